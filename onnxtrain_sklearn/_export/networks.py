@@ -16,6 +16,7 @@ import onnx_ir as ir
 from .._graph.builder import GraphBuilder
 from .._graph.edits import append_graph, append_output, copy_type, keep_outputs, remove_unread_initializers
 from .._inference.averages import averaged_predictions
+from .._inference.head import Head
 from .predict_graph import PredictGraph, predict_graph
 from .source import STEP, ExportSource, StateTensor
 from .step_graph import StepGraph, step_graph
@@ -44,8 +45,7 @@ def joined_graphs(source: ExportSource) -> tuple[StepGraph, PredictGraph]:
     steps = [step_graph(one) for one in each]
     predictions = [predict_graph(one, step) for one, step in zip(each, steps, strict=True)]
     columns = () if source.front is None else source.front.graph.inputs
-    classes = source.head.classes if isinstance(source.head.classes, np.ndarray) else None
-    return _joined_steps(steps, [value.name or "" for value in columns]), _joined_predictions(predictions, classes)
+    return _joined_steps(steps, [value.name or "" for value in columns]), _joined_predictions(predictions, source.head)
 
 
 def name_in_network(name: str, number: int) -> str:
@@ -126,7 +126,7 @@ def _joined_state(op: GraphBuilder, networks: Sequence[_Network]) -> Iterator[St
         yield found
 
 
-def _joined_predictions(each: Sequence[PredictGraph], classes: np.ndarray | None) -> PredictGraph:
+def _joined_predictions(each: Sequence[PredictGraph], head: Head) -> PredictGraph:
     """Return the graph of the mean of what the networks predict; it uses up their graphs."""
     first, op, state = each[0].model, _new_graph(each[0].model), dict[str, str]()
     likes, names, results = list(first.graph.outputs), [value.name or "" for value in first.graph.outputs], []
@@ -137,7 +137,8 @@ def _joined_predictions(each: Sequence[PredictGraph], classes: np.ndarray | None
         state |= {name_in_network(name, number): name_in_network(known, number) for name, known in one.state.items()}
         results.append(append_graph(op, one.model.graph, own))
     op.taken.update(names)
-    for value, like, name in zip(averaged_predictions(op, results, classes), likes, names, strict=True):
+    classes = head.classes if isinstance(head.classes, np.ndarray) else None
+    for value, like, name in zip(averaged_predictions(op, results, head.task, classes), likes, names, strict=True):
         append_output(op.graph, value, name, like)
     model = ir.Model(op.graph, ir_version=first.ir_version)
     keep_outputs(model, list(op.graph.outputs))  # not the labels of each

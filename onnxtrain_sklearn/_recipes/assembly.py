@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import append_graph
+from .._graph.links import Task
 from .._graph.shapes import infer_shapes
 from .._inference.averages import averaged_predictions
 from .preprocessing import Preprocessing
@@ -30,18 +31,18 @@ class Member:
     model: ir.Model
 
 
-def assembled(members: Sequence[Member], classes: np.ndarray | None) -> ir.Model:
+def assembled(members: Sequence[Member], task: Task, classes: np.ndarray | None = None) -> ir.Model:
     """Return the graph that predicts from the raw table; ``classes`` are the labels of classifiers.
 
-    Several members are averaged: their predictions, or their probabilities, of which the largest gives the label.
+    Several members are averaged: their predictions, or their probabilities, which give the labels.
     """
     op = members[0].preprocessing.new_graph()
     results = [
         _append_model(op, member.model, member.preprocessing.emit(op), f"{i}." if len(members) > 1 else "")
         for i, member in enumerate(members)
     ]
-    outputs = results[0] if len(members) == 1 else averaged_predictions(op, results, classes)
-    names = ["variable"] if classes is None else ["label", "probabilities"]
+    outputs = results[0] if len(members) == 1 else averaged_predictions(op, results, task, classes)
+    names = ["variable"] if task == "regression" else ["label", "probabilities"]
     for name, value in zip(names, outputs, strict=True):
         value.name = op.taken.free(name)
         op.graph.outputs.append(value)

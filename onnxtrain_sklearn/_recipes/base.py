@@ -20,6 +20,7 @@ from .._data.targets import Targets, row_weights
 from .._estimators.html import HtmlRepr
 from .._estimators.interrupts import raise_or_warn
 from .._estimators.scoring import Scoring
+from .._graph.links import Task
 from .._runtime import devices
 from .._runtime.devices import Device
 from .._support.declared import Declared
@@ -52,6 +53,7 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
     _early_stopping: ClassVar[bool | str] = "best_epoch"
     classes_: np.ndarray
     n_outputs_: int
+    _task: Task
 
     @abstractmethod
     def _encode(self, y: ArrayLike) -> Targets:
@@ -69,7 +71,7 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
         X : data frame or array-like of shape (n_samples, n_features)
             Numbers and categories; None, NaN and the missing values of pandas are missing.
         y : array-like of shape (n_samples,)
-            Targets; for regression also of shape (n_samples, n_outputs).
+            Targets; for several numbers, or labels that are 0 or 1, of shape (n_samples, n_outputs).
         sample_weight : array-like of shape (n_samples,), default=None
             Weight of each row in the loss and in the validation score, >= 0; None: one. The preprocessing counts all
             rows alike, but those of weight 0 not at all.
@@ -154,7 +156,7 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
             device_=networks[0].device_,
         )
         if examples.classes is not None:
-            self.classes_ = examples.classes
+            self.classes_, self._task = examples.classes, examples.targets.task
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

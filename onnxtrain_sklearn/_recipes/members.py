@@ -109,8 +109,8 @@ def train_members(
         if not begun:
             raise
     models = [Member(one.preprocessing, ir.from_proto(one.network.to_onnx())) for one in begun]
-    graph, networks = to_proto(assembled(models, examples.classes)).SerializeToString(), [one.network for one in begun]
-    return TrainedMembers(networks, graph, begun[0].preprocessing, interrupted)
+    model, networks = assembled(models, examples.targets.task, examples.classes), [one.network for one in begun]
+    return TrainedMembers(networks, to_proto(model).SerializeToString(), begun[0].preprocessing, interrupted)
 
 
 def _train_member(

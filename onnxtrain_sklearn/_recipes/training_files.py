@@ -20,7 +20,7 @@ from .._export.networks import name_in_network
 from .._export.source import ExportSource
 from .._runtime import devices
 from .._support.refusal import refusing
-from .._support.typing import MatrixLike
+from .._support.typing import ClassWeight, MatrixLike
 from .base import BaseRecipe
 from .examples import TableExamples
 from .members import Network
@@ -135,10 +135,10 @@ def _source_of_networks(estimator: str, networks: Sequence[UntrainedNetwork], ta
     return replace(first, facts={**first.facts, "estimator": estimator}, others=tuple(others))
 
 
-def _class_weights_by_label(recipe: BaseRecipe, targets: Targets) -> dict[Any, float] | None:
+def _class_weights_by_label(recipe: BaseRecipe, targets: Targets) -> ClassWeight:
     given, classes = getattr(recipe, "class_weight", None), targets.classes
-    if given is None or not isinstance(classes, np.ndarray):
-        return None
+    if given is None or not isinstance(classes, np.ndarray) or targets.task == "multilabel":
+        return given  # those of several labels are refused, as those of the network
     found = weights_of_classes(given, classes, targets.values, np.ones(len(targets.values)))
     return dict(zip(classes.tolist(), found.tolist(), strict=True))
 
