@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import d2_log_loss_score, get_scorer, log_loss, make_scorer, mean_pinball_loss
+from sklearn.metrics import brier_score_loss, d2_log_loss_score, get_scorer, log_loss, make_scorer, mean_pinball_loss
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
@@ -182,3 +182,27 @@ def test_wrong_scorers(scoring, error, match):
     with pytest.raises(error, match=match):
         estimator.fit(X, Y)
     assert vars(estimator) == before
+
+
+LABELS = np.stack([DIGIT % 2 == 0, DIGIT >= 5, np.isin(DIGIT, [0, 6, 8, 9])], axis=1).astype(int)
+OF_LABELS = {"accuracy": None, "f1_macro": None, "neg_log_loss": log_loss, "neg_brier_score": brier_score_loss}
+
+
+@pytest.mark.parametrize("weights", [None, np.random.default_rng(0).integers(0, 4, 898)])
+@pytest.mark.parametrize("scoring", OF_LABELS)
+def test_several_labels_a_row(scoring, weights):
+    data = held(DIGITS, LABELS)
+    fitted = OrtGradientClassifier(MLP((16,)), scoring=scoring, **SETTINGS).fit(**data, sample_weight_val=weights)
+    metric, rows = OF_LABELS[scoring], (data["X_val"], data["y_val"])
+    if metric is None:
+        expected = get_scorer(scoring)(fitted, *rows, sample_weight=weights)
+    else:
+        p = fitted.predict_proba(rows[0])
+        expected = -np.mean([metric(rows[1][:, j], p[:, j], sample_weight=weights) for j in range(3)])
+    assert_allclose(fitted.validation_scores_[-1], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scoring", ["d2_log_loss_score", "d2_brier_score"])
+def test_scores_that_take_several_labels_for_one_are_refused(scoring):
+    with pytest.raises(ValueError, match="is for one label a row: take 'neg_log_loss' or"):
+        OrtGradientClassifier(scoring=scoring, **SETTINGS).fit(**held(DIGITS, LABELS))

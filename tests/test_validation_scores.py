@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, r2_score
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, r2_score
 
-from onnxtrain_sklearn._data.validation_scores import accuracy, r_squared
+from onnxtrain_sklearn._data.validation_scores import (
+    accuracy,
+    log_loss_of_labels,
+    r_squared,
+    squared_error_of_labels,
+)
 
 RNG = np.random.default_rng(0)
 TRUTH, FOUND = RNG.normal(size=(50, 3)), RNG.normal(size=(50, 3))
@@ -24,6 +29,19 @@ def test_accuracy(labels, weights):
 def test_accuracy_of_rows_with_several_labels(weights):
     truth, found = (TRUTH > 0).astype(int), (FOUND > -2).astype(int)
     assert 0 < accuracy(truth, found, weights) == accuracy_score(truth, found, sample_weight=weights) < 1
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_errors_of_the_probabilities_of_several_labels(kind, weights):
+    truth, p = (TRUTH > 0).astype(int), (1 / (1 + np.exp(-9 * FOUND))).astype(kind)
+    p[:4] = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0], [0, 0, 1]])  # as float32 has them, right and wrong ones
+    for own, metric, more in (
+        (log_loss_of_labels, log_loss, {"labels": [0, 1]}),
+        (squared_error_of_labels, brier_score_loss, {"pos_label": 1}),
+    ):
+        columns = [metric(truth[:, j], p[:, j], sample_weight=weights, **more) for j in range(3)]
+        np.testing.assert_allclose(own(truth, p, weights), np.mean(columns), rtol=1e-5)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

@@ -1,4 +1,4 @@
-"""Accuracy and R² as scikit-learn's metrics return them, without their checks of the input.
+"""Accuracy, R² and errors of probabilities as scikit-learn's metrics return them, without their checks of the input.
 
 Training scores checked arrays after each epoch, and the checks take longer than an epoch of a small network.
 """
@@ -12,6 +12,18 @@ def accuracy(truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | Non
     """Return the share of rows of which all labels are right."""
     right = truth == predicted
     return float(np.average(right.all(axis=1) if right.ndim > 1 else right, weights=weights))
+
+
+def log_loss_of_labels(truth: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None) -> float:
+    """Return the mean over the labels of a row, which are 0 or 1, of their log loss."""
+    least = np.finfo(probabilities.dtype).eps
+    p = probabilities.clip(least, 1 - least)
+    return float(np.average(-np.where(truth == 1, np.log(p), np.log1p(-p)).mean(axis=1, dtype=float), weights=weights))
+
+
+def squared_error_of_labels(truth: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None) -> float:
+    """Return the mean over the labels of a row, which are 0 or 1, of their Brier score."""
+    return float(np.average(((probabilities - truth) ** 2).mean(axis=1, dtype=float), weights=weights))
 
 
 def r_squared(truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None) -> float:

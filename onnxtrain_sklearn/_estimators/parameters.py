@@ -164,9 +164,10 @@ else it is the first.""", (bool, OneOf(("best_epoch",)))),
 Score on the validation data, higher is better, in place of the accuracy or R²; early stopping watches it as it is:
 the name of a scorer of scikit-learn (``"accuracy"``, ``"neg_log_loss"``, ``"roc_auc"``,
 ``"neg_mean_absolute_error"``) or a function ``(estimator, X, y) -> float``, which takes
-``sample_weight`` too where rows are weighted. It is called after each epoch with an estimator that predicts the
-validation data ``X`` by the weights of that epoch. It needs validation data: ``early_stopping=True``, or ``X_val`` and
-``y_val``."""),
+``sample_weight`` too where rows are weighted. ``"neg_log_loss"`` and ``"neg_brier_score"`` of several labels a row are
+means over the labels, where scikit-learn's take the row for one label. It is called after each epoch with an estimator
+that predicts the validation data ``X`` by the weights of that epoch. It needs validation data:
+``early_stopping=True``, or ``X_val`` and ``y_val``."""),
     "validation_fraction": Parameter("float", """
 Share of the data that early stopping holds out where ``fit`` is given no ``X_val``.""",
         (Range(Real, 0, 1, closed="neither"),)),

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from .._data.validation_scores import log_loss_of_labels, squared_error_of_labels
 from .._fitted import sklearn_private
 from .._inference.head import Head
 from .._inference.predictor import Predictor
@@ -22,6 +23,14 @@ Scoring: TypeAlias = "str | Callable[..., float]"
 
 OF_ALL_CLASSES = {"neg_log_loss": "log_loss", "d2_log_loss_score": "d2_log_loss_score"}
 """Scorers whose metric has to be told the classes where the validation data lack one, a rare class for example."""
+
+OF_ONE_LABEL: Mapping[str, Callable[..., float] | None] = {
+    "neg_log_loss": log_loss_of_labels,
+    "neg_brier_score": squared_error_of_labels,
+    "d2_log_loss_score": None,
+    "d2_brier_score": None,
+}
+"""Scorers that take several labels a row for the one-hot row of one, and what stands for them; None: refused."""
 
 
 def scorer_of(
@@ -44,7 +53,9 @@ def scorer_of(
         Those of the validation data by the parameters in training.
     """
     X, y, weights = data
-    scorer = scorer_by_name(estimator, scoring, _classes_of_rows(run.head))
+    several = run.head.task == "multilabel" and isinstance(scoring, str) and scoring in OF_ONE_LABEL
+    known = _classes_of_rows(run.head)
+    scorer = _scorer_of_indicators(str(scoring)) if several else scorer_by_name(estimator, scoring, known)
     twin = _twin(estimator, run, predictions)
     if weights is not None and not _takes_weights(scorer):
         raise ValueError(
@@ -95,6 +106,22 @@ def _scorer_of_classes(name: str, classes: np.ndarray) -> Callable[..., float]:
         metric, greater_is_better=higher, response_method="predict_proba", labels=classes
     )
     return scorer
+
+
+def _scorer_of_indicators(name: str) -> Callable[..., float]:
+    """Return the scorer of the probabilities of labels that are 0 or 1: minus the mean over rows and labels."""
+    metric = OF_ONE_LABEL[name]
+    if metric is None:
+        raise ValueError(
+            f"scoring={name!r} is for one label a row: take 'neg_log_loss' or 'neg_brier_score', which are means over "
+            f"the labels, or a function (estimator, X, y) -> float."
+        )
+
+    def score(estimator: Any, X: Any, y: Any, sample_weight: np.ndarray | None = None) -> float:
+        truth = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
+        return -metric(truth, estimator.predict_proba(X), sample_weight)
+
+    return score
 
 
 def _takes_weights(scorer: Callable[..., float]) -> bool:

@@ -124,8 +124,8 @@ def watches_loss(estimator: Parameters, run: Run, call: Call) -> bool:
 
 def _is_own_score(estimator: Parameters, run: Run) -> bool:
     """Whether ``scoring`` names the accuracy that is computed anyway; the scorer of that name takes longer."""
-    one_label = run.head.task in ("binary", "multiclass") and run.head.positions is None
-    return one_label and isinstance(estimator.scoring, str) and estimator.scoring == "accuracy"
+    known = run.head.task in ("binary", "multiclass", "multilabel") and run.head.positions is None
+    return known and isinstance(estimator.scoring, str) and estimator.scoring == "accuracy"
 
 
 def score_by(estimator: Parameters, scoring: Scoring, run: Run, scored: ScoredRows) -> Callable[[], float]:

@@ -129,9 +129,13 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
         return prepared_members(recipe, examples, *shares, examples.generator(self))
 
     def _watched(self, targets: Targets) -> Scoring | None:
-        """Return the score on the rows held out; the recipes' authors watch the accuracy, not the loss."""
+        """Return the score on the rows held out, None for R² or the log loss of several labels a row.
+
+        The recipes' authors watch the accuracy. All labels of a row are rarely right where there are many: their loss
+        tells epochs apart where that share does not.
+        """
         if self.scoring is None:
-            return None if targets.task == "regression" else "accuracy"
+            return "accuracy" if targets.task in ("binary", "multiclass") else None
         if self.validation_fraction is None:
             raise ValueError(
                 f"scoring={self.scoring!r} needs rows that are held out: set validation_fraction, 0.2 for example."

@@ -55,7 +55,11 @@ class TableExamples:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return some of the rows as a network takes them: matrix, targets, weights."""
         matrix = preprocessing.transform(self.table.rows(rows), device)
-        return matrix, self._given_targets(self.targets.values[rows]), None if self.weights is None else self.weights[rows]
+        return (
+            matrix,
+            self._given_targets(self.targets.values[rows]),
+            None if self.weights is None else self.weights[rows],
+        )
 
     def _given_targets(self, values: np.ndarray) -> np.ndarray:
         """Return encoded targets as labels or numbers."""

@@ -34,15 +34,17 @@ Seeds validation parts, initial weights, the order of the rows and dropout."""),
 }  # fmt: skip
 
 CLASS_WEIGHT: Mapping[str, Parameter] = {
-    "class_weight": Parameter('dict, "balanced" or None', """
-Weight of the rows of each class by label, multiplied with ``sample_weight``."""),
+    "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
+Weight of the rows of each class by label, multiplied with ``sample_weight``. Several labels a row: a list with a dict
+for each, or "balanced"; a row weighs the product of the weights of its labels."""),
 }  # fmt: skip
 
 LABEL_SMOOTHING: Mapping[str, Parameter] = {
     "label_smoothing": Parameter("float", """
-Share of each target that is spread evenly over the classes, in [0, 1). With the 0.1 of RealMLP's authors no probability
-of two classes is learned that is outside of 0.05 to 0.95. 0 is for probabilities of rare classes, together with
-``scoring="neg_log_loss"``: where the accuracy chooses the epoch, they may be near 0 and 1 without reason.""",
+Share of each target that is spread evenly over the classes, in [0, 1); each of several labels a row has two, 0 and 1.
+With the 0.1 of RealMLP's authors no probability of two classes is learned that is outside of 0.05 to 0.95. 0 is for
+probabilities of rare classes, together with ``scoring="neg_log_loss"``: where the accuracy chooses the epoch, they may
+be near 0 and 1 without reason.""",
         LogLoss.valid["label_smoothing"]),
 }  # fmt: skip
 
@@ -85,7 +87,7 @@ Epochs, at most: training ends when the validation score has not risen for ``n_i
 
 _CLASSES = """\
 classes_ : ndarray of shape (n_classes,)
-    Sorted labels.
+    Sorted labels; for several labels a row, their indices.
 """
 
 _ATTRIBUTES = """\
@@ -109,7 +111,9 @@ model_ : onnx.ModelProto
 
 FOR_CLASSES: Mapping[str, str] = {
     "attributes": f"Attributes\n----------\n{_CLASSES}{_ATTRIBUTES}",
-    "score": "the accuracy",
+    "score": """\
+the accuracy. For several labels a row that is the share of rows with all of them right, and the epoch is chosen by the
+loss: the rows that are all right are few where there are many labels""",
 }
 """What the documentation of a classifier says in place of names in braces."""
 
