@@ -111,9 +111,7 @@ model_ : onnx.ModelProto
 
 FOR_CLASSES: Mapping[str, str] = {
     "attributes": f"Attributes\n----------\n{_CLASSES}{_ATTRIBUTES}",
-    "score": """\
-the accuracy. For several labels a row that is the share of rows with all of them right, and the epoch is chosen by the
-loss: the rows that are all right are few where there are many labels""",
+    "score": "the accuracy; where a row has several labels, the loss chooses",
 }
 """What the documentation of a classifier says in place of names in braces."""
 
