@@ -24,6 +24,7 @@ from onnxtrain_sklearn._recipes.assembly import Member, assembled
 from onnxtrain_sklearn._recipes.folds import validation_folds
 from onnxtrain_sklearn._recipes.raw_table import read_table
 from onnxtrain_sklearn._recipes.training_files import untrained_networks
+from onnxtrain_sklearn.callbacks import EarlyStopping
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.sessions import evaluate
 from tests.helpers.training import quietly
@@ -124,16 +125,17 @@ class TestLoss:
     @pytest.mark.parametrize("weights", [None, np.random.default_rng(0).integers(0, 4, len(Y))])
     @pytest.mark.parametrize("name", ["RealMLP", "TabM"])
     def test_on_the_rows_held_out(self, name, weights):
-        classifier = clone(CLASSIFIERS[name]).set_params(max_iter=8)
+        """Of the epoch that is kept: the score, and the loss, in which labels are smoothed."""
+        classifier = clone(CLASSIFIERS[name]).set_params(max_iter=8, callbacks=[EarlyStopping("validation_loss", 99)])
         classifier.fit(X, Y, sample_weight=weights)
         used = np.arange(len(Y)) if weights is None else np.flatnonzero(weights)
         ((_, held),) = validation_folds(used, None, 1, 0.2, np.random.RandomState(0))
-        own, smoothing = None if weights is None else weights[held], 0.1 if name == "RealMLP" else 0.0
-        best = min(classifier.history_, key=lambda row: row["validation_loss"])
-        expected = reference(Y[held], classifier.predict_proba(X.iloc[held]), own, smoothing)
-        assert best["validation_loss"] == pytest.approx(expected, rel=1e-5)
-        right = (classifier.predict(X.iloc[held]) == Y[held]).all(axis=1)
-        assert best["validation_score"] == pytest.approx(np.average(right, weights=own))
+        own, p = None if weights is None else weights[held], classifier.predict_proba(X.iloc[held])
+        best = max(classifier.history_, key=lambda row: row["validation_score"])
+        assert best["validation_score"] == pytest.approx(-reference(Y[held], p, own), rel=1e-5)
+        smoothing = 0.1 if name == "RealMLP" else 0.0
+        assert best["validation_loss"] == pytest.approx(reference(Y[held], p, own, smoothing), rel=1e-5)
+        assert smoothing == 0 or best["validation_loss"] > 1.02 * -best["validation_score"]
 
     @pytest.mark.parametrize("weighted", [False, True])
     def test_of_training(self, weighted):
@@ -228,6 +230,8 @@ class TestValidation:
             own = get_scorer(scoring)(classifier, rows, Y[held])
         assert own == pytest.approx(max(scores), rel=1e-4)
         assert len(scores) == 12
+        default = clone(SMALL).fit(X, Y)
+        assert (default.validation_scores_ == [scores]) == (scoring == "neg_log_loss")
 
 
 class TestScikitLearn:
@@ -242,6 +246,13 @@ class TestScikitLearn:
         copy = pickle.loads(pickle.dumps(classifier))
         assert_array_equal(copy.predict_proba(X), classifier.predict_proba(X))
         assert_array_equal(copy.predict(X), classifier.predict(X))
+
+    def test_pickles_of_earlier_versions_have_one_label(self):
+        classifier = clone(SMALL).fit(X, Y[:, 0])
+        expected = classifier.predict_proba(X)
+        del vars(classifier)["_task"]
+        assert_array_equal(classifier.predict_proba(X), expected)
+        assert_allclose(expected.sum(axis=1), 1, rtol=0, atol=1e-15)
 
     @pytest.mark.slow
     def test_search(self):

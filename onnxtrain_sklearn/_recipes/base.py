@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -34,6 +34,11 @@ from .raw_table import CategoricalFeatures, categorical_columns, read_table, war
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+DEFAULT_SCORING: Mapping[Task, Scoring] = {"binary": "accuracy", "multiclass": "accuracy", "multilabel": "neg_log_loss"}
+"""Scores of classes. All labels of a row are rarely right where there are many: that share would tell epochs apart by
+chance, or not at all."""
 
 
 class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, ABC):
@@ -129,13 +134,9 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
         return prepared_members(recipe, examples, *shares, examples.generator(self))
 
     def _watched(self, targets: Targets) -> Scoring | None:
-        """Return the score on the rows held out, None for R² or the log loss of several labels a row.
-
-        The recipes' authors watch the accuracy. All labels of a row are rarely right where there are many: their loss
-        tells epochs apart where that share does not.
-        """
+        """Return the score on the rows held out; the recipes' authors watch the accuracy, not the loss."""
         if self.scoring is None:
-            return "accuracy" if targets.task in ("binary", "multiclass") else None
+            return DEFAULT_SCORING.get(targets.task)
         if self.validation_fraction is None:
             raise ValueError(
                 f"scoring={self.scoring!r} needs rows that are held out: set validation_fraction, 0.2 for example."
