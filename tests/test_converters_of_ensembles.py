@@ -12,7 +12,6 @@ from sklearn.ensemble import (
     BaggingClassifier,
     ExtraTreesClassifier,
     GradientBoostingClassifier,
-    HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
     RandomForestClassifier,
     RandomForestRegressor,
@@ -150,15 +149,6 @@ class TestTrees:
     def test_boosting_from_zero(self):
         model = GradientBoostingClassifier(n_estimators=3, init="zero", random_state=0).fit(X[OLD], THREE[OLD])
         assert_allclose(still(model, X[NEW], THREE[NEW]).predict_proba(X), model.predict_proba(X), atol=1e-5)
-
-    @pytest.mark.parametrize("kind", [HistGradientBoostingClassifier, HistGradientBoostingRegressor])
-    def test_splits_by_categories(self, kind):
-        codes = np.random.default_rng(0).integers(0, 6, (240, 1)).astype(np.float32)
-        y = np.isin(codes.ravel(), [1, 4]).astype(int)
-        y = y if kind is HistGradientBoostingClassifier else y.astype(float)
-        model = kind(max_iter=2, categorical_features=[0]).fit(codes, y)
-        with pytest.raises(ModelError, match="splits by categories"):
-            still(model, codes, y)
 
     def test_leaves_that_are_all_zero_are_written(self):
         model = HistGradientBoostingRegressor(max_iter=3).fit(X[:30], np.zeros(30))

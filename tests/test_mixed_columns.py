@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.ensemble import HistGradientBoostingRegressor, StackingClassifier, VotingClassifier, VotingRegressor
+from sklearn.ensemble import StackingClassifier, VotingClassifier, VotingRegressor
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -292,12 +292,6 @@ class TestTools:
         model = make_pipeline(first, OneHotEncoder(handle_unknown="ignore"), Ridge()).fit(FRAME[OLD], NUMBER[OLD])
         with pytest.raises(ModelError, match="OneHotEncoder encodes text, but is not the first"):
             table_regressor(model).fit(FRAME, NUMBER)
-
-    def test_boosting_with_categories_of_its_own(self):
-        frame = FRAME[["a", "kind"]].astype({"kind": "category"})
-        model = HistGradientBoostingRegressor(max_iter=3, categorical_features="from_dtype").fit(frame, NUMBER)
-        with pytest.raises(ModelError, match="OrdinalEncoder encodes text"):
-            table_regressor(model).fit(frame, NUMBER)
 
 
 class TestSkl2onnx:

@@ -13,12 +13,14 @@ from typing import Any
 import onnx_ir as ir
 from sklearn.base import ClassifierMixin, is_outlier_detector
 from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from .._graph.builder import GraphBuilder
 from .._graph.protobuf import to_proto
 from .._support.typing import Container, Estimator, Operator, Parsers, Scope, Variable
 from ..exceptions import ModelError
 from . import skl2onnx_bridge
+from .converters.category_splits import encoder_of_text
 from .converters.context import Source
 from .converters.registry import CONVERTERS, converter_of
 from .record import record_of
@@ -114,7 +116,8 @@ def parsers() -> dict[type, Callable[..., Any]]:
     """Return the parsers for skl2onnx, by class; it has its own for classifiers."""
     declared = [kind for kind, own in CONVERTERS.items() if own.columns is not None]
     made = {kind: _declared_outputs for kind in declared if not issubclass(kind, ClassifierMixin)}
-    return {**made, ColumnTransformer: _by_position}
+    boosters = dict.fromkeys((HistGradientBoostingClassifier, HistGradientBoostingRegressor), _behind_encoders)
+    return {**made, **boosters, ColumnTransformer: _by_position}
 
 
 def _by_position(
@@ -147,6 +150,37 @@ def _selected_columns(scope: Scope, rows: Variable, places: list[int], columns: 
     return operator.outputs[0]
 
 
+def _behind_encoders(
+    scope: Scope, booster: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
+) -> list[Any]:
+    """Parse a histogram booster behind encoders of the columns of text that it encodes itself."""
+    if any(type(variable.type).__name__ == "StringTensorType" for variable in inputs):
+        columns = [_encoded_column(scope, booster, i, one) for i, one in enumerate(inputs)]
+        operator = scope.declare_local_operator("SklearnConcat")
+        operator.inputs = columns
+        operator.outputs.append(
+            scope.declare_local_variable("columns", skl2onnx_bridge.types().FloatTensorType([None, len(columns)]))
+        )
+        inputs = list(operator.outputs)
+    return _parsed_by_skl2onnx(scope, booster, inputs, custom_parsers)
+
+
+def _encoded_column(scope: Scope, booster: Estimator, column: int, variable: Variable) -> Any:
+    """Return a column as numbers: of text, the places of the categories."""
+    encoder = encoder_of_text(booster, column)
+    if encoder is None:
+        return variable
+    return skl2onnx_bridge.parse(scope, encoder, [variable], parsers())[0]
+
+
+def _parsed_by_skl2onnx(
+    scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers
+) -> list[Any]:
+    """Return the outputs that skl2onnx declares for an estimator without a parser of this package."""
+    others = {kind: parser for kind, parser in (custom_parsers or {}).items() if kind is not type(estimator)}
+    return list(skl2onnx_bridge.parse(scope, estimator, inputs, others))
+
+
 def shape_calculators() -> dict[type, Callable[..., Any]]:
     """Return the shape calculators for skl2onnx, by class."""
     return {kind: _declare_columns for kind, own in CONVERTERS.items() if own.columns is not None}
@@ -160,8 +194,7 @@ def _declared_outputs(
     if converter_of(estimator) is None and not known:
         raise ModelError(f"{' '.join(repr(estimator).split())} has no ONNX form: other settings of it have one.")
     if converter_of(estimator) is None:
-        others = {kind: parser for kind, parser in (custom_parsers or {}).items() if kind is not type(estimator)}
-        return list(skl2onnx_bridge.parse(scope, estimator, inputs, others))
+        return _parsed_by_skl2onnx(scope, estimator, inputs, custom_parsers)
     operator = scope.declare_local_operator(type(estimator).__name__, estimator)
     operator.inputs = inputs
     if is_outlier_detector(estimator):

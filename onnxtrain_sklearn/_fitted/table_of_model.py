@@ -21,6 +21,7 @@ from sklearn.utils import get_tags
 
 from .._support.typing import Estimator
 from ..exceptions import ModelError
+from .converters.category_splits import categories_by_column
 from .steps import unwrapped
 from .tables import Table, TableColumn, is_gap
 from .traversal import walk
@@ -110,9 +111,10 @@ def _inner_estimators(estimator: Estimator) -> list[Any]:
     found: dict[tuple[Any, ...], Any] = {}
     for path, part in walk(estimator):
         same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", None)  # None: of texts
-        if not path or not same or not isinstance(part, Pipeline | ColumnTransformer):
+        is_private = any(str(step).startswith("_") for step in path)
+        if not path or not same or is_private or not isinstance(part, Pipeline | ColumnTransformer):
             continue
-        if not str(path[0]).startswith("_") and not any(path[: len(outer)] == outer for outer in found):
+        if not any(path[: len(outer)] == outer for outer in found):
             found[path] = part
     return list(found.values())
 
@@ -172,6 +174,8 @@ def _fitted_values(step: Estimator | None, place: int) -> list[Any]:
     """Return the categories of one column of a fitted step."""
     if isinstance(step, SimpleImputer):
         return [step.statistics_[place]]
+    if (of_booster := categories_by_column(step)) and place in of_booster:
+        return list(of_booster[place].tolist())
     categories = getattr(step, "categories_", ())
     return np.asarray(categories[place]).tolist() if place < len(categories) else []
 
@@ -207,6 +211,7 @@ def _refuse_text_within(users: Sequence[_FirstSteps]) -> None:
 def _refuse_hidden_text(estimator: Estimator, users: Sequence[_FirstSteps]) -> None:
     """Refuse encoders of text that follow other steps, whose effect on the text has no ONNX form."""
     first = {id(step) for user in users for step in user.steps}
+    first |= {id(part) for user in users for step in user.steps[:1] for part in _own_encoders(step)}
     for _, part in walk(estimator):
         categories = getattr(part, "categories_", ())
         if id(part) not in first and any(
@@ -216,3 +221,8 @@ def _refuse_hidden_text(estimator: Estimator, users: Sequence[_FirstSteps]) -> N
                 f"{type(part).__name__} encodes text, but is not the first to take these columns. Encode them in a "
                 f"ColumnTransformer that begins the pipeline, after an imputer at most."
             )
+
+
+def _own_encoders(step: Estimator) -> list[Any]:
+    """Return the encoder of a histogram booster, with what it is within."""
+    return [part for _, part in walk(step)] if categories_by_column(step) else []

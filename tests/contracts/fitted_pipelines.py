@@ -92,6 +92,7 @@ make_pipeline(OneHotEncoder(), Ridge())
 make_pipeline(OrdinalEncoder(), Ridge())
 make_pipeline(TargetEncoder(random_state=0), Ridge())
 make_column_transformer((OneHotEncoder(), [0, 1]), (StandardScaler(), [2, 3])) >> Ridge()
+HistGradientBoostingRegressor(categorical_features=[0, 1], max_iter=3, min_samples_leaf=5)
 """
 
 FRAMES = """
@@ -111,6 +112,7 @@ make_column_transformer((TargetEncoder(random_state=0), ['kind', 'size']), (Stan
 make_column_transformer((OneHotEncoder(), ['kind']), (PCA(1), ['a', 'b'])) >> MLPRegressor(hidden_layer_sizes=(6,), max_iter=50, random_state=0)
 make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> SVR()
 make_column_transformer((StandardScaler(), ['a', 'b'])) >> Ridge()
+HistGradientBoostingRegressor(categorical_features=['kind', 'size'], max_iter=3, min_samples_leaf=5)
 VotingRegressor([('a', make_pipeline(make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a'])), Ridge()))])
 """  # noqa: E501
 
@@ -118,6 +120,7 @@ MIXED_CLASSES = """
 make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> LogisticRegression()
 make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> RandomForestClassifier(5, max_depth=4, random_state=0)
 make_column_transformer((OneHotEncoder(sparse_output=False), ['kind']), remainder='drop') >> GaussianNB()
+HistGradientBoostingClassifier(categorical_features=['kind', 'size'], max_iter=3, min_samples_leaf=5)
 """  # noqa: E501
 
 TEXTS = """

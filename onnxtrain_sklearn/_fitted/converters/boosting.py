@@ -16,8 +16,8 @@ from sklearn.ensemble import (
     HistGradientBoostingRegressor,
 )
 
-from ..._support.typing import Estimator
 from ...exceptions import ModelError
+from .category_splits import with_category_splits
 from .context import Converter, Source
 from .trees import Attributes, branches, leaves, leaves_of_targets, nodes_in, tree_sum
 
@@ -80,28 +80,13 @@ def _histogram_classifier(s: Source) -> Sequence[ir.Value]:
 
 def _sum_over_histograms(s: Source) -> ir.Value:
     model = s.estimator
-    trees = [tree.nodes for stage in model._predictors for tree in stage]
-    _refuse_categories(model, trees)
-    ends = [np.flatnonzero(nodes["is_leaf"]) for nodes in trees]
-    weights = [nodes["value"][own] for nodes, own in zip(trees, ends, strict=True)]
-    total = tree_sum(
-        s, nodes_in(list(map(_booster_columns, trees))), _by_stage(ends, weights, len(model._predictors[0]))
-    )
+    trees = [tree for stage in model._predictors for tree in stage]
+    rows, columns = with_category_splits(s, trees)
+    ends = [np.flatnonzero(nodes["is_leaf"]) for nodes in columns]
+    weights = [tree.nodes["value"][own] for tree, own in zip(trees, ends, strict=True)]
+    attributes = _by_stage(ends, weights, len(model._predictors[0]))
+    total = tree_sum(s, nodes_in(columns), attributes, rows)
     return s.op.Add(total, s.parameter(model, "_baseline_prediction", held=(-1,)))
-
-
-def _booster_columns(nodes: np.ndarray) -> dict[str, np.ndarray]:
-    names = {"feature": "feature_idx", "threshold": "num_threshold"}
-    own = ("is_leaf", "left", "missing_go_to_left", "right")
-    return {name: nodes[names.get(name, name)] for name in (*names, *own)}
-
-
-def _refuse_categories(model: Estimator, trees: Sequence[np.ndarray]) -> None:
-    if any(nodes["is_categorical"].any() for nodes in trees):
-        raise ModelError(
-            f"This {type(model).__name__} splits by categories, which its ONNX form does not support. Encode them in a "
-            f"step before it, for example by OneHotEncoder."
-        )
 
 
 CONVERTERS: dict[type, Converter] = {

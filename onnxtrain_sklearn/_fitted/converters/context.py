@@ -127,9 +127,16 @@ class Source:
         value = self.op.parameter(name, np.ascontiguousarray(numbers))
         return value if shape is None else self.op.Reshape(value, np.array(shape))
 
-    def ml_operator(self, op_type: str, *, outputs: int = 1, **attributes: Any) -> Sequence[ir.Value]:
-        """Emit the one operator of ai.onnx.ml that the estimator becomes; what it is rewritten into bears its name."""
-        values = self.op.emit(op_type, self.x, domain="ai.onnx.ml", outputs=outputs, **attributes)
+    def ml_operator(
+        self, op_type: str, *, rows: ir.Value | None = None, outputs: int = 1, **attributes: Any
+    ) -> Sequence[ir.Value]:
+        """Emit the one operator of ai.onnx.ml that the estimator becomes; what it is rewritten into bears its name.
+
+        It reads the rows of the estimator, unless ``rows`` are given.
+        """
+        values = self.op.emit(
+            op_type, self.x if rows is None else rows, domain="ai.onnx.ml", outputs=outputs, **attributes
+        )
         node = values[0].producer()
         assert node is not None
         node.name, values[-1].dtype = self.name, ir.DataType.FLOAT

@@ -18,9 +18,9 @@ from .context import Source
 Attributes = dict[str, Any]
 
 
-def tree_sum(s: Source, nodes: Attributes, leaves: Attributes) -> ir.Value:
-    """Return the sum of the trees' leaves, (rows, targets)."""
-    return s.ml_operator("TreeEnsembleRegressor", **nodes, **leaves)[0]
+def tree_sum(s: Source, nodes: Attributes, leaves: Attributes, rows: ir.Value | None = None) -> ir.Value:
+    """Return the sum of the trees' leaves, (rows, targets); ``rows`` are those of the estimator, unless given."""
+    return s.ml_operator("TreeEnsembleRegressor", rows=rows, **nodes, **leaves)[0]
 
 
 def branches(trees: Sequence[Estimator], features: Sequence[np.ndarray] | None = None) -> Attributes:
@@ -89,3 +89,21 @@ def not_above(thresholds: np.ndarray) -> np.ndarray:
     """Return the largest float32 that is not above each threshold: it tells the same float32 numbers apart."""
     rounded = thresholds.astype(np.float32)
     return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+
+
+def float32_cuts(thresholds: np.ndarray) -> np.ndarray:
+    """Return the float32 that splits float32 numbers as a threshold of float64 splits the numbers before rounding.
+
+    A threshold may be a number of the data, which stays on the left: the nearest float32 is taken. Else it is halfway
+    between two of them, and the upper one stays above also where they are neighbors as float32. A decimal halfway
+    between two others may come out just above the threshold, by rounding in float64: it goes to the right.
+    """
+    thresholds = np.minimum(thresholds, np.finfo(np.float32).max)  # 1e300 sends missing values alone to the right
+    below = not_above(thresholds)
+    with np.errstate(over="ignore"):
+        above = np.nextafter(below, np.float32(np.inf))
+    nearest = np.where(above.astype(np.float64) - thresholds < thresholds - below.astype(np.float64), above, below)
+    decimal = np.array([float(f"{threshold:.9g}") for threshold in thresholds])
+    distance = decimal - thresholds
+    just_above = (distance > 0) & (distance <= 2 * np.spacing(np.abs(thresholds))) & (below != thresholds)
+    return np.where(just_above, np.nextafter(decimal.astype(np.float32), np.float32(-np.inf)), nearest)
