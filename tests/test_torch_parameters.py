@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._runtime import capabilities
-from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
+from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning, UnsupportedOperatorError
 from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -180,6 +181,30 @@ def test_equal_numbers_that_were_drawn_stay_one():
     X, y, _, state = archive_of("folded")
     trained = OrtGradientRegressor(proto, **SETTINGS).fit(X, y)
     assert len(trained.weights_) == len(state) - 1
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("engine", available_engines())
+def test_what_was_computed_from_a_parameter_that_is_read_too_trains_it(engine, recorded):
+    """The exporter records the parameter; otherwise numbers that were drawn tell, which a single one is not."""
+    proto = onnx.load(DATA / "torch_computed_dynamo.onnx")
+    for value in () if recorded else [value for value in proto.graph.value_info if value.name != "exp"]:
+        del value.metadata_props[:]
+    X, y, losses, state = archive_of("computed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OnnxTrainWarning)
+        trained = OrtGradientRegressor(proto, **SETTINGS, engine=engine).fit(X, y)
+    assert_allclose(trained.loss_curve_, losses, rtol=1e-5)
+    assert set(trained.weights_) == set(state)
+    assert_as_in_pytorch(trained, state)
+
+
+def test_results_that_are_trained_in_place_of_parameters_are_named():
+    """Parts of a parameter train as it does; the product of two does not."""
+    with pytest.warns(OnnxTrainWarning, match=r"in advance: 'matmul' \(from 'first', 'second'\)\. .*optimize=False"):
+        trained = trained_on("replaced_dynamo")
+    assert_allclose(trained.loss_curve_[0], archive_of("replaced")[2][0], rtol=1e-5)
+    assert sorted(array.shape for array in trained.weights_.values()) == [(1,), (1, 4), (4, 4), (4, 4), (4, 4)]
 
 
 @pytest.mark.skipif("ort-training" not in available_engines(), reason="needs onnxruntime-training")

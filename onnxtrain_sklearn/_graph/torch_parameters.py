@@ -16,6 +16,7 @@ from .builder import GraphBuilder
 from .edits import copy_initializer, replace_value
 from .names import names_of
 from .queries import int_attribute
+from .torch_computed import recompute_folded
 from .torch_folded import separate_folded
 from .torch_merged import separate_merged
 from .torch_program import TorchProgram, scope_of
@@ -34,6 +35,7 @@ def restore_parameters(graph: ir.Graph) -> None:
         program = TorchProgram(graph) if separate_merged(graph, program) else program
         _separate_parameters(graph, program)
         separate_folded(graph, program)
+        recompute_folded(graph, program)
         _share_copies(graph, program)
         _restore_biases(graph, program)
     _share_tables(graph)

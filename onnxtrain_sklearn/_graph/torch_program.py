@@ -19,6 +19,7 @@ from .queries import every_node, graphs_in, reads
 
 CALL, SCOPES = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 KIND, ORIGINAL = "pkg.torch.export.graph_signature.InputSpec.kind", "pkg.torch.onnx.original_node_name"
 
 Status = Literal["parameter", "constant", "folded"]
@@ -28,6 +29,7 @@ _CALLED = re.compile(
     r"%(\w+) : (?:\[num_users=(\d+)\])?.*?target=([\w.]+)\]\(args = \((.*)\), kwargs = \{(.*)\}\)", re.DOTALL
 )
 _NAME = re.compile(r"%(\w+)")
+_QUOTED = re.compile(r"'([^']*)'")
 
 _SLOTS: dict[str, tuple[int | None, int | None]] = {
     "_native_batch_norm_legit": (1, 2),
@@ -135,7 +137,7 @@ def padding_row(node: ir.Node) -> int | None:
 
 def scope_of(node: ir.Node) -> str:
     """Return the path of the module whose ``forward`` made the call, "" if there is none."""
-    scopes = re.findall(r"'([^']*)'", node.metadata_props.get(SCOPES, ""))
+    scopes = _QUOTED.findall(node.metadata_props.get(SCOPES, ""))
     return scopes[-2] if len(scopes) > 1 else ""
 
 
@@ -227,6 +229,8 @@ class TorchProgram:
             return "parameter" if name in self._parameters else "constant"
         if not self.kinds:
             return None
+        if sources_of(value, self):
+            return "folded"
         found = [self._status_of_use(node) for node, _ in value.uses()]
         if not found or None in found:
             return None
@@ -293,6 +297,17 @@ class TorchProgram:
         if call is None or call.function not in _SLOTS or node.domain or (node.op_type, 2) not in _BIASES:
             return None
         return self._in_slot(call, node.op_type, 2)
+
+
+def folded_from(value: ir.Value) -> list[str]:
+    """Return the names of what a constant was computed from in advance; none where the file does not tell."""
+    return _QUOTED.findall(value.metadata_props.get(FOLDED_FROM, ""))
+
+
+def sources_of(value: ir.Value, program: TorchProgram) -> list[str]:
+    """Return the parameters, by their names in the module, that the file says a constant was computed from."""
+    kinds = {target: program.kinds[name] for name, target in program.targets.items()} if folded_from(value) else {}
+    return [name for name in folded_from(value) if kinds.get(name) == "PARAMETER"]
 
 
 def _names_seen_by(node: ir.Node, targets: Mapping[str, str]) -> list[str]:

@@ -201,13 +201,41 @@ class Repeated(nn.Module):
         return self.head(self.once(x))
 
 
+class Computed(nn.Module):
+    """Parameters that are read beside what is computed from them: a transposition, squares, exponentials, shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.factors, self.gate = nn.Linear(4, 3), nn.Parameter(torch.randn(4, 2)), nn.Linear(4, 4)
+        self.rate, self.head = nn.Parameter(torch.tensor(0.3)), nn.Linear(4, 1)
+
+    def forward(self, x):
+        code = torch.tanh(self.body(x))
+        decoded = nn.functional.linear(code, self.body.weight.t())
+        pairs = ((x @ self.factors) ** 2 - x**2 @ self.factors**2).sum(-1, keepdim=True)
+        mixed = torch.tanh(self.gate(x)) @ torch.softmax(self.gate.weight, -1) @ (0.5 - 2 * self.gate.weight)
+        return self.head(decoded + mixed) * torch.exp(self.rate) + self.rate * pairs
+
+
+class InPlaceOfParameters(nn.Module):
+    """Results of which nothing else tells the parameters: a part is trained as it would be, a product is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.randn(2, 4))
+        self.both, self.head = nn.Parameter(torch.randn(8, 4)), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(torch.tanh(x @ (self.first @ self.second)) + x @ self.both[:4] * torch.sin(x @ self.both[4:]))
+
+
 def rows_of(name: str) -> torch.Tensor:
     if name in ("shared", "padded"):
         return torch.randint(0, 7, (12, 3))
     return (
         torch.randn(12, 3, 4)
         if name in ("fresh", "crossed", "grouped")
-        else torch.randn(12, 4 if name in ("merged", "repeated", "twice") else 3)
+        else torch.randn(12, 4 if name in ("merged", "repeated", "twice", "computed", "replaced") else 3)
     )
 
 
@@ -244,7 +272,7 @@ def main() -> None:
     modules = {
         "fresh": Fresh, "shared": Shared, "constants": Constants, "padded": Padded, "crossed": Crossed,
         "grouped": Grouped, "folded": Folded, "merged": Merged, "repeated": Repeated,
-        "twice": Twice,
+        "twice": Twice, "computed": Computed, "replaced": InPlaceOfParameters,
     }  # fmt: skip
     for name in sys.argv[1:] or modules:
         torch.manual_seed(3)
