@@ -7,7 +7,7 @@ has a length and a shape in rows and is indexed by rows: splits, searches and pi
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -147,12 +147,21 @@ def has_several_inputs(X: object) -> TypeGuard[Inputs | Mapping[str, ArrayLike |
     return isinstance(X, Inputs | Mapping) and not sp.issparse(X)
 
 
+def _never() -> bool:
+    return False
+
+
 def input_columns(
-    estimator: BaseEstimator, X: MatrixLike, specs: Sequence[TensorSpec] | None, *, reset: bool, missing: bool = False
+    estimator: BaseEstimator,
+    X: MatrixLike,
+    specs: Sequence[TensorSpec] | None,
+    *,
+    reset: bool,
+    missing: Callable[[], bool] = _never,
 ) -> dict[str, Column]:
     """Return the data as the inputs of a graph, checked as scikit-learn does; None: of one that is yet to be built.
 
-    ``missing`` says whether numbers may be missing.
+    ``missing`` says whether numbers may be missing; it is asked where X is not plainly finite.
     """
     if isinstance(X, Inputs):
         X = X.arrays
@@ -189,15 +198,15 @@ def _set_features(estimator: Any, count: int) -> None:
         del estimator.feature_names_in_
 
 
-def _validated(estimator: BaseEstimator, X: MatrixLike, rank: int, reset: bool, missing: bool) -> Any:
+def _validated(estimator: BaseEstimator, X: MatrixLike, rank: int, reset: bool, missing: Callable[[], bool]) -> Any:
     rows = None
     if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether they come flat or not
         X = np.asanyarray(X)
         rows, X = X.shape, X.reshape(len(X), math.prod(X.shape[1:]))
-    checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if missing else True}
     if reset and rank > 1 and _is_plain_matrix(X):
         _set_features(estimator, X.shape[1])
         return X if rows is None else X.reshape(rows)
+    checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if missing() else True}
     array: Any = validate_data(estimator, X, reset=reset, **checks)
     return array if rows is None else array.reshape(rows)
 

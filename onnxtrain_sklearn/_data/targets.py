@@ -121,8 +121,13 @@ def _plain_labels(y: object) -> np.ndarray | None:
     """
     if type(y) is not np.ndarray or y.ndim != 1 or y.dtype.kind not in "iub" or not len(y):
         return None
-    labels = np.unique(y)
+    labels = _counted(y) if y.dtype.kind == "i" and y.min() >= 0 and y.max() < len(y) else np.unique(y)
     return labels if len(labels) <= max(2, len(y) // 2) else None
+
+
+def _counted(labels: np.ndarray) -> np.ndarray:
+    """Return what ``np.unique`` returns, of small whole numbers in a third of its time."""
+    return np.flatnonzero(np.bincount(labels)).astype(labels.dtype)
 
 
 def _label_targets(labels: np.ndarray, classes: np.ndarray | None, distinct: np.ndarray | None = None) -> Targets:
@@ -143,6 +148,8 @@ def encoded_labels(
         raise ValueError(
             f"Classification needs at least 2 classes in {where}, got {len(known)} class: {known.tolist()}."
         )
+    if known is distinct and known.dtype.kind == "i" and known[0] == 0 and known[-1] == len(known) - 1:
+        return labels.astype(np.int64), known  # 0, 1, ... are their own indices
     return _indices(labels, known, "y").astype(np.int64), known
 
 

@@ -64,7 +64,11 @@ class GraphEstimator(
                 f"{within[0]}: the parameters of a fitted model are those that it was fitted with. Set them before "
                 f"fitting it, and give it as model."
             )
-        return super().set_params(**resolved(self, params))
+        if not params.keys() <= set(self._own_names()):
+            return super().set_params(**resolved(self, params))
+        for name, value in params.items():  # as scikit-learn does, after a look at all parameters
+            setattr(self, name, value)
+        return self
 
     def __sklearn_is_fitted__(self) -> bool:
         # Without it scikit-learn looks through all attributes, which fails while another thread fits the estimator.

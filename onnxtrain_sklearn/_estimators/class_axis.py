@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, is_classifier
+from sklearn.base import BaseEstimator
 
 from .._data.positions import label_array
 from .._data.targets import Targets
@@ -19,9 +19,10 @@ def takes_positions(estimator: BaseEstimator, source: TrainableModel | None, y: 
 
     A matrix has, if the scores of a row have several axes; else its columns are several labels of the row.
     """
-    if not is_classifier(estimator) or sp.issparse(y):
+    axis = vars(estimator).get("class_axis")  # a parameter of classifiers
+    if axis is None or sp.issparse(y):
         return False
-    if class_axis_of(estimator) != "auto":
+    if axis != "auto":
         return True
     axes = _axes(y)
     if axes != 2 or source is None:

@@ -10,7 +10,6 @@ import onnx
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted
 
 from .._data.inputs import prediction_type
 from .._data.targets import Classes, Targets, class_targets
@@ -283,8 +282,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             The fraction of rows whose label is right; with several labels per row, all of them must be. With a label at
             each position of a row, the fraction of the labels that are right, without those to ignore.
         """
-        check_is_fitted(self)
-        predicted = self.predict(X)
+        predicted = self.predict(X)  # raises if it is not fitted
         if has_one_label(self._run.head):
             return accuracy_of_labels(y, predicted, sample_weight)
         return accuracy_of_several(self._run.head, y, predicted, self.ignore_label, sample_weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def graph_inputs(
         raise TypeError("A fitted scikit-learn model takes X as it was fitted, got a dict of arrays.")
     if reset:
         _forget_features(estimator)
-    return input_columns(estimator, X, specs, reset=reset, missing=_allows_missing(estimator, fitted))
+    return input_columns(estimator, X, specs, reset=reset, missing=partial(_allows_missing, estimator, fitted))
 
 
 def expected_inputs(model: ModelSource, X: MatrixLike) -> Specs:

@@ -159,15 +159,11 @@ class Run:
 
     def prediction_weights(self) -> dict[str, np.ndarray]:
         """Return :meth:`weights` with the factors of adapters beside the matrices."""
-        return self._in_order(self.parameters.prediction_weights())
+        return self.source.weights({**self.frozen, **self.parameters.prediction_views()})
 
     def trained_weights(self) -> dict[str, np.ndarray]:
         """Return :meth:`weights` without the average of the weights, as they are trained."""
-        return self._in_order(self.parameters.weights())
-
-    def _in_order(self, trained: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        current = {**self.frozen, **trained}
-        return {name: current[name].astype(array.dtype) for name, array in self.source.weights().items()}
+        return self.source.weights({**self.frozen, **self.parameters.views()})
 
     def predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
         """Return a predictor with the current weights for data like ``columns``; the scores can be its last output."""

@@ -36,8 +36,7 @@ def predicting_model(run: RunOfMembers) -> tuple[TrainableModel, dict[str, np.nd
 
 
 def _weights_at(run: RunOfMembers, buffer: np.ndarray) -> dict[str, np.ndarray]:
-    current = {**run.frozen, **run.parameters.with_buffer(buffer).prediction_weights()}
-    ordered = {name: current[name].astype(array.dtype) for name, array in run.source.weights().items()}
+    ordered = run.source.weights({**run.frozen, **run.parameters.with_buffer(buffer).prediction_views()})
     return run.source.kept.rounded(merged(ordered, run.source.low_rank))
 
 

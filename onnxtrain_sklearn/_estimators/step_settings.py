@@ -5,12 +5,11 @@ They are known in two parts: most with the head, those about parameters by name 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from .._gradient.engine import choose_engine
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._runtime.devices import Device
+from .._support.frozen import with_attributes
 from .._training.loss_graph import Scheduled, StepSettings, TrainedPositions
 from .._training.total_loss import TotalLoss
 from ..losses import Loss
@@ -57,7 +56,7 @@ def settings_with_graph(
     """Return the settings with those that depend on the parameters of the graph."""
     factors = factors_of(estimator, source, settings.optimizer)
     require_schedulable(scheduled, settings.optimizer)
-    return replace(settings, factors=factors, scheduled=scheduled)
+    return with_attributes(settings, factors=factors, scheduled=scheduled)
 
 
 def engine_of(estimator: Parameters) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from .._support.frozen import with_attributes
 from .._support.refusal import refusing
 from ..exceptions import ModelError, nearest
 from .activation import scores_of
@@ -171,11 +173,14 @@ class TrainableModel:
         """Whether predictions take other weights than training: merged with adapters, or rounded to a narrow type."""
         return bool(self.low_rank) or self.kept != NOTHING_KEPT
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter and running statistic by name."""
-        return {name: np.array(initial_value(self.model, name)) for name in (*self.parameters, *self.statistics)}
+    def weights(self, current: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """Return a copy of every parameter and running statistic by name; with ``current`` numbers, in their types."""
+        initial = {name: initial_value(self.model, name) for name in (*self.parameters, *self.statistics)}
+        if current is None:
+            return {name: np.array(array) for name, array in initial.items()}
+        return {name: current[name].astype(array.dtype) for name, array in initial.items()}
 
-    @property
+    @cached_property
     def running_statistics(self) -> dict[str, str]:
         """The running statistics that training updates: name of each, and of its next value."""
         nodes = [node for node in form_of(self.model).graph if normalizes_by_batch(node)]
@@ -203,14 +208,14 @@ class TrainableModel:
         """Return the model with other values of some of its weights, in the types that they have."""
         initializers = form_of(self.model).graph.initializers
         typed = {name: array.astype(initializers[name].dtype.numpy()) for name, array in weights.items()}  # type: ignore[union-attr]
-        return replace(self, model=reweighted(self.model, typed))
+        return with_attributes(self, model=reweighted(self.model, typed))  # with the same running statistics
 
     def ignoring_activation(self) -> TrainableModel:
         """Return the model with the loss computed directly from its output."""
-        plain = OutputForm(self.output, self.output, None)
-        if all(getattr(self, name) == value for name, value in vars(plain).items()):
+        form = self.scores, self.link, self.log_output, self.paired, self.normalised
+        if form == (self.output, None, False, False, False):
             return self
-        return replace(self, **vars(plain))
+        return replace(self, **vars(OutputForm(self.output, self.output, None)))
 
     def _value(self, name: str) -> ir.Value:
         return next(v for v in self.model.graph.outputs if v.name == name)
@@ -226,7 +231,8 @@ class TrainableModel:
         return replace(self, model=infer_anew(model), inputs=inputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "model": ir.to_proto(self.model).SerializeToString(), "reference": None}
+        state = {name: value for name, value in vars(self).items() if name != "running_statistics"}  # read anew
+        return {**state, "model": ir.to_proto(self.model).SerializeToString(), "reference": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         model = readable(onnx.load_model_from_string(cast("bytes", state["model"])))

@@ -57,8 +57,7 @@ def filled_graph(
     if sum(array.nbytes for array in weights.values()) > LARGEST_WEIGHTS:
         return prediction_graph(_made(model, weights, head, with_scores, live))
     key = (structure(model.model, weights), _form(model), _head_key(head), with_scores, tuple(live))
-    zeros = {name: np.zeros(array.shape, array.dtype) for name, array in weights.items()}
-    template = _templates.get(key, lambda: _template(model, zeros, head, with_scores, live))
+    template = _templates.get(key, lambda: _template(model, weights, head, with_scores, live))
     proto = type(template.proto)()
     proto.CopyFrom(template.proto)
     for tensor in proto.graph.initializer:
@@ -77,8 +76,9 @@ def _made(
 
 
 def _template(
-    model: TrainableModel, zeros: Mapping[str, np.ndarray], head: Head, with_scores: bool, live: Collection[str]
+    model: TrainableModel, weights: Mapping[str, np.ndarray], head: Head, with_scores: bool, live: Collection[str]
 ) -> _Template:
+    zeros = {name: np.zeros(array.shape, array.dtype) for name, array in weights.items()}
     graph = _made(model, zeros, with_placeholders(head), with_scores, live)
     proto = to_proto(graph)
     for tensor in proto.graph.initializer:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .devices import OWN_MEMORY
-from .distributions import onnxruntime
+from .distributions import onnxruntime, pybind
 from .errors import not_run
 
 
@@ -79,6 +79,7 @@ class Binding:
         self._copies: dict[str, np.ndarray] = {}
         self._binding = session.io_binding()
         self._run = _runner(session, self._binding)
+        self._binder, self._host = _host_binder(self._binding)
         for name in self._arrays:
             self._bind(name)
 
@@ -104,9 +105,9 @@ class Binding:
             self._arrays[name][...] = self._copies[name]  # type: ignore[index]
 
     def _bind(self, name: str) -> None:
-        array, binding = self._arrays[name], self._binding
-        bind = binding.bind_input if name in self._inputs else binding.bind_output
+        array = self._arrays[name]
         if isinstance(array, DeviceArray):
+            bind = self._binding.bind_input if name in self._inputs else self._binding.bind_output
             bind(name, *array.memory, array.dtype, array.shape, array.pointer)
             return
         if not (array.flags.writeable or name in self._inputs):
@@ -115,7 +116,16 @@ class Binding:
         if not array.flags.carray:
             array = self._copies[name] = np.array(array, order="C", subok=False)
         address, _ = array.__array_interface__["data"]  # array.ctypes makes several objects
-        bind(name, "cpu", 0, array.dtype, array.shape, address)
+        bind = self._binder.bind_input if name in self._inputs else self._binder.bind_output
+        bind(name, *self._host, array.dtype, array.shape, address)
+
+
+def _host_binder(binding: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return what binds arrays of the host, and how it names their memory; the class describes it anew for each."""
+    own = getattr(binding, "_iobinding", None)
+    if own is None:
+        return binding, ("cpu", 0)
+    return own, (pybind.OrtDevice(pybind.OrtDevice.cpu(), pybind.OrtDevice.default_memory(), 0),)
 
 
 def _runner(session: onnxruntime.InferenceSession, binding: Any) -> Callable[[], object]:

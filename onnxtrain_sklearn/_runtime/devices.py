@@ -23,6 +23,11 @@ class Device:
     provider_options: tuple[dict[str, str], ...]
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """What it consists of, as a key."""
+        return self.name, self.providers, tuple(tuple(sorted(chosen.items())) for chosen in self.provider_options)
+
+    @property
     def memory(self) -> tuple[str, int] | None:
         """Name and index of the memory that the first provider computes in; None: host memory."""
         name = OWN_MEMORY.get(self.providers[0])
@@ -31,6 +36,8 @@ class Device:
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
+_CPU = Device("cpu", (_PROVIDERS["cpu"],), ({},))
+
 
 def resolve_device(
     device: str = "cpu",
@@ -38,6 +45,8 @@ def resolve_device(
     provider_options: Sequence[Mapping[str, object]] | None = None,
 ) -> Device:
     """Return the execution providers of a device name, or check those that are given; there is no fallback."""
+    if type(device) is str and device == _CPU.name and providers is None and provider_options is None:
+        return _CPU
     kind, _, index = str(device).partition(":")
     if kind not in _PROVIDERS or (index and not index.isdigit()):
         raise ValueError(f"Unknown device {device!r}.{nearest(kind, _PROVIDERS)} A number may follow: 'cuda:1'.")

@@ -46,7 +46,8 @@ def shared_session(
     if not may_be_shared(device, options):
         return made()[0]
     graph = blake2b(model, digest_size=32).digest()
-    return _cache.get((graph, content([vars(device), threads, options]), sessions.forks()), made)[0]
+    given = None if options is None else content(options)
+    return _cache.get((graph, device.key, threads, given, sessions.forks()), made)[0]
 
 
 def may_be_shared(device: Device, options: Mapping[str, object] | None) -> bool:

@@ -65,6 +65,8 @@ def is_plain(value: object) -> bool:
     Its content then says all that it computes. What a class of somebody else computes may depend on more: on attributes
     of the class, on variables outside.
     """
+    if type(value) in _PLAIN_TYPES:
+        return True
     if isinstance(value, list | tuple):
         return all(map(is_plain, value))
     if isinstance(value, None | bool | int | float | complex | str | bytes | np.generic | np.ndarray):
@@ -83,7 +85,8 @@ def _content(value: object, seen: Seen) -> object:
     seen[id(value)] = len(seen), value
     parts = [part if isinstance(part, _FROZEN) else _content(part, seen) for part in _splitter(kind)(value, seen)]
     if attributes := getattr(value, "__dict__", None):
-        parts.append(tuple([(name, _content(attributes[name], seen)) for name in sorted(attributes)]))
+        names = sorted(attributes)
+        parts.append((tuple(names), _each([attributes[name] for name in names], seen)))
     return kind, *parts
 
 
@@ -133,7 +136,8 @@ _SPLITTERS: tuple[tuple[Any, Splitter], ...] = (
 
 
 def _each(values: Iterable[object], seen: Seen) -> tuple[object, ...]:
-    return tuple([_content(item, seen) for item in values])
+    # plain items without a call for each: components have dozens
+    return tuple([(type(v), v) if type(v) in _PLAIN_TYPES else _content(v, seen) for v in values])
 
 
 def _is_filled(cell: types.CellType) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from textwrap import indent
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from .rules import Rule, check_parameters
+from .rules import Rule, Rules, check_parameters
 
 K = TypeVar("K", bound=type)
 E = TypeVar("E", bound="type[Declared]")
@@ -58,7 +59,14 @@ class Declared:
 
     def check_declared(self) -> None:
         """Raise InvalidParameterError if a parameter violates its declared rules."""
-        check_parameters(self, {name: parameter.rules for name, parameter in self.declared.items()})
+        kind: Any = type(self)  # a key, which mypy does not take a class for
+        check_parameters(self, _rules_of(kind))
+
+
+@lru_cache(maxsize=64)
+def _rules_of(kind: Any) -> Rules:
+    """Return the rules of the parameters that have some."""
+    return {name: parameter.rules for name, parameter in kind.declared.items() if parameter.rules}
 
 
 def defaults_of(estimator: type) -> dict[str, object]:

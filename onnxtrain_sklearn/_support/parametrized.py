@@ -30,16 +30,20 @@ class Parametrized(BaseEstimator):
         -------
         dict
         """
-        kind = type(self)
-        if kind not in _names:
-            _names[kind] = tuple(super().get_params(deep=False))
         found: dict[str, Any] = {}
-        for name in _names[kind]:
+        for name in self._own_names():
             value = getattr(self, name)
             if deep and hasattr(value, "get_params") and not isinstance(value, type):
                 found |= {f"{name}__{inner}": one for inner, one in value.get_params().items()}
             found[name] = value
         return found
+
+    def _own_names(self) -> tuple[str, ...]:
+        """Return the names of the parameters, without those of objects among them."""
+        kind = type(self)
+        if kind not in _names:
+            _names[kind] = tuple(super().get_params(deep=False))
+        return _names[kind]
 
 
 def copied(value: Any) -> Any:

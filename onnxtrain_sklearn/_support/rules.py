@@ -162,6 +162,9 @@ def check_parameters(owner: object, rules: Rules) -> None:
     """
     for name, allowed in rules.items():
         value = getattr(owner, name)
+        kind = type(value)
+        if kind in _SIMPLE and (id(allowed), kind, value) in _found_valid:
+            continue  # an estimator has dozens, most with the values of the last fit
         if allowed and not _accepted(allowed, value):
             raise InvalidParameterError(
                 f"The {name!r} parameter of {type(owner).__name__} must be {' or '.join(map(_expected, allowed))}. "
@@ -176,16 +179,10 @@ _found_valid: dict[tuple[int, type, object], tuple[Rule, ...]] = {}
 
 
 def _accepted(allowed: tuple[Rule, ...], value: object) -> bool:
-    """Whether one of the rules accepts a value; an estimator has dozens, most with the values of the last ``fit``."""
-    kind = type(value)
-    if kind not in _SIMPLE:
-        return any(accepts(rule, value) for rule in allowed)
-    key = id(allowed), kind, value
-    if key in _found_valid:
-        return True
-    valid = any(accepts(rule, value) for rule in allowed)
-    if valid and len(_found_valid) < 4096:
-        _found_valid[key] = allowed
+    """Whether one of the rules accepts a value, which is remembered if it is simple."""
+    kind, valid = type(value), any(accepts(rule, value) for rule in allowed)
+    if valid and kind in _SIMPLE and len(_found_valid) < 4096:
+        _found_valid[id(allowed), kind, value] = allowed
     return valid
 
 

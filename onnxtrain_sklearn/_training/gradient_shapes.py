@@ -52,6 +52,6 @@ def in_written_shapes(session: InferenceSession, gradients: Mapping[str, Array])
 
 
 def _in_shape(array: Array, shape: list[object] | None) -> Array:
-    if not fixed(shape) or tuple(shape) == tuple(array.shape):
+    if shape == [*array.shape] or not fixed(shape):
         return array
     return array.part(0, shape) if isinstance(array, DeviceArray) else array.reshape(shape)

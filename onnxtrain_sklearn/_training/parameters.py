@@ -157,10 +157,6 @@ class FlatParameters:
         """Return a copy of every parameter and statistic by name, as they are trained."""
         return {name: view.copy() for name, view in self.views().items()}
 
-    def prediction_weights(self) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter and statistic that predictions use."""
-        return {name: view.copy() for name, view in self.prediction_views().items()}
-
 
 Trainable: TypeAlias = "str | Sequence[str] | Callable[[str, np.ndarray], bool]"
 

@@ -7,7 +7,7 @@ holds for any optimizer and for fused kernels, and it is faster than a product w
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -37,8 +37,11 @@ class Segment:
 
 def segments(parameters: FlatParameters, factors: Mapping[str, Factors]) -> list[Segment]:
     """Return the segments of the vector; parameters that ``factors`` does not name have factors of one."""
+    groups: Iterable[tuple[Factors, Iterable[str]]] = [(Factors(), parameters.names)]
+    if factors:
+        groups = groupby(parameters.names, lambda name: factors.get(name, Factors()))
     found = []
-    for value, names in groupby(parameters.names, lambda name: factors.get(name, Factors())):
+    for value, names in groups:
         spans = [parameters.span(name) for name in names]
         found.append(Segment(slice(spans[0].start, spans[-1].stop), value))
     return found
