@@ -16,6 +16,9 @@ ROWS = np.arange(60)
 PLAIN = {
     "two": ROWS % 2,
     "three": ROWS % 3 - 7,
+    "small bytes": (ROWS % 3 + 5).astype(np.int8),
+    "gaps": ROWS % 3 * 20,
+    "beyond the rows": ROWS % 3 * 100,
     "booleans": ROWS % 2 == 0,
     "bytes": (ROWS % 3).astype(np.uint8),
     "other byte order": (ROWS % 3).astype(">i2"),

@@ -103,9 +103,11 @@ def test_a_label_outside_the_classes_of_a_given_graph_has_no_gradient():
 def test_shares_follow_the_weights():
     weights = np.ones(4, np.float32)
     shares = RowShares(weights, 3)
-    for values in ([1, 1, 1, 1], [1, 1, 1, 0], [2, 0, 0, 6], [0, 0, 0, 0], [1, 1, 1, 1]):
+    full, partial = [1, 1, 1, 1], [1, 1, 1, 0]
+    for values in (full, partial, [2, 0, 0, 6], [3, 3, 3, 3], [0, 0, 0, 0], full, partial, [2, 0, 0, 6], full):
         weights[...] = values
         shares.update()
+        assert (shares.of_ones, shares.equal is None) == (values == full, len(set(values)) > 1)
         assert_array_equal(shares.column[:, 0], weights / max(weights.sum(), np.finfo(np.float32).tiny))
         assert_array_equal(shares.matrix, np.repeat(shares.column, 3, axis=1))
 

@@ -5,9 +5,8 @@ Nothing is trained here. The training step comes last: nothing before it changes
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from .._graph.trainable import TrainableModel
+from .._support.frozen import with_attributes
 from .._training.loop import Trainer
 from .built_source import built_for
 from .drawn_seed import generator_for
@@ -40,7 +39,7 @@ def prepared(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
     require_equal_start(plan, run, examples)
     require_fit(plan, run, examples)
     # Fitted models were compared unclipped.
-    run.head = replace(run.head, target_range=plan.rows.target_range(examples))
+    run.head = with_attributes(run.head, target_range=plan.rows.target_range(examples))
     run.predictors.clear()  # they hold the current weights
     scored = validation_rows(estimator, run, examples, plan.rows.split(examples)[1], call)
     validate = validation_score(estimator, run, scored, call)

@@ -22,6 +22,7 @@ from .._graph.structure import structure
 from .._graph.trainable import TrainableModel
 from .._support.cache import Cache
 from .._support.content import content
+from .._support.frozen import with_attributes
 from .graph import inference_model
 from .head import Head
 from .placeholders import fill_places, numbers_of_targets, places, with_placeholders
@@ -96,4 +97,4 @@ def _form(model: TrainableModel) -> tuple[object, ...]:
 
 def _head_key(head: Head) -> object:
     """Return the content of the head without the numbers that are filled in, but with which of them there are."""
-    return content(replace(head, target_scale=None, target_range=None)), tuple(numbers_of_targets(head))
+    return content(with_attributes(head, target_scale=None, target_range=None)), tuple(numbers_of_targets(head))

@@ -120,7 +120,7 @@ class Binding:
         bind(name, *self._host, array.dtype, array.shape, address)
 
 
-def _host_binder(binding: Any) -> tuple[Any, tuple[Any, ...]]:
+def _host_binder(binding: object) -> tuple[Any, tuple[Any, ...]]:
     """Return what binds arrays of the host, and how it names their memory; the class describes it anew for each."""
     own = getattr(binding, "_iobinding", None)
     if own is None:

@@ -7,11 +7,11 @@ parameter without rules is checked where it is used.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from textwrap import indent
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar, cast
 
 from .rules import Rule, Rules, check_parameters
 
@@ -59,14 +59,14 @@ class Declared:
 
     def check_declared(self) -> None:
         """Raise InvalidParameterError if a parameter violates its declared rules."""
-        kind: Any = type(self)  # a key, which mypy does not take a class for
-        check_parameters(self, _rules_of(kind))
+        check_parameters(self, _rules_of(cast("Hashable", type(self))))
 
 
 @lru_cache(maxsize=64)
-def _rules_of(kind: Any) -> Rules:
-    """Return the rules of the parameters that have some."""
-    return {name: parameter.rules for name, parameter in kind.declared.items() if parameter.rules}
+def _rules_of(kind: Hashable) -> Rules:
+    """Return the rules of those parameters of a class that have some."""
+    declared = cast("type[Declared]", kind).declared
+    return {name: parameter.rules for name, parameter in declared.items() if parameter.rules}
 
 
 def defaults_of(estimator: type) -> dict[str, object]:

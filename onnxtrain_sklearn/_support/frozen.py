@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 FrozenValue = TypeVar("FrozenValue")
 
 
-def with_attributes(value: FrozenValue, **attributes: Any) -> FrozenValue:
+def with_attributes(value: FrozenValue, **attributes: object) -> FrozenValue:
     """Return a copy of ``value``, what is cached in it included, with other values of some attributes."""
     twin = object.__new__(type(value))
     vars(twin).update({**vars(value), **attributes})

@@ -7,6 +7,9 @@ import numpy as np
 from .._graph.loss_terms import LEAST_TOTAL
 from .loss_graph import one_hot_table
 
+KEPT_SHARES = 2
+"""Shares that are kept: without weights those of a full minibatch and of the last one, which is padded, alternate."""
+
 
 class RowShares:
     """The shares of the rows; those of most minibatches are equal.
@@ -24,6 +27,7 @@ class RowShares:
 
     def __init__(self, weights: np.ndarray, columns: int = 0) -> None:
         self._weights, self._known = weights, b""
+        self._kept: dict[bytes, tuple[np.ndarray, float | None, bool]] = {}
         self.column = np.zeros((len(weights), 1), weights.dtype)
         self.matrix = np.zeros((len(weights), columns), weights.dtype)
         self.equal: float | None = None
@@ -32,12 +36,21 @@ class RowShares:
     def update(self) -> None:
         """Compute the shares if the weights have changed."""
         content = self._weights.tobytes()
-        if content != self._known:
-            np.divide(self._weights[:, None], max(self._weights.sum(), LEAST_TOTAL), self.column)
-            self.matrix[...] = self.column
-            are_equal = content == content[: self._weights.itemsize] * len(self._weights)
-            self.equal, self._known = float(self.column[0, 0]) if are_equal else None, content
-            self.of_ones = are_equal and bool(self._weights[0] == 1)
+        if content == self._known:
+            return
+        if content in self._kept:
+            self.column[...], self.equal, self.of_ones = self._kept[content]
+        else:
+            self._compute(content)
+        self.matrix[...], self._known = self.column, content
+
+    def _compute(self, content: bytes) -> None:
+        np.divide(self._weights[:, None], max(self._weights.sum(), LEAST_TOTAL), self.column)
+        are_equal = content == content[: self._weights.itemsize] * len(self._weights)
+        self.equal = float(self.column[0, 0]) if are_equal else None
+        self.of_ones = are_equal and bool(self._weights[0] == 1)
+        if len(self._kept) < KEPT_SHARES:
+            self._kept[content] = self.column.copy(), self.equal, self.of_ones
 
 
 class LabeledShares:
