@@ -122,7 +122,7 @@ bench-peers: $(PEERS)/.installed
 
 build/peers/.installed: $(STAMP)
 	$(BIN)/python -m venv build/peers
-	build/peers/bin/python -m pip install --quiet torch==2.13.0 skorch onnxruntime --editable '.[demo]'
+	build/peers/bin/python -m pip install --quiet torch==2.13.0 skorch onnxruntime --editable '.[compiled,demo]'
 	touch $@
 
 bench-networks: build/networks/.installed

@@ -2,10 +2,10 @@
 
 The forward pass of a layer is one product, its backward pass two, and one for the first layer, whose input needs no
 gradient. They are run by three libraries on arrays that are there. The update is that of one vector of all parameters,
-by NumPy as a fit runs it, without the scalars of the step, and by PyTorch's fused kernel. Each competitor has a process
-of its own, in turns with the others. The floor is the time of the fastest library for the products and of the fastest
-for the update, so the speed-up over a peer is at most the peer's step by the floor. Needs PyTorch and skorch: run it in
-the environment of ``peers.py``.
+by NumPy and by a compiled loop as a fit runs them, without the scalars of the step, and by PyTorch's fused kernel. Each
+competitor has a process of its own, in turns with the others. The floor is the time of the fastest library for the
+products and of the fastest for the update, so the speed-up over a peer is at most the peer's step by the floor. Needs
+PyTorch, skorch and llvmlite: run it in the environment of ``peers.py``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 from fit_step import CASES, RATE, Case, Fit
@@ -93,20 +94,33 @@ def by_torch(case: Case, optimizer: str) -> Fit:
 
 
 def updated_by_numpy(case: Case, optimizer: str) -> Fit:
-    """Return the update of a fit of this package."""
+    """Return the update of a fit of this package without llvmlite."""
+    from onnxtrain_sklearn._training.numpy_update import numpy_update
+
+    return own_update(case, optimizer, numpy_update)
+
+
+def updated_by_loop(case: Case, optimizer: str) -> Fit:
+    """Return the update of a fit of this package, compiled by llvmlite."""
+    from onnxtrain_sklearn._training.compiled_update import compiled_update
+
+    return own_update(case, optimizer, compiled_update)
+
+
+def own_update(case: Case, optimizer: str, make: Callable[..., Any]) -> Fit:
     import onnx_ir as ir
 
     from onnxtrain_sklearn import SGD, AdamW
     from onnxtrain_sklearn._optimizers.update_graph import update_graph
     from onnxtrain_sklearn._support.float_errors import ignores_float_errors
-    from onnxtrain_sklearn._training.numpy_update import formula_of, numpy_update
+    from onnxtrain_sklearn._training.numpy_update import formula_of
 
     found = update_graph({"sgd": SGD(), "adamw": AdamW()}[optimizer], ir.DataType.FLOAT)
     formula, (weights, gradients) = formula_of(found), vectors(case)
     assert formula is not None
     state = {name: np.full_like(weights, value) for name, value in found.slots.items()}
     scalars = {name: np.array(value, np.float32) for name, value in found.coefficients(RATE, 1).items()}
-    update = numpy_update(formula, {"parameters": weights, **state}, gradients, scalars)
+    update = make(formula, {"parameters": weights, **state}, gradients, scalars)
     return ignores_float_errors(repeated([update.run], case))
 
 
@@ -126,7 +140,7 @@ def vectors(case: Case) -> list[np.ndarray]:
 
 
 PRODUCTS = {"onnxruntime": by_onnxruntime, "numpy": by_numpy, "torch.mm": by_torch}
-UPDATES = {"numpy update": updated_by_numpy, "torch update": updated_by_torch}
+UPDATES = {"numpy update": updated_by_numpy, "loop update": updated_by_loop, "torch update": updated_by_torch}
 
 
 def serve_parts(name: str, pipe: Connection) -> None:

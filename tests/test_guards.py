@@ -241,6 +241,7 @@ def test_private_names_stay_in_their_module():
 @pytest.mark.parametrize(
     ("package", "importers"),
     [
+        ("llvmlite", ["_runtime.machine_code"]),
         ("onnxruntime", ["_runtime.distributions"]),
         ("skl2onnx", ["_estimators.skl2onnx_plugin", "_fitted.skl2onnx_bridge"]),
     ],

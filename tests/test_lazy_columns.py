@@ -62,7 +62,8 @@ def matrix_of(estimator: OrtGradientRegressor) -> np.ndarray:
 
 
 def updated_by_rows(estimator: OrtGradientRegressor) -> bool:
-    return any(isinstance(one, RowUpdate) for update in estimator._run.step._updates for one in update.bindings)
+    found = estimator._run.step._updates
+    return found is not None and any(isinstance(one, RowUpdate) for part in found.updates for one in part.bindings)
 
 
 def adam(p, g, m, v, t, decay, *, decoupled):

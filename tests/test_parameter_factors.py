@@ -164,7 +164,7 @@ def test_factors_of_one_change_nothing():
     plain = regressor().fit(X, y)
     for ones in ({"*": 1.0}, {}, {"*": 7.0, "layers.*": 1}):
         same = regressor(learning_rate_factors=ones, weight_decay_factors=ones).fit(X, y)
-        assert len(same._run.step._updates) == 1
+        assert len(same._run.step._updates.updates) == 1
         for name in NAMES:
             assert_array_equal(same.weights_[name], plain.weights_[name])
 

@@ -46,7 +46,8 @@ def new(model: onnx.ModelProto | None = None, **settings: object) -> OrtGradient
 
 
 def updated_by_rows(estimator: OrtGradientRegressor) -> bool:
-    return any(isinstance(one, RowUpdate) for update in estimator._run.step._updates for one in update.bindings)
+    found = estimator._run.step._updates
+    return found is not None and any(isinstance(one, RowUpdate) for part in found.updates for one in part.bindings)
 
 
 def gradients(w: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:

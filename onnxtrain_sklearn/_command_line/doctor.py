@@ -27,7 +27,7 @@ from .console import Console, sentence
 from .deployed import runner_of, save
 
 REQUIRED = ("onnxtrain-sklearn", "numpy", "scipy", "scikit-learn", "onnx", "onnx-ir", "skl2onnx", "flatbuffers")
-OPTIONAL = ("pandas", "pyarrow", "matplotlib", "skops", "joblib", "torch", "lightgbm", "xgboost")
+OPTIONAL = ("llvmlite", "pandas", "pyarrow", "matplotlib", "skops", "joblib", "torch", "lightgbm", "xgboost")
 
 CUBE = """<ir_version: 8, opset_import: ["": 18]>
     cube (float[3] x) => (float y) { square = Mul(x, x) cubes = Mul(square, x) y = ReduceSum <keepdims = 0> (cubes) }"""
@@ -82,6 +82,8 @@ def _advice(record: Record) -> list[str]:
         advice.append(
             "The engine ort-training needs onnxruntime-training (Linux, Python up to 3.12); portable needs none."
         )
+    if record["optional"]["llvmlite"] is None:
+        advice.append("Optimizers take a fifth of the time with compiled loops: pip install llvmlite.")
     lacking = [name for name in ("pandas", "pyarrow", "matplotlib") if record["optional"][name] is None]
     if lacking:
         advice.append(f"train and predict lack {', '.join(lacking)}: pip install {' '.join(lacking)}.")

@@ -20,7 +20,7 @@ from .._runtime import errors
 from ..optimizers import Optimizer
 from .base_step import BaseStep, StepParts
 from .host_pass import HostPass, host_pass
-from .host_update import HostAccumulation, HostAverage, HostPenalty, HostUpdate, host_updates
+from .host_update import HostAccumulation, HostAverage, HostPenalty, HostUpdates
 from .loss_graph import LAZY, Scheduled, StepSettings, as_float32
 from .parameters import FlatParameters
 from .programs import PassProgram
@@ -48,12 +48,12 @@ class HostStep(BaseStep):
         self._group = HostAccumulation(bindings, parameters) if settings.accumulate > 1 else None
         decay = settings.ema_decay
         self._average = None if decay is None else HostAverage(bindings, parameters, parts.state, decay)
-        self._updates: list[HostUpdate] = []
+        self._updates: HostUpdates | None = None
         if isinstance(settings.optimizer, Optimizer):
             segments = self._segment_updates(settings.optimizer)
             lazy = settings.sparse_updates == LAZY
             rows = RowChoice(self._tables or {}, parameters, settings.optimizer, lazy=lazy, penalized=self._penalizes)
-            self._updates = host_updates(segments, parameters, parts.state.slots, rows)
+            self._updates = HostUpdates(segments, parameters, parts.state.slots, rows)
 
     def buffers(self, rows: int) -> BatchBuffers:
         """Return the buffers that the next step reads, for a minibatch of ``rows`` rows.
@@ -86,6 +86,8 @@ class HostStep(BaseStep):
 
     def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one pass; before its update, yield the sum of its weights and its loss."""
+        if self._updates is not None:
+            self._updates.prepare(batches.steps // self.settings.accumulate)
         if self._group is not None:
             yield from self._train_groups(self._group, batches, next_rates)
             return
@@ -134,8 +136,8 @@ class HostStep(BaseStep):
         if self._clip is not None:
             self._clip.run()
         self.state.t += 1
-        for update in self._updates:
-            update.run(rates, self.state.t)
+        if self._updates is not None:
+            self._updates.run(rates, self.state.t)
         if self._average is not None:
             self._average.run()
 

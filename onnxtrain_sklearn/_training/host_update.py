@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from .._optimizers.update_graph import PIECE, Coefficients
-from .._runtime.binding import Binding
 from .._support.typing import DType
+from .compiled_update import SAVINGS, VectorUpdate, formula_update, saved_by_compiling
 from .loss_graph import PENALTY
-from .numpy_update import LEAST_ELEMENTS, NumpyUpdate, numpy_update
+from .numpy_update import LEAST_ELEMENTS
 from .parameters import FlatParameters
 from .row_update import RowChoice, RowUpdate, row_update
 from .segments import Factors
@@ -73,7 +74,7 @@ class HostUpdate:
 
     coefficients: Callable[[Rates, int], Coefficients]
     scalars: Mapping[str, np.ndarray]
-    bindings: list[Binding | NumpyUpdate | RowUpdate]
+    bindings: list[VectorUpdate | RowUpdate]
 
     def run(self, rates: Rates, t: int) -> None:
         """Take step ``t``."""
@@ -81,6 +82,43 @@ class HostUpdate:
             self.scalars[name][()] = value
         for binding in self.bindings:
             binding.run()
+
+
+class HostUpdates:
+    """The update of all parameters and slots, compiled once that pays; its steps are the same to the bit.
+
+    Parameters
+    ----------
+    segments, parameters, slots, choice
+        As :func:`host_updates` takes them.
+
+    Attributes
+    ----------
+    updates : list of HostUpdate
+    """
+
+    def __init__(
+        self,
+        segments: list[SegmentUpdate],
+        parameters: FlatParameters,
+        slots: Mapping[str, np.ndarray],
+        choice: RowChoice,
+    ) -> None:
+        self._make = partial(host_updates, segments, parameters, slots, choice)
+        self.updates = self._make()
+        self._saved = sum(saved_by_compiling(one) for update in self.updates for one in update.bindings)
+
+    def prepare(self, steps: int) -> None:
+        """Prepare for so many steps."""
+        if self._saved:
+            SAVINGS.add(steps * self._saved)
+            if SAVINGS.suffice:
+                self.updates, self._saved = self._make(), 0.0
+
+    def run(self, rates: Rates, t: int) -> None:
+        """Take step ``t``."""
+        for update in self.updates:
+            update.run(rates, t)
 
 
 def host_updates(
@@ -109,12 +147,12 @@ def _scalars(one: SegmentUpdate, dtype: DType) -> dict[str, np.ndarray]:
 
 def _bound(
     one: SegmentUpdate, vectors: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
-) -> list[Binding | NumpyUpdate]:
-    """Return the updates of a segment: by NumPy if it can and that pays, else by the session in pieces."""
+) -> list[VectorUpdate]:
+    """Return the updates of a segment: by its formula if it has one and that pays, else by the session in pieces."""
     formula, whole = one.program.formula, one.segment.part
     if formula is not None and whole.stop - whole.start > LEAST_ELEMENTS:
-        return [numpy_update(formula, {n: v[whole] for n, v in vectors.items()}, gradients[whole], scalars)]
-    session, bound = one.open_session(), list[Binding | NumpyUpdate]()
+        return [formula_update(formula, {n: v[whole] for n, v in vectors.items()}, gradients[whole], scalars)]
+    session, bound = one.open_session(), list[VectorUpdate]()
     for cut in _piece_slices(one):
         bound.append(bind_update(session, {n: v[cut] for n, v in vectors.items()}, gradients[cut], scalars))
     return bound

@@ -96,11 +96,14 @@ def _registers(
 class NumpyUpdate:
     """The calls of an update, in their order: functions of NumPy with their operands and results, parts of arrays.
 
+    Each computes ``block`` elements at most.
+
     Who runs it lets NumPy ignore floating-point errors, which takes longer than the update of a short vector: numbers
     that are not finite are found by the loop.
     """
 
     calls: Sequence[Callable[[], object]]
+    block: int
 
     def run(self) -> None:
         """Update all blocks in place."""
@@ -125,4 +128,4 @@ def numpy_update(
             if not start or result not in numbers:
                 # a result by position takes two thirds of the time of one by name
                 calls.append(partial(UFUNCS[op_type], *(arrays[name] for name in (*operands, result))))
-    return NumpyUpdate(calls)
+    return NumpyUpdate(calls, min(BLOCK, len(gradients)))

@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .._runtime.binding import Binding
 from ..optimizers import Optimizer
-from .numpy_update import BLOCK, NumpyUpdate, numpy_update
+from .compiled_update import VectorUpdate, formula_update
+from .numpy_update import BLOCK
 from .parameters import FlatParameters
 from .row_gradients import RowGradients
 from .segments import Segment, require_rows_apart
@@ -34,7 +34,7 @@ class RowBlock:
     """Copies of some rows of the parameters, the optimizer's vectors and the gradients, and their update in place."""
 
     arrays: Matrices
-    update: Binding | NumpyUpdate
+    update: VectorUpdate
 
     def run(self, matrices: Matrices, rows: np.ndarray) -> None:
         """Update these rows of the matrices."""
@@ -62,7 +62,7 @@ class RowUpdate:
         Rows that are updated together at most.
     block_of : callable
         Returns a block of so many rows.
-    whole : sequence of Binding or NumpyUpdate
+    whole : sequence of VectorUpdate
         The update of all rows, for steps in which all are taken to occur.
     """
 
@@ -70,7 +70,7 @@ class RowUpdate:
     matrices: Matrices
     size: int
     block_of: Callable[[int], RowBlock]
-    whole: Sequence[Binding | NumpyUpdate] = ()
+    whole: Sequence[VectorUpdate] = ()
 
     def run(self) -> None:
         """Update the rows in place."""
@@ -93,7 +93,7 @@ def row_update(
     table: RowGradients,
     vectors: Mapping[str, np.ndarray],
     scalars: Mapping[str, np.ndarray],
-    whole: Sequence[Binding | NumpyUpdate] = (),
+    whole: Sequence[VectorUpdate] = (),
 ) -> RowUpdate:
     """Return the update of the rows of the matrix that the segment holds."""
     shape, axis, part = table.gradient.shape, table.axis, one.segment.part
@@ -117,7 +117,7 @@ def _row_block(
     gradients, blocks = flat.pop(GRADIENTS), {name: _by_row(array, axis) for name, array in arrays.items()}
     if formula is None:
         return RowBlock(blocks, bind_update(one.open_session(), flat, gradients, scalars))
-    return RowBlock(blocks, numpy_update(formula, flat, gradients, scalars))
+    return RowBlock(blocks, formula_update(formula, flat, gradients, scalars))
 
 
 def _by_row(matrix: np.ndarray, axis: int) -> list[np.ndarray]:

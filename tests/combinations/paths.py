@@ -12,15 +12,23 @@ from onnxtrain_sklearn import clear_cache
 from onnxtrain_sklearn._data import sparse_rows
 from onnxtrain_sklearn._estimators import examples
 from onnxtrain_sklearn._runtime import devices
-from onnxtrain_sklearn._training import device_step, host_update, many_classes, numpy_update, row_update
+from onnxtrain_sklearn._training import (
+    compiled_update,
+    device_step,
+    host_update,
+    many_classes,
+    numpy_update,
+    row_update,
+)
 from tests.combinations.draws import Draw
 
 PATCHES: dict[str, list[tuple[object, str, object]]] = {
     "usual": [],
     "vectors in pieces": [(host_update, "PIECE", 3), (numpy_update, "BLOCK", 4), (row_update, "BLOCK", 4)],
     "NumPy updates in blocks": [
-        (host_update, "PIECE", 3), (numpy_update, "BLOCK", 4), (numpy_update, "LEAST_ELEMENTS", 0),
+        (host_update, "PIECE", 3), (numpy_update, "BLOCK", 4), (host_update, "LEAST_ELEMENTS", 0),
     ],
+    "compiled updates": [(compiled_update.SAVINGS, "suffice", True), (host_update, "LEAST_ELEMENTS", 0)],
     "device": [],
     "device without the data": [(device_step, "RESIDENT_LIMIT", 0)],
     "class indices": [(many_classes, "MANY_CLASSES", 2)],

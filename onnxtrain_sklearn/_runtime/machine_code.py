@@ -1,0 +1,60 @@
+"""Functions compiled from LLVM's assembly language by llvmlite, which is optional.
+
+The text is the same on every machine. LLVM translates it for the processor that it runs on, in about ten milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+COMPILER = "llvmlite"
+
+
+@cache
+def is_installed() -> bool:
+    """Whether the compiler is installed."""
+    return find_spec(COMPILER) is not None
+
+
+def is_loaded() -> bool:
+    """Whether the process has loaded the compiler."""
+    return f"{COMPILER}.binding" in sys.modules
+
+
+class MachineCode:
+    """The function ``run`` of a text in LLVM's assembly language, which has one argument, a pointer.
+
+    Raises
+    ------
+    RuntimeError
+        If LLVM does not accept the text.
+    """
+
+    def __init__(self, text: str) -> None:
+        llvm = _llvm()
+        module = llvm.parse_assembly(text)
+        module.verify()
+        processor = {"cpu": llvm.get_host_cpu_name(), "features": llvm.get_host_cpu_features().flatten()}
+        machine = llvm.Target.from_default_triple().create_target_machine(opt=3, **processor)
+        self._engine = llvm.create_mcjit_compiler(module, machine)  # owns the memory of the code
+        self._engine.finalize_object()
+        address = self._engine.get_function_address("run")
+        self._call: Callable[[ctypes.c_void_p], object] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+    def __call__(self, pointer: ctypes.c_void_p) -> object:
+        """Call the function; other threads of Python run meanwhile."""
+        return self._call(pointer)
+
+
+@cache
+def _llvm() -> Any:
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding

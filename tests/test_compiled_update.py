@@ -1,0 +1,148 @@
+"""Compiled updates are those of NumPy to the bit, and training goes over to them in between."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import scipy.sparse as sp
+from sklearn.exceptions import ConvergenceWarning
+
+from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._optimizers.update_graph import update_graph
+from onnxtrain_sklearn._runtime.machine_code import MachineCode
+from onnxtrain_sklearn._training import compiled_update
+from onnxtrain_sklearn._training.loop_code import INSTRUCTIONS, INTRINSICS, LANES
+from onnxtrain_sklearn._training.numpy_update import UFUNCS, formula_of, numpy_update
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
+
+pytest.importorskip("llvmlite", reason="compiled updates need llvmlite")
+
+RULES = [rule for rule in OPTIMIZERS.values() if issubclass(rule, Optimizer)]
+CASES = [*(rule() for rule in RULES), SGD(momentum=0.9, nesterov=True), SGD(momentum=0.9), Adam(weight_decay=0.1)]
+SIZES = (1, LANES - 1, LANES, 2 * LANES + 3, 1000)
+
+
+class Other(Optimizer):
+    """All operators that formulas have, with a constant, and scalars that are computed."""
+
+    def update(self, op, parameters, gradients, state, coefficients):
+        rate = op.Neg(op.Sqrt(op.Abs(coefficients["learning_rate"])))
+        step = op.Div(op.Mul(op.Identity(gradients), rate), op.Add(op.Sqrt(op.Abs(gradients)), 0.25))
+        return op.Sub(parameters, op.Neg(step)), {}
+
+
+def let_compiling_take(seconds, monkeypatch):
+    """Begin to count what compiled updates would save, with this cost."""
+    for name in ("COMPILING", "LOADING"):
+        monkeypatch.setattr(compiled_update, name, seconds)
+    monkeypatch.setattr(compiled_update.SAVINGS, "_seconds", 0.0)
+    monkeypatch.setattr(compiled_update.SAVINGS, "suffice", False)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Return a list that gets an entry for each update that is compiled; the session updates no vector."""
+    path, make, made = "onnxtrain_sklearn._training", compiled_update.compiled_update, []
+    monkeypatch.setattr(f"{path}.vector_bindings.gradient_builder.has_gradient_builder", lambda: False)
+    monkeypatch.setattr(f"{path}.host_update.LEAST_ELEMENTS", 0)
+    monkeypatch.setattr(compiled_update, "compiled_update", lambda *given: (made.append(0), make(*given))[1])
+    return made
+
+
+def arrays(graph, size, dtype):
+    rng = np.random.default_rng(0)
+    found = {"parameters": rng.normal(size=size).astype(dtype)}
+    return found | {name: np.abs(rng.normal(size=size)).astype(dtype) for name in graph.slots}
+
+
+def test_all_operators_of_formulas_can_be_compiled():
+    assert UFUNCS.keys() == {*INSTRUCTIONS, *INTRINSICS, "Identity"}
+
+
+@pytest.mark.parametrize("kind", [ir.DataType.FLOAT, ir.DataType.DOUBLE])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("optimizer", [*CASES, Other()], ids=repr)
+def test_results_are_those_of_numpy_to_the_bit(optimizer, size, kind):
+    graph, dtype = update_graph(optimizer, kind), kind.numpy()
+    formula = formula_of(graph)
+    if formula is None:
+        pytest.skip("an operator that only the session runs")
+    ours, theirs, before = (arrays(graph, size, dtype) for _ in range(3))
+    gradients = np.random.default_rng(1).normal(size=size).astype(dtype)
+    gradients[1:2] = 1e-30  # whose square is no normal number, or zero
+    scalars = {name: np.zeros((), dtype) for name in graph.coefficients(0.1, 1)}
+    runs = [
+        make(formula, v, gradients, scalars)
+        for make, v in ((compiled_update.compiled_update, ours), (numpy_update, theirs))
+    ]
+    for t in range(1, 4):
+        for name, value in graph.coefficients(0.1, t).items():
+            scalars[name][()] = value
+        for one in runs:
+            one.run()
+    assert not np.array_equal(theirs["parameters"], before["parameters"])
+    for name, vector in theirs.items():
+        assert ours[name].tobytes() == vector.tobytes(), name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"learning_rate_factors": {"layers.0.weight": 0.5}}, {"accumulate": 2}, {"optimizer": SGD()}],
+    ids=str,
+)
+def test_training_goes_over_to_compiled_updates_with_the_same_weights(settings, compiled, monkeypatch):
+    X, found = np.random.default_rng(0).normal(size=(90, 8)).astype(np.float32), []
+    for seconds in (np.inf, 5e-5, 0.0):
+        let_compiling_take(seconds, monkeypatch)
+        kept = {"batch_size": 10, "max_iter": 9, "random_state": 0, "optimizer": AdamW(), **settings}
+        with pytest.warns(ConvergenceWarning):
+            found.append((OrtGradientRegressor(MLP((20,)), **kept).fit(X, X[:, 0]).weights_, len(compiled)))
+    assert found[0][1] == 0 < found[1][1] < found[2][1]
+    for name, array in found[0][0].items():
+        assert all(weights[name].tobytes() == array.tobytes() for weights, _ in found[1:]), name
+
+
+def test_a_process_compiles_once_that_pays(compiled, monkeypatch):
+    let_compiling_take(1e-2, monkeypatch)
+    X, y = np.random.default_rng(0).normal(size=(90, 8)).astype(np.float32), np.arange(90) % 2
+    estimator = OrtGradientClassifier(MLP((20,)), batch_size=10, optimizer=AdamW(), random_state=0)
+    calls = 0
+    while not compiled:
+        estimator.partial_fit(X, y, [0, 1])
+        calls += 1
+    assert 3 < calls < 300
+    OrtGradientClassifier(MLP((20,)), batch_size=10, optimizer=AdamW(), random_state=0).partial_fit(X, y, [0, 1])
+    assert len(compiled) == 2
+
+
+def test_rows_that_occur_are_updated_by_compiled_loops(compiled, monkeypatch):
+    X, found = sp.random(60, 300, 0.02, "csr", np.float32, 0), []
+    for seconds in (np.inf, 0.0):
+        let_compiling_take(seconds, monkeypatch)
+        estimator = OrtGradientClassifier(
+            Linear(), batch_size=10, sparse_updates="lazy", optimizer=AdamW(), random_state=0
+        )
+        found.append(estimator.partial_fit(X, np.arange(60) % 3, [0, 1, 2]).partial_fit(X, np.arange(60) % 3).weights_)
+    assert compiled
+    for name, array in found[0].items():
+        assert found[1][name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.parametrize("reason", ["not installed", "refused"])
+def test_numpy_goes_on_where_nothing_can_be_compiled(reason, compiled, monkeypatch):
+    let_compiling_take(0.0, monkeypatch)
+    if reason == "refused":
+        monkeypatch.setattr(compiled_update, "loop_code", lambda *_: "no code")
+    else:
+        monkeypatch.setattr(compiled_update, "is_installed", lambda: False)
+    X, optimizer = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32), SGD(momentum=0.125)
+    estimator = OrtGradientRegressor(MLP((4,)), optimizer=optimizer, random_state=0).partial_fit(X, X[:, 0])
+    before = estimator.weights_["layers.0.weight"]
+    assert not np.array_equal(estimator.partial_fit(X, X[:, 0]).weights_["layers.0.weight"], before)
+    assert len(compiled) == (reason == "refused")  # not tried again
+
+
+def test_code_that_llvm_does_not_accept_is_an_error():
+    with pytest.raises(RuntimeError, match="expected"):
+        MachineCode("no code")
