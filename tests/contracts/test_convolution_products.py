@@ -58,6 +58,9 @@ class Form:
 
 
 BANDS = {"Conv": 0, "ConvTranspose": 0}
+LINES = BANDS | {"Gather": 2, "Slice": 1}  # two passes gather lines of pixels; the kernel is turned around once
+STRIDED_LINES = {"Conv": 0, "ConvTranspose": 1, "Gather": 1, "Slice": 0}
+WHOLE = BANDS | {"Pad": 0, "Slice": 0, "Gather": 0, "MatMul": 5}  # the matrices are made once for both passes
 PIXELS = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "Concat": 1}
 TILES = {"Conv": 0, "ConvTranspose": 0, "Gemm": 6, "MatMul": 7}  # three passes share the sums of x, w and g
 READS = {"Conv": 0, "ConvTranspose": 0, "Col2Im": 0, "Gemm": 3, "MatMul": 2}  # two products with the constant matrix
@@ -97,14 +100,30 @@ FORMS = [
     Form("large images, dilated", (1, 2, 36, 35), (3, 2, 2, 3), {"Conv": 3}, dilations=(2, 1), pads=(1, 1, 0, 2)),
     Form("large images, wide padding", (1, 2, 33, 33), (3, 2, 2, 2), {"ConvTranspose": 1}, pads=(2, 2, 2, 2)),
     Form("bands", (3, 4, 6, 7), (4, 1, 3, 3), BANDS | {"MatMul": 6}, pads=(1, 1, 1, 1), group=4),
-    Form("bands, wide kernel", (2, 3, 4, 4), (3, 1, 7, 7), BANDS, pads=(3, 3, 3, 3), group=3),
+    Form("bands, wide kernel", (2, 3, 6, 6), (3, 1, 7, 7), BANDS, pads=(3, 3, 3, 3), group=3),
     Form("bands, uneven", (2, 3, 7, 8), (3, 1, 2, 4), BANDS, dilations=(2, 1), pads=(0, 1, 2, 0), group=3),
+    Form("bands, gathered", (2, 3, 7, 12), (3, 1, 2, 4), LINES, dilations=(2, 1), pads=(1, 1, 2, 0), group=3),
+    Form("bands, gathered, strided", (2, 3, 9, 11), (3, 1, 3, 2), STRIDED_LINES, strides=(2, 3), group=3),
+    Form("bands, gathered, cropped", (2, 3, 7, 10), (3, 1, 2, 2), LINES, pads=(2, 2, 0, 0), group=3),
+    Form("bands, gathered, 3-D", (2, 3, 4, 3, 9), (3, 1, 2, 3, 2), LINES, pads=(0, 1, 1, 1, 0, 0), group=3),
     Form("bands, strided", (2, 3, 9, 8), (3, 1, 3, 2), {"Conv": 0, "ConvTranspose": 1}, strides=(2, 3), group=3),
     Form("bands, upper", (2, 3, 9, 8), (3, 1, 3, 4), {"Conv": 0}, strides=(2, 1), auto_pad="SAME_UPPER", group=3),
-    Form("bands, 1-D", (3, 4, 9), (4, 1, 3), BANDS, pads=(2, 0), group=4),
+    Form("bands, 1-D", (1, 4, 16), (4, 1, 3), BANDS | {"MatMul": 6}, pads=(8, 8), group=4),
+    Form("bands, long, 1-D", (2, 4, 30), (4, 1, 3), {"Conv": 1, "ConvTranspose": 1, "MatMul": 2}, pads=(2, 0), group=4),
+    Form("bands, few images", (12, 2, 8, 8), (2, 1, 3, 3), BANDS | {"Slice": 7}, pads=(1, 1, 1, 1), group=2),
     Form("bands, 3-D", (2, 3, 3, 4, 5), (3, 1, 2, 3, 2), BANDS, pads=(0, 1, 1, 1, 1, 0), group=3),
     Form("bands, wide padding", (2, 3, 5, 5), (3, 1, 2, 2), BANDS, pads=(2, 2, 2, 2), group=3),
     Form("bands, longer lines", (2, 3, 4, 20), (3, 1, 3, 3), {"Conv": 1, "ConvTranspose": 1}, group=3),
+    Form("whole matrices", (3, 4, 4, 4), (4, 1, 3, 3), WHOLE, pads=(1, 1, 1, 1), group=4),
+    Form("whole matrices, wide kernel", (2, 3, 4, 5), (3, 1, 7, 7), WHOLE, pads=(3, 3, 3, 3), group=3),
+    Form("whole matrices, uneven", (4, 3, 5, 6), (3, 1, 2, 4), WHOLE, dilations=(2, 1), pads=(0, 1, 2, 0), group=3),
+    Form("whole matrices, strided", (3, 3, 8, 7), (3, 1, 3, 2), WHOLE, strides=(3, 2), pads=(1, 0, 0, 1), group=3),
+    Form("whole matrices, lower", (3, 3, 5, 5), (3, 1, 3, 4), WHOLE, strides=(2, 1), auto_pad="SAME_LOWER", group=3),
+    Form("whole matrices, 1-D", (3, 4, 9), (4, 1, 3), WHOLE, pads=(2, 0), group=4),
+    Form("whole matrices, 3-D", (3, 3, 3, 2, 4), (3, 1, 2, 3, 2), WHOLE, pads=(0, 1, 1, 1, 1, 0), group=3),
+    Form("whole matrices, wide padding", (2, 3, 3, 3), (3, 1, 2, 2), WHOLE, pads=(2, 2, 2, 2), group=3),
+    Form("whole matrices, one image", (1, 3, 4, 4), (3, 1, 3, 3), WHOLE, pads=(1, 1, 1, 1), group=3, opset=13),
+    Form("whole matrices, many images", (13, 2, 8, 8), (2, 1, 3, 3), WHOLE, pads=(1, 1, 1, 1), group=2),
     Form("tiles", (8, 16, 4, 4), (16, 16, 3, 3), TILES, pads=(1, 1, 1, 1)),
     Form("tiles, few channels", (8, 8, 4, 4), (8, 8, 3, 3), TILES, pads=(1, 1, 1, 1)),
     Form("tiles, uneven", (3, 20, 7, 5), (47, 20, 3, 3), TILES, pads=(1, 1, 1, 1)),

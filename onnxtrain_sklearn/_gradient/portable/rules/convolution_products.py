@@ -10,6 +10,7 @@ product with as few columns as the kernel has elements. The forms here take all 
 - *tiles*: Winograd's algorithm for kernels of 3x3 and 3x3x3, in ``winograd.py``.
 - *bands*: each channel has a kernel of its own. A window's sum along the last axis is a product with a band matrix that
   holds the kernel's last axis; the windows' other axes are laid side by side.
+- *whole matrices*: of small images, each channel has one matrix from all pixels to all positions instead.
 
 Which form is used depends on the layout alone; the bounds come from ``benchmarks/convolutions.py``.
 """
@@ -49,6 +50,12 @@ FEW_READS = 768
 SHORT_LINE = 16
 """Band matrices of longer lines hold too many zeros."""
 
+SMALL_LINE = 8
+"""Copying lines of at most so many pixels with Gather takes longer than slices of all lines, and longer ones less."""
+
+FEW_ELEMENTS, MANY_ELEMENTS = 320, 4096
+"""A matrix with more elements than this for each image, or with more in all, takes longer to make than it saves."""
+
 
 LONG_LINE = 16
 """Longer lines make the sums of Winograd's algorithm, products with matrices as long, slower than what they save."""
@@ -64,6 +71,8 @@ def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> i
     """Return the gradient of the kernel as matrix products, None where a convolution is not slower."""
     if _in_tiles(op, c):
         return winograd.kernel_cotangent_by_tiles(op, c, x, g)
+    if _in_whole_matrices(c):
+        return _kernel_by_whole_matrices(op, c, x, g)
     if c.by_channel and c.sizes[-1] <= 2 * SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
         return _kernel_by_bands(op, c, x, g)
     if c.groups > 1 or c.taps > MANY_TAPS or (c.taps > 1 and c.inputs < FEW_CHANNELS):
@@ -76,6 +85,8 @@ def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) 
     """Return the gradient of the input in another form than a transposed convolution, None where it is not slower."""
     if _in_tiles(op, c):
         return winograd.input_cotangent_by_tiles(op, c, kernel, g)
+    if _in_whole_matrices(c):
+        return _input_by_whole_matrices(op, c, kernel, g)
     if c.by_channel and c.dense and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
         return by_bands(op, _turned(c), g, _flipped(op, c, kernel))
     if c.groups > 1:
@@ -90,6 +101,8 @@ def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Valu
     """Return the convolution as matrix products, None where the operator is not slower."""
     if _in_tiles(op, c):
         return winograd.convolution_by_tiles(op, c, x, kernel)
+    if _in_whole_matrices(c):
+        return _by_whole_matrices(op, c, x, kernel)
     if c.by_channel and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
         return by_bands(op, c, x, kernel)
     if c.groups > 1 or c.taps > MANY_TAPS or c.images == 1:
@@ -126,7 +139,8 @@ def _rows(w: Windows) -> int:
 
 def _swapped(op: GraphBuilder, value: ir.Value, rank: int) -> ir.Value:
     """Exchange images and channels."""
-    return op.Transpose(value, perm=[1, 0, *range(2, rank + 2)])
+    swapped = op.Transpose(value, perm=[1, 0, *range(2, rank + 2)])
+    return winograd.apart_from_products(op, swapped) if rank == 1 else swapped
 
 
 def _slices(
@@ -282,6 +296,44 @@ def _input_by_convolution(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.V
     return op.Conv(g, back, dilations=turned.dilations, pads=turned.begin + turned.end)
 
 
+def _in_whole_matrices(c: Layout) -> bool:
+    """Whether each channel has a kernel of its own, and a small matrix from all pixels to all positions."""
+    elements = c.positions * math.prod(c.sizes)
+    return c.by_channel and c.taps <= MANY_TAPS and elements <= min(FEW_ELEMENTS * c.images, MANY_ELEMENTS)
+
+
+def _by_whole_matrices(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
+    return _images_of(op, c, op.MatMul(_channels_first(op, c, x), _whole_matrices(op, c, kernel)), c.steps)
+
+
+def _input_by_whole_matrices(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value:
+    matrices = winograd.matrices_transposed(op, _whole_matrices(op, c, kernel))
+    return _images_of(op, c, op.MatMul(_channels_first(op, c, g), matrices), c.sizes)
+
+
+def _kernel_by_whole_matrices(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
+    pixels = winograd.matrices_transposed(op, _channels_first(op, c, x))
+    products = op.Reshape(op.MatMul(pixels, _channels_first(op, c, g)), [c.inputs, -1])
+    return op.Reshape(op.MatMul(products, _elements_of_matrices(op, c).T.copy()), c.kernel_shape)
+
+
+def _channels_first(op: GraphBuilder, c: Layout, value: ir.Value) -> ir.Value:
+    """Return images as (channels, images, pixels)."""
+    return op.Reshape(_swapped(op, value, len(c.sizes)), [c.inputs, c.images, -1])
+
+
+def _whole_matrices(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
+    """Return the matrix of each channel, (channels, pixels, positions)."""
+    rows = op.MatMul(op.Reshape(kernel, [c.inputs, -1]), _elements_of_matrices(op, c))
+    return op.Reshape(rows, [c.inputs, -1, c.positions])
+
+
+def _elements_of_matrices(op: GraphBuilder, c: Layout) -> np.ndarray:
+    """Return 1 where an element of the kernel stands in its channel's matrix, else 0: (taps, pixels * positions)."""
+    reads = _reads(op, c).reshape(c.taps, c.positions, -1)
+    return np.asarray(reads.transpose(0, 2, 1).reshape(c.taps, -1))
+
+
 def by_bands(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
     """Convolve each channel with its kernel."""
     product = op.MatMul(_lines(op, c, x), _bands(op, c, kernel))
@@ -290,7 +342,8 @@ def by_bands(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.V
 
 def _kernel_by_bands(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
     cotangents = op.Reshape(_positions_of(op, c, g), [c.inputs, -1, c.steps[-1]])
-    bands = op.MatMul(winograd.matrices_transposed(op, _lines(op, c, x)), cotangents)
+    products = op.MatMul(winograd.matrices_transposed(op, cotangents), _lines(op, c, x))  # the narrower is transposed
+    bands = op.Transpose(op.Reshape(products, [c.inputs, c.steps[-1], -1, c.sizes[-1]]), perm=[0, 2, 3, 1])
     places = _places(op, c)
     return op.Reshape(op.MatMul(op.Reshape(bands, [-1, places.shape[1]]), places.T.copy()), c.kernel_shape)
 
@@ -302,8 +355,22 @@ def _lines(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
     if n == 1:
         return swapped
     padded = _padded(op, swapped, [0, 0, *w.begin[:-1], 0], [0, 0, *w.end[:-1], 0])
-    lines = _slices(op, padded, w, c.steps, range(2, n + 1))
-    return op.Reshape(_side_by_side(op, lines, n + 1), [c.inputs, -1, _rows(w) * length])
+    if length > SMALL_LINE:
+        lines = op.Gather(op.Reshape(padded, [c.inputs * c.images, -1, length]), _lines_read(c), axis=1)
+    else:
+        lines = _side_by_side(op, _slices(op, padded, w, c.steps, range(2, n + 1)), n + 1)
+    return op.Reshape(lines, [c.inputs, -1, _rows(w) * length])
+
+
+def _lines_read(c: Layout) -> np.ndarray:
+    """Return which of the padded lines of an image are read: those of the first window, of the second, and so on."""
+    w, axes = c.windows, range(len(c.sizes) - 1)
+    sizes = [c.sizes[i] + w.begin[i] + w.end[i] for i in axes]
+    lines = np.arange(math.prod(sizes)).reshape(sizes)
+    for i in axes:
+        reads = np.arange(c.steps[i])[:, None] * w.strides[i] + np.arange(w.kernel[i]) * w.dilations[i]
+        lines = lines.take(reads, axis=2 * i)
+    return np.asarray(lines.transpose(*range(0, 2 * len(axes), 2), *range(1, 2 * len(axes), 2)).ravel())
 
 
 def _bands(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:

@@ -69,8 +69,11 @@ def kernel_cotangent_by_tiles(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Va
 
 
 def matrices_transposed(op: GraphBuilder, matrices: ir.Value) -> ir.Value:
-    """Transpose each matrix; onnxruntime 1.19 and 1.21 fuse Transpose and MatMul to an operator without float64."""
-    value = op.Transpose(matrices, perm=[0, 2, 1])
+    return apart_from_products(op, op.Transpose(matrices, perm=[0, 2, 1]))
+
+
+def apart_from_products(op: GraphBuilder, value: ir.Value) -> ir.Value:
+    """Keep Transpose apart from MatMul; onnxruntime 1.19 and 1.21 fuse them to an operator without float64."""
     return op.Neg(op.Neg(value)) if op.dtype is ir.DataType.DOUBLE else value
 
 
