@@ -18,7 +18,7 @@ from onnxtrain_sklearn import LoRA, OrtGradientClassifier, OrtGradientRegressor,
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SCHEMA, SETTINGS
-from tests.test_web_training import in_node
+from tests.helpers.web import in_node
 
 jsonschema = pytest.importorskip("jsonschema")
 

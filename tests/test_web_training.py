@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,25 +17,7 @@ from onnxtrain_sklearn._export.tensor_files import tensors_of
 from tests.helpers.several_outputs import KINDS, data, graph
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS
-from tests.helpers.web import ROOT, module, required_node
-
-
-def in_node(folder: Path, program: str) -> list[str]:
-    """Run lines of JavaScript, which have `trainer` and `file(name)` of the folder; return what they print."""
-    head = f"""
-import * as ort from {json.dumps(module("onnxruntime-node"))};
-import {{ readFile, writeFile }} from "node:fs/promises";
-import {{ Trainer, generator }} from {json.dumps(str(ROOT / "js" / "onnxtrain.mjs"))};
-const file = async (name) => readFile({json.dumps(str(folder))} + "/" + name);
-const floats = async (name) => new Float32Array(new Uint8Array(await file(name)).buffer);
-const trainer = await Trainer.load(ort, (name) => file("graphs/" + name));
-"""
-    end = f"await writeFile({json.dumps(str(folder / 'trained.safetensors'))}, trainer.saveState());"
-    (folder / "program.mjs").write_text(head + program + end)
-    command = [required_node(), str(folder / "program.mjs")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+from tests.helpers.web import in_node
 
 
 def test_a_fitted_pipeline_trained_in_node_comes_back_to_scikit_learn(tmp_path):

@@ -32,7 +32,13 @@ PACKAGES = (
 )
 HEADERS = "com.github.asus4.onnxruntime@0.4.9"  # for Unity: its plugin for iOS has the headers of the C API
 BROWSER = "@sparticuz/chromium@149.0.0"
-TESTS = ("tests/test_web.py", "tests/test_web_training.py", "tests/test_web_page.py", "tests/test_cpp.py")
+TESTS = (
+    "tests/test_web.py",
+    "tests/test_web_training.py",
+    "tests/test_web_recipes.py",
+    "tests/test_web_page.py",
+    "tests/test_cpp.py",
+)
 NOT_RUN = 77
 UNPACK = "import('@sparticuz/chromium').then((module) => module.default.executablePath())"
 

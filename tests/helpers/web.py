@@ -5,6 +5,7 @@ The environment variable ONNXTRAIN_WEB names the folder that ``python -m tests.w
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -86,3 +87,26 @@ def module(runtime: str) -> str:
     if not path.exists():
         pytest.skip(f"needs the npm package {runtime}: make test-web")
     return str(path)
+
+
+def in_node(folder: Path, program: str, runtime: str = "onnxruntime-node") -> list[str]:
+    """Run lines of JavaScript, which have ``ort`` and ``file(name)`` of the folder; return what they print.
+
+    Where the folder has training graphs, in ``graphs``, they have ``trainer`` too, whose state is written at the end.
+    """
+    head = f"""
+import * as ort from {json.dumps(module(runtime))};
+import {{ readFile, writeFile }} from "node:fs/promises";
+import {{ Trainer, generator }} from {json.dumps(str(ROOT / "js" / "onnxtrain.mjs"))};
+const file = async (name) => readFile({json.dumps(str(folder))} + "/" + name);
+const floats = async (name) => new Float32Array(new Uint8Array(await file(name)).buffer);
+"""
+    end = ""
+    if (folder / "graphs").exists():
+        head += 'const trainer = await Trainer.load(ort, (name) => file("graphs/" + name));\n'
+        end = f"await writeFile({json.dumps(str(folder / 'trained.safetensors'))}, trainer.saveState());"
+    (folder / "program.mjs").write_text(head + program + end)
+    command = [required_node(), str(folder / "program.mjs")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
