@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from .._data.text_columns import WARNINGS
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._recipes.base import BaseRecipe
+from ..models import Linear
 from .command import UsageError
 from .console import Console
 from .continuation import continue_training
@@ -25,6 +27,12 @@ from .trained import Rows, Trained
 
 if TYPE_CHECKING:
     import pandas
+
+LINEAR_STEPS: dict[str, object] = {"learning_rate_init": 0.05, "learning_rate": "cosine"}
+"""Settings of the linear model: at the rate of networks its weights are half way after the default number of epochs."""
+
+OF_STEPS = {*LINEAR_STEPS, "optimizer"}
+"""Parameters that say how far a step goes; those who set one set all."""
 
 
 def train_source(
@@ -58,6 +66,9 @@ def _estimator(
 ) -> Any:
     kind = OrtGradientClassifier if task == "classification" else OrtGradientRegressor
     estimator: Any = kind(source.model, random_state=seed, early_stopping=validation is not None)
+    if isinstance(source.model, Linear) and settings.keys().isdisjoint(OF_STEPS):
+        patience = {} if validation is not None else {"n_iter_no_change": math.inf}  # the rates are planned to the end
+        estimator.set_params(**LINEAR_STEPS, **patience)
     apply_settings(estimator, dict(settings))
     return estimator
 

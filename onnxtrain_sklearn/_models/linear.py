@@ -28,6 +28,10 @@ class Linear(GraphModel):
     -----
     The parameters are named ``weight`` (n_features, n_outputs) and ``bias`` (n_outputs,).
 
+    The default rate, 0.001, is one for networks. It is too low for a linear model on a table of some thousand rows,
+    whose weights are far from the best ones after 200 epochs. Give ``learning_rate_init=0.05, learning_rate="cosine"``,
+    or ``optimizer="lbfgs"``; classifiers with ``alpha=1.0`` have the loss of scikit-learn's ``LogisticRegression()``.
+
     Examples
     --------
     >>> from onnxtrain_sklearn import Linear

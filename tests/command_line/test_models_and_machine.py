@@ -7,8 +7,9 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from sklearn import datasets
 from sklearn.datasets import load_iris
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression
 
 from onnxtrain_sklearn._command_line import doctor, program
 from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines
@@ -167,3 +168,16 @@ def test_bench_of_what_no_engine_differentiates_fails(tmp_path, capsys):
     status, told = program_json(capsys, "bench", "mlp", "--set", "max_iter=3")
     assert status == 2
     assert "set by bench itself" in told["error"]["message"]
+
+
+def test_the_linear_model_learns_what_that_of_scikit_learn_does(tmp_path, capsys):
+    """Those who set how far a step goes set it all."""
+    table, progression = datasets.load_diabetes(return_X_y=True, as_frame=True)
+    table.assign(target=progression).to_csv(tmp_path / "diabetes.csv", index=False)
+    options = ["--target", "target", "--model", "linear", "--output", tmp_path / "m.onnx", "--holdout", "0"]
+    _, told = program_json(capsys, "train", tmp_path / "diabetes.csv", *options)
+    best = LinearRegression().fit(table, progression).score(table, progression)
+    assert told["scores"]["train"]["r2"] > best - 0.002
+    own = ["--set", "learning_rate_init=0.002"]
+    _, told = program_json(capsys, "train", tmp_path / "diabetes.csv", *options, *own)
+    assert told["epochs"] < 200  # a constant rate, until nothing improves
