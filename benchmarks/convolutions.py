@@ -21,7 +21,7 @@ import onnx_ir as ir
 import torch
 from convolution_networks import NETWORKS
 from engine_step import Net, settings
-from fit_step import RATE
+from fit_step import RATE, compile_at_once
 
 from onnxtrain_sklearn._gradient.portable.rules import convolution_products as products
 from onnxtrain_sklearn._gradient.portable.rules.windows import Layout, Windows
@@ -199,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", action="store_true", help="compare the forms of single layers instead")
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
+    compile_at_once()
     torch.set_num_threads(devices.available_threads())
     if options.layers:
         print(f"{'ratio to PyTorch':<26} {'output':>15}  {'input':>15}  {'kernel':>15}")

@@ -19,6 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 
 from onnxtrain_sklearn import MLP, SGD, Adam, OrtGradientClassifier
+from onnxtrain_sklearn._training.compiled_update import SAVINGS
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ OPTIMIZERS = ("sgd", "adam")
 RATE = 0.001
 
 Fit = Callable[[np.ndarray, np.ndarray], object]
+
+
+def compile_at_once() -> None:
+    """Let updates be compiled from the first step on, where llvmlite is installed."""
+    SAVINGS.suffice = True
 
 
 def ours(case: Case, optimizer: str, engine: str = "auto") -> Fit:
@@ -145,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeat", type=int, default=5, help="alternating repetitions (default: %(default)s)")
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="numbers from 0 (default: all)")
     options = parser.parse_args(arguments)
+    compile_at_once()
     names = [f"{name:>12}   {'ratio':>6}" for name in competitors() if name != "ours"]
     print(f"{'microseconds per step':<26} {'':<6} {'steps':>6} {'ours':>12} {' '.join(names)}")
     for case in (CASES[i] for i in options.cases):

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from fit_step import CASES, RATE, Case, Fit, data, sklearn_mlp
+from fit_step import CASES, RATE, Case, Fit, compile_at_once, data, sklearn_mlp
 
 OPTIMIZERS = ("sgd", "adamw")
 PACKAGES = ("onnxruntime", "llvmlite", "scikit-learn", "torch", "skorch", "numpy")
@@ -37,9 +37,8 @@ AIMS = {
 
 def ours(case: Case, optimizer: str) -> Fit:
     from onnxtrain_sklearn import MLP, SGD, AdamW, OrtGradientClassifier
-    from onnxtrain_sklearn._training.compiled_update import SAVINGS
 
-    SAVINGS.suffice = True
+    compile_at_once()
     return OrtGradientClassifier(
         MLP(case.layers[1:-1]),
         optimizer={"sgd": SGD(), "adamw": AdamW()}[optimizer],

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import scipy.sparse as sp
+from fit_step import compile_at_once
 from sklearn.linear_model import SGDClassifier
 
 from onnxtrain_sklearn import SGD, AdamW, Linear, OrtGradientClassifier
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--classes", type=int, nargs="+", default=[2, 20], help="classes (default: 2 20)")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
+    compile_at_once()
     for classes in options.classes:
         X, y = data(classes, options.columns)
         best = epoch_seconds(X, y, options.repeat)
