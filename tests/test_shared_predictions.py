@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnxruntime
@@ -12,6 +13,7 @@ from numpy.testing import assert_array_equal
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._inference import templates
 from onnxtrain_sklearn._inference.graph import inference_model
+from onnxtrain_sklearn._runtime import sessions
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -61,4 +63,25 @@ def test_validation_scores_are_those_of_the_current_weights():
         expected.append(curve(seed))
     clear_cache()
     assert [curve(seed) for seed in (0, 1)] == expected
+    assert expected[0] != expected[1]
+
+
+def test_fits_share_the_session_that_scores_validation_rows(monkeypatch):
+    """Also those in other threads: each run reads the parameters of its own fit."""
+
+    def curve(seed):
+        net = OrtGradientClassifier(
+            MLP((5,)), random_state=seed, early_stopping=True, scoring="neg_log_loss", max_iter=20
+        )
+        return net.fit(X, (Y > 0).astype(int)).validation_scores_
+
+    expected = []
+    for seed in range(4):
+        clear_cache()
+        expected.append(curve(seed))
+    made, create = list[object](), sessions.create_session
+    monkeypatch.setattr(sessions, "create_session", lambda *a, **k: made.append(a) or create(*a, **k))
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(curve, range(4))) == expected
+    assert not made
     assert expected[0] != expected[1]

@@ -17,6 +17,9 @@ from .queries import attribute, describe, every_node, is_read, operand
 UNIFORM, NORMAL = frozenset({"RandomUniform", "RandomUniformLike"}), frozenset({"RandomNormal", "RandomNormalLike"})
 DRAWING = UNIFORM | NORMAL | {"Bernoulli", "Multinomial"}
 
+_WITH_GENERATOR = DRAWING | set("Dropout BiasDropout BitmaskDropout BitmaskBiasDropout Sampling".split())
+"""Operators with a generator of random numbers that belongs to the session."""
+
 _LESS = frozenset({("Less", 0), ("LessOrEqual", 0), ("Greater", 1), ("GreaterOrEqual", 1)})
 _MORE = frozenset({("Less", 1), ("LessOrEqual", 1), ("Greater", 0), ("GreaterOrEqual", 0)})
 _LINEAR = frozenset("Add Cast Div Expand Identity Mul Neg Reshape Sub Sum Unsqueeze".split())
@@ -25,6 +28,11 @@ _LINEAR = frozenset("Add Cast Div Expand Identity Mul Neg Reshape Sub Sum Unsque
 def is_random(node: ir.Node) -> bool:
     """Whether a node draws random numbers in inference too."""
     return node.op_type in DRAWING and not node.domain
+
+
+def is_stateless(graph: ir.Graph) -> bool:
+    """Whether runs of a session do not depend on earlier ones."""
+    return all(node.op_type not in _WITH_GENERATOR for node in every_node(graph))
 
 
 def replace_random(graph: ir.Graph) -> None:

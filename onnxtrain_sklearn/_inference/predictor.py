@@ -19,6 +19,7 @@ from .._graph.protobuf import to_proto
 from .._graph.queries import constant
 from .._runtime import devices, sessions
 from .._runtime.devices import Device
+from .._runtime.shared_sessions import shared_session
 from .._support.typing import DType
 from ..exceptions import ModelError
 
@@ -51,12 +52,15 @@ class PredictionGraph:
         Numbers for each row of its largest value.
     is_large : bool
         Whether its weights are so many that several threads pay.
+    is_shared : bool
+        Whether other estimators may use its session too.
     """
 
     content: bytes
     outputs: tuple[str, ...]
     widest: int
     is_large: bool
+    is_shared: bool = False
 
 
 def prediction_graph(model: ir.Model) -> PredictionGraph:
@@ -100,7 +104,13 @@ class Predictor:
         self._width = 1 if self._sparse else width
         self._inner, self.outputs = graph.widest, graph.outputs
         threads = devices.available_threads() if graph.is_large else 1
-        self._session = sessions.create_session(graph.content, device, threads=threads, options=session_options)
+        if graph.is_shared:  # by fits that score validation rows by their parameters as they are
+            memory = 4.0 * graph.widest * CHUNK_ROWS
+            self._session = shared_session(
+                graph.content, device, threads=threads, options=session_options, memory=memory
+            )
+        else:
+            self._session = sessions.create_session(graph.content, device, threads=threads, options=session_options)
         self._run_session = sessions.session_runner(self._session)
 
     def _with_inputs(self, model: ir.Model, sparse: Collection[str]) -> PredictionGraph:

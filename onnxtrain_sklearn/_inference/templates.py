@@ -17,6 +17,7 @@ import onnx_ir as ir
 from .._graph.edits import initializers_to_inputs
 from .._graph.fake_quantization import holds_fakes, requantized
 from .._graph.protobuf import to_proto
+from .._graph.random_nodes import is_stateless
 from .._graph.reweighted import form_of
 from .._graph.structure import structure
 from .._graph.trainable import TrainableModel
@@ -86,7 +87,9 @@ def _template(
         if tensor.name in zeros:
             tensor.ClearField("raw_data")
     found = places(graph.graph, head, model.dtype, {node.name for node in model.model.graph})
-    return _Template(proto, replace(prediction_graph(graph), content=b""), found)
+    holds_numbers = bool(found) or not {*live} >= zeros.keys()  # of one fit
+    is_shared = not holds_numbers and is_stateless(graph.graph)
+    return _Template(proto, replace(prediction_graph(graph), content=b"", is_shared=is_shared), found)
 
 
 def _form(model: TrainableModel) -> tuple[object, ...]:

@@ -21,7 +21,8 @@ from .._graph.first_products import FirstProduct, take_first_products
 from .._graph.limits import bytes_per_element
 from .._graph.lookups import LARGE, Lookup, put_back_lookups, take_lookups
 from .._graph.protobuf import to_proto
-from .._graph.queries import dims, every_node
+from .._graph.queries import dims
+from .._graph.random_nodes import is_stateless
 from .._graph.reweighted import form_of
 from .._graph.structure import structure, values_digest
 from .._graph.torch_program import is_from_torch
@@ -112,12 +113,6 @@ class PassSource:
 
 LARGEST_FROZEN = 2**24
 """Bytes of frozen weights from which on a graph is neither compared nor kept."""
-
-_RANDOM = frozenset(
-    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike BiasDropout "
-    "BitmaskDropout BitmaskBiasDropout Sampling".split()
-)
-"""Operators with a generator of random numbers that belongs to the session."""
 
 _programs: Cache[PassProgram] = Cache(128, 2**26, lambda program: len(program.graph) + 2**12)
 
@@ -218,7 +213,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         forward_work,
         memory_of(model.graph),
         tuple(map(_alone, emitted.random)),
-        all(node.op_type not in _RANDOM for node in every_node(model.graph)),
+        is_stateless(model.graph),
         emitted.products,
         emitted.lookups,
         again,
