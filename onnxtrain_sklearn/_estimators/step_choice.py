@@ -45,7 +45,7 @@ def prepare_step(
 
 def _settings_key(settings: StepSettings) -> tuple[object, ...]:
     """Return a key that is equal for settings of equal content."""
-    objects = content([settings.loss, settings.optimizer, settings.session_options])
+    objects = tuple(map(content, (settings.loss, settings.optimizer, settings.session_options)))
     numbers = (settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.accumulate, settings.ema_decay)
     return (
         objects,
