@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.metrics import get_scorer, log_loss
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.utils import get_tags
 from sklearn.utils.class_weight import compute_sample_weight
@@ -260,6 +260,8 @@ class TestScikitLearn:
         assert search.best_params_ == {"max_iter": 30}
         assert search.predict(X).shape == Y.shape
         assert cross_val_score(search.best_estimator_, X, Y, cv=3, scoring="f1_micro").min() > 0.7
+        p = cross_val_predict(search.best_estimator_, X, Y, cv=3, method="predict_proba")
+        assert ((p > 0.5) == Y).mean() > 0.8
 
     @pytest.mark.parametrize("wrap", [MultiOutputClassifier, ClassifierChain])
     def test_around_it(self, wrap):
