@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning
 
-from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._optimizers.update_graph import update_graph
+from onnxtrain_sklearn._runtime import machine_code
 from onnxtrain_sklearn._runtime.machine_code import MachineCode
 from onnxtrain_sklearn._training import compiled_update
 from onnxtrain_sklearn._training.loop_code import INSTRUCTIONS, INTRINSICS, LANES
@@ -129,18 +132,22 @@ def test_rows_that_occur_are_updated_by_compiled_loops(compiled, monkeypatch):
         assert found[1][name].tobytes() == array.tobytes(), name
 
 
-@pytest.mark.parametrize("reason", ["not installed", "refused"])
+@pytest.mark.parametrize("reason", ["not installed", "refused", "broken"])
 def test_numpy_goes_on_where_nothing_can_be_compiled(reason, compiled, monkeypatch):
     let_compiling_take(0.0, monkeypatch)
+    clear_cache()
     if reason == "refused":
         monkeypatch.setattr(compiled_update, "loop_code", lambda *_: "no code")
+    elif reason == "broken":
+        machine_code._llvm.cache_clear()
+        monkeypatch.setitem(sys.modules, "llvmlite", None)
     else:
         monkeypatch.setattr(compiled_update, "is_installed", lambda: False)
     X, optimizer = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32), SGD(momentum=0.125)
     estimator = OrtGradientRegressor(MLP((4,)), optimizer=optimizer, random_state=0).partial_fit(X, X[:, 0])
     before = estimator.weights_["layers.0.weight"]
     assert not np.array_equal(estimator.partial_fit(X, X[:, 0]).weights_["layers.0.weight"], before)
-    assert len(compiled) == (reason == "refused")  # not tried again
+    assert len(compiled) == (reason != "not installed")  # not tried again
 
 
 def test_code_that_llvm_does_not_accept_is_an_error():

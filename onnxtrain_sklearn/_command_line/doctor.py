@@ -16,12 +16,17 @@ from typing import Any
 
 import numpy as np
 import onnx.parser
+import onnx_ir as ir
 from sklearn.datasets import load_iris
 
 from .._estimators.classifier import OrtGradientClassifier
 from .._gradient.engine import available_engines, gradient_graph
-from .._runtime import capabilities, devices, distributions, sessions
+from .._optimizers.update_graph import update_graph
+from .._runtime import capabilities, devices, distributions, machine_code, sessions
+from .._training.compiled_update import compiled_update
+from .._training.numpy_update import formula_of, numpy_update
 from ..models import MLP
+from ..optimizers import AdamW
 from .command import Command, Outcome, Record
 from .console import Console, sentence
 from .deployed import runner_of, save
@@ -95,6 +100,8 @@ def _checks(console: Console) -> list[dict[str, Any]]:
     for engine in available_engines():
         found.append(_check(f"gradient by {engine}", partial(_check_gradient, engine), console))
         found.append(_check(f"training by {engine}", partial(_check_training, engine, "cpu"), console))
+    if machine_code.is_installed():
+        found.append(_check("updates by llvmlite", _check_compiled_update, console))
     if "CUDAExecutionProvider" in devices.available_providers():
         found.append(_check("training on cuda", partial(_check_training, "auto", "cuda"), console))
     return found
@@ -120,6 +127,21 @@ def _check_gradient(engine: str) -> str:
     if not error < 1e-5:
         raise ValueError(f"The gradient of the sum of cubes is off by {error:.2g}.")
     return f"off by {error:.1g}"
+
+
+def _check_compiled_update() -> str:
+    """Compile the update of AdamW, and compare its result with NumPy's."""
+    graph = update_graph(AdamW(), ir.DataType.FLOAT)
+    formula, results = formula_of(graph), []
+    assert formula is not None
+    for make in (numpy_update, compiled_update):
+        vectors = {name: np.linspace(0.1, 1, 99, dtype=np.float32) for name in ("parameters", *graph.slots)}
+        scalars = {name: np.array(value, np.float32) for name, value in graph.coefficients(0.1, 1).items()}
+        make(formula, vectors, np.linspace(-1, 1, 99, dtype=np.float32), scalars).run()
+        results.append({name: vector.tobytes() for name, vector in vectors.items()})
+    if results[0] != results[1]:
+        raise ValueError("The compiled update of AdamW differs from NumPy's.")
+    return "equal to NumPy's to the bit"
 
 
 def _check_training(engine: str, device: str) -> str:

@@ -86,7 +86,7 @@ def formula_update(
     if SAVINGS.suffice and is_installed():
         try:
             return compiled_update(formula, vectors, gradients, scalars)
-        except RuntimeError:  # LLVM does not know the processor, or may not write code: NumPy computes the same
+        except (ImportError, OSError, RuntimeError):  # a broken or old llvmlite, an unknown processor, no rights
             SAVINGS.forget()
     return numpy_update(formula, vectors, gradients, scalars)
 

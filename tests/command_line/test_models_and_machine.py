@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import joblib
 import numpy as np
 import onnx
@@ -143,6 +145,19 @@ def test_doctor_fails_and_advises(capsys, monkeypatch):
     assert "pip uninstall -y onnxruntime onnxruntime-gpu" in printed
     assert program.main(["doctor", "--no-self-test"]) == 0
     assert "gradient by" not in capsys.readouterr().out
+
+
+def test_doctor_compares_compiled_updates(capsys, monkeypatch):
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr(doctor, "available_engines", list)
+    status, told = program_json(capsys, "doctor")
+    assert status == 0
+    assert [check["name"] for check in told["self_test"]] == ["updates by llvmlite"]
+    monkeypatch.setattr(doctor, "compiled_update", lambda formula, vectors, *_: SimpleNamespace(run=lambda: None))
+    assert program.main(["doctor", "-q"]) == 1
+    assert "FAILED updates by llvmlite" in capsys.readouterr().out
+    monkeypatch.setattr(doctor.machine_code, "is_installed", lambda: False)
+    assert program_json(capsys, "doctor")[1]["self_test"] == []
 
 
 @pytest.mark.parametrize("model", ["linear", "graph"])
