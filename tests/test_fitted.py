@@ -253,6 +253,14 @@ class TestGoOn:
         pipeline = make_pipeline(StandardScaler(), classifier(model)).fit(X, BINARY)
         assert pipeline.score(X, BINARY) > 0.9
 
+    @pytest.mark.parametrize("scalers", [1, 2])
+    def test_without_probabilities_at_the_end_of_pipelines(self, scalers):
+        model = LinearSVC()
+        for _ in range(scalers):
+            model = make_pipeline(StandardScaler(), model)
+        model.fit(X, BINARY)
+        assert (classifier(model, learning_rate_init=1e-30).fit(X, BINARY).predict(X) == model.predict(X)).all()
+
     @pytest.mark.parametrize("wrap", [FrozenEstimator, lambda m: GridSearchCV(m, {"alpha": [1.0]}, cv=2)])
     def test_unwraps(self, wrap):
         model = wrap(Ridge().fit(X, NUMBER)).fit(X, NUMBER)

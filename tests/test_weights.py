@@ -97,6 +97,7 @@ CASES = {
         ATTENTION.format("E = Mul(Q, val_69) F = Mul(T, val_69) S = MatMul(E, F)"),
         SCORES | {"val_69": np.full(1, 4**-0.25, np.float32)}, set(SCORES),
     ),
+    "factor": (ATTENTION.format("D = MatMul(Q, T) S = Mul(D, g)"), SCORES | {"g": single(0.0431)}, {*SCORES, "g"}),
     "temperature that is learned": (
         ATTENTION.format("D = MatMul(Q, T) S = Mul(D, temperature)"),
         SCORES | {"temperature": single(1)}, {*SCORES, "temperature"},

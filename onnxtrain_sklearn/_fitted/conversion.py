@@ -121,9 +121,20 @@ def _inputs(estimator: Estimator, columns: Mapping[str, bool] | None) -> list[tu
 
 
 def _options(estimator: Estimator) -> dict[int, dict[str, Any]] | None:
-    """Return the options of skl2onnx, None where there are none: given any, it searches all estimators of ensembles."""
+    """Return the options of skl2onnx, None where there are none: given any, it searches all estimators of ensembles.
+
+    The last classifier of a pipeline needs an entry, if an empty one: else it gets a zipmap, which not all take.
+    """
     last = record_of(estimator).last
-    return {id(last): {"zipmap": False}} if "zipmap" in skl2onnx_bridge.allowed_options(type(last)) else None
+    if "zipmap" in skl2onnx_bridge.allowed_options(type(last)):
+        return {id(last): {"zipmap": False}}
+    return {id(step): {} for step in _last_steps(estimator)} or None
+
+
+def _last_steps(estimator: Estimator) -> Iterator[Estimator]:
+    while isinstance(estimator, Pipeline):
+        estimator = estimator.steps[-1][1]
+        yield estimator
 
 
 def _convertible(estimator: Estimator) -> Any:

@@ -316,8 +316,14 @@ def _are_pairs(rows: np.ndarray) -> bool:
     return any(np.allclose(pair, 1, rtol=0, atol=1e-4) for pair in pairs)
 
 
+_LARGEST_DIMENSION = 16384
+"""Of the vectors whose products are divided by its root."""
+
+
 def _is_root(number: float) -> bool:
-    """Whether a number is the second or fourth root of a dimension."""
-    if not 1 < number < 1e4:
-        return False
-    return any(abs(x - round(x)) <= 1e-5 * x for x in (number**2, number**4))
+    """Whether a number is the second or fourth root of a dimension, as float32 gives it.
+
+    Powers of other numbers, such as trained factors, are near an integer as well where they are large.
+    """
+    powers = (number**2, number**4) if 1 < number < _LARGEST_DIMENSION else ()
+    return any(x <= _LARGEST_DIMENSION and abs(x - round(x)) <= 2e-6 * x for x in powers)
