@@ -34,6 +34,8 @@ from .deployed import runner_of, save
 REQUIRED = ("onnxtrain-sklearn", "numpy", "scipy", "scikit-learn", "onnx", "onnx-ir", "skl2onnx", "flatbuffers")
 OPTIONAL = ("llvmlite", "pandas", "pyarrow", "matplotlib", "skops", "joblib", "torch", "lightgbm", "xgboost")
 
+COMPILED = "updates by llvmlite"
+
 CUBE = """<ir_version: 8, opset_import: ["": 18]>
     cube (float[3] x) => (float y) { square = Mul(x, x) cubes = Mul(square, x) y = ReduceSum <keepdims = 0> (cubes) }"""
 
@@ -87,8 +89,10 @@ def _advice(record: Record) -> list[str]:
         advice.append(
             "The engine ort-training needs onnxruntime-training (Linux, Python up to 3.12); portable needs none."
         )
-    if record["optional"]["llvmlite"] is None:
-        advice.append("Optimizers take a fifth of the time with compiled loops: pip install llvmlite.")
+        if record["optional"]["llvmlite"] is None:  # the training build has fused kernels instead
+            advice.append("Updates of AdamW take a fifth of the time, to the same weights: pip install llvmlite.")
+    if any(check["name"] == COMPILED and not check["passed"] for check in record["self_test"]):
+        advice.append("pip install -U llvmlite, or uninstall it: NumPy updates to the same weights.")
     lacking = [name for name in ("pandas", "pyarrow", "matplotlib") if record["optional"][name] is None]
     if lacking:
         advice.append(f"train and predict lack {', '.join(lacking)}: pip install {' '.join(lacking)}.")
@@ -101,7 +105,7 @@ def _checks(console: Console) -> list[dict[str, Any]]:
         found.append(_check(f"gradient by {engine}", partial(_check_gradient, engine), console))
         found.append(_check(f"training by {engine}", partial(_check_training, engine, "cpu"), console))
     if machine_code.is_installed():
-        found.append(_check("updates by llvmlite", _check_compiled_update, console))
+        found.append(_check(COMPILED, _check_compiled_update, console))
     if "CUDAExecutionProvider" in devices.available_providers():
         found.append(_check("training on cuda", partial(_check_training, "auto", "cuda"), console))
     return found

@@ -172,6 +172,6 @@ def _warn_of_others(others: Mapping[str, Sequence[str]]) -> None:
     several = ", ".join(f"{name!r} (from {', '.join(map(repr, sources))})" for name, sources in others.items())
     warn(
         f"PyTorch's exporter computed results of parameters in advance: {several}. The results are trained in place of "
-        f"the parameters, otherwise than in PyTorch. Export with torch.onnx.export(..., optimize=False), which "
-        f"computes nothing in advance."
+        f"the parameters, which PyTorch would train. To train these, export with "
+        f"torch.onnx.export(..., optimize=False)."
     )

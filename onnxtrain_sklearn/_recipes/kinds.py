@@ -61,7 +61,7 @@ class ClassifierRecipe(ClassifierMixin, RecipeTrainingFiles):
         if targets.task == "multioutput":
             raise ValueError(
                 f"{type(self).__name__} takes one label a row, or several that are 0 or 1; y holds several of other "
-                f"classes. Take sklearn.multioutput.MultiOutputClassifier around it."
+                f"classes. Wrap it in sklearn.multioutput.MultiOutputClassifier."
             )
         return targets
 

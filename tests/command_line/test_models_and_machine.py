@@ -155,7 +155,9 @@ def test_doctor_compares_compiled_updates(capsys, monkeypatch):
     assert [check["name"] for check in told["self_test"]] == ["updates by llvmlite"]
     monkeypatch.setattr(doctor, "compiled_update", lambda formula, vectors, *_: SimpleNamespace(run=lambda: None))
     assert program.main(["doctor", "-q"]) == 1
-    assert "FAILED updates by llvmlite" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "FAILED updates by llvmlite" in printed
+    assert "advice: pip install -U llvmlite" in printed
     monkeypatch.setattr(doctor.machine_code, "is_installed", lambda: False)
     assert program_json(capsys, "doctor")[1]["self_test"] == []
 
