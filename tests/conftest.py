@@ -11,6 +11,7 @@ os.environ["SCIPY_ARRAY_API"] = "1"
 
 import pytest
 
+from onnxtrain_sklearn._training.compiled_update import SAVINGS, Savings
 from tests.helpers import selection
 
 
@@ -73,6 +74,12 @@ def pytest_collection() -> Generator[None, object, object]:
         youngest, middle, oldest = gc.get_threshold()
         gc.set_threshold(10 * youngest, middle, 10 * oldest)
         gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def updates_of_a_new_process() -> None:
+    """Let each test begin with updates by NumPy, whatever tests before it did in the process."""
+    vars(SAVINGS).update(vars(Savings()))
 
 
 @pytest.fixture(params=["host", "device"])
