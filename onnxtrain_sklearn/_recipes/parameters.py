@@ -111,7 +111,7 @@ model_ : onnx.ModelProto
 
 FOR_CLASSES: Mapping[str, str] = {
     "attributes": f"Attributes\n----------\n{_CLASSES}{_ATTRIBUTES}",
-    "score": 'the accuracy, of several labels a row "neg_log_loss"',
+    "score": 'the accuracy; for several labels a row "neg_log_loss"',
 }
 """What the documentation of a classifier says in place of names in braces."""
 
