@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from threading import Event, Thread
 
 import numpy as np
 import onnx_ir as ir
@@ -153,3 +156,29 @@ def test_numpy_goes_on_where_nothing_can_be_compiled(reason, compiled, monkeypat
 def test_code_that_llvm_does_not_accept_is_an_error():
     with pytest.raises(RuntimeError, match="expected"):
         MachineCode("no code")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_child_that_is_forked_while_another_thread_compiles_compiles_too():
+    text, stop, results = "define void @run(ptr %argument) {\n  ret void\n}", Event(), []
+
+    def compile_on():
+        while not stop.is_set():
+            MachineCode(text)
+
+    MachineCode(text)
+    thread = Thread(target=compile_on)
+    thread.start()
+    for _ in range(8):
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # ends a child that waits
+            MachineCode(text)
+            os._exit(0)
+        results.append(os.waitpid(child, 0)[1])
+        if results[-1]:
+            break
+    stop.set()
+    thread.join()
+    assert not any(results)

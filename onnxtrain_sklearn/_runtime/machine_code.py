@@ -6,10 +6,13 @@ The text is the same on every machine. LLVM translates it for the processor that
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
+from threading import local
 from typing import Any
 
 COMPILER = "llvmlite"
@@ -58,3 +61,21 @@ def _llvm() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     return binding
+
+
+_lock_at_fork = local()
+
+
+def _take_lock() -> None:
+    """Wait until no other thread compiles: in a forked child nobody releases a lock that one held."""
+    library = getattr(sys.modules.get(f"{COMPILER}.binding.ffi"), "lib", None)
+    _lock_at_fork.lock = getattr(library, "_lock", nullcontext())
+    _lock_at_fork.lock.__enter__()
+
+
+def _release_lock() -> None:
+    _lock_at_fork.lock.__exit__(None, None, None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_take_lock, after_in_parent=_release_lock, after_in_child=_release_lock)
