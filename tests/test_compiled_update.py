@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+import weakref
 from threading import Event, Thread
 
 import numpy as np
@@ -90,6 +92,21 @@ def test_results_are_those_of_numpy_to_the_bit(optimizer, size, kind):
     assert not np.array_equal(theirs["parameters"], before["parameters"])
     for name, vector in theirs.items():
         assert ours[name].tobytes() == vector.tobytes(), name
+
+
+def test_a_loop_keeps_its_arrays():
+    graph = update_graph(AdamW(), ir.DataType.FLOAT)
+    formula, vectors = formula_of(graph), arrays(graph, 100, np.float32)
+    scalars = {name: np.array(value, np.float32) for name, value in graph.coefficients(0.1, 1).items()}
+    given = [*vectors.values(), np.ones(100, np.float32), *scalars.values()]
+    known = [weakref.ref(array) for array in given]
+    run = compiled_update.compiled_update(formula, vectors, given[-1 - len(scalars)], scalars).run
+    del vectors, scalars, given
+    gc.collect()
+    run()
+    assert all(one() is not None for one in known)
+    del run
+    assert all(one() is None for one in known)
 
 
 @pytest.mark.parametrize(

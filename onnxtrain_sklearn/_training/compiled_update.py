@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -60,20 +60,17 @@ def saved_by_compiling(update: object) -> float:
 
 @dataclass(frozen=True, eq=False)
 class CompiledUpdate:
-    """An update in place by a compiled loop.
-
-    Attributes
-    ----------
-    run : callable
-    addresses : ndarray of int64
-        The argument of the loop.
-    arrays : tuple of ndarray
-        What it points to.
-    """
+    """An update in place by a compiled loop; ``run`` keeps all that the loop reads and writes."""
 
     run: Callable[[], object]
-    addresses: np.ndarray
-    arrays: tuple[np.ndarray, ...]
+
+
+class _Argument(ctypes.c_void_p):
+    """The argument of a loop: a pointer that keeps the arrays behind it."""
+
+    def __init__(self, arrays: Sequence[np.ndarray], count: int) -> None:
+        self._kept = np.array([count, *(array.ctypes.data for array in arrays)], np.int64), arrays
+        super().__init__(self._kept[0].ctypes.data)
 
 
 VectorUpdate: TypeAlias = Binding | CompiledUpdate | NumpyUpdate
@@ -103,5 +100,4 @@ def compiled_update(
     code = _loops.get(key, lambda: MachineCode(loop_code(formula, list(long), list(short), kind)))
     arrays = *long.values(), *(np.asarray(array, dtype) for array in short.values())
     assert all(array.flags.c_contiguous for array in arrays)
-    addresses = np.array([len(gradients), *(array.ctypes.data for array in arrays)], np.int64)
-    return CompiledUpdate(partial(code, ctypes.c_void_p(addresses.ctypes.data)), addresses, arrays)
+    return CompiledUpdate(partial(code, _Argument(arrays, len(gradients))))
