@@ -31,6 +31,7 @@ from onnxtrain_sklearn._training.step import Rates
 
 WAITS: Mapping[str, Mapping[str, object]] = {
     f"{SPIN_MICROSECONDS} us": {},
+    "20 us": {SPIN: 20},
     "300 us": {SPIN: 300},
     "16 ms": {SPIN: 16000},
     "asleep": {"session.intra_op.allow_spinning": 0},

@@ -162,7 +162,7 @@ def test_defaults():
 
 def test_threads_without_work_sleep_soon():
     entry = "session.intra_op.spin_duration_us"
-    assert options_of().get_session_config_entry(entry) == "20"
+    assert options_of().get_session_config_entry(entry) == "50"
     assert options_of(**{entry: 1000}).get_session_config_entry(entry) == "1000"
 
 

@@ -19,11 +19,11 @@ from .session_options import set_option
 
 InferenceSession: TypeAlias = "onnxruntime.InferenceSession"
 
-SPIN_MICROSECONDS = 20
+SPIN_MICROSECONDS = 50
 """How long a thread without work looks for some before it sleeps; onnxruntime can be told so from 1.26 on.
 
 By default it spins for 3 to 500 ms, as the processor has it, and takes a core from whatever else runs: with another
-process on one of two cores, steps of convolutional networks take 1.3 to 1.8 times as long as with these microseconds.
+process on one of two cores, steps of convolutional networks take 1.3 to 1.9 times as long as with these microseconds.
 """
 
 SPIN = "session.intra_op.spin_duration_us"
