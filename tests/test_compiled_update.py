@@ -94,6 +94,21 @@ def test_results_are_those_of_numpy_to_the_bit(optimizer, size, kind):
         assert ours[name].tobytes() == vector.tobytes(), name
 
 
+def test_constants_that_differ_between_elements_are_left_to_the_session(compiled, monkeypatch):
+    class Masked(Optimizer):
+        def update(self, op, parameters, gradients, state, coefficients):
+            mask = op.constant(np.float32([1, 0, 1, 0]))
+            return op.Sub(parameters, op.Mul(op.Mul(gradients, mask), coefficients["learning_rate"])), {}
+
+    let_compiling_take(0.0, monkeypatch)
+    X = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
+    estimator = OrtGradientRegressor(Linear(), optimizer=Masked(), random_state=0).partial_fit(X, X[:, 0])
+    before = np.concatenate([array.ravel() for array in estimator.weights_.values()])
+    after = np.concatenate([array.ravel() for array in estimator.partial_fit(X, X[:, 0]).weights_.values()])
+    assert (before != after).tolist() == [True, False, True, False]
+    assert not compiled
+
+
 def test_a_loop_keeps_its_arrays():
     graph = update_graph(AdamW(), ir.DataType.FLOAT)
     formula, vectors = formula_of(graph), arrays(graph, 100, np.float32)

@@ -89,7 +89,9 @@ def update_graph(
         append_output(op.graph, value, f"new_{name}", vectors[name])
     if decaying is not None:
         _require_scheduled(author, decaying, scalars)
-    elementwise = rule.elementwise and all(node.op_type in _ELEMENTWISE for node in op.graph)
+    numbers = [value.const_value for value in op.graph.initializers.values()]
+    alike = all(number is None or number.size == 1 for number in numbers)  # else elements have constants of their own
+    elementwise = rule.elementwise and alike and all(node.op_type in _ELEMENTWISE for node in op.graph)
     return UpdateGraph(ir.Model(op.graph, ir_version=8), slots, rule.coefficients, elementwise, scheduled)
 
 

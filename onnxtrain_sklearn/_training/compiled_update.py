@@ -98,6 +98,6 @@ def compiled_update(
     kind = ELEMENT_TYPES[dtype.char]
     key = tuple(formula.nodes), tuple(long), tuple(short), kind
     code = _loops.get(key, lambda: MachineCode(loop_code(formula, list(long), list(short), kind)))
-    arrays = *long.values(), *(np.asarray(array, dtype) for array in short.values())
-    assert all(array.flags.c_contiguous for array in arrays)
+    arrays = *long.values(), *short.values()
+    assert all(array.dtype == dtype and array.flags.c_contiguous for array in arrays)
     return CompiledUpdate(partial(code, _Argument(arrays, len(gradients))))

@@ -28,12 +28,12 @@ from .trees import float32_cuts
 Nodes = dict[str, np.ndarray]
 
 
-def categories_by_column(model: object) -> dict[int, np.ndarray]:
+def categories_by_column(model: Estimator | None) -> dict[int, np.ndarray]:
     """Return the categories of the columns that a histogram booster encodes itself, by position in the data."""
     preprocessor = getattr(model, "_preprocessor", None)
-    if preprocessor is None:
+    if model is None or preprocessor is None:
         return {}
-    columns = np.flatnonzero(model.is_categorical_)  # type: ignore[attr-defined]
+    columns = np.flatnonzero(model.is_categorical_)
     encoder = preprocessor.named_transformers_["encoder"]
     return dict(zip(columns.tolist(), encoder.categories_, strict=True))
 
