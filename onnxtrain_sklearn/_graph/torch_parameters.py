@@ -16,6 +16,7 @@ from .builder import GraphBuilder
 from .edits import copy_initializer, replace_value
 from .names import names_of
 from .queries import int_attribute
+from .torch_bounds import restore_bounds, warn_of_unrecorded_bounds
 from .torch_computed import recompute_folded
 from .torch_folded import separate_folded
 from .torch_merged import separate_merged
@@ -38,6 +39,9 @@ def restore_parameters(graph: ir.Graph) -> None:
         recompute_folded(graph, program)
         _share_copies(graph, program)
         _restore_biases(graph, program)
+        restore_bounds(graph, program)
+    else:
+        warn_of_unrecorded_bounds(graph)
     _share_tables(graph)
 
 

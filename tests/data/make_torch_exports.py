@@ -229,6 +229,21 @@ class InPlaceOfParameters(nn.Module):
         return self.head(torch.tanh(x @ (self.first @ self.second)) + x @ self.both[:4] * torch.sin(x @ self.both[4:]))
 
 
+class Bounded(nn.Module):
+    """Bounds that are parameters: of clamps from below, above and both, by numbers and by columns, one read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+        self.low, self.high = nn.Parameter(torch.tensor(-0.4)), nn.Parameter(torch.tensor(0.5))
+        self.floor, self.ceiling = nn.Parameter(torch.tensor(-0.1)), nn.Parameter(torch.tensor([0.2, 0.3, 0.1, 0.4]))
+
+    def forward(self, x):
+        rows = self.second(torch.clamp(self.first(x), self.low, self.high))
+        rows = torch.clamp(rows, max=self.high) + torch.clamp(rows, min=self.floor)
+        return self.head(torch.clamp(torch.tanh(rows), max=self.ceiling))
+
+
 def rows_of(name: str) -> torch.Tensor:
     if name in ("shared", "padded"):
         return torch.randint(0, 7, (12, 3))
@@ -273,6 +288,7 @@ def main() -> None:
         "fresh": Fresh, "shared": Shared, "constants": Constants, "padded": Padded, "crossed": Crossed,
         "grouped": Grouped, "folded": Folded, "merged": Merged, "repeated": Repeated,
         "twice": Twice, "computed": Computed, "replaced": InPlaceOfParameters,
+        "bounded": Bounded,
     }  # fmt: skip
     for name in sys.argv[1:] or modules:
         torch.manual_seed(3)
