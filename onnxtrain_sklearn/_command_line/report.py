@@ -110,7 +110,7 @@ def _settings(record: Record) -> list[list[str]]:
     file, columns = record["onnx"], record["columns"]
     listed = ", ".join(columns[:20]) + (f" and {len(columns) - 20} more" if len(columns) > 20 else "")
     return [
-        ["task", record["task"]],
+        ["task", f"{record['task']}, as {record['task_reason']}"],
         ["columns", listed],
         ["settings", ", ".join(f"{name}={value!r}" for name, value in record["settings"].items()) or "defaults"],
         ["engine", record["engine"]],

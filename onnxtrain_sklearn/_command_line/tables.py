@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TableTask: TypeAlias = Literal["classification", "regression"]
 
 MOST_CLASSES = 20
-"""Different integers in the target up to which they are taken for classes."""
+"""Different whole numbers in the target up to which they are taken for classes."""
 
 NESTED = (list, tuple, dict, np.ndarray, bytes)
 """What a cell may not hold: text would be made of it."""
@@ -67,7 +67,7 @@ def target_of(frame: pandas.DataFrame, name: str, task: TableTask | None) -> Tar
     series = frame[name]
     if missing := int(series.isna().sum()):
         raise ValueError(f"The target {name!r} is missing in {missing} of {len(series)} rows: remove these rows.")
-    found, reason = _task_of(series) if task is None else (task, "as --task says")
+    found, reason = _task_of(series) if task is None else (task, "--task or the model says")
     if found == "regression" and series.dtype.kind not in "iufb":
         raise UsageError(f"The target {name!r} holds text ({series.iloc[0]!r}), which is no number to regress on.")
     values = series.to_numpy(np.float64) if found == "regression" else _onnx_labels(series)
@@ -80,8 +80,10 @@ def _task_of(series: pandas.Series) -> tuple[TableTask, str]:
         return "classification", "it holds text or truth values"
     if series.dtype.kind == "f" and not _are_whole(series):
         return "regression", "it holds fractions"
-    task: TableTask = "classification" if different <= MOST_CLASSES else "regression"
-    return task, f"it holds {different} different integers"
+    what = f"it holds {different} different whole numbers"
+    if different <= MOST_CLASSES:
+        return "classification", f"{what}; --task regression predicts them as numbers"
+    return "regression", f"{what}; --task classification predicts them as classes"
 
 
 def _are_whole(series: pandas.Series) -> bool:

@@ -121,7 +121,7 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
     if len(frame.columns) == 1:
         raise ValueError(f"{options.data}: there is no column besides the target {target.name!r} to predict it from.")
     console.progress(f"{options.data}: {len(frame)} rows, {len(frame.columns) - 1} columns besides the target")
-    console.progress(f"target {target.name!r}: {target.task}, {target.reason}")
+    console.progress(f"target {target.name!r}: {target.task}, as {target.reason}")
     warn_of_row_numbers(frame.drop(columns=target.name))
     splits = _splits(options, frame.drop(columns=target.name), target)
     begun = time.monotonic()
@@ -206,6 +206,7 @@ def _train_record(
     return {
         "model": source.text,
         "task": target.task,
+        "task_reason": target.reason,
         "target": target.name,
         "columns": trained.columns,
         "classes": getattr(net, "classes_", None),
@@ -226,7 +227,11 @@ def _train_record(
 
 
 def _summary(record: Record) -> str:
-    lines = [f"{record['model']}, engine {record['engine']}: {record['epochs']} epochs in {record['seconds']:.1f} s"]
+    classes = "" if record["classes"] is None else f" of {len(record['classes'])} classes"
+    lines = [f"{record['task']}{classes}, as {record['task_reason']}"]
+    lines.append(
+        f"{record['model']}, engine {record['engine']}: {record['epochs']} epochs in {record['seconds']:.1f} s"
+    )
     for part, scores in record["scores"].items():
         told = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         lines.append(f"{part} ({record['rows'][part]} rows): {told}")

@@ -19,6 +19,7 @@ from sklearn.utils.validation import validate_data
 from .._graph.trainable import TensorSpec
 from .._support.typing import FrameLike, MatrixLike, SparseLike
 from .columns import Column, dict_columns, dimensions, shaped
+from .frames import as_frame
 from .rounding import warn_of_rounded_columns
 
 NATIVE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -74,6 +75,7 @@ class Inputs:
         self, data: Mapping[str, MatrixLike] | FrameLike, columns: Mapping[str, str | Sequence[str]] | None = None
     ) -> None:
         if columns is not None:
+            data = as_frame(data)
             data = {name: _selected(data, own) for name, own in columns.items()}
         if not isinstance(data, Mapping) or sp.issparse(data):
             raise TypeError(
@@ -163,6 +165,7 @@ def input_columns(
 
     ``missing`` says whether numbers may be missing; it is asked where X is not plainly finite.
     """
+    X = as_frame(X)
     if isinstance(X, Inputs):
         X = X.arrays
     elif specs is not None and len(specs) > 1 and is_frame(X):

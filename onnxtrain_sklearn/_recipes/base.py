@@ -73,7 +73,7 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
 
         Parameters
         ----------
-        X : data frame or array-like of shape (n_samples, n_features)
+        X : data frame, table of Arrow or array-like of shape (n_samples, n_features)
             Numbers and categories; None, NaN and the missing values of pandas are missing.
         y : array-like of shape (n_samples,)
             Targets; for several numbers, or labels that are 0 or 1, of shape (n_samples, n_outputs).

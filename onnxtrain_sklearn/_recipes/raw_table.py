@@ -18,6 +18,7 @@ import scipy.sparse as sp
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
+from .._data.frames import as_frame
 from .._data.inputs import is_frame
 from .._data.labels import is_missing
 from .._data.rounding import warn_of_rounding, warn_of_steps
@@ -67,6 +68,7 @@ def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTa
     ValueError, TypeError
         ``X`` is not a table, its columns are not those of ``fit``, or a cell is neither a number nor a category.
     """
+    X = as_frame(X)
     if is_frame(X):
         return _from_frame(estimator, X, reset=reset)
     if sp.issparse(X):
