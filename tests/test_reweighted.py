@@ -28,7 +28,7 @@ def source():
 
 @pytest.fixture
 def drawn():
-    return MLP((4,)).drawn_weights(3, 2, 1)
+    return MLP((4,)).draft(3, 2, 1).weights
 
 
 def test_graph_and_weights_are_those_of_a_copy(source, drawn):

@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from .._data.columns import Column
 from .._graph.limits import current_limits
-from .._graph.protobuf import load
+from .._graph.protobuf import erase_initializers, load
 from .._graph.trainable import TrainableModel, trainable_model
-from .._models.base import DrawsWeights, draws_weights
+from .._models.base import Draft, makes_drafts
 from .._support.cache import Cache
 from .._support.content import content, is_plain
 from ..exceptions import ModelError
@@ -57,13 +58,15 @@ def built_source(
     """Return the trainable form of the graph that a builder builds for ``rows`` of the data; None: for all rows."""
     (column,) = examples.columns.values()
     n_features, n_outputs = math.prod(column.shape[1:]), examples.targets.n_outputs
-    if is_plain(builder) and draws_weights(builder):
-        drawn = builder.drawn_weights(n_features, n_outputs, rng)
-        return _own_source(builder, column, n_features, n_outputs).with_weights(drawn)
     keywords = _keywords(builder, column, examples, rows)
+    if is_plain(builder) and makes_drafts(builder):
+        draft = builder.draft(n_features, n_outputs, rng, **keywords)
+        key = content(builder), n_features, n_outputs, draft.form, current_limits()
+        source = _sources.get(key, lambda: _form_of_source(builder, draft))
+        _require_one_input(source, column, f"{type(builder).__name__}.build")
+        return source.with_weights(draft.weights)
     whole = load(builder.build(n_features, n_outputs, rng, **keywords))
-    source = replace(trainable_model(whole), reference=whole, members=_declared_members(builder))
-    _require_scores_of_members(source)
+    source = replace(_source_built_by(builder, whole), reference=whole)
     _require_one_input(source, column, f"{type(builder).__name__}.build")
     return source
 
@@ -71,15 +74,18 @@ def built_source(
 _sources: Cache[TrainableModel] = Cache(64, 2**25, lambda source: sum(a.nbytes for a in source.weights().values()))
 
 
-def _own_source(builder: DrawsWeights, column: Column, n_features: int, n_outputs: int) -> TrainableModel:
-    """Return the graph of a builder of this package with weights of some seed, built where it is not known."""
+def _form_of_source(builder: Builder, draft: Draft) -> TrainableModel:
+    """Return the graph of a draft with zeros in place of the weights of this fit."""
+    proto = draft.graph()
+    erase_initializers(proto, draft.weights)
+    source = _source_built_by(builder, load(proto))
+    return source.with_weights(source.weights())  # as arrays: those of a file are read anew each time
 
-    def made() -> TrainableModel:
-        source = trainable_model(load(builder.build(n_features, n_outputs, 0)))
-        _require_one_input(source, column, f"{type(builder).__name__}.build")
-        return source.with_weights(source.weights())  # as arrays: those of a file are read anew each time
 
-    return _sources.get((content(builder), n_features, n_outputs, current_limits()), made)
+def _source_built_by(builder: Builder, whole: ir.Model) -> TrainableModel:
+    source = replace(trainable_model(whole), members=_declared_members(builder))
+    _require_scores_of_members(source)
+    return source
 
 
 def _declared_members(builder: Builder) -> int | None:

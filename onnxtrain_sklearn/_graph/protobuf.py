@@ -7,8 +7,10 @@ onnxruntime supports both versions, which stay unchanged where possible. No func
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.checker
 import onnx.helper
@@ -74,6 +76,20 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     proto = ir.to_proto(model)
     _type_dicts(proto)
     return proto
+
+
+def fill_initializers(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> None:
+    """Give initializers other values of their types, in place."""
+    for tensor in proto.graph.initializer:
+        if tensor.name in arrays:
+            tensor.raw_data = np.ascontiguousarray(arrays[tensor.name]).tobytes()
+
+
+def erase_initializers(proto: onnx.ModelProto, names: Collection[str]) -> None:
+    """Make initializers zeros, in place."""
+    for tensor in proto.graph.initializer:
+        if tensor.name in names:
+            tensor.raw_data = bytes(len(tensor.raw_data))
 
 
 def _type_dicts(proto: onnx.ModelProto) -> None:

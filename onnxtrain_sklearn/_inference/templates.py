@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from .._graph.edits import initializers_to_inputs
 from .._graph.fake_quantization import holds_fakes, requantized
-from .._graph.protobuf import to_proto
+from .._graph.protobuf import fill_initializers, to_proto
 from .._graph.random_nodes import is_stateless
 from .._graph.reweighted import form_of
 from .._graph.structure import structure
@@ -62,9 +62,7 @@ def filled_graph(
     template = _templates.get(key, lambda: _template(model, weights, head, with_scores, live))
     proto = type(template.proto)()
     proto.CopyFrom(template.proto)
-    for tensor in proto.graph.initializer:
-        if tensor.name in weights:
-            tensor.raw_data = np.ascontiguousarray(weights[tensor.name]).tobytes()
+    fill_initializers(proto, weights)
     fill_places(proto, template.places, head, model.dtype)
     return replace(template.graph, content=proto.SerializeToString())
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard
 
@@ -75,13 +76,32 @@ class Builder(Protocol):
         """Return the graph; see the class for what it is called with."""
 
 
-class DrawsWeights(Builder, Protocol):
-    """A builder whose graphs for equal sizes differ by some weights alone, which it draws in a method of their own."""
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A graph before it is made: graphs of the same builder for equal sizes and of equal form differ by weights alone.
 
-    def drawn_weights(
-        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None
-    ) -> dict[str, np.ndarray]:
-        """Return the weights that depend on ``random_state``, as ``build`` draws them, by name."""
+    Attributes
+    ----------
+    weights : mapping of str to ndarray
+        The initial weights by which they differ.
+    form : hashable
+        What else they are made from: the kind of the targets, constants that depend on the data.
+    graph : callable
+        Returns the graph with these weights.
+    """
+
+    weights: Mapping[str, np.ndarray]
+    form: Hashable
+    graph: Callable[[], onnx.ModelProto]
+
+
+class Drafts(Builder, Protocol):
+    """A builder that draws the weights of a graph before it makes the graph."""
+
+    def draft(
+        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None, **data: Any
+    ) -> Draft:
+        """Return the draft of the graph that ``build`` makes; ``data`` are what ``build`` declares."""
 
 
 KEYWORDS = ("row_shape", "X", "y", "sample_weight")
@@ -112,9 +132,9 @@ def is_builder(model: object) -> TypeGuard[Builder]:
     return not isinstance(model, type) and callable(getattr(model, "build", None))
 
 
-def draws_weights(builder: Builder) -> TypeGuard[DrawsWeights]:
-    """Whether a builder has the method of :class:`DrawsWeights`."""
-    return hasattr(builder, "drawn_weights")
+def makes_drafts(builder: Builder) -> TypeGuard[Drafts]:
+    """Whether a builder has the method of :class:`Drafts`."""
+    return hasattr(builder, "draft")
 
 
 def keywords_of(builder: Builder) -> frozenset[str]:

@@ -7,7 +7,7 @@ data. It knows neither the builder behind it nor the loss.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import ClassVar
 
@@ -17,6 +17,9 @@ import onnx_ir as ir
 from .._graph.builder import GraphBuilder
 from .._support.components import Component, resolve
 from .._support.rules import COUNT, POSITIVE, OneOf, Range, Rules
+from .drawn_columns import DrawnColumns
+from .layers import empty_graph
+from .values import width_of
 
 
 class Embedding(Component, ABC):
@@ -75,7 +78,25 @@ class Embedding(Component, ABC):
         return np.repeat(np.arange(n_features), width // n_features)
 
 
-class PeriodicEmbedding(Embedding):
+class _OwnEmbedding(Embedding):
+    """An embedding whose weights are drawn before the graph exists."""
+
+    @abstractmethod
+    def drawn(self, n_features: int, random_state: np.random.RandomState, X: np.ndarray | None) -> DrawnColumns:
+        """Return what :meth:`emit` emits, for equal arguments."""
+
+    def emit(
+        self,
+        op: GraphBuilder,
+        x: ir.Value,
+        n_features: int,
+        random_state: np.random.RandomState,
+        X: np.ndarray | None = None,
+    ) -> ir.Value:
+        return self.drawn(n_features, random_state, X).emit(op, x)
+
+
+class PeriodicEmbedding(_OwnEmbedding):
     r"""Cosines of each number at trained frequencies, and a linear layer for each column.
 
     .. math:: x \mapsto [\cos(2\pi w x + b)\, V + c,\; x]
@@ -142,21 +163,21 @@ class PeriodicEmbedding(Embedding):
                 f"{self.n_frequencies}."
             )
 
-    def emit(
-        self,
-        op: GraphBuilder,
-        x: ir.Value,
-        n_features: int,
-        random_state: np.random.RandomState,
-        X: np.ndarray | None = None,
-    ) -> ir.Value:
-        inner = self.size - ("d" in self.form)
-        bound = self.n_frequencies**-0.5
-        waves = self._waves(op, x, n_features, random_state)
-        weight = random_state.uniform(-bound, bound, (n_features, self.n_frequencies, inner))
-        bias = random_state.uniform(-bound, bound, (n_features, 1, inner))
-        y = op.MatMul(waves, _parameter(op, "weight", weight))
-        y = by_row(op, op.Add(y, _parameter(op, "bias", bias)), n_features * inner)
+    def drawn(self, n_features: int, random_state: np.random.RandomState, X: np.ndarray | None) -> DrawnColumns:
+        inner, bound = self.size - ("d" in self.form), self.n_frequencies**-0.5
+        shape = (n_features, 1, self.n_frequencies if "b" in self.form else self.n_frequencies // 2)
+        weights = {"frequencies": random_state.normal(0.0, self.scale, shape)}
+        if "b" in self.form:
+            weights["phases"] = random_state.uniform(-np.pi, np.pi, shape)
+        weights["weight"] = random_state.uniform(-bound, bound, (n_features, self.n_frequencies, inner))
+        weights["bias"] = random_state.uniform(-bound, bound, (n_features, 1, inner))
+        width = n_features * self.size
+        return DrawnColumns(width, lambda op, x: self._emitted(op, x, weights), _embedding_weights(weights))
+
+    def _emitted(self, op: GraphBuilder, x: ir.Value, weights: Mapping[str, np.ndarray]) -> ir.Value:
+        n_features, _, inner = weights["weight"].shape
+        y = op.MatMul(self._waves(op, x, weights), _parameter(op, "weight", weights["weight"]))
+        y = by_row(op, op.Add(y, _parameter(op, "bias", weights["bias"])), n_features * inner)
         y = op.Relu(y) if "r" in self.form else y
         return op.Concat(y, x, axis=1) if "d" in self.form else y
 
@@ -164,18 +185,16 @@ class PeriodicEmbedding(Embedding):
         columns, kept = np.arange(n_features), "d" in self.form
         return np.concatenate([np.repeat(columns, self.size - kept), columns[: n_features * kept]])
 
-    def _waves(self, op: GraphBuilder, x: ir.Value, n: int, rng: np.random.RandomState) -> ir.Value:
+    def _waves(self, op: GraphBuilder, x: ir.Value, weights: Mapping[str, np.ndarray]) -> ir.Value:
         """Return the periodic functions of the columns, (n_features, N, n_frequencies)."""
-        phases = "b" in self.form
-        shape = (n, 1, self.n_frequencies if phases else self.n_frequencies // 2)
-        frequencies = _parameter(op, "frequencies", rng.normal(0.0, self.scale, shape))
+        frequencies = _parameter(op, "frequencies", weights["frequencies"])
         angles = op.MatMul(by_column(op, x), op.Mul(frequencies, 2 * np.pi))  # its gradient is a product too
-        if phases:
-            return _cosine_as_sine(op, angles, _parameter(op, "phases", rng.uniform(-np.pi, np.pi, shape)))
+        if "phases" in weights:
+            return _cosine_as_sine(op, angles, _parameter(op, "phases", weights["phases"]))
         return op.Concat(_cosine_as_sine(op, angles, 0.0), op.Sin(angles), axis=-1)
 
 
-class PiecewiseLinearEmbedding(Embedding):
+class PiecewiseLinearEmbedding(_OwnEmbedding):
     """Piecewise-linear functions of each column, between quantiles of the training data.
 
     The bins of a column lie between ``n_bins + 1`` edges, quantiles of it. Values that repeat so often that several
@@ -230,14 +249,7 @@ class PiecewiseLinearEmbedding(Embedding):
         self.size = size
         self.n_bins = n_bins
 
-    def emit(
-        self,
-        op: GraphBuilder,
-        x: ir.Value,
-        n_features: int,
-        random_state: np.random.RandomState,
-        X: np.ndarray | None = None,
-    ) -> ir.Value:
+    def drawn(self, n_features: int, random_state: np.random.RandomState, X: np.ndarray | None) -> DrawnColumns:
         if X is None:
             raise ValueError(
                 "PiecewiseLinearEmbedding takes its bins from quantiles of the training data: build needs X, the rows "
@@ -245,12 +257,23 @@ class PiecewiseLinearEmbedding(Embedding):
             )
         bound, edges = self.size**-0.5, quantile_edges(X, self.n_bins)
         bins = max(len(cut) - 1 for cut in edges) or 1
-        slope, bias = (random_state.uniform(-bound, bound, (n_features, self.size)) for _ in range(2))
-        codes = _codes(op, by_column(op, x), edges, bins)
-        piecewise = op.MatMul(codes, _parameter(op, "weight", np.zeros((n_features, bins, self.size))))
-        straight = op.Mul(op.Unsqueeze(x, axes=[2]), _parameter(op, "slope", slope))
-        straight = op.Add(straight, _parameter(op, "bias", bias))
-        return op.Reshape(op.Add(straight, op.Transpose(piecewise, perm=[1, 0, 2])), [-1, n_features * self.size])
+        weights = {"weight": np.zeros((n_features, bins, self.size))}
+        weights |= {name: random_state.uniform(-bound, bound, (n_features, self.size)) for name in ("slope", "bias")}
+        width = n_features * self.size
+        return DrawnColumns(
+            width, lambda op, x: _piecewise(op, x, edges, weights), _embedding_weights(weights), tuple(edges)
+        )
+
+
+def _piecewise(
+    op: GraphBuilder, x: ir.Value, edges: Sequence[np.ndarray], weights: Mapping[str, np.ndarray]
+) -> ir.Value:
+    n_features, bins, size = weights["weight"].shape
+    codes = _codes(op, by_column(op, x), edges, bins)
+    piecewise = op.MatMul(codes, _parameter(op, "weight", weights["weight"]))
+    straight = op.Mul(op.Unsqueeze(x, axes=[2]), _parameter(op, "slope", weights["slope"]))
+    straight = op.Add(straight, _parameter(op, "bias", weights["bias"]))
+    return op.Reshape(op.Add(straight, op.Transpose(piecewise, perm=[1, 0, 2])), [-1, n_features * size])
 
 
 EMBEDDINGS: dict[str, type[Embedding]] = {"periodic": PeriodicEmbedding, "piecewise_linear": PiecewiseLinearEmbedding}
@@ -260,6 +283,28 @@ EMBEDDINGS: dict[str, type[Embedding]] = {"periodic": PeriodicEmbedding, "piecew
 def resolve_embedding(embedding: str | Embedding) -> Embedding:
     """Return the embedding that a name or an object stands for, its parameters validated."""
     return resolve("embedding", embedding, EMBEDDINGS, Embedding)
+
+
+def drawn_embedding(
+    embedding: Embedding, n_features: int, random_state: np.random.RandomState, X: np.ndarray | None
+) -> DrawnColumns:
+    """Return the columns of an embedding, which is drawn here, once; one of a user is emitted to be drawn."""
+    if isinstance(embedding, _OwnEmbedding) and type(embedding) in EMBEDDINGS.values():
+        return embedding.drawn(n_features, random_state, X)
+    state = random_state.get_state()
+    _, op, x = empty_graph(n_features)
+    width = width_of(op, embedding.emit(op, x, n_features, random_state, X))
+
+    def emit_again(op: GraphBuilder, x: ir.Value) -> ir.Value:
+        equal = np.random.RandomState()
+        equal.set_state(state)
+        return embedding.emit(op, x, n_features, equal, X)
+
+    return DrawnColumns(width, emit_again, is_own=False)
+
+
+def _embedding_weights(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {f"embedding.{name}": array.astype(np.float32) for name, array in weights.items()}
 
 
 def _cosine_as_sine(op: GraphBuilder, angles: ir.Value, phases: ir.Value | float) -> ir.Value:

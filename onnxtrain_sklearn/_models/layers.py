@@ -149,7 +149,7 @@ def dropped_out(op: GraphBuilder, x: ir.Value, ratio: float) -> ir.Value:
     return op.Dropout(x, np.array(ratio, np.float32), np.array(True)) if ratio else x
 
 
-def finish(graph: ir.Graph, scores: ir.Value, *row: int) -> onnx.ModelProto:
+def finish(graph: ir.Graph, scores: ir.Value, *row: int | None) -> onnx.ModelProto:
     """Return the model whose output is ``scores``, of shape (N, *row)."""
     scores.name, scores.type = "scores", ir.TensorType(ir.DataType.FLOAT)
     scores.shape = ir.Shape([ir.SymbolicDim("N"), *row])

@@ -9,7 +9,7 @@ import onnx
 from sklearn.utils import check_random_state
 
 from .._support.rules import OneOf, Rules
-from .base import GraphModel
+from .base import Draft, GraphModel
 from .layers import INITIALIZATIONS, dense, empty_graph, finish
 
 
@@ -51,13 +51,15 @@ class Linear(GraphModel):
     def build(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
     ) -> onnx.ModelProto:
-        weight = self.drawn_weights(n_features, n_outputs, random_state)["weight"]
-        graph, op, x = empty_graph(n_features)
-        return finish(graph, dense(op, x, weight, "", bias=self.fit_intercept), n_outputs)
+        return self.draft(n_features, n_outputs, random_state).graph()
 
-    def drawn_weights(
-        self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None
-    ) -> dict[str, np.ndarray]:
+    def draft(self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None) -> Draft:
         self.validate()
         draw = INITIALIZATIONS[self.initialization]
-        return {"weight": draw(check_random_state(random_state), n_features, n_outputs)}
+        weight = draw(check_random_state(random_state), n_features, n_outputs)
+        return Draft({"weight": weight}, (), lambda: self._graph(weight))
+
+    def _graph(self, weight: np.ndarray) -> onnx.ModelProto:
+        n_features, n_outputs = weight.shape
+        graph, op, x = empty_graph(n_features)
+        return finish(graph, dense(op, x, weight, "", bias=self.fit_intercept), n_outputs)

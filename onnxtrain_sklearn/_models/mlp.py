@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 
 from .._graph.builder import GraphBuilder
 from .._support.rules import BELOW_ONE, OneOf, Rules, Sizes
-from .base import GraphModel
+from .base import Draft, GraphModel
 from .layers import (
     ACTIVATIONS,
     INITIALIZATIONS,
@@ -115,14 +115,20 @@ class MLP(GraphModel):
     def build(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
     ) -> onnx.ModelProto:
-        drawn = self.drawn_weights(n_features, n_outputs, random_state)
+        return self.draft(n_features, n_outputs, random_state).graph()
+
+    def draft(self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None) -> Draft:
+        drawn = self._drawn(n_features, n_outputs, random_state)
+        return Draft(drawn, (), lambda: self._graph(n_features, n_outputs, drawn))
+
+    def _graph(self, n_features: int, n_outputs: int, drawn: Mapping[str, np.ndarray]) -> onnx.ModelProto:
         graph, op, x = empty_graph(n_features)
         hidden = len(layer_sizes(self.hidden_layer_sizes))
         for i in range(hidden):
             x = self._hidden(op, x, f"layers.{i}", drawn)
         return finish(graph, dense(op, x, drawn[f"layers.{hidden}.weight"], f"layers.{hidden}"), n_outputs)
 
-    def drawn_weights(
+    def _drawn(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None
     ) -> dict[str, np.ndarray]:
         self.validate()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,8 +13,10 @@ import onnx_ir as ir
 from sklearn.utils import check_random_state
 
 from .._graph.builder import GraphBuilder
+from .._support.content import content
 from .._support.rules import BELOW_ONE, CODE_COLUMNS, Instance, OneOf, Rules, Sizes
-from .base import GraphModel
+from .base import Draft, GraphModel
+from .drawn_columns import DrawnColumns, side_by_side
 from .embeddings import EMBEDDINGS, Embedding, PeriodicEmbedding, resolve_embedding
 from .layers import ACTIVATIONS, DEVIATIONS, empty_graph, finish, layer_sizes
 from .table import (
@@ -20,15 +24,14 @@ from .table import (
     category_vectors,
     coded_table,
     difference,
-    embedded,
     heads,
     insert_dropout,
-    numbers_of,
+    numeric_columns,
     robust_scaling,
     signed_one_hot,
     task_of,
 )
-from .values import some_rows, values_of, width_of
+from .values import GraphPart, some_rows
 
 MAX_ONE_HOT = 9
 """Codes of a categorical column that become indicators, at most; the rest become vectors of VECTOR_SIZE numbers."""
@@ -149,25 +152,62 @@ class RealMLP(GraphModel):
         X: Any = None,
         y: np.ndarray | None = None,
     ) -> onnx.ModelProto:
+        return self.draft(n_features, n_outputs, random_state, X=X, y=y).graph()
+
+    def draft(
+        self,
+        n_features: int,
+        n_outputs: int,
+        random_state: int | np.random.RandomState | None,
+        *,
+        X: Any = None,
+        y: np.ndarray | None = None,
+    ) -> Draft:
         self.validate()
         rng = check_random_state(random_state)
         task, rows = task_of(y), None if X is None else some_rows(X, rng)
+        table = coded_table(n_features, self.categories, self._max_one_hot())
+        columns = self._columns(table, rng, rows)
+        first = {**columns.weights, "scale": np.ones(columns.width, np.float32)}
+        form = task, content(columns.constants)
+        values = None
+        if rows is not None and self.variant == "td":
+            own = (content(self), form) if columns.is_own else None
+            values = GraphPart(lambda op, x: _scaled_columns(op, x, columns, first), first, own).values(rows)
+        sizes = [columns.width, *layer_sizes(self.hidden_layer_sizes), heads(n_outputs, task)]
+        weights = first | self._drawn_layers(rng, sizes, values, self._activation(task))
+        return Draft(weights, form, lambda: self._graph(n_features, n_outputs, columns, weights, task))
+
+    def _drawn_layers(
+        self, rng: np.random.RandomState, sizes: Sequence[int], values: np.ndarray | None, activation: str
+    ) -> dict[str, np.ndarray]:
+        """Return the initial weights of all layers, given values of the first one's inputs."""
+        weights, last = dict[str, np.ndarray](), len(sizes) - 2
+        for i, (n_in, n_out) in enumerate(pairwise(sizes)):
+            name = f"layers.{i}"
+            both = self._initial(rng, n_in, n_out, values, last=i == last)
+            drawn = {f"{name}.{kind}": a.astype(np.float32) for kind, a in zip(("weight", "bias"), both, strict=True)}
+            if i < last and self.variant == "td":
+                drawn[f"{name}.activation"] = np.ones(n_out, np.float32)
+            if i < last and values is not None:
+                emit = partial(_hidden, name=name, weights=drawn, activation=activation)
+                part = GraphPart(emit, drawn, (name, n_out, activation))
+                values = part.values(values)
+            weights |= drawn
+        return weights
+
+    def _graph(
+        self, n_features: int, n_outputs: int, columns: DrawnColumns, weights: Mapping[str, np.ndarray], task: str
+    ) -> onnx.ModelProto:
         graph, op, x = empty_graph(n_features)
-        h = self._columns(op, x, coded_table(n_features, self.categories, self._max_one_hot()), rng, rows)
-        width = width_of(op, h)
-        h = op.Mul(h, op.parameter("scale", np.ones(width, np.float32)))
-        outputs = heads(n_outputs, task)
-        sizes = [width, *layer_sizes(self.hidden_layer_sizes), outputs]
-        hidden = []
-        for i in range(len(sizes) - 1):
-            last = i == len(sizes) - 2
-            values = None if rows is None or self.variant == "td-s" else values_of(graph, h, rows)
-            h = self._dense(op, h, self._initial(rng, sizes[i], sizes[i + 1], values, last=last), f"layers.{i}")
-            if not last:
-                h = self._activated(op, h, sizes[i + 1], task, f"layers.{i}")
-                hidden.append(h)
+        h, hidden = _scaled_columns(op, x, columns, weights), []
+        count = len(layer_sizes(self.hidden_layer_sizes))
+        for i in range(count):
+            h = _hidden(op, h, f"layers.{i}", weights, self._activation(task))
+            hidden.append(h)
+        h = _scaled_gemm(op, h, f"layers.{count}", weights)
         insert_dropout(op, hidden, self._ratio())
-        return finish(graph, difference(op, h) if outputs > n_outputs else h, n_outputs)
+        return finish(graph, difference(op, h) if heads(n_outputs, task) > n_outputs else h, n_outputs)
 
     def _ratio(self) -> float:
         return float(self.dropout) if self.dropout != "auto" else 0.15 * (self.variant == "td")
@@ -177,18 +217,14 @@ class RealMLP(GraphModel):
             return PeriodicEmbedding() if self.variant == "td" else None
         return None if self.embedding is None else resolve_embedding(self.embedding)
 
-    def _columns(
-        self, op: GraphBuilder, x: ir.Value, table: CodedTable, rng: np.random.RandomState, rows: np.ndarray | None
-    ) -> ir.Value:
+    def _columns(self, table: CodedTable, rng: np.random.RandomState, rows: np.ndarray | None) -> DrawnColumns:
         """Return the embedded numbers, the scaled indicators and the vectors, side by side."""
-        parts, numbers = [], numbers_of(op, x, table)
-        if numbers is not None:
-            parts.append(embedded(op, numbers, table, self._embedding(), rng, rows))
+        parts = numeric_columns(table, self._embedding(), rng, rows)
         if table.indicators:
-            parts.append(_scaled_indicators(op, x, table, rows))
+            parts.append(_scaled_indicators(table, rows))
         if table.vectors:
-            parts.append(category_vectors(op, x, table.vectors, VECTOR_SIZE, rng))
-        return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1)
+            parts.append(category_vectors(table.vectors, VECTOR_SIZE, rng))
+        return side_by_side(parts)
 
     def _initial(
         self, rng: np.random.RandomState, n_in: int, n_out: int, values: np.ndarray | None, *, last: bool
@@ -204,32 +240,47 @@ class RealMLP(GraphModel):
         deviation[deviation < 1e-12] = 1.0
         return weight / deviation, -_convex_combinations(outputs / deviation, rng)
 
-    def _dense(self, op: GraphBuilder, x: ir.Value, initial: tuple[np.ndarray, np.ndarray], name: str) -> ir.Value:
-        weight, bias = (a.astype(np.float32) for a in initial)
-        w, b = op.parameter(f"{name}.weight", weight), op.parameter(f"{name}.bias", bias)
-        return op.Gemm(x, w, b, alpha=len(weight) ** -0.5)
-
-    def _activated(self, op: GraphBuilder, x: ir.Value, size: int, task: str, name: str) -> ir.Value:
-        activation = self.activation
-        if activation == "auto":
-            activation = "mish" if task == "numbers" else "selu"
-        deviation = DEVIATIONS[activation](op, x) if activation in DEVIATIONS else None
-        if self.variant == "td-s":
-            return ACTIVATIONS[activation](op, x) if deviation is None else op.Add(x, deviation)
-        if deviation is None:
-            deviation = op.Sub(ACTIVATIONS[activation](op, x), x)
-        return op.Add(x, op.Mul(deviation, op.parameter(f"{name}.activation", np.ones(size, np.float32))))
+    def _activation(self, task: str) -> str:
+        if self.activation == "auto":
+            return "mish" if task == "numbers" else "selu"
+        return self.activation
 
 
-def _scaled_indicators(op: GraphBuilder, x: ir.Value, table: CodedTable, rows: np.ndarray | None) -> ir.Value:
+def _scaled_columns(
+    op: GraphBuilder, x: ir.Value, columns: DrawnColumns, weights: Mapping[str, np.ndarray]
+) -> ir.Value:
+    """Emit the columns and the scale of each."""
+    return op.Mul(columns.emit(op, x), op.parameter("scale", weights["scale"]))
+
+
+def _hidden(op: GraphBuilder, h: ir.Value, name: str, weights: Mapping[str, np.ndarray], activation: str) -> ir.Value:
+    """Emit a hidden layer, with a parametric activation where it has a weight of this name."""
+    h, own = _scaled_gemm(op, h, name, weights), f"{name}.activation"
+    deviation = DEVIATIONS[activation](op, h) if activation in DEVIATIONS else None
+    if own not in weights:
+        return ACTIVATIONS[activation](op, h) if deviation is None else op.Add(h, deviation)
+    if deviation is None:
+        deviation = op.Sub(ACTIVATIONS[activation](op, h), h)
+    return op.Add(h, op.Mul(deviation, op.parameter(own, weights[own])))
+
+
+def _scaled_gemm(op: GraphBuilder, x: ir.Value, name: str, weights: Mapping[str, np.ndarray]) -> ir.Value:
+    weight, bias = (op.parameter(key, weights[key]) for key in (f"{name}.weight", f"{name}.bias"))
+    return op.Gemm(x, weight, bias, alpha=len(weights[f"{name}.weight"]) ** -0.5)
+
+
+def _scaled_indicators(table: CodedTable, rows: np.ndarray | None) -> DrawnColumns:
     """Return indicators, centered, scaled and clipped as numbers are: they have two or three values."""
     indicators = signed_one_hot(table.indicators)
-    columns = indicators.emit(op, x)
     if rows is None:
-        return columns
-    median, factor = robust_scaling(indicators.values(rows))
-    scaled = op.Mul(op.Sub(columns, median.astype(np.float32)), factor.astype(np.float32))
-    return op.Div(scaled, op.Sqrt(op.Add(op.Mul(op.Mul(scaled, scaled), 1 / 9), 1.0)))
+        return DrawnColumns(len(indicators.source), indicators.emit)
+    median, factor = (part.astype(np.float32) for part in robust_scaling(indicators.values(rows)))
+
+    def emit(op: GraphBuilder, x: ir.Value) -> ir.Value:
+        scaled = op.Mul(op.Sub(indicators.emit(op, x), median), factor)
+        return op.Div(scaled, op.Sqrt(op.Add(op.Mul(op.Mul(scaled, scaled), 1 / 9), 1.0)))
+
+    return DrawnColumns(len(indicators.source), emit, constants=(median, factor))
 
 
 def _convex_combinations(values: np.ndarray, rng: np.random.RandomState, terms: int = 5) -> np.ndarray:

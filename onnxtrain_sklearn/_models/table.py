@@ -7,14 +7,15 @@ beyond the number that is declared count as 0.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
 from .._graph.edits import insert_behind
-from .embeddings import Embedding
+from .drawn_columns import DrawnColumns
+from .embeddings import Embedding, drawn_embedding
 
 BINARY = 3
 """Number of codes of a column with two categories."""
@@ -50,11 +51,20 @@ def coded_table(n_features: int, categories: Mapping[int, int] | None, max_one_h
     return CodedTable(numbers, few, tuple((i, size) for i, size in known if size > max_one_hot))
 
 
-def numbers_of(op: GraphBuilder, x: ir.Value, table: CodedTable) -> ir.Value | None:
-    """Return the numeric columns, None where there are none."""
-    if not len(table.numbers):
-        return None
-    return x if not table.indicators and not table.vectors else op.Gather(x, table.numbers, axis=1)
+def numeric_columns(
+    table: CodedTable, embedding: Embedding | None, rng: np.random.RandomState, rows: np.ndarray | None
+) -> list[DrawnColumns]:
+    """Return the numeric columns, if there are any, behind an embedding; ``rows`` are those of the whole table."""
+    numbers, is_whole = table.numbers, not table.indicators and not table.vectors
+    if not len(numbers):
+        return []
+    if embedding is None:
+        drawn = DrawnColumns(len(numbers), lambda op, x: x)
+    else:
+        drawn = drawn_embedding(embedding, len(numbers), rng, None if rows is None else rows[:, numbers])
+    if is_whole:
+        return [drawn]
+    return [replace(drawn, emit=lambda op, x: drawn.emit(op, op.Gather(x, numbers, axis=1)))]
 
 
 @dataclass(frozen=True)
@@ -100,17 +110,20 @@ def _marked(op: GraphBuilder, codes: ir.Value, wanted: np.ndarray) -> ir.Value:
     return op.Cast(op.Equal(codes, wanted), to=int(ir.DataType.FLOAT))
 
 
-def category_vectors(
-    op: GraphBuilder, x: ir.Value, columns: Sequence[tuple[int, int]], size: int, rng: np.random.RandomState
-) -> ir.Value:
-    """Return a trained vector of ``size`` numbers for each code, side by side: (N, size · columns)."""
+def category_vectors(columns: Sequence[tuple[int, int]], size: int, rng: np.random.RandomState) -> DrawnColumns:
+    """Return a trained vector of ``size`` numbers for each code, side by side."""
     places, counts = (np.array(part, np.int64) for part in zip(*columns, strict=True))
-    codes = op.Gather(x, places, axis=1)
-    known = op.And(op.GreaterOrEqual(codes, 0.0), op.Less(codes, counts.astype(np.float32)))
-    codes = op.Cast(op.Where(known, codes, 0.0), to=int(ir.DataType.INT64))
-    starts = np.cumsum(counts) - counts  # all vectors are rows of one matrix
-    weight = op.parameter("categories.weight", rng.normal(size=(counts.sum(), size)).astype(np.float32))
-    return op.Reshape(op.Gather(weight, op.Add(codes, starts), axis=0), [-1, len(columns) * size])
+    vectors, width = rng.normal(size=(counts.sum(), size)).astype(np.float32), len(columns) * size
+
+    def emit(op: GraphBuilder, x: ir.Value) -> ir.Value:
+        codes = op.Gather(x, places, axis=1)
+        known = op.And(op.GreaterOrEqual(codes, 0.0), op.Less(codes, counts.astype(np.float32)))
+        codes = op.Cast(op.Where(known, codes, 0.0), to=int(ir.DataType.INT64))
+        starts = np.cumsum(counts) - counts  # all vectors are rows of one matrix
+        weight = op.parameter("categories.weight", vectors)
+        return op.Reshape(op.Gather(weight, op.Add(codes, starts), axis=0), [-1, width])
+
+    return DrawnColumns(width, emit, {"categories.weight": vectors})
 
 
 def robust_scaling(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -118,20 +131,6 @@ def robust_scaling(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
     spread = np.where(high > low, high - low, np.ptp(values, axis=0) / 2)
     return median, np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 0)
-
-
-def embedded(
-    op: GraphBuilder,
-    numbers: ir.Value,
-    table: CodedTable,
-    embedding: Embedding | None,
-    rng: np.random.RandomState,
-    rows: np.ndarray | None,
-) -> ir.Value:
-    """Return the numeric columns behind an embedding; ``rows`` are those of the whole table."""
-    if embedding is None:
-        return numbers
-    return embedding.emit(op, numbers, len(table.numbers), rng, None if rows is None else rows[:, table.numbers])
 
 
 def task_of(y: np.ndarray | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,22 +12,23 @@ import onnx_ir as ir
 from sklearn.utils import check_random_state
 
 from .._graph.builder import GraphBuilder
+from .._support.content import content
 from .._support.rules import BELOW_ONE, CODE_COLUMNS, COUNT, Instance, OneOf, Rules, Sizes
-from .base import GraphModel
+from .base import Draft, GraphModel
+from .drawn_columns import DrawnColumns, side_by_side
 from .embeddings import EMBEDDINGS, Embedding, resolve_embedding
 from .layers import ACTIVATIONS, empty_graph, finish, layer_sizes
 from .table import (
     CodedTable,
     coded_table,
     difference,
-    embedded,
     full_one_hot,
     heads,
     insert_dropout,
-    numbers_of,
+    numeric_columns,
     task_of,
 )
-from .values import dense_rows, width_of
+from .values import dense_rows
 
 
 class TabM(GraphModel):
@@ -134,24 +136,48 @@ class TabM(GraphModel):
         X: Any = None,
         y: np.ndarray | None = None,
     ) -> onnx.ModelProto:
+        return self.draft(n_features, n_outputs, random_state, X=X, y=y).graph()
+
+    def draft(
+        self,
+        n_features: int,
+        n_outputs: int,
+        random_state: int | np.random.RandomState | None,
+        *,
+        X: Any = None,
+        y: np.ndarray | None = None,
+    ) -> Draft:
         self.validate()
         rng, rows = check_random_state(random_state), None if X is None else dense_rows(X)
+        table, outputs = coded_table(n_features, self.categories), heads(n_outputs, task_of(y))
+        columns = self._columns(table, rng, rows)
+        r = self._first_vectors(table, columns.width, rng)
+        weights = {**columns.weights, **({"input_weight": r} if self.mini else {})}
+        sizes = [columns.width, *self._sizes()]
+        for i, (n_in, n_out) in enumerate(pairwise(sizes)):
+            own = np.ones((self.n_members, 1, n_in), np.float32) if i else r
+            weights |= self._drawn_layer(own, n_out, rng, f"layers.{i}")
+        weights["heads.weight"] = _uniform_weight(rng, sizes[-1], (self.n_members, sizes[-1], outputs))
+        weights["heads.bias"] = _uniform_weight(rng, sizes[-1], (self.n_members, 1, outputs))
+        form = outputs, content(columns.constants)
+        return Draft(weights, form, lambda: self._graph(n_features, n_outputs, columns, weights))
+
+    def _graph(
+        self, n_features: int, n_outputs: int, columns: DrawnColumns, weights: Mapping[str, np.ndarray]
+    ) -> onnx.ModelProto:
         graph, op, x = empty_graph(n_features)
-        table = coded_table(n_features, self.categories)
-        h = self._columns(op, x, table, rng, rows)
-        n_in, hidden = width_of(op, h), []
-        r = self._first_vectors(table, n_in, rng)
+        h = columns.emit(op, x)
         h = op.Unsqueeze(h, axes=[0])  # members come first: the products with r and the heads are batched
         if self.mini:
-            h = op.Mul(h, op.parameter("input_weight", r))
-        for i, n_out in enumerate(self._sizes()):
-            own = np.ones((self.n_members, 1, n_in), np.float32) if i else r
-            h = ACTIVATIONS[self.activation](op, self._layer(op, h, own, n_out, rng, f"layers.{i}"))
+            h = op.Mul(h, op.parameter("input_weight", weights["input_weight"]))
+        hidden = []
+        for i in range(len(self._sizes())):
+            h = ACTIVATIONS[self.activation](op, self._layer(op, h, f"layers.{i}", weights))
             hidden.append(h)
-            n_in = n_out
-        outputs = heads(n_outputs, task_of(y))
-        h = self._heads(op, h, n_in, outputs, rng)
+        h = op.MatMul(h, op.parameter("heads.weight", weights["heads.weight"]))
+        h = op.Add(h, op.parameter("heads.bias", weights["heads.bias"]))
         insert_dropout(op, hidden, float(self.dropout))
+        outputs = weights["heads.bias"].shape[-1]
         h = op.Transpose(difference(op, h) if outputs > n_outputs else h, perm=[1, 0, 2])
         return finish(graph, h, self.n_members, n_outputs)
 
@@ -160,16 +186,13 @@ class TabM(GraphModel):
             return [512] * (3 if self.embedding is None else 2)
         return layer_sizes(self.hidden_layer_sizes)
 
-    def _columns(
-        self, op: GraphBuilder, x: ir.Value, table: CodedTable, rng: np.random.RandomState, rows: np.ndarray | None
-    ) -> ir.Value:
+    def _columns(self, table: CodedTable, rng: np.random.RandomState, rows: np.ndarray | None) -> DrawnColumns:
         """Return the embedded numbers and the indicators, side by side."""
-        parts, numbers = [], numbers_of(op, x, table)
-        if numbers is not None:
-            parts.append(embedded(op, numbers, table, self._embedding(), rng, rows))
+        parts = numeric_columns(table, self._embedding(), rng, rows)
         if table.indicators:
-            parts.append(full_one_hot(table.indicators).emit(op, x))
-        return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1)
+            indicators = full_one_hot(table.indicators)
+            parts.append(DrawnColumns(len(indicators.source), indicators.emit))
+        return side_by_side(parts)
 
     def _embedding(self) -> Embedding | None:
         return None if self.embedding is None else resolve_embedding(self.embedding)
@@ -184,21 +207,27 @@ class TabM(GraphModel):
         values = rng.choice([-1.0, 1.0], shape) if embedding is None else rng.normal(size=shape)
         return values[:, :, source].astype(np.float32)
 
-    def _layer(
-        self, op: GraphBuilder, h: ir.Value, r: np.ndarray, n_out: int, rng: np.random.RandomState, name: str
-    ) -> ir.Value:
+    def _drawn_layer(self, r: np.ndarray, n_out: int, rng: np.random.RandomState, name: str) -> dict[str, np.ndarray]:
+        """Return the initial weights of a layer; ``r`` are the vectors by which its inputs are multiplied."""
         members, n_in = self.n_members, r.shape[-1]
         weight, bias = _uniform_weight(rng, n_in, (n_in, n_out)), _uniform_weight(rng, n_in, (n_out,))
         if self.mini:
-            return op.Add(op.MatMul(h, op.parameter(f"{name}.weight", weight)), op.parameter(f"{name}.bias", bias))
-        h = op.MatMul(op.Mul(h, op.parameter(f"{name}.input_weight", r)), op.parameter(f"{name}.weight", weight))
-        h = op.Mul(h, op.parameter(f"{name}.output_weight", np.ones((members, 1, n_out), np.float32)))
-        return op.Add(h, op.parameter(f"{name}.bias", np.tile(bias, (members, 1, 1))))
+            return {f"{name}.weight": weight, f"{name}.bias": bias}
+        return {
+            f"{name}.input_weight": r,
+            f"{name}.weight": weight,
+            f"{name}.output_weight": np.ones((members, 1, n_out), np.float32),
+            f"{name}.bias": np.tile(bias, (members, 1, 1)),
+        }
 
-    def _heads(self, op: GraphBuilder, h: ir.Value, n_in: int, n_out: int, rng: np.random.RandomState) -> ir.Value:
-        weight = op.parameter("heads.weight", _uniform_weight(rng, n_in, (self.n_members, n_in, n_out)))
-        bias = op.parameter("heads.bias", _uniform_weight(rng, n_in, (self.n_members, 1, n_out)))
-        return op.Add(op.MatMul(h, weight), bias)
+    def _layer(self, op: GraphBuilder, h: ir.Value, name: str, weights: Mapping[str, np.ndarray]) -> ir.Value:
+        def parameter(kind: str) -> ir.Value:
+            return op.parameter(f"{name}.{kind}", weights[f"{name}.{kind}"])
+
+        if self.mini:
+            return op.Add(op.MatMul(h, parameter("weight")), parameter("bias"))
+        h = op.MatMul(op.Mul(h, parameter("input_weight")), parameter("weight"))
+        return op.Add(op.Mul(h, parameter("output_weight")), parameter("bias"))
 
 
 def _uniform_weight(rng: np.random.RandomState, n_in: int, shape: tuple[int, ...]) -> np.ndarray:

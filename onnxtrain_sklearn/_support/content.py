@@ -60,7 +60,7 @@ def content(value: object) -> object:
 
 
 def is_plain(value: object) -> bool:
-    """Whether ``value`` is a number, a text, an array, or a component of this package that consists of such.
+    """Whether ``value`` is a number, a text, an array, or a list, a dict or a component of this package of such.
 
     Its content then says all that it computes. What a class of somebody else computes may depend on more: on attributes
     of the class, on variables outside.
@@ -69,6 +69,8 @@ def is_plain(value: object) -> bool:
         return True
     if isinstance(value, list | tuple):
         return all(map(is_plain, value))
+    if type(value) is dict:
+        return all(map(is_plain, value)) and all(map(is_plain, value.values()))
     if isinstance(value, None | bool | int | float | complex | str | bytes | np.generic | np.ndarray):
         return not isinstance(value, np.ndarray) or value.dtype.kind != "O"
     return type(value).__module__.partition(".")[0] == OWN_PACKAGE and all(map(is_plain, vars(value).values()))
