@@ -269,7 +269,7 @@ def test_converters_that_the_user_registered_are_used(monkeypatch):
 
     X, y = DIABETES
     model = make_pipeline(StandardScaler(), LeastSquares()).fit(X, y)
-    with pytest.raises(ModelError, match="skl2onnx cannot convert this Pipeline"):
+    with pytest.raises(ModelError, match="LeastSquares in this Pipeline has no converter"):
         OrtGradientRegressor(model).fit(X, y)
     update_registered_converter(LeastSquares, "TestLeastSquares", declared, converted)
     try:

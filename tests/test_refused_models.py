@@ -7,13 +7,16 @@ from sklearn.cluster import KMeans
 from sklearn.ensemble import (
     AdaBoostClassifier,
     BaggingClassifier,
+    RandomTreesEmbedding,
 )
 from sklearn.exceptions import NotFittedError
+from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import (
     Ridge,
 )
 from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import NearestNeighbors
+from sklearn.neural_network import BernoulliRBM
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import OneClassSVM
@@ -37,6 +40,14 @@ def scaled(estimator):
     return make_pipeline(StandardScaler(), estimator).fit(X, BINARY)
 
 
+def rbm():
+    return make_pipeline(BernoulliRBM(2, random_state=0), logistic()).fit(X, BINARY)
+
+
+def embedded():
+    return make_pipeline(RandomTreesEmbedding(2, random_state=0), Ridge()).fit(X, BINARY)
+
+
 def bagged(estimator):
     return BaggingClassifier(estimator, n_estimators=2, random_state=0).fit(X, BINARY)
 
@@ -58,6 +69,14 @@ class TestRefused:
             (lambda: classifier(one_boost()), BINARY, ModelError, "has no parameter with a gradient"),
             (lambda: classifier(network()), BINARY, ModelError, "^OrtGradientClassifier is a network"),
             (lambda: classifier(scaled(network())), BINARY, ModelError, "in this Pipeline is a network"),
+            (
+                lambda: regressor(KernelRidge().fit(X, NUMBER)),
+                NUMBER,
+                ModelError,
+                "^KernelRidge has no conv.* Give another",
+            ),
+            (lambda: classifier(rbm()), BINARY, ModelError, "^BernoulliRBM in this Pipeline .* give what follows it"),
+            (lambda: regressor(embedded()), NUMBER, ModelError, "sparse outputs. Fit a model with other settings"),
             (lambda: classifier(bagged(network())), BINARY, ModelError, "in this BaggingClassifier is a network"),
         ],
     )

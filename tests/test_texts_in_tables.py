@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
+from sklearn.compose import make_column_transformer
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.impute import KNNImputer, SimpleImputer
@@ -213,3 +214,14 @@ class TestDocuments:
         tuned = table_classifier(self.model()).fit(FRAME["note"], BINARY)
         with pytest.raises(ValueError, match=match):
             tuned.predict(X)
+
+
+def test_an_imputer_of_several_columns_of_text_is_refused_in_plain_words():
+    rows = np.array([["a", "x"], ["b", "y"], ["a", "y"], ["b", "x"]] * 5, object)
+    steps = SimpleImputer(strategy="most_frequent"), OneHotEncoder()
+    model = make_pipeline(*steps, LogisticRegression()).fit(rows, np.arange(20) % 2)
+    with pytest.raises(ModelError, match=r"SimpleImputer takes several columns of text.*make_column_transformer"):
+        table_classifier(model).fit(rows, np.arange(20) % 2)
+    within = make_pipeline(make_column_transformer((clone(make_pipeline(*steps)), [0, 1])), LogisticRegression())
+    within.fit(rows, np.arange(20) % 2)
+    assert_allclose(table_classifier(within).fit(rows, np.arange(20) % 2).predict_proba(rows).sum(axis=1), 1, rtol=1e-5)

@@ -8,7 +8,7 @@ _COMPUTE = ("collect", "compute", "toPandas")
 """Methods that compute the rows: of polars, of Dask, of Spark."""
 
 
-def as_frame(X: Any) -> Any:
+def as_frame(X: object) -> Any:
     """Return a table of Arrow as a data frame of pandas; all else is returned as it is.
 
     Raises

@@ -7,10 +7,14 @@ from .._data.target_scale import require_in_range, warn_of_equal_targets
 from .._fitted.sample import sample_rows
 from .._given.ml_files import FittedFile
 from .._given.ml_start import started
+from ..exceptions import warn
 from .examples import Examples
 from .graph_inputs import predictions_on, require_numbers
 from .plan import Plan
 from .run import Run
+
+_COARSE = "float32, in which graphs compute, may be too coarse for it: fit it to scaled columns, by a StandardScaler."
+_GIVE = "Otherwise give another model, or none: a network is trained then."
 
 
 def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:
@@ -21,13 +25,19 @@ def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:
     if isinstance(fitted, FittedFile):
         run.fitted = started(fitted, examples.columns, run.predictions)
         return
-    from .._fitted.equivalence import require_equal  # needs much of scikit-learn
+    from .._fitted.equivalence import require_equal  # both need much of scikit-learn
+    from .._fitted.ties import tied_rows
 
     X, splits_words = plan.call.X, fitted.table is not None and fitted.table.splits_words
     rows = X if splits_words else sample_rows(X)  # words may differ in every row
     what = "It is refused, as training would begin from another model: its ONNX form"
     found = predictions_on(plan.estimator, run, rows)
-    require_equal(plan.estimator.model, rows, found, what=what, tolerance=1e-4)
+    share, step = tied_rows(plan.estimator.model, rows)
+    ties = f"{share:.0%} of the rows have training points at equal distances where n_neighbors of {step} ends"
+    advice = f"{ties}, and which of them count depends on their order." if share else _COARSE
+    require_equal(plan.estimator.model, rows, found, what=what, tolerance=1e-4, advice=f"{advice} {_GIVE}")
+    if share:
+        warn(f"{ties}: which of them count depends on their order, so predictions of such rows may differ.")
     run.sample = sample_rows(X)
 
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from sklearn.impute import SimpleImputer
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import OneHotEncoder
+from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder
 
 from .._graph.protobuf import load, to_proto
 from .._support.typing import Container, Estimator, Operator, Scope
@@ -31,6 +31,7 @@ from .converters.context import ConversionRecord
 from .converters.registry import CONVERTERS
 from .corrections import repair
 from .record import record_of
+from .refusals import why_unconverted
 from .steps import unwrapped
 from .table_graph import name_inputs
 from .traversal import walk
@@ -72,9 +73,7 @@ def converted(
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"skl2onnx cannot convert this {type(estimator).__name__}: {' '.join(str(error).split())[:500]}"
-        ) from error
+        raise ModelError(why_unconverted(estimator, error)) from error
     model = _stamped(load(proto))
     if columns is not None:
         name_inputs(model.graph, list(columns))
@@ -142,9 +141,11 @@ def _convertible(estimator: Estimator) -> Any:
 
     It imputes text only where a string marks missing values, and knows fewer values of ``handle_unknown``.
     """
-    changed: dict[str, str] = {}
+    changed: dict[str, object] = {}
     if isinstance(estimator, SimpleImputer) and any(isinstance(s, str) for s in estimator.statistics_):
         changed = {"missing_values": str(estimator.missing_values)}
+    if isinstance(estimator, KBinsDiscretizer) and estimator.encode == "onehot":  # graphs have no sparse matrices
+        changed = {"encode": "onehot-dense"}
     if isinstance(estimator, OneHotEncoder) and estimator.handle_unknown in ("infrequent_if_exist", "warn"):
         changed = {} if estimator._infrequent_enabled else {"handle_unknown": "ignore"}
     twin = copy.copy(estimator) if changed else estimator

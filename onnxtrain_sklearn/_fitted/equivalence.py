@@ -18,9 +18,12 @@ from .steps import last_step, unwrapped
 
 
 def require_equal(
-    model: Estimator, rows: MatrixLike, ours: Mapping[str, np.ndarray], *, what: str, tolerance: float
+    model: Estimator, rows: MatrixLike, ours: Mapping[str, np.ndarray], *, what: str, tolerance: float, advice: str = ""
 ) -> None:
-    """Raise where the predictions of ``model`` differ from ``ours``, by method, on the same rows."""
+    """Raise where the predictions of ``model`` differ from ``ours``, by method, on the same rows.
+
+    The message begins with ``what`` and ends with ``advice``.
+    """
     record = record_of(model)
     for method, numbers in ours.items():
         if method == "predict" and record.gives_labels:
@@ -31,9 +34,9 @@ def require_equal(
             raise TypeError(f"{record.name}.{method} fails on rows of X: {error}") from error
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=tolerance, atol=tolerance * scale):
-            _refuse_conversion(record, what, method, float(np.abs(numbers - expected).max()))
+            _refuse_conversion(record, what, method, float(np.abs(numbers - expected).max()), advice)
     if record.gives_labels:
-        _require_equal_labels(record, rows, ours, what)
+        _require_equal_labels(record, rows, ours, what, advice)
 
 
 def values(record: ModelRecord, method: str, rows: MatrixLike, shape: tuple[int, ...]) -> np.ndarray:
@@ -59,7 +62,9 @@ def _of_each_label(record: ModelRecord, method: str, rows: MatrixLike) -> list[n
     return [np.asarray(getattr(part, method)(rows)) for part in parts]
 
 
-def _require_equal_labels(record: ModelRecord, rows: MatrixLike, ours: Mapping[str, np.ndarray], what: str) -> None:
+def _require_equal_labels(
+    record: ModelRecord, rows: MatrixLike, ours: Mapping[str, np.ndarray], what: str, advice: str
+) -> None:
     """Labels may differ only where the two top scores tie."""
     different = np.asarray(record.estimator.predict(rows)) != ours["predict"]
     if not different.any():
@@ -69,11 +74,12 @@ def _require_equal_labels(record: ModelRecord, rows: MatrixLike, ours: Mapping[s
     one_label = record.outputs is None
     sure = margins(record, rows, scores) if one_label else margins_of_labels(record, rows, scores, method)
     if (different & (sure > 1e-5)).any():
-        _refuse_conversion(record, what, "predict", float(different.mean()))
+        _refuse_conversion(record, what, "predict", float(different.mean()), advice)
 
 
-def _refuse_conversion(record: ModelRecord, what: str, method: str, distance: float) -> None:
-    raise ModelError(f"{what} and {record.name} differ: {method}() by up to {distance:.2g} on rows of X.")
+def _refuse_conversion(record: ModelRecord, what: str, method: str, distance: float, advice: str) -> None:
+    said = f"{what} and {record.name} differ: {method}() by up to {distance:.2g} on rows of X."
+    raise ModelError(f"{said} {advice}" if advice else said)
 
 
 # Distance of a row from a decision boundary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,4 +127,33 @@ def without_gradient(record: ModelRecord) -> str:
     return (
         f"This {record.name} has no parameter with a gradient: its predictions change in steps, as counts of neighbors "
         f"and of votes do, or not at all."
+    )
+
+
+_WITHOUT_CONVERTER = re.compile(r"shape calculator for type '<class '(?:\w+\.)*(\w+)'>'")
+"""How skl2onnx says that it does not know a class."""
+
+
+def why_unconverted(estimator: Estimator, error: Exception) -> str:
+    """Return the message for a model whose conversion failed: the class, or the reason, and what to do."""
+    whole, words = type(estimator).__name__, " ".join(str(error).split())
+    found = _WITHOUT_CONVERTER.search(words)
+    if found is None:
+        return f"skl2onnx cannot convert this {whole}: {words[:500].removesuffix('.')}. {_instead_of('what it names')}"
+    unknown = found[1]
+    if unknown == whole:
+        return (
+            f"{whole} has no converter to ONNX, neither here nor in skl2onnx. Give another model, or register a "
+            f"converter by skl2onnx.update_registered_converter."
+        )
+    return (
+        f"{unknown} in this {whole} has no converter to ONNX, neither here nor in skl2onnx. {_instead_of(unknown)} Or "
+        f"register a converter by skl2onnx.update_registered_converter."
+    )
+
+
+def _instead_of(step: str) -> str:
+    return (
+        f"Fit a model with other settings or another step in place of {step}; or apply that step to the data "
+        f"beforehand, and give what follows it as the model."
     )

@@ -34,6 +34,7 @@ def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
     """
     users = list(_first_steps(estimator, None))
     _refuse_text_within(users)
+    _refuse_imputed_text(users)
     if any(user.columns is None and user.steps and _is_vectorizer(user.steps[0]) for user in users):
         return Table((TableColumn("text", "text", gaps=False),), documents=True)
     _refuse_hidden_text(estimator, users)
@@ -205,6 +206,19 @@ def _refuse_text_within(users: Sequence[_FirstSteps]) -> None:
             raise ModelError(
                 f"Each estimator within this {name} encodes text for itself, which has no ONNX form. Put the encoder "
                 f"before the {name}, in a pipeline that ends in it."
+            )
+
+
+def _refuse_imputed_text(users: Sequence[_FirstSteps]) -> None:
+    """Refuse imputers that take several columns of text from the data themselves: skl2onnx makes numbers of them."""
+    for user in users:
+        first = user.steps[0] if user.steps and user.columns is None else None
+        fills = first.statistics_ if isinstance(first, SimpleImputer) else ()
+        if len(fills) > 1 and any(isinstance(value, str) for value in fills):
+            raise ModelError(
+                "SimpleImputer takes several columns of text before anything else, which has no ONNX form. Let a "
+                "ColumnTransformer begin the pipeline: make_column_transformer((make_pipeline(SimpleImputer(...), "
+                "OneHotEncoder(...)), columns))."
             )
 
 

@@ -19,6 +19,7 @@ QuantileTransformer(n_quantiles=10)
 QuantileTransformer(n_quantiles=10, output_distribution='normal')
 Binarizer()
 KBinsDiscretizer(4, encode='onehot-dense', quantile_method='linear')
+KBinsDiscretizer(4, quantile_method='linear')
 KBinsDiscretizer(4, encode='ordinal', strategy='uniform')
 PolynomialFeatures()
 PolynomialFeatures(interaction_only=True, include_bias=False)
@@ -66,6 +67,7 @@ make_column_transformer((StandardScaler(), slice(0, 3)), remainder='passthrough'
 ReplaceTransformer()
 CastTransformer()
 KNeighborsTransformer(n_neighbors=3, algorithm='brute')
+KNeighborsTransformer(n_neighbors=3, mode='connectivity')
 """  # noqa: E501
 """Each stands before ``Ridge()`` in a pipeline."""
 

@@ -16,6 +16,7 @@ from sklearn.base import is_classifier
 from sklearn.neighbors import (
     KNeighborsClassifier,
     KNeighborsRegressor,
+    KNeighborsTransformer,
     RadiusNeighborsClassifier,
     RadiusNeighborsRegressor,
 )
@@ -26,7 +27,7 @@ from ..._graph.queries import constant
 from ..._ml_operators.distances import root, squared_distances
 from ..._support.typing import Estimator
 from ...exceptions import ModelError
-from .context import Converter, Source, several_labels
+from .context import Converter, Source, of_rows, several_labels
 
 METRICS = ("euclidean", "manhattan", "minkowski")
 """What :func:`distances` computes."""
@@ -118,6 +119,20 @@ def _within_radius(s: Source) -> Sequence[ir.Value] | None:
     return _neighbor_mean(s, op.MatMul(weights, _targets(s)), op.ReduceSum(weights, axes=[1], keepdims=True))
 
 
+def _neighbor_graph(s: Source) -> ir.Value:
+    """A column for each training point: the distances of the nearest ones, or ones, and zeros for all others."""
+    op, model = s.op, s.estimator
+    by_distance = model.mode == "distance"
+    points = (
+        s.parameter(model, "_fit_X") if by_distance else op.constant(np.ascontiguousarray(model._fit_X, np.float32))
+    )
+    nearest, away = nearest_points(op, s.x, points, model.n_neighbors + by_distance, _power(model))
+    chosen = op.OneHot(nearest, np.array(len(model._fit_X)), np.array([0, 1], np.float32))
+    if not by_distance:
+        return op.ReduceSum(chosen, axes=[1], keepdims=False)
+    return op.Squeeze(op.MatMul(op.Unsqueeze(away, axes=[1]), chosen), axes=[1])
+
+
 def _power(model: Estimator) -> float:
     power = power_of(model)
     if power is None:
@@ -181,6 +196,11 @@ def _shares_of(model: Estimator, label: ArrayLike) -> np.ndarray:
 CONVERTERS: dict[type, Converter] = {
     KNeighborsClassifier: Converter(_nearest),
     KNeighborsRegressor: Converter(_nearest),
+    KNeighborsTransformer: of_rows(
+        _neighbor_graph,
+        lambda transformer: len(transformer._fit_X),
+        lambda transformer: power_of(transformer) is not None,
+    ),
     RadiusNeighborsClassifier: Converter(_within_radius),
     RadiusNeighborsRegressor: Converter(_within_radius),
 }
