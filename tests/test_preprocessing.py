@@ -7,14 +7,16 @@ import pickle
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pandas as pd
 import pytest
 from sklearn.base import BaseEstimator
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.preprocessing import OrdinalEncoder, QuantileTransformer, StandardScaler
 
+from onnxtrain_sklearn import clear_cache
 from onnxtrain_sklearn._graph.protobuf import to_proto
-from onnxtrain_sklearn._recipes.preprocessing import fit_preprocessing
+from onnxtrain_sklearn._recipes.preprocessing import _open_graphs, fit_preprocessing
 from onnxtrain_sklearn._recipes.raw_table import categorical_columns, read_table
 from onnxtrain_sklearn._recipes.scaling import SCALINGS, Quantile
 from onnxtrain_sklearn._runtime import devices
@@ -205,3 +207,39 @@ def test_pickles_transform_alike(scaling):
     preprocessing, table = fitted(X, scaling)
     copy = pickle.loads(pickle.dumps(preprocessing))
     np.testing.assert_array_equal(copy.transform(table, CPU), preprocessing.transform(table, CPU))
+
+
+def random_table(seed):
+    rng = np.random.RandomState(seed)
+    return pd.DataFrame(
+        {"a": rng.normal(size=80) * (seed + 1), "b": rng.exponential(size=80), "c": rng.choice(list("xy"), 80)}
+    )
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_fits_of_equal_form_share_a_graph_without_their_numbers(scaling):
+    """The session of a form takes the numbers as inputs; the graph that is given away holds them."""
+    clear_cache()
+    for seed in (0, 1, 0):
+        frame = random_table(seed)
+        frame.loc[seed::7, "b"] = np.nan
+        preprocessing, table = fitted(frame, scaling)
+        op = preprocessing.new_graph()
+        op.graph.outputs.append(preprocessing.emit(op))
+        session = onnxruntime.InferenceSession(ir.to_proto(ir.Model(op.graph, ir_version=8)).SerializeToString())
+        feeds = {name: column.rows(slice(0, 80)) for name, column in preprocessing.columns(table).items()}
+        np.testing.assert_array_equal(preprocessing.transform(table, CPU), session.run(None, feeds)[0])
+    assert len(_open_graphs) == 1
+    ((graph, _),) = _open_graphs._held.values()
+    held = onnx.load_model_from_string(graph.content).graph
+    constants = [node.attribute[0].t for node in held.node if node.op_type == "Constant"]
+    numbers = [array for array in map(onnx.numpy_helper.to_array, constants) if array.dtype.kind == "f"]
+    assert all(array.ndim == 0 for array in numbers)  # of the formulas
+    assert not held.initializer
+
+
+def test_columns_may_be_named_as_the_numbers_are():
+    frame = random_table(0).rename(columns={"a": "_.center", "b": "__.fill"})
+    preprocessing, table = fitted(frame, "robust")
+    plain, same = fitted(random_table(0), "robust")
+    np.testing.assert_array_equal(preprocessing.transform(table, CPU), plain.transform(same, CPU))

@@ -202,6 +202,10 @@ class Run:
         """Return the inference graph with the current weights."""
         return to_proto(exported_model(*predicting_model(self), self.head, options))
 
+    def graph_to_predict(self) -> bytes:
+        """Return the inference graph of :meth:`predictor`, with the current weights."""
+        return filled_graph(*predicting_model(self), self.head).content
+
     def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
         """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""
         sparse = sparse_inputs(columns)

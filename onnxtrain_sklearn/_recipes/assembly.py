@@ -47,7 +47,8 @@ def assembled(members: Sequence[Member], task: Task, classes: np.ndarray | None 
         value.name = op.taken.free(name)
         op.graph.outputs.append(value)
     model = ir.Model(op.graph, ir_version=8, producer_name="onnxtrain_sklearn")
-    infer_shapes(model)
+    if any(value.type is None or value.shape is None for value in op.graph.outputs):
+        infer_shapes(model)
     return model
 
 

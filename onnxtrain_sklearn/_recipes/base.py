@@ -28,7 +28,15 @@ from .._support.typing import MatrixLike
 from .examples import TableExamples
 from .fitted_graph import FittedGraph
 from .member_tasks import MemberTasks, TracedRecipe, epochs_of
-from .members import MemberRecipe, MemberTraining, Network, PreparedMember, prepared_members, train_members
+from .members import (
+    MemberRecipe,
+    MemberTraining,
+    Network,
+    PreparedMember,
+    TrainedMembers,
+    prepared_members,
+    train_members,
+)
 from .preprocessing import Preprocessing
 from .raw_table import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
 
@@ -124,7 +132,7 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
         examples = TableExamples(table, categorical, targets, weights)
         training = MemberTraining(self._early_stopping, self._watched(targets), tasks.fit)
         trained = train_members(self._members(examples), training, examples, device)
-        self._keep(examples, trained.networks, trained.graph, trained.preprocessing, device)
+        self._keep(examples, trained, device)
         return trained.interrupted
 
     def _members(self, examples: TableExamples) -> Iterator[PreparedMember]:
@@ -143,13 +151,13 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
             )
         return self.scoring
 
-    def _keep(
-        self, examples: TableExamples, networks: list[Network], graph: bytes, inputs: Preprocessing, device: Device
-    ) -> None:
+    def _keep(self, examples: TableExamples, trained: TrainedMembers, device: Device) -> None:
         """Set the fitted attributes, all at once."""
+        networks = trained.networks
         vars(self).update(
-            _graph=graph,
-            _inputs=inputs,
+            _graph=trained.graph.content,
+            _prediction=trained.graph,
+            _inputs=trained.preprocessing,
             _device=device,
             _predictors={},
             _epochs=epochs_of(networks),

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from .._inference.predictor import Predictor
+from .._inference.predictor import Predictor, prediction_graph
 from .._runtime import sessions
 from .._runtime.devices import Device
 from .._support.declared import defaults_of
@@ -36,8 +36,8 @@ class FittedGraph(BaseEstimator):
         columns = self._inputs.columns(table.rows(np.zeros(2, int)) if rows == 1 else table)
         key = sessions.forks()
         if key not in self._predictors:
-            model = ir.from_proto(self.to_onnx())
-            self._predictors[key] = Predictor(model, self._device, None, width=self._inputs.width)
+            graph = vars(self).get("_prediction") or prediction_graph(ir.from_proto(self.to_onnx()))
+            self._predictors[key] = Predictor(graph, self._device, None, width=self._inputs.width)
         return self._predictors[key].run(columns, output=output)[:rows]
 
     def to_onnx(self) -> onnx.ModelProto:
@@ -61,7 +61,8 @@ class FittedGraph(BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {**state, "_predictors": {}} if "_predictors" in state else state
+        kept = {name: value for name, value in state.items() if name != "_prediction"}  # the bytes are in _graph
+        return {**kept, "_predictors": {}} if "_predictors" in kept else kept
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Restore a copy; parameters that are newer than a pickle get their defaults."""

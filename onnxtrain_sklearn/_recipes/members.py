@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnx_ir as ir
 
 from .._estimators.scoring import Scoring
-from .._graph.protobuf import to_proto
+from .._graph.protobuf import from_bytes
+from .._inference.predictor import PredictionGraph, prediction_graph
 from .._runtime.devices import Device
 from .assembly import Member, assembled
 from .examples import TableExamples
@@ -75,7 +75,7 @@ class TrainedMembers:
     """The trained networks, the graph of all of them, the preprocessing whose inputs it takes, and what ended early."""
 
     networks: list[Network]
-    graph: bytes
+    graph: PredictionGraph
     preprocessing: Preprocessing
     interrupted: KeyboardInterrupt | None
 
@@ -108,9 +108,9 @@ def train_members(
         begun = [one for one in begun if hasattr(one.network, "n_iter_")]
         if not begun:
             raise
-    models = [Member(one.preprocessing, ir.from_proto(one.network.to_onnx())) for one in begun]
+    models = [Member(one.preprocessing, from_bytes(one.network._run.graph_to_predict())) for one in begun]
     model, networks = assembled(models, examples.targets.task, examples.classes), [one.network for one in begun]
-    return TrainedMembers(networks, to_proto(model).SerializeToString(), begun[0].preprocessing, interrupted)
+    return TrainedMembers(networks, prediction_graph(model), begun[0].preprocessing, interrupted)
 
 
 def _train_member(

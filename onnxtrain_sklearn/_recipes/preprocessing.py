@@ -7,7 +7,8 @@ column that had missing numbers in training gets a further column of codes: 1 fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ import onnx_ir as ir
 
 from .._data.columns import Column
 from .._graph.builder import GraphBuilder
-from .._inference.predictor import Predictor
+from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
 from .._runtime import sessions
 from .._runtime.devices import Device
+from .._support.cache import Cache
 from .raw_table import RawTable
-from .scaling import Scaling
+from .scaling import FittedNumbers, Scaling
 
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
 MATRIX = "X"
@@ -135,10 +137,31 @@ class Preprocessing:
         """Return the float32 matrix of a table."""
         key = sessions.forks()
         if key not in self._predictors:
-            op = self.new_graph()
-            op.graph.outputs.append(self.emit(op))
-            self._predictors[key] = Predictor(ir.Model(op.graph, ir_version=8), device, None, width=self.width)
+            graph = _open_graphs.get(self._form(), self._open_graph)
+            self._predictors[key] = Predictor(graph, device, None, live=self, width=self.width)
         return self._predictors[key].run(self.columns(table))
+
+    def prediction_views(self) -> dict[str, np.ndarray]:
+        """Return the fitted numbers by the names of the inputs of a graph that takes them."""
+        longer = "_" * max(map(len, self.names))  # than the name of any column
+        return {f"{longer}.{name}": array for name, array in self._fitted_numbers().items()}
+
+    def _fitted_numbers(self) -> dict[str, np.ndarray]:
+        return {} if self.scaling is None else {"fill": self.fill.astype(np.float32), **self.scaling.numbers()}
+
+    def _form(self) -> Hashable:
+        """Return all that the graph consists of but for the fitted numbers."""
+        shapes = tuple(array.shape for array in self._fitted_numbers().values())
+        return self.names, self.numbers, type(self.scaling), shapes, self.gaps, self.categories
+
+    def _open_graph(self) -> PredictionGraph:
+        """Return the graph that takes the fitted numbers as inputs, whose session other fits may use too."""
+        op = self.new_graph()
+        kinds = {name: (ir.DataType.from_numpy(a.dtype), a.shape) for name, a in self.prediction_views().items()}
+        held = [ir.val(name, *kind) for name, kind in kinds.items()]
+        op.graph.inputs.extend(held)
+        op.graph.outputs.append(self._emitted(op, dict(zip(self._fitted_numbers(), held, strict=True))))
+        return replace(prediction_graph(ir.Model(op.graph, ir_version=8)), is_shared=True)
 
     def new_graph(self) -> GraphBuilder:
         """Return a graph with the inputs of the table."""
@@ -155,12 +178,14 @@ class Preprocessing:
 
     def emit(self, op: GraphBuilder) -> ir.Value:
         """Append the preprocessing to a graph of :meth:`new_graph`; return the float32 matrix."""
+        return self._emitted(op, self._fitted_numbers())
+
+    def _emitted(self, op: GraphBuilder, fitted: FittedNumbers) -> ir.Value:
         parts = []
         if self.scaling is not None:
             numbers = self._taken(op, self.numbers)
             missing = op.IsNaN(numbers)
-            filled = op.Where(missing, self.fill.astype(np.float32), numbers)
-            parts.append(self.scaling.emit(op, filled))
+            parts.append(self.scaling.emit(op, op.Where(missing, fitted["fill"], numbers), fitted))
         parts += [own.emit(op, self._taken(op, (own.place,))) for own in self.categories]
         if self.gaps:
             codes = op.Cast(op.Gather(missing, np.array(self.gaps), axis=1), to=ir.DataType.FLOAT)
@@ -176,6 +201,9 @@ class Preprocessing:
             whole = places == tuple(range(len(self.names)))
             return inputs[0] if whole else op.Gather(inputs[0], np.array(places), axis=1)
         return inputs[places[0]] if len(places) == 1 else op.Concat(*(inputs[i] for i in places), axis=1)
+
+
+_open_graphs: Cache[PredictionGraph] = Cache(64, 2**24, lambda graph: len(graph.content) + 2**10)
 
 
 def fit_preprocessing(

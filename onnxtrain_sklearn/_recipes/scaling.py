@@ -7,7 +7,9 @@ data to predict go through the same operators, so they cannot be scaled differen
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -22,6 +24,10 @@ _LARGEST_SCALED = 1e6
 _LARGEST_FACTOR = float(np.finfo(np.float32).max)
 
 
+FittedNumbers: TypeAlias = Mapping[str, "np.ndarray | ir.Value"]
+"""The numbers of a fit by name, or values of a graph that hold them."""
+
+
 class Scaling(ABC):
     """A fitted scaling of numeric columns."""
 
@@ -31,8 +37,12 @@ class Scaling(ABC):
         """Return the scaling for a float64 matrix without missing numbers."""
 
     @abstractmethod
-    def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
-        """Append the scaling of a float32 matrix."""
+    def numbers(self) -> dict[str, np.ndarray]:
+        """Return the fitted numbers, as the operators take them."""
+
+    @abstractmethod
+    def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
+        """Append the scaling of a float32 matrix by such numbers, or by values of the graph that hold them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +56,11 @@ class Affine(Scaling):
     def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Affine:
         return cls(numbers.mean(axis=0), _reciprocal(numbers.std(axis=0)))
 
-    def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
-        return op.Mul(op.Sub(x, self.center.astype(np.float32)), self.factor.astype(np.float32))
+    def numbers(self) -> dict[str, np.ndarray]:
+        return {"center": self.center.astype(np.float32), "factor": self.factor.astype(np.float32)}
+
+    def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
+        return op.Mul(op.Sub(x, numbers["center"]), numbers["factor"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +81,9 @@ class Robust(Affine):
         spread = np.where(high > low, high - low, 0.5 * np.ptp(numbers, axis=0))
         return cls(median, _reciprocal(spread))
 
-    def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
+    def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
         far = np.float32(_LARGEST_SCALED)  # squares of larger numbers overflow
-        x = op.Clip(super().emit(op, x), -far, far)
+        x = op.Clip(super().emit(op, x, numbers), -far, far)
         return op.Div(x, op.Sqrt(op.Add(op.Mul(op.Mul(x, x), 1 / CLIP**2), 1.0)))
 
 
@@ -112,26 +125,31 @@ class Quantile(Scaling):
             table[:, : len(knots), j] = knots, references[first], references[first + counts - 1]
         return cls(*table)
 
-    def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
+    def numbers(self) -> dict[str, np.ndarray]:
+        tables = {"knots": self.knots, "below": self.below, "above": self.above}
+        flat = {name: np.ascontiguousarray(table.T).ravel() for name, table in tables.items()}
+        return {**flat, "least": self.knots[0], "last": self._last()}
+
+    def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
         x = op.Cast(x, to=ir.DataType.DOUBLE)
-        place = self._place(op, x)
-        knot, below, above = (self._at(op, part, place) for part in (self.knots, self.below, self.above))
+        place = self._place(op, x, numbers)
+        knot, below, above = (self._at(op, numbers[name], place) for name in ("knots", "below", "above"))
         following = op.Min(op.Add(place, np.int64(1)), np.int64(len(self.knots) - 1))
-        right, reached = self._at(op, self.knots, following), self._at(op, self.below, following)
+        right, reached = self._at(op, numbers["knots"], following), self._at(op, numbers["below"], following)
         # No knot follows the last one: its distance is infinite, and the probability stays at 1.
         share = op.Div(op.Sub(x, knot), op.Sub(right, knot))
         between = op.Add(above, op.Mul(share, op.Sub(reached, above)))
         on_knot = op.Mul(op.Add(below, above), np.float64(0.5))
         p = op.Where(op.Equal(x, knot), on_knot, between)
-        p = op.Where(op.Less(x, self._last()), p, np.float64(1.0))
-        p = op.Where(op.Greater(x, self.knots[0]), p, np.float64(0.0))
+        p = op.Where(op.Less(x, numbers["last"]), p, np.float64(1.0))
+        p = op.Where(op.Greater(x, numbers["least"]), p, np.float64(0.0))
         return op.Cast(normal_quantile(op, p), to=ir.DataType.FLOAT)
 
     def _last(self) -> np.ndarray:
         last: np.ndarray = np.where(np.isfinite(self.knots), self.knots, -np.inf).max(axis=0)
         return last
 
-    def _place(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
+    def _place(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
         """Return the index of the last knot that is not above each number, by binary search; 0 below the first."""
         place, step = op.Cast(op.Mul(x, np.float64(0.0)), to=ir.DataType.INT64), 1
         while step * 2 < len(self.knots):
@@ -139,15 +157,15 @@ class Quantile(Scaling):
         while step:
             further = op.Add(place, np.int64(step))
             inside = op.Min(further, np.int64(len(self.knots) - 1))
-            reached = op.And(op.GreaterOrEqual(x, self._at(op, self.knots, inside)), op.Equal(inside, further))
+            reached = op.And(op.GreaterOrEqual(x, self._at(op, numbers["knots"], inside)), op.Equal(inside, further))
             place = op.Where(reached, further, place)
             step //= 2
         return place
 
-    def _at(self, op: GraphBuilder, table: np.ndarray, place: ir.Value) -> ir.Value:
-        """Return the entry of a table at a place in each column."""
-        start = len(table) * np.arange(table.shape[1])
-        return op.Gather(np.ascontiguousarray(table.T).ravel(), op.Add(place, start))
+    def _at(self, op: GraphBuilder, table: np.ndarray | ir.Value, place: ir.Value) -> ir.Value:
+        """Return the entry of a table, which holds one column after the other, at a place in each column."""
+        count, columns = self.knots.shape
+        return op.Gather(table, op.Add(place, count * np.arange(columns)))
 
 
 NOISE = 1e-3
