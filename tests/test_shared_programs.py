@@ -247,7 +247,7 @@ def test_a_second_fit_of_an_equal_structure_makes_no_session(engine, monkeypatch
     clear_cache()
     first = make().fit(X, Y)
     monkeypatch.setattr(sessions, "create_session", lambda *a, **k: pytest.fail("a new session"))
-    other = make().set_params(learning_rate_init=0.02, alpha=0.3, random_state=7).fit(3 * X + 1, Y)
+    other = make().set_params(learning_rate_init=0.02, alpha=0.3, random_state=7).fit(X[:, ::-1] + 0.5, Y)
     assert other.engine_ == first.engine_
     assert not equal(other.weights_, first.weights_)
 
