@@ -146,13 +146,14 @@ print(memory("VmHWM") - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
-def test_the_peak_of_a_deep_network_is_less_than_half():
-    """An activation takes 4 MiB, and 40 of them make a forward pass."""
+def test_the_peak_of_a_deep_network_is_less():
+    """An activation takes 4 MiB, and 20 of them are kept; cotangents are freed as the backward pass goes."""
     peaks = []
     for mode in ("keep", "again"):
         command = [sys.executable, "-W", "ignore", "-c", PEAK, mode]
         peaks.append(float(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-    assert peaks[1] < 0.55 * peaks[0]
+    assert peaks[0] < 150
+    assert peaks[1] < 0.7 * peaks[0]
 
 
 def test_onnxruntime_does_not_merge_the_copies(graphs, tmp_path):

@@ -33,6 +33,7 @@ from ..exceptions import ModelError
 from .cpu_products import transpose_operands
 from .dropout import expose_dropout
 from .gathering import gather_rows
+from .gradient_order import last_layer_last
 from .gradient_shapes import return_before_reshapes
 from .labeled_shares import take_labeled_shares
 from .loss_graph import LAZY, LOSS, TARGET, StepSettings, training_graph, work
@@ -207,6 +208,8 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
     labeled = take_labeled_shares(model.graph) if repeated else False
     if source.for_cpu:
         transpose_operands(model.graph)
+        if not source.settings.checkpoint_activations:  # then nodes run in the order of the graph
+            last_layer_last(model.graph)
     return PassProgram(
         to_proto(model).SerializeToString(),
         gradient.engine,
