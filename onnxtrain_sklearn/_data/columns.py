@@ -17,6 +17,7 @@ from sklearn.utils import check_array
 
 from .._graph.trainable import TensorSpec
 from .._support.typing import DType, MatrixLike, SparseLike
+from .frames import as_frame
 from .rounding import warn_of_rounding
 from .sparse_rows import gathered, in_type, stays_sparse
 
@@ -192,7 +193,9 @@ def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) ->
     columns = {}
     for spec in specs:
         name = f"X[{spec.name!r}]"
-        array = check_array(X[spec.name], accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=name)
+        array = check_array(
+            as_frame(X[spec.name]), accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=name
+        )
         warn_of_rounding(array, spec.dtype, name)
         columns[spec.name] = Column(shaped(array, spec), spec.dtype)
     lengths = {name: len(column) for name, column in columns.items()}

@@ -1,15 +1,20 @@
-"""Tables of other libraries as data frames: those of Arrow are converted, those that hold no rows yet are refused."""
+"""Data of other kinds as those that are taken: tables of Arrow, masked arrays, frames that hold no rows yet.
+
+NumPy's conversions and scikit-learn's checks drop a mask, and go on with the numbers that it hides.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 _COMPUTE = ("collect", "compute", "toPandas")
 """Methods that compute the rows: of polars, of Dask, of Spark."""
 
 
 def as_frame(X: object) -> Any:
-    """Return a table of Arrow as a data frame of pandas; all else is returned as it is.
+    """Return a table of Arrow as a data frame of pandas, a masked array with NaN or None; all else as it is.
 
     Raises
     ------
@@ -18,6 +23,8 @@ def as_frame(X: object) -> Any:
     """
     if hasattr(X, "column_names") and hasattr(X, "to_pandas"):
         return X.to_pandas()
+    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+        return _with_missing(X)
     if hasattr(X, "columns") and not hasattr(X, "iloc") and not hasattr(X, "__len__"):
         found = next((name for name in _COMPUTE[::-1] if hasattr(X, name)), None)
         raise TypeError(
@@ -25,3 +32,17 @@ def as_frame(X: object) -> Any:
             f"{f': X.{found}()' if found else ''}."
         )
     return X
+
+
+def _with_missing(X: np.ma.MaskedArray[Any, Any]) -> np.ndarray:
+    """Return a masked array without its mask: numbers with NaN, others with None where they are hidden."""
+    if X.dtype.kind not in "fiub":
+        return np.asarray(np.ma.filled(X.astype(object), None))
+    return np.asarray(np.ma.filled(X if X.dtype.kind == "f" else X.astype(np.float64), np.nan))
+
+
+def require_unmasked(values: object, name: str) -> None:
+    """Raise for a masked array that hides values."""
+    if np.ma.is_masked(values):
+        hidden, count = np.ma.count_masked(values), np.size(values)
+        raise ValueError(f"{name} is a masked array that hides {hidden} of {count} values: leave out their rows.")

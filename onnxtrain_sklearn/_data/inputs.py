@@ -133,7 +133,7 @@ def _selected(frame: object, columns: str | Sequence[str]) -> Any:
 
 
 def _input_array(name: str, rows: object) -> Any:
-    array = rows.tocsr() if sp.issparse(rows) else np.asarray(rows)
+    array = rows.tocsr() if sp.issparse(rows) else np.asarray(as_frame(rows))
     if not array.ndim:
         raise ValueError(f"The input {name!r} must have a row for each sample, got a single {type(rows).__name__}.")
     return array

@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_non_negative
 
 from .._graph.links import Task
 from .._support.typing import ClassWeight, SparseLike
+from .frames import require_unmasked
 from .labels import sortable_labels
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
@@ -76,7 +77,10 @@ class Targets:
 
 def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
     """Return numbers, a column per output; ``allow_nd``: rows may have several axes."""
+    require_unmasked(y, "y")
     array = np.asarray(check_array(y, ensure_2d=False, dtype=None, input_name="y", allow_nd=allow_nd))
+    if array.dtype.kind in "mM":
+        raise ValueError(f"y holds times ({array.dtype}): give numbers made of them, such as days since a date.")
     if array.ndim == 2 and array.shape[1] == 1:
         array = column_or_1d(array, warn=True)
     if array.dtype.kind in "OSUV":
@@ -93,6 +97,7 @@ def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
 
 def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     """Return class indices or label indicators; labels that ``classes`` lacks are an error."""
+    require_unmasked(y, "y")
     with sortable_labels(y, "y"):
         return _class_targets(y, classes)
 
@@ -243,6 +248,7 @@ def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
         return np.ones(n_rows)
     if isinstance(sample_weight, Number):
         sample_weight = np.full(n_rows, sample_weight)
+    require_unmasked(sample_weight, "sample_weight")
     weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, order="C", input_name="sample_weight")
     if weights.shape != (n_rows,):
         raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(n_rows,)}!")
