@@ -13,6 +13,7 @@ import numpy as np
 
 from .._data.validation_scores import log_loss_of_labels, squared_error_of_labels
 from .._fitted import sklearn_private
+from .._graph.links import Task
 from .._inference.head import Head
 from .._inference.predictor import Predictor
 from .._support.typing import MatrixLike
@@ -31,6 +32,16 @@ OF_ONE_LABEL: Mapping[str, Callable[..., float] | None] = {
     "d2_brier_score": None,
 }
 """Scorers that take several labels a row for the one-hot row of one, and what stands for them; None: refused."""
+
+
+_SCORERS: Mapping[Task, tuple[str, str]] = {
+    "binary": ("these labels of two classes", "'accuracy', 'balanced_accuracy', 'neg_log_loss' or 'roc_auc'"),
+    "multiclass": ("labels of several classes", "'accuracy', 'balanced_accuracy', 'f1_macro' or 'neg_log_loss'"),
+    "multilabel": ("several labels a row", "'neg_log_loss', 'neg_brier_score', 'f1_macro' or 'roc_auc'"),
+    "multioutput": ("several labels of several classes a row", "a function (estimator, X, y) -> float"),
+    "regression": ("these numbers", "'r2', 'neg_mean_absolute_error' or 'neg_root_mean_squared_error'"),
+}
+"""What the targets of each task are, and scorers that take them."""
 
 
 def scorer_of(
@@ -68,12 +79,23 @@ def scorer_of(
         predictions.forget()
         if not predictions.finite():
             return math.nan
-        value: object = scorer(twin, X, y, **more)
+        try:
+            value: object = scorer(twin, X, y, **more)
+        except (AttributeError, TypeError, ValueError) as error:
+            if not isinstance(scoring, str):
+                raise
+            raise ValueError(f"{_unfit(scoring, run.head.task)}: {error}") from error
         if not isinstance(value, Real) or math.isnan(value):
             raise ValueError(f"scoring={scoring!r} must give a number for the validation data, got {value!r}.")
         return float(value)
 
     return score
+
+
+def _unfit(scoring: str, task: Task) -> str:
+    """Return why a scorer of scikit-learn fails on the targets of a task, and which ones do not."""
+    what, names = _SCORERS[task]
+    return f"scoring={scoring!r} does not score {what}; take {names}, for example. scikit-learn says"
 
 
 def _classes_of_rows(head: Head) -> np.ndarray | None:
