@@ -100,7 +100,7 @@ class TestPredictions:
             network = fitted._network(fitted._inputs, len(X), seed).fit(
                 fitted._inputs.transform(table, fitted._device), Y
             )
-            members.append(Member(fitted._inputs, ir.from_proto(network.to_onnx())))
+            members.append(Member(fitted._inputs, network.to_onnx().SerializeToString()))
         single = [
             evaluate(ir.to_proto(assembled([member], "multilabel", np.arange(3))), **feeds()) for member in members
         ]

@@ -92,7 +92,7 @@ def test_ensemble_is_the_mean_of_its_members():
         fitted = clone(classifier).set_params(random_state=seed, validation_fraction=None).fit(X, y)
         network = fitted._network(fitted._inputs, len(X), seed)
         network.fit(fitted._inputs.transform(_table(fitted, X), fitted._device), y)
-        members.append(Member(fitted._inputs, ir.from_proto(network.to_onnx())))
+        members.append(Member(fitted._inputs, network.to_onnx().SerializeToString()))
     feeds = {"X": X.astype(np.float32)}
     single = [evaluate(ir.to_proto(assembled([member], "multiclass", np.arange(3))), **feeds)[1] for member in members]
     labels, probabilities = evaluate(ir.to_proto(assembled(members, "multiclass", np.arange(3))), **feeds)

@@ -238,7 +238,7 @@ class RealMLP(GraphModel):
         outputs = values @ (weight / np.sqrt(n_in))
         deviation = outputs.std(axis=0)
         deviation[deviation < 1e-12] = 1.0
-        return weight / deviation, -_convex_combinations(outputs / deviation, rng)
+        return weight / deviation, -_convex_combinations(outputs, deviation, rng)
 
     def _activation(self, task: str) -> str:
         if self.activation == "auto":
@@ -283,9 +283,11 @@ def _scaled_indicators(table: CodedTable, rows: np.ndarray | None) -> DrawnColum
     return DrawnColumns(len(indicators.source), emit, constants=(median, factor))
 
 
-def _convex_combinations(values: np.ndarray, rng: np.random.RandomState, terms: int = 5) -> np.ndarray:
-    """Return a random convex combination of some values of each column."""
+def _convex_combinations(
+    values: np.ndarray, unit: np.ndarray, rng: np.random.RandomState, terms: int = 5
+) -> np.ndarray:
+    """Return a random convex combination of some values of each column, in a unit of its own."""
     n_rows, n_columns = values.shape
-    chosen = values[rng.randint(n_rows, size=(terms, n_columns)), np.arange(n_columns)]
+    chosen = values[rng.randint(n_rows, size=(terms, n_columns)), np.arange(n_columns)] / unit
     weights = rng.exponential(size=(terms, n_columns))
     return np.asarray((chosen * weights / weights.sum(axis=0)).sum(axis=0))

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from .._graph.builder import GraphBuilder
 from .._graph.edits import append_graph
 from .._graph.links import Task
+from .._graph.protobuf import from_bytes
 from .._graph.shapes import infer_shapes
 from .._inference.averages import averaged_predictions
 from .preprocessing import Preprocessing
@@ -23,12 +24,12 @@ class Member:
     Attributes
     ----------
     preprocessing : Preprocessing
-    model : onnx_ir.Model
+    model : bytes
         The inference graph of the network: a matrix to the predictions, or to label and probabilities.
     """
 
     preprocessing: Preprocessing
-    model: ir.Model
+    model: bytes
 
 
 def assembled(members: Sequence[Member], task: Task, classes: np.ndarray | None = None) -> ir.Model:
@@ -52,9 +53,9 @@ def assembled(members: Sequence[Member], task: Task, classes: np.ndarray | None 
     return model
 
 
-def _append_model(op: GraphBuilder, model: ir.Model, matrix: ir.Value, prefix: str) -> list[ir.Value]:
+def _append_model(op: GraphBuilder, model: bytes, matrix: ir.Value, prefix: str) -> list[ir.Value]:
     """Append a network under new names, its weights under ``prefix`` and their own; return its outputs."""
-    graph = model.clone().graph
+    graph = from_bytes(model).graph
     for domain, version in graph.opset_imports.items():
         op.graph.opset_imports.setdefault(domain, version)
     return append_graph(op, graph, [matrix], prefix)

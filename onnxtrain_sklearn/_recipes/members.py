@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._estimators.scoring import Scoring
-from .._graph.protobuf import from_bytes
 from .._inference.predictor import PredictionGraph, prediction_graph
 from .._runtime.devices import Device
 from .assembly import Member, assembled
@@ -108,7 +107,7 @@ def train_members(
         begun = [one for one in begun if hasattr(one.network, "n_iter_")]
         if not begun:
             raise
-    models = [Member(one.preprocessing, from_bytes(one.network._run.graph_to_predict())) for one in begun]
+    models = [Member(one.preprocessing, one.network._run.graph_to_predict()) for one in begun]
     model, networks = assembled(models, examples.targets.task, examples.classes), [one.network for one in begun]
     return TrainedMembers(networks, prediction_graph(model), begun[0].preprocessing, interrupted)
 
