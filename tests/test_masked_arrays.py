@@ -1,4 +1,4 @@
-"""Masked arrays, whose masks NumPy and scikit-learn drop without a word, and targets that are times."""
+"""Masked arrays, whose masks NumPy and scikit-learn drop without a word, and times, which they count."""
 
 from __future__ import annotations
 
@@ -72,6 +72,17 @@ def test_times_are_no_numbers_to_regress_on(estimator):
     for y in (times, pd.Series(times), times - times[0]):
         with pytest.raises(ValueError, match=r"y holds times \((datetime|timedelta)64.*days since a date"):
             estimator.fit(X, y)
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+def test_times_are_no_numbers_to_learn_from(estimator):
+    times = pd.DataFrame({"day": pd.date_range("2020-01-01", periods=40)})
+    for rows in (times, times.assign(a=1.0), times.assign(zone=times["day"].dt.tz_localize("UTC"))):
+        with pytest.raises(TypeError, match=r"Column 'day' of X holds times \(datetime64.*days since a date"):
+            estimator.fit(rows, Y)
+    for rows in (times.to_numpy(), (times - times.iloc[0]).to_numpy()):
+        with pytest.raises(TypeError, match=r"^X holds times \((datetime|timedelta)64.*days since a date"):
+            estimator.fit(rows, Y)
 
 
 @pytest.mark.parametrize("container", [dict, Inputs])

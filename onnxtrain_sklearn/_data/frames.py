@@ -41,6 +41,16 @@ def _with_missing(X: np.ma.MaskedArray[Any, Any]) -> np.ndarray:
     return np.asarray(np.ma.filled(X if X.dtype.kind == "f" else X.astype(np.float64), np.nan))
 
 
+def require_no_times(X: object) -> None:
+    """Raise for an array of times, or a column of a data frame that holds them: NumPy counts nanoseconds then."""
+    is_frame = hasattr(X, "iloc") and hasattr(X, "columns") and hasattr(X, "dtypes")
+    types = dict(zip(X.columns, X.dtypes, strict=True)) if is_frame else {None: getattr(X, "dtype", None)}  # type: ignore[attr-defined]
+    for name, dtype in types.items():
+        if getattr(dtype, "kind", "") in ("m", "M"):
+            what = "X" if name is None else f"Column {name!r} of X"
+            raise TypeError(f"{what} holds times ({dtype}); give numbers made of them, such as days since a date.")
+
+
 def require_unmasked(values: object, name: str) -> None:
     """Raise for a masked array that hides values."""
     if np.ma.is_masked(values):

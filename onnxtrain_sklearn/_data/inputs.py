@@ -19,7 +19,7 @@ from sklearn.utils.validation import validate_data
 from .._graph.trainable import TensorSpec
 from .._support.typing import FrameLike, MatrixLike, SparseLike
 from .columns import Column, dict_columns, dimensions, shaped
-from .frames import as_frame
+from .frames import as_frame, require_no_times
 from .rounding import warn_of_rounded_columns
 
 NATIVE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -209,6 +209,7 @@ def _validated(estimator: BaseEstimator, X: MatrixLike, rank: int, reset: bool, 
     if reset and rank > 1 and _is_plain_matrix(X):
         _set_features(estimator, X.shape[1])
         return X if rows is None else X.reshape(rows)
+    require_no_times(X)
     checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if missing() else True}
     array: Any = validate_data(estimator, X, reset=reset, **checks)
     return array if rows is None else array.reshape(rows)

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
-from .._data.frames import as_frame
+from .._data.frames import as_frame, require_no_times
 from .._data.inputs import is_frame
 from .._data.labels import is_missing
 from .._data.rounding import warn_of_rounding, warn_of_steps
@@ -76,6 +76,7 @@ def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTa
             f"Sparse data was passed for X, but dense data is required: {type(estimator).__name__} takes a data frame "
             f"or an array. Use '.toarray()' to convert it."
         )
+    require_no_times(X)
     array = validate_data(estimator, X, reset=reset, dtype=None, ensure_all_finite=False)
     if array.dtype.kind in "OUS":
         columns = [_numbers_or_objects(f"x{i}", array[:, i].astype(object)) for i in range(array.shape[1])]
