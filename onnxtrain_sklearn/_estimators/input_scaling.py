@@ -26,8 +26,8 @@ from .training_rows import TrainingRows
 LEAST_SIZE = 2.0
 """Root mean square from which on rows are divided: standardized rows, of about one, stay as they are."""
 
-LOOKED_AT_ROWS = 10_000
-"""Rows that tell the size of the numbers, at most."""
+LOOKED_AT_ROWS = 1_000
+"""Rows that tell the size of the numbers, at most: data of any size are read a minibatch at a time."""
 
 _LARGEST_EXPONENT = 120
 """The reciprocal of a greater power of two would not be a normal number of float32."""
