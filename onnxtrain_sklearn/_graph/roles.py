@@ -10,7 +10,7 @@ exporter, any other name a weight.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from .affine_roles import role_in_affine
 from .exporter_names import is_buffer, is_made_up, is_paddle_parameter
 from .fake_quantization import is_fake, is_held_as_integers
 from .queries import dims, graphs_in
-from .torch_program import TorchProgram
+from .torch_program import PRODUCER, TorchProgram
 from .weights import NOT_WEIGHTS, is_setting
 
 PRODUCTS: dict[str, frozenset[int]] = {
@@ -62,6 +62,9 @@ PARTS = frozenset({"Slice", "Split"})
 
 EXPORTER = "exporter"
 """Key of the name of the program that wrote the file, in the metadata of a graph in memory."""
+
+_NAME_IN_MODULE = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
+"""Paths of parameters and buffers; what the exporter computes has other names: ``onnx::Div_12``, ``/Div_output_0``."""
 
 QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bnb4|FpQ4")
 """Operators of ONNX and onnxruntime that compute with integers instead of floats."""
@@ -118,6 +121,8 @@ class Roles:
         if status == "parameter" and not found.is_weight:
             trained = [node.op_type for node, index in uses if _differentiates(node, index)]
             return Verdict(True, f"parameter of the PyTorch module, in {trained[0]}") if trained else found
+        if not found.is_weight and ("Pow", 1) in _kinds(uses) and _is_of_module(value, self._graph, self._program):
+            return Verdict(True, "parameter of the PyTorch module, an exponent")
         return found
 
     def _is_made_up(self, value: ir.Value) -> bool:
@@ -127,6 +132,12 @@ class Roles:
         """
         of_jax = self._graph.meta.get(EXPORTER) == "jax2onnx" and value.producer() is None
         if of_jax and value.const_value is not None and value.const_value.size > 1:
+            return False
+        if (
+            value.const_value is not None
+            and value.const_value.size == 1
+            and _is_of_module(value, self._graph, self._program)
+        ):
             return False
         return is_made_up(value) and self._program.status(value) not in ("parameter", "folded")
 
@@ -246,6 +257,21 @@ class Roles:
     def _is_of_activations(self, node: ir.Node | None) -> bool:
         product = node is not None and node.op_type in ("MatMul", "Einsum")
         return product and all(x in self._varying for x in node.inputs)  # type: ignore[union-attr]
+
+
+def _is_of_module(value: ir.Value, graph: ir.Graph, program: TorchProgram) -> bool:
+    """Whether PyTorch's older exporter wrote an initializer: of a parameter or buffer, under its name.
+
+    It names nodes after the paths of the modules that call them.
+    """
+    if not value.is_initializer() or graph.meta.get(EXPORTER) != PRODUCER or program.kinds:
+        return False
+    is_path = _NAME_IN_MODULE.fullmatch(value.name or "") is not None
+    return is_path and any((node.name or "").startswith("/") for node in graph)
+
+
+def _kinds(uses: Iterable[tuple[ir.Node, int]]) -> Iterator[tuple[str, int]]:
+    yield from ((node.op_type, index) for node, index in uses if not node.domain)
 
 
 def _enlarges(node: ir.Node) -> bool:

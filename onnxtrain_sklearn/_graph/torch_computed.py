@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import permutations
 from typing import TypeAlias
 
@@ -50,7 +51,8 @@ _FUNCTION = re.compile(r"(?:.*/)?(\w+?)(?:_\d+)?")
 def recompute_folded(graph: ir.Graph, program: TorchProgram) -> None:
     """Compute each such constant from its parameter, in place; warn of those that are trained otherwise than there."""
     parameters = [v for v in graph.initializers.values() if program.status(v) == "parameter" and v.uses()]
-    folded = [v for v in graph.initializers.values() if v not in parameters and _is_folded(v, program)]
+    read = {v.name or "" for v in parameters}
+    folded = [v for v in graph.initializers.values() if v not in parameters and _is_folded(v, program, read)]
     op, others = GraphBuilder(graph, prefix="computed"), dict[str, list[str]]()
     for value in folded:
         sources = sources_of(value, program)
@@ -69,11 +71,16 @@ def recompute_folded(graph: ir.Graph, program: TorchProgram) -> None:
         _warn_of_others(others)
 
 
-def _is_folded(value: ir.Value, program: TorchProgram) -> bool:
-    """Whether the exporter made a constant of floats, which no input of the graph names and no output returns."""
+def _is_folded(value: ir.Value, program: TorchProgram, parameters: AbstractSet[str]) -> bool:
+    """Whether the exporter made a constant of floats, which no input of the graph names and no output returns.
+
+    The calls behind it name it. Where it is a result within a call, the file says that a parameter is its source.
+    """
     floats = value.dtype is not None and value.dtype.is_floating_point() and value.const_value is not None
     free = not value.is_graph_output() and not value.is_graph_input()
-    return floats and free and any(value.name in program.folded_names(node) for node, _ in value.uses())
+    named = any(value.name in program.folded_names(node) for node, _ in value.uses())
+    within = not parameters.isdisjoint(sources_of(value, program)) and not _trains_as_its_sources(value, program)
+    return floats and free and (named or within)
 
 
 def _form_of(
@@ -165,7 +172,14 @@ def _trains_as_its_sources(value: ir.Value, program: TorchProgram) -> bool:
     results = {value.name or "", *folded_from(value)}.difference(program.targets.values())
     calls = {name.rpartition("/")[2] for name in results}
     found = {match[1] for name in calls if (match := _FUNCTION.fullmatch(name)) is not None}
-    return found <= _MOVES | _OTHER_SHAPES | _PARTS | {"val"}
+    is_lookup = "embedding" in found and _has_distinct_rows(array_of(value))
+    return found <= _MOVES | _OTHER_SHAPES | _PARTS | {"val"} | ({"arange", "embedding"} if is_lookup else set[str]())
+
+
+def _has_distinct_rows(array: np.ndarray) -> bool:
+    """Whether an embedding of constant positions reads each row of its table once at most."""
+    rows = array.reshape(-1, array.shape[-1])
+    return len(np.unique(rows, axis=0)) == len(rows)
 
 
 def _warn_of_others(others: Mapping[str, Sequence[str]]) -> None:

@@ -7,6 +7,7 @@ module shares stays shared. :func:`own_names` names the weights for which the ex
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,9 +19,11 @@ from .names import names_of
 from .queries import int_attribute
 from .torch_bounds import restore_bounds, warn_of_unrecorded_bounds
 from .torch_computed import recompute_folded
+from .torch_detached import stop_at_detached
 from .torch_folded import separate_folded
+from .torch_lost import warn_of_lost
 from .torch_merged import separate_merged
-from .torch_program import TorchProgram, scope_of
+from .torch_program import TorchProgram, call_of, scope_of
 from .traced_modules import TracedModules, separate_identities
 from .weights import array_of
 
@@ -36,9 +39,11 @@ def restore_parameters(graph: ir.Graph) -> None:
         program = TorchProgram(graph) if separate_merged(graph, program) else program
         _separate_parameters(graph, program)
         separate_folded(graph, program)
+        stop_at_detached(graph, program)
+        _restore_biases(graph, program)
+        warn_of_lost(graph, program)
         recompute_folded(graph, program)
         _share_copies(graph, program)
-        _restore_biases(graph, program)
         restore_bounds(graph, program)
     else:
         warn_of_unrecorded_bounds(graph)
@@ -51,7 +56,9 @@ def _separate_parameters(graph: ir.Graph, program: TorchProgram) -> None:
         readers: dict[str | None, list[tuple[ir.Node, int]]] = {}
         merged = program.status(value) == "parameter"
         for node, index in value.uses():
-            name = program.parameter_at(node, index) or (program.unread_parameter(node) if merged else None)
+            name = program.parameter_at(node, index)
+            if name is None and merged:
+                name = _merged_parameter(node, value, program) or program.unread_parameter(node)
             readers.setdefault(name, []).append((node, index))
         known = [name for name in readers if name is not None]
         if known or merged:
@@ -61,6 +68,24 @@ def _separate_parameters(graph: ir.Graph, program: TorchProgram) -> None:
         for name in known:
             if name != first and name not in graph.initializers:
                 _read_copy(graph, value, name, readers[name])
+
+
+def _merged_parameter(node: ir.Node, value: ir.Value, program: TorchProgram) -> str | None:
+    """Return the parameter, by its name in the module, that a call reads where the file may have another's numbers.
+
+    The call names one parameter: that which ``value`` is called after, or one that has no initializer.
+    """
+    call = call_of(node)
+    read = [] if call is None else [name for name in call.names if program.kinds.get(name) == "PARAMETER"]
+    found = program.targets.get(read[0]) if len(read) == 1 else None
+    if call is None or found == value.name or node.graph is None or found in node.graph.initializers:
+        return found if found == value.name else None
+    is_number = value.const_value is not None and value.const_value.size == 1
+    is_literal = is_number and any(map(_NUMBER.fullmatch, call.arguments))
+    return None if is_literal or program.folded_names(node) else found
+
+
+_NUMBER = re.compile(r"-?[\d.]+(?:e-?\d+)?")
 
 
 def _read_copy(graph: ir.Graph, value: ir.Value, name: str, readers: Sequence[tuple[ir.Node, int]]) -> None:

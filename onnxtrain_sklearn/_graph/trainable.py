@@ -294,7 +294,7 @@ def trainable_model(
     named = {v.name: v for v in graph.outputs}
     wanted: Sequence[str | None] = several or [output]
     finals = [_trained_output(graph, name, find) for name in wanted]
-    ends = [_end(graph, final, None if pairs is None else named[pairs]) for final in finals]
+    ends = [_end(graph, final, None if pairs is None else named[pairs], foreign=foreign) for final in finals]
     every = [scores for scores, _ in ends]
     kept = dict.fromkeys([*every, *finals] if choice is None else [*every, *finals, named[choice]])
     keep_outputs(model, list(kept), inputs=True)
@@ -323,14 +323,19 @@ def trainable_model(
     )
 
 
-def _end(graph: ir.Graph, final: ir.Value, pairs: ir.Value | None) -> tuple[ir.Value, OutputForm]:
+def _end(graph: ir.Graph, final: ir.Value, pairs: ir.Value | None, *, foreign: bool) -> tuple[ir.Value, OutputForm]:
     """Return the scores that an output is computed from, and how; ``pairs`` are those of pairs of classes."""
     name, activation = final.name or "", activation_of(final) if pairs is None else None
-    if activation is None:
+    if activation is None or (foreign and _has_weights_behind(graph, final, activation.base)):
         scores = final if pairs is None else pairs
         return scores, OutputForm(name, scores.name or "", None if pairs is None else "votes")
     scores = activation.scores(graph, final)
     return scores, OutputForm(name, scores.name or "", activation.link, activation.log, activation.paired)
+
+
+def _has_weights_behind(graph: ir.Graph, final: ir.Value, base: ir.Value) -> bool:
+    """Whether an activation stands for one only as long as weights behind it are ones or zeros."""
+    return not set(_foreign_parameters(graph, final)) <= {*_foreign_parameters(graph, base)}
 
 
 def _require_parameters(parameters: Sequence[str], scores: ir.Value, initializers: str) -> None:
