@@ -29,6 +29,9 @@ LEAST_SIZE = 2.0
 LOOKED_AT_ROWS = 1_000
 """Rows that tell the size of the numbers, at most: data of any size are read a minibatch at a time."""
 
+_NUMBERS_AT_ONCE = 2**17
+"""Numbers that are looked at together: rows may be images, and mapped from a file."""
+
 _LARGEST_EXPONENT = 120
 """The reciprocal of a greater power of two would not be a normal number of float32."""
 
@@ -60,11 +63,17 @@ def _has_hidden_layers(builder: Builder) -> bool:
 def _size_of_numbers(column: Column, rows: np.ndarray, weights: np.ndarray | None) -> float:
     """Return the root mean square of all numbers of some rows, those of a row weighted as the row is."""
     chosen = np.sort(rows)[:: -(-len(rows) // LOOKED_AT_ROWS)]
-    part: Any = column.read_only(chosen)
-    numbers = part.astype(np.float64)
-    squares = numbers.multiply(numbers).sum(axis=1) if column.is_sparse else (numbers**2).reshape(len(chosen), -1)
-    means = np.asarray(squares).reshape(len(chosen), -1).sum(axis=1) / math.prod(column.shape[1:])
+    n_pieces = min(len(chosen), -(-len(chosen) * math.prod(column.shape[1:]) // _NUMBERS_AT_ONCE))
+    means = np.concatenate([_mean_squares(column, piece) for piece in np.array_split(chosen, max(1, n_pieces))])
     return math.sqrt(np.average(means, weights=None if weights is None else weights[chosen]))
+
+
+def _mean_squares(column: Column, rows: np.ndarray) -> np.ndarray:
+    """Return the mean of the squares of each row."""
+    numbers: Any = column.read_only(rows)
+    numbers = numbers.astype(np.float64)
+    squares = numbers.multiply(numbers).sum(axis=1) if column.is_sparse else numbers**2
+    return np.asarray(squares).reshape(len(rows), -1).sum(axis=1) / math.prod(column.shape[1:])
 
 
 def _greatest_power_of_two(size: float) -> float:
