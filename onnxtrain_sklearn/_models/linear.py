@@ -31,6 +31,9 @@ class Linear(GraphModel):
     The default rate, 0.001, is one for networks. It is too low for a linear model on a table of some thousand rows,
     whose weights are far from the best ones after 200 epochs. Give ``learning_rate_init=0.05, learning_rate="cosine"``,
     or ``optimizer="lbfgs"``; classifiers with ``alpha=1.0`` have the loss of scikit-learn's ``LogisticRegression()``.
+    Where training is short or rows are few, the random initial weights remain a part of the predictions, and
+    ``initialization="zeros"`` is better: at the default rate by 3.7 points of accuracy on 52 tables of standardized
+    columns (standard error 0.9), and by 16 % of the RMSE on 12 (4 %).
 
     Examples
     --------
