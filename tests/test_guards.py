@@ -46,6 +46,7 @@ ROOMS = (
         "finetuning",
         "graph",
         "_callbacks",
+        "_compiler",
         "_data",
         "_gradient",
         "_losses",

@@ -55,6 +55,12 @@ class MachineCode:
 
 
 @cache
+def features() -> str:
+    """Return what LLVM says of the processor, such as ``"+avx2,-avx512f"``."""
+    return str(_llvm().get_host_cpu_features().flatten())
+
+
+@cache
 def _llvm() -> Any:
     from llvmlite import binding
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from .._compiler.stages import LANES
 from .numpy_update import Formula
-
-LANES = 16
-"""Elements that an iteration computes: one register of AVX-512, two of AVX, four of NEON."""
 
 INSTRUCTIONS = {"Add": "fadd", "Div": "fdiv", "Mul": "fmul", "Neg": "fneg", "Sub": "fsub"}
 INTRINSICS = {"Abs": "fabs", "Sqrt": "sqrt"}

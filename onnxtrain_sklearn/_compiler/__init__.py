@@ -1,0 +1,1 @@
+"""ONNX graphs as machine code: their nodes become loops in LLVM's assembly language."""

@@ -1,0 +1,48 @@
+"""The code of a graph, compiled and tied to arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+
+import numpy as np
+
+from .._runtime.machine_code import MachineCode
+from .._support.cache import Cache
+from .code import GraphCode
+
+LINE_BYTES = 64
+"""Bytes of a line of the processor's cache."""
+
+_functions: Cache[MachineCode] = Cache(64, 2**26, lambda code: 2**18)
+
+
+class BoundCode:
+    """A function of machine code with the arrays that it reads and writes, which may be used by one thread at a time.
+
+    Parameters
+    ----------
+    code : GraphCode
+    inputs, outputs : mapping of str to ndarray
+        Contiguous arrays of float32 with as many elements as the graph's; further inputs are left out.
+    """
+
+    def __init__(self, code: GraphCode, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> None:
+        self._call = _functions.get(code.text, lambda: MachineCode(code.text))
+        scratch = np.zeros(code.scratch + LINE_BYTES // 4, np.float32)
+        start = -(scratch.ctypes.data // 4) % (LINE_BYTES // 4)
+        named = [(inputs[name], size) for name, size in code.inputs.items()]
+        named += [(outputs[name], size) for name, size in code.outputs.items()]
+        arrays = [*(array for array, _ in named), *code.constants, scratch[start:]]
+        assert all(array.size == size for array, size in named)
+        types = [np.int64 if name in code.integers else np.float32 for name in code.inputs]
+        types += [np.float32] * (len(arrays) - len(types))
+        assert all(
+            array.dtype == type_ and array.flags.c_contiguous for array, type_ in zip(arrays, types, strict=True)
+        )
+        self._arrays = arrays, np.array([array.ctypes.data for array in arrays], np.int64)
+        self._argument = ctypes.c_void_p(self._arrays[1].ctypes.data)
+
+    def run(self) -> None:
+        """Run the function once; other threads of Python run meanwhile."""
+        self._call(self._argument)

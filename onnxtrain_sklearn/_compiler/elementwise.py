@@ -1,0 +1,104 @@
+"""Operators that compute each element on its own, as instructions on vectors of any width.
+
+Truth values are numbers, 0 and 1, in registers and in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from .functions import FUNCTIONS
+from .text import Text, literal, vector_type
+
+EmitElements: TypeAlias = Callable[..., str]
+"""Adds the result for operands of a width to a text; returns its name."""
+
+
+def instruction(name: str, text: Text, operands: Sequence[str], width: int) -> str:
+    """Add the result of an instruction, for more than two operands from left to right."""
+    result = operands[0]
+    for one in operands[1:]:
+        result = text.value(f"{name} {vector_type(width)} {result}, {one}")
+    return result
+
+
+def extreme(name: str, text: Text, operands: Sequence[str], width: int) -> str:
+    """Add the greatest or the least operand; NaN where one is NaN."""
+    result = operands[0]
+    for one in operands[1:]:
+        result = text.call(name, [result, one], width)
+    return result
+
+
+def comparison(test: str, text: Text, operands: Sequence[str], width: int) -> str:
+    """Add 1 where the comparison holds, 0 elsewhere."""
+    return _truth_as_number(text, _compared(text, test, operands, width), width)
+
+
+def _compared(text: Text, test: str, operands: Sequence[str], width: int) -> str:
+    return text.value(f"fcmp {test} {vector_type(width)} {operands[0]}, {operands[1]}")
+
+
+def _truth_as_number(text: Text, truth: str, width: int) -> str:
+    return text.value(f"uitofp {_truths(width)} {truth} to {vector_type(width)}")
+
+
+def _truths(width: int) -> str:
+    return "i1" if width == 1 else f"<{width} x i1>"
+
+
+def is_nonzero(text: Text, operands: Sequence[str], width: int) -> str:
+    """Add 1 where the operand is not 0, also for NaN, as a conversion to a truth value does."""
+    return comparison("une", text, [operands[0], literal(0.0, width)], width)
+
+
+def second_or_third(text: Text, operands: Sequence[str], width: int) -> str:
+    """Add the second operand where the first one holds, the third elsewhere."""
+    condition = _compared(text, "une", [operands[0], literal(0.0, width)], width)
+    second, third = (f"{vector_type(width)} {one}" for one in operands[1:])
+    return text.value(f"select {_truths(width)} {condition}, {second}, {third}")
+
+
+def opposite(text: Text, operands: Sequence[str], width: int) -> str:
+    """Add 1 where the operand is 0."""
+    return text.value(f"fsub {vector_type(width)} {literal(1.0, width)}, {operands[0]}")
+
+
+def clipped(text: Text, operands: Sequence[str], width: int) -> str:
+    """Add the first operand, at least the second and at most the third."""
+    return extreme("minimum", text, [extreme("maximum", text, operands[:2], width), operands[2]], width)
+
+
+def _by_function(
+    function: Callable[..., str], text: Text, operands: Sequence[str], width: int, **settings: float
+) -> str:
+    return function(text, operands[0], width, **settings)
+
+
+def unchanged(text: Text, operands: Sequence[str], width: int) -> str:
+    """Return the operand."""
+    return operands[0]
+
+
+TESTS = {"Equal": "oeq", "Greater": "ogt", "GreaterOrEqual": "oge", "Less": "olt", "LessOrEqual": "ole"}
+
+EMIT: Mapping[str, EmitElements] = {
+    **{name: partial(_by_function, function) for name, function in FUNCTIONS.items()},
+    **{name: partial(comparison, test) for name, test in TESTS.items()},
+    "Add": partial(instruction, "fadd"),
+    "And": partial(instruction, "fmul"),
+    "Clip": clipped,
+    "Div": partial(instruction, "fdiv"),
+    "Identity": unchanged,
+    "Max": partial(extreme, "maximum"),
+    "Min": partial(extreme, "minimum"),
+    "Mul": partial(instruction, "fmul"),
+    "Not": opposite,
+    "Or": partial(extreme, "maximum"),
+    "Sub": partial(instruction, "fsub"),
+    "Sum": partial(instruction, "fadd"),
+    "Where": second_or_third,
+}
+"""Operators of numbers and truth values, by their names in ONNX."""

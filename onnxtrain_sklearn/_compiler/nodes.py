@@ -1,0 +1,331 @@
+"""What each node of a graph becomes: a view of its operand, or a stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import onnx_ir as ir
+
+from .._graph import queries
+from .elementwise import EMIT, instruction, is_nonzero
+from .plan import FunctionPlan, NotCompiledError
+from .product_stage import ProductStage
+from .reductions import MAXIMUM, MINIMUM, SUM, Joining, ReductionStage, SoftmaxStage
+from .tables import TableRows
+from .views import Shape, View, new_view
+
+
+def translate(plan: FunctionPlan, node: ir.Node) -> None:
+    """Add a node to a plan; constants are looked up where they are read."""
+    if node.op_type == "Constant" and not node.domain:
+        return
+    make = MAKE.get(node.op_type) if not node.domain else None
+    if make is None:
+        raise NotCompiledError(f"{queries.describe(node)} is none of the operators that are compiled")
+    if node.op_type not in OF_INTEGERS and any(v.dtype is ir.DataType.INT64 for v in _values(plan, node)):
+        raise NotCompiledError(f"{queries.describe(node)} computes with integers")
+    views = make(plan, node)
+    for value, view in zip(node.outputs, [views] if isinstance(views, View) else views, strict=True):
+        plan.set(value, view)
+
+
+def _values(plan: FunctionPlan, node: ir.Node) -> list[ir.Value]:
+    """Return the operands that are computed, and the results."""
+    operands = [value for value in node.inputs if value is not None and queries.constant(value) is None]
+    return [*operands, *node.outputs]
+
+
+def _operand_views(plan: FunctionPlan, node: ir.Node) -> list[View]:
+    return [plan.view(value) for value in node.inputs if value is not None]
+
+
+def _each_element(plan: FunctionPlan, node: ir.Node) -> View:
+    settings = {name: attribute.value for name, attribute in node.attributes.items()}
+    emit = partial(EMIT[node.op_type], **settings) if settings else EMIT[node.op_type]
+    return plan.elementwise(emit, _operand_views(plan, node))
+
+
+def _view_in_type(plan: FunctionPlan, node: ir.Node) -> View:
+    source, to = plan.view(_first_operand(node)), queries.attribute(node, "to", 0)
+    if to not in (ir.DataType.FLOAT, ir.DataType.BOOL):
+        raise NotCompiledError(f"{queries.describe(node)} converts to another type than float32")
+    to_truth = to == ir.DataType.BOOL and _first_operand(node).dtype is not ir.DataType.BOOL
+    return plan.elementwise(is_nonzero, [source]) if to_truth else source
+
+
+def _first_operand(node: ir.Node) -> ir.Value:
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def _clip(plan: FunctionPlan, node: ir.Node) -> View:
+    bounds = [queries.operand(node, i) for i in (1, 2)]
+    numbers = [queries.attribute(node, "min", -math.inf), queries.attribute(node, "max", math.inf)]
+    given = [plan.number(n) if v is None else plan.view(v) for v, n in zip(bounds, numbers, strict=True)]
+    return plan.elementwise(EMIT["Clip"], [plan.view(_first_operand(node)), *given])
+
+
+POWERS = (1.0, 2.0, 3.0)
+"""Exponents that stand for products."""
+
+
+def _whole_power(plan: FunctionPlan, node: ir.Node) -> View:
+    base, exponent = _operand_views(plan, node)
+    number = exponent.buffer.number
+    if number == 0.5:
+        return plan.elementwise(EMIT["Sqrt"], [base])
+    if number not in POWERS:
+        raise NotCompiledError(f"{queries.describe(node)} has another exponent than 0.5, 1, 2 or 3")
+    return plan.elementwise(partial(instruction, "fmul"), [base] * int(number))
+
+
+def _view_in_shape(plan: FunctionPlan, node: ir.Node) -> View:
+    """Return the operand in the shape of the result."""
+    view = plan.contiguous(plan.view(_first_operand(node))).reshaped(plan.shape(node.outputs[0]))
+    assert view is not None
+    return view
+
+
+def _transpose(plan: FunctionPlan, node: ir.Node) -> View:
+    view = plan.view(_first_operand(node))
+    return view.permuted(queries.attribute(node, "perm", range(len(view.shape))[::-1]))
+
+
+def _expand(plan: FunctionPlan, node: ir.Node) -> View:
+    return plan.view(_first_operand(node)).broadcast(plan.shape(node.outputs[0]))
+
+
+def _gemm(plan: FunctionPlan, node: ir.Node) -> View:
+    left, right, *rest = _operand_views(plan, node)
+    alpha, beta = (queries.attribute(node, name, 1.0) for name in ("alpha", "beta"))
+    left = left.permuted((1, 0)) if queries.attribute(node, "transA", 0) else left
+    right = right.permuted((1, 0)) if queries.attribute(node, "transB", 0) else right
+    result = new_view((left.shape[0], right.shape[1]))
+    bias = rest[0] if rest and alpha == beta == 1.0 and _is_row(rest[0], result) else None
+    plan.add(ProductStage(_loaded(plan, left), _right(plan, right), result, plan.tile, bias), result)
+    if bias is not None or not rest:
+        return _times(plan, result, alpha)
+    return plan.elementwise(EMIT["Add"], [_times(plan, result, alpha), _times(plan, rest[0], beta)])
+
+
+def _is_row(view: View, result: View) -> bool:
+    """Whether a view lies in memory as a row that is added to each row of a result."""
+    shapes = result.shape[1:], (1, *result.shape[1:])
+    return view.is_contiguous and view.shape in shapes and view.buffer.number is None
+
+
+def _times(plan: FunctionPlan, view: View, factor: float) -> View:
+    return view if factor == 1.0 else plan.elementwise(EMIT["Mul"], [view, plan.number(factor)])
+
+
+def _loaded(plan: FunctionPlan, view: View) -> View:
+    """Return a view that can be read from memory."""
+    return view if view.buffer.number is None else plan.copy(view)
+
+
+def _right(plan: FunctionPlan, view: View) -> View:
+    """Return a view that a product can have on the right: its rows or its columns lie in memory as they are read."""
+    near = 1 in view.strides[-2:] or 1 in view.shape[-2:]
+    return _loaded(plan, view) if near else plan.copy(view)
+
+
+def _matmul(plan: FunctionPlan, node: ir.Node) -> View:
+    left, right = _operand_views(plan, node)
+    left, right = _loaded(plan, left), _right(plan, right)
+    shape = plan.shape(node.outputs[0])
+    rows = left if len(left.shape) > 1 else left._replace(shape=(1, *left.shape), strides=(0, *left.strides))
+    columns = right if len(right.shape) > 1 else right._replace(shape=(*right.shape, 1), strides=(*right.strides, 0))
+    result = _product_of_stacks(plan, rows, columns)
+    flat = result.reshaped(shape)
+    assert flat is not None
+    return flat
+
+
+def _product_of_stacks(plan: FunctionPlan, left: View, right: View) -> View:
+    """Add the product of stacks of matrices; one right matrix multiplies all rows at once."""
+    if len(right.shape) == 2 and left.is_contiguous:
+        count, inner = math.prod(left.shape[:-1]), left.shape[-1]
+        rows = left._replace(shape=(count, inner), strides=left.strides[-2:])
+        rows = rows if len(left.shape) == 2 else rows._replace(strides=(inner, 1))
+        result = new_view((count, right.shape[-1]))
+        return plan.add(ProductStage(rows, right, result, plan.tile), result)
+    stack = _common_stack(left.shape[:-2], right.shape[:-2])
+    left, right = (view.broadcast((*stack, *view.shape[-2:])) for view in (left, right))
+    result = new_view((*stack, left.shape[-2], right.shape[-1]))
+    return plan.add(ProductStage(left, right, result, plan.tile), result)
+
+
+def _common_stack(a: Shape, b: Shape) -> Shape:
+    longest = max(len(a), len(b))
+    pairs = zip((1,) * (longest - len(a)) + a, (1,) * (longest - len(b)) + b, strict=True)
+    return tuple(max(pair) for pair in pairs)
+
+
+def _reduction(rule: Joining, mean: bool, plan: FunctionPlan, node: ir.Node) -> View:
+    source, shape = plan.view(_first_operand(node)), plan.shape(node.outputs[0])
+    axes = _reduced_axes(node, len(source.shape))
+    if not axes:
+        return source
+    kept = [i for i in range(len(source.shape)) if i not in axes]
+    split = kept.index(axes[-1] + 1) if axes[-1] + 1 in kept else len(kept)
+    if axes != list(range(axes[0], axes[-1] + 1)):  # bring the axes together, behind the others
+        source, split = source.permuted([*kept, *axes]), len(kept)
+        kept, axes = list(range(len(kept))), list(range(len(kept), len(source.shape)))
+    sizes = [[source.shape[i] for i in part] for part in (kept[:split], axes, kept[split:])]
+    before, count, after = map(math.prod, sizes)
+    result = new_view(shape)
+    stage = ReductionStage(plan.contiguous(source), result, before, count, after, rule, count if mean else 1)
+    return plan.add(stage, result)
+
+
+def _reduced_axes(node: ir.Node, rank: int) -> list[int]:
+    """Return the axes of a reduction, in their order; none: it returns its operand."""
+    given = queries.operand(node, 1)
+    axes = queries.attribute(node, "axes", None) if given is None else queries.constant(given)
+    if given is not None and axes is None:
+        raise NotCompiledError(f"{queries.describe(node)} has axes that are computed")
+    if axes is None or not len(axes):
+        return [] if queries.attribute(node, "noop_with_empty_axes", 0) else list(range(rank))
+    return sorted(int(axis) % rank for axis in axes)
+
+
+def _softmax(logarithm: bool, plan: FunctionPlan, node: ir.Node) -> View:
+    source = plan.view(_first_operand(node))
+    axis = queries.attribute(node, "axis", -1 if queries.opset(node) >= 13 else 1)
+    if axis % len(source.shape) != len(source.shape) - 1:
+        raise NotCompiledError(f"{queries.describe(node)} is over another axis than the last")
+    result = new_view(source.shape)
+    return plan.add(SoftmaxStage(plan.contiguous(source), result, logarithm), result)
+
+
+def _log_sum_exp(plan: FunctionPlan, node: ir.Node) -> View:
+    """Return what logarithms of softmax differ from their operand by."""
+    source = plan.view(_first_operand(node))
+    if _reduced_axes(node, len(source.shape)) != [len(source.shape) - 1]:
+        raise NotCompiledError(f"{queries.describe(node)} is over other axes than the last")
+    given, logarithm = plan.contiguous(source), new_view(source.shape)
+    total = new_view((*source.shape[:-1], 1))
+    plan.add(SoftmaxStage(given, logarithm, True, total), total)
+    shape = plan.shape(node.outputs[0])
+    view = total.reshaped(shape)
+    assert view is not None
+    return view
+
+
+def _gather(plan: FunctionPlan, node: ir.Node) -> View:
+    """Return rows of a table."""
+    table, indices = (plan.contiguous(view) for view in _operand_views(plan, node))
+    if queries.attribute(node, "axis", 0) % len(table.shape):
+        raise NotCompiledError(f"{queries.describe(node)} is along another axis than the first")
+    result = new_view((*indices.shape, *table.shape[1:]))
+    return plan.add(TableRows(table, indices, result), result)
+
+
+def _concat(plan: FunctionPlan, node: ir.Node) -> View:
+    parts, result = _operand_views(plan, node), new_view(plan.shape(node.outputs[0]))
+    axis, start = queries.attribute(node, "axis", 0) % len(result.shape), 0
+    for part in parts:
+        plan.copy_into(part, result.part(axis, start, part.shape[axis]))
+        start += part.shape[axis]
+    return result
+
+
+def _slice(plan: FunctionPlan, node: ir.Node) -> View:
+    view, (_, *given) = plan.view(_first_operand(node)), node.inputs
+    numbers = [None if one is None else queries.constant(one) for one in given]
+    if len(numbers) < 2 or any(n is None for n, one in zip(numbers, given, strict=True) if one is not None):
+        raise NotCompiledError(f"{queries.describe(node)} has bounds that are computed")
+    starts, ends, axes, steps = [*numbers, None, None][:4]
+    assert starts is not None
+    assert ends is not None
+    for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        axis = (i if axes is None else int(axes[i])) % len(view.shape)
+        if steps is not None and steps[i] != 1:
+            raise NotCompiledError(f"{queries.describe(node)} has another step than 1")
+        first, last, _ = slice(start, end).indices(view.shape[axis])
+        view = view.part(axis, first, last - first)
+    return view
+
+
+def _parts_of_view(plan: FunctionPlan, node: ir.Node) -> list[View]:
+    view, parts = plan.view(_first_operand(node)), list[View]()
+    axis, start = queries.attribute(node, "axis", 0) % len(view.shape), 0
+    for output in node.outputs:
+        length = plan.shape(output)[axis]
+        parts.append(view.part(axis, start, length))
+        start += length
+    return parts
+
+
+def _layer_normalization(plan: FunctionPlan, node: ir.Node) -> list[View]:
+    """Return the normalized rows, and where they are wanted the means and the reciprocal standard deviations."""
+    source, scale, *bias = _operand_views(plan, node)
+    if queries.attribute(node, "axis", -1) % len(source.shape) != len(source.shape) - 1:
+        raise NotCompiledError(f"{queries.describe(node)} is over another axis than the last")
+    mean = _row_means(plan, source)
+    difference = plan.elementwise(EMIT["Sub"], [source, mean])
+    variance = _row_means(plan, plan.elementwise(EMIT["Mul"], [difference, difference]))
+    more = plan.elementwise(EMIT["Add"], [variance, plan.number(queries.attribute(node, "epsilon", 1e-5))])
+    inverse = plan.elementwise(EMIT["Reciprocal"], [plan.elementwise(EMIT["Sqrt"], [more])])
+    result = plan.elementwise(EMIT["Mul"], [plan.elementwise(EMIT["Mul"], [difference, inverse]), scale])
+    result = plan.elementwise(EMIT["Add"], [result, *bias]) if bias else result
+    return [result, mean, inverse][: len(node.outputs)]
+
+
+def _row_means(plan: FunctionPlan, view: View) -> View:
+    count, result = view.shape[-1], new_view((*view.shape[:-1], 1))
+    stage = ReductionStage(plan.contiguous(view), result, view.size // count, count, 1, SUM, count)
+    return plan.add(stage, result)
+
+
+def _batch_normalization(plan: FunctionPlan, node: ir.Node) -> View:
+    """Return the columns normalized by given means and variances."""
+    if len(node.outputs) != 1 or queries.attribute(node, "training_mode", 0):
+        raise NotCompiledError(f"{queries.describe(node)} is in training mode")
+    source, *rest = _operand_views(plan, node)
+    shape = (-1, *[1] * (len(source.shape) - 2))
+    scale, bias, mean, variance = (_as_channels(plan, view, shape) for view in rest)
+    more = plan.elementwise(EMIT["Add"], [variance, plan.number(queries.attribute(node, "epsilon", 1e-5))])
+    factor = plan.elementwise(EMIT["Div"], [scale, plan.elementwise(EMIT["Sqrt"], [more])])
+    scaled = plan.elementwise(EMIT["Mul"], [plan.elementwise(EMIT["Sub"], [source, mean]), factor])
+    return plan.elementwise(EMIT["Add"], [scaled, bias])
+
+
+def _as_channels(plan: FunctionPlan, view: View, shape: tuple[int, ...]) -> View:
+    result = plan.contiguous(view).reshaped((view.size, *shape[1:]))
+    assert result is not None
+    return result
+
+
+OF_INTEGERS = frozenset(("Cast", "Equal", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+"""Operators that may have integers for operands."""
+
+MAKE: Mapping[str, Callable[[FunctionPlan, ir.Node], View | list[View]]] = {
+    **dict.fromkeys(EMIT, _each_element),
+    "BatchNormalization": _batch_normalization,
+    "Cast": _view_in_type,
+    "Clip": _clip,
+    "Concat": _concat,
+    "Expand": _expand,
+    **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _view_in_shape),
+    "Gather": _gather,
+    "Gemm": _gemm,
+    "Identity": lambda plan, node: plan.view(_first_operand(node)),
+    "LayerNormalization": _layer_normalization,
+    "LogSoftmax": partial(_softmax, True),
+    "MatMul": _matmul,
+    "Pow": _whole_power,
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceMax": partial(_reduction, MAXIMUM, False),
+    "ReduceMean": partial(_reduction, SUM, True),
+    "ReduceMin": partial(_reduction, MINIMUM, False),
+    "ReduceSum": partial(_reduction, SUM, False),
+    "Slice": _slice,
+    "Softmax": partial(_softmax, False),
+    "Split": _parts_of_view,
+    "Transpose": _transpose,
+}
+"""What makes the result of a node, by its operator in ONNX."""

@@ -1,0 +1,320 @@
+"""Products of two matrices, in LLVM's assembly language: how one is cut into calls of the functions of ``kernels``.
+
+The left matrix is read where it is, number by number. The right one is read along its rows, so that one with other
+strides is transposed first. Where the result has few columns and no bias, the transposed product may be computed in its
+place; where rows and columns are contiguous, they are multiplied lane by lane. Nothing outside the arrays is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .kernels import Copy, Dots, Panel, RegisterTile, Transposition
+from .text import Index, Text
+
+FEW_COLUMNS = 3
+"""Up to so many columns, the lanes of a register are for the inner dimension."""
+
+SQUARE = 4
+"""Rows and columns of the blocks that a matrix is transposed in."""
+
+
+WORTH_TRANSPOSING = 0.2
+"""Share of lanes to save, from which the transposed product is computed."""
+
+DEPTH = 384
+"""Rows of the right matrix that are copied at once: a panel of them stays in the second cache."""
+
+FAR, FAR_ROWS, MANY_ROWS = 512, 128, 48
+"""The right matrix is copied for rows that are so far apart, if it has so many, and the left one so many."""
+
+
+class Matrix(NamedTuple):
+    """A matrix in an array: the element of a row and a column stands at ``row * i + column * j``.
+
+    Attributes
+    ----------
+    array : str
+        Name of the pointer.
+    row, column : int
+        Strides, in elements.
+    """
+
+    array: str
+    row: int
+    column: int
+
+    @property
+    def transposed(self) -> Matrix:
+        """The same elements, with rows for columns."""
+        return Matrix(self.array, self.column, self.row)
+
+
+class ProductSizes(NamedTuple):
+    """ProductSizes of a product: rows of the left matrix, its columns, and columns of the right one."""
+
+    rows: int
+    inner: int
+    columns: int
+
+
+class _Plan(NamedTuple):
+    """How a product is computed.
+
+    Attributes
+    ----------
+    dots : bool
+        Whether the lanes of a register are for the inner dimension.
+    swapped : bool
+        Whether the transposed product is computed, which has the transposed matrices in the other order.
+    """
+
+    dots: bool
+    swapped: bool
+
+
+def scratch_elements(
+    tile: RegisterTile, sizes: tuple[int, int, int], left: Matrix, right: Matrix, bias: bool = False
+) -> int:
+    """Return how many elements the array for what is computed in between has."""
+    (m, k, n), left, right = _with_unit_strides(ProductSizes(*sizes), left, right)
+    plan = _plan(ProductSizes(m, k, n), left, right, bias, tile)
+    if plan.swapped:
+        return m * n if n > 1 else 0
+    if plan.dots:
+        return k * n if right.row != 1 else 0
+    width = tile.lanes * min(tile.vectors, -(-n // tile.lanes))
+    return min(k, DEPTH) * width if _is_packed(ProductSizes(m, k, n), right) else 0
+
+
+def add_product(
+    text: Text,
+    tile: RegisterTile,
+    sizes: tuple[int, int, int],
+    left: Matrix,
+    right: Matrix,
+    result: str,
+    scratch: str,
+    bias: str | None = None,
+) -> None:
+    """Write the product of two matrices into a contiguous array.
+
+    Parameters
+    ----------
+    text : Text
+    tile : RegisterTile
+        What the processor computes at once.
+    sizes : tuple of int
+        Rows of the left matrix, its columns, and columns of the right one; none is 0.
+    left, right : Matrix
+    result : str
+        Name of a pointer to an array that overlaps no other.
+    scratch : str
+        Name of a pointer to as many elements as ``scratch_elements`` returns.
+    bias : str, optional
+        Name of a pointer to what is added to each row.
+    """
+    _ProductWriter(text, ProductSizes(*sizes), tile).add(left, right, result, scratch, bias)
+
+
+def _with_unit_strides(sizes: ProductSizes, left: Matrix, right: Matrix) -> tuple[ProductSizes, Matrix, Matrix]:
+    """Return the matrices with strides of 1 along sizes of 1, which nothing steps along."""
+    left = left._replace(column=1) if sizes.inner == 1 else left
+    left = left._replace(row=1) if sizes.rows == 1 else left
+    right = right._replace(column=1) if sizes.columns == 1 else right
+    return sizes, left, right._replace(row=1) if sizes.inner == 1 and right.column != 1 else right
+
+
+def _plan(sizes: ProductSizes, left: Matrix, right: Matrix, bias: bool, tile: RegisterTile) -> _Plan:
+    contiguous = left.column == 1 and tile.masked and sizes.inner > 1
+    if sizes.columns <= FEW_COLUMNS < sizes.rows and contiguous:
+        return _Plan(dots=True, swapped=False)
+    narrower = _waste(sizes.columns, tile) > _waste(sizes.rows, tile) + WORTH_TRANSPOSING
+    if not bias and left.row == 1 and narrower:
+        return _Plan(dots=False, swapped=True)
+    return _Plan(dots=False, swapped=False)
+
+
+def _waste(columns: int, tile: RegisterTile) -> float:
+    """Return how many lanes compute nothing, for each that computes something."""
+    last = columns % tile.lanes
+    return (columns - last + sum(_last_widths(last, tile))) / columns - 1
+
+
+def _is_packed(sizes: ProductSizes, right: Matrix) -> bool:
+    """Whether panels of the right matrix are copied: to get rows, or as rows that are far apart are slow to read."""
+    return right.column != 1 or (right.row >= FAR and sizes.inner >= FAR_ROWS and sizes.rows >= MANY_ROWS)
+
+
+class _Groups(NamedTuple):
+    """Parts of equal size: how many, their size, and where the first begins."""
+
+    parts: int
+    size: int
+    start: int
+
+
+def _even(total: int, most: int) -> Iterator[_Groups]:
+    """Cut a size into the fewest parts of at most ``most``, that differ by one at most."""
+    parts = -(-total // most)
+    size, longer = divmod(total, parts)
+    if longer:
+        yield _Groups(longer, size + 1, 0)
+    yield _Groups(parts - longer, size, longer * (size + 1))
+
+
+def _tiles(total: int, most: int) -> Iterator[_Groups]:
+    """Cut rows into tiles of one size, if one that is not small divides them: each size is a function to compile."""
+    for size in range(most, most // 2, -1):
+        if total % size == 0:
+            return iter([_Groups(total // size, size, 0)])
+    return _even(total, most)
+
+
+def _panels(columns: int, tile: RegisterTile) -> Iterator[tuple[_Groups, tuple[int, ...], int]]:
+    """Cut columns into panels: their places, the lanes of their registers, and how many of the last register exist."""
+    last = columns % tile.lanes
+    groups = list(_even(-(-columns // tile.lanes), tile.vectors))
+    for group in groups:
+        count = group.parts - (last > 0 and group is groups[-1])
+        widths = (tile.lanes,) * group.size
+        if count:
+            yield _Groups(count, group.size * tile.lanes, group.start * tile.lanes), widths, 0
+    if last:
+        start = (group.start + count * group.size) * tile.lanes
+        yield _Groups(1, columns - start, start), (*widths[1:], *_last_widths(last, tile)), last
+
+
+def _last_widths(last: int, tile: RegisterTile) -> tuple[int, ...]:
+    """Return the lanes of the registers for the last columns: one with a mask, or powers of two."""
+    if tile.masked and last:
+        return (tile.lanes // 2 if 2 * last <= tile.lanes else tile.lanes,)
+    return tuple(1 << bit for bit in reversed(range(last.bit_length())) if last >> bit & 1)
+
+
+def _blocks(total: int, most: int) -> Iterator[_Groups]:
+    """Cut a size into even blocks, of which the first stands alone."""
+    for group in _even(total, most):
+        if group.start:
+            yield group
+        else:
+            yield group._replace(parts=1)
+            if group.parts > 1:
+                yield _Groups(group.parts - 1, group.size, group.size)
+
+
+class _ProductWriter:
+    """The parts of a product, as they are written."""
+
+    def __init__(self, text: Text, sizes: ProductSizes, tile: RegisterTile) -> None:
+        self._text, self._sizes, self._tile = text, sizes, tile
+
+    def add(self, left: Matrix, right: Matrix, result: str, scratch: str, bias: str | None) -> None:
+        """Write all of it."""
+        sizes, left, right = _with_unit_strides(self._sizes, left, right)
+        plan = _plan(sizes, left, right, bias is not None, self._tile)
+        start = Matrix(bias, 0, 1) if bias else Matrix(self._zeros(), 0, 0)
+        if plan.dots:
+            self._add_dots(left, self._columns(right, scratch), Matrix(result, sizes.columns, 1), start)
+        elif plan.swapped:
+            self._add_swapped(left, right, result, scratch)
+        else:
+            between = scratch if _is_packed(sizes, right) else None
+            self._add_panels(left, right, Matrix(result, sizes.columns, 1), start, between)
+
+    def _zeros(self) -> str:
+        """Return an array of zeros."""
+        count = self._tile.lanes * self._tile.vectors
+        self._text.declare(f"@zeros = internal constant [{count} x float] zeroinitializer, align 64")
+        return "@zeros"
+
+    def _at(self, matrix: Matrix, row: Index, column: Index) -> Matrix:
+        """Return the part of a matrix from an element on."""
+        text = self._text
+        offset = text.add(text.multiply(row, matrix.row), text.multiply(column, matrix.column))
+        return matrix._replace(array=text.address(matrix.array, offset))
+
+    def _steps(self, group: _Groups) -> Iterator[Index]:
+        """Write a loop over parts where there are several; yield where one begins."""
+        if group.parts == 1:
+            yield group.start
+            return
+        with self._text.loop(group.parts) as loop:
+            yield self._text.add(self._text.multiply(loop.index, group.size), group.start)
+
+    def _add_swapped(self, left: Matrix, right: Matrix, result: str, scratch: str) -> None:
+        m, k, n = self._sizes
+        other = _ProductWriter(self._text, ProductSizes(n, k, m), self._tile)
+        start, into = Matrix(self._zeros(), 0, 0), result if n == 1 else scratch
+        other._add_panels(right.transposed, left.transposed, Matrix(into, m, 1), start, None)
+        if n > 1:
+            self._transpose(Matrix(scratch, m, 1), Matrix(result, n, 1), n, m)
+
+    def _add_panels(self, left: Matrix, right: Matrix, result: Matrix, start: Matrix, scratch: str | None) -> None:
+        """Write the result panel by panel: all of them for a block of the inner dimension, then for the next."""
+        for block in _blocks(self._sizes.inner, DEPTH if scratch else self._sizes.inner):
+            for position in self._steps(block):
+                a, b = self._at(left, 0, position), self._at(right, position, 0)
+                first = start if block.start == 0 else result
+                for group, widths, last in _panels(self._sizes.columns, self._tile):
+                    for column in self._steps(group):
+                        strip = self._at(b, 0, column)
+                        if scratch:
+                            strip = self._packed(strip, ProductSizes(0, block.size, group.size), scratch, widths, last)
+                        into = self._at(result, 0, column), self._at(first, 0, column)
+                        self._add_panel(a, strip, *into, block.size, widths, last)
+
+    def _add_panel(
+        self, left: Matrix, right: Matrix, result: Matrix, start: Matrix, inner: int, widths: tuple[int, ...], last: int
+    ) -> None:
+        masked = last > 0 and self._tile.masked
+        for rows in _tiles(self._sizes.rows, self._tile.rows(len(widths))):
+            name = Panel(rows.size, widths, masked).define(self._text)
+            a, s, c = (self._at(one, rows.start, 0) for one in (left, start, result))
+            operands = [f"ptr {a.array}", *_integers(a.row, a.column), f"ptr {right.array}", *_integers(right.row)]
+            operands += [f"ptr {s.array}", *_integers(s.row), f"ptr {c.array}"]
+            self._text.execute(name, [*operands, *_integers(c.row, inner, rows.parts, last)])
+
+    def _packed(self, right: Matrix, sizes: ProductSizes, scratch: str, widths: tuple[int, ...], last: int) -> Matrix:
+        """Write a part of the right matrix row by row next to each other."""
+        _, rows, columns = sizes
+        into = Matrix(scratch, sum(widths), 1)
+        if right.column == 1:
+            name = Copy(widths, last > 0 and self._tile.masked).define(self._text)
+            numbers = _integers(into.row, rows, last)
+            self._text.execute(name, [f"ptr {right.array}", *_integers(right.row), f"ptr {scratch}", *numbers])
+        else:
+            self._transpose(right.transposed, into, columns, rows)
+        return into
+
+    def _columns(self, right: Matrix, scratch: str) -> Matrix:
+        """Return the right matrix with contiguous columns."""
+        _, k, n = self._sizes
+        if right.row == 1:
+            return right
+        self._transpose(right, Matrix(scratch, k, 1), k, n)
+        return Matrix(scratch, 1, k)
+
+    def _transpose(self, source: Matrix, into: Matrix, rows: int, columns: int) -> None:
+        name = Transposition(SQUARE if min(rows, columns) >= SQUARE else 1).define(self._text)
+        numbers = _integers(into.row, rows, columns)
+        self._text.execute(name, [f"ptr {source.array}", *_integers(source.row), f"ptr {into.array}", *numbers])
+
+    def _add_dots(self, left: Matrix, right: Matrix, result: Matrix, start: Matrix) -> None:
+        m, k, n = self._sizes
+        lanes = self._tile.lanes
+        last, row = k % lanes, 0
+        end = k - (last or lanes)
+        for rows in (8 // (1 + (n > 1)), 4, 2, 1):
+            if count := (m - row) // rows:
+                name = Dots(rows, n, lanes, end > 0, last > 0).define(self._text)
+                a, c = self._at(left, row, 0), self._at(result, row, 0)
+                operands = [f"ptr {a.array}", *_integers(a.row), f"ptr {right.array}", *_integers(right.column)]
+                operands += [f"ptr {start.array}", f"ptr {c.array}", *_integers(n, end, count, last)]
+                self._text.execute(name, operands)
+                row += count * rows
+
+
+def _integers(*numbers: int) -> list[str]:
+    return [f"i64 {number}" for number in numbers]

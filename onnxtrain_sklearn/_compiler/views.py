@@ -1,0 +1,90 @@
+"""Values of a graph as views into memory: shapes and strides in place of copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Shape = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Buffer:
+    """The memory of so many numbers of float32.
+
+    Attributes
+    ----------
+    size : int
+    pointer : str
+        The value of the text that has its address, once that is written.
+    number : float or None
+        The one number that a constant consists of.
+    """
+
+    size: int
+    pointer: str = ""
+    number: float | None = None
+
+
+class View(NamedTuple):
+    """Some elements of a buffer: element ``i`` is at ``offset`` plus the sum of ``i * strides``."""
+
+    buffer: Buffer
+    shape: Shape
+    strides: Shape
+    offset: int = 0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements follow each other in the order of their indices."""
+        usual = strides_of(self.shape)
+        return all(a == b or n == 1 for a, b, n in zip(self.strides, usual, self.shape, strict=True))
+
+    def broadcast(self, shape: Shape) -> View:
+        """Return the view with axes repeated, as ONNX broadcasts operands."""
+        more = len(shape) - len(self.shape)
+        own = zip(self.strides, self.shape, strict=True)
+        return self._replace(shape=shape, strides=(*[0] * more, *(0 if n == 1 else step for step, n in own)))
+
+    def permuted(self, order: Sequence[int]) -> View:
+        """Return the view with its axes in another order."""
+        return self._replace(shape=tuple(self.shape[i] for i in order), strides=tuple(self.strides[i] for i in order))
+
+    def part(self, axis: int, start: int, length: int) -> View:
+        """Return ``length`` neighboring indices of an axis."""
+        shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
+        return self._replace(shape=shape, offset=self.offset + start * self.strides[axis])
+
+    def reshaped(self, shape: Shape) -> View | None:
+        """Return the same elements with another shape; None where that takes a copy."""
+        return self._replace(shape=shape, strides=strides_of(shape)) if self.is_contiguous else None
+
+
+def strides_of(shape: Shape) -> Shape:
+    """Return the strides of elements that follow each other."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def new_view(shape: Shape) -> View:
+    """Return a view of a whole new buffer."""
+    return View(Buffer(math.prod(shape)), shape, strides_of(shape))
+
+
+def merged_axes(shape: Shape, strides: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
+    """Return the fewest axes by which operands of one shape can be read, and their strides along these."""
+    axes: list[tuple[int, Shape]] = []
+    for i, n in enumerate(shape):
+        steps = tuple(one[i] for one in strides)
+        if n == 1:
+            continue
+        if axes and all(outer == inner * n for outer, inner in zip(axes[-1][1], steps, strict=True)):
+            axes[-1] = axes[-1][0] * n, steps
+        else:
+            axes.append((n, steps))
+    return tuple(n for n, _ in axes), [tuple(steps[k] for _, steps in axes) for k in range(len(strides))]
