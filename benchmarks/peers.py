@@ -2,9 +2,9 @@
 
 Every competitor has a process of its own, in which it alone has threads. The processes take turns, one fit each, and
 the least of the repetitions counts: a disturbance of the machine meets all of them. Settings are those of
-``fit_step.py``. Ours takes compiled loops from the first step on, where llvmlite is installed; "plain" is ours without
-it. A competitor that is not installed, or fails, is left out with the reason below the table. With ``--results FILE``
-the times are written to a file as well, of which ``peers_report.py`` makes a page and a picture.
+``fit_step.py``. Ours is compiled, also the updates from the first step on; "plain" is ours without llvmlite, by the
+default engine. A competitor that is not installed, or fails, is left out with the reason below the table. With
+``--results FILE`` the times are written to a file as well, of which ``peers_report.py`` makes a page and a picture.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AIMS = {
 """The speed-up that is aimed at, for each case."""
 
 
-def ours(case: Case, optimizer: str) -> Fit:
+def ours(case: Case, optimizer: str, engine: str = "compiled") -> Fit:
     from onnxtrain_sklearn import MLP, SGD, AdamW, OrtGradientClassifier
 
     compile_at_once()
@@ -48,13 +48,14 @@ def ours(case: Case, optimizer: str) -> Fit:
         tol=0.0,
         n_iter_no_change=case.epochs + 1,
         random_state=0,
+        engine=engine,
     ).fit
 
 
 def ours_without_compiler(case: Case, optimizer: str) -> Fit:
-    """Return our fit without llvmlite."""
+    """Return our fit without llvmlite, by the default engine."""
     sys.modules["llvmlite"] = None
-    return ours(case, optimizer)
+    return ours(case, optimizer, "auto")
 
 
 def scikit_learn(case: Case, optimizer: str) -> Fit:
