@@ -32,7 +32,7 @@ from sklearn.preprocessing import (
 )
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._fitted.converters.preprocessing import FUNCTIONS
+from onnxtrain_sklearn._fitted.converters.preprocessing import NUMPY_FUNCTIONS
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.transformed import GAPS, NUMBER, X, outputs, tuned
@@ -48,7 +48,7 @@ def assert_transforms(transformer, rows=X, fitted_on=X, tolerance=1e-6):
 
 
 class TestTransformers:
-    @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+    @pytest.mark.parametrize("function", NUMPY_FUNCTIONS, ids=lambda function: function.__name__)
     def test_functions(self, function):
         rows = np.abs(X) / 5 + np.float32(0.1)  # within the domains of all
         assert_transforms(FunctionTransformer(function, validate=True), rows, rows)

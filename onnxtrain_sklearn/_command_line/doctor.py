@@ -23,6 +23,7 @@ from .._estimators.classifier import OrtGradientClassifier
 from .._gradient.engine import available_engines, gradient_graph
 from .._optimizers.update_graph import update_graph
 from .._runtime import capabilities, devices, distributions, machine_code, sessions
+from .._training.compiled_pass import COMPILED, can_compile
 from .._training.compiled_update import compiled_update
 from .._training.numpy_update import formula_of, numpy_update
 from ..models import MLP
@@ -34,7 +35,7 @@ from .deployed import runner_of, save
 REQUIRED = ("onnxtrain-sklearn", "numpy", "scipy", "scikit-learn", "onnx", "onnx-ir", "skl2onnx", "flatbuffers")
 OPTIONAL = ("llvmlite", "pandas", "pyarrow", "matplotlib", "skops", "joblib", "torch", "lightgbm", "xgboost")
 
-COMPILED = "updates by llvmlite"
+COMPILED_UPDATES = "updates by llvmlite"
 
 CUBE = """<ir_version: 8, opset_import: ["": 18]>
     cube (float[3] x) => (float y) { square = Mul(x, x) cubes = Mul(square, x) y = ReduceSum <keepdims = 0> (cubes) }"""
@@ -91,7 +92,7 @@ def _advice(record: Record) -> list[str]:
         )
         if record["optional"]["llvmlite"] is None:  # the training build has fused kernels instead
             advice.append("Updates of AdamW take a fifth of the time, to the same weights: pip install llvmlite.")
-    if any(check["name"] == COMPILED and not check["passed"] for check in record["self_test"]):
+    if any(check["name"] == COMPILED_UPDATES and not check["passed"] for check in record["self_test"]):
         advice.append("pip install -U llvmlite, or uninstall it: NumPy updates to the same weights.")
     lacking = [name for name in ("pandas", "pyarrow", "matplotlib") if record["optional"][name] is None]
     if lacking:
@@ -105,7 +106,9 @@ def _checks(console: Console) -> list[dict[str, Any]]:
         found.append(_check(f"gradient by {engine}", partial(_check_gradient, engine), console))
         found.append(_check(f"training by {engine}", partial(_check_training, engine, "cpu"), console))
     if machine_code.is_installed():
-        found.append(_check(COMPILED, _check_compiled_update, console))
+        found.append(_check(COMPILED_UPDATES, _check_compiled_update, console))
+    if machine_code.is_installed() and can_compile():
+        found.append(_check("training by compiled", partial(_check_training, COMPILED, "cpu"), console))
     if "CUDAExecutionProvider" in devices.available_providers():
         found.append(_check("training on cuda", partial(_check_training, "auto", "cuda"), console))
     return found

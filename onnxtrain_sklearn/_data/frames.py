@@ -53,6 +53,6 @@ def require_no_times(X: object) -> None:
 
 def require_unmasked(values: object, name: str) -> None:
     """Raise for a masked array that hides values."""
-    if np.ma.is_masked(values):
-        hidden, count = np.ma.count_masked(values), np.size(values)
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        hidden, count = int(np.ma.getmaskarray(values).sum()), values.size
         raise ValueError(f"{name} is a masked array that hides {hidden} of {count} values: leave out their rows.")

@@ -19,6 +19,7 @@ from .._graph.edits import keep_outputs, swap_initializers
 from .._graph.members import repeated_rows
 from .._graph.protobuf import to_proto
 from .._graph.shapes import infer_shapes
+from .._training.compiled_pass import differentiating_engine
 from .._training.loss_graph import as_float32, ir_type, one_hot
 from .._training.step import OptimizerState
 from ..exceptions import ModelError
@@ -114,7 +115,7 @@ def _write_artifacts(estimator: Any, run: Run, folder: str | os.PathLike[str], p
         optimizer=optimizer,
         artifact_directory=folder,
         prefix=prefix,
-        engine=estimator.engine,
+        engine=differentiating_engine(estimator.engine),
     )
 
 

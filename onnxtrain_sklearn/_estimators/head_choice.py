@@ -96,7 +96,7 @@ def choose_head(
     seen, head = head_for(source, loss, examples.targets, n_columns, positions)
     seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
     known = trained_positions(head, examples.targets)
-    settings = settings_with_head(estimator, loss, head, device, engine_of(estimator), seed, known)
+    settings = settings_with_head(estimator, loss, head, device, engine_of(estimator, device), seed, known)
     return HeadChoice(source, seen, head, settings, own)
 
 

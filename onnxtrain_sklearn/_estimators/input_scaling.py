@@ -73,7 +73,8 @@ def _mean_squares(column: Column, rows: np.ndarray) -> np.ndarray:
     numbers: Any = column.read_only(rows)
     numbers = numbers.astype(np.float64)
     squares = numbers.multiply(numbers).sum(axis=1) if column.is_sparse else numbers**2
-    return np.asarray(squares).reshape(len(rows), -1).sum(axis=1) / math.prod(column.shape[1:])
+    sums: np.ndarray = np.asarray(squares).reshape(len(rows), -1).sum(axis=1)
+    return sums / math.prod(column.shape[1:])
 
 
 def _greatest_power_of_two(size: float) -> float:

@@ -186,9 +186,11 @@ Seeds the initial weights of builders, the order of the rows, the validation spl
     "verbose": Parameter("bool or int", """
 Whether to print what is trained, and its progress. True: a line with a bar and the time left where it can be written
 over, in a terminal and in a notebook, else a table of epochs. 2: always the table.""", (bool, Range(Integral, 0))),
-    "engine": Parameter('{"auto", "ort-training", "portable"}', """
-What differentiates the graph. "auto": of the engines that are installed and proven right for every operator between the
-parameters and the loss the faster one, by a measured table of operators. ``engine_`` says which one was used."""),
+    "engine": Parameter('{"auto", "ort-training", "portable", "compiled"}', """
+What differentiates the graph. "auto": of the first two that are installed and proven right for every operator between
+the parameters and the loss the faster one, by a measured table of operators. "compiled": the gradients of "portable",
+as machine code for one thread of the processor, which is faster for small networks. It needs llvmlite, and graphs of
+products, elementwise functions, reductions and normalizations. ``engine_`` says which one was used."""),
     "device": Parameter("str", """
 "cpu", "cuda" or "cuda:1". A device that is not available is an error."""),
     "providers": Parameter("list or None", """

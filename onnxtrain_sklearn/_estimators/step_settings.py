@@ -10,6 +10,7 @@ from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._runtime.devices import Device
 from .._support.frozen import with_attributes
+from .._training.compiled_pass import COMPILED, require_compiler
 from .._training.loss_graph import Scheduled, StepSettings, TrainedPositions
 from .._training.total_loss import TotalLoss
 from ..losses import Loss
@@ -59,14 +60,24 @@ def settings_with_graph(
     return with_attributes(settings, factors=factors, scheduled=scheduled)
 
 
-def engine_of(estimator: Parameters) -> str:
+def engine_of(estimator: Parameters, device: Device) -> str:
     """Return the name of the engine; activations are computed again by the portable one."""
+    if estimator.engine == COMPILED:
+        require_compiler(device)
+        _require_all_activations(estimator)
+        return COMPILED
     chosen = choose_engine(estimator.engine)
     if not estimator.checkpoint_activations:
         return chosen
     if chosen == "ort-training":
-        raise ValueError(
-            "checkpoint_activations=True needs the portable engine, and engine='ort-training' keeps all activations. "
-            "Set engine='auto' or 'portable'."
-        )
+        _require_all_activations(estimator)
     return "portable"
+
+
+def _require_all_activations(estimator: Parameters) -> None:
+    """Raise if activations are to be computed again, which neither ort-training nor compiled code does."""
+    if estimator.checkpoint_activations:
+        raise ValueError(
+            f"checkpoint_activations=True needs the portable engine, and engine={estimator.engine!r} keeps all "
+            "activations. Set engine='auto' or 'portable'."
+        )

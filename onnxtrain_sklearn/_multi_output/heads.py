@@ -60,7 +60,7 @@ def choose_heads(
     model = replace(source, model=whole.model)
     seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
     total = TotalLoss(_losses_of_parts(estimator, singles, parts, targets), targets.has_factors)
-    settings = settings_with_head(estimator, total, joined, device, engine_of(estimator), seed)
+    settings = settings_with_head(estimator, total, joined, device, engine_of(estimator, device), seed)
     given, seen = ([getattr(part, which) for part in parts] for which in ("source", "seen"))
     choice = HeadChoice(with_outputs_of(model, given), with_outputs_of(model, seen), joined, settings, None)
     return choice, [part.own for part in parts]

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from .._compiler.bound_code import BoundCode
 from .._data.batches import BatchBuffers
 from .._runtime import devices
 from .._runtime.binding import Binding
@@ -32,7 +33,7 @@ class HostPass:
     buffers: BatchBuffers
     shares: RowShares
     labeled: LabeledShares | None
-    gradient: Binding
+    gradient: Binding | BoundCode
     loss: np.ndarray
     uniform: UniformNumbers
     moved: Sequence[tuple[np.ndarray, np.ndarray]]
@@ -84,6 +85,6 @@ def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
     gradients |= {product.first.name: product.slope for product in products if product.gradient is not None}
     gradients |= {read.lookup.rows: read.slope for read in lookups.reads}
     outputs = {LOSS: loss, **{read.lookup.indices: read.indices for read in lookups.reads}}
-    binding = graph.bind(inputs, outputs, gradients, moved, threads)
+    binding = graph.bind_on_host(inputs, outputs, gradients, moved, threads)
     statistics = [(parameters.view(name), moved[name]) for name in moved]
     return HostPass(buffers, shares, labeled, binding, loss, uniform, statistics, products, lookups)

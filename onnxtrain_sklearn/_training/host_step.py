@@ -19,6 +19,7 @@ from .._optimizers.update_graph import moves_without_gradient
 from .._runtime import errors
 from ..optimizers import Optimizer
 from .base_step import BaseStep, StepParts
+from .compiled_pass import COMPILED
 from .host_pass import HostPass, host_pass
 from .host_update import HostAccumulation, HostAverage, HostPenalty, HostUpdates
 from .loss_graph import LAZY, Scheduled, StepSettings, as_float32
@@ -157,6 +158,8 @@ def in_trainable_type(
     """
     if model.dtype == np.float32:
         return model
+    if settings.engine == COMPILED:
+        return as_float32(model)
     weights, plain = model.weights(), replace(settings, accumulate=1, ema_decay=None, scheduled=Scheduled())
     trained = FlatParameters(
         {n: weights[n] for n in names}, model.dtype, {n: weights[n] for n in model.running_statistics}

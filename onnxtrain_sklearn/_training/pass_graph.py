@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._compiler.bound_code import BoundCode
 from .._data.batches import BatchBuffers
 from .._data.sparse_rows import SparseRows
 from .._runtime import sessions
@@ -58,6 +59,21 @@ class PassGraph:
         written |= {moved[name]: array for name, array in statistics.items()}
         names = {value.name for value in session.get_inputs()}
         return Binding(session, {name: array for name, array in inputs.items() if name in names}, written)
+
+    def bind_on_host(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray],
+        gradients: Mapping[str, np.ndarray],
+        statistics: Mapping[str, np.ndarray],
+        threads: int,
+    ) -> Binding | BoundCode:
+        """Bind the function that the graph is compiled to, or the graph; the arguments are those of :meth:`bind`."""
+        if self.program.code is None:
+            return self.bind(inputs, outputs, gradients, statistics, threads)
+        moved = self.source.model.running_statistics
+        written = {**outputs, **{f"{name}_grad": array for name, array in gradients.items()}}
+        return BoundCode(self.program.code, inputs, written | {moved[name]: a for name, a in statistics.items()})
 
     def session(self, threads: int = 1) -> InferenceSession:
         """Return the session of the pass, which other fits may use too."""

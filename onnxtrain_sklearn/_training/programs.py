@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from .._compiler.code import GraphCode
 from .._gradient.engine import differentiate_own
 from .._gradient.recomputation import recompute_activations
 from .._graph.edits import initializers_to_inputs
@@ -30,6 +31,7 @@ from .._graph.trainable import TrainableModel
 from .._support.cache import Cache
 from .._support.content import content, is_plain
 from ..exceptions import ModelError
+from .compiled_pass import COMPILED, compiled_code, differentiating_engine
 from .cpu_products import transpose_operands
 from .dropout import expose_dropout
 from .gathering import gather_rows
@@ -68,6 +70,8 @@ class PassProgram:
         The columns of the matrix of shares that the graph reads, 0: it reads none.
     labeled_shares : bool
         Whether the graph reads the shares at the labels in place of the labels.
+    code : GraphCode or None
+        The graph as a function, which runs in place of a session; ``graph`` is empty then.
     """
 
     graph: bytes
@@ -81,6 +85,12 @@ class PassProgram:
     segments: int = 0
     repeated_shares: int = 0
     labeled_shares: bool = False
+    code: GraphCode | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes that it takes to keep the program."""
+        return len(self.graph) + 2**12 + (0 if self.code is None else self.code.nbytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +125,7 @@ class PassSource:
 LARGEST_FROZEN = 2**24
 """Bytes of frozen weights from which on a graph is neither compared nor kept."""
 
-_programs: Cache[PassProgram] = Cache(128, 2**26, lambda program: len(program.graph) + 2**12)
+_programs: Cache[PassProgram] = Cache(128, 2**26, lambda program: program.nbytes)
 
 
 def pass_program(source: PassSource) -> PassProgram:
@@ -193,7 +203,8 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
     taken = {*outside, *(lookup.weight for lookup in emitted.lookups)}
     wrt = [name for name in names if name not in taken] + [outside[name] for name in names if name in outside]
     wrt += [lookup.rows for lookup in emitted.lookups]
-    gradient = differentiate_own(emitted.graph, wrt, LOSS, source.settings.engine)
+    engine = source.settings.engine
+    gradient = differentiate_own(emitted.graph, wrt, LOSS, differentiating_engine(engine))
     model = gradient.model
     put_back_lookups(model, emitted.lookups)
     again = 0
@@ -206,13 +217,14 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         return_before_reshapes(model.graph, [name for name in names if name not in taken])
     repeated = repeat_shares(model.graph) if source.for_cpu and source.gives_shares else 0
     labeled = take_labeled_shares(model.graph) if repeated else False
-    if source.for_cpu:
+    code = compiled_code(model.graph, TARGET) if engine == COMPILED else None
+    if source.for_cpu and code is None:
         transpose_operands(model.graph)
         if not source.settings.checkpoint_activations:  # then nodes run in the order of the graph
             last_layer_last(model.graph)
     return PassProgram(
-        to_proto(model).SerializeToString(),
-        gradient.engine,
+        to_proto(model).SerializeToString() if code is None else b"",
+        gradient.engine if code is None else COMPILED,
         forward_work,
         memory_of(model.graph),
         tuple(map(_alone, emitted.random)),
@@ -222,6 +234,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         again,
         repeated,
         labeled,
+        code,
     )
 
 

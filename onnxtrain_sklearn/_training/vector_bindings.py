@@ -15,6 +15,7 @@ from .._runtime.binding import Array, Binding
 from .._runtime.sessions import InferenceSession
 from .._runtime.shared_sessions import shared_session
 from ..optimizers import Optimizer
+from .compiled_pass import differentiating_engine
 from .loss_graph import ABSOLUTES, SQUARES, StepSettings, ir_type, penalty_graph
 from .parameters import FlatParameters
 from .segments import Factors, Segment, require_elementwise, segments, with_decay_factor
@@ -76,7 +77,7 @@ class VectorBindings:
             penalty_graph,
             self._parameters.penalized.stop,
             self._kind,
-            settings.engine,
+            differentiating_engine(settings.engine),
             absolute=bool(settings.l1_ratio),
         )
         inputs = {"weights": weights, "gradients": gradients, **scalars}

@@ -152,7 +152,7 @@ def test_doctor_compares_compiled_updates(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "available_engines", list)
     status, told = program_json(capsys, "doctor")
     assert status == 0
-    assert [check["name"] for check in told["self_test"]] == ["updates by llvmlite"]
+    assert [check["name"] for check in told["self_test"]] == ["updates by llvmlite", "training by compiled"]
     monkeypatch.setattr(doctor, "compiled_update", lambda formula, vectors, *_: SimpleNamespace(run=lambda: None))
     assert program.main(["doctor", "-q"]) == 1
     printed = capsys.readouterr().out

@@ -24,7 +24,7 @@ Function = Callable[[GraphBuilder, ir.Value], ir.Value]
 
 _NO_DISTANCE = 1e300
 
-FUNCTIONS: dict[Any, Function] = {
+NUMPY_FUNCTIONS: dict[Any, Function] = {
     np.abs: lambda op, x: op.Abs(x),
     np.arcsinh: lambda op, x: op.Asinh(x),
     np.arctan: lambda op, x: op.Atan(x),
@@ -55,16 +55,16 @@ FUNCTIONS: dict[Any, Function] = {
 def applied(
     op: GraphBuilder, x: ir.Value, function: Callable[..., object] | None, settings: Mapping[str, object] | None
 ) -> ir.Value:
-    """Return a function of :data:`FUNCTIONS` of each number; None is the identity."""
+    """Return a function of :data:`NUMPY_FUNCTIONS` of each number; None is the identity."""
     if function is None:
         return op.Identity(x)
-    if function not in FUNCTIONS or settings:
-        known = ", ".join(sorted(known.__name__ for known in FUNCTIONS))
+    if function not in NUMPY_FUNCTIONS or settings:
+        known = ", ".join(sorted(known.__name__ for known in NUMPY_FUNCTIONS))
         raise ModelError(
             f"FunctionTransformer(func={getattr(function, '__name__', function)!r}) has no ONNX form: of functions, "
             f"those of numpy and scipy.special named {known} have one, without further arguments."
         )
-    return FUNCTIONS[function](op, x)
+    return NUMPY_FUNCTIONS[function](op, x)
 
 
 def _function(s: Source) -> ir.Value:
