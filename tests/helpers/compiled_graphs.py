@@ -29,7 +29,8 @@ def model_of(text, constants, dtype=np.float32):
         array = np.asarray(array)
         cast = array.astype(dtype) if array.dtype.kind == "f" else array
         graph.initializer.append(onnx.numpy_helper.from_array(cast, key))
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
+    opsets = [onnx.helper.make_opsetid("", OPSET)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
     return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
 
 
