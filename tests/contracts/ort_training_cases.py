@@ -147,6 +147,8 @@ for one in ("x", "w", "b"):
 conv("dilations = [2, 1], pads = [1, 0, 1, 0]", (1, 2, 5, 4), (3, 2, 2, 2), 3)
 conv("group = 2", (2, 4, 3, 3), (6, 2, 2, 2), 6)
 conv("group = 4", (2, 4, 3, 3), (4, 1, 2, 2))
+conv("group = 4", (2, 4, 9), (4, 1, 3), refused="groups")
+conv("group = 2", (1, 4, 3, 3, 3), (2, 2, 2, 2, 2), refused="groups")
 conv("strides = [2], pads = [1, 1]", (2, 2, 5), (3, 2, 3), 3)
 conv("strides = [1, 1, 1]", (1, 2, 3, 3, 3), (2, 2, 2, 2, 2), 2)
 for mode in ("SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET"):

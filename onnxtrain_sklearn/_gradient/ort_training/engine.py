@@ -189,6 +189,11 @@ def _normalized_dims(passage: Passage) -> Dims:
     return (_input_dims(passage) or [])[attribute(passage.node, "axis", -1) :]
 
 
+def _has_groups_beyond_images(passage: Passage) -> bool:
+    """Whether a convolution with groups is of series or volumes: its kernel depends on what lies in memory beside."""
+    return attribute(passage.node, "group", 1) > 1 and len(dims(passage.node.inputs[1]) or ()) != 4
+
+
 _ALWAYS = "Abs Ceil Exp Floor GlobalAveragePool Identity Log Neg Reciprocal Relu Sigmoid Sign Sin Softplus Tanh"
 _SCALAR = _wrong(
     "its rank is not known, and the gradient of a scalar would be wrong", lambda p: dims(p.node.outputs[0]) is None
@@ -244,7 +249,10 @@ PROVEN: dict[str, Proven] = {
         inputs=ANY,
     ),
     "Conv": Supported(
-        (_wrong("its auto_pad needs fixed sizes", lambda p: attribute(p.node, "auto_pad", "")[:4] == "SAME"),),
+        (
+            _wrong("its auto_pad needs fixed sizes", lambda p: attribute(p.node, "auto_pad", "")[:4] == "SAME"),
+            _wrong("with groups, its gradient is wrong in other than two dimensions", _has_groups_beyond_images),
+        ),
         f"group {_WINDOW}",
         inputs=3,
     ),
