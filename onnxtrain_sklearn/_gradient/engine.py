@@ -19,6 +19,7 @@ from .._graph.builder import GraphBuilder
 from .._graph.contrib.lowering import lower
 from .._graph.edits import copy_type, multiply_by_columns
 from .._graph.folding import fold
+from .._graph.identity_transposes import remove_identity_transposes
 from .._graph.limits import require_values_within_limits
 from .._graph.own_tensors import from_proto
 from .._graph.protobuf import checked
@@ -180,6 +181,7 @@ def gradient_graph(
     with refusing("The gradients of the graph cannot be built"):
         source = from_proto(proto)
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
+        remove_identity_transposes(source.graph)
         infer_declared(lower(source), fold)
         require_values_within_limits(source)
         require_loadable(source)

@@ -25,6 +25,7 @@ from ..exceptions import ModelError
 from .contrib.lowering import is_fused, lower
 from .files import read, source
 from .folding import complete_shapes
+from .identity_transposes import remove_identity_transposes
 from .limits import require_values_within_limits
 from .own_tensors import from_proto
 from .queries import all_values, every_node
@@ -52,6 +53,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits
         result = readable(proto, limits, renew=of_fitted_model)
         _free_negative_sizes(result.graph)
         drop_zero_biases(result.graph)
+        remove_identity_transposes(result.graph)
         _refuse_contradictions(result)
         common.RemoveInitializersFromInputsPass()(result)
         _refuse_reserved_names(result)
