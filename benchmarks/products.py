@@ -1,11 +1,11 @@
 """The floor of a step: its matrix products and its update alone, beside whole steps of ``fit``.
 
 The forward pass of a layer is one product, its backward pass two, and one for the first layer, whose input needs no
-gradient. They are run by three libraries on arrays that are there. The update is that of one vector of all parameters,
-by NumPy and by a compiled loop as a fit runs them, without the scalars of the step, and by PyTorch's fused kernel. Each
-competitor has a process of its own, in turns with the others. The floor is the time of the fastest library for the
-products and of the fastest for the update, so the speed-up over a peer is at most the peer's step by the floor. Needs
-PyTorch, skorch and llvmlite: run it in the environment of ``peers.py``.
+gradient. They are run by three libraries, and by compiled code of this package, on arrays that are there. The update
+is that of one vector of all parameters, by NumPy and by a compiled loop as a fit runs them, without the scalars of
+the step, and by PyTorch's fused kernel. Each competitor has a process of its own, in turns with the others. The floor
+is the time of the fastest library for the products and of the fastest for the update, so the speed-up over a peer is
+at most the peer's step by the floor. Needs PyTorch, skorch and llvmlite: run it in the environment of ``peers.py``.
 """
 
 from __future__ import annotations
@@ -48,15 +48,12 @@ def repeated(calls: Sequence[Callable[[], object]], case: Case) -> Fit:
     return run
 
 
-def by_onnxruntime(case: Case, optimizer: str) -> Fit:
-    """Return the products in one session, in the forms that a fit has them in."""
+def graph_of_products(case: Case) -> tuple[Any, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return a graph of all products, its inputs and its outputs."""
     import onnx_ir as ir
 
     from onnxtrain_sklearn._graph.builder import new_graph
     from onnxtrain_sklearn._graph.edits import append_output
-    from onnxtrain_sklearn._runtime import devices, sessions
-    from onnxtrain_sklearn._runtime.binding import Binding
-    from onnxtrain_sklearn._training.cpu_products import transpose_operands
 
     op, arrays, results = new_graph([], ir.DataType.FLOAT, "products"), {}, {}
     for i, (a, b, of_a, of_b) in enumerate(products(case)):
@@ -67,10 +64,33 @@ def by_onnxruntime(case: Case, optimizer: str) -> Fit:
         append_output(op.graph, op.Gemm(*operands, transA=int(of_a), transB=int(of_b)), f"y{i}", like)
         arrays |= {f"a{i}": a, f"b{i}": b}
         results[f"y{i}"] = result
-    transpose_operands(op.graph)
-    content = ir.to_proto(ir.Model(op.graph, ir_version=8)).SerializeToString()
+    return op.graph, arrays, results
+
+
+def by_onnxruntime(case: Case, optimizer: str) -> Fit:
+    """Return the products in one session, in the forms that a fit has them in."""
+    import onnx_ir as ir
+
+    from onnxtrain_sklearn._runtime import devices, sessions
+    from onnxtrain_sklearn._runtime.binding import Binding
+    from onnxtrain_sklearn._training.cpu_products import transpose_operands
+
+    graph, arrays, results = graph_of_products(case)
+    transpose_operands(graph)
+    content = ir.to_proto(ir.Model(graph, ir_version=8)).SerializeToString()
     session = sessions.create_session(content, devices.resolve_device())
     return repeated([Binding(session, arrays, results).run], case)
+
+
+def by_own_code(case: Case, optimizer: str) -> Fit:
+    """Return the products as one function of machine code."""
+    from onnxtrain_sklearn._compiler.bound_code import BoundCode
+    from onnxtrain_sklearn._compiler.code import graph_code
+    from onnxtrain_sklearn._compiler.kernels import tile_of
+    from onnxtrain_sklearn._runtime.machine_code import features
+
+    graph, arrays, results = graph_of_products(case)
+    return repeated([BoundCode(graph_code(graph, tile_of(features())), arrays, results).run], case)
 
 
 def by_numpy(case: Case, optimizer: str) -> Fit:
@@ -139,7 +159,7 @@ def vectors(case: Case) -> list[np.ndarray]:
     return [rng.standard_normal(size, dtype=np.float32) for _ in range(2)]
 
 
-PRODUCTS = {"onnxruntime": by_onnxruntime, "numpy": by_numpy, "torch.mm": by_torch}
+PRODUCTS = {"compiled": by_own_code, "onnxruntime": by_onnxruntime, "numpy": by_numpy, "torch.mm": by_torch}
 UPDATES = {"numpy update": updated_by_numpy, "loop update": updated_by_loop, "torch update": updated_by_torch}
 
 

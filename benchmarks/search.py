@@ -23,6 +23,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, Adam, OrtGradientClassifier, clear_cache
+from onnxtrain_sklearn._training.compiled_pass import can_compile
 from onnxtrain_sklearn._training.loop import Trainer
 
 EPOCHS = 50
@@ -53,6 +54,8 @@ def skorch_net() -> Any:
 def competitors() -> dict[str, tuple[Callable[[], Any], str]]:
     """Return what makes each competitor, and the name of its learning rate."""
     found = {"ours": (ours, "learning_rate_init"), "sklearn": (sklearn_mlp, "learning_rate_init")}
+    if can_compile():
+        found["compiled"] = (lambda: ours("compiled"), "learning_rate_init")
     try:
         import skorch  # noqa: F401
     except ImportError:

@@ -52,7 +52,10 @@ SHARES = np.random.default_rng(0).uniform(0.2, 3.0, ROWS)
 ACTIVATIONS = "identity relu tanh logistic leaky_relu softplus silu mish elu selu gelu".split()
 SEVERAL = {"loss": losses.LogLoss(label_smoothing=0.1), "class_weight": "balanced", "alpha": 0.01, "l1_ratio": 0.5}
 
+COLUMNS = THREE[0], np.stack([THREE[1], THREE[1] > 0], 1).astype(int)
+
 CASES = {
+    "several columns of classes": (COLUMNS, {"model": MLP((8,))}),
     **{name: (THREE, {"model": MLP((8, 6), activation=name)}) for name in ACTIVATIONS},
     "layer normalization": (THREE, {"model": MLP((8, 6), normalization="layer")}),
     "batch normalization": (THREE, {"model": MLP((8, 6), normalization="batch")}),

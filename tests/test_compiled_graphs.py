@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -10,6 +13,7 @@ from scipy.special import log_softmax
 
 from onnxtrain_sklearn._compiler.code import graph_code
 from onnxtrain_sklearn._compiler.kernels import tile_of
+from onnxtrain_sklearn._compiler.nodes import MAKE
 from onnxtrain_sklearn._compiler.plan import NotCompiledError
 from tests.helpers.compiled_graphs import Run, assert_right, code_of, model_of, random_graph
 
@@ -230,6 +234,44 @@ def test_an_output_is_read_further():
         x = Exp(a) y = ReduceSum<keepdims = 1>(x, axes) w = Div(x, y) z = Log(w)
     }"""
     assert_right(text, {"axes": np.array([1], np.int64)})
+
+
+PARTS = {
+    "joined": "x = Exp(a) t = Transpose<perm = [1, 0]>(b) c = Concat<axis = 1>(x, t, a, x)",
+    "joined rows": "x = Exp(a) y = Concat<axis = 0>(a, x, a) m = ReduceSum<keepdims = 1>(y, first) c = Mul(y, m)",
+    "sliced": "x = Slice(a, starts, ends) y = Exp(x) c = Neg(y)",
+    "sliced along an axis": "x = Slice(a, start, end, last) t = Transpose<perm = [1, 0]>(x) c = MatMul(x, t)",
+    "sliced and returned": "c = Slice(a, starts, ends)",
+    "sliced and reduced": "x = Slice(a, starts, ends) c = Softmax<axis = -1>(x)",
+    "sliced and shaped": "x = Slice(a, starts, ends) c = Flatten<axis = 0>(x)",
+    "parts": "x, y, z = Split<axis = 1>(a, lengths) s = ReduceSum(x) u = Mul(y, s) c = Concat<axis = 1>(u, z)",
+    "between zeros": "x = Exp(a) y = Pad(x, counts) c = Neg(y)",
+    "between numbers of an axis": "x = Pad(a, pair, number, last) t = Transpose<perm = [1, 0]>(x) c = MatMul(x, t)",
+    "rows of a table": "x = Gather<axis = 0>(a, rows) y = Exp(x) c = Neg(y)",
+    "logarithm of a sum": "x = ReduceLogSumExp<keepdims = 1>(a, last) y = Sub(a, x) c = Mul(y, a)",
+    "logarithms of sums": "c = ReduceLogSumExp<keepdims = 0>(a, last)",
+    "factors of Gemm": "x = Gemm<alpha = 0.5, beta = 2.0>(a, b, square) c = Gemm<alpha = 3.0>(x, x)",
+    "normalized rows": "x = LayerNormalization<epsilon = 0.01>(a, wide, wide) c = LayerNormalization(x, wide)",
+    "normalized columns": "s = Exp(wide) c = BatchNormalization<epsilon = 0.01>(a, s, wide, wide, s)",
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_and_normalization(name):
+    nodes, numbers = PARTS[name], np.random.default_rng(7)
+    lists = {"starts": [1, 2], "ends": [-1, 100], "start": [-5], "end": [-1], "lengths": [3, 2, 4]}
+    lists |= {"counts": [1, 0, 2, 3], "pair": [2, 1]}
+    lists |= {"rows": [[3, 0, -1], [2, 2, 1]], "first": [0], "last": [-1]}
+    constants = {key: np.array(value, np.int64) for key, value in lists.items()}
+    constants |= {"number": np.float32(-1.5)}
+    constants |= {"square": numbers.normal(size=(4, 4)), "wide": numbers.normal(size=9)}
+    used = {key: value for key, value in constants.items() if re.search(rf"\b{key}\b", nodes)}
+    assert_right(f"g (float[4,9] a, float[9,4] b) => (float c) {{ {nodes} }}", used)
+
+
+def test_every_operator_is_tested():
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert not [name for name in MAKE if not re.search(rf"\b{name}\b", text)]
 
 
 SPECIAL = np.float32([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 1e-42, 3e38])

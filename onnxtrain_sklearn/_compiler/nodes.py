@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import numpy as np
 import onnx_ir as ir
 
 from .._graph import queries
@@ -233,6 +234,23 @@ def _concat(plan: FunctionPlan, node: ir.Node) -> View:
     return result
 
 
+def _pad(plan: FunctionPlan, node: ir.Node) -> View:
+    """Return the operand between constants."""
+    source, rest = plan.view(_first_operand(node)), [queries.operand(node, i) for i in (1, 2, 3)]
+    counts, value, axes = (None if one is None else queries.constant(one) for one in rest)
+    known = (value is not None or rest[1] is None) and (axes is not None or rest[2] is None)
+    constant = queries.attribute(node, "mode", "constant") == "constant"
+    if counts is None or not (known and constant and np.min(counts, initial=0) >= 0):
+        raise NotCompiledError(f"{queries.describe(node)} pads otherwise than by constants")
+    number = plan.number(0.0 if value is None else float(value.reshape(())))
+    result = inner = plan.copy(number.broadcast(plan.shape(node.outputs[0])))
+    chosen = range(len(source.shape)) if axes is None else [int(axis) % len(source.shape) for axis in axes]
+    for axis, before in zip(chosen, counts[: len(counts) // 2].tolist(), strict=True):
+        inner = inner.part(axis, before, source.shape[axis])
+    plan.copy_into(source, inner)
+    return result
+
+
 def _slice(plan: FunctionPlan, node: ir.Node) -> View:
     view, (_, *given) = plan.view(_first_operand(node)), node.inputs
     numbers = [None if one is None else queries.constant(one) for one in given]
@@ -317,6 +335,7 @@ MAKE: Mapping[str, Callable[[FunctionPlan, ir.Node], View | list[View]]] = {
     "LayerNormalization": _layer_normalization,
     "LogSoftmax": partial(_softmax, True),
     "MatMul": _matmul,
+    "Pad": _pad,
     "Pow": _whole_power,
     "ReduceLogSumExp": _log_sum_exp,
     "ReduceMax": partial(_reduction, MAXIMUM, False),

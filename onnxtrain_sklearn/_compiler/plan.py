@@ -95,7 +95,8 @@ class FunctionPlan:
     def set(self, value: ir.Value, view: View) -> None:
         """Let a value be a view."""
         _require_numbers(value)
-        assert not queries.fixed(sizes := queries.dims(value)) or tuple(sizes) == view.shape, (value, view)
+        if queries.fixed(sizes := queries.dims(value)) and tuple(sizes) != view.shape:
+            raise NotCompiledError(f"{value.name!r} has the shape {sizes}, computed as {list(view.shape)}")
         self._views[value] = view
 
     def add(self, stage: Stage, result: View) -> View:
