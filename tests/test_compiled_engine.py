@@ -287,3 +287,9 @@ def test_a_forked_child_runs_and_compiles():
         other = trained("compiled", NUMBER, batch_size=7).engine_ == "compiled"
         os._exit(0 if same and other else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_copy_of_another_engine_loads_no_compiler(monkeypatch):
+    stored = pickle.dumps(OrtGradientClassifier(Linear(), max_iter=1).fit(*TWO))
+    monkeypatch.setattr(compiled_pass, "can_compile", lambda: pytest.fail("loads llvmlite"))
+    assert pickle.loads(stored).engine == "auto"

@@ -11,7 +11,7 @@ from .._graph.files import without_program
 from .._runtime import devices, distributions
 from .._support.declared import defaults_of
 from .._support.parametrized import Parametrized, copied
-from .._training.compiled_pass import usable_engines
+from .._training.compiled_pass import is_usable
 from ..exceptions import warn
 from .callback_support import SET
 from .stored import plain, restored
@@ -64,7 +64,7 @@ class Copied(Parametrized):
             self._go_on_with(f"on {missing[0]}", device="cpu", providers=None, provider_options=None)
             run.device = devices.resolve_device()
             self.device_ = run.device.name
-        if self.engine not in ("auto", *usable_engines()):
+        if not is_usable(self.engine):
             self._go_on_with(f"by the engine {self.engine!r}", engine="auto")
 
     def _go_on_with(self, was: str, **parameters: object) -> None:

@@ -34,9 +34,9 @@ def can_compile() -> bool:
     return is_installed() and is_supported()
 
 
-def usable_engines() -> tuple[str, ...]:
-    """Return the names of the engines that an estimator can be trained with."""
-    return (*available_engines(), *([COMPILED] if can_compile() else []))
+def is_usable(engine: str) -> bool:
+    """Whether an estimator can be trained with an engine; llvmlite is loaded for the compiled one alone."""
+    return can_compile() if engine == COMPILED else engine in ("auto", *available_engines())
 
 
 def require_compiler(device: Device) -> None:
