@@ -274,6 +274,12 @@ def test_every_operator_is_tested():
     assert not [name for name in MAKE if not re.search(rf"\b{name}\b", text)]
 
 
+def test_an_exponent_adds_axes():
+    nodes = " ".join(f"r{i} = Pow(a, e{i})" for i in (1, 2))
+    constants = {f"e{i}": np.full((1, 1, 1), i, np.float32) for i in (1, 2)}
+    assert_right(f"g (float[3,17] a) => (float r1, float r2) {{ {nodes} }}", constants)
+
+
 SPECIAL = np.float32([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 1e-42, 3e38])
 
 
@@ -307,13 +313,16 @@ REFUSED = {
     "an exponent": ("r = Pow(a, number)", "exponent"),
     "integers": ("i = Cast<to = 7>(a) r = Cast<to = 1>(i)", "Cast"),
     "an axis": ("r = Softmax<axis = 0>(a)", "last"),
+    "no rows": ("s = Slice(a, three, three, zero) r = ReduceSum<keepdims = 0>(s, zero)", "'s' has no elements"),
+    "bounds in the wrong order": ("s = Slice(a, three, zero, zero) r = Concat<axis = 0>(s, a)", "'s' has no elements"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_compiled_is_named(name):
     nodes, reason = REFUSED[name]
-    constants = {"number": np.float32(2.5)} if "number" in nodes else {}
+    constants = {"number": np.float32(2.5), "three": np.array([3]), "zero": np.array([0])}
+    constants = {key: value for key, value in constants.items() if key in nodes}
     with pytest.raises(NotCompiledError, match=reason):
         code_of(f"g (float[4,4] a) => (float r) {{ {nodes} }}", constants)
 

@@ -75,7 +75,7 @@ POWERS = (1.0, 2.0, 3.0)
 
 def _whole_power(plan: FunctionPlan, node: ir.Node) -> View:
     base, exponent = _operand_views(plan, node)
-    number = exponent.buffer.number
+    base, number = base.broadcast(np.broadcast_shapes(base.shape, exponent.shape)), exponent.buffer.number
     if number == 0.5:
         return plan.elementwise(EMIT["Sqrt"], [base])
     if number not in POWERS:
@@ -264,7 +264,7 @@ def _slice(plan: FunctionPlan, node: ir.Node) -> View:
         if steps is not None and steps[i] != 1:
             raise NotCompiledError(f"{queries.describe(node)} has another step than 1")
         first, last, _ = slice(start, end).indices(view.shape[axis])
-        view = view.part(axis, first, last - first)
+        view = view.part(axis, first, max(last - first, 0))
     return view
 
 

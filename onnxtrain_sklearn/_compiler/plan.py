@@ -52,9 +52,7 @@ class FunctionPlan:
         sizes = queries.dims(value)
         if not queries.fixed(sizes):
             raise NotCompiledError(f"{value.name!r} has a shape that is not known")
-        if 0 in sizes:
-            raise NotCompiledError(f"{value.name!r} has no elements")
-        return tuple(sizes)
+        return _with_elements(value, tuple(sizes))
 
     def add_input(self, value: ir.Value) -> View:
         """Return the view of an input of the graph."""
@@ -95,6 +93,7 @@ class FunctionPlan:
     def set(self, value: ir.Value, view: View) -> None:
         """Let a value be a view."""
         _require_numbers(value)
+        _with_elements(value, view.shape)  # a loop over no elements would run once
         if queries.fixed(sizes := queries.dims(value)) and tuple(sizes) != view.shape:
             raise NotCompiledError(f"{value.name!r} has the shape {sizes}, computed as {list(view.shape)}")
         self._views[value] = view
@@ -151,6 +150,13 @@ class FunctionPlan:
         for stage in self.stages:
             if isinstance(stage, Elementwise):
                 stage.kept = {result for result in stage.results() if result.buffer in wanted}
+
+
+def _with_elements(value: ir.Value, shape: Shape) -> Shape:
+    """Return the shape of a value; raise if it has no elements."""
+    if 0 in shape:
+        raise NotCompiledError(f"{value.name!r} has no elements")
+    return shape
 
 
 def _require_numbers(value: ir.Value) -> None:
