@@ -75,12 +75,12 @@ def test_a_fitted_model_is_clipped_but_not_given_back():
 
 
 def test_later_rows_widen_the_range():
-    passes = clipped_regressor(Linear(), learning_rate_init=0)
+    passes = clipped_regressor(Linear(initialization="glorot_uniform"), learning_rate_init=0)
     for scale in (1.0, 3.0, 2.0):
         passes.partial_fit(X, Y[:, 0] * scale)
     found = passes.predict(X * np.float32(1e6))
     assert (found.min(), found.max()) == (np.float32(Y[:, 0].min()), np.float32(3 * Y[:, 0].max()))
-    warm = clipped_regressor(Linear(), learning_rate_init=0, warm_start=True, max_iter=1)
+    warm = clipped_regressor(Linear(initialization="glorot_uniform"), learning_rate_init=0, warm_start=True, max_iter=1)
     quietly(warm.fit, X, Y[:, 0])
     quietly(warm.fit, X, Y[:, 0] - 5000)
     assert warm.predict(X * np.float32(1e6)).min() == np.float32(Y[:, 0].min() - 5000)
@@ -88,7 +88,8 @@ def test_later_rows_widen_the_range():
 
 
 def test_turned_on_later_it_knows_the_rows_before():
-    late = OrtGradientRegressor(Linear(), learning_rate_init=0, random_state=0).partial_fit(X, 2 * Y[:, 0])
+    random = Linear(initialization="glorot_uniform")
+    late = OrtGradientRegressor(random, learning_rate_init=0, random_state=0).partial_fit(X, 2 * Y[:, 0])
     assert late.predict(X * np.float32(1e6)).max() > 1e5
     late.set_params(clip_predictions=True).partial_fit(X, Y[:, 0])
     assert late.predict(X * np.float32(1e6)).max() == np.float32(2 * Y[:, 0].max())

@@ -180,10 +180,12 @@ def test_weights_spoilt_by_the_last_step_of_an_epoch_are_noticed():
     assert estimator.loss_curve_ == []
 
 
-def test_divergence_of_lbfgs():
+@pytest.mark.parametrize("initialization", ["zeros", "glorot_uniform"])  # the first loss is finite from zeros
+def test_divergence_of_lbfgs(initialization):
     X, y = line()
     X[3] = 1e30
-    estimator = OrtGradientRegressor(Linear(), optimizer="lbfgs", target_scaling=None, random_state=0)
+    model = Linear(initialization=initialization)
+    estimator = OrtGradientRegressor(model, optimizer="lbfgs", target_scaling=None, random_state=0)
     with pytest.raises(DivergenceError), np.errstate(all="ignore"):
         estimator.fit(X, y)
     assert all(np.isfinite(array).all() for array in estimator.weights_.values())

@@ -20,7 +20,7 @@ class Linear(GraphModel):
     ----------
     fit_intercept : bool, default=True
         Whether there is a bias ``b``.
-    initialization : str, default="glorot_uniform"
+    initialization : str, default="zeros"
         Distribution of the initial weights, a name in :data:`~onnxtrain_sklearn.models.INITIALIZATIONS`. The bias
         starts at zero.
 
@@ -31,9 +31,9 @@ class Linear(GraphModel):
     The default rate, 0.001, is one for networks. It is too low for a linear model on a table of some thousand rows,
     whose weights are far from the best ones after 200 epochs. Give ``learning_rate_init=0.05, learning_rate="cosine"``,
     or ``optimizer="lbfgs"``; classifiers with ``alpha=1.0`` have the loss of scikit-learn's ``LogisticRegression()``.
-    Where training is short or rows are few, the random initial weights remain a part of the predictions, and
-    ``initialization="zeros"`` is better: at the default rate by 3.7 points of accuracy on 52 tables of standardized
-    columns (standard error 0.9), and by 16 % of the RMSE on 12 (4 %).
+    A linear model needs no random weights to begin with. Where training is short or rows are few they remain a part of
+    its predictions: at the default rate accuracy is 3.7 points higher than with ``initialization="glorot_uniform"`` on
+    52 tables of standardized columns (standard error 0.9), and the RMSE 16 % lower on 12 (4 %).
 
     Examples
     --------
@@ -47,7 +47,7 @@ class Linear(GraphModel):
     scales_targets = True
     valid: ClassVar[Rules] = {"fit_intercept": (bool,), "initialization": (OneOf(INITIALIZATIONS),)}
 
-    def __init__(self, fit_intercept: bool = True, initialization: str = "glorot_uniform") -> None:
+    def __init__(self, fit_intercept: bool = True, initialization: str = "zeros") -> None:
         self.fit_intercept = fit_intercept
         self.initialization = initialization
 

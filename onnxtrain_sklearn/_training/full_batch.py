@@ -29,19 +29,22 @@ class FullBatchTrainer(Trainer):
         super().__init__(settings, step, batches, history, validate)
         self._optimizer, self._gradient_step = optimizer, step
         self._reached = np.empty(len(self._vector))
+        self._met_overflow = False
 
     def _train(self) -> bool:
         """Search for the minimum; return whether it ended before a limit.
 
-        There is no warning if a line search finds no lower loss: in float32 this happens at a minimum.
+        There is no warning if a line search finds no lower loss: in float32 this happens at a minimum. But where the
+        first one met losses that are not finite and found no other weights, nothing was trained.
         """
         self._kept.note()
-        self._reached[...] = self._vector
+        start = self._vector.copy()
+        self._reached[...] = start
         try:
             end = self._search()
         finally:
             self._vector[...] = self._reached
-        if not math.isfinite(end.loss):
+        if not math.isfinite(end.loss) or (self._met_overflow and np.array_equal(end.vector, start)):
             self._diverge()
         if not end.n_iter:
             self._after_iteration(self._reached, end.loss)
@@ -63,6 +66,7 @@ class FullBatchTrainer(Trainer):
         for weight in self.batches.fill(step.buffers):
             loss += weight * step.gradients(total_weight)
             gradient += weight * step.parameters.gradient
+        self._met_overflow |= not math.isfinite(loss)
         return loss / total_weight, gradient / total_weight
 
     def _after_iteration(self, vector: np.ndarray, loss: float) -> bool:
