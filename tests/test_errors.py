@@ -94,6 +94,7 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "schedule class": ({"learning_rate": Cosine}, TypeError, "learning_rate must be a name or a Schedule object"),
     "schedule parameter": ({"learning_rate": StepDecay(gamma=2.0)}, ValueError, "'gamma' parameter of StepDecay"),
     "engine": ({"engine": "ort"}, ValueError, "Unknown engine 'ort'.*Valid names: .*'auto'.*'ort-training'"),
+    "engine misspelt": ({"engine": "compile"}, ValueError, "Unknown engine 'compile'. Did you mean 'compiled'"),
     "device": ({"device": "gpu"}, ValueError, "Unknown device 'gpu'.*'cuda'"),
     "no cuda": ({"device": "cuda"}, DeviceError, "device='cuda' needs CUDAExecutionProvider.*use device='cpu'"),
     "provider": ({"providers": ["NoExecutionProvider"]}, DeviceError, "NoExecutionProvider"),

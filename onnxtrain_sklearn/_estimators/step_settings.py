@@ -66,7 +66,7 @@ def engine_of(estimator: Parameters, device: Device) -> str:
         require_compiler(device)
         _require_all_activations(estimator)
         return COMPILED
-    chosen = choose_engine(estimator.engine)
+    chosen = choose_engine(estimator.engine, [COMPILED])
     if not estimator.checkpoint_activations:
         return chosen
     if chosen == "ort-training":

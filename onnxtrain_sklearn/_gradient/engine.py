@@ -57,10 +57,10 @@ class GradientGraph:
     engine: str
 
 
-def choose_engine(engine: str) -> str:
-    """Return ``engine``, a name or "auto"; raise if it cannot run in this environment."""
+def choose_engine(engine: str, others: Sequence[str] = ()) -> str:
+    """Return ``engine``, a name or "auto"; raise if it cannot run here. ``others`` are names that the caller takes."""
     if engine != "auto" and engine not in ENGINES:
-        raise ValueError(f"Unknown engine {engine!r}.{nearest(engine, ['auto', *ENGINES])}")
+        raise ValueError(f"Unknown engine {engine!r}.{nearest(engine, ['auto', *ENGINES, *others])}")
     if engine not in ("auto", *available_engines()):
         raise RuntimeNotFoundError(
             f"engine={engine!r} cannot run on the installed onnxruntime {distributions.version()}: it has no gradient "
