@@ -297,7 +297,7 @@ def elsewhere(monkeypatch):
     fitted.device = fitted.device_ = "cuda:1"
     fitted.engine = "ort-training"
     fitted._run.device = Device("cuda:1", providers, ({"device_id": "1"}, {}))
-    monkeypatch.setattr("onnxtrain_sklearn._estimators.copies.available_engines", lambda: ("portable",))
+    monkeypatch.setattr("onnxtrain_sklearn._training.compiled_pass.available_engines", lambda: ("portable",))
     return pickle.dumps(fitted), twin
 
 
