@@ -70,7 +70,7 @@ class Copied(Parametrized):
     def _go_on_with(self, was: str, **parameters: object) -> None:
         name, value = next(iter(parameters.items()))
         warn(
-            f"This {type(self).__name__} was trained {was}, which the installed onnxruntime {distributions.version()} "
-            f"lacks: it goes on with {name}={value!r}."
+            f"This {type(self).__name__} was trained {was}, which this environment (onnxruntime "
+            f"{distributions.version()}) lacks: it goes on with {name}={value!r}."
         )
         self.__dict__.update(parameters)
