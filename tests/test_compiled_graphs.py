@@ -341,3 +341,11 @@ def test_inputs_have_known_sizes_and_float32(kind, shape, reason):
     node.outputs[0].name = "r"
     with pytest.raises(NotCompiledError, match=reason):
         graph_code(ir.Graph([value], node.outputs, nodes=[node]), tile_of(""))
+
+
+def test_sums_that_lose_digits_are_refused():
+    refused = f"g (float[{2**15 + 1},2] a, float[{2**15 + 1},2] b) => (float c) {{ c = Gemm<transA = 1>(a, b) }}"
+    with pytest.raises(NotCompiledError, match="choose a smaller batch_size"):
+        code_of(refused, {})
+    with pytest.raises(NotCompiledError, match="adds up 32769 products"):
+        code_of("g (float[1,32769] a, float[32769,2] b) => (float c) { c = MatMul(a, b) }", {})
