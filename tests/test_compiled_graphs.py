@@ -15,7 +15,7 @@ from onnxtrain_sklearn._compiler.code import graph_code
 from onnxtrain_sklearn._compiler.kernels import tile_of
 from onnxtrain_sklearn._compiler.nodes import MAKE
 from onnxtrain_sklearn._compiler.plan import NotCompiledError
-from tests.helpers.compiled_graphs import Run, assert_right, code_of, model_of, random_graph
+from tests.helpers.compiled_graphs import Run, assert_right, code_of, exact, inputs_of, model_of, random_graph
 
 pytest.importorskip("llvmlite", reason="graphs are compiled by llvmlite")
 
@@ -343,9 +343,12 @@ def test_inputs_have_known_sizes_and_float32(kind, shape, reason):
         graph_code(ir.Graph([value], node.outputs, nodes=[node]), tile_of(""))
 
 
-def test_sums_that_lose_digits_are_refused():
-    refused = f"g (float[{2**15 + 1},2] a, float[{2**15 + 1},2] b) => (float c) {{ c = Gemm<transA = 1>(a, b) }}"
-    with pytest.raises(NotCompiledError, match="choose a smaller batch_size"):
-        code_of(refused, {})
-    with pytest.raises(NotCompiledError, match="adds up 32769 products"):
-        code_of("g (float[1,32769] a, float[32769,2] b) => (float c) { c = MatMul(a, b) }", {})
+@pytest.mark.parametrize(("shape", "axis"), [("300000,3", 0), ("2,300000", 1), ("300000,1", 0), ("5,70001,2", 1)])
+def test_a_long_sum_keeps_its_digits(shape, axis):
+    """Added up in order in float32, it would have an error of 1e-5 or more."""
+    text = f"g (float[{shape}] a) => (float r, float s) {{ r = ReduceSum(a, axis) s = ReduceMean(a, axis) }}"
+    constants = {"axis": np.array([axis])}
+    inputs = inputs_of(model_of(text, constants), None, np.random.default_rng(0).random)
+    results = Run(text, constants, inputs)(inputs)
+    for name, wanted in exact(text, constants, inputs).items():
+        np.testing.assert_allclose(results[name], wanted.ravel(), rtol=1e-6)

@@ -18,7 +18,8 @@ ARRAYS = ("%left", "%right", "%bias", "%scratch", "%result")
 WITHOUT_AVX512 = "-avx512f,-avx512vl,-avx512bw,-avx512dq,-avx512cd"
 NARROW = [(200, 100, 1), (100, 200, 1), (200, 1, 100), (32, 100, 2), (33, 18, 3), (7, 16, 3), (1, 1, 1), (1, 50, 1)]
 SIZES = [*NARROW, (64, 50, 10), (32, 20, 100), (1, 30, 130), (2, 300, 65), (49, 70, 97), (9, 8, 7), (17, 40, 48)]
-LARGE = [(70, 700, 600), (260, 1030, 130), (300, 520, 64)]
+LARGE = [(70, 700, 600), (260, 1030, 130), (300, 520, 64), (20, 600, 10), (9, 9000, 2), (5, 8192, 3), (13, 4097, 1)]
+LONG = [(3, 300_000, 17), (5, 300_000, 2), (16, 300_000, 5), (1, 300_000, 1)]
 
 
 def host_tile():
@@ -107,8 +108,21 @@ def test_a_product_is_that_of_float64(sizes, transposed, bias, machine):
 
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("sizes", LARGE, ids=str)
-def test_a_large_product_is_that_of_float64(sizes, transposed):
-    check(sizes, transposed, True, (host_tile(), ""))
+def test_a_large_product_is_that_of_float64(sizes, transposed, machine):
+    check(sizes, transposed, True, machine)
+
+
+@pytest.mark.parametrize("transposed", [(False, False), (True, False)])
+@pytest.mark.parametrize("sizes", LONG, ids=str)
+def test_a_long_sum_keeps_its_digits(sizes, transposed, machine):
+    """Added up in order in float32, it would have an error of 1e-5 or more."""
+    given = [abs(one) for one in values(np.random.default_rng(0), sizes, transposed)]
+    exact, _ = expected(given, transposed, True)
+    (m, _, n), (text, between) = sizes, text_of(sizes, transposed, True, machine[0])
+    run, _engine = compiled(text, machine[1])
+    arrays = [*given, np.zeros(between, np.float32), result := np.zeros((m, n), np.float32)]
+    run(*(one.ctypes.data for one in arrays))
+    np.testing.assert_allclose(result, exact, rtol=3e-6)
 
 
 @pytest.mark.parametrize("seed", range(30))

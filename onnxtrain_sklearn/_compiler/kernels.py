@@ -1,9 +1,9 @@
 """Functions that products of matrices call, in LLVM's assembly language: each is defined once in a module.
 
 All products of a module share them, as sizes and strides are arguments: what a network costs to compile is a handful of
-functions, however many layers it has. Each element of a result is one chain of fused multiplications and additions, in
-the order of the inner dimension, or one chain for each lane and a fixed tree that adds the lanes. Strides count
-elements.
+functions, however many layers it has. What a call adds to an element of a result is one chain of fused multiplications
+and additions, in the order of the inner dimension, or one chain for each lane and a fixed tree that adds the lanes.
+Strides count elements.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from .lanes import joined_halves, shuffled, summed
 from .text import Index, Text, integers, vector_type
 
 
@@ -105,11 +106,15 @@ class Panel:
         Lanes of the registers for a row of the tile.
     masked : bool
         Whether the last register of a row has lanes that do not exist. The argument ``last`` counts those that do.
+    further : bool
+        Whether the sums begin at zero, and what ``s`` holds is added to them at the end, not their first summand: the
+        sums of blocks that are added up have smaller errors than one long sum.
     """
 
     rows: int
     widths: tuple[int, ...]
     masked: bool
+    further: bool = False
 
     ARGUMENTS: ClassVar = (
         *("ptr %a", "i64 %a_row", "i64 %a_column", "ptr %b", "i64 %b_row", "ptr %s", "i64 %s_row", "ptr %c"),
@@ -118,7 +123,8 @@ class Panel:
 
     def define(self, text: Text) -> str:
         """Define the function; return its name."""
-        name = f"panel_{self.rows}_{'_'.join(map(str, self.widths))}{'_masked' * self.masked}"
+        ends = "_masked" * self.masked + "_further" * self.further
+        name = f"panel_{self.rows}_{'_'.join(map(str, self.widths))}{ends}"
         text.define(name, self.ARGUMENTS, self._body())
         return name
 
@@ -128,8 +134,11 @@ class Panel:
         a, s, c = (_multiples(text, stride, self.rows + 1) for stride in ("%a_row", "%s_row", "%c_row"))
         with text.loop("%tiles", carried=[("ptr", "%a"), ("ptr", "%s"), ("ptr", "%c")]) as tiles:
             at_a, at_s, at_c = tiles.carried
-            first = [load_part(text, at_s, row, part) for row, part in _elements_of_rows(text, s, parts)]
-            sums = self._sums(text, at_a, a, first, parts)
+            places = _elements_of_rows(text, s, parts)
+            first = [] if self.further else [load_part(text, at_s, row, part) for row, part in places]
+            sums = self._sums(text, at_a, a, first or ["zeroinitializer"] * len(places), parts)
+            if self.further:
+                sums = [_plus(text, one, at_s, *place) for one, place in zip(sums, places, strict=True)]
             for value, (row, part) in zip(sums, _elements_of_rows(text, c, parts), strict=True):
                 store_part(text, value, at_c, row, part)
             tiles.following = [text.address(at, rows[-1]) for at, rows in ((at_a, a), (at_s, s), (at_c, c))]
@@ -155,6 +164,11 @@ def _parts_of_row(text: Text, widths: Sequence[int], masked: bool) -> list[Maske
     """Return the registers for a row, whose last one may have fewer elements than lanes."""
     mask = first_lanes(text, widths[-1], "%last") if masked else ""
     return [*(Masked(width) for width in widths[:-1]), Masked(widths[-1], mask)]
+
+
+def _plus(text: Text, value: str, array: str, offset: Index, part: Masked) -> str:
+    """Add the sum of a register and of neighboring elements of an array."""
+    return summed(text, value, load_part(text, array, offset, part), part.lanes)
 
 
 def _multiples(text: Text, stride: str, count: int) -> list[Index]:
@@ -194,8 +208,8 @@ class Dots:
     masked: bool
 
     ARGUMENTS: ClassVar = (
-        *("ptr %a", "i64 %a_row", "ptr %b", "i64 %b_column", "ptr %s", "ptr %c", "i64 %c_row", "i64 %k"),
-        *("i64 %tiles", "i64 %last"),
+        *("ptr %a", "i64 %a_row", "ptr %b", "i64 %b_column", "ptr %s", "i64 %s_row", "ptr %c"),
+        *("i64 %c_row", "i64 %k", "i64 %tiles", "i64 %last"),
     )
 
     def define(self, text: Text) -> str:
@@ -208,10 +222,10 @@ class Dots:
     def _body(self) -> Text:
         text = Text()
         part = Masked(self.lanes, first_lanes(text, self.lanes, "%last") if self.masked else "")
-        a, c = (_multiples(text, stride, self.rows + 1) for stride in ("%a_row", "%c_row"))
+        a, s, c = (_multiples(text, stride, self.rows + 1) for stride in ("%a_row", "%s_row", "%c_row"))
         b = _multiples(text, "%b_column", self.columns)
-        with text.loop("%tiles", carried=[("ptr", "%a"), ("ptr", "%c")]) as tiles:
-            at_a, at_c = tiles.carried
+        with text.loop("%tiles", carried=[("ptr", "%a"), ("ptr", "%s"), ("ptr", "%c")]) as tiles:
+            at_a, at_s, at_c = tiles.carried
             sums = ["zeroinitializer"] * (self.rows * self.columns)
             if self.whole:
                 sums = self._products(text, at_a, (a, b), sums)
@@ -219,10 +233,10 @@ class Dots:
             sums = self._add(text, [end_a, end_b], (a, b), sums, part)
             for column in range(self.columns):
                 totals = self._totals(text, sums[column :: self.columns])
-                first = text.load("%s", column)
-                for total, row in zip(totals, c[:-1], strict=True):
-                    text.store(text.value(f"fadd float {total}, {first}"), at_c, text.add(row, column))
-            tiles.following = [text.address(at_a, a[-1]), text.address(at_c, c[-1])]
+                for total, *rows in zip(totals, s[:-1], c[:-1], strict=True):
+                    at, into = (text.add(row, column) for row in rows)
+                    text.store(_plus(text, total, at_s, at, Masked(1)), at_c, into)
+            tiles.following = [text.address(at, rows[-1]) for at, rows in ((at_a, a), (at_s, s), (at_c, c))]
         return text
 
     def _products(self, text: Text, a: str, places: tuple[list[Index], list[Index]], first: list[str]) -> list[str]:
@@ -246,27 +260,12 @@ class Dots:
         size = self.lanes
         while len(sums) > 1:
             pairs = zip(sums[::2], sums[1::2], strict=True)
-            sums, size = [_fold(text, *pair, self.lanes, size, 2 * self.lanes) for pair in pairs], size // 2
+            sums = [joined_halves(text, pair, self.lanes, size, 2 * self.lanes, summed) for pair in pairs]
+            size //= 2
         while size > 1:
             lanes = self.rows * size
-            sums, size = [_fold(text, sums[0], "poison", lanes, size, lanes)], size // 2
-        return [text.value(f"extractelement <{self.rows} x float> {sums[0]}, i64 {i}") for i in range(self.rows)]
-
-
-def _fold(text: Text, x: str, y: str, lanes: int, size: int, total: int) -> str:
-    """Add the halves of each group of ``size`` lanes."""
-    halves = [
-        _shuffle(text, x, y, lanes, [group + i for group in range(start, total, size) for i in range(size // 2)])
-        for start in (0, size // 2)
-    ]
-    return text.value(f"fadd <{total // 2} x float> {halves[0]}, {halves[1]}")
-
-
-def _shuffle(text: Text, x: str, y: str, lanes: int, chosen: Sequence[int]) -> str:
-    """Add a vector of chosen lanes of two others."""
-    numbers = ", ".join(f"i32 {i}" for i in chosen)
-    own = f"<{lanes} x float>"
-    return text.value(f"shufflevector {own} {x}, {own} {y}, <{len(chosen)} x i32> <{numbers}>")
+            sums, size = [joined_halves(text, (sums[0], "poison"), lanes, size, lanes, summed)], size // 2
+        return [shuffled(text, (sums[0], "poison"), self.rows, [i]) for i in range(self.rows)]
 
 
 @dataclass(frozen=True)
@@ -342,8 +341,8 @@ class Transposition:
         for _ in range(size.bit_length() - 1):
             pairs = zip(values[: size // 2], values[size // 2 :], strict=True)
             values = [
-                _shuffle(text, x, y, size, [i for j in range(start, start + size // 2) for i in (j, j + size)])
-                for x, y in pairs
+                shuffled(text, pair, size, [i for j in range(start, start + size // 2) for i in (j, j + size)])
+                for pair in pairs
                 for start in (0, size // 2)
             ]
         return values

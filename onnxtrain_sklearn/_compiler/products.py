@@ -2,12 +2,14 @@
 
 The left matrix is read where it is, number by number. The right one is read along its rows, so that one with other
 strides is transposed first. Where the result has few columns and no bias, the transposed product may be computed in its
-place; where rows and columns are contiguous, they are multiplied lane by lane. Nothing outside the arrays is touched.
+place; where rows and columns are contiguous, they are multiplied lane by lane. A long inner dimension is cut into
+blocks whose sums are added up, which keeps errors small. Nothing outside the arrays is touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from .kernels import Copy, Dots, Panel, RegisterTile, Transposition
@@ -23,8 +25,8 @@ SQUARE = 4
 WORTH_TRANSPOSING = 0.2
 """Share of lanes to save, from which the transposed product is computed."""
 
-DEPTH = 384
-"""Rows of the right matrix that are copied at once: a panel of them stays in the second cache."""
+DEPTH = 256
+"""Products that are added up in order at most; a panel of so many rows stays in the second cache."""
 
 FAR, FAR_ROWS, MANY_ROWS = 512, 128, 48
 """The right matrix is copied for rows that are so far apart, if it has so many, and the left one so many."""
@@ -204,6 +206,16 @@ def _blocks(total: int, most: int) -> Iterator[_Groups]:
                 yield _Groups(group.parts - 1, group.size, group.size)
 
 
+def _whole_blocks(total: int, size: int) -> Iterator[_Groups]:
+    """Cut a length into blocks of one size and what is left, of which the first stands alone."""
+    whole, rest = divmod(total, size)
+    yield _Groups(1, min(total, size), 0)
+    if whole > 1:
+        yield _Groups(whole - 1, size, size)
+    if whole and rest:
+        yield _Groups(1, rest, whole * size)
+
+
 class _ProductWriter:
     """The parts of a product, as they are written."""
 
@@ -216,7 +228,7 @@ class _ProductWriter:
         plan = _plan(sizes, left, right, bias is not None, self._tile)
         start = Matrix(bias, 0, 1) if bias else Matrix(self._zeros(), 0, 0)
         if plan.dots:
-            self._add_dots(left, self._columns(right, scratch), Matrix(result, sizes.columns, 1), start)
+            self._add_all_dots(left, self._columns(right, scratch), Matrix(result, sizes.columns, 1), start)
         elif plan.swapped:
             self._add_swapped(left, right, result, scratch)
         else:
@@ -253,24 +265,25 @@ class _ProductWriter:
 
     def _add_panels(self, left: Matrix, right: Matrix, result: Matrix, start: Matrix, scratch: str | None) -> None:
         """Write the result panel by panel: all of them for a block of the inner dimension, then for the next."""
-        for block in _blocks(self._sizes.inner, DEPTH if scratch else self._sizes.inner):
+        for block in _blocks(self._sizes.inner, DEPTH):
             for position in self._steps(block):
                 a, b = self._at(left, 0, position), self._at(right, position, 0)
-                first = start if block.start == 0 else result
+                further = block.start > 0
+                first = result if further else start
                 for group, widths, last in _panels(self._sizes.columns, self._tile):
                     for column in self._steps(group):
                         strip = self._at(b, 0, column)
                         if scratch:
                             strip = self._packed(strip, ProductSizes(0, block.size, group.size), scratch, widths, last)
                         into = self._at(result, 0, column), self._at(first, 0, column)
-                        self._add_panel(a, strip, *into, block.size, widths, last)
+                        kernel = Panel(0, widths, last > 0 and self._tile.masked, further)
+                        self._add_panel(kernel, a, strip, *into, block.size, last)
 
     def _add_panel(
-        self, left: Matrix, right: Matrix, result: Matrix, start: Matrix, inner: int, widths: tuple[int, ...], last: int
+        self, kernel: Panel, left: Matrix, right: Matrix, result: Matrix, start: Matrix, inner: int, last: int
     ) -> None:
-        masked = last > 0 and self._tile.masked
-        for rows in _tiles(self._sizes.rows, self._tile.rows(len(widths))):
-            name = Panel(rows.size, widths, masked).define(self._text)
+        for rows in _tiles(self._sizes.rows, self._tile.rows(len(kernel.widths))):
+            name = replace(kernel, rows=rows.size).define(self._text)
             a, s, c = (self._at(one, rows.start, 0) for one in (left, start, result))
             operands = [f"ptr {a.array}", *_integers(a.row, a.column), f"ptr {right.array}", *_integers(right.row)]
             operands += [f"ptr {s.array}", *_integers(s.row), f"ptr {c.array}"]
@@ -301,18 +314,25 @@ class _ProductWriter:
         numbers = _integers(into.row, rows, columns)
         self._text.execute(name, [f"ptr {source.array}", *_integers(source.row), f"ptr {into.array}", *numbers])
 
-    def _add_dots(self, left: Matrix, right: Matrix, result: Matrix, start: Matrix) -> None:
-        m, k, n = self._sizes
+    def _add_all_dots(self, left: Matrix, right: Matrix, result: Matrix, start: Matrix) -> None:
+        """Write the result for a block of the inner dimension, then add the others."""
+        for block in _whole_blocks(self._sizes.inner, DEPTH * self._tile.lanes):
+            for position in self._steps(block):
+                first = result if block.start else start
+                self._add_dots(self._at(left, 0, position), self._at(right, position, 0), result, first, block.size)
+
+    def _add_dots(self, left: Matrix, right: Matrix, result: Matrix, start: Matrix, inner: int) -> None:
+        m, _, n = self._sizes
         lanes = self._tile.lanes
-        last, row = k % lanes, 0
-        end = k - (last or lanes)
+        last, row = inner % lanes, 0
+        end = inner - (last or lanes)
         for rows in (8 // (1 + (n > 1)), 4, 2, 1):
             if count := (m - row) // rows:
                 name = Dots(rows, n, lanes, end > 0, last > 0).define(self._text)
-                a, c = self._at(left, row, 0), self._at(result, row, 0)
+                a, s, c = (self._at(one, row, 0) for one in (left, start, result))
                 operands = [f"ptr {a.array}", *_integers(a.row), f"ptr {right.array}", *_integers(right.column)]
-                operands += [f"ptr {start.array}", f"ptr {c.array}", *_integers(n, end, count, last)]
-                self._text.execute(name, operands)
+                operands += [f"ptr {s.array}", *_integers(s.row), f"ptr {c.array}"]
+                self._text.execute(name, [*operands, *_integers(n, end, count, last)])
                 row += count * rows
 
 

@@ -9,20 +9,20 @@ from typing import NamedTuple
 import numpy as np
 
 from .functions import exp, log
+from .lanes import Join, joined_halves, shuffled, summed
 from .stages import LANES, chunks
-from .text import Index, Text, integers, literal, vector_type
+from .text import Index, Text, literal, vector_type
 from .views import View
+
+SUMMANDS = 256
+"""Numbers that are added up in order: sums of blocks are added up, which keeps errors small."""
 
 
 class Joining(NamedTuple):
-    """How a reduction joins two numbers: an instruction or a function of LLVM, and what changes nothing."""
+    """How a reduction joins two numbers, and the number that changes nothing."""
 
-    join: Callable[[Text, str, str, int], str]
+    join: Join
     neutral: float
-
-
-def _sum(text: Text, a: str, b: str, width: int) -> str:
-    return text.value(f"fadd {vector_type(width)} {a}, {b}")
 
 
 def _maximum(text: Text, a: str, b: str, width: int) -> str:
@@ -33,40 +33,55 @@ def _minimum(text: Text, a: str, b: str, width: int) -> str:
     return text.call("minimum", [a, b], width)
 
 
-SUM, MAXIMUM, MINIMUM = Joining(_sum, 0.0), Joining(_maximum, -np.inf), Joining(_minimum, np.inf)
+SUM, MAXIMUM, MINIMUM = Joining(summed, 0.0), Joining(_maximum, -np.inf), Joining(_minimum, np.inf)
 
 
 def joined(text: Text, value: str, width: int, rule: Joining) -> str:
     """Add what all elements of a vector are joined to, half with half."""
     lanes = 1 << (width - 1).bit_length()
-    value = _shuffled(text, value, literal(rule.neutral, width), width, range(lanes)) if lanes != width else value
+    value = shuffled(text, (value, literal(rule.neutral, width)), width, range(lanes)) if lanes != width else value
     while lanes > 1:
-        lanes //= 2
-        low, high = (_shuffled(text, value, "poison", 2 * lanes, range(i, i + lanes)) for i in (0, lanes))
-        value = rule.join(text, low, high, lanes)
+        value, lanes = joined_halves(text, (value, "poison"), lanes, lanes, lanes, rule.join), lanes // 2
     return value
 
 
-def _shuffled(text: Text, value: str, other: str, width: int, places: Sequence[int]) -> str:
-    """Add the elements at some places of a vector, and of one behind it; a single one as a number."""
-    if len(places) == 1:
-        return text.value(f"extractelement {vector_type(width)} {value}, i64 {places[0]}")
-    mask = ", ".join(f"i32 {i}" for i in places)
-    return text.value(
-        f"shufflevector {vector_type(width)} {value}, {vector_type(width)} {other}, {integers(len(places))} <{mask}>"
-    )
-
-
-def joined_row(text: Text, array: str, start: Index, length: int, rule: Joining) -> str:
-    """Add what neighboring elements are joined to."""
+def joined_row(text: Text, length: int, rule: Joining, part: Callable[[Index, int], str]) -> str:
+    """Add what the elements of a row are joined to; ``part`` adds so many of them from an index on."""
     total = literal(rule.neutral, 1)
     for first, count, width in chunks(length, LANES):
-        begin = text.add(start, first)
-        with text.loop(count * width, width, [(vector_type(width), literal(rule.neutral, width))]) as loop:
-            value = text.load(array, text.add(begin, loop.index), width)
-            loop.following = [rule.join(text, loop.carried[0], value, width)]
-        total = rule.join(text, total, joined(text, loop.following[0], width, rule), 1)
+
+        def vector(index: Index, first: int = first, width: int = width) -> str:
+            return part(text.add(text.multiply(index, width), first), width)
+
+        total = rule.join(text, total, joined(text, joined_in_blocks(text, count, width, rule, vector), width, rule), 1)
     return total
+
+
+def joined_in_blocks(text: Text, count: int, width: int, rule: Joining, value: Callable[[Index], str]) -> str:
+    """Add what ``count`` vectors are joined to, block by block; ``value`` adds the one of an index."""
+    size = 1
+    while size * SUMMANDS < count:
+        size *= SUMMANDS
+    whole, rest = divmod(count, size)
+    with text.loop(whole, 1, [(vector_type(width), literal(rule.neutral, width))]) as loop:
+        start = text.multiply(loop.index, size)
+        block = (
+            value(start) if size == 1 else joined_in_blocks(text, size, width, rule, _counted_from(text, start, value))
+        )
+        loop.following = [rule.join(text, loop.carried[0], block, width)]
+    if not rest:
+        return loop.following[0]
+    last = joined_in_blocks(text, rest, width, rule, _counted_from(text, whole * size, value))
+    return rule.join(text, loop.following[0], last, width)
+
+
+def _counted_from(text: Text, start: Index, value: Callable[[Index], str]) -> Callable[[Index], str]:
+    return lambda index: value(text.add(start, index))
+
+
+def _read_row(text: Text, array: str, start: Index) -> Callable[[Index, int], str]:
+    """Return what loads neighboring elements of an array."""
+    return lambda index, width: text.load(array, text.add(start, index), width)
 
 
 @dataclass(eq=False)
@@ -97,7 +112,7 @@ class ReductionStage:
     def _along(self, text: Text, row: Index) -> None:
         """Add the reduction of neighboring elements."""
         start = text.add(self.source.offset, text.multiply(row, self.count))
-        total = joined_row(text, self.source.buffer.pointer, start, self.count, self.rule)
+        total = joined_row(text, self.count, self.rule, _read_row(text, self.source.buffer.pointer, start))
         self._store(text, total, row, 1)
 
     def _across(self, text: Text, block: Index) -> None:
@@ -107,11 +122,13 @@ class ReductionStage:
             with text.loop(count * width, width) as columns:
                 column = text.add(columns.index, first)
                 begin = text.add(start, column)
-                with text.loop(self.count, 1, [(vector_type(width), literal(self.rule.neutral, width))]) as rows:
-                    place = text.add(begin, text.multiply(rows.index, self.after))
-                    value = text.load(self.source.buffer.pointer, place, width)
-                    rows.following = [self.rule.join(text, rows.carried[0], value, width)]
-                self._store(text, rows.following[0], text.add(text.multiply(block, self.after), column), width)
+
+                def row(index: Index, begin: Index = begin, width: int = width) -> str:
+                    place = text.add(begin, text.multiply(index, self.after))
+                    return text.load(self.source.buffer.pointer, place, width)
+
+                total = joined_in_blocks(text, self.count, width, self.rule, row)
+                self._store(text, total, text.add(text.multiply(block, self.after), column), width)
 
     def _store(self, text: Text, value: str, place: Index, width: int) -> None:
         if self.divisor != 1:
@@ -151,23 +168,20 @@ class SoftmaxStage:
                 text.store(logarithm, self.total.buffer.pointer, rows.index)
 
     def _greatest(self, text: Text, start: Index) -> str:
-        return joined_row(text, self.source.buffer.pointer, start, self.source.shape[-1], MAXIMUM)
+        return joined_row(text, self.source.shape[-1], MAXIMUM, _read_row(text, self.source.buffer.pointer, start))
 
     def _differences(self, text: Text, source: Index, result: Index, greatest: str) -> str:
         """Write what the result is computed from; return the sum of the exponentials."""
-        total = literal(0.0, 1)
-        for first, count, width in chunks(self.source.shape[-1], LANES):
-            most = text.repeat(greatest, width)
-            with text.loop(count * width, width, [(vector_type(width), literal(0.0, width))]) as loop:
-                column = text.add(first, loop.index)
-                value = text.load(self.source.buffer.pointer, text.add(source, column), width)
-                less = text.value(f"fsub {vector_type(width)} {value}, {most}")
-                power = exp(text, less, width)
-                written = less if self.logarithm else power
-                text.store(written, self.result.buffer.pointer, text.add(result, column), width)
-                loop.following = [_sum(text, loop.carried[0], power, width)]
-            total = _sum(text, total, joined(text, loop.following[0], width, SUM), 1)
-        return total
+
+        def exponential(index: Index, width: int) -> str:
+            value = text.load(self.source.buffer.pointer, text.add(source, index), width)
+            less = text.value(f"fsub {vector_type(width)} {value}, {text.repeat(greatest, width)}")
+            power = exp(text, less, width)
+            written = less if self.logarithm else power
+            text.store(written, self.result.buffer.pointer, text.add(result, index), width)
+            return power
+
+        return joined_row(text, self.source.shape[-1], SUM, exponential)
 
     def _scaled(self, text: Text, result: Index, total: str) -> None:
         """Take the logarithm of the sum from each element, or divide each by the sum."""
