@@ -4,23 +4,31 @@ Each family has small networks in which its operators take most of the time. An 
 onnxruntime has both engines on one runtime. The ratio is the time of a step of the portable engine by that of
 ort-training, in CPU time on one thread: below 1, the portable engine is faster. The family has the geometric mean of
 its networks. The figures are those of ``onnxtrain_sklearn/_gradient/speed.py``.
+
+With ``--compiled`` it compares what a step of compiled code saves, and what it takes to compile it, with the estimates
+by which ``engine="auto"`` takes it, ``onnxtrain_sklearn/_training/compiled_pass.py``.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx.helper
 import onnx.numpy_helper
 import onnx.parser
-from engine_step import Net, lenet, measure, mlp
+from engine_step import Net, lenet, measure, mlp, new_step
 
+from onnxtrain_sklearn import MLP
 from onnxtrain_sklearn._graph.protobuf import load
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._runtime import distributions
+from onnxtrain_sklearn._runtime.machine_code import features
+from onnxtrain_sklearn._training.compiled_pass import COMPILED, COMPILING, COMPILING_NODE, ELEMENT, NODE
+from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -167,12 +175,43 @@ def mixed() -> list[Net]:
     ]  # fmt: skip
 
 
+def perceptrons() -> Iterable[Net]:
+    """Return perceptrons of several sizes, depths and minibatches."""
+    for layers in ((8, 16, 2), (20, 100, 2), (64, 128, 10), (54, 256, 7), (64, 100, 100, 100, 10), (30, *[64] * 6, 3)):
+        n_features, *hidden, classes = layers
+        for batch in (16, 32, 64, 200, 512):
+            model = trainable_model(load(MLP(hidden).build(n_features, classes, np.random.RandomState(0))))
+            yield Net(f"{list(layers)} b{batch}", model, batch, classes, steps=100)
+
+
+def print_savings(nets: Iterable[Net], repeat: int) -> None:
+    """Print the microseconds that steps save and the milliseconds of compiling, each beside its estimate."""
+    features()  # loads the compiler
+    print(f"{'':<40} {'auto':>9} {'compiled':>9} {'saved':>8} {'estimate':>8} {'compiling':>9} {'estimate':>8}")
+    for one in nets:
+        size, start = new_step(one, "sgd", "auto").size, time.perf_counter()
+        try:
+            new_step(one, "sgd", COMPILED)
+        except UnsupportedOperatorError as error:
+            print(f"{one.name:<40} {error}")
+            continue
+        took = time.perf_counter() - start
+        best = measure(one, "sgd", repeat, ("auto", COMPILED))
+        saved, estimate = best["auto"] - best[COMPILED], (NODE * size.nodes + ELEMENT * size.elements) * 1e6
+        times = f"{best['auto']:9.1f} {best[COMPILED]:9.1f} {saved:8.1f} {estimate:8.1f}"
+        expected = COMPILING + COMPILING_NODE * size.nodes
+        print(f"{one.name:<40} {times} {took * 1e3:9.0f} {expected * 1e3:8.0f}", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Time of a step of both engines by family of operators.")
     parser.add_argument("--repeat", type=int, default=9, help="alternating repetitions (default: %(default)s)")
     parser.add_argument("--families", nargs="+", help="names of families (default: all)")
+    parser.add_argument("--compiled", action="store_true", help="what compiled code saves, beside the estimates")
     options = parser.parse_args(arguments)
     print(f"onnxruntime {distributions.version()}")
+    if options.compiled:
+        return print_savings([*perceptrons(), *(one for nets in families().values() for one in nets)], options.repeat)
     for family, nets in {**families(), "several": mixed()}.items():
         if options.families and family not in options.families:
             continue

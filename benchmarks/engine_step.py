@@ -110,9 +110,9 @@ def new_step(net: Net, optimizer: str, engine: str) -> HostStep:
     return step
 
 
-def measure(net: Net, optimizer: str, repeat: int) -> dict[str, float]:
+def measure(net: Net, optimizer: str, repeat: int, engines: Sequence[str] = ()) -> dict[str, float]:
     """Return the microseconds of a step of each engine: the least of ``repeat`` alternating runs."""
-    steps = {engine: new_step(net, optimizer, engine) for engine in available_engines()}
+    steps = {engine: new_step(net, optimizer, engine) for engine in engines or available_engines()}
     best = dict.fromkeys(steps, float("inf"))
     for _ in range(repeat):
         for engine, step in steps.items():

@@ -100,7 +100,7 @@ def _resumed_run(
         head=head,
         device=settings.device,
         session_options=settings.session_options,
-        engine=settings.engine,
+        engine=old.engine if settings.engine == "auto" else settings.engine,
         snapshots=(),
         predictors={},
     )

@@ -9,6 +9,7 @@ from .._support.content import content
 from .._support.refusal import refusing
 from .._training.base_step import StepParts
 from .._training.choice import new_step
+from .._training.compiled_pass import COMPILED
 from .._training.loss_graph import StepSettings
 from .._training.step import TrainingStep
 from .run import Run
@@ -16,13 +17,14 @@ from .run import Run
 
 @refusing("The graph cannot be trained")
 def prepare_step(
-    run: Run, settings: StepSettings, batch: int, limit: int, sparse: Collection[str] = ()
+    run: Run, settings: StepSettings, batch: int, limit: int, sparse: Collection[str] = (), steps: int = 0
 ) -> TrainingStep:
     """Return the step of a run; make a new one only if the existing one does not fit.
 
     It fits if it has these settings and at least ``batch``, but at most ``limit`` rows: padding costs as much as other
     rows. A new step takes over the rows of the last one, which pickles lack: the padded shape decides rounding and the
-    masks of dropout. Inputs named in ``sparse`` come sparse; steps on a device take dense rows.
+    masks of dropout. Inputs named in ``sparse`` come sparse; steps on a device take dense rows. ``steps`` are
+    those that a new run plans, by which "auto" chooses; a run goes on with the engine that it began with.
     """
     sparse = () if settings.device.memory is not None else tuple(sparse)
     shapes = tuple(spec.shape for spec in run.model.inputs)
@@ -38,7 +40,8 @@ def prepare_step(
     )
     rows = batch if run.rows is None or not batch <= run.rows <= limit else run.rows
     if run.step is None or run.step_key != key or run.step.batch != rows:
-        run.step = new_step(StepParts(run.model, settings, run.parameters, run.frozen, run.state, rows, sparse))
+        parts = StepParts(run.model, settings, run.parameters, run.frozen, run.state, rows, sparse)
+        run.step = new_step(parts, steps, compiled=run.engine == COMPILED)
     run.step_key, run.engine, run.rows = key, run.step.engine, rows
     return run.step
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from .._optimizers.lbfgs import LBFGS
 from .._training.choice import new_trainer
+from .._training.compiled_pass import LIKELY_EPOCHS
 from .._training.loop import Trainer
 from .._training.loss_graph import LAZY, StepSettings
 from .active_training import ActiveTraining
@@ -47,7 +48,7 @@ def trainer_for(
         room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
         run.sparse = sparse_inputs(examples.columns, every=True)
         sparse = run.sparse if settings.sparse_updates == LAZY else sparse_inputs(examples.columns)
-        step = prepare_step(run, settings, room, most, sparse)
+        step = prepare_step(run, settings, room, most, sparse, _planned_steps(plan, batches.steps))
         trainer = new_trainer(plan.loop, step, batches, run.history, validate)
     if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, run, call):
         trainer.validation_loss = loss_of_rows(run, settings, scored, validate.predictor)
@@ -57,3 +58,11 @@ def trainer_for(
         training = ActiveTraining(estimator, run, trainer, call, measures, scored)
         trainer.watcher = CallbackWatcher(training, HookValues(estimator, run, trainer, call, trained))
     return trainer
+
+
+def _planned_steps(plan: Plan, steps: int) -> int:
+    """Return the minibatches that a new run is likely to have, ``steps`` in each epoch; 0 for calls that go on."""
+    if plan.old is not None or plan.call.one_pass:
+        return 0
+    loop = plan.loop
+    return steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))

@@ -15,6 +15,7 @@ import numpy as np
 from .._graph.trainable import TrainableModel
 from ..exceptions import warn
 from ..optimizers import Optimizer
+from .compiled_pass import PassSize
 from .dropout import FACTOR
 from .loss_graph import StepSettings
 from .parameters import FlatParameters
@@ -54,7 +55,7 @@ class StepParts:
 
 
 class BaseStep:
-    """The construction of a step; its public attributes are those of :class:`~.step.TrainingStep`.
+    """The construction of a step; its public attributes are those of :class:`~.step.TrainingStep`, and its ``size``.
 
     Parameters
     ----------
@@ -80,6 +81,7 @@ class BaseStep:
         self._parts, self._bindings = parts, VectorBindings(parts.settings, parts.parameters, place)
         self._penalizes = bool(parts.settings.alpha and parts.parameters.penalized.stop)
         self._initial_slots: Mapping[str, float] = {}
+        self.size = PassSize(0.0, 0, 0.0)
         self._warned = False
 
     def forget_state(self) -> None:
@@ -91,7 +93,7 @@ class BaseStep:
         parts = self._parts
         data = parts.model, parts.settings, parts.parameters, parts.frozen, batch, resident, parts.sparse
         graph = pass_graph(PassSource(*data, self.adds_rows, self.gives_shares, any_shape=True, for_cpu=self.for_cpu))
-        self.engine = graph.program.engine
+        self.engine, self.size = graph.program.engine, graph.program.size
         if self.settings.scheduled.dropout and FACTOR not in graph.uniform.arrays and not self._warned:
             self._warned = True
             warn("dropout_schedule has no effect: the graph has no Dropout in training mode.")

@@ -1,13 +1,19 @@
-"""The choice of step and trainer by device and optimizer."""
+"""The choice of step and trainer by device, optimizer and, with ``engine="auto"``, planned steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
 
 from .._data.batches import Batches
 from .._optimizers.lbfgs import LBFGS
+from .._runtime.machine_code import is_installed
+from ..exceptions import UnsupportedOperatorError
 from ..optimizers import Optimizer
 from .base_step import StepParts
+from .compiled_pass import COMPILED, is_measured, pays
 from .device_step import DeviceStep
 from .full_batch import FullBatchTrainer
 from .history import History
@@ -16,12 +22,41 @@ from .loop import Trainer, TrainerSettings
 from .step import TrainingStep
 
 
-def new_step(parts: StepParts) -> TrainingStep:
-    """Return the step on the device, or in the host's memory; L-BFGS keeps its vectors on the host."""
+def new_step(parts: StepParts, steps: int = 0, *, compiled: bool = False) -> TrainingStep:
+    """Return the step on the device, or in the host's memory; L-BFGS keeps its vectors on the host.
+
+    With ``engine="auto"`` its passes are compiled if that pays for so many ``steps``, or anyway with ``compiled``.
+    """
     memory, optimizer = parts.settings.device.memory, parts.settings.optimizer
     if memory is not None and isinstance(optimizer, Optimizer):
         return DeviceStep(parts, optimizer, memory)
-    return HostStep(parts)
+    if compiled and (known := _compiled_step(parts)) is not None:
+        return known
+    step = HostStep(parts)
+    return (_compiled_step(parts) if not compiled and pays(step.size, steps) else None) or step
+
+
+def _compiled_step(parts: StepParts) -> HostStep | None:
+    """Return the step of compiled passes where "auto" may take them, else None."""
+    if not (_is_for_compiler(parts) and is_installed() and is_measured()):
+        return None
+    try:
+        return HostStep(replace(parts, settings=replace(parts.settings, engine=COMPILED)))
+    except (UnsupportedOperatorError, ImportError, OSError, RuntimeError):  # of the graph, or of a broken llvmlite
+        return None
+
+
+def _is_for_compiler(parts: StepParts) -> bool:
+    """Whether nothing that was given asks for a session.
+
+    Minibatches that are not padded, for the sake of their statistics, would be compiled in the midst of training.
+    """
+    settings, parameters = parts.settings, parts.parameters
+    asks = settings.session_options or settings.checkpoint_activations or settings.engine != "auto"
+    on_cpu = settings.device.providers == ("CPUExecutionProvider",)
+    by_minibatch = isinstance(settings.optimizer, Optimizer) and not parts.sparse
+    padded = not parameters.running_statistics and parameters.vector.dtype == np.float32
+    return not asks and on_cpu and by_minibatch and padded
 
 
 def new_trainer(

@@ -1,13 +1,15 @@
 """Passes over a fixed number of rows as machine code.
 
 A session of onnxruntime spends most of the step of a small network on calling its nodes. Code for one graph spends it
-on computing, and has all sizes as constants.
+on computing, and has all sizes as constants. With ``engine="auto"`` a graph is compiled where the steps that a fit
+plans would save several times what compiling takes. This is computed, not timed: a seed gives the same bits.
 """
 
 from __future__ import annotations
 
 import platform
 from functools import cache
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -19,9 +21,33 @@ from .._gradient.engine import available_engines
 from .._runtime.devices import Device
 from .._runtime.machine_code import features, is_installed
 from ..exceptions import RuntimeNotFoundError, UnsupportedOperatorError
+from .loss_graph import PARALLEL_WORK
 
 COMPILED = "compiled"
 """Name of the engine."""
+
+NODE, ELEMENT = 5e-7, 1.2e-10
+"""Seconds that a step saves for each node of the gradient graph, and for each element that it computes.
+
+``python benchmarks/engine_families.py --compiled`` compares them with what steps save.
+"""
+
+LOADING, COMPILING, COMPILING_NODE = 0.1, 0.05, 7e-4
+"""Seconds that it takes to load the compiler, to compile a graph, and each of its nodes."""
+
+MARGIN = 3.0
+"""How many times these seconds a fit is to save, as it may end before its last epoch."""
+
+LIKELY_EPOCHS = 200
+"""Epochs that count at most, unless all are planned: ``max_iter`` is often far more than a fit needs."""
+
+
+class PassSize(NamedTuple):
+    """What a pass computes: multiply-adds forward, nodes with their gradients, elements of all values."""
+
+    work: float
+    nodes: int
+    elements: float
 
 
 def differentiating_engine(engine: str) -> str:
@@ -56,6 +82,26 @@ def require_compiler(device: Device) -> None:
 def is_supported() -> bool:
     """Whether the processor has the instructions that the functions need."""
     return supported(features(), platform.machine())
+
+
+@cache
+def is_measured() -> bool:
+    """Whether the code can run, and was measured on such processors."""
+    try:
+        known = {"+avx2", "+avx512vl"}.intersection(features().split(","))
+        return bool(known) and platform.machine().lower() in {"x86_64", "amd64"} and is_supported()
+    except (ImportError, OSError, RuntimeError):  # a broken or old llvmlite
+        return False
+
+
+def pays(size: PassSize, steps: int) -> bool:
+    """Whether so many steps save more than compiling a graph takes.
+
+    Neither threads nor what the process has compiled before count: the bits of a fit would depend on them. A session
+    runs larger graphs on all cores.
+    """
+    saved = steps * (NODE * size.nodes + ELEMENT * size.elements)
+    return size.work < PARALLEL_WORK and saved >= MARGIN * (LOADING + COMPILING + COMPILING_NODE * size.nodes)
 
 
 def compiled_code(graph: ir.Graph, target: str) -> GraphCode:

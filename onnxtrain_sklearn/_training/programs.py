@@ -31,7 +31,7 @@ from .._graph.trainable import TrainableModel
 from .._support.cache import Cache
 from .._support.content import content, is_plain
 from ..exceptions import ModelError
-from .compiled_pass import COMPILED, compiled_code, differentiating_engine
+from .compiled_pass import COMPILED, PassSize, compiled_code, differentiating_engine
 from .cpu_products import transpose_operands
 from .dropout import expose_dropout
 from .gathering import gather_rows
@@ -56,6 +56,8 @@ class PassProgram:
         Name of the engine that differentiated it.
     work, memory : float
         Multiply-adds of the forward pass; bytes of all values of a run.
+    nodes : int
+        Nodes of the graph.
     random : sequence of onnx_ir.Value
         The inputs for random numbers, of Dropout and of random nodes.
     stateless : bool
@@ -78,6 +80,7 @@ class PassProgram:
     engine: str
     work: float
     memory: float
+    nodes: int
     random: Sequence[ir.Value]
     stateless: bool
     products: Sequence[FirstProduct] = ()
@@ -86,6 +89,11 @@ class PassProgram:
     repeated_shares: int = 0
     labeled_shares: bool = False
     code: GraphCode | None = None
+
+    @property
+    def size(self) -> PassSize:
+        """What a run computes."""
+        return PassSize(self.work, self.nodes, self.memory / 4)
 
     @property
     def nbytes(self) -> int:
@@ -227,6 +235,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         gradient.engine if code is None else COMPILED,
         forward_work,
         memory_of(model.graph),
+        len(model.graph),
         tuple(map(_alone, emitted.random)),
         is_stateless(model.graph),
         emitted.products,
