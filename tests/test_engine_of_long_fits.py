@@ -63,7 +63,7 @@ def test_a_fit_is_long_by_its_minibatches_and_epochs(monkeypatch):
 
 
 def test_short_fits_load_no_compiler(monkeypatch):
-    monkeypatch.setattr(choice, "is_measured", lambda: pytest.fail("loads llvmlite"))
+    monkeypatch.setattr(choice, "auto_compiles", lambda: pytest.fail("loads llvmlite"))
     assert estimator_of().fit(X, Y).engine_ != COMPILED
     assert estimator_of().partial_fit(X, Y).engine_ != COMPILED
 
@@ -108,7 +108,7 @@ def test_an_unpickled_estimator_goes_on_with_its_engine(any_fit_is_long):
 def test_an_unpickled_estimator_goes_on_without_the_compiler(any_fit_is_long, monkeypatch):
     original = estimator_of().fit(X, Y)
     stored, expected = pickle.dumps(original), bits(original.partial_fit(X, Y))
-    monkeypatch.setattr(choice, "is_installed", lambda: False)
+    monkeypatch.setattr(compiled_pass, "is_installed", lambda: False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         copy = pickle.loads(stored)
@@ -156,7 +156,10 @@ def broken(*_):
     raise OSError("no rights")
 
 
-@pytest.mark.parametrize("where", [(choice, "is_installed"), (choice, "is_measured"), (bound_code, "MachineCode")])
+WITHOUT = [(compiled_pass, "is_installed"), (compiled_pass, "is_measured"), (bound_code, "MachineCode")]
+
+
+@pytest.mark.parametrize("where", WITHOUT)
 def test_a_session_runs_where_the_compiler_does_not(where, any_fit_is_long, monkeypatch):
     expected = bits(estimator_of(engine=estimator_of().partial_fit(X, Y).engine_).fit(X, Y))
     clear_cache()

@@ -23,7 +23,7 @@ from .._estimators.classifier import OrtGradientClassifier
 from .._gradient.engine import available_engines, gradient_graph
 from .._optimizers.update_graph import update_graph
 from .._runtime import capabilities, devices, distributions, machine_code, sessions
-from .._training.compiled_pass import COMPILED, can_compile
+from .._training.compiled_pass import COMPILED, auto_compiles, can_compile
 from .._training.compiled_update import compiled_update
 from .._training.numpy_update import formula_of, numpy_update
 from ..models import MLP
@@ -65,6 +65,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> Outcome:
             "ir_version": limits.ir_version,
         },
         "engines": list(available_engines()),
+        "auto_compiles": auto_compiles(),
         "self_test": checks,
     }
     record["advice"] = _advice(record)
@@ -182,7 +183,7 @@ def _doctor_text(record: Record) -> str:
         f"onnxruntime {runtime['version']} ({named})",
         f"  up to opset {runtime['opset']}, ai.onnx.ml {runtime['ml_opset']}, IR {runtime['ir_version']}",
         f"  providers: {', '.join(runtime['providers'])}",
-        f"engines: {', '.join(record['engines'])}",
+        f"engines: {', '.join(record['engines'])}{'; compiled code in long fits' * record['auto_compiles']}",
     ]
     for check in record["self_test"]:
         verdict = "passed" if check["passed"] else "FAILED"

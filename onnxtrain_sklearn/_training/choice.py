@@ -9,11 +9,10 @@ import numpy as np
 
 from .._data.batches import Batches
 from .._optimizers.lbfgs import LBFGS
-from .._runtime.machine_code import is_installed
 from ..exceptions import UnsupportedOperatorError
 from ..optimizers import Optimizer
 from .base_step import StepParts
-from .compiled_pass import COMPILED, is_measured, pays
+from .compiled_pass import COMPILED, auto_compiles, pays
 from .device_step import DeviceStep
 from .full_batch import FullBatchTrainer
 from .history import History
@@ -38,7 +37,7 @@ def new_step(parts: StepParts, steps: int = 0, *, compiled: bool = False) -> Tra
 
 def _compiled_step(parts: StepParts) -> HostStep | None:
     """Return the step of compiled passes where "auto" may take them, else None."""
-    if not (_is_for_compiler(parts) and is_installed() and is_measured()):
+    if not (_is_for_compiler(parts) and auto_compiles()):
         return None
     try:
         return HostStep(replace(parts, settings=replace(parts.settings, engine=COMPILED)))

@@ -94,6 +94,11 @@ def is_measured() -> bool:
         return False
 
 
+def auto_compiles() -> bool:
+    """Whether ``engine="auto"`` may compile a graph in this environment; loads the compiler."""
+    return is_installed() and is_measured()
+
+
 def pays(size: PassSize, steps: int) -> bool:
     """Whether so many steps save more than compiling a graph takes.
 

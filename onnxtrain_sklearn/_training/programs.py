@@ -206,12 +206,11 @@ def _emitted(source: PassSource) -> _Emitted:
 
 
 def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
-    forward_work, names = work(emitted.graph.graph), source.parameters.names
+    forward_work, names, engine = work(emitted.graph.graph), source.parameters.names, source.settings.engine
     outside = {product.weight: product.name for product in emitted.products}
     taken = {*outside, *(lookup.weight for lookup in emitted.lookups)}
     wrt = [name for name in names if name not in taken] + [outside[name] for name in names if name in outside]
     wrt += [lookup.rows for lookup in emitted.lookups]
-    engine = source.settings.engine
     gradient = differentiate_own(emitted.graph, wrt, LOSS, differentiating_engine(engine))
     model = gradient.model
     put_back_lookups(model, emitted.lookups)
