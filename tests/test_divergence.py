@@ -193,7 +193,8 @@ def test_divergence_of_lbfgs(initialization):
 
 def test_a_second_moment_that_overflows_is_noticed():
     X, y = blobs()
-    estimator = OrtGradientClassifier(Linear(), optimizer="adam", max_iter=3)
+    graph = Linear().build(X.shape[1], 1)  # a builder's graph would divide the rows
+    estimator = OrtGradientClassifier(graph, optimizer="adam", max_iter=3)
     with pytest.raises(DivergenceError, match="optimizer's state"):
         estimator.fit(X * np.float32(1e30), y)
 
@@ -201,7 +202,7 @@ def test_a_second_moment_that_overflows_is_noticed():
 def test_clipping_prevents_divergence():
     X, y = line()
     settings = {"optimizer": "sgd", "learning_rate_init": 0.5, "max_iter": 10, "tol": NEVER, "random_state": 0}
-    settings["target_scaling"] = None  # else the graph divides the rows
+    settings["target_scaling"] = None  # else the graph scales the rows
     with pytest.raises(DivergenceError):
         OrtGradientRegressor(Linear(), **settings).fit(X * 100, y)
     OrtGradientRegressor(Linear(), max_grad_norm=1.0, **settings).fit(X * 100, y)

@@ -126,11 +126,22 @@ def add_rows(places: np.ndarray, shares: np.ndarray, rows: np.ndarray, out: np.n
 
 
 class SparseRows:
-    """Place for the rows of a minibatch of sparse data."""
+    """Place for the rows of a minibatch of sparse data, whose columns are multiplied by ``factors``."""
 
-    def __init__(self) -> None:
+    def __init__(self, factors: np.ndarray | None = None) -> None:
         self.rows: Any = None
+        self._factors = factors
 
     def hold(self, rows: Any) -> None:
         """Hold these rows in place of those before."""
-        self.rows = rows
+        self.rows = multiplied_columns(rows, self._factors)
+
+
+def multiplied_columns(rows: Any, factors: np.ndarray | None) -> Any:
+    """Return compressed rows with each column multiplied by its factor; None: the rows."""
+    if factors is None:
+        return rows
+    numbers = rows.data * factors[rows.indices].astype(rows.data.dtype)
+    if isinstance(rows, CompressedRows):
+        return rows._replace(data=numbers)
+    return type(rows)((numbers, rows.indices, rows.indptr), shape=rows.shape, copy=False)

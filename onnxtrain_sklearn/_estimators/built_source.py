@@ -25,7 +25,7 @@ from ..exceptions import ModelError
 from ..models import Builder, keywords_of, resolve_builder
 from .examples import Call, Examples, scaled
 from .graph_inputs import graph_inputs
-from .input_scaling import divisor_for, with_divided_rows
+from .input_scaling import InputScale, scale_for, with_scaled_rows
 from .parameters import Parameters
 from .training_rows import TrainingRows
 
@@ -40,8 +40,8 @@ def built_for(
     builder = resolve_builder(estimator.model)
     assert builder is not None
     trained = rows.split(examples)[0] if needs_rows(builder) else None
-    divisor = divisor_for(estimator, builder, examples, rows)
-    source = built_source(builder, scaled(examples, rows.scale), trained, rng, divisor)
+    scale = scale_for(estimator, builder, examples, rows)
+    source = built_source(builder, scaled(examples, rows.scale), trained, rng, scale)
     (column,) = examples.columns.values()
     if column.matches(source.inputs[0]):
         return source, replace(examples, columns={source.inputs[0].name: column})
@@ -55,22 +55,27 @@ def needs_rows(builder: Builder) -> bool:
 
 
 def built_source(
-    builder: Builder, examples: Examples, rows: np.ndarray | None, rng: np.random.RandomState, divisor: float = 1.0
+    builder: Builder,
+    examples: Examples,
+    rows: np.ndarray | None,
+    rng: np.random.RandomState,
+    scale: InputScale | None = None,
 ) -> TrainableModel:
     """Return the trainable form of the graph that a builder builds for ``rows`` of the data; None: for all rows.
 
-    A graph of this package's own divides the rows that it gets by ``divisor``.
+    A graph of this package's own scales the rows that it gets by ``scale``.
     """
     (column,) = examples.columns.values()
     n_features, n_outputs = math.prod(column.shape[1:]), examples.targets.n_outputs
     keywords = _keywords(builder, column, examples, rows)
     if is_plain(builder) and makes_drafts(builder):
         draft = builder.draft(n_features, n_outputs, rng, **keywords)
-        key = content(builder), n_features, n_outputs, draft.form, divisor, current_limits()
-        source = _sources.get(key, lambda: _form_of_source(builder, draft, divisor))
+        numbers = None if scale is None else scale.key
+        key = content(builder), n_features, n_outputs, draft.form, numbers, current_limits()
+        source = _sources.get(key, lambda: _form_of_source(builder, draft, scale))
         _require_one_input(source, column, f"{type(builder).__name__}.build")
         return source.with_weights(draft.weights)
-    whole = load(builder.build(n_features, n_outputs, rng, **keywords))
+    whole = with_scaled_rows(load(builder.build(n_features, n_outputs, rng, **keywords)), scale)
     source = replace(_source_built_by(builder, whole), reference=whole)
     _require_one_input(source, column, f"{type(builder).__name__}.build")
     return source
@@ -79,11 +84,11 @@ def built_source(
 _sources: Cache[TrainableModel] = Cache(64, 2**25, lambda source: sum(a.nbytes for a in source.weights().values()))
 
 
-def _form_of_source(builder: Builder, draft: Draft, divisor: float) -> TrainableModel:
+def _form_of_source(builder: Builder, draft: Draft, scale: InputScale | None) -> TrainableModel:
     """Return the graph of a draft with zeros in place of the weights of this fit."""
     proto = draft.graph()
     erase_initializers(proto, draft.weights)
-    source = _source_built_by(builder, with_divided_rows(load(proto), divisor))
+    source = _source_built_by(builder, with_scaled_rows(load(proto), scale))
     return source.with_weights(source.weights())  # as arrays: those of a file are read anew each time
 
 

@@ -1,8 +1,8 @@
 """Coefficients of graphs that are one linear layer, under scikit-learn's names.
 
 The scores are traced back to the input. The graph may have one product with weights, additions of biases, and operators
-that negate, join or select columns. With any other operator, such as a scaler, there is no ``coef_``: coefficients that
-are not in the units of ``X`` would rank features wrongly.
+that negate, join or select columns, or scale those of ``X`` by constants. With any other operator, such as a scaler
+that is trained, there is no ``coef_``: coefficients that are not in the units of ``X`` would rank features wrongly.
 """
 
 from __future__ import annotations
@@ -92,12 +92,22 @@ def _of_constants(found: LinearLayer, link: str, bounds: TargetRange) -> LinearL
     return LinearLayer(np.where(bounds.constant, 0, found.weight), bias)
 
 
-Found: TypeAlias = "np.ndarray | LinearLayer | str | None"
-"""What is known of a value: a constant, affine in the input, the input ("X"), or None."""
+@dataclass(frozen=True, eq=False)
+class ScaledInput:
+    """``X * factor + shift``, numbers or an array (n_features,) each."""
+
+    factor: np.ndarray
+    shift: np.ndarray
+
+
+_INPUT = ScaledInput(np.array(1.0), np.array(0.0))
+
+Found: TypeAlias = "np.ndarray | LinearLayer | ScaledInput | None"
+"""What is known of a value: a constant, affine in the input, the input, or None."""
 
 
 class _Trace:
-    """Classifies the values of a graph: a constant, the input ("X"), an affine function of it, or None."""
+    """Classifies the values of a graph: a constant, the input, an affine function of it, or None."""
 
     def __init__(self, name: str, weights: Mapping[str, np.ndarray]) -> None:
         self._name, self._weights = name, weights
@@ -111,11 +121,15 @@ class _Trace:
             return value.const_value.numpy()
         node = value.producer()
         if node is None:
-            return "X" if value.name == self._name else None
+            return _INPUT if value.name == self._name else None
         if node.op_type == "Constant" and "value" in node.attributes:
             return node.attributes["value"].as_tensor().numpy()
         rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-        return None if rule is None else rule(node, [self.of(x) for x in node.inputs])
+        inputs = [] if rule is None else [self.of(x) for x in node.inputs]
+        if inputs and _is_input(inputs[0]) and node.op_type in ("Mul", "Sub"):
+            factor = node.inputs[1]
+            return None if factor is None or factor.name in self._weights else _scaled_input(node, inputs)
+        return None if rule is None else rule(node, inputs)
 
 
 def _attribute_or(node: ir.Node, name: str, default: object) -> Any:
@@ -132,15 +146,27 @@ def _linear_layout(node: ir.Node, inputs: Sequence[Found]) -> Found:
 
 
 def _is_input(value: Found) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, ScaledInput)
+
+
+def _scaled_input(node: ir.Node, inputs: Sequence[Found]) -> ScaledInput | None:
+    x, numbers = inputs
+    if not isinstance(x, ScaledInput) or not isinstance(numbers, np.ndarray) or numbers.ndim > 2:
+        return None
+    if numbers.ndim == 2 and len(numbers) > 1:
+        return None
+    row = numbers.reshape(-1).astype(np.float64)
+    return ScaledInput(x.factor * row, x.shift * row) if node.op_type == "Mul" else ScaledInput(x.factor, x.shift - row)
 
 
 def _linear_matmul(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
     x, weight = inputs[:2]
-    if not _is_input(x) or not isinstance(weight, np.ndarray) or weight.ndim > 2:
+    if not isinstance(x, ScaledInput) or not isinstance(weight, np.ndarray) or weight.ndim > 2:
         return None
     weight = weight.reshape(len(weight), -1)
-    return LinearLayer(weight, np.zeros(weight.shape[1], weight.dtype))
+    bias = np.broadcast_to(x.shift, len(weight)) @ weight.astype(np.float64)
+    scaled = np.broadcast_to(x.factor, len(weight))[:, np.newaxis] * weight
+    return LinearLayer(scaled.astype(weight.dtype), bias.astype(weight.dtype))
 
 
 def _linear_gemm(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
@@ -166,6 +192,10 @@ def _shifted(found: Found, bias: Found, factor: float | np.float32 = 1) -> Linea
 def _linear_sum(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
     a, b = inputs if isinstance(inputs[0], LinearLayer) else reversed(inputs)
     return _shifted(a, b)
+
+
+def _none(node: ir.Node, inputs: Sequence[Found]) -> None:
+    return None
 
 
 def _difference(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
@@ -202,6 +232,7 @@ _RULES: dict[str, Callable[[ir.Node, Sequence[Found]], Found]] = {
     "Gemm": _linear_gemm,
     "Add": _linear_sum,
     "Sub": _difference,
+    "Mul": _none,
     "Neg": _negative,
     "Concat": _linear_concat,
     "Gather": _linear_gather,

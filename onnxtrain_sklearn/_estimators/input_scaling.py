@@ -1,33 +1,34 @@
-"""Large numbers in the rows of a regressor: its built network divides them all by one power of two.
+"""Large numbers in the rows: the networks that are built for them subtract a center and divide by a power of two.
 
-A network of initial weights gives outputs as large as its inputs. Targets that are scaled are near one, so that columns
-of thousands would begin with errors of thousands of standard deviations, and each step would move predictions as far.
-The factor is the attribute ``alpha`` of the first Gemm: no node is added, sparse rows stay sparse, and powers of two do
-not round.
+A network of initial weights gives outputs as large as its inputs, and follows the largest column alone. Both numbers
+are constants of the graph, not weights: the exported file takes the columns in their own units. A center is a whole
+multiple of its divisor, so that neither depends on each row, and graphs of equal constants share what was compiled.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import scipy.sparse as sp
 
 from .._data.columns import Column
-from .._graph.queries import attribute
-from .._models.base import makes_drafts
+from .._graph.builder import GraphBuilder
+from .._models.base import BY_CHANNEL, BY_COLUMN
 from .._support.content import is_plain
-from ..models import Builder, keywords_of
+from ..models import Builder
 from .examples import Examples
 from .parameters import Parameters
 from .training_rows import TrainingRows
 
 LEAST_SIZE = 2.0
-"""Root mean square from which on rows are divided: standardized rows, of about one, stay as they are."""
+"""Root mean square from which on a column is scaled: standardized columns, of about one, stay as they are."""
 
-LOOKED_AT_ROWS = 1_000
-"""Rows that tell the size of the numbers, at most: data of any size are read a minibatch at a time."""
+LOOKED_AT_ROWS, LOOKED_AT_NUMBERS, LEAST_ROWS = 10_000, 2**23, 100
+"""Rows that tell the size of the numbers, at most, and numbers of them, unless these are of fewer than 100 rows."""
 
 _NUMBERS_AT_ONCE = 2**17
 """Numbers that are looked at together: rows may be images, and mapped from a file."""
@@ -36,64 +37,116 @@ _LARGEST_EXPONENT = 120
 """The reciprocal of a greater power of two would not be a normal number of float32."""
 
 
-def divisor_for(estimator: Parameters, builder: Builder, examples: Examples, rows: TrainingRows) -> float:
-    """Return what the graph of a builder divides rows by; 1.0 where targets are not scaled.
+@dataclass(frozen=True, eq=False)
+class InputScale:
+    """What rows are scaled by: ``(row - center) / divisor``, both float32 and of the axes of a row."""
 
-    The weights of other builders may have been chosen for the rows as they are. A linear model with a penalty is left
-    alone too: what the penalty means depends on the units of the columns.
+    center: np.ndarray
+    divisor: np.ndarray
+
+    @property
+    def key(self) -> bytes:
+        """The numbers as a comparable value."""
+        return self.center.tobytes() + self.divisor.tobytes()
+
+
+def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows: TrainingRows) -> InputScale | None:
+    """Return what the graph of a builder scales its rows by; None: nothing.
+
+    Without scaled targets a regressor is in the units of its data. The weights of other builders may have been chosen
+    for the rows as they are. What a penalty on a linear model means depends on the units of the columns.
     """
-    if rows.scale is None or not is_free_of_data(builder):
-        return 1.0
+    unscaled = examples.targets.task == "regression" and rows.scale is None
+    kind = getattr(builder, "scales_rows", None)
+    if kind is None or unscaled or not is_plain(builder):
+        return None
     if estimator.alpha and not _has_hidden_layers(builder):
-        return 1.0
+        return None
     (column,) = examples.columns.values()
-    return _greatest_power_of_two(_size_of_numbers(column, rows.split(examples)[0], examples.weights))
-
-
-def is_free_of_data(builder: Builder) -> bool:
-    """Whether a builder is one of this package whose weights do not depend on data: ``MLP`` and ``Linear``."""
-    return is_plain(builder) and makes_drafts(builder) and not keywords_of(builder)
+    centered = bool(getattr(builder, "fit_intercept", True)) and not column.is_sparse
+    return _scale_of(_spread(column, rows.split(examples)[0], examples.weights, kind), centered=centered)
 
 
 def _has_hidden_layers(builder: Builder) -> bool:
-    sizes = getattr(builder, "hidden_layer_sizes", ())
-    return bool(np.size(sizes))
+    by_channel = getattr(builder, "scales_rows", None) == BY_CHANNEL
+    return by_channel or bool(np.size(getattr(builder, "hidden_layer_sizes", ())))
 
 
-def _size_of_numbers(column: Column, rows: np.ndarray, weights: np.ndarray | None) -> float:
-    """Return the root mean square of all numbers of some rows, those of a row weighted as the row is."""
-    chosen = np.sort(rows)[:: -(-len(rows) // LOOKED_AT_ROWS)]
-    n_pieces = min(len(chosen), -(-len(chosen) * math.prod(column.shape[1:]) // _NUMBERS_AT_ONCE))
-    means = np.concatenate([_mean_squares(column, piece) for piece in np.array_split(chosen, max(1, n_pieces))])
-    return math.sqrt(np.average(means, weights=None if weights is None else weights[chosen]))
+@dataclass(frozen=True, eq=False)
+class _Spread:
+    """Mean, standard deviation and root mean square of the numbers of each column, or channel."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    size: np.ndarray
 
 
-def _mean_squares(column: Column, rows: np.ndarray) -> np.ndarray:
-    """Return the mean of the squares of each row."""
-    numbers: Any = column.read_only(rows)
-    numbers = numbers.astype(np.float64)
-    squares = numbers.multiply(numbers).sum(axis=1) if column.is_sparse else numbers**2
-    sums: np.ndarray = np.asarray(squares).reshape(len(rows), -1).sum(axis=1)
-    return sums / math.prod(column.shape[1:])
+def _spread(column: Column, rows: np.ndarray, weights: np.ndarray | None, kind: str) -> _Spread:
+    chosen, n_numbers = _looked_at(column, rows), math.prod(column.shape[1:])
+    shares = np.ones(len(chosen)) if weights is None else weights[chosen].astype(np.float64)
+    origin, axes = _origin(column, chosen[:1], kind), _joined_axes(column, kind)
+    sums = np.zeros((2, *column.shape[1:]))
+    for piece in np.array_split(np.arange(len(chosen)), max(1, len(chosen) * n_numbers // _NUMBERS_AT_ONCE)):
+        sums += _weighted_sums(column.read_only(chosen[piece]), shares[piece], origin)
+    first, second = (sums / shares.sum()).mean(axis=tuple(axis + 1 for axis in axes), keepdims=True)
+    variance, mean = np.maximum(second - first**2, 0.0), origin + first
+    return _Spread(mean, np.sqrt(variance), np.sqrt(variance + mean**2))
 
 
-def _greatest_power_of_two(size: float) -> float:
-    """Return the greatest power of two up to ``size``; 1.0 where that is below :data:`LEAST_SIZE`, or not a number."""
-    if not LEAST_SIZE <= size < math.inf:
-        return 1.0
-    return math.ldexp(1.0, min(math.frexp(size)[1] - 1, _LARGEST_EXPONENT))
+def _looked_at(column: Column, rows: np.ndarray) -> np.ndarray:
+    """Return rows, in order and evenly chosen, that tell the size of the numbers."""
+    most = min(LOOKED_AT_ROWS, max(LEAST_ROWS, LOOKED_AT_NUMBERS // math.prod(column.shape[1:])))
+    return np.sort(rows)[:: max(1, -(-len(rows) // most))]
 
 
-def with_divided_rows(model: ir.Model, divisor: float) -> ir.Model:
-    """Return ``model``, changed in place, dividing the rows by ``divisor`` where it multiplies them by matrices.
+def _joined_axes(column: Column, kind: str) -> tuple[int, ...]:
+    """Return the axes of a row whose numbers are scaled alike: those of images, without the axis of channels."""
+    axes = range(len(column.shape) - 1)
+    return () if kind == BY_COLUMN else tuple(axes[1:] if len(axes) == 3 else axes)
 
-    A graph that does anything else with them stays as it is.
+
+def _origin(column: Column, row: np.ndarray, kind: str) -> Any:
+    """Return numbers that squares are summed up around: far from 0 they would lose the spread."""
+    if column.is_sparse or not len(row):
+        return 0.0
+    first = np.asarray(column.read_only(row), np.float64)[0]
+    return first.mean(axis=_joined_axes(column, kind), keepdims=True)
+
+
+def _weighted_sums(numbers: Any, shares: np.ndarray, origin: Any) -> np.ndarray:
+    """Return the sums over rows of the numbers and of their squares."""
+    if sp.issparse(numbers):
+        matrix: Any = numbers
+        matrix = matrix.astype(np.float64)
+        return np.stack([np.ravel(shares @ matrix), np.ravel(shares @ matrix.multiply(matrix))])
+    numbers = np.asarray(numbers, np.float64) - origin
+    return np.stack([np.tensordot(shares, numbers, 1), np.tensordot(shares, numbers * numbers, 1)])
+
+
+def _scale_of(spread: _Spread, *, centered: bool) -> InputScale | None:
+    """Return the scale of large columns, by their deviation where they are centered; None: no column is large.
+
+    Smaller deviations than 1 are not scaled up, unless all numbers of a column are equal: its deviation is not known.
     """
-    (rows, *others) = model.graph.inputs
-    uses = list(rows.uses())
-    if divisor == 1.0 or others or any(use.node.op_type != "Gemm" or use.idx != 0 for use in uses):
+    around = np.where(spread.deviation > 0, np.maximum(spread.deviation, 1.0), spread.size)
+    large = (spread.size >= LEAST_SIZE) & np.isfinite(spread.size)
+    if not large.any():
+        return None
+    sizes = np.where(large, around if centered else spread.size, 1.0)
+    divisor = np.ldexp(1.0, np.minimum(np.frexp(sizes)[1] - 1, _LARGEST_EXPONENT))
+    center = np.where(large & centered, np.round(spread.mean / divisor) * divisor, 0.0)
+    return InputScale(center.astype(np.float32), divisor.astype(np.float32))
+
+
+def with_scaled_rows(model: ir.Model, scale: InputScale | None) -> ir.Model:
+    """Return ``model``, changed in place, scaling its rows first."""
+    if scale is None:
         return model
-    for use in uses:
-        alpha = attribute(use.node, "alpha", 1.0) / divisor
-        use.node.attributes["alpha"] = ir.AttrFloat32("alpha", alpha)
+    (rows,) = model.graph.inputs
+    uses, op = list(rows.uses()), GraphBuilder(model.graph, prefix="scaled", constant_nodes=True)
+    scaled = op.Sub(rows, scale.center[np.newaxis]) if scale.center.any() else rows
+    scaled = op.Mul(scaled, 1 / scale.divisor[np.newaxis]) if (scale.divisor != 1).any() else scaled
+    for node, index in uses:
+        node.replace_input_with(index, scaled)
+    model.graph.sort()
     return model

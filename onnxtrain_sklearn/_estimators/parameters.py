@@ -217,13 +217,13 @@ at the end allow no negative number (Exp, Softplus, Relu, Sigmoid, bounds), else
     "target_scaling": Parameter('"auto" or None', """
 Units that the targets are trained in. "auto": a graph that is built for the data is trained on targets of mean 0 and
 standard deviation 1, for the losses with a log link (poisson, gamma, tweedie) on targets of mean 1, so that the unit of
-``y`` does not matter. Mean and deviation are those of the rows that the first call trains on, weighted. ``MLP`` and
-``Linear`` then divide rows whose root mean square is 2 or more by the greatest power of two up to it (not ``Linear``
-with a penalty ``alpha``), as their weights are made for columns near one. Predictions, ``to_onnx()``, ``coef_`` and
-validation scores are in the units of ``X`` and ``y``; ``loss_``, ``weights_`` and parameters of the loss, such as the
-delta of :class:`~onnxtrain_sklearn.losses.Huber`, are in those that are trained. Given graphs and fitted models keep
-their own units. Builders and losses of your own keep them too, unless their attributes ``scales_targets`` and
-``target_scaling`` say otherwise. None: the units of ``X`` and ``y``.""",
+``y`` does not matter. Mean and deviation are those of the rows that the first call trains on, weighted. ``MLP``,
+``Linear`` (without a penalty ``alpha``) and ``ConvNet`` then scale columns of large numbers too, as those of
+classifiers always do. Predictions, ``to_onnx()``, ``coef_`` and validation scores are in the units of ``X`` and ``y``;
+``loss_``, ``weights_`` and parameters of the loss, such as the delta of :class:`~onnxtrain_sklearn.losses.Huber`, are
+in those that are trained. Given graphs and fitted models keep their own units. Builders and losses of your own keep
+them too, unless their attributes ``scales_targets`` and ``target_scaling`` say otherwise. None: the units of ``X``
+and ``y``.""",
         (OneOf(("auto",)), None)),
     "clip_predictions": switch("""
 Whether predictions are clipped to the range of the targets, from the smallest to the largest of each output: of the

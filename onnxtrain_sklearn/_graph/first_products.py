@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -30,6 +31,8 @@ class FirstProduct:
         Whether the initializer has the shape (n_outputs, n_features), not (n_features, n_outputs).
     name : str
         The input from which the graph reads the product.
+    factors : ndarray of shape (n_features,) or None
+        What each column of the input is multiplied by before.
     """
 
     input: str
@@ -37,21 +40,46 @@ class FirstProduct:
     n_outputs: int
     transposed: bool
     name: str
+    factors: np.ndarray | None = None
 
 
 def take_first_products(model: ir.Model, names: Collection[str]) -> list[FirstProduct]:
     """Take the products of the named inputs with initializers out of ``model``, in place, and return them.
 
-    An input that anything else reads stays as it is, and so does one whose matrix is read twice.
+    An input that anything else reads stays as it is, and so does one whose matrix is read twice. Constants that its
+    columns are multiplied by first are the ``factors``.
     """
     graph = model.graph
     op = GraphBuilder(graph, prefix="product", constant_nodes=True)
-    chosen = [value for value in graph.inputs if value.name in names and _is_multiplied_only(graph, value)]
-    found = [_taken(op, value, node) for value in chosen for node in [use.node for use in value.uses()]]
+    named = {value: _factors_of_columns(value) for value in graph.inputs if value.name in names}
+    chosen = {value: rows for value, rows in named.items() if _is_multiplied_only(graph, rows.value)}
+    found = [
+        _taken(op, value, rows, node) for value, rows in chosen.items() for node in [u.node for u in rows.value.uses()]
+    ]
+    for value in chosen:
+        graph.remove([use.node for use in value.uses()], safe=True)
     graph.inputs[:] = [value for value in graph.inputs if value not in chosen]
     if found:
         graph.sort()
     return found
+
+
+class _Rows(NamedTuple):
+    """An input, or its only use: a product with a number for each column."""
+
+    value: ir.Value
+    factors: np.ndarray | None
+
+
+def _factors_of_columns(value: ir.Value) -> _Rows:
+    uses, sizes = list(value.uses()), dims(value) or ()
+    node = uses[0].node if len(uses) == 1 else None
+    if node is None or value.is_graph_output() or node.op_type != "Mul" or node.domain or uses[0].idx:
+        return _Rows(value, None)
+    factors = None if node.inputs[1] is None else constant(node.inputs[1])
+    if factors is None or len(sizes) != 2 or factors.shape != (1, sizes[1]):
+        return _Rows(value, None)
+    return _Rows(node.outputs[0], factors[0])
 
 
 def _is_multiplied_only(graph: ir.Graph, value: ir.Value) -> bool:
@@ -72,7 +100,7 @@ def _is_product(node: ir.Node) -> bool:
     return matrix is not None and matrix.ndim == 2
 
 
-def _taken(op: GraphBuilder, value: ir.Value, node: ir.Node) -> FirstProduct:
+def _taken(op: GraphBuilder, value: ir.Value, rows: _Rows, node: ir.Node) -> FirstProduct:
     """Replace a node by an input of the graph for its product; scale the product and add to it as the node does."""
     weight, (batch, _) = node.inputs[1], dims(value) or (None, None)
     matrix = None if weight is None else constant(weight)
@@ -90,4 +118,4 @@ def _taken(op: GraphBuilder, value: ir.Value, node: ir.Node) -> FirstProduct:
         result = op.Add(result, added if share == 1 else op.Mul(added, share))
     replace_node(op, node, [op.Identity(result) if result is product else result])
     del op.graph.initializers[weight.name or ""]
-    return FirstProduct(value.name or "", weight.name or "", n_outputs, transposed, product.name or "")
+    return FirstProduct(value.name or "", weight.name or "", n_outputs, transposed, product.name or "", rows.factors)

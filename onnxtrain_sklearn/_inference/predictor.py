@@ -170,7 +170,8 @@ class Predictor:
         feeds = {name: column.rows(rows) for name, column in columns.items() if name not in self._sparse}
         parts = {name: columns[name].sparse_rows(rows) for name in self._sparse}
         for one, matrix in zip(self._products, self._matrices, strict=True):
-            feeds[one.name] = sparse_rows.product(parts[one.input], matrix, transposed=one.transposed)
+            rows = sparse_rows.multiplied_columns(parts[one.input], one.factors)
+            feeds[one.name] = sparse_rows.product(rows, matrix, transposed=one.transposed)
         return feeds
 
     def _computed(self, feeds: Mapping[str, np.ndarray], n_rows: int, output: int) -> np.ndarray:

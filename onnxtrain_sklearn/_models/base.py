@@ -15,6 +15,9 @@ import onnx
 
 from .._support.components import Component
 
+BY_COLUMN, BY_CHANNEL = "columns", "channels"
+"""The values of ``scales_rows``."""
+
 
 class GraphModel(Component, ABC):
     """Base class of the graph builders; ``build`` calls ``validate`` first.
@@ -25,10 +28,14 @@ class GraphModel(Component, ABC):
         Whether the graphs may be trained on regression targets of another unit than that of ``y``
         (``target_scaling="auto"`` of the regressor): their output is a linear layer of its own. False, the default:
         the graph predicts in the units of ``y`` itself.
+    scales_rows : {"columns", "channels"} or None
+        What the graphs of a builder of this package scale in rows of large numbers: each column, or each channel of an
+        image or a signal. None, the default: nothing.
     """
 
     __module__ = "onnxtrain_sklearn.models"  # the path by which pickles name it
     scales_targets: ClassVar[bool] = False
+    scales_rows: ClassVar[str | None] = None
 
     @abstractmethod
     def build(

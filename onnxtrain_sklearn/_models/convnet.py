@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 
 from .._graph.builder import GraphBuilder
 from .._support.rules import COUNT, OneOf, Rules, Sizes
-from .base import GraphModel
+from .base import BY_CHANNEL, GraphModel
 from .layers import ACTIVATIONS, INITIALIZATIONS, dense, empty_graph, finish, layer_sizes
 
 
@@ -58,6 +58,7 @@ class ConvNet(GraphModel):
 
     name = "convnet"
     scales_targets = True
+    scales_rows = BY_CHANNEL
     valid: ClassVar[Rules] = {
         "channels": (Sizes(),),
         "kernel_size": (COUNT,),

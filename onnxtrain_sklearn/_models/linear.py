@@ -9,7 +9,7 @@ import onnx
 from sklearn.utils import check_random_state
 
 from .._support.rules import OneOf, Rules
-from .base import Draft, GraphModel
+from .base import BY_COLUMN, Draft, GraphModel
 from .layers import INITIALIZATIONS, dense, empty_graph, finish
 
 
@@ -45,6 +45,7 @@ class Linear(GraphModel):
 
     name = "linear"
     scales_targets = True
+    scales_rows = BY_COLUMN
     valid: ClassVar[Rules] = {"fit_intercept": (bool,), "initialization": (OneOf(INITIALIZATIONS),)}
 
     def __init__(self, fit_intercept: bool = True, initialization: str = "zeros") -> None:

@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 
 from .._graph.builder import GraphBuilder
 from .._support.rules import BELOW_ONE, OneOf, Rules, Sizes
-from .base import Draft, GraphModel
+from .base import BY_COLUMN, Draft, GraphModel
 from .layers import (
     ACTIVATIONS,
     INITIALIZATIONS,
@@ -84,6 +84,7 @@ class MLP(GraphModel):
 
     name = "mlp"
     scales_targets = True
+    scales_rows = BY_COLUMN
     valid: ClassVar[Rules] = {
         "hidden_layer_sizes": (Sizes(),),
         "activation": (OneOf(ACTIVATIONS),),

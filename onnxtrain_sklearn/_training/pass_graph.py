@@ -100,7 +100,7 @@ def pass_graph(source: PassSource) -> PassGraph:
             "sparse_updates='lazy' has no effect: the graph has no trained matrix whose rows only Gather reads, nor "
             "one that sparse data are multiplied by."
         )
-    sparse = {product.input: SparseRows() for product in program.products}
+    sparse = {product.input: SparseRows(product.factors) for product in program.products}
     dense = [spec for spec in source.model.inputs if spec.name not in sparse]
     columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in dense}
     layout = target_layout(settings.task, settings.n_outputs, batch, dtype, settings.positions)

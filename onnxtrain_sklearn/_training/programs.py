@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,7 +143,7 @@ def pass_program(source: PassSource) -> PassProgram:
     if is_plain(source.settings.loss):
         return _programs.get(_key(source), lambda: _compiled(source, _emitted(source)))
     emitted = _emitted(source)  # the loss of a user may depend on anything: the graph that it emits decides
-    outside = (*map(astuple, emitted.products), *map(astuple, emitted.lookups))
+    outside = content([*emitted.products, *emitted.lookups])
     key = ("emitted", structure(emitted.graph, ()), outside, *_key_of_gradient(source))
     return _programs.get(key, lambda: _compiled(source, emitted))
 
