@@ -112,7 +112,7 @@ def test_the_spread_of_columns_far_from_zero_is_exact():
 @pytest.mark.parametrize("estimator", [OrtGradientRegressor, OrtGradientClassifier])
 def test_sparse_rows_are_divided_without_becoming_dense(estimator, monkeypatch):
     wide = sp.random(200, 400, density=0.05, random_state=0, format="csr")
-    wide = wide * sp.diags_array(2.0 ** (np.arange(400) % 16))
+    wide = wide.multiply(2.0 ** (np.arange(400) % 16)).tocsr()
     y = np.asarray(wide.sum(axis=1)).ravel() if estimator is OrtGradientRegressor else np.arange(200) % 3
     net = estimator(MLP((8,)), max_iter=5, tol=1e-9, random_state=0)
     rows = wide.toarray()
