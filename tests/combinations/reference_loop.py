@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain_sklearn import Linear
 from onnxtrain_sklearn.schedules import Progress, Schedule, resolve_schedule
 from tests.combinations.draws import Draw
 from tests.combinations.networks import Network, Weights
@@ -35,6 +36,7 @@ class ReferenceLoop:
         loss = draw.parameters["loss"]
         self.loss = LossCase(loss.name, loss.get_params(), draw.task)
         self.center, self.scale = self._target_scale(first)
+        self.columns_center, self.columns_divisor = self._column_scale(first)
         self.seen: set[int] = set()
         self.losses: list[float] = []
         self.scores: list[np.ndarray | None] = []
@@ -69,6 +71,25 @@ class ReferenceLoop:
         center = mean if centered else np.zeros_like(mean)
         deviation = np.sqrt(np.average((y - center) ** 2, axis=0, weights=w))
         return center, np.where(deviation > 1e-12 * np.abs(y).max(), deviation, 1.0)
+
+    def _column_scale(self, first: RecordedCall) -> tuple[np.ndarray, np.ndarray]:
+        """Return what a built network subtracts from its columns, and the powers of two that it divides them by."""
+        draw, linear = self.draw, isinstance(self.draw.builder, Linear)
+        method, scales = draw.parameters["loss"].target_scaling, draw.parameters.get("target_scaling", "auto")
+        unscaled = draw.task == "regression" and not (method and scales)
+        penalized = linear and draw.parameters.get("alpha", 0.0) > 0
+        X, w = draw.X[first.rows].astype(np.float64), self.row_weights(draw.y, draw.weights)[first.rows]
+        size = np.sqrt(np.average(X**2, axis=0, weights=w))
+        large = (size >= 2) & (not (draw.given or unscaled or penalized))
+        centered = getattr(draw.builder, "fit_intercept", True) and not draw.sparse
+        mean = np.average(X, axis=0, weights=w)
+        deviation = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=w))
+        spread = np.where(deviation > 0, np.maximum(deviation, 1), size) if centered else size
+        divisor = 2.0 ** np.floor(np.log2(np.where(large, spread, 1)))
+        return np.where(large & centered, np.round(mean / divisor) * divisor, 0), divisor
+
+    def _scaled_rows(self, X: np.ndarray) -> np.ndarray:
+        return (X.astype(np.float64) - self.columns_center) / self.columns_divisor
 
     # --- one call ---
 
@@ -159,7 +180,7 @@ class ReferenceLoop:
         """Return the weighted mean of the loss over some rows and its slopes; move the running statistics."""
         y = (self.draw.encoded(self.draw.y)[rows] - self.center) / self.scale
         y = y if self.draw.double else single_row(y)
-        scores, values = self.network.run(self.weights, self.draw.X[rows].astype(np.float64))
+        scores, values = self.network.run(self.weights, self._scaled_rows(self.draw.X[rows]))
         slopes = self.loss.differences(scores.array, y, w, left=1e-6, right=1e-6)
         slopes = self._nearly(np.round(slopes, 9))  # what cancels is zero, also to what takes the sign of it
         scores.backward(slopes, self._nearly)
@@ -218,7 +239,7 @@ class ReferenceLoop:
 
     def predictions(self, X: np.ndarray) -> np.ndarray:
         """Return scores, or predicted numbers."""
-        scores = self.network.scores(self.predicting, X.astype(np.float64))
+        scores = self.network.scores(self.predicting, self._scaled_rows(X))
         if self.draw.task != "regression":
             return scores
         numbers = np.exp(scores) if self.loss.loss.link("regression") == "exp" else scores
