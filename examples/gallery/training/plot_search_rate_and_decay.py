@@ -78,7 +78,7 @@ search = HalvingRandomSearchCV(
 for name, value in search.best_params_.items():
     print(f"{name} = {value:.3g}")
 print(f"accuracy on new rows {search.score(X_test, y_test):.3f}")
-assert search.score(X_test, y_test) > 0.94
+assert search.score(X_test, y_test) > 0.92
 
 # %%
 # The picture

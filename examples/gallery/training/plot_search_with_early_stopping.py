@@ -71,13 +71,14 @@ assert used.max() < 200
 
 # %%
 # The best one was fitted again on all training rows. Its validation scores are in
-# ``validation_scores_``; the weights are those of the best epoch.
+# ``validation_scores_``; the weights are those of the best epoch, which for a
+# classifier is the one with the least validation loss.
 
 best = search.best_estimator_
-kept = np.argmax(best.validation_scores_) + 1
+kept = np.argmin([epoch["validation_loss"] for epoch in best.history_]) + 1
 print(f"accuracy on new rows {best.score(X_test, y_test):.3f}", end=", ")
 print(f"epoch {kept} of {best.n_iter_}")
-assert best.best_validation_score_ == max(best.validation_scores_)
+assert best.best_validation_score_ == best.validation_scores_[kept - 1]
 assert best.score(X_test, y_test) > 0.94
 
 # %%
