@@ -9,6 +9,7 @@ import numpy as np
 
 from .._runtime.machine_code import MachineCode
 from .._support.cache import Cache
+from ..exceptions import ModelError
 from .code import GraphCode
 
 LINE_BYTES = 64
@@ -24,7 +25,7 @@ class BoundCode:
     ----------
     code : GraphCode
     inputs, outputs : mapping of str to ndarray
-        Contiguous arrays of float32 with as many elements as the graph's; further inputs are left out.
+        Contiguous arrays of the graph's types, with as many elements as it has; further inputs are left out.
     """
 
     def __init__(self, code: GraphCode, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> None:
@@ -33,9 +34,10 @@ class BoundCode:
         start = -(scratch.ctypes.data // 4) % (LINE_BYTES // 4)
         named = [(inputs[name], size) for name, size in code.inputs.items()]
         named += [(outputs[name], size) for name, size in code.outputs.items()]
-        arrays = [*(array for array, _ in named), *code.constants, scratch[start:]]
+        self._checks, self._status = code.checks, np.zeros(2, np.float32)
+        arrays = [*(array for array, _ in named), *code.constants, scratch[start:], self._status]
         assert all(array.size == size for array, size in named)
-        types = [np.int64 if name in code.integers else np.float32 for name in code.inputs]
+        types = [code.types.get(name, np.float32) for name in (*code.inputs, *code.outputs)]
         types += [np.float32] * (len(arrays) - len(types))
         assert all(
             array.dtype == type_ and array.flags.c_contiguous for array, type_ in zip(arrays, types, strict=True)
@@ -44,5 +46,19 @@ class BoundCode:
         self._argument = ctypes.c_void_p(self._arrays[1].ctypes.data)
 
     def run(self) -> None:
-        """Run the function once; other threads of Python run meanwhile."""
+        """Run the function once; other threads of Python run meanwhile.
+
+        Raises
+        ------
+        ModelError
+            If the data have numbers that the graph cannot compute with, such as indices outside of a table.
+        """
         self._call(self._argument)
+        if self._checks and self._status[0]:
+            self._fail()
+
+    def _fail(self) -> None:
+        number, found = self._status.tolist()
+        self._status[:] = 0.0
+        reason = self._checks[int(number) - 1].format(f"{found:.0f}")
+        raise ModelError(f"The graph does not run on the data: {reason}.")

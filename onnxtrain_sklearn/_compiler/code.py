@@ -1,13 +1,14 @@
 """A graph as one function in LLVM's assembly language.
 
-The function has one argument, a pointer to an array of addresses: of the inputs, of the outputs, of the constants, and
-of memory for everything else that is computed.
+The function has one argument, a pointer to an array of addresses: of the inputs, of the outputs, of the constants, of
+memory for everything else that is computed, and of two numbers that the first check that fails writes to: its number,
+and what is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -16,9 +17,10 @@ from .._graph.queries import is_read
 from .kernels import RegisterTile
 from .memory import places_of
 from .nodes import translate
-from .plan import FunctionPlan
+from .plan import LARGEST_INTEGER, FunctionPlan, NotCompiledError
+from .tables import ARRAY_TYPES, Conversion
 from .text import Text
-from .views import Buffer, View
+from .views import Buffer, View, new_view
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +33,12 @@ class GraphCode:
     inputs, outputs : mapping of str to int
         Their names, in the order of their addresses, and numbers of elements.
     constants : sequence of ndarray
-    integers : collection of str
-        The inputs that are integers of 64 bits.
     scratch : int
         Numbers of float32 that the function writes beside its outputs.
+    types : mapping of str to type
+        The types of inputs and outputs that are not float32.
+    checks : sequence of str
+        What is wrong where a check fails, by its number from 1 on; "{}" stands for a number.
     """
 
     text: str
@@ -42,7 +46,8 @@ class GraphCode:
     outputs: Mapping[str, int]
     constants: Sequence[np.ndarray]
     scratch: int
-    integers: Collection[str] = ()
+    types: Mapping[str, type[np.generic]] = field(default_factory=dict)
+    checks: Sequence[str] = ()
 
     @property
     def nbytes(self) -> int:
@@ -50,24 +55,22 @@ class GraphCode:
         return len(self.text) + sum(array.nbytes for array in self.constants)
 
 
-def graph_code(graph: ir.Graph, tile: RegisterTile, integers: Collection[str] = ()) -> GraphCode:
-    """Return the code of a graph whose inputs and outputs are float32, of known sizes.
+def graph_code(graph: ir.Graph, tile: RegisterTile) -> GraphCode:
+    """Return the code of a graph whose inputs and outputs are float32 or integers, of known sizes.
 
     Parameters
     ----------
     graph : onnx_ir.Graph
     tile : RegisterTile
         What products compute at once.
-    integers : collection of str
-        Inputs that are integers, of 64 bits: below 2**24, and in the range of what reads them.
 
     Raises
     ------
     NotCompiledError
         If a node is not among the operators that are compiled.
     """
-    plan = FunctionPlan(tile, integers)
-    inputs = {value.name or "": plan.add_input(value) for value in graph.inputs if is_read(value)}
+    plan = FunctionPlan(tile)
+    inputs = {value.name or "": _input_view(plan, value) for value in graph.inputs if is_read(value)}
     for node in graph:
         translate(plan, node)
     outputs = _output_views(plan, graph.outputs)
@@ -81,15 +84,44 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, integers: Collection[str] = 
         {name: view.size for name, view in outputs.items()},
         list(constants.values()),
         scratch,
-        [value.name or "" for value in graph.inputs if value.dtype is ir.DataType.INT64],
+        _types([*graph.inputs, *graph.outputs]),
+        plan.checks,
     )
+
+
+def _input_view(plan: FunctionPlan, value: ir.Value) -> View:
+    """Return the view of an input; what reads it reads numbers."""
+    given = new_view(plan.shape(value))
+    if value.dtype is None or value.dtype not in ARRAY_TYPES:
+        plan.set(value, given)
+        return given
+    result = new_view(given.shape)
+    plan.set(value, plan.add(Conversion(given, result, value.dtype), result))
+    return given
+
+
+def _types(values: Sequence[ir.Value]) -> dict[str, type[np.generic]]:
+    """Return the types of values that are not float32."""
+    return {v.name or "": ARRAY_TYPES[v.dtype][0] for v in values if v.dtype is not None and v.dtype in ARRAY_TYPES}
 
 
 def _output_views(plan: FunctionPlan, values: Sequence[ir.Value]) -> dict[str, View]:
     found = dict[str, View]()
     for value in values:
-        found[value.name or ""] = plan.output(value, [view.buffer for view in found.values()])
+        taken = [view.buffer for view in found.values()]
+        found[value.name or ""] = plan.output(value, taken) if value.dtype not in ARRAY_TYPES else _whole(plan, value)
     return found
+
+
+def _whole(plan: FunctionPlan, value: ir.Value) -> View:
+    """Return the view of an output of integers."""
+    if value.dtype is not ir.DataType.INT64:
+        raise NotCompiledError(f"the output {value.name!r} has the type {value.dtype}")
+    view = plan.view(value)
+    reason = f"the output {value.name!r} has the integer {{}}, and those from 2**24 on are rounded"
+    plan.require(view, (1.0 - LARGEST_INTEGER, LARGEST_INTEGER), reason)
+    result = new_view(view.shape)
+    return plan.add(Conversion(plan.contiguous(view), result, value.dtype, back=True), result)
 
 
 def _function_text(plan: FunctionPlan, external: Sequence[Buffer], places: Mapping[Buffer, int]) -> str:
@@ -99,6 +131,8 @@ def _function_text(plan: FunctionPlan, external: Sequence[Buffer], places: Mappi
     base = _argument(text, len(external))
     for buffer, place in places.items():
         buffer.pointer = text.address(base, place)
+    if plan.checks:
+        plan.status.pointer = _argument(text, len(external) + 1)
     for stage in plan.stages:
         stage.write(text)
     return text.function("run", ["%argument"])

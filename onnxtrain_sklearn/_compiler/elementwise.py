@@ -5,6 +5,7 @@ Truth values are numbers, 0 and 1, in registers and in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
@@ -61,6 +62,25 @@ def second_or_third(text: Text, operands: Sequence[str], width: int) -> str:
     return text.value(f"select {_truths(width)} {condition}, {second}, {third}")
 
 
+def differs(text: Text, operands: Sequence[str], width: int) -> str:
+    """Add 1 where one of two truth values holds, but not both."""
+    return comparison("une", text, operands, width)
+
+
+def is_nan(text: Text, operands: Sequence[str], width: int) -> str:
+    """Add 1 where the operand is NaN."""
+    return comparison("uno", text, [operands[0]] * 2, width)
+
+
+def is_infinite(
+    text: Text, operands: Sequence[str], width: int, *, detect_negative: int = 1, detect_positive: int = 1
+) -> str:
+    """Add 1 where the operand is infinite, with one of the signs that are meant."""
+    bounds = [math.inf] * bool(detect_positive) + [-math.inf] * bool(detect_negative)
+    found = [comparison("oeq", text, [operands[0], literal(bound, width)], width) for bound in bounds]
+    return extreme("maximum", text, found, width) if found else literal(0.0, width)
+
+
 def opposite(text: Text, operands: Sequence[str], width: int) -> str:
     """Add 1 where the operand is 0."""
     return text.value(f"fsub {vector_type(width)} {literal(1.0, width)}, {operands[0]}")
@@ -92,6 +112,8 @@ EMIT: Mapping[str, EmitElements] = {
     "Clip": clipped,
     "Div": partial(instruction, "fdiv"),
     "Identity": unchanged,
+    "IsInf": is_infinite,
+    "IsNaN": is_nan,
     "Max": partial(extreme, "maximum"),
     "Min": partial(extreme, "minimum"),
     "Mul": partial(instruction, "fmul"),
@@ -100,5 +122,6 @@ EMIT: Mapping[str, EmitElements] = {
     "Sub": partial(instruction, "fsub"),
     "Sum": partial(instruction, "fadd"),
     "Where": second_or_third,
+    "Xor": differs,
 }
 """Operators of numbers and truth values, by their names in ONNX."""

@@ -343,6 +343,20 @@ def selu(x: Floats, *, alpha: float = 1.6732632423543772, gamma: float = 1.05070
 
 
 @ElementFunction
+def mish(x: Floats) -> Floats:
+    """Return x * tanh(softplus(x))."""
+    return x * tanh.formula(softplus.formula(x))
+
+
+@ElementFunction
+def gaussian_unit(x: Floats, *, approximate: str = "none") -> Floats:
+    """Return x times the normal distribution function, or with "tanh" an approximation of it."""
+    if approximate == "tanh":
+        return x * 0.5 * (tanh.formula((x * x * x).times_plus(0.044715, x) * math.sqrt(2 / math.pi)) + 1.0)
+    return x * 0.5 * (erf.formula(x * math.sqrt(0.5)) + 1.0)
+
+
+@ElementFunction
 def hard_sigmoid(x: Floats, *, alpha: float = 0.2, beta: float = 0.5) -> Floats:
     """Return alpha * x + beta, from 0 to 1."""
     return at_most(1.0, at_least(0.0, x * alpha + beta))
@@ -367,10 +381,12 @@ FUNCTIONS: dict[str, ElementFunction[...]] = {
     "Erf": erf,
     "Exp": exp,
     "Floor": _called("floor"),
+    "Gelu": gaussian_unit,
     "HardSigmoid": hard_sigmoid,
     "HardSwish": hard_swish,
     "LeakyRelu": leaky_relu,
     "Log": log,
+    "Mish": mish,
     "Neg": negative,
     "Reciprocal": reciprocal,
     "Relu": relu,

@@ -10,12 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from .._graph import queries
-from .elementwise import EMIT, instruction, is_nonzero
+from .elementwise import EMIT, instruction
+from .indexing import INDEXING
+from .operands import first_operand, loaded, operand_views
 from .plan import FunctionPlan, NotCompiledError
 from .product_stage import ProductStage
 from .reductions import MAXIMUM, MINIMUM, SUM, Joining, ReductionStage, SoftmaxStage
-from .tables import TableRows
 from .views import Shape, View, new_view
+from .whole_numbers import cast, require_integers
 
 
 def translate(plan: FunctionPlan, node: ir.Node) -> None:
@@ -25,48 +27,23 @@ def translate(plan: FunctionPlan, node: ir.Node) -> None:
     make = MAKE.get(node.op_type) if not node.domain else None
     if make is None:
         raise NotCompiledError(f"{queries.describe(node)} is none of the operators that are compiled")
-    if node.op_type not in OF_INTEGERS and any(v.dtype is ir.DataType.INT64 for v in _values(plan, node)):
-        raise NotCompiledError(f"{queries.describe(node)} computes with integers")
+    require_integers(plan, node)
     views = make(plan, node)
     for value, view in zip(node.outputs, [views] if isinstance(views, View) else views, strict=True):
         plan.set(value, view)
 
 
-def _values(plan: FunctionPlan, node: ir.Node) -> list[ir.Value]:
-    """Return the operands that are computed, and the results."""
-    operands = [value for value in node.inputs if value is not None and queries.constant(value) is None]
-    return [*operands, *node.outputs]
-
-
-def _operand_views(plan: FunctionPlan, node: ir.Node) -> list[View]:
-    return [plan.view(value) for value in node.inputs if value is not None]
-
-
 def _each_element(plan: FunctionPlan, node: ir.Node) -> View:
     settings = {name: attribute.value for name, attribute in node.attributes.items()}
     emit = partial(EMIT[node.op_type], **settings) if settings else EMIT[node.op_type]
-    return plan.elementwise(emit, _operand_views(plan, node))
-
-
-def _view_in_type(plan: FunctionPlan, node: ir.Node) -> View:
-    source, to = plan.view(_first_operand(node)), queries.attribute(node, "to", 0)
-    if to not in (ir.DataType.FLOAT, ir.DataType.BOOL):
-        raise NotCompiledError(f"{queries.describe(node)} converts to another type than float32")
-    to_truth = to == ir.DataType.BOOL and _first_operand(node).dtype is not ir.DataType.BOOL
-    return plan.elementwise(is_nonzero, [source]) if to_truth else source
-
-
-def _first_operand(node: ir.Node) -> ir.Value:
-    value = node.inputs[0]
-    assert value is not None
-    return value
+    return plan.elementwise(emit, operand_views(plan, node))
 
 
 def _clip(plan: FunctionPlan, node: ir.Node) -> View:
     bounds = [queries.operand(node, i) for i in (1, 2)]
     numbers = [queries.attribute(node, "min", -math.inf), queries.attribute(node, "max", math.inf)]
     given = [plan.number(n) if v is None else plan.view(v) for v, n in zip(bounds, numbers, strict=True)]
-    return plan.elementwise(EMIT["Clip"], [plan.view(_first_operand(node)), *given])
+    return plan.elementwise(EMIT["Clip"], [plan.view(first_operand(node)), *given])
 
 
 POWERS = (1.0, 2.0, 3.0)
@@ -74,7 +51,7 @@ POWERS = (1.0, 2.0, 3.0)
 
 
 def _whole_power(plan: FunctionPlan, node: ir.Node) -> View:
-    base, exponent = _operand_views(plan, node)
+    base, exponent = operand_views(plan, node)
     base, number = base.broadcast(np.broadcast_shapes(base.shape, exponent.shape)), exponent.buffer.number
     if number == 0.5:
         return plan.elementwise(EMIT["Sqrt"], [base])
@@ -85,28 +62,28 @@ def _whole_power(plan: FunctionPlan, node: ir.Node) -> View:
 
 def _view_in_shape(plan: FunctionPlan, node: ir.Node) -> View:
     """Return the operand in the shape of the result."""
-    view = plan.contiguous(plan.view(_first_operand(node))).reshaped(plan.shape(node.outputs[0]))
+    view = plan.contiguous(plan.view(first_operand(node))).reshaped(plan.shape(node.outputs[0]))
     assert view is not None
     return view
 
 
 def _transpose(plan: FunctionPlan, node: ir.Node) -> View:
-    view = plan.view(_first_operand(node))
+    view = plan.view(first_operand(node))
     return view.permuted(queries.attribute(node, "perm", range(len(view.shape))[::-1]))
 
 
 def _expand(plan: FunctionPlan, node: ir.Node) -> View:
-    return plan.view(_first_operand(node)).broadcast(plan.shape(node.outputs[0]))
+    return plan.view(first_operand(node)).broadcast(plan.shape(node.outputs[0]))
 
 
 def _gemm(plan: FunctionPlan, node: ir.Node) -> View:
-    left, right, *rest = _operand_views(plan, node)
+    left, right, *rest = operand_views(plan, node)
     alpha, beta = (queries.attribute(node, name, 1.0) for name in ("alpha", "beta"))
     left = left.permuted((1, 0)) if queries.attribute(node, "transA", 0) else left
     right = right.permuted((1, 0)) if queries.attribute(node, "transB", 0) else right
     result = new_view((left.shape[0], right.shape[1]))
     bias = rest[0] if rest and alpha == beta == 1.0 and _is_row(rest[0], result) else None
-    plan.add(ProductStage(_loaded(plan, left), _right(plan, right), result, plan.tile, bias), result)
+    plan.add(ProductStage(loaded(plan, left), _right(plan, right), result, plan.tile, bias), result)
     if bias is not None or not rest:
         return _times(plan, result, alpha)
     return plan.elementwise(EMIT["Add"], [_times(plan, result, alpha), _times(plan, rest[0], beta)])
@@ -122,20 +99,15 @@ def _times(plan: FunctionPlan, view: View, factor: float) -> View:
     return view if factor == 1.0 else plan.elementwise(EMIT["Mul"], [view, plan.number(factor)])
 
 
-def _loaded(plan: FunctionPlan, view: View) -> View:
-    """Return a view that can be read from memory."""
-    return view if view.buffer.number is None else plan.copy(view)
-
-
 def _right(plan: FunctionPlan, view: View) -> View:
     """Return a view that a product can have on the right: its rows or its columns lie in memory as they are read."""
     near = 1 in view.strides[-2:] or 1 in view.shape[-2:]
-    return _loaded(plan, view) if near else plan.copy(view)
+    return loaded(plan, view) if near else plan.copy(view)
 
 
 def _matmul(plan: FunctionPlan, node: ir.Node) -> View:
-    left, right = _operand_views(plan, node)
-    left, right = _loaded(plan, left), _right(plan, right)
+    left, right = operand_views(plan, node)
+    left, right = loaded(plan, left), _right(plan, right)
     shape = plan.shape(node.outputs[0])
     rows = left if len(left.shape) > 1 else left._replace(shape=(1, *left.shape), strides=(0, *left.strides))
     columns = right if len(right.shape) > 1 else right._replace(shape=(*right.shape, 1), strides=(*right.strides, 0))
@@ -166,7 +138,7 @@ def _common_stack(a: Shape, b: Shape) -> Shape:
 
 
 def _reduction(rule: Joining, mean: bool, plan: FunctionPlan, node: ir.Node) -> View:
-    source, shape = plan.view(_first_operand(node)), plan.shape(node.outputs[0])
+    source, shape = plan.view(first_operand(node)), plan.shape(node.outputs[0])
     axes = _reduced_axes(node, len(source.shape))
     if not axes:
         return source
@@ -194,7 +166,7 @@ def _reduced_axes(node: ir.Node, rank: int) -> list[int]:
 
 
 def _softmax(logarithm: bool, plan: FunctionPlan, node: ir.Node) -> View:
-    source = plan.view(_first_operand(node))
+    source = plan.view(first_operand(node))
     axis = queries.attribute(node, "axis", -1 if queries.opset(node) >= 13 else 1)
     if axis % len(source.shape) != len(source.shape) - 1:
         raise NotCompiledError(f"{queries.describe(node)} is over another axis than the last")
@@ -204,7 +176,7 @@ def _softmax(logarithm: bool, plan: FunctionPlan, node: ir.Node) -> View:
 
 def _log_sum_exp(plan: FunctionPlan, node: ir.Node) -> View:
     """Return what logarithms of softmax differ from their operand by."""
-    source = plan.view(_first_operand(node))
+    source = plan.view(first_operand(node))
     if _reduced_axes(node, len(source.shape)) != [len(source.shape) - 1]:
         raise NotCompiledError(f"{queries.describe(node)} is over other axes than the last")
     given, logarithm = plan.contiguous(source), new_view(source.shape)
@@ -216,17 +188,8 @@ def _log_sum_exp(plan: FunctionPlan, node: ir.Node) -> View:
     return view
 
 
-def _gather(plan: FunctionPlan, node: ir.Node) -> View:
-    """Return rows of a table."""
-    table, indices = (plan.contiguous(view) for view in _operand_views(plan, node))
-    if queries.attribute(node, "axis", 0) % len(table.shape):
-        raise NotCompiledError(f"{queries.describe(node)} is along another axis than the first")
-    result = new_view((*indices.shape, *table.shape[1:]))
-    return plan.add(TableRows(table, indices, result), result)
-
-
 def _concat(plan: FunctionPlan, node: ir.Node) -> View:
-    parts, result = _operand_views(plan, node), new_view(plan.shape(node.outputs[0]))
+    parts, result = operand_views(plan, node), new_view(plan.shape(node.outputs[0]))
     axis, start = queries.attribute(node, "axis", 0) % len(result.shape), 0
     for part in parts:
         plan.copy_into(part, result.part(axis, start, part.shape[axis]))
@@ -236,7 +199,7 @@ def _concat(plan: FunctionPlan, node: ir.Node) -> View:
 
 def _pad(plan: FunctionPlan, node: ir.Node) -> View:
     """Return the operand between constants."""
-    source, rest = plan.view(_first_operand(node)), [queries.operand(node, i) for i in (1, 2, 3)]
+    source, rest = plan.view(first_operand(node)), [queries.operand(node, i) for i in (1, 2, 3)]
     counts, value, axes = (None if one is None else queries.constant(one) for one in rest)
     known = (value is not None or rest[1] is None) and (axes is not None or rest[2] is None)
     constant = queries.attribute(node, "mode", "constant") == "constant"
@@ -252,7 +215,7 @@ def _pad(plan: FunctionPlan, node: ir.Node) -> View:
 
 
 def _slice(plan: FunctionPlan, node: ir.Node) -> View:
-    view, (_, *given) = plan.view(_first_operand(node)), node.inputs
+    view, (_, *given) = plan.view(first_operand(node)), node.inputs
     numbers = [None if one is None else queries.constant(one) for one in given]
     if len(numbers) < 2 or any(n is None for n, one in zip(numbers, given, strict=True) if one is not None):
         raise NotCompiledError(f"{queries.describe(node)} has bounds that are computed")
@@ -261,15 +224,16 @@ def _slice(plan: FunctionPlan, node: ir.Node) -> View:
     assert ends is not None
     for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         axis = (i if axes is None else int(axes[i])) % len(view.shape)
-        if steps is not None and steps[i] != 1:
-            raise NotCompiledError(f"{queries.describe(node)} has another step than 1")
+        step = 1 if steps is None else int(steps[i])
+        if step < 1:
+            raise NotCompiledError(f"{queries.describe(node)} has a negative step")
         first, last, _ = slice(start, end).indices(view.shape[axis])
-        view = view.part(axis, first, max(last - first, 0))
+        view = view.part(axis, first, max(-(-(last - first) // step), 0), step)
     return view
 
 
 def _parts_of_view(plan: FunctionPlan, node: ir.Node) -> list[View]:
-    view, parts = plan.view(_first_operand(node)), list[View]()
+    view, parts = plan.view(first_operand(node)), list[View]()
     axis, start = queries.attribute(node, "axis", 0) % len(view.shape), 0
     for output in node.outputs:
         length = plan.shape(output)[axis]
@@ -280,7 +244,7 @@ def _parts_of_view(plan: FunctionPlan, node: ir.Node) -> list[View]:
 
 def _layer_normalization(plan: FunctionPlan, node: ir.Node) -> list[View]:
     """Return the normalized rows, and where they are wanted the means and the reciprocal standard deviations."""
-    source, scale, *bias = _operand_views(plan, node)
+    source, scale, *bias = operand_views(plan, node)
     if queries.attribute(node, "axis", -1) % len(source.shape) != len(source.shape) - 1:
         raise NotCompiledError(f"{queries.describe(node)} is over another axis than the last")
     mean = _row_means(plan, source)
@@ -303,7 +267,7 @@ def _batch_normalization(plan: FunctionPlan, node: ir.Node) -> View:
     """Return the columns normalized by given means and variances."""
     if len(node.outputs) != 1 or queries.attribute(node, "training_mode", 0):
         raise NotCompiledError(f"{queries.describe(node)} is in training mode")
-    source, *rest = _operand_views(plan, node)
+    source, *rest = operand_views(plan, node)
     shape = (-1, *[1] * (len(source.shape) - 2))
     scale, bias, mean, variance = (_as_channels(plan, view, shape) for view in rest)
     more = plan.elementwise(EMIT["Add"], [variance, plan.number(queries.attribute(node, "epsilon", 1e-5))])
@@ -318,20 +282,17 @@ def _as_channels(plan: FunctionPlan, view: View, shape: tuple[int, ...]) -> View
     return result
 
 
-OF_INTEGERS = frozenset(("Cast", "Equal", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
-"""Operators that may have integers for operands."""
-
 MAKE: Mapping[str, Callable[[FunctionPlan, ir.Node], View | list[View]]] = {
     **dict.fromkeys(EMIT, _each_element),
     "BatchNormalization": _batch_normalization,
-    "Cast": _view_in_type,
+    **INDEXING,
+    "Cast": cast,
     "Clip": _clip,
     "Concat": _concat,
     "Expand": _expand,
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _view_in_shape),
-    "Gather": _gather,
     "Gemm": _gemm,
-    "Identity": lambda plan, node: plan.view(_first_operand(node)),
+    "Identity": lambda plan, node: plan.view(first_operand(node)),
     "LayerNormalization": _layer_normalization,
     "LogSoftmax": partial(_softmax, True),
     "MatMul": _matmul,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -11,7 +11,7 @@ from .._graph import queries
 from .elementwise import EmitElements, unchanged
 from .kernels import RegisterTile
 from .stages import Elementwise, Stage
-from .tables import Conversion
+from .tables import ARRAY_TYPES, RangeCheck
 from .views import Buffer, Shape, View, new_view
 
 LARGEST_INTEGER = 2**24
@@ -29,18 +29,22 @@ class FunctionPlan:
     ----------
     tile : RegisterTile
         What products compute at once.
-    integers : collection of str
-        The inputs of integers below 2**24 that are in the range of what reads them.
 
     Attributes
     ----------
     stages : list of Stage
     constants : dict of Buffer to ndarray
         The arrays that the stages read beside the inputs of the graph.
+    checks : list of str
+        What is wrong where a check of a run fails, by its number from 1 on; "{}" stands for a number.
+    status : Buffer
+        Where runs write the number of the check that failed.
     """
 
-    def __init__(self, tile: RegisterTile, integers: Collection[str] = ()) -> None:
-        self.tile, self._integers = tile, integers
+    def __init__(self, tile: RegisterTile) -> None:
+        self.tile, self.status = tile, Buffer(2)
+        self.checks = list[str]()
+        self._checked = set[tuple[View, float, float]]()
         self.stages: list[Stage] = []
         self.constants = dict[Buffer, np.ndarray]()
         self._views = dict[ir.Value, View]()
@@ -54,17 +58,6 @@ class FunctionPlan:
             raise NotCompiledError(f"{value.name!r} has a shape that is not known")
         return _with_elements(value, tuple(sizes))
 
-    def add_input(self, value: ir.Value) -> View:
-        """Return the view of an input of the graph."""
-        whole = value.dtype is ir.DataType.INT64 and value.name in self._integers
-        if value.dtype is not ir.DataType.FLOAT and not whole:
-            raise NotCompiledError(f"the input {value.name!r} has the type {value.dtype}, not float32")
-        given = self._views[value] = new_view(self.shape(value))
-        if whole:
-            result = new_view(given.shape)
-            self._views[value] = self.add(Conversion(given, result), result)
-        return given
-
     def view(self, value: ir.Value) -> View:
         """Return the view of an operand."""
         if value not in self._views:
@@ -76,7 +69,7 @@ class FunctionPlan:
 
     def _constant(self, value: ir.Value, array: np.ndarray) -> View:
         view = new_view(self.shape(value))
-        if array.dtype == np.int64 and np.abs(array).max(initial=0) >= LARGEST_INTEGER:
+        if array.dtype.kind == "i" and np.abs(array.astype(float)).max(initial=0) >= LARGEST_INTEGER:
             raise NotCompiledError(f"{value.name!r} has integers from {LARGEST_INTEGER} on")
         if view.size == 1:
             view.buffer.number = float(array.reshape(()))
@@ -89,6 +82,24 @@ class FunctionPlan:
         view.buffer.number = number
         self.constants[view.buffer] = np.array(number, np.float32)
         return view
+
+    def array(self, array: np.ndarray) -> View:
+        """Return the view of numbers, or of truth values."""
+        view = new_view(array.shape)
+        self.constants[view.buffer] = np.ascontiguousarray(array, np.float32)
+        return view
+
+    def require(self, view: View, bounds: tuple[float, float], reason: str) -> None:
+        """Let runs fail where an element is not from the first of two bounds on and below the second.
+
+        ``reason`` says what is wrong then, with "{}" for the element.
+        """
+        once = view.without_repeats()
+        key = once, *bounds
+        if key not in self._checked:
+            self._checked.add(key)
+            self.checks.append(reason)
+            self.stages.append(RangeCheck(self.contiguous(once), *bounds, len(self.checks), self.status))
 
     def set(self, value: ir.Value, view: View) -> None:
         """Let a value be a view."""
@@ -111,7 +122,11 @@ class FunctionPlan:
         after = max((self._written.get(view.buffer, -1) for view in given), default=-1)
         for i in range(max(after, 0), len(self.stages)):
             stage = self.stages[i]
-            if isinstance(stage, Elementwise) and stage.shape == shape and self._knows(i, stage, given):
+            if (
+                isinstance(stage, Elementwise)
+                and stage.shape == shape
+                and _reads_in_order(stage, [v for v in given if self._written.get(v.buffer, -1) == i])
+            ):
                 break
         else:
             i, stage = len(self.stages), Elementwise(shape)
@@ -119,11 +134,6 @@ class FunctionPlan:
         stage.operations.append((emit, given, result))
         self._written[result.buffer] = i
         return result
-
-    def _knows(self, index: int, stage: Elementwise, operands: Iterable[View]) -> bool:
-        """Whether what a stage computes itself is read in the order in which it computes it."""
-        computed = stage.results()
-        return all(view in computed for view in operands if self._written.get(view.buffer, -1) == index)
 
     def copy(self, view: View) -> View:
         """Return the elements of a view in a buffer of their own."""
@@ -152,6 +162,12 @@ class FunctionPlan:
                 stage.kept = {result for result in stage.results() if result.buffer in wanted}
 
 
+def _reads_in_order(stage: Elementwise, written: Iterable[View]) -> bool:
+    """Whether a stage computes these views itself, as they are read: in the order in which it computes them."""
+    computed = stage.results()
+    return all(view in computed for view in written)
+
+
 def _with_elements(value: ir.Value, shape: Shape) -> Shape:
     """Return the shape of a value; raise if it has no elements."""
     if 0 in shape:
@@ -161,5 +177,5 @@ def _with_elements(value: ir.Value, shape: Shape) -> Shape:
 
 def _require_numbers(value: ir.Value) -> None:
     """Raise for other types than floats, truth values, and integers, which are held as floats."""
-    if value.dtype not in (None, ir.DataType.FLOAT, ir.DataType.BOOL, ir.DataType.INT64):
+    if value.dtype not in (None, ir.DataType.FLOAT, *ARRAY_TYPES):
         raise NotCompiledError(f"{value.name!r} has the type {value.dtype}, not float32")

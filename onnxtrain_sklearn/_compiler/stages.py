@@ -63,10 +63,10 @@ class Elementwise:
     def write(self, text: Text) -> None:
         views = [view for view in (*self.read(), *self.written()) if view.buffer.number is None]
         shape, strides = merged_axes(self.shape, [view.strides for view in views])
-        places = {view: _Place(view.offset, steps) for view, steps in zip(views, strides, strict=True)}
+        places = {view: Placement(view.offset, steps) for view, steps in zip(views, strides, strict=True)}
         self._nest(text, shape, places)
 
-    def _nest(self, text: Text, shape: Shape, places: Mapping[View, _Place]) -> None:
+    def _nest(self, text: Text, shape: Shape, places: Mapping[View, Placement]) -> None:
         """Add a loop for each axis but the last."""
         if len(shape) <= 1:
             self._along(text, shape[0] if shape else 1, places)
@@ -74,7 +74,7 @@ class Elementwise:
         with text.loop(shape[0]) as loop:
             self._nest(text, shape[1:], {view: place.inner(text, loop.index) for view, place in places.items()})
 
-    def _along(self, text: Text, length: int, places: Mapping[View, _Place]) -> None:
+    def _along(self, text: Text, length: int, places: Mapping[View, Placement]) -> None:
         """Add the loop along the last axis: vectors where elements are neighbors, then the rest as a narrower one."""
         vectors = all(place.step in (0, 1) for place in places.values())
         width = LANES if vectors else 1
@@ -89,7 +89,7 @@ class Elementwise:
                 self._compute(text, lanes, loop.index, places, single)
 
     def _compute(
-        self, text: Text, width: int, index: Index, places: Mapping[View, _Place], single: Mapping[View, str]
+        self, text: Text, width: int, index: Index, places: Mapping[View, Placement], single: Mapping[View, str]
     ) -> None:
         """Add all operations on ``width`` elements from an index on."""
         values = {view: text.repeat(name, width) for view, name in single.items()}
@@ -100,7 +100,13 @@ class Elementwise:
                 text.store(values[result], result.buffer.pointer, places[result].at(text, index), width)
 
     def _operand(
-        self, text: Text, width: int, index: Index, places: Mapping[View, _Place], values: dict[View, str], view: View
+        self,
+        text: Text,
+        width: int,
+        index: Index,
+        places: Mapping[View, Placement],
+        values: dict[View, str],
+        view: View,
     ) -> str:
         if view.buffer.number is not None:
             return literal(view.buffer.number, width)
@@ -116,7 +122,7 @@ def chunks(length: int, width: int) -> list[tuple[int, int, int]]:
     return parts + ([(whole * width, 1, rest)] if rest else [])
 
 
-class _Place(NamedTuple):
+class Placement(NamedTuple):
     """Where a view begins, and its steps along the axes that are left."""
 
     start: Index
@@ -127,9 +133,9 @@ class _Place(NamedTuple):
         """The step along the last axis."""
         return self.steps[-1] if self.steps else 0
 
-    def inner(self, text: Text, index: Index) -> _Place:
+    def inner(self, text: Text, index: Index) -> Placement:
         """Return the place at an index of the first axis."""
-        return _Place(text.add(self.start, text.multiply(index, self.steps[0])), self.steps[1:])
+        return Placement(text.add(self.start, text.multiply(index, self.steps[0])), self.steps[1:])
 
     def at(self, text: Text, index: Index) -> Index:
         """Return the place at an index of the last axis."""

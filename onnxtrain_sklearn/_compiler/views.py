@@ -56,10 +56,28 @@ class View(NamedTuple):
         """Return the view with its axes in another order."""
         return self._replace(shape=tuple(self.shape[i] for i in order), strides=tuple(self.strides[i] for i in order))
 
-    def part(self, axis: int, start: int, length: int) -> View:
-        """Return ``length`` neighboring indices of an axis."""
+    def part(self, axis: int, start: int, length: int, step: int = 1) -> View:
+        """Return ``length`` indices of an axis, neighbors or every so many."""
         shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
-        return self._replace(shape=shape, offset=self.offset + start * self.strides[axis])
+        strides = (*self.strides[:axis], step * self.strides[axis], *self.strides[axis + 1 :])
+        return self._replace(shape=shape, strides=strides, offset=self.offset + start * self.strides[axis])
+
+    def with_axis(self, axis: int) -> View:
+        """Return the view with one more axis, of one index."""
+        shape, strides = ((*one[:axis], n, *one[axis:]) for one, n in ((self.shape, 1), (self.strides, 0)))
+        return self._replace(shape=shape, strides=strides)
+
+    def without(self, axis: int) -> View:
+        """Return the view without an axis of one index."""
+        shape, strides = ((*one[:axis], *one[axis + 1 :]) for one in (self.shape, self.strides))
+        return self._replace(shape=shape, strides=strides)
+
+    def without_repeats(self) -> View:
+        """Return the view with every element once: without axes along which none changes."""
+        kept = [i for i, (n, step) in enumerate(zip(self.shape, self.strides, strict=True)) if n > 1 and step]
+        once = self._replace(shape=tuple(self.shape[i] for i in kept), strides=tuple(self.strides[i] for i in kept))
+        shape, (strides,) = merged_axes(once.shape, [once.strides])
+        return once._replace(shape=shape, strides=strides)
 
     def reshaped(self, shape: Shape) -> View | None:
         """Return the same elements with another shape; None where that takes a copy."""

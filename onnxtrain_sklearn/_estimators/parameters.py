@@ -190,8 +190,8 @@ over, in a terminal and in a notebook, else a table of epochs. 2: always the tab
 What differentiates the graph. "auto": of the first two that are installed and proven right for every operator between
 the parameters and the loss the faster one, by a measured table of operators; or "compiled", where a fit of a small
 network plans enough steps to earn the time that compiling takes. "compiled": the gradients of "portable", as machine
-code for one thread of the processor. It needs llvmlite, and graphs of products, elementwise functions, reductions and
-normalizations. ``engine_`` says which one was used."""),
+code for one thread of the processor. It needs llvmlite, and graphs of products, elementwise functions, reductions,
+normalizations and tables whose rows are selected. ``engine_`` says which one was used."""),
     "device": Parameter("str", """
 "cpu", "cuda" or "cuda:1". A device that is not available is an error."""),
     "providers": Parameter("list or None", """

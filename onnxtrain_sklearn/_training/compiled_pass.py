@@ -18,6 +18,7 @@ from .._compiler.functions import supported
 from .._compiler.kernels import tile_of
 from .._compiler.plan import NotCompiledError
 from .._gradient.engine import available_engines
+from .._graph.folding import fold
 from .._runtime.devices import Device
 from .._runtime.machine_code import features, is_installed
 from ..exceptions import RuntimeNotFoundError, UnsupportedOperatorError
@@ -109,10 +110,10 @@ def pays(size: PassSize, steps: int) -> bool:
     return size.work < PARALLEL_WORK and saved >= MARGIN * (LOADING + COMPILING + COMPILING_NODE * size.nodes)
 
 
-def compiled_code(graph: ir.Graph, target: str) -> GraphCode:
-    """Return the code of a gradient graph; only its target may be integers, which are known classes."""
+def compiled_code(model: ir.Model) -> GraphCode:
+    """Return the code of a gradient graph; shapes that it computes are put into it as constants, in place."""
     try:
-        return graph_code(graph, tile_of(features()), [target])
+        return graph_code(fold(model).graph, tile_of(features()))
     except NotCompiledError as error:
         raise UnsupportedOperatorError(
             f"engine='compiled' cannot run the graph: {error}. Use engine='auto' or 'portable'."

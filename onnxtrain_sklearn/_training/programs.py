@@ -224,7 +224,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         return_before_reshapes(model.graph, [name for name in names if name not in taken])
     repeated = repeat_shares(model.graph) if source.for_cpu and source.gives_shares else 0
     labeled = take_labeled_shares(model.graph) if repeated else False
-    code = compiled_code(model.graph, TARGET) if engine == COMPILED else None
+    code = compiled_code(model) if engine == COMPILED else None
     if source.for_cpu and code is None:
         transpose_operands(model.graph)
         if not source.settings.checkpoint_activations:  # then nodes run in the order of the graph

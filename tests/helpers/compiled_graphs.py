@@ -43,7 +43,8 @@ def inputs_of(model, rng, draw=None):
     """Return an array for each input of a model."""
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
     draw = draw or (lambda shape: rng.standard_normal(shape))
-    return {name: np.asarray(draw(shape), np.float32) for name, shape in shapes.items()}
+    types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in model.graph.input}
+    return {name: np.asarray(draw(shape)).astype(types[name]) for name, shape in shapes.items()}
 
 
 def exact(text, constants, inputs, dtype=np.float64):
@@ -56,18 +57,26 @@ def exact(text, constants, inputs, dtype=np.float64):
         },
         dtype,
     )
-    given = {name: array.astype(dtype) for name, array in inputs.items()}
+    given = {name: array.astype(dtype) if array.dtype == np.float32 else array for name, array in inputs.items()}
     names = [value.name for value in model.graph.output]
     return dict(zip(names, ReferenceEvaluator(model).run(None, given), strict=True))
 
 
+def guarded(size, dtype):
+    """Return an array between elements that nothing may write, and that show where they are read."""
+    kind = np.dtype(dtype).kind
+    return np.full(size + 2 * GUARD, np.nan if kind == "f" else kind == "b" or 2**30 + 7, dtype)
+
+
 class Run:
-    """A compiled graph with its arrays; NaN around the outputs must stay."""
+    """A compiled graph with its arrays; NaN around the arrays must stay, and are not read."""
 
     def __init__(self, text, constants, inputs):
         self.code = code_of(text, constants)
-        self.inputs = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
-        self._around = {name: np.full(size + 2 * GUARD, np.nan, np.float32) for name, size in self.code.outputs.items()}
+        types = {**dict.fromkeys([*self.code.inputs, *self.code.outputs], np.float32), **self.code.types}
+        self._given = {name: guarded(array.size, array.dtype) for name, array in inputs.items()}
+        self.inputs = {name: self._given[name][GUARD:-GUARD].reshape(array.shape) for name, array in inputs.items()}
+        self._around = {name: guarded(size, types[name]) for name, size in self.code.outputs.items()}
         self.outputs = {name: array[GUARD:-GUARD] for name, array in self._around.items()}
         self._bound = BoundCode(self.code, self.inputs, self.outputs)
 
@@ -76,10 +85,13 @@ class Run:
         for name, array in inputs.items():
             self.inputs[name][...] = array
         for array in self.outputs.values():
-            array[...] = np.nan
-        self._bound.run()
-        for name, array in self._around.items():
-            assert np.isnan([array[:GUARD], array[-GUARD:]]).all(), name
+            array[...] = guarded(0, array.dtype)[0]
+        try:
+            self._bound.run()
+        finally:
+            for name, array in [*self._around.items(), *self._given.items()]:
+                ends = guarded(0, array.dtype)
+                np.testing.assert_array_equal(np.concatenate([array[:GUARD], array[-GUARD:]]), ends, err_msg=name)
         for name, array in inputs.items():
             np.testing.assert_array_equal(self.inputs[name], array, err_msg=f"{name} was overwritten")
         return {name: array.copy() for name, array in self.outputs.items()}
