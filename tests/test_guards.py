@@ -70,6 +70,15 @@ PROTOBUF = {
     "_graph.node_shapes": {"defs", "helper", "shape_inference"},  # inference of single nodes
     "_graph.own_tensors": {"ModelProto"},
     "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
+    "_graph.tensorflow_operators": {  # rewritten before they are checked
+        "GraphProto",
+        "ModelProto",
+        "NodeProto",
+        "TensorProto",
+        "defs",
+        "helper",
+        "shape_inference",
+    },
     "_graph.trainable": {"load_model_from_string"},  # of pickles
     "_graph.supported": {"defs"},  # the defaults of attributes
     "_graph.files": {

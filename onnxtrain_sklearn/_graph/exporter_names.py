@@ -20,7 +20,8 @@ _MADE_UP = re.compile(
     | /.+_output_\d+                                      # its nodes, which tools that simplify graphs have folded
     | (?:p2o\.)?helper\.constant\.\d+ | Constant@\d+      # PaddlePaddle
     | (?:.*[/.])?(?:[Cc]onst(?:ant)?|zeros|ones|Fill)(?:_like)?(?:_\d+)?(?:__\d+)?(?::\d+)?  # TensorFlow, Keras
-    | .*/[xy](?::\d+)? | const_\w+?__\d+ | .*const_fold_opt__\d+
+    | .*/[xy](?::\d+)? | (?:.*/)?Select(?:V2)?(?:_\d+)?/[et](?::\d+)? | (?:.*/)?Atan2_(?:one|pi)__\d+
+    | const_\w+?__\d+ | .*const_fold_opt__\d+
     """,
     re.VERBOSE,
 )
@@ -29,6 +30,8 @@ _TENSORFLOW_OPERATION = re.compile(
     r"|Sqrt|Square|sub|Sub|truediv)(?:_\d+)?(?:_recip)?(?:__\d+)?(?::\d+)?"
 )
 """Names of what tf2onnx or TensorFlow Lite computed in advance; a variable is named after the node that reads it."""
+_TENSORFLOW_CONSTANT = re.compile(r"(?:.*/)?Const(?:_\d+)?:\d+")
+_TENSORFLOW_VARIABLE = re.compile(r".*/ReadVariableOp(?:_\d+)?(?:/resource)?:\d+")
 
 _PADDLE_PARAMETER = re.compile(r".+\.[wb]_\d+(?:_deepcopy_\d+)?")
 _PADDLE_CAST = re.compile(r"auto\.cast\.\d+")
@@ -53,6 +56,15 @@ def is_paddle_parameter(value: ir.Value) -> bool:
 def is_buffer(value: ir.Value) -> bool:
     """Whether the name says that a constant is a buffer of a PyTorch module, such as ``stft.forward_basis_buffer``."""
     return _BUFFER.fullmatch(value.name or "") is not None
+
+
+def is_tensorflow_constant(name: str) -> bool:
+    """Whether the name is that of ``tf.constant``; TensorFlow itself gives it, and not to variables."""
+    return _TENSORFLOW_CONSTANT.fullmatch(name) is not None
+
+
+def is_tensorflow_variable(name: str) -> bool:
+    return _TENSORFLOW_VARIABLE.fullmatch(name) is not None
 
 
 def _is_of_tensorflow_operations(name: str) -> bool:

@@ -12,12 +12,11 @@ import onnx_ir as ir
 
 from .builder import GraphBuilder
 from .edits import copy_initializer, swap_initializers
+from .keras_lost import warn_of_lost_biases
 from .names import names_of
 from .queries import int_attribute, operand
+from .tensorflow_operators import TF2ONNX
 from .weights import array_of
-
-TF2ONNX = "tf2onnx"
-"""The name of the producer in files of ``tf2onnx`` and of Keras' own export from TensorFlow."""
 
 
 def restore_layers(model: ir.Model) -> None:
@@ -26,6 +25,7 @@ def restore_layers(model: ir.Model) -> None:
         _separate_layers(model.graph)
         for node in list(model.graph):
             _keep_one_bias(model.graph, node)
+        warn_of_lost_biases(model.graph)
 
 
 def _separate_layers(graph: ir.Graph) -> None:
@@ -88,7 +88,8 @@ class _Layers:
 def _keep_one_bias(graph: ir.Graph, node: ir.Node) -> None:
     """Store the one bias that Keras has for each gate of a recurrent layer, and pad it with the zeros of the second.
 
-    Both trained, their sum would move twice as far as in Keras.
+    Both trained, their sum would move twice as far as in Keras. A bias of zeros alone was filled in for an LSTM without
+    one: that of Keras begins with ones, for the forget gate.
     """
     bias = operand(node, 3) if _has_one_bias(node) else None
     if bias is None or bias.name not in graph.initializers or len(bias.uses()) > 1:
@@ -96,6 +97,9 @@ def _keep_one_bias(graph: ir.Graph, node: ir.Node) -> None:
     array = array_of(bias)
     half = array.shape[-1] // 2
     if array[:, half:].any():
+        return
+    if node.op_type == "LSTM" and not array.any():
+        node.replace_input_with(3, None)
         return
     swap_initializers(graph, {bias.name or "": array[:, :half]})
     bias.shape = ir.Shape((len(array), half))

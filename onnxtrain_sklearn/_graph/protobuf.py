@@ -32,6 +32,7 @@ from .queries import all_values, every_node
 from .reductions import apply_to_elements, over_no_axes
 from .shapes import infer_declared
 from .survival import nodes_of, require_loadable, require_survivable
+from .tensorflow_operators import without_tensorflow_operators
 from .torch_zero_biases import drop_zero_biases
 from .versions import RENEWED_OPSET, readable
 
@@ -202,7 +203,7 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
         if proto.functions:
             typed = onnx.shape_inference.infer_shapes(proto)
             proto = onnx.inliner.inline_local_functions(typed, convert_version=True)
-        proto = _lowered(proto)
+        proto = _lowered(without_tensorflow_operators(proto))
         onnx.checker.check_model(proto)
     return proto
 

@@ -18,9 +18,16 @@ import numpy as np
 import onnx_ir as ir
 
 from .affine_roles import role_in_affine
-from .exporter_names import is_buffer, is_made_up, is_paddle_parameter
+from .exporter_names import (
+    is_buffer,
+    is_made_up,
+    is_paddle_parameter,
+    is_tensorflow_constant,
+    is_tensorflow_variable,
+)
 from .fake_quantization import is_fake, is_held_as_integers
 from .queries import dims, graphs_in
+from .tensorflow_operators import TF2ONNX
 from .torch_program import PRODUCER, TorchProgram
 from .weights import NOT_WEIGHTS, is_setting
 
@@ -168,6 +175,8 @@ class Roles:
             return Verdict(False, f"a bound in {kind}")
         if kind == "Gemm" and index == 2 and not array.ndim and not array.any():
             return Verdict(False, "filled in for a Gemm without a bias")
+        if _is_of_code(value, self._graph):
+            return Verdict(False, "a constant of the code: TensorFlow names variables otherwise")
         if not node.domain and index in PRODUCTS.get(kind, ()):
             return Verdict(True, "slope of PRelu" if kind == "PRelu" else f"weight of {kind}")
         if not np.isfinite(array).all():
@@ -268,6 +277,13 @@ def _is_of_module(value: ir.Value, graph: ir.Graph, program: TorchProgram) -> bo
         return False
     is_path = _NAME_IN_MODULE.fullmatch(value.name or "") is not None
     return is_path and any((node.name or "").startswith("/") for node in graph)
+
+
+def _is_of_code(value: ir.Value, graph: ir.Graph) -> bool:
+    """Whether a constant is one of TensorFlow's code, in a file whose variables have names of their own."""
+    if graph.meta.get(EXPORTER) != TF2ONNX or not is_tensorflow_constant(value.name or ""):
+        return False
+    return any(map(is_tensorflow_variable, graph.initializers))
 
 
 def _kinds(uses: Iterable[tuple[ir.Node, int]]) -> Iterator[tuple[str, int]]:

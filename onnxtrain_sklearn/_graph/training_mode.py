@@ -13,9 +13,9 @@ from .batch_statistics import normalizes_by_batch
 from .builder import GraphBuilder
 from .constants import tensor_of
 from .edits import replace_by_initializer
-from .keras_layers import TF2ONNX
 from .names import names_of
 from .queries import constant, describe, every_node, operand
+from .tensorflow_operators import TF2ONNX
 from .torch_program import PRODUCER, call_of, scope_of
 from .versions import RENEWED_OPSET, in_opset
 

@@ -1,6 +1,7 @@
 """Write ``keras_*.onnx`` and ``keras_*.npz``: networks that Keras exports from TensorFlow, and how Keras trains them.
 
-Run with Keras 3.15, TensorFlow 2.21 and tf2onnx 1.17: ``python tests/data/make_keras_exports.py``. An archive holds
+Run with Keras 3.15, TensorFlow 2.21 and tf2onnx 1.17: ``python tests/data/make_keras_exports.py``,
+with names of networks for some of them. An archive holds
 rows ``X``, classes ``y``, the losses of ten steps of gradient descent with momentum over all rows in evaluation mode
 (rate 0.05, momentum 0.9) in float64, the scores after them, and under ``gradient/`` those of the first step.
 """
@@ -8,6 +9,7 @@ rows ``X``, classes ``y``, the losses of ten steps of gradient descent with mome
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -26,6 +28,16 @@ BUILDERS = {
     ),
     "lstm": lambda: keras.Sequential(
         [layers.Input((5,), dtype="int32"), layers.Embedding(9, 3), layers.LSTM(4), layers.Dense(3)]
+    ),
+    "gelu": lambda: keras.Sequential(
+        [layers.Input((6,)), layers.Dense(8, "gelu"), layers.Dense(5, "celu"), layers.Dense(3)]
+    ),
+    "recurrent": lambda: keras.Sequential(
+        [layers.Input((5, 3)), layers.LSTM(4, return_sequences=True, use_bias=False), layers.LSTM(4), layers.Dense(3)]
+    ),
+    "separable": lambda: keras.Sequential(
+        [layers.Input((6, 6, 2)), layers.SeparableConv2D(4, 3, activation="relu"), layers.DepthwiseConv2D(2),
+         layers.Flatten(), layers.Dense(3)]
     ),
     "cnn": lambda: keras.Sequential(
         [layers.Input((6, 6, 2)), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU(),
@@ -65,7 +77,8 @@ def train(model: keras.Model, X: np.ndarray, y: np.ndarray) -> dict[str, np.ndar
 
 
 def main() -> None:
-    for name, build in BUILDERS.items():
+    for name in sys.argv[1:] or BUILDERS:
+        build = BUILDERS[name]
         keras.config.set_floatx("float32")
         keras.utils.clear_session()
         keras.utils.set_random_seed(0)
