@@ -47,19 +47,24 @@ class _Writer:
         return name
 
 
-def _unless_zero(op: _Writer, x: str, product: str) -> str:
-    """Return zero where ``x`` is zero, whatever the product is there."""
+def _unless_zero(op: _Writer, x: str, y: str, product: Callable[[str], str]) -> str:
+    """Return the product of ``x`` and a function of ``y``, zero where ``x`` is; so are the gradients there."""
     zero = op.number(0.0)
-    return op("Where", op("Equal", x, zero), zero, product)
+    is_zero = op("Equal", x, zero)
+    return op("Where", is_zero, zero, product(op("Where", is_zero, op.number(1.0), y)))
+
+
+def _log1p(op: _Writer, x: str) -> str:
+    return op("Log", op("Add", x, op.number(1.0)))
 
 
 _FORMS: dict[str, tuple[int, Callable[..., str]]] = {
     "Erfc": (1, lambda op, x: op("Sub", op.number(1.0), op("Erf", x))),
     "Expm1": (1, lambda op, x: op("Sub", op("Exp", x), op.number(1.0))),
-    "Log1p": (1, lambda op, x: op("Log", op("Add", x, op.number(1.0)))),
-    "Xdivy": (2, lambda op, x, y: _unless_zero(op, x, op("Div", x, y))),
-    "Xlog1py": (2, lambda op, x, y: _unless_zero(op, x, op("Mul", x, op("Log", op("Add", y, op.number(1.0)))))),
-    "Xlogy": (2, lambda op, x, y: _unless_zero(op, x, op("Mul", x, op("Log", y)))),
+    "Log1p": (1, _log1p),
+    "Xdivy": (2, lambda op, x, y: _unless_zero(op, x, y, lambda a: op("Div", x, a))),
+    "Xlog1py": (2, lambda op, x, y: _unless_zero(op, x, y, lambda a: op("Mul", x, _log1p(op, a)))),
+    "Xlogy": (2, lambda op, x, y: _unless_zero(op, x, y, lambda a: op("Mul", x, op("Log", a)))),
 }
 """Operators of TensorFlow: number of inputs, and what they compute."""
 
