@@ -216,3 +216,14 @@ def test_a_bias_of_zeros_of_an_lstm_is_one_that_was_filled_in():
         for name, array in arrays.items():
             proto.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
         assert set(trainable_model(load(proto), foreign=True).parameters) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "is_trained"),
+    [("m/a/range/delta:0", False), ("m/a/mul/ReadVariableOp:0", True), ("ReadVariableOp:0", True)],
+)
+def test_numbers_are_trained_where_the_file_names_them_as_variables(name, is_trained):
+    """Equal numbers of the code are one constant, under the name that one of them has."""
+    text = CODE.replace("<float[2, 3]", "<float c = {0.37}, float[2, 3]").replace("MatMul(h,", "MatMul(r,")
+    proto = renamed(text.replace("y = ", "g = Sigmoid(h) r = Mul(c, g) y = "), c=name, k=VARIABLE)
+    assert (name in trainable_model(load(proto), foreign=True).parameters) is is_trained

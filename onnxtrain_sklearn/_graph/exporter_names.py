@@ -31,7 +31,7 @@ _TENSORFLOW_OPERATION = re.compile(
 )
 """Names of what tf2onnx or TensorFlow Lite computed in advance; a variable is named after the node that reads it."""
 _TENSORFLOW_CONSTANT = re.compile(r"(?:.*/)?Const(?:_\d+)?:\d+")
-_TENSORFLOW_VARIABLE = re.compile(r".*/ReadVariableOp(?:_\d+)?(?:/resource)?:\d+")
+_TENSORFLOW_VARIABLE = re.compile(r"(?:.*/)?ReadVariableOp(?:_\d+)?(?:/resource)?:\d+")
 
 _PADDLE_PARAMETER = re.compile(r".+\.[wb]_\d+(?:_deepcopy_\d+)?")
 _PADDLE_CAST = re.compile(r"auto\.cast\.\d+")

@@ -281,9 +281,10 @@ def _is_of_module(value: ir.Value, graph: ir.Graph, program: TorchProgram) -> bo
 
 def _is_of_code(value: ir.Value, graph: ir.Graph) -> bool:
     """Whether a constant is one of TensorFlow's code, in a file whose variables have names of their own."""
-    if graph.meta.get(EXPORTER) != TF2ONNX or not is_tensorflow_constant(value.name or ""):
+    name, is_number = value.name or "", value.shape is not None and not len(value.shape)
+    if graph.meta.get(EXPORTER) != TF2ONNX or not (is_number or is_tensorflow_constant(name)):
         return False
-    return any(map(is_tensorflow_variable, graph.initializers))
+    return not is_tensorflow_variable(name) and any(map(is_tensorflow_variable, graph.initializers))
 
 
 def _kinds(uses: Iterable[tuple[ir.Node, int]]) -> Iterator[tuple[str, int]]:
