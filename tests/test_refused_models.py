@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from sklearn.cluster import KMeans
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import (
     AdaBoostClassifier,
     BaggingClassifier,
@@ -11,14 +13,12 @@ from sklearn.ensemble import (
 )
 from sklearn.exceptions import NotFittedError
 from sklearn.kernel_ridge import KernelRidge
-from sklearn.linear_model import (
-    Ridge,
-)
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import NearestNeighbors
 from sklearn.neural_network import BernoulliRBM
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler, TargetEncoder
 from sklearn.svm import OneClassSVM
 
 from onnxtrain_sklearn import Linear
@@ -76,7 +76,12 @@ class TestRefused:
                 "^KernelRidge has no conv.* Give another",
             ),
             (lambda: classifier(rbm()), BINARY, ModelError, "^BernoulliRBM in this Pipeline .* give what follows it"),
-            (lambda: regressor(embedded()), NUMBER, ModelError, "sparse outputs. Fit a model with other settings"),
+            (
+                lambda: regressor(embedded()),
+                NUMBER,
+                ModelError,
+                "^RandomTreesEmbedding in .* Fit a model with other settings",
+            ),
             (lambda: classifier(bagged(network())), BINARY, ModelError, "in this BaggingClassifier is a network"),
         ],
     )
@@ -86,6 +91,24 @@ class TestRefused:
         with pytest.raises(error, match=text):
             tuned.fit(X, y)
         assert vars(tuned) == before
+
+    @pytest.mark.parametrize(
+        ("step", "columns", "text"),
+        [
+            (LinearDiscriminantAnalysis(n_components=2), np.float64, "transforms rows, and has an ONNX form as a clas"),
+            (OneHotEncoder(handle_unknown="ignore"), np.float64, "has categories that are fractions"),
+            (TargetEncoder(random_state=0), str, "encodes by several classes"),
+            (RandomTreesEmbedding(2, sparse_output=False, random_state=0), np.float64, "has no ONNX form"),
+        ],
+    )
+    def test_names_the_step_that_is_refused(self, step, columns, text):
+        rows = (np.round(np.abs(X[:, :3])) + 0.5).astype(columns)
+        rows = rows.astype(object) if columns is str else rows
+        labels = np.arange(len(X)) % 3
+        tuned = classifier(make_pipeline(step, LogisticRegression()).fit(rows, labels))
+        name = type(step).__name__
+        with pytest.raises(ModelError, match=f"^{name} in this Pipeline {text}.*in place of {name};"):
+            tuned.fit(rows, labels)
 
     def test_later_errors_leave_it_fitted(self):
         tuned = regressor(ridge()).fit(X, NUMBER)

@@ -133,10 +133,31 @@ def without_gradient(record: ModelRecord) -> str:
 _WITHOUT_CONVERTER = re.compile(r"shape calculator for type '<class '(?:\w+\.)*(\w+)'>'")
 """How skl2onnx says that it does not know a class."""
 
+_UNCLEAR = {
+    "LinearDiscriminantAnalysis": (
+        "at most 1 input(s)",
+        "transforms rows, and has an ONNX form as a classifier alone, which is the last step",
+    ),
+    "OneHotEncoder": (
+        "is not an int64",
+        "has categories that are fractions; those that are integers or texts have an ONNX form",
+    ),
+    "RandomTreesEmbedding": ("", "has no ONNX form"),
+    "TargetEncoder": (
+        "only support TargetEncoder",
+        "encodes by several classes; one that encodes by two, or by numbers, has an ONNX form",
+    ),
+}
+"""Steps of which skl2onnx does not say clearly why it refuses them: part of what it says, and what is meant."""
+
 
 def why_unconverted(estimator: Estimator, error: Exception) -> str:
     """Return the message for a model whose conversion failed: the class, or the reason, and what to do."""
     whole, words = type(estimator).__name__, " ".join(str(error).split())
+    for name in sorted({type(part).__name__ for _, part in walk(estimator)} & _UNCLEAR.keys()):
+        told, reason = _UNCLEAR[name]
+        if told in words:
+            return f"{name} in this {whole} {reason}. {_instead_of(name)}"
     found = _WITHOUT_CONVERTER.search(words)
     if found is None:
         return f"skl2onnx cannot convert this {whole}: {words[:500].removesuffix('.')}. {_instead_of('what it names')}"
