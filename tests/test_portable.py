@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -17,6 +18,7 @@ from onnxtrain_sklearn import MLP, OrtGradientClassifier, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._runtime import devices, sessions
 from tests.helpers.data import DATA
+from tests.helpers.sessions import evaluate
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'
 BOTH = pytest.mark.skipif(len(available_engines()) < 2, reason="needs onnxruntime-training")
@@ -226,3 +228,23 @@ def test_what_constant_indices_that_follow_each_other_take_is_padded_not_scatter
         engine="portable",
     )
     assert [node.op_type for node in graph.graph.node if node.op_type in ("Pad", "ScatterElements")] == [operator]
+
+
+def test_a_sum_of_gradients_broadcasts_one_operand_at_most():
+    """Of three operands, onnxruntime's kernel for CUDA adds two that are broadcast along different axes wrongly."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> g (float[2, 3, 4] x) => (float y) {
+            rows = Constant <value_ints = [1]> () columns = Constant <value_ints = [2]> ()
+            a = ReduceMean(x, rows) b = ReduceMean(x, columns) c = Exp(x)
+            p = Mul(a, a) q = Mul(b, b) s = ReduceSum <keepdims = 0> (p) t = ReduceSum <keepdims = 0> (q)
+            u = ReduceSum <keepdims = 0> (c) v = Add(s, t) y = Add(u, v) }"""
+    )
+    gradient = onnx.shape_inference.infer_shapes(gradient_graph(model, wrt="x", engine="portable"))
+    known = {v.name: v for v in (*gradient.graph.value_info, *gradient.graph.output, *gradient.graph.input)}
+    shapes = {name: [d.dim_value for d in v.type.tensor_type.shape.dim] for name, v in known.items()}
+    sums = [node for node in gradient.graph.node if node.op_type == "Sum"]
+    assert [len(node.input) for node in sums] == [3]
+    assert sum(shapes[name] != [2, 3, 4] for name in sums[0].input) == 1
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    expected = 2 * x.mean(1, keepdims=True) / 3 + 2 * x.mean(2, keepdims=True) / 4 + np.exp(x)
+    assert_allclose(evaluate(gradient, x=x)[1], expected, rtol=0, atol=1e-6)

@@ -34,12 +34,18 @@ def tidy(graph: ir.Graph, own: Collection[ir.Node], trained: Collection[ir.Value
 
 
 def _needless(node: ir.Node, index: int, x: ir.Value) -> bool:
-    """Whether ``x`` is an Expand whose operand ``node`` would broadcast to the same result."""
-    producer = x.producer()
-    if producer is None or producer.op_type != "Expand" or not fixed(dims(node.outputs[0])):
+    """Whether ``x`` is an Expand whose operand ``node`` would broadcast to the same result.
+
+    A Sum broadcasts one operand at most: of three, onnxruntime's kernel for CUDA adds two that are broadcast along
+    different axes wrongly.
+    """
+    producer, whole = x.producer(), dims(node.outputs[0])
+    if producer is None or producer.op_type != "Expand" or not fixed(whole):
         return False
     shapes = [dims(producer.inputs[0] if i == index else v) for i, v in enumerate(node.inputs)]
-    return _broadcast_shape(shapes) == dims(node.outputs[0])
+    if node.op_type == "Sum" and any(shape != whole for i, shape in enumerate(shapes) if i != index):
+        return False
+    return _broadcast_shape(shapes) == whole
 
 
 def _broadcast_shape(shapes: list[Dims | None]) -> Dims | None:
