@@ -19,6 +19,7 @@ from onnxtrain_sklearn._runtime.devices import resolve_device
 from onnxtrain_sklearn._runtime.sessions import create_session
 from onnxtrain_sklearn._training import device_step as _device_step
 from onnxtrain_sklearn._training.device_step import DeviceStep
+from onnxtrain_sklearn._training.device_vectors import ALIGNMENT
 from onnxtrain_sklearn._training.host_step import HostStep
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Cosine, Warmup
@@ -93,6 +94,28 @@ def test_training_is_that_of_the_host(name, limit, monkeypatch):
     assert (host_state.t, host_state.draws) == (device_state.t, device_state.draws)
     for slot, vector in host_state.slots.items():
         assert_allclose(device_state.slots[slot], vector, rtol=1e-4, atol=1e-6)
+
+
+def test_parameters_are_aligned_and_nothing_between_them_moves(own_memory):
+    settings = {"alpha": 0.3, "l1_ratio": 0.4, "max_grad_norm": 0.05, "optimizer": Adam(weight_decay=0.1)}
+    fitted = device_step_classifier(model=MLP((7, 3)), ema_decay=0.9, **settings).fit(X, y)
+    vectors = fitted._run.step._vectors
+    layout, own = vectors.layout, fitted._run.parameters
+    taken = np.zeros(len(layout.vector), bool)
+    for name in own.names:
+        assert layout.span(name).start % ALIGNMENT == 0
+        assert vectors.parameter(name).pointer % 4 == 0
+        assert (layout.view(name) == own.view(name)).all()
+        taken[layout.span(name)] = True
+    assert taken.sum() == len(own.vector) < len(taken)
+    for vector in (
+        vectors.buffer.read()[: len(taken)],
+        vectors.gradient.read(),
+        *(s.read() for s in vectors.slots.values()),
+    ):
+        assert not vector[~taken].any()
+        assert vector[taken].any()
+    assert_array_equal(layout.average[taken], own.average)
 
 
 def test_data_are_uploaded_once(own_memory, monkeypatch):
@@ -222,6 +245,7 @@ def test_inputs_are_bound_anew_for_each_run_on_a_device(own_memory, monkeypatch)
 def test_only_providers_with_memory_of_their_own_have_one(monkeypatch):
     available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
+    monkeypatch.setattr(devices, "require_cuda", lambda index: None)
     assert resolve_device("cpu").memory is None
     assert resolve_device("cuda").memory == ("cuda", 0)
     assert resolve_device("cuda:1").memory == ("cuda", 1)

@@ -62,6 +62,8 @@ class BaseStep:
     parts : StepParts
     place : callable
         Puts an array into the memory of the vectors.
+    layout : FlatParameters, optional
+        Where the parameters lie in these vectors, None: as in those of ``parts``.
     """
 
     adds_rows: ClassVar[bool] = False
@@ -75,10 +77,10 @@ class BaseStep:
 
     updates_after_loss: ClassVar[bool] = False
 
-    def __init__(self, parts: StepParts, place: ToMemory) -> None:
+    def __init__(self, parts: StepParts, place: ToMemory, layout: FlatParameters | None = None) -> None:
         self.settings, self.parameters, self.state = parts.settings, parts.parameters, parts.state
         self.batch, self.engine = parts.batch, parts.settings.engine
-        self._parts, self._bindings = parts, VectorBindings(parts.settings, parts.parameters, place)
+        self._parts, self._bindings = parts, VectorBindings(parts.settings, layout or parts.parameters, place)
         self._penalizes = bool(parts.settings.alpha and parts.parameters.penalized.stop)
         self._initial_slots: Mapping[str, float] = {}
         self.size = PassSize(0.0, 0, 0.0)

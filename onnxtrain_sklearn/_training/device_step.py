@@ -17,7 +17,7 @@ from .._runtime.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
 from .base_step import BaseStep, StepParts
 from .device_update import DeviceUpdate
-from .device_vectors import DeviceVectors
+from .device_vectors import ALIGNMENT, DeviceVectors
 from .dropout import UniformNumbers
 from .gathering import DATA, ROW_NUMBERS
 from .loss_graph import LOSS, PENALTY, WEIGHT
@@ -71,16 +71,17 @@ class DeviceStep(BaseStep):
     """
 
     def __init__(self, parts: StepParts, optimizer: Optimizer, memory: tuple[str, int]) -> None:
-        super().__init__(parts, lambda array: DeviceArray(array, memory))
-        parameters, bindings, segments = parts.parameters, self._bindings, self._segment_updates(optimizer)
-        self._vectors = vectors = DeviceVectors(parameters, parts.state, memory)
+        layout = parts.parameters.aligned(ALIGNMENT)
+        super().__init__(parts, lambda array: DeviceArray(array, memory), layout)
+        bindings, segments = self._bindings, self._segment_updates(optimizer)
+        self._vectors = vectors = DeviceVectors(parts.parameters, layout, parts.state, memory)
         self._loaded: Batches | None = None
         self._data: dict[str, DeviceArray] = {}
         self._passes: dict[tuple[int, bool], DevicePass] = {}
-        start, size = len(parameters.vector), parameters.statistics.size
+        start, size = len(layout.vector), layout.statistics.size
         self._copy = bindings.copying(vectors.moved, vectors.buffer.part(start, (size,))) if size else None
         self._total = bindings.accumulation(vectors.gradient) if parts.settings.accumulate > 1 else None
-        self._update = DeviceUpdate(parts.settings, parameters, vectors, bindings, segments)
+        self._update = DeviceUpdate(parts.settings, layout, vectors, bindings, segments)
         self._pass(parts.batch, resident=True)
 
     def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
@@ -135,6 +136,7 @@ class DeviceStep(BaseStep):
                 feeds |= {**self._data, ROW_NUMBERS: order.part(start, shape)}
             else:
                 batches.gather(rows, one.buffers)
+                one.gradient.require_indices(one.buffers.columns)
             yield one, feeds
             start += shape[0]
 
@@ -155,7 +157,9 @@ class DeviceStep(BaseStep):
         """Upload the trained parameters, and the data if they fit."""
         self._vectors.upload()
         arrays = batches.arrays() if batches.nbytes <= RESIDENT_LIMIT else {}
-        self._data = {f"{DATA}{name}": self._vectors.new(array) for name, array in arrays.items()}
+        data = {f"{DATA}{name}": array for name, array in arrays.items()}
+        self._pass(self.batch, resident=True).gradient.require_indices(data)
+        self._data = {name: self._vectors.new(array) for name, array in data.items()}
         self._loaded = batches
 
     def _order(

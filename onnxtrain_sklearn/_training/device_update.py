@@ -22,7 +22,7 @@ class DeviceUpdate:
     ----------
     settings : StepSettings
     parameters : FlatParameters
-        Their sizes are read.
+        Their layout on the device.
     vectors : DeviceVectors
     bindings : VectorBindings
     segments : sequence of SegmentUpdate

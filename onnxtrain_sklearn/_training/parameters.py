@@ -103,8 +103,19 @@ class FlatParameters:
     def statistics(self) -> np.ndarray:
         """The running statistics, a view into ``buffer``."""
         start = len(self.vector)
-        size = sum(self._spans[name].stop - self._spans[name].start for name in self.running_statistics)
-        return self.buffer[start : start + size]
+        return self.buffer[start : self._spans[self.running_statistics[-1]].stop if self.running_statistics else start]
+
+    def aligned(self, elements: int) -> FlatParameters:
+        """Return parameters and statistics that each begin at a multiple of ``elements``, with zeros in between."""
+        twin, order = copy.copy(self), self.names + self.running_statistics
+        sizes = {name: self._spans[name].stop - self._spans[name].start for name in order}
+        starts = list(accumulate((-(-sizes[name] // elements) * elements for name in order), initial=0))
+        twin._spans = {name: slice(a, a + sizes[name]) for name, a in zip(order, starts, strict=False)}
+        penalized = [twin._spans[name].stop for name in self.names if len(self._shapes[name]) >= 2]
+        twin.penalized, twin.averages = slice(0, max(penalized, default=0)), False
+        twin.buffer = np.zeros(starts[-1], self.buffer.dtype)
+        twin._divide(starts[len(self.names)])
+        return twin.with_averages(self.averages)
 
     def with_averages(self, averages: bool) -> FlatParameters:
         """Return a copy with a moving average that starts from the parameters, or without one."""
