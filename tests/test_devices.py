@@ -6,12 +6,14 @@ import copy
 import pickle
 
 import numpy as np
+import onnx.parser
 import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import load_digits
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
+from tests.helpers.data import DATA
 from tests.helpers.several_outputs import KINDS, data, graph
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -23,6 +25,7 @@ PROVIDERS = {
 DIGITS, LABELS = load_digits(return_X_y=True)
 X, y = (DIGITS[:400] / 16).astype(np.float32), LABELS[:400]
 
+INPUTS = {"a": (1, 4), "b": (3, 1)}
 SETTINGS = {
     "adamw": {"optimizer": "adamw", "learning_rate_init": 0.01},
     "sgd": {"optimizer": SGD(momentum=0.9, nesterov=True), "learning_rate_init": 0.1},
@@ -62,6 +65,54 @@ def test_regression_and_validation(provider):
     host, other = (OrtGradientRegressor(**settings, **more).fit(X, X.sum(1)) for more in ({}, where))
     assert_allclose(other.validation_scores_, host.validation_scores_, rtol=0.01, atol=10 * tolerance)
     assert_allclose(other.predict(X), host.predict(X), rtol=0.01, atol=0.01)
+
+
+NETWORKS = {
+    "lenet": "convolutions, whose kernels must be aligned in the memory of a device",
+    "residual_bn": "batch normalization, whose statistics a device moves",
+    "encoder": "gradients that are broadcast along two axes before they are added",
+    "lstm": "loops",
+    "attention": "lookups in a table",
+}
+
+
+NOT_LOADED = {"lstm", "attention"}
+"""Networks that OpenVINO refuses to load, with a message of its own."""
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name, provider):
+    where, tolerance = provider
+    if "providers" in where and name in NOT_LOADED:
+        pytest.skip("OpenVINO does not load this network")
+    known = np.load(DATA / f"{name}.npz")
+    rows, labels = (known["X"], known["y"]) if "X" in known else (np.concatenate(known["x0"]), known["y"].ravel())
+    settings = {"optimizer": SGD(), "learning_rate_init": 0.05, "max_iter": 2, "batch_size": 20, "random_state": 0}
+    host, other = (
+        OrtGradientClassifier(str(DATA / f"{name}.onnx"), engine="portable", **settings, **more).fit(rows, labels)
+        for more in ({}, where)
+    )
+    assert_allclose(other.loss_curve_, host.loss_curve_, rtol=tolerance)
+    for key, array in host.weights_.items():
+        assert_allclose(other.weights_[key], array, rtol=0, atol=tolerance, err_msg=key)
+    assert_allclose(other.predict_proba(rows), host.predict_proba(rows), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("operator", ["Sum", "Max", "Min"])
+def test_operands_that_are_broadcast_along_different_axes(operator, provider):
+    where, tolerance = provider
+    graph = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> g (float[N, 1, 4] a, float[N, 3, 1] b) => (float[N, 12] y)
+        <float[3, 4] c = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}, int64[2] flat = {0, 12}>
+        { s = OPERATOR(a, c, b) y = Reshape(s, flat) }""".replace("OPERATOR", operator)
+    )
+    rng = np.random.default_rng(0)
+    rows = {name: 5 + 3 * rng.normal(size=(50, *shape)).astype(np.float32) for name, shape in INPUTS.items()}
+    settings = {"optimizer": SGD(), "max_iter": 3, "batch_size": 16, "random_state": 0, "engine": "portable"}
+    targets = np.zeros((50, 12))
+    host, other = (OrtGradientRegressor(graph, **settings, **more).fit(rows, targets) for more in ({}, where))
+    assert_allclose(other.weights_["c"], host.weights_["c"], rtol=tolerance)
+    assert_allclose(other.predict(rows), host.predict(rows), rtol=tolerance)
 
 
 @pytest.mark.parametrize("early_stopping", [False, True])

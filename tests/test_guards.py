@@ -80,6 +80,15 @@ PROTOBUF = {
         "shape_inference",
     },
     "_graph.trainable": {"load_model_from_string"},  # of pickles
+    "_runtime.device_graphs": {  # bytes for a session on a device
+        "FunctionProto",
+        "GraphProto",
+        "ModelProto",
+        "NodeProto",
+        "TensorProto",
+        "helper",
+        "load_model_from_string",
+    },
     "_graph.supported": {"defs"},  # the defaults of attributes
     "_graph.files": {
         "GraphProto",

@@ -6,15 +6,16 @@ copy nor allocate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .devices import OWN_MEMORY
-from .distributions import onnxruntime, pybind
+from .distributions import onnxruntime
 from .errors import not_run
+from .sessions import require_indices
 
 
 class DeviceArray:
@@ -26,24 +27,24 @@ class DeviceArray:
         Initial values, which are copied.
     memory : tuple of str and int
         Name and index, as :attr:`Device.memory` returns them.
+
+    Attributes
+    ----------
+    pointer : int
+        Address on the device.
     """
 
     def __init__(self, array: np.ndarray, memory: tuple[str, int]) -> None:
         self.shape, self.dtype, self.memory = array.shape, array.dtype, memory
         self._flat = onnxruntime.OrtValue.ortvalue_from_shape_and_type([max(1, array.size)], array.dtype, *memory)
-        self._offset = 0
+        self.pointer = int(self._flat.data_ptr())
         self.write(array)
-
-    @property
-    def pointer(self) -> int:
-        """Address on the device."""
-        return int(self._flat.data_ptr()) + self._offset
 
     def part(self, start: int, shape: Sequence[int]) -> DeviceArray:
         """Return a view of the elements from index ``start`` on, with the given shape."""
         part = object.__new__(DeviceArray)
         part.shape, part.dtype, part.memory = tuple(shape), self.dtype, self.memory
-        part._flat, part._offset = self._flat, self._offset + start * self.dtype.itemsize
+        part._flat, part.pointer = self._flat, self.pointer + start * self.dtype.itemsize
         return part
 
     def write(self, array: np.ndarray) -> None:
@@ -58,12 +59,14 @@ class DeviceArray:
 
 Array: TypeAlias = "np.ndarray | DeviceArray"
 
+HOST = ("cpu", 0)
+
 
 class Binding:
     """A session tied to input and output arrays; :meth:`run` reads the inputs and writes the outputs.
 
-    A session on the host binds each array once. A session on a device copies host inputs, and inputs that it needs on
-    the host, when they are bound, not when it runs: there every run binds all inputs again.
+    Arrays are bound once. But a session on a device copies host inputs, and inputs that it needs on the host, when they
+    are bound, not when it runs: there every run binds these again.
 
     Kernels write through bound memory, also to inputs (BatchNormalization) and to read-only memory. For an array that
     is not contiguous, and for a read-only input, a copy is bound: each run copies the inputs before and the outputs
@@ -75,19 +78,19 @@ class Binding:
     ) -> None:
         self._session, self._arrays = session, {**inputs, **outputs}
         self._inputs = {value.name for value in session.get_inputs()}
-        self._binds_each_run = session.get_providers()[0] in OWN_MEMORY
+        self._copied = _inputs_on_the_host(session) if session.get_providers()[0] in OWN_MEMORY else None
         self._copies: dict[str, np.ndarray] = {}
         self._binding = session.io_binding()
         self._run = _runner(session, self._binding)
-        self._binder, self._host = _host_binder(self._binding)
+        self._binder, self._own = _own_binder(self._binding)
         for name in self._arrays:
             self._bind(name)
 
     def run(self, **changed: Array) -> None:
         """Run the session once, with other arrays for the inputs and outputs named; the GIL is released."""
-        if changed or self._binds_each_run:
+        if changed or self._copied is not None:
             self._arrays.update(changed)
-            for name in changed.keys() | self._inputs if self._binds_each_run else changed:
+            for name in changed if self._copied is None else changed.keys() | self._copied_when_bound(self._copied):
                 self._bind(name)
         try:
             if self._copies:
@@ -96,6 +99,14 @@ class Binding:
                 self._run()
         except Exception as error:  # each release has another class for it
             raise not_run(error) from error
+
+    def require_indices(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Raise ModelError if an array for an input holds an index that its table on the device does not have."""
+        require_indices(self._session, arrays)
+
+    def _copied_when_bound(self, on_host: Set[str]) -> Set[str]:
+        """Return the inputs that a session on a device copies when they are bound."""
+        return on_host | {name for name in self._inputs if isinstance(self._arrays[name], np.ndarray)}
 
     def _run_on_copies(self) -> None:
         for name in self._copies.keys() & self._inputs:
@@ -106,9 +117,9 @@ class Binding:
 
     def _bind(self, name: str) -> None:
         array = self._arrays[name]
+        bind = self._binder.bind_input if name in self._inputs else self._binder.bind_output
         if isinstance(array, DeviceArray):
-            bind = self._binding.bind_input if name in self._inputs else self._binding.bind_output
-            bind(name, *array.memory, array.dtype, array.shape, array.pointer)
+            bind(name, *_memory_argument(array.memory, own=self._own), array.dtype, array.shape, array.pointer)
             return
         if not (array.flags.writeable or name in self._inputs):
             raise ValueError(f"{name!r} is read only: an output must be writable to be bound. Pass a copy of it.")
@@ -116,16 +127,27 @@ class Binding:
         if not array.flags.carray:
             array = self._copies[name] = np.array(array, order="C", subok=False)
         address, _ = array.__array_interface__["data"]  # array.ctypes makes several objects
-        bind = self._binder.bind_input if name in self._inputs else self._binder.bind_output
-        bind(name, *self._host, array.dtype, array.shape, address)
+        bind(name, *_memory_argument(HOST, own=self._own), array.dtype, array.shape, address)
 
 
-def _host_binder(binding: object) -> tuple[Any, tuple[Any, ...]]:
-    """Return what binds arrays of the host, and how it names their memory; the class describes it anew for each."""
+def _inputs_on_the_host(session: onnxruntime.InferenceSession) -> Set[str]:
+    """Return the inputs that a session on a device reads on the host; all, where onnxruntime does not tell."""
+    names = [value.name for value in session.get_inputs()]
+    infos = getattr(session, "get_input_memory_infos", None)
+    places = ["Cpu"] * len(names) if infos is None else [info.name for info in infos()]
+    return {name for name, place in zip(names, places, strict=True) if place.lower().startswith("cpu")}
+
+
+def _own_binder(binding: object) -> tuple[Any, bool]:
+    """Return what binds arrays without the checks that its class makes each time, and whether there is such a thing."""
     own = getattr(binding, "_iobinding", None)
-    if own is None:
-        return binding, ("cpu", 0)
-    return own, (pybind.OrtDevice(pybind.OrtDevice.cpu(), pybind.OrtDevice.default_memory(), 0),)
+    return (binding, False) if own is None else (own, True)
+
+
+@cache
+def _memory_argument(memory: tuple[str, int], *, own: bool) -> tuple[Any, ...]:
+    """Return how a binder names a memory; its class describes it anew for each array."""
+    return (onnxruntime.OrtDevice.make(*memory)._get_c_device(),) if own else memory
 
 
 def _runner(session: onnxruntime.InferenceSession, binding: Any) -> Callable[[], object]:

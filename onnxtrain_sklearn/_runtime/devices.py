@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ..exceptions import DeviceError, nearest
+from .cuda import require_cuda
 from .distributions import installed_distributions, onnxruntime, version
 
 OWN_MEMORY = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
@@ -63,9 +64,27 @@ def resolve_device(
         _check_available(names, f"device={device!r}" if providers is None else f"providers={names}")
     if index and providers is None and kind != "cpu":
         options[0].setdefault("device_id", index)
+    _start_providers(names, options)
     if names[-1] != _PROVIDERS["cpu"]:
         names, options = [*names, _PROVIDERS["cpu"]], [*options, {}]
     return Device(str(device), tuple(names), tuple(options))
+
+
+def _start_providers(names: Sequence[str], options: Sequence[dict[str, str]]) -> None:
+    """Check that devices with a memory of their own give some, and let products of float32 be computed in float32.
+
+    By default onnxruntime rounds the operands of a product on CUDA to TF32, which has 10 bits after the leading one.
+    """
+    for name, chosen in zip(names, options, strict=True):
+        if name in OWN_MEMORY and OWN_MEMORY[name] == "cuda":
+            require_cuda(int(chosen.get("device_id", 0)))
+        if name == _PROVIDERS["cuda"]:
+            chosen.setdefault("use_tf32", "0")
+        if captured := [option for option in chosen if "cuda_graph" in option and chosen[option] != "0"]:
+            raise ValueError(
+                f"provider_options must not have {captured[0]!r}: a captured graph reads the addresses of its first "
+                f"run, and each minibatch lies at another one. Leave it out."
+            )
 
 
 def _check_lists(providers: object, provider_options: Sequence[Mapping[str, object]] | None) -> None:

@@ -34,15 +34,20 @@ def not_loaded(error: Exception, model: bytes = b"") -> ModelError:
     return ModelError(f"onnxruntime {version()} cannot load the graph: {reason(error)}.")
 
 
+def beyond_table(why: str, index: int, size: int) -> ModelError:
+    """Return the error to raise for an index that its table does not have."""
+    return ModelError(
+        f"The graph does not run on the data: {why}. The index {index} is beyond a table of {size} rows that it "
+        f"selects from, such as the vocabulary of an embedding: indices from 0 to {size - 1} are valid. Replace the "
+        f"others in X, or take the model with the larger table."
+    )
+
+
 def not_run(error: Exception) -> ModelError:
     """Return the error to raise for a graph that fails on its data."""
     if found := _BEYOND.search(str(error)):
         index, last = found.groups()
-        return ModelError(
-            f"The graph does not run on the data: {reason(error)}. The index {index} is beyond a table of "
-            f"{int(last) + 1} rows that it selects from, such as the vocabulary of an embedding: indices from 0 to "
-            f"{last} are valid. Replace the others in X, or take the model with the larger table."
-        )
+        return beyond_table(reason(error), int(index), int(last) + 1)
     if any(text in str(error) for text in _OUT_OF_RANGE):
         return ModelError(
             f"The graph does not run on the data: {reason(error)}. An index in X, or computed from it, is beyond the "

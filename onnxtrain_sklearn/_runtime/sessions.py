@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..exceptions import DeviceError
-from .devices import Device
+from .device_graphs import check_indices, for_device
+from .devices import OWN_MEMORY, Device
 from .distributions import onnxruntime
 from .errors import not_loaded, not_run
 from .session_options import set_option
@@ -28,6 +29,7 @@ process on one of two cores, steps of convolutional networks take 1.3 to 1.9 tim
 
 SPIN = "session.intra_op.spin_duration_us"
 
+_indexed: weakref.WeakKeyDictionary[onnxruntime.InferenceSession, Mapping[str, int]] = weakref.WeakKeyDictionary()
 _sessions: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
 _forks = 0
 
@@ -65,6 +67,9 @@ def create_session(
     for name, value in {SPIN: SPIN_MICROSECONDS, **(options or {})}.items():
         set_option(settings, name, value)
     providers = list(zip(device.providers, device.provider_options, strict=True))
+    indexed: Mapping[str, int] = {}
+    if any(name in OWN_MEMORY for name in device.providers):
+        model, indexed = for_device(model)
     try:
         session = onnxruntime.InferenceSession(model, settings, providers=providers)
     except Exception as error:  # each release has another class for it
@@ -75,13 +80,20 @@ def create_session(
             f"{device.providers[0]} could not be started for device={device.name!r}; onnxruntime fell back to {used}."
         )
     _sessions.add(session)
+    if indexed:
+        _indexed[session] = indexed
     return session
+
+
+def require_indices(session: InferenceSession, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise ModelError if an array for a session on a device holds an index that its table does not have."""
+    check_indices(_indexed.get(session, {}), arrays)
 
 
 def session_runner(session: InferenceSession) -> Callable[[Sequence[str], Mapping[str, np.ndarray]], list[Any]]:
     """Return :func:`run_session` for one session; on a CPU without the checks that its class makes each time."""
     own = getattr(session, "_sess", None)
-    if own is None or session.get_providers() != ["CPUExecutionProvider"]:
+    if own is None or session.get_providers() != ["CPUExecutionProvider"] or session in _indexed:
         return partial(run_session, session)
 
     def run(outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
@@ -95,6 +107,7 @@ def session_runner(session: InferenceSession) -> Callable[[Sequence[str], Mappin
 
 def run_session(session: InferenceSession, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
     """Return outputs of a session by name; raises ModelError if the run fails."""
+    require_indices(session, feeds)
     try:
         return list(session.run(outputs, feeds))
     except Exception as error:  # each release has another class for it

@@ -26,6 +26,9 @@ SHARED_OPTIONS = frozenset(
 OVERHEAD = 2**19
 """Bytes of a session beside its graph and what it allocates when it runs."""
 
+DEVICE_OVERHEAD = 2**24
+"""The same for a device with memory of its own: CUDA's libraries get workspaces there for each session."""
+
 _cache: Cache[tuple[InferenceSession, int]] = Cache(128, 2**28, lambda entry: entry[1])
 
 
@@ -41,7 +44,8 @@ def shared_session(
 
     def made() -> tuple[InferenceSession, int]:
         session = sessions.create_session(model, device, threads=threads, options=options)
-        return session, int(min(memory, 2**62)) + len(model) + OVERHEAD
+        overhead = OVERHEAD if device.memory is None else DEVICE_OVERHEAD
+        return session, int(min(memory, 2**62)) + len(model) + overhead
 
     if not may_be_shared(device, options):
         return made()[0]
