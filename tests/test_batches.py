@@ -68,6 +68,12 @@ def test_shuffling_draws_a_new_order_every_epoch_from_the_seed():
     assert [trained_rows(again) for _ in range(4)] == orders
 
 
+def test_a_pass_draws_the_order_that_the_generator_permutes():
+    source, rng, rows = batches(7, seed=5), np.random.RandomState(5), np.arange(7)
+    for _ in range(3):
+        assert trained_rows(source) == rng.permutation(rows).tolist()
+
+
 def test_rows_given_are_not_shuffled_themselves():
     rows = np.arange(10)
     trained_rows(batches(rows=rows, seed=0))

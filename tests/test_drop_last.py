@@ -40,8 +40,9 @@ def passes(monkeypatch):
     found, minibatches = [], Batches.minibatches
 
     def recorded(batches):
-        found.append(minibatches(batches))
-        return found[-1]
+        rows = minibatches(batches)
+        found.append([one.copy() for one in rows])
+        return rows
 
     monkeypatch.setattr(Batches, "minibatches", recorded)
     return found

@@ -101,6 +101,7 @@ class Batches:
         self.size, self._rng = min(size, len(rows)), rng
         self._loaded: object = None
         self._gathers: tuple[BatchBuffers, list[Callable[[np.ndarray], object]]] | None = None
+        self._pass: tuple[np.ndarray, list[np.ndarray]] | None = None
         self._n_rows, self.drop_last = len(rows) if n_rows is None else n_rows, drop_last
         self.weight = float(len(rows) if sample_weight is None else sample_weight[rows].sum(dtype=np.float64))
 
@@ -148,8 +149,18 @@ class Batches:
                 update(column.rows(rows).tobytes())
 
     def minibatches(self) -> list[np.ndarray]:
-        """Return the rows of each minibatch of the next pass."""
-        order = self._rows if self._rng is None or self._is_whole else self._rng.permutation(self._rows)
+        """Return the rows of each minibatch of the next pass; those of the pass after it are in the same memory."""
+        if self._pass is None:
+            order = self._rows.copy()
+            self._pass = order, self._parts(order)
+        order, parts = self._pass
+        if self._rng is not None and not self._is_whole:
+            order[...] = self._rows
+            self._rng.shuffle(order)
+        return parts
+
+    def _parts(self, order: np.ndarray) -> list[np.ndarray]:
+        """Return the rows of each minibatch as views into the order of a pass."""
         whole = len(order) // self.size * self.size
         found = list(order[:whole].reshape(-1, self.size))  # takes less time than slices
         return found if whole == len(order) or self.drop_last else [*found, order[whole:]]

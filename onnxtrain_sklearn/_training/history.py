@@ -214,7 +214,7 @@ class History:
         """
         progress, improved = self.progress, loss <= self.best_loss - tol
         changed: dict[str, Any] = {}
-        row = {"epoch": progress.epoch + 1, "step": progress.step, "loss": loss, "learning_rate": rate}
+        row: dict[str, Any] = {"epoch": progress.epoch + 1, "step": progress.step, "loss": loss, "learning_rate": rate}
         if score is not None:
             watched = score if validation_loss is None else -validation_loss
             improved = watched >= self.best_watched + tol if self.early_stopping else improved
@@ -224,6 +224,7 @@ class History:
                 row["validation_loss"] = validation_loss
             if watched > self.best_watched or (latest and watched == self.best_watched):
                 changed |= {"best_watched": watched, "best_score": score, "best": parameters.copy()}
+        row["seconds"] = seconds
         self.change(
             progress=Progress(
                 progress.step, progress.epoch + 1, progress.samples + rows, progress.total_steps, progress.plateaus
@@ -232,7 +233,7 @@ class History:
             least_loss=min(self.least_loss, loss),
             best_loss=min(self.best_loss, loss),
             idle_epochs=0 if improved else self.idle_epochs + 1,
-            log=self.log.plus({**row, "seconds": seconds}),
+            log=self.log.plus(row),
             **changed,
         )
 

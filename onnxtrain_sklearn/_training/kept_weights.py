@@ -20,6 +20,7 @@ class KeptWeights:
         self._parameters, self._history = step.parameters, history
         self._copies_first = not step.updates_after_loss
         self._first: np.ndarray | None = None
+        self._moving = step.parameters.statistics
         self._statistics: np.ndarray | None = None
         self._is_kept = False
         if history.last_finite is not None and history.last_finite.shape != self._parameters.buffer.shape:
@@ -30,7 +31,8 @@ class KeptWeights:
         self._is_kept = False
         if self._copies_first:
             self.note()
-        self._statistics = self._parameters.statistics.copy()  # a pass changes them before the loss is known
+        if self._moving.size:
+            self._statistics = self._moving.copy()  # a pass changes them before the loss is known
 
     def note(self) -> None:
         """Copy the weights, which will change before their loss is known."""
@@ -74,4 +76,4 @@ class KeptWeights:
         if self._first is not None:
             self._parameters.buffer[...] = self._first
         elif self._statistics is not None:
-            self._parameters.statistics[...] = self._statistics
+            self._moving[...] = self._statistics

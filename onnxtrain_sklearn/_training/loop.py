@@ -249,8 +249,10 @@ class Trainer(Watched):
             seconds=took,
         )
         self._report.show(self.history, rate, self.history.progress.epoch - self.first_epoch)
+        if not settings.callbacks and self.watcher is None:
+            return False
         epoch = Epoch(self.history.progress.epoch, loss, score, rate)
-        answers = [callback(epoch) for callback in self._settings.callbacks]
+        answers = [callback(epoch) for callback in settings.callbacks]
         if self.watcher is not None:
             answers.append(self.watcher.end_epoch())
         return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
