@@ -19,6 +19,7 @@ from .._data.columns import Column
 from .._graph.builder import GraphBuilder
 from .._models.base import BY_CHANNEL, BY_COLUMN
 from .._support.content import is_plain
+from .._support.float_errors import ignores_float_errors
 from ..models import Builder
 from .examples import Examples
 from .parameters import Parameters
@@ -26,6 +27,9 @@ from .training_rows import TrainingRows
 
 LEAST_SIZE = 2.0
 """Root mean square from which on a column is scaled: standardized columns, of about one, stay as they are."""
+
+CLEARLY_SMALL = 0.9 * LEAST_SIZE**2
+"""Mean square below which rounding in float32 does not matter."""
 
 LOOKED_AT_ROWS, LOOKED_AT_NUMBERS, LEAST_ROWS = 10_000, 2**23, 100
 """Rows that tell the size of the numbers, at most, and numbers of them, unless these are of fewer than 100 rows."""
@@ -64,7 +68,11 @@ def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows:
         return None
     (column,) = examples.columns.values()
     centered = bool(getattr(builder, "fit_intercept", True)) and not column.is_sparse
-    return _scale_of(_spread(column, rows.split(examples)[0], examples.weights, kind), centered=centered)
+    chosen = _looked_at(column, rows.split(examples)[0])
+    shares = np.ones(len(chosen)) if examples.weights is None else examples.weights[chosen].astype(np.float64)
+    if _are_small(column, chosen, shares):
+        return None
+    return _scale_of(_spread(column, chosen, shares, kind), centered=centered)
 
 
 def _has_hidden_layers(builder: Builder) -> bool:
@@ -81,9 +89,19 @@ class _Spread:
     size: np.ndarray
 
 
-def _spread(column: Column, rows: np.ndarray, weights: np.ndarray | None, kind: str) -> _Spread:
-    chosen, n_numbers = _looked_at(column, rows), math.prod(column.shape[1:])
-    shares = np.ones(len(chosen)) if weights is None else weights[chosen].astype(np.float64)
+@ignores_float_errors
+def _are_small(column: Column, chosen: np.ndarray, shares: np.ndarray) -> bool:
+    """Whether a short look at few rows shows that no column is large: their mean squares are far enough below it."""
+    numbers = math.prod(column.shape[1:])
+    if column.is_sparse or len(chosen) * numbers > _NUMBERS_AT_ONCE:
+        return False
+    rows = np.reshape(column.read_only(chosen), (-1, numbers))
+    mean_squares = shares.astype(rows.dtype) @ (rows * rows) / shares.sum()
+    return bool((mean_squares < CLEARLY_SMALL).all())
+
+
+def _spread(column: Column, chosen: np.ndarray, shares: np.ndarray, kind: str) -> _Spread:
+    n_numbers = math.prod(column.shape[1:])
     origin, axes = _origin(column, chosen[:1], kind), _joined_axes(column, kind)
     sums = np.zeros((2, *column.shape[1:]))
     for piece in np.array_split(np.arange(len(chosen)), max(1, len(chosen) * n_numbers // _NUMBERS_AT_ONCE)):
