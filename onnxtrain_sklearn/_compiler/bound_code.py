@@ -11,6 +11,7 @@ from .._runtime.machine_code import MachineCode
 from .._support.cache import Cache
 from ..exceptions import ModelError
 from .code import GraphCode
+from .stages import LANES
 
 LINE_BYTES = 64
 """Bytes of a line of the processor's cache."""
@@ -42,8 +43,18 @@ class BoundCode:
         assert all(
             array.dtype == type_ and array.flags.c_contiguous for array, type_ in zip(arrays, types, strict=True)
         )
-        self._arrays = arrays, np.array([array.ctypes.data for array in arrays], np.int64)
+        self._batch = self._rows = code.batch
+        self._arrays = arrays, np.array([*(array.ctypes.data for array in arrays), code.batch], np.int64)
         self._argument = ctypes.c_void_p(self._arrays[1].ctypes.data)
+
+    def compute_rows(self, rows: int) -> None:
+        """Let runs compute so many rows at least, if they may; the others have the weight zero.
+
+        One row of weight zero is computed with them: a sum that underflowed to -0 is 0 then, as with all of them.
+        """
+        if self._batch and rows != self._rows:
+            self._rows = rows
+            self._arrays[1][-1] = min(self._batch, (rows // LANES + 1) * LANES)
 
     def run(self) -> None:
         """Run the function once; other threads of Python run meanwhile.

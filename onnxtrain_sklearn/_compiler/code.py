@@ -2,7 +2,7 @@
 
 The function has one argument, a pointer to an array of addresses: of the inputs, of the outputs, of the constants, of
 memory for everything else that is computed, and of two numbers that the first check that fails writes to: its number,
-and what is wrong.
+and what is wrong. Where a run may compute the first rows of a minibatch alone, their number follows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from .kernels import RegisterTile
 from .memory import places_of
 from .nodes import translate
 from .plan import LARGEST_INTEGER, FunctionPlan, NotCompiledError
+from .row_bound import RowBound
+from .row_states import RowInputs, bound_rows
+from .stages import LANES
 from .tables import ARRAY_TYPES, Conversion
 from .text import Text
 from .views import Buffer, View, new_view
@@ -39,6 +42,8 @@ class GraphCode:
         The types of inputs and outputs that are not float32.
     checks : sequence of str
         What is wrong where a check fails, by its number from 1 on; "{}" stands for a number.
+    batch : int
+        The rows of a minibatch, if a run may compute the first of them alone, else 0.
     """
 
     text: str
@@ -48,6 +53,7 @@ class GraphCode:
     scratch: int
     types: Mapping[str, type[np.generic]] = field(default_factory=dict)
     checks: Sequence[str] = ()
+    batch: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -55,7 +61,7 @@ class GraphCode:
         return len(self.text) + sum(array.nbytes for array in self.constants)
 
 
-def graph_code(graph: ir.Graph, tile: RegisterTile) -> GraphCode:
+def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = None) -> GraphCode:
     """Return the code of a graph whose inputs and outputs are float32 or integers, of known sizes.
 
     Parameters
@@ -63,6 +69,8 @@ def graph_code(graph: ir.Graph, tile: RegisterTile) -> GraphCode:
     graph : onnx_ir.Graph
     tile : RegisterTile
         What products compute at once.
+    rows : RowInputs, optional
+        By which runs may compute the first rows of a minibatch alone, where the others have the weight zero.
 
     Raises
     ------
@@ -78,15 +86,24 @@ def graph_code(graph: ir.Graph, tile: RegisterTile) -> GraphCode:
     constants = {buffer: array for buffer, array in plan.constants.items() if buffer.number is None}
     external = [*(view.buffer for view in (*inputs.values(), *outputs.values())), *constants]
     places, scratch = places_of(plan.stages, external)
+    bound = None if rows is None or rows.batch <= LANES else _bound(plan, rows, inputs, outputs)
     return GraphCode(
-        _function_text(plan, external, places),
+        _function_text(plan, external, places, bound),
         {name: view.size for name, view in inputs.items()},
         {name: view.size for name, view in outputs.items()},
         list(constants.values()),
         scratch,
         _types([*graph.inputs, *graph.outputs]),
         plan.checks,
+        0 if bound is None else bound.batch,
     )
+
+
+def _bound(
+    plan: FunctionPlan, rows: RowInputs, inputs: Mapping[str, View], outputs: Mapping[str, View]
+) -> RowBound | None:
+    states = {view.buffer: rows.state(name, view.shape) for name, view in inputs.items()}
+    return bound_rows(plan.stages, states, plan.constants, [view.buffer for view in outputs.values()], rows.batch)
 
 
 def _input_view(plan: FunctionPlan, value: ir.Value) -> View:
@@ -124,7 +141,9 @@ def _whole(plan: FunctionPlan, value: ir.Value) -> View:
     return plan.add(Conversion(plan.contiguous(view), result, value.dtype, back=True), result)
 
 
-def _function_text(plan: FunctionPlan, external: Sequence[Buffer], places: Mapping[Buffer, int]) -> str:
+def _function_text(
+    plan: FunctionPlan, external: Sequence[Buffer], places: Mapping[Buffer, int], bound: RowBound | None
+) -> str:
     text = Text()
     for i, buffer in enumerate(external):
         buffer.pointer = _argument(text, i)
@@ -133,11 +152,13 @@ def _function_text(plan: FunctionPlan, external: Sequence[Buffer], places: Mappi
         buffer.pointer = text.address(base, place)
     if plan.checks:
         plan.status.pointer = _argument(text, len(external) + 1)
+    if bound is not None:
+        bound.count = _argument(text, len(external) + 2, "i64")
     for stage in plan.stages:
         stage.write(text)
     return text.function("run", ["%argument"])
 
 
-def _argument(text: Text, index: int) -> str:
-    """Add the address at an index of the argument."""
-    return text.value(f"load ptr, ptr {text.value(f'getelementptr i64, ptr %argument, i64 {index}')}")
+def _argument(text: Text, index: int, kind: str = "ptr") -> str:
+    """Add the address at an index of the argument, or an integer."""
+    return text.value(f"load {kind}, ptr {text.value(f'getelementptr i64, ptr %argument, i64 {index}')}")

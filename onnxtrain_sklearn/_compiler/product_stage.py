@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .kernels import RegisterTile
-from .products import Matrix, add_product, scratch_elements
+from .products import DEPTH, Matrix, Used, add_product, has_dots, scratch_elements
+from .row_bound import RowBound
 from .text import Index, Text
 from .views import Buffer, Shape, View, merged_axes
 
@@ -24,6 +25,8 @@ class ProductStage:
     tile : RegisterTile
     scratch : Buffer
         Memory that the product is computed with.
+    bound : RowBound or None
+        The rows that are computed of the result, or that are summed up if it is ``over_rows``.
     """
 
     left: View
@@ -31,12 +34,27 @@ class ProductStage:
     result: View
     tile: RegisterTile
     bias: View | None = None
+    bound: RowBound | None = None
+    over_rows: bool = False
 
     def __post_init__(self) -> None:
         (m, k), n = self.left.shape[-2:], self.result.shape[-1]
         self._sizes = m, k, n
         left, right = (Matrix("", *view.strides[-2:]) for view in (self.left, self.right))
         self.scratch = Buffer(scratch_elements(self.tile, self._sizes, left, right, self.bias is not None))
+
+    @property
+    def sums_in_order(self) -> bool:
+        """Whether an element of the result is one sum, whose summands are added up in their order from zero on."""
+        left, right = (Matrix("", *view.strides[-2:]) for view in (self.left, self.right))
+        return self._sizes[1] <= DEPTH and self.bias is None and not has_dots(self.tile, self._sizes, left, right)
+
+    def _used(self, text: Text) -> Used:
+        """Add how many rows and summands are computed."""
+        (m, k, _), bound = self._sizes, self.bound
+        if bound is None:
+            return Used(m, k)
+        return Used(m, bound.of(text, k)) if self.over_rows else Used(bound.of(text, m), k)
 
     def read(self) -> Sequence[View]:
         return [self.left, self.right, *([] if self.bias is None else [self.bias])]
@@ -63,4 +81,4 @@ class ProductStage:
         )
         bias = None if self.bias is None else text.address(self.bias.buffer.pointer, self.bias.offset)
         matrices = Matrix(left, *self.left.strides[-2:]), Matrix(right, *self.right.strides[-2:])
-        add_product(text, self.tile, self._sizes, *matrices, result, self.scratch.pointer, bias)
+        add_product(text, self.tile, self._sizes, *matrices, result, self.scratch.pointer, bias, self._used(text))

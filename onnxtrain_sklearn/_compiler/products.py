@@ -61,6 +61,16 @@ class ProductSizes(NamedTuple):
     columns: int
 
 
+class Used(NamedTuple):
+    """What is computed: the first rows of the result at least, and how many of the products that it sums up.
+
+    A number of products that is not constant is at most ``DEPTH``, and is not computed with dots.
+    """
+
+    rows: Index
+    inner: Index
+
+
 class _Plan(NamedTuple):
     """How a product is computed.
 
@@ -90,6 +100,11 @@ def scratch_elements(
     return min(k, DEPTH) * width if _is_packed(ProductSizes(m, k, n), right) else 0
 
 
+def has_dots(tile: RegisterTile, sizes: tuple[int, int, int], left: Matrix, right: Matrix) -> bool:
+    """Whether the lanes of a register are for the inner dimension of a product without a bias."""
+    return _plan(*_with_unit_strides(ProductSizes(*sizes), left, right), False, tile).dots
+
+
 def add_product(
     text: Text,
     tile: RegisterTile,
@@ -99,6 +114,7 @@ def add_product(
     result: str,
     scratch: str,
     bias: str | None = None,
+    used: Used | None = None,
 ) -> None:
     """Write the product of two matrices into a contiguous array.
 
@@ -116,8 +132,10 @@ def add_product(
         Name of a pointer to as many elements as ``scratch_elements`` returns.
     bias : str, optional
         Name of a pointer to what is added to each row.
+    used : Used, optional
+        By default all is computed.
     """
-    _ProductWriter(text, ProductSizes(*sizes), tile).add(left, right, result, scratch, bias)
+    _ProductWriter(text, ProductSizes(*sizes), tile, used).add(left, right, result, scratch, bias)
 
 
 def _with_unit_strides(sizes: ProductSizes, left: Matrix, right: Matrix) -> tuple[ProductSizes, Matrix, Matrix]:
@@ -219,8 +237,9 @@ def _whole_blocks(total: int, size: int) -> Iterator[_Groups]:
 class _ProductWriter:
     """The parts of a product, as they are written."""
 
-    def __init__(self, text: Text, sizes: ProductSizes, tile: RegisterTile) -> None:
+    def __init__(self, text: Text, sizes: ProductSizes, tile: RegisterTile, used: Used | None = None) -> None:
         self._text, self._sizes, self._tile = text, sizes, tile
+        self._used = used or Used(sizes.rows, sizes.inner)
 
     def add(self, left: Matrix, right: Matrix, result: str, scratch: str, bias: str | None) -> None:
         """Write all of it."""
@@ -257,7 +276,7 @@ class _ProductWriter:
 
     def _add_swapped(self, left: Matrix, right: Matrix, result: str, scratch: str) -> None:
         m, k, n = self._sizes
-        other = _ProductWriter(self._text, ProductSizes(n, k, m), self._tile)
+        other = _ProductWriter(self._text, ProductSizes(n, k, m), self._tile, Used(n, self._used.inner))
         start, into = Matrix(self._zeros(), 0, 0), result if n == 1 else scratch
         other._add_panels(right.transposed, left.transposed, Matrix(into, m, 1), start, None)
         if n > 1:
@@ -277,17 +296,26 @@ class _ProductWriter:
                             strip = self._packed(strip, ProductSizes(0, block.size, group.size), scratch, widths, last)
                         into = self._at(result, 0, column), self._at(first, 0, column)
                         kernel = Panel(0, widths, last > 0 and self._tile.masked, further)
-                        self._add_panel(kernel, a, strip, *into, block.size, last)
+                        inner = block.size if self._used.inner == self._sizes.inner else self._used.inner
+                        self._add_panel(kernel, a, strip, *into, inner, last)
 
     def _add_panel(
-        self, kernel: Panel, left: Matrix, right: Matrix, result: Matrix, start: Matrix, inner: int, last: int
+        self, kernel: Panel, left: Matrix, right: Matrix, result: Matrix, start: Matrix, inner: Index, last: int
     ) -> None:
         for rows in _tiles(self._sizes.rows, self._tile.rows(len(kernel.widths))):
             name = replace(kernel, rows=rows.size).define(self._text)
             a, s, c = (self._at(one, rows.start, 0) for one in (left, start, result))
             operands = [f"ptr {a.array}", *_integers(a.row, a.column), f"ptr {right.array}", *_integers(right.row)]
             operands += [f"ptr {s.array}", *_integers(s.row), f"ptr {c.array}"]
-            self._text.execute(name, [*operands, *_integers(c.row, inner, rows.parts, last)])
+            self._text.execute(name, [*operands, *_integers(c.row, inner, self._tiles_used(rows), last)])
+
+    def _tiles_used(self, rows: _Groups) -> Index:
+        """Add how many tiles are computed: one at least, since what it writes beyond the rows is read nowhere."""
+        text, used = self._text, self._used.rows
+        if used == self._sizes.rows or rows.parts == 1:
+            return rows.parts
+        beyond = text.value(f"add i64 {used}, {rows.size - 1 - rows.start}")
+        return text.clamped(text.value(f"sdiv i64 {beyond}, {rows.size}"), 1, rows.parts)
 
     def _packed(self, right: Matrix, sizes: ProductSizes, scratch: str, widths: tuple[int, ...], last: int) -> Matrix:
         """Write a part of the right matrix row by row next to each other."""
@@ -332,9 +360,10 @@ class _ProductWriter:
                 a, s, c = (self._at(one, row, 0) for one in (left, start, result))
                 operands = [f"ptr {a.array}", *_integers(a.row), f"ptr {right.array}", *_integers(right.column)]
                 operands += [f"ptr {s.array}", *_integers(s.row), f"ptr {c.array}"]
-                self._text.execute(name, [*operands, *_integers(n, end, count, last)])
+                tiles = self._tiles_used(_Groups(count, rows, row))
+                self._text.execute(name, [*operands, *_integers(n, end, tiles, last)])
                 row += count * rows
 
 
-def _integers(*numbers: int) -> list[str]:
+def _integers(*numbers: Index) -> list[str]:
     return [f"i64 {number}" for number in numbers]

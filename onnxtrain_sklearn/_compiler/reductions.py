@@ -10,6 +10,7 @@ import numpy as np
 
 from .functions import exp, log
 from .lanes import Join, joined_halves, shuffled, summed
+from .row_bound import RowBound, stop_of
 from .stages import LANES, chunks
 from .text import Index, Text, literal, vector_type
 from .views import View
@@ -45,25 +46,39 @@ def joined(text: Text, value: str, width: int, rule: Joining) -> str:
     return value
 
 
-def joined_row(text: Text, length: int, rule: Joining, part: Callable[[Index, int], str]) -> str:
-    """Add what the elements of a row are joined to; ``part`` adds so many of them from an index on."""
+def joined_row(
+    text: Text, length: int, rule: Joining, part: Callable[[Index, int], str], bound: RowBound | None = None
+) -> str:
+    """Add what the elements of a row are joined to; ``part`` adds so many of them from an index on.
+
+    With a bound they belong to the rows of a minibatch, and are at most ``SUMMANDS`` vectors.
+    """
     total = literal(rule.neutral, 1)
     for first, count, width in chunks(length, LANES):
 
         def vector(index: Index, first: int = first, width: int = width) -> str:
             return part(text.add(text.multiply(index, width), first), width)
 
-        total = rule.join(text, total, joined(text, joined_in_blocks(text, count, width, rule, vector), width, rule), 1)
+        stop = None if bound is None or first else text.value(f"udiv i64 {bound.of(text, length)}, {width}")
+        found = joined(text, joined_in_blocks(text, count, width, rule, vector, stop), width, rule)
+        total = rule.join(
+            text, total, found if bound is None or not first else bound.last(text, found, rule.neutral), 1
+        )
     return total
 
 
-def joined_in_blocks(text: Text, count: int, width: int, rule: Joining, value: Callable[[Index], str]) -> str:
-    """Add what ``count`` vectors are joined to, block by block; ``value`` adds the one of an index."""
+def joined_in_blocks(
+    text: Text, count: int, width: int, rule: Joining, value: Callable[[Index], str], stop: Index | None = None
+) -> str:
+    """Add what ``count`` vectors are joined to, block by block; ``value`` adds the one of an index.
+
+    At most ``SUMMANDS`` are one block, which may end before: at ``stop``.
+    """
     size = 1
     while size * SUMMANDS < count:
         size *= SUMMANDS
     whole, rest = divmod(count, size)
-    with text.loop(whole, 1, [(vector_type(width), literal(rule.neutral, width))]) as loop:
+    with text.loop(whole if stop is None else stop, 1, [(vector_type(width), literal(rule.neutral, width))]) as loop:
         start = text.multiply(loop.index, size)
         block = (
             value(start) if size == 1 else joined_in_blocks(text, size, width, rule, _counted_from(text, start, value))
@@ -86,7 +101,10 @@ def _read_row(text: Text, array: str, start: Index) -> Callable[[Index, int], st
 
 @dataclass(eq=False)
 class ReductionStage:
-    """A reduction of ``count`` indices between axes of ``before`` and ``after`` elements; both views are contiguous."""
+    """A reduction of ``count`` indices between axes of ``before`` and ``after`` elements; both views are contiguous.
+
+    ``bound``: the rows of a minibatch that are computed; they are reduced where ``before`` is 1.
+    """
 
     source: View
     result: View
@@ -95,6 +113,7 @@ class ReductionStage:
     after: int
     rule: Joining
     divisor: int = 1
+    bound: RowBound | None = None
 
     def read(self) -> Sequence[View]:
         return [self.source]
@@ -103,7 +122,7 @@ class ReductionStage:
         return [self.result]
 
     def write(self, text: Text) -> None:
-        with text.loop(self.before) as loop:
+        with text.loop(self.before if self.before == 1 else stop_of(self.bound, text, self.before)) as loop:
             if self.after == 1:
                 self._along(text, loop.index)
             else:
@@ -112,12 +131,18 @@ class ReductionStage:
     def _along(self, text: Text, row: Index) -> None:
         """Add the reduction of neighboring elements."""
         start = text.add(self.source.offset, text.multiply(row, self.count))
-        total = joined_row(text, self.count, self.rule, _read_row(text, self.source.buffer.pointer, start))
+        bound, read = self._reduced_rows(), _read_row(text, self.source.buffer.pointer, start)
+        total = joined_row(text, self.count, self.rule, read, bound)
         self._store(text, total, row, 1)
+
+    def _reduced_rows(self) -> RowBound | None:
+        """Return the rows that are reduced."""
+        return self.bound if self.before == 1 else None
 
     def _across(self, text: Text, block: Index) -> None:
         """Add the reduction of rows, for some columns at a time."""
-        start = text.add(self.source.offset, text.multiply(block, self.count * self.after))
+        start, bound = text.add(self.source.offset, text.multiply(block, self.count * self.after)), self._reduced_rows()
+        stop = None if bound is None else bound.of(text, self.count)
         for first, count, width in chunks(self.after, LANES):
             with text.loop(count * width, width) as columns:
                 column = text.add(columns.index, first)
@@ -127,7 +152,7 @@ class ReductionStage:
                     place = text.add(begin, text.multiply(index, self.after))
                     return text.load(self.source.buffer.pointer, place, width)
 
-                total = joined_in_blocks(text, self.count, width, self.rule, row)
+                total = joined_in_blocks(text, self.count, width, self.rule, row, stop)
                 self._store(text, total, text.add(text.multiply(block, self.after), column), width)
 
     def _store(self, text: Text, value: str, place: Index, width: int) -> None:
@@ -140,13 +165,15 @@ class ReductionStage:
 class SoftmaxStage:
     """Softmax over the last axis, or its logarithm; all views are contiguous.
 
-    ``total``: where the logarithms of the sums of exponentials are written, None: nowhere.
+    ``total``: where the logarithms of the sums of exponentials are written, None: nowhere. ``bound``: the rows of a
+    minibatch that are computed.
     """
 
     source: View
     result: View
     logarithm: bool
     total: View | None = None
+    bound: RowBound | None = None
 
     def read(self) -> Sequence[View]:
         return [self.source]
@@ -156,7 +183,7 @@ class SoftmaxStage:
 
     def write(self, text: Text) -> None:
         count = self.source.shape[-1]
-        with text.loop(self.source.size // count) as rows:
+        with text.loop(stop_of(self.bound, text, self.source.size // count)) as rows:
             row = text.multiply(rows.index, count)
             source, result = text.add(self.source.offset, row), text.add(self.result.offset, row)
             greatest = self._greatest(text, source)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 from .elementwise import EmitElements
+from .row_bound import RowBound, stop_of
 from .text import Index, Text, literal
 from .views import Shape, View, merged_axes
 
@@ -41,12 +42,13 @@ Operation: TypeAlias = "tuple[EmitElements, Sequence[View], View]"
 class Elementwise:
     """Operations over one shape, each on its operands and with its result, all of that shape.
 
-    ``kept`` are the results that are read elsewhere.
+    ``kept`` are the results that are read elsewhere. ``bound``: the rows of the first axis that are computed.
     """
 
     shape: Shape
     operations: list[Operation] = field(default_factory=list)
     kept: set[View] = field(default_factory=set)
+    bound: RowBound | None = None
 
     def results(self) -> set[View]:
         """Return what it computes."""
@@ -64,18 +66,21 @@ class Elementwise:
         views = [view for view in (*self.read(), *self.written()) if view.buffer.number is None]
         shape, strides = merged_axes(self.shape, [view.strides for view in views])
         places = {view: Placement(view.offset, steps) for view, steps in zip(views, strides, strict=True)}
-        self._nest(text, shape, places)
+        self._nest(text, shape, places, self.bound)
 
-    def _nest(self, text: Text, shape: Shape, places: Mapping[View, Placement]) -> None:
+    def _nest(self, text: Text, shape: Shape, places: Mapping[View, Placement], bound: RowBound | None = None) -> None:
         """Add a loop for each axis but the last."""
         if len(shape) <= 1:
-            self._along(text, shape[0] if shape else 1, places)
+            self._along(text, shape[0] if shape else 1, places, bound)
             return
-        with text.loop(shape[0]) as loop:
+        with text.loop(stop_of(bound, text, shape[0])) as loop:
             self._nest(text, shape[1:], {view: place.inner(text, loop.index) for view, place in places.items()})
 
-    def _along(self, text: Text, length: int, places: Mapping[View, Placement]) -> None:
-        """Add the loop along the last axis: vectors where elements are neighbors, then the rest as a narrower one."""
+    def _along(self, text: Text, length: int, places: Mapping[View, Placement], bound: RowBound | None) -> None:
+        """Add the loop along the last axis: vectors where elements are neighbors, then the rest as a narrower one.
+
+        What is computed beyond the bound is read nowhere.
+        """
         vectors = all(place.step in (0, 1) for place in places.values())
         width = LANES if vectors else 1
         single = {
@@ -85,7 +90,8 @@ class Elementwise:
             if count == 1:
                 self._compute(text, lanes, start, places, single)
                 continue
-            with text.loop(count * lanes, lanes) as loop:
+            stop = count * lanes if bound is None else text.whole(bound.of(text, length), lanes)
+            with text.loop(stop, lanes) as loop:
                 self._compute(text, lanes, loop.index, places, single)
 
     def _compute(

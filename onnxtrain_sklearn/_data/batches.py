@@ -52,12 +52,21 @@ class BatchBuffers:
     """Buffers for one minibatch: its columns by name, each with the rows on its first axis, and the rows' weights.
 
     Columns whose rows stay sparse have a place in ``sparse`` instead. ``has_ones``: all weights are known to be one.
+    ``count``: the rows from there on are known to have the weight zero.
     """
 
     columns: Mapping[str, np.ndarray]
     sample_weight: np.ndarray
     sparse: Mapping[str, SparseRows] = field(default_factory=dict)
     has_ones: bool = False
+    count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Let nothing be known of the rows: whoever holds the buffers may change them."""
+        self.has_ones, self.count = False, len(self.sample_weight)
 
 
 class Batches:
@@ -204,6 +213,7 @@ class Batches:
             buffers.sample_weight[:count] = 1.0 if self._weights is None else self._weights[rows]
             buffers.sample_weight[count:] = 0.0
             buffers.has_ones = are_ones
+        buffers.count = count
 
     def _into(self, name: str, buffers: BatchBuffers) -> Callable[[np.ndarray], object]:
         """Return a function that writes rows of one column into its place in the buffers."""

@@ -17,6 +17,7 @@ from .._compiler.code import GraphCode, graph_code
 from .._compiler.functions import supported
 from .._compiler.kernels import tile_of
 from .._compiler.plan import NotCompiledError
+from .._compiler.row_states import RowInputs
 from .._gradient.engine import available_engines
 from .._graph.folding import fold
 from .._runtime.devices import Device
@@ -110,10 +111,10 @@ def pays(size: PassSize, steps: int) -> bool:
     return size.work < PARALLEL_WORK and saved >= MARGIN * (LOADING + COMPILING + COMPILING_NODE * size.nodes)
 
 
-def compiled_code(model: ir.Model) -> GraphCode:
+def compiled_code(model: ir.Model, rows: RowInputs) -> GraphCode:
     """Return the code of a gradient graph; shapes that it computes are put into it as constants, in place."""
     try:
-        return graph_code(fold(model).graph, tile_of(features()))
+        return graph_code(fold(model).graph, tile_of(features()), rows)
     except NotCompiledError as error:
         raise UnsupportedOperatorError(
             f"engine='compiled' cannot run the graph: {error}. Use engine='auto' or 'portable'."

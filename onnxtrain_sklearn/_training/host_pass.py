@@ -55,6 +55,8 @@ class HostPass:
         if self.uniform.buffers:
             self.uniform.draw(state.draws, dropout)
             state.draws += 1
+        if isinstance(self.gradient, BoundCode):
+            self.gradient.compute_rows(self.buffers.count)
         if not (self.shares.of_ones and self.buffers.has_ones):
             self.shares.update()
         for call in self._calls:

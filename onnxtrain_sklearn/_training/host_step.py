@@ -70,9 +70,8 @@ class HostStep(BaseStep):
                 self._tables = self._row_gradients(graph.program)
             self._passes[size] = host_pass(graph, self._tables)
         self._current = self._passes[size]
-        buffers = self._current.buffers
-        buffers.has_ones = False  # who asks for them may change them
-        return buffers
+        self._current.buffers.forget()
+        return self._current.buffers
 
     def _row_gradients(self, program: PassProgram) -> dict[str, RowGradients]:
         """Return the gradients of the matrices of which a minibatch reads some rows."""

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._compiler.code import GraphCode
+from .._compiler.row_states import RowInputs
 from .._gradient.engine import differentiate_own
 from .._gradient.recomputation import recompute_activations
 from .._graph.edits import initializers_to_inputs
@@ -33,15 +34,15 @@ from .._support.content import content, is_plain
 from ..exceptions import ModelError
 from .compiled_pass import COMPILED, PassSize, compiled_code, differentiating_engine
 from .cpu_products import transpose_operands
-from .dropout import expose_dropout
+from .dropout import FACTOR, expose_dropout
 from .gathering import gather_rows
 from .gradient_order import last_layer_last
 from .gradient_shapes import return_before_reshapes
-from .labeled_shares import take_labeled_shares
-from .loss_graph import LAZY, LOSS, TARGET, StepSettings, training_graph, work
+from .labeled_shares import LABELED, take_labeled_shares
+from .loss_graph import LAZY, LOSS, TARGET, WEIGHT, StepSettings, training_graph, work
 from .parameters import FlatParameters
 from .random_numbers import expose_random
-from .repeated_shares import repeat_shares
+from .repeated_shares import REPEATED, repeat_shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +225,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         return_before_reshapes(model.graph, [name for name in names if name not in taken])
     repeated = repeat_shares(model.graph) if source.for_cpu and source.gives_shares else 0
     labeled = take_labeled_shares(model.graph) if repeated else False
-    code = compiled_code(model) if engine == COMPILED else None
+    code = compiled_code(model, _row_inputs(source, emitted)) if engine == COMPILED else None
     if source.for_cpu and code is None:
         transpose_operands(model.graph)
         if not source.settings.checkpoint_activations:  # then nodes run in the order of the graph
@@ -244,6 +245,13 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         labeled,
         code,
     )
+
+
+def _row_inputs(source: PassSource, emitted: _Emitted) -> RowInputs:
+    """Return which inputs of a gradient graph have a row for each row of a minibatch."""
+    data = [*(spec.name for spec in source.model.inputs), TARGET, *(value.name or "" for value in emitted.random)]
+    parameters = [*source.parameters.names, *source.parameters.running_statistics]
+    return RowInputs(source.batch, data, (WEIGHT, REPEATED, LABELED), [*parameters, FACTOR])
 
 
 def _alone(value: ir.Value) -> ir.Value:
