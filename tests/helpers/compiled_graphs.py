@@ -124,7 +124,7 @@ SIZES = (1, 2, 3, 10, 15, 16, 17, 33)
 SMOOTH = ("Tanh", "Sigmoid", "Softsign", "Erf", "Neg", "Abs", "Relu", "LeakyRelu", "Softplus", "Identity")
 
 
-class _Drawn:
+class Drawn:
     """A random graph while it grows: nodes draw from all values so far, mostly from the last ones."""
 
     def __init__(self, rng):
@@ -252,7 +252,7 @@ KINDS = (
 
 def random_graph(rng, count):
     """Return the text and the constants of a graph of about so many nodes, a third of whose values are returned."""
-    drawn = _Drawn(rng)
+    drawn = Drawn(rng)
     while len(drawn.nodes) < count:
         kind = str(rng.choice(KINDS))
         if kind != "gram" or any(len(shape) > 1 for shape in drawn.shapes.values()):
