@@ -86,7 +86,7 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = Non
     constants = {buffer: array for buffer, array in plan.constants.items() if buffer.number is None}
     external = [*(view.buffer for view in (*inputs.values(), *outputs.values())), *constants]
     places, scratch = places_of(plan.stages, external)
-    bound = None if rows is None or rows.batch <= LANES else _bound(plan, rows, inputs, outputs)
+    bound = None if rows is None or rows.batch <= LANES else _row_bound(plan, rows, inputs, outputs)
     return GraphCode(
         _function_text(plan, external, places, bound),
         {name: view.size for name, view in inputs.items()},
@@ -99,7 +99,7 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = Non
     )
 
 
-def _bound(
+def _row_bound(
     plan: FunctionPlan, rows: RowInputs, inputs: Mapping[str, View], outputs: Mapping[str, View]
 ) -> RowBound | None:
     states = {view.buffer: rows.state(name, view.shape) for name, view in inputs.items()}

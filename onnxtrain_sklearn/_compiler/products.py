@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .kernels import Copy, Dots, Panel, RegisterTile, Transposition
+from .row_bound import clamped
 from .text import Index, Text
 
 FEW_COLUMNS = 3
@@ -315,7 +316,7 @@ class _ProductWriter:
         if used == self._sizes.rows or rows.parts == 1:
             return rows.parts
         beyond = text.value(f"add i64 {used}, {rows.size - 1 - rows.start}")
-        return text.clamped(text.value(f"sdiv i64 {beyond}, {rows.size}"), 1, rows.parts)
+        return clamped(text, text.value(f"sdiv i64 {beyond}, {rows.size}"), 1, rows.parts)
 
     def _packed(self, right: Matrix, sizes: ProductSizes, scratch: str, widths: tuple[int, ...], last: int) -> Matrix:
         """Write a part of the right matrix row by row next to each other."""

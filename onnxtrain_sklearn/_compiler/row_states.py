@@ -36,16 +36,16 @@ class RowInputs(NamedTuple):
     weights: Collection[str]
     others: Collection[str]
 
-    def state(self, name: str, shape: Shape) -> State | None:
+    def state(self, name: str, shape: Shape) -> RowState | None:
         """Return the state of an input; None: it is not known."""
         if name in self.others:
-            return State.FIXED
+            return RowState.FIXED
         if shape[:1] != (self.batch,):
             return None
-        return State.VANISHING if name in self.weights else State.ROWS if name in self.data else None
+        return RowState.VANISHING if name in self.weights else RowState.ROWS if name in self.data else None
 
 
-class State(Enum):
+class RowState(Enum):
     """How elements depend on the minibatch.
 
     NOTHING: they are zero. FIXED: not at all. The others belong to rows. ROWS: on the data of their row. VANISHING: on
@@ -57,11 +57,11 @@ class State(Enum):
     @property
     def is_zero(self) -> bool:
         """Whether elements of rows with the weight zero are zero."""
-        return self in (State.NOTHING, State.VANISHING)
+        return self in (RowState.NOTHING, RowState.VANISHING)
 
     @property
     def has_rows(self) -> bool:
-        return self not in (State.NOTHING, State.FIXED)
+        return self not in (RowState.NOTHING, RowState.FIXED)
 
 
 class RowsMeetError(Exception):
@@ -70,7 +70,7 @@ class RowsMeetError(Exception):
 
 def bound_rows(
     stages: Sequence[Stage],
-    inputs: Mapping[Buffer, State | None],
+    inputs: Mapping[Buffer, RowState | None],
     constants: Mapping[Buffer, np.ndarray],
     outputs: Collection[Buffer],
     batch: int,
@@ -96,29 +96,27 @@ class _RowStates:
     ``whole`` are those with valid numbers in all rows, computed or not.
     """
 
-    def __init__(self, inputs: Mapping[Buffer, State], constants: Mapping[Buffer, np.ndarray], batch: int) -> None:
-        numbers = {buffer: State.FIXED if array.any() else State.NOTHING for buffer, array in constants.items()}
-        self.states: dict[Buffer, State] = {**inputs, **numbers}
+    def __init__(self, inputs: Mapping[Buffer, RowState], constants: Mapping[Buffer, np.ndarray], batch: int) -> None:
+        numbers = {buffer: RowState.FIXED if array.any() else RowState.NOTHING for buffer, array in constants.items()}
+        self.states: dict[Buffer, RowState] = {**inputs, **numbers}
         self.whole, self.batch, self.bounded = set(inputs), batch, list[Any]()
 
     def add(self, stage: Stage) -> None:
         RULES[type(stage)](self, stage)
 
-    def of(self, view: View) -> State:
+    def of(self, view: View) -> RowState:
         return self.states[view.buffer]
 
-    def write(self, view: View, state: State) -> None:
+    def write(self, view: View, state: RowState) -> None:
         """Let elements have a state; others of their buffer may have been written before."""
         if state.has_rows:
             self.require_rows(view)
         old = self.states.get(view.buffer, state)
-        self.states[view.buffer] = _sum([old, state])
+        self.states[view.buffer] = _state_of_sum([old, state])
 
     def require_rows(self, *views: View) -> None:
         """Require that the elements of some indices of the first axis lie in one row of their buffer each."""
-        for view in views:
-            if self.of_rows(view):
-                continue
+        if not all(self.of_rows(view) for view in views):
             raise RowsMeetError
 
     def of_rows(self, view: View) -> bool:
@@ -132,44 +130,44 @@ class _RowStates:
         read = [view for view in stage.read() if self.of(view).has_rows]
         self.require_rows(*read)
         for emit, operands, result in stage.operations:
-            state = _result(emit, [self.of(view) for view in operands])
+            state = _state_of_result(emit, [self.of(view) for view in operands])
             self.write(result, _in_rows(state) if read else state)
         if read:
             self.bounded.append(stage)
 
     def product(self, stage: ProductStage) -> None:
         left, right = self.of(stage.left), self.of(stage.right)
-        bias = State.NOTHING if stage.bias is None else self.of(stage.bias)
+        bias = RowState.NOTHING if stage.bias is None else self.of(stage.bias)
         if not (left.has_rows or right.has_rows or bias.has_rows):
-            self.write(stage.result, State.FIXED)
+            self.write(stage.result, RowState.FIXED)
         elif len(stage.result.shape) > 2 or bias.has_rows:
             raise RowsMeetError
         elif not right.has_rows and self.of_rows(stage.left):
             self.bounded.append(stage)
-            self.write(stage.result, left if stage.bias is None else _other([left]))
+            self.write(stage.result, left if stage.bias is None else _state_of_others([left]))
         else:
             turned = stage.left.permuted((1, 0))
             self.require_rows(*(v for v, state in ((turned, left), (stage.right, right)) if state.has_rows))
-            if _times([left, right]) is not State.VANISHING or not stage.sums_in_order:
+            if _state_of_product([left, right]) is not RowState.VANISHING or not stage.sums_in_order:
                 raise RowsMeetError
             self.bounded.append(stage)
             stage.over_rows = True
-            self.write(stage.result, State.FIXED)
+            self.write(stage.result, RowState.FIXED)
 
     def reduction(self, stage: ReductionStage) -> None:
         state = self.of(stage.source)
         if not state.has_rows:
-            self.write(stage.result, State.FIXED)
+            self.write(stage.result, RowState.FIXED)
             return
         self.require_rows(stage.source)
         self.bounded.append(stage)
         if stage.before % self.batch == 0:
-            self.write(stage.result, state if stage.rule is SUM else _other([state]))
+            self.write(stage.result, state if stage.rule is SUM else _state_of_others([state]))
             return
         in_order = (stage.count // LANES if stage.after == 1 else stage.count) <= SUMMANDS
-        if stage.before > 1 or state is not State.VANISHING or stage.rule is not SUM or not in_order:
+        if stage.before > 1 or state is not RowState.VANISHING or stage.rule is not SUM or not in_order:
             raise RowsMeetError
-        self.write(stage.result, State.FIXED)
+        self.write(stage.result, RowState.FIXED)
 
     def softmax(self, stage: SoftmaxStage) -> None:
         state = self.of(stage.source)
@@ -179,7 +177,7 @@ class _RowStates:
                 raise RowsMeetError
             self.bounded.append(stage)
         for view in stage.written():
-            self.write(view, _other([state]))
+            self.write(view, _state_of_others([state]))
 
     def conversion(self, stage: Conversion) -> None:
         """Integers are read whole: those of an input are."""
@@ -197,48 +195,50 @@ class _RowStates:
     def selection(self, stage: Selection) -> None:
         """What is not computed is no index."""
         table, indices = self.of(stage.table), self.of(stage.indices)
-        valid = not indices.has_rows or (indices is State.ROWS and stage.indices.buffer in self.whole)
+        valid = not indices.has_rows or (indices is RowState.ROWS and stage.indices.buffer in self.whole)
         if stage.scatters or not valid:
             raise RowsMeetError
         self.require_rows(*(v for v, state in ((stage.table, table), (stage.indices, indices)) if state.has_rows))
-        self.write(stage.elements, table if table.has_rows else _other([indices]))
+        self.write(stage.elements, table if table.has_rows else _state_of_others([indices]))
 
 
-def _result(emit: EmitElements, states: Sequence[State]) -> State:
+def _state_of_result(emit: EmitElements, states: Sequence[RowState]) -> RowState:
     """Return the state of what an operation computes from elements of these states."""
-    if _is_instruction(emit, "fmul") or (_is_instruction(emit, "fdiv") and states[1] in (State.FIXED, State.ROWS)):
-        return _times(states)
-    if emit is EMIT["Where"] and _other(states[:1]) is not State.WEIGHTED:
-        return _sum(states[1:]) if all(state.is_zero for state in states[1:]) else _other(states)
+    if _is_instruction(emit, "fmul") or (
+        _is_instruction(emit, "fdiv") and states[1] in (RowState.FIXED, RowState.ROWS)
+    ):
+        return _state_of_product(states)
+    if emit is EMIT["Where"] and _state_of_others(states[:1]) is not RowState.WEIGHTED:
+        return _state_of_sum(states[1:]) if all(state.is_zero for state in states[1:]) else _state_of_others(states)
     is_sum = _is_instruction(emit, "fadd") or _is_instruction(emit, "fsub")
-    return _sum(states) if is_sum or emit in (unchanged, EMIT["Neg"]) else _other(states)
+    return _state_of_sum(states) if is_sum or emit in (unchanged, EMIT["Neg"]) else _state_of_others(states)
 
 
 def _is_instruction(emit: EmitElements, name: str) -> bool:
     return isinstance(emit, partial) and emit.func is instruction and emit.args == (name,)
 
 
-def _times(states: Sequence[State]) -> State:
+def _state_of_product(states: Sequence[RowState]) -> RowState:
     """Return the state of a product; what depends otherwise on a weight may be infinite where this is zero."""
-    if State.WEIGHTED in states or not any(state.is_zero for state in states):
-        return _other(states)
-    return _in_rows(State.NOTHING) if any(state.has_rows for state in states) else State.NOTHING
+    if RowState.WEIGHTED in states or not any(state.is_zero for state in states):
+        return _state_of_others(states)
+    return _in_rows(RowState.NOTHING) if any(state.has_rows for state in states) else RowState.NOTHING
 
 
-def _sum(states: Sequence[State]) -> State:
-    return _times(states) if all(state.is_zero for state in states) else _other(states)
+def _state_of_sum(states: Sequence[RowState]) -> RowState:
+    return _state_of_product(states) if all(state.is_zero for state in states) else _state_of_others(states)
 
 
-def _other(states: Sequence[State]) -> State:
+def _state_of_others(states: Sequence[RowState]) -> RowState:
     """Return the state of what is not known to be zero."""
-    if State.VANISHING in states or State.WEIGHTED in states:
-        return State.WEIGHTED
-    return State.ROWS if State.ROWS in states else State.FIXED
+    if RowState.VANISHING in states or RowState.WEIGHTED in states:
+        return RowState.WEIGHTED
+    return RowState.ROWS if RowState.ROWS in states else RowState.FIXED
 
 
-def _in_rows(state: State) -> State:
+def _in_rows(state: RowState) -> RowState:
     """Return the state of elements of which those of rows are computed alone."""
-    return {State.FIXED: State.ROWS, State.NOTHING: State.VANISHING}.get(state, state)
+    return {RowState.FIXED: RowState.ROWS, RowState.NOTHING: RowState.VANISHING}.get(state, state)
 
 
 RULES: Mapping[type, Callable[[_RowStates, Any], None]] = {

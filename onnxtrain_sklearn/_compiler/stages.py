@@ -90,7 +90,7 @@ class Elementwise:
             if count == 1:
                 self._compute(text, lanes, start, places, single)
                 continue
-            stop = count * lanes if bound is None else text.whole(bound.of(text, length), lanes)
+            stop = count * lanes if bound is None else bound.of_vectors(text, length, lanes)
             with text.loop(stop, lanes) as loop:
                 self._compute(text, lanes, loop.index, places, single)
 

@@ -92,17 +92,6 @@ class Text:
             return 0
         return self.value(f"mul i64 {a}, {b}") if 1 not in (a, b) else (b if a == 1 else a)
 
-    def whole(self, count: Index, parts: int) -> Index:
-        """Add the largest multiple of a power of two up to ``count``."""
-        return count // parts * parts if isinstance(count, int) else self.value(f"and i64 {count}, -{parts}")
-
-    def clamped(self, index: Index, low: int, high: int) -> str:
-        """Add an index, at least ``low`` and at most ``high``."""
-        for name, limit in (("smax", low), ("smin", high)):
-            self.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
-            index = self.value(f"call i64 @llvm.{name}.i64(i64 {index}, i64 {limit})")
-        return str(index)
-
     def address(self, array: str, offset: Index) -> str:
         """Add the address of an element of an array of float32."""
         return self.value(f"getelementptr float, ptr {array}, i64 {offset}") if offset != 0 else array
