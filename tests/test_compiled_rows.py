@@ -173,10 +173,10 @@ B = 33
 class Bounded:
     """A graph with arrays of its own for each number of rows."""
 
-    def __init__(self, text, constants, inputs):
+    def __init__(self, text, constants, inputs, machine=None):
         rows = RowInputs(B, ["x"], ["w"], [name for name in inputs if name not in ("x", "w")])
         self._inputs, proto = inputs, model_of(text, constants)
-        self.code = graph_code(ir.from_proto(proto).graph, tile_of(features()), rows)
+        self.code = graph_code(ir.from_proto(proto).graph, tile_of(machine or features()), rows)
 
     def __call__(self, rows, computed):
         """Return the bits of the outputs for so many rows, where so many are computed; the others are not read."""
@@ -260,6 +260,25 @@ def test_sums_over_rows_that_occur(name):
     graph.check()
 
 
+@pytest.mark.parametrize("machine", ["+avx512vl", "+avx2", "+neon", "+other"])
+@pytest.mark.parametrize(("k", "n"), [(1, 1), (1, 20), (5, 2), (17, 33), (70, 3), (3, 70)])
+def test_products(k, n, machine):
+    nodes = SUMS["of products of matrices"]
+    text = f"g (float[{B},{k}] x, float[{B},1] w, float[{k},{n}] p) => (float r) {{ {nodes} }}"
+    graph = Bounded(text, {}, inputs_for(text, {}), machine)
+    assert graph.code.batch == B
+    graph.check()
+
+
+@pytest.mark.parametrize("nodes", ["r = ReduceSum(m)", "f = Reshape(m, shape) r = ReduceSum(f, first)"])
+def test_sums_of_several_blocks(nodes):
+    text = f"g (float[{B},500] x, float[{B},1] w) => (float r) {{ m = Mul(x, w) {nodes} }}"
+    constants = {"shape": np.array([-1, 5]), "first": np.array([0])} if "shape" in nodes else {}
+    graph = Bounded(text, constants, inputs_for(text, constants))
+    assert graph.code.batch == B
+    graph.check()
+
+
 @pytest.mark.parametrize("name", MEETING)
 def test_rows_that_meet_are_not_bounded(name):
     text, constants = graph_of(MEETING[name])
@@ -283,7 +302,7 @@ def test_a_sum_that_underflows_has_the_same_sign():
 def random_sums(rng):
     """Return the text and constants of a random graph whose outputs are sums over rows of products with weights."""
     drawn = Drawn(rng)
-    drawn.shapes = drawn.inputs = {"x": (B, int(rng.integers(1, 9))), "w": (B, 1), "p": (int(rng.integers(1, 9)), 3)}
+    drawn.inputs = {"x": (B, int(rng.integers(1, 9))), "w": (B, 1), "p": (int(rng.integers(1, 9)), 3)}
     drawn.shapes = {"p": drawn.inputs["p"], "x": drawn.inputs["x"]}
     for _ in range(rng.integers(1, 9)):
         getattr(drawn, str(rng.choice(KINDS)))()
@@ -303,7 +322,8 @@ def test_random_graphs():
     rng, bounded = np.random.default_rng(0), 0
     for _ in range(150):
         text, constants = random_sums(rng)
-        graph = Bounded(text, constants, inputs_for(text, constants))
+        machine = str(rng.choice(["+avx512vl", "+avx2", "+neon", "+other"]))
+        graph = Bounded(text, constants, inputs_for(text, constants), machine)
         if graph.code.batch:
             bounded += 1
             graph.check()

@@ -10,7 +10,7 @@ import numpy as np
 
 from .functions import exp, log
 from .lanes import Join, joined_halves, shuffled, summed
-from .row_bound import RowBound, stop_of
+from .row_bound import RowBound, clamped, stop_of
 from .stages import LANES, chunks
 from .text import Index, Text, literal, vector_type
 from .views import View
@@ -51,7 +51,7 @@ def joined_row(
 ) -> str:
     """Add what the elements of a row are joined to; ``part`` adds so many of them from an index on.
 
-    With a bound they belong to the rows of a minibatch, and are at most ``SUMMANDS`` vectors.
+    With a bound they belong to the rows of a minibatch.
     """
     total = literal(rule.neutral, 1)
     for first, count, width in chunks(length, LANES):
@@ -59,26 +59,23 @@ def joined_row(
         def vector(index: Index, first: int = first, width: int = width) -> str:
             return part(text.add(text.multiply(index, width), first), width)
 
-        stop = None if bound is None or first else text.value(f"udiv i64 {bound.of(text, length)}, {width}")
-        found = joined(text, joined_in_blocks(text, count, width, rule, vector, stop), width, rule)
-        total = rule.join(
-            text, total, found if bound is None or not first else bound.last(text, found, rule.neutral), 1
-        )
+        if bound is not None and not first:
+            stop = text.value(f"udiv i64 {bound.of(text, length)}, {width}")
+            found = joined(text, joined_up_to(text, stop, count, width, rule, vector), width, rule)
+        else:
+            found = joined(text, joined_in_blocks(text, count, width, rule, vector), width, rule)
+            found = found if bound is None else bound.last(text, found, rule.neutral)
+        total = rule.join(text, total, found, 1)
     return total
 
 
-def joined_in_blocks(
-    text: Text, count: int, width: int, rule: Joining, value: Callable[[Index], str], stop: Index | None = None
-) -> str:
-    """Add what ``count`` vectors are joined to, block by block; ``value`` adds the one of an index.
-
-    At most ``SUMMANDS`` are one block, which may end before: at ``stop``.
-    """
+def joined_in_blocks(text: Text, count: int, width: int, rule: Joining, value: Callable[[Index], str]) -> str:
+    """Add what ``count`` vectors are joined to, block by block; ``value`` adds the one of an index."""
     size = 1
     while size * SUMMANDS < count:
         size *= SUMMANDS
     whole, rest = divmod(count, size)
-    with text.loop(whole if stop is None else stop, 1, [(vector_type(width), literal(rule.neutral, width))]) as loop:
+    with text.loop(whole, 1, [(vector_type(width), literal(rule.neutral, width))]) as loop:
         start = text.multiply(loop.index, size)
         block = (
             value(start) if size == 1 else joined_in_blocks(text, size, width, rule, _counted_from(text, start, value))
@@ -88,6 +85,24 @@ def joined_in_blocks(
         return loop.following[0]
     last = joined_in_blocks(text, rest, width, rule, _counted_from(text, whole * size, value))
     return rule.join(text, loop.following[0], last, width)
+
+
+def joined_up_to(text: Text, stop: Index, count: int, width: int, rule: Joining, value: Callable[[Index], str]) -> str:
+    """Add what the first ``stop`` of ``count`` vectors are joined to, in the blocks of ``joined_in_blocks``.
+
+    The vectors are at most ``SUMMANDS`` blocks.
+    """
+    size = 1 if count <= SUMMANDS else SUMMANDS
+    blocks = stop if size == 1 else text.value(f"udiv i64 {text.add(stop, size - 1)}, {size}")
+    with text.loop(blocks, 1, [(vector_type(width), literal(rule.neutral, width))]) as loop:
+        start = text.multiply(loop.index, size)
+        if size == 1:
+            part = value(start)
+        else:
+            end = clamped(text, text.value(f"sub i64 {stop}, {start}"), 1, size)
+            part = joined_up_to(text, end, size, width, rule, _counted_from(text, start, value))
+        loop.following = [rule.join(text, loop.carried[0], part, width)]
+    return loop.following[0]
 
 
 def _counted_from(text: Text, start: Index, value: Callable[[Index], str]) -> Callable[[Index], str]:
@@ -142,7 +157,6 @@ class ReductionStage:
     def _across(self, text: Text, block: Index) -> None:
         """Add the reduction of rows, for some columns at a time."""
         start, bound = text.add(self.source.offset, text.multiply(block, self.count * self.after)), self._reduced_rows()
-        stop = None if bound is None else bound.of(text, self.count)
         for first, count, width in chunks(self.after, LANES):
             with text.loop(count * width, width) as columns:
                 column = text.add(columns.index, first)
@@ -152,7 +166,10 @@ class ReductionStage:
                     place = text.add(begin, text.multiply(index, self.after))
                     return text.load(self.source.buffer.pointer, place, width)
 
-                total = joined_in_blocks(text, self.count, width, self.rule, row, stop)
+                if bound is None:
+                    total = joined_in_blocks(text, self.count, width, self.rule, row)
+                else:
+                    total = joined_up_to(text, bound.of(text, self.count), self.count, width, self.rule, row)
                 self._store(text, total, text.add(text.multiply(block, self.after), column), width)
 
     def _store(self, text: Text, value: str, place: Index, width: int) -> None:

@@ -164,8 +164,8 @@ class _RowStates:
         if stage.before % self.batch == 0:
             self.write(stage.result, state if stage.rule is SUM else _state_of_others([state]))
             return
-        in_order = (stage.count // LANES if stage.after == 1 else stage.count) <= SUMMANDS
-        if stage.before > 1 or state is not RowState.VANISHING or stage.rule is not SUM or not in_order:
+        few = (stage.count // LANES if stage.after == 1 else stage.count) <= SUMMANDS**2
+        if stage.before > 1 or state is not RowState.VANISHING or stage.rule is not SUM or not few:
             raise RowsMeetError
         self.write(stage.result, RowState.FIXED)
 
