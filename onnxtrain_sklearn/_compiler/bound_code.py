@@ -48,9 +48,9 @@ class BoundCode:
         self._argument = ctypes.c_void_p(self._arrays[1].ctypes.data)
 
     def compute_rows(self, rows: int) -> None:
-        """Let runs compute so many rows at least, if they may; the others have the weight zero.
+        """Let runs compute so many rows and 1 to ``LANES`` more, if they may; these and the others have weights of zero.
 
-        One row of weight zero is computed with them: a sum that underflowed to -0 is 0 then, as with all of them.
+        A row of weight zero is always among them: it makes 0 of a sum that underflowed to -0, as all of them do.
         """
         if self._batch and rows != self._rows:
             self._rows = rows

@@ -2,8 +2,9 @@
 
 This is proven for all stages of a function, or none is bounded. Row i of a value is to depend on row i of the inputs
 alone. Sums over rows leave out what is zero: products with the weights, in rows whose weight is zero. They have the
-same bits then, as long as the rows left out have no infinite number, which would make a NaN of a product with zero;
-these rows repeat one that is computed.
+same bits then, as long as all numbers of the rows left out are finite: zero times another one is NaN. Data repeat a row
+that is computed there. Random numbers do not, nor do parameters with numbers of their own for each row: if the rows
+left out alone overflow by these, the loss is finite where that of all rows would be NaN.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ def bound_rows(
     try:
         for stage in stages:
             states.add(stage)
-        if any(states.states[buffer].has_rows for buffer in outputs):
+        if any(states.states.get(buffer, RowState.ROWS).has_rows for buffer in outputs):
             return None
-    except (RowsMeetError, KeyError):  # a stage, or a buffer, that nothing is known of
+    except RowsMeetError:
         return None
     bound = RowBound(batch)
     for one in states.bounded:
@@ -93,7 +94,8 @@ def bound_rows(
 class _RowStates:
     """The states of buffers, as the stages write them one after the other.
 
-    ``whole`` are those with valid numbers in all rows, computed or not.
+    ``whole`` are those with valid numbers in all rows, computed or not: integers are converted, checked and used as
+    indices in all rows.
     """
 
     def __init__(self, inputs: Mapping[Buffer, RowState], constants: Mapping[Buffer, np.ndarray], batch: int) -> None:
@@ -102,9 +104,13 @@ class _RowStates:
         self.whole, self.batch, self.bounded = set(inputs), batch, list[Any]()
 
     def add(self, stage: Stage) -> None:
+        if type(stage) not in RULES:
+            raise RowsMeetError
         RULES[type(stage)](self, stage)
 
     def of(self, view: View) -> RowState:
+        if view.buffer not in self.states:
+            raise RowsMeetError
         return self.states[view.buffer]
 
     def write(self, view: View, state: RowState) -> None:

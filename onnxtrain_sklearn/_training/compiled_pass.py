@@ -111,7 +111,7 @@ def pays(size: PassSize, steps: int) -> bool:
     return size.work < PARALLEL_WORK and saved >= MARGIN * (LOADING + COMPILING + COMPILING_NODE * size.nodes)
 
 
-def compiled_code(model: ir.Model, rows: RowInputs) -> GraphCode:
+def compiled_code(model: ir.Model, rows: RowInputs | None = None) -> GraphCode:
     """Return the code of a gradient graph; shapes that it computes are put into it as constants, in place."""
     try:
         return graph_code(fold(model).graph, tile_of(features()), rows)
