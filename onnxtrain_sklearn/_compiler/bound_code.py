@@ -48,7 +48,7 @@ class BoundCode:
         self._argument = ctypes.c_void_p(self._arrays[1].ctypes.data)
 
     def compute_rows(self, rows: int) -> None:
-        """Let runs compute so many rows and 1 to ``LANES`` more, if they may; these and the others have weights of zero.
+        """Let runs compute so many rows and 1 to ``LANES`` more, if they may; all but the former have the weight 0.
 
         A row of weight zero is always among them: it makes 0 of a sum that underflowed to -0, as all of them do.
         """

@@ -161,18 +161,12 @@ class Batches:
         """Return the rows of each minibatch of the next pass; those of the pass after it are in the same memory."""
         if self._pass is None:
             order = self._rows.copy()
-            self._pass = order, self._parts(order)
+            self._pass = order, _minibatches_in(order, self.size, drop_last=self.drop_last)
         order, parts = self._pass
         if self._rng is not None and not self._is_whole:
             order[...] = self._rows
             self._rng.shuffle(order)
         return parts
-
-    def _parts(self, order: np.ndarray) -> list[np.ndarray]:
-        """Return the rows of each minibatch as views into the order of a pass."""
-        whole = len(order) // self.size * self.size
-        found = list(order[:whole].reshape(-1, self.size))  # takes less time than slices
-        return found if whole == len(order) or self.drop_last else [*found, order[whole:]]
 
     def weights_of(self, rows: np.ndarray) -> np.ndarray:
         """Return the weights of these rows."""
@@ -222,3 +216,10 @@ class Batches:
             return column.into(buffers.columns[name])
         place = buffers.sparse[name]
         return lambda rows: place.hold(column.compressed_rows(rows))
+
+
+def _minibatches_in(order: np.ndarray, size: int, *, drop_last: bool) -> list[np.ndarray]:
+    """Return the rows of each minibatch as views into the order of a pass."""
+    whole = len(order) // size * size
+    found = list(order[:whole].reshape(-1, size))  # takes less time than slices
+    return found if whole == len(order) or drop_last else [*found, order[whole:]]
