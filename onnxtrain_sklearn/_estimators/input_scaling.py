@@ -95,7 +95,7 @@ def _are_small(column: Column, chosen: np.ndarray, shares: np.ndarray) -> bool:
     numbers = math.prod(column.shape[1:])
     if column.is_sparse or len(chosen) * numbers > _NUMBERS_AT_ONCE:
         return False
-    rows = np.reshape(column.read_only(chosen), (-1, numbers))
+    rows = np.asarray(column.read_only(chosen)).reshape(-1, numbers)
     mean_squares = shares.astype(rows.dtype) @ (rows * rows) / shares.sum()
     return bool((mean_squares < CLEARLY_SMALL).all())
 
