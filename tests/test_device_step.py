@@ -104,7 +104,8 @@ def test_parameters_are_aligned_and_nothing_between_them_moves(own_memory):
     taken = np.zeros(len(layout.vector), bool)
     for name in own.names:
         assert layout.span(name).start % ALIGNMENT == 0
-        assert vectors.parameter(name).pointer % 4 == 0
+        assert (vectors.parameter(name).pointer - vectors.buffer.pointer) % (4 * ALIGNMENT) == 0
+        assert (vectors.gradient_of(name).pointer - vectors.gradient.pointer) % (4 * ALIGNMENT) == 0
         assert (layout.view(name) == own.view(name)).all()
         taken[layout.span(name)] = True
     assert taken.sum() == len(own.vector) < len(taken)

@@ -13,6 +13,7 @@ import joblib
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 from numpy.testing import assert_array_equal
 from sklearn.base import clone
@@ -23,6 +24,7 @@ from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, RMSprop
 from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._runtime import devices
 from onnxtrain_sklearn._runtime.devices import Device
 from onnxtrain_sklearn.exceptions import DeviceError, DivergenceError, OnnxTrainWarning
 from onnxtrain_sklearn.schedules import Cosine
@@ -314,6 +316,37 @@ def test_what_was_trained_on_a_gpu_goes_on_without_one(elsewhere):
     assert (loaded.device, loaded.device_, loaded.engine) == ("cpu", "cpu", "auto")
     assert_array_equal(loaded.predict_proba(X), twin.predict_proba(X))
     assert_equal_histories(loaded.partial_fit(X, y), twin.partial_fit(X, y))
+
+
+@pytest.mark.filterwarnings("ignore:This OrtGradientClassifier was trained by the engine")
+def test_what_was_trained_on_a_gpu_goes_on_where_cuda_does_not_start(elsewhere, monkeypatch):
+    data, twin = elsewhere
+
+    def not_started(index):
+        raise DeviceError(f"CUDA device {index} could not be started")
+
+    monkeypatch.setattr(
+        onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    )
+    monkeypatch.setattr(devices, "require_cuda", not_started)
+    with pytest.warns(OnnxTrainWarning, match="was trained on CUDAExecutionProvider, .* goes on with device='cpu'"):
+        loaded = pickle.loads(data)
+    assert (loaded.device, loaded.device_) == ("cpu", "cpu")
+    assert_array_equal(loaded.predict_proba(X), twin.predict_proba(X))
+
+
+@pytest.mark.filterwarnings("ignore:This OrtGradientClassifier was trained by the engine")
+def test_loading_starts_the_gpu_that_an_estimator_was_trained_on(elsewhere, monkeypatch):
+    """A prediction is often the first thing that a process does: nothing else would have started CUDA."""
+    started = []
+    monkeypatch.setattr(
+        onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    )
+    monkeypatch.setattr(devices, "require_cuda", started.append)
+    loaded = pickle.loads(elsewhere[0])
+    assert started == [1]
+    assert (loaded.device, loaded.device_) == ("cuda:1", "cuda:1")
+    assert loaded._run.device.provider_options == ({"device_id": "1", "use_tf32": "0"}, {})
 
 
 def test_what_is_not_fitted_asks_for_its_device_when_it_is():

@@ -60,10 +60,11 @@ class Copied(Parametrized):
         if "_run" not in state:
             return
         run = self._run = restored(state["_run"])
-        if missing := devices.missing_providers(run.device.providers):
-            self._go_on_with(f"on {missing[0]}", device="cpu", providers=None, provider_options=None)
-            run.device = devices.resolve_device()
-            self.device_ = run.device.name
+        if (device := devices.resumed(run.device)) is None:
+            self._go_on_with(f"on {run.device.providers[0]}", device="cpu", providers=None, provider_options=None)
+            device = devices.resolve_device()
+            self.device_ = device.name
+        run.device = device
         if not is_usable(self.engine):
             self._go_on_with(f"by the engine {self.engine!r}", engine="auto")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from ..exceptions import DeviceError, nearest
@@ -68,6 +68,18 @@ def resolve_device(
     if names[-1] != _PROVIDERS["cpu"]:
         names, options = [*names, _PROVIDERS["cpu"]], [*options, {}]
     return Device(str(device), tuple(names), tuple(options))
+
+
+def resumed(device: Device) -> Device | None:
+    """Return the device of a pickle, started in this process; None: it cannot be had here."""
+    options = [dict(chosen) for chosen in device.provider_options]
+    try:
+        if missing_providers(device.providers):
+            return None
+        _start_providers(device.providers, options)
+    except DeviceError:
+        return None
+    return replace(device, provider_options=tuple(options))
 
 
 def _start_providers(names: Sequence[str], options: Sequence[dict[str, str]]) -> None:
