@@ -19,7 +19,9 @@ from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifie
 from onnxtrain_sklearn._recipes.assembly import Member, assembled
 from onnxtrain_sklearn._recipes.folds import validation_folds
 from onnxtrain_sklearn._runtime import sessions
+from onnxtrain_sklearn._runtime.devices import Device
 from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 from tests.helpers.sessions import evaluate
 
 SMALL = {"variant": "td-s", "hidden_layer_sizes": (16,), "max_iter": 12, "random_state": 0}
@@ -233,6 +235,20 @@ def test_pickles_hold_the_graph_and_predict_alike():
     np.testing.assert_array_equal(copy.predict_proba(X), expected)
     assert copy.to_onnx() == classifier.to_onnx()
     assert len(pickle.dumps(classifier)) < 1.2 * len(classifier.to_onnx().SerializeToString()) + 20_000
+
+
+@pytest.mark.parametrize("kind", [RealMLPClassifier, TabMRegressor])
+def test_what_was_trained_on_a_gpu_goes_on_without_one(kind):
+    X, y = flowers() if kind is RealMLPClassifier else load_diabetes(return_X_y=True)
+    recipe = kind(**(SMALL if kind is RealMLPClassifier else TABM)).fit(X, y)
+    expected = recipe.predict(X)
+    recipe.device = recipe.device_ = "cuda"
+    recipe._device = Device("cuda", ("CUDAExecutionProvider", "CPUExecutionProvider"), ({}, {}))
+    with pytest.warns(OnnxTrainWarning, match="was trained on CUDAExecutionProvider, .* goes on with device='cpu'"):
+        loaded = pickle.loads(pickle.dumps(recipe))
+    assert (loaded.device, loaded.device_) == ("cpu", "cpu")
+    assert "providers" not in vars(loaded)
+    np.testing.assert_array_equal(loaded.predict(X), expected)
 
 
 def test_training_of_tabm_ends_by_its_patience():

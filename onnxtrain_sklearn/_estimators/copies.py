@@ -9,6 +9,7 @@ from .._callbacks.base import ACTIVE
 from .._fitted.model import is_estimator
 from .._graph.files import without_program
 from .._runtime import devices, distributions
+from .._runtime.devices import Device
 from .._support.declared import defaults_of
 from .._support.parametrized import Parametrized, copied
 from .._training.compiled_pass import is_usable
@@ -60,18 +61,27 @@ class Copied(Parametrized):
         if "_run" not in state:
             return
         run = self._run = restored(state["_run"])
-        if (device := devices.resumed(run.device)) is None:
-            self._go_on_with(f"on {run.device.providers[0]}", device="cpu", providers=None, provider_options=None)
-            device = devices.resolve_device()
-            self.device_ = device.name
-        run.device = device
+        run.device = resumed_device(self, run.device)
         if not is_usable(self.engine):
-            self._go_on_with(f"by the engine {self.engine!r}", engine="auto")
+            _go_on_with(self, f"by the engine {self.engine!r}", engine="auto")
 
-    def _go_on_with(self, was: str, **parameters: object) -> None:
-        name, value = next(iter(parameters.items()))
-        warn(
-            f"This {type(self).__name__} was trained {was}, which this environment (onnxruntime "
-            f"{distributions.version()}) lacks: it goes on with {name}={value!r}."
-        )
-        self.__dict__.update(parameters)
+
+def resumed_device(estimator: object, device: Device) -> Device:
+    """Return the device of a loaded estimator, started; the CPU, with a warning, where it cannot be had."""
+    found = devices.resumed(device)
+    if found is not None:
+        return found
+    _go_on_with(estimator, f"on {device.providers[0]}", device="cpu", providers=None, provider_options=None)
+    cpu = devices.resolve_device()
+    vars(estimator)["device_"] = cpu.name
+    return cpu
+
+
+def _go_on_with(estimator: object, was: str, **parameters: object) -> None:
+    """Set those of the parameters that the estimator has, and warn of the first."""
+    name, value = next(iter(parameters.items()))
+    warn(
+        f"This {type(estimator).__name__} was trained {was}, which this environment (onnxruntime "
+        f"{distributions.version()}) lacks: it goes on with {name}={value!r}."
+    )
+    vars(estimator).update({name: value for name, value in parameters.items() if hasattr(estimator, name)})

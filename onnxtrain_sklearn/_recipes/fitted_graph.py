@@ -10,6 +10,7 @@ import onnx_ir as ir
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
+from .._estimators.copies import resumed_device
 from .._inference.predictor import Predictor, prediction_graph
 from .._runtime import sessions
 from .._runtime.devices import Device
@@ -65,8 +66,13 @@ class FittedGraph(BaseEstimator):
         return {**kept, "_predictors": {}} if "_predictors" in kept else kept
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a copy; parameters that are newer than a pickle get their defaults."""
+        """Restore a copy; if its device is missing, it continues on the CPU.
+
+        Parameters that are newer than a pickle get their defaults.
+        """
         super().__setstate__(defaults_of(type(self)) | state)
+        if "_device" in vars(self):
+            self._device = resumed_device(self, self._device)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_graph")
