@@ -1,13 +1,13 @@
 """Gradients of an ONNX graph as another ONNX graph, as in onnxcustom and experimental_experiment.
 
-:func:`onnx_derivative` differentiates all outputs of a graph at once; the gradient of each output is an input of the
-new graph, or one. If the graph computes a loss, :func:`onnxtrain_sklearn.gradient_graph` is more direct.
+:func:`onnx_derivative` differentiates all outputs of a graph at once, or some; the gradient of each output is an input
+of the new graph, or one. If the graph computes a loss, :func:`onnxtrain_sklearn.gradient_graph` is more direct.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from enum import IntFlag
 from typing import Any
 
@@ -18,11 +18,11 @@ from sklearn.utils import check_random_state
 
 from .._gradient.engine import choose_engine
 from .._graph.protobuf import checked, load, to_proto
+from .._graph.queries import is_float
 from .._graph.survival import require_result_loads
 from .._runtime import objects as runtime
-from .._runtime.distributions import version
-from ..exceptions import ModelError, RuntimeNotFoundError
-from .vjp import float_names, require_names, vjp_graph, with_yield
+from ..exceptions import ModelError, OnnxTrainError
+from .vjp import float_names, gradients_from, require_names, vjp_graph, with_yield
 
 
 class DerivativeOptions(IntFlag):
@@ -34,13 +34,13 @@ class DerivativeOptions(IntFlag):
         The gradients; the gradient of each output is an input ``OUTPUT_grad``.
     KeepYieldOp
         The graph that onnxruntime-training's agent runs: its operator YieldOp takes the outputs and returns their
-        gradients. It excludes all other options and needs onnxruntime-training.
+        gradients. It excludes all other options; only onnxruntime-training runs the graph.
     KeepOutputs
         Also the outputs of the graph, before the gradients.
     FillGrad
-        The gradient of each output is one in every element instead of an input.
+        The gradient of each output is one in every element instead of an input. It needs KeepOutputs or Loss.
     Loss
-        Gradients of a loss, which is an output of the graph and the first output of the result.
+        The outputs, then gradients that start from the outputs named ``label``.
     """
 
     Zero = 0
@@ -50,13 +50,21 @@ class DerivativeOptions(IntFlag):
     Loss = 8
 
 
+class DerivativeError(OnnxTrainError, AssertionError, ValueError):
+    """The arguments of :func:`onnx_derivative` do not fit its options."""
+
+
+class OptionsTypeError(OnnxTrainError, AssertionError, TypeError):
+    """The options of :func:`onnx_derivative` are not DerivativeOptions."""
+
+
 def onnx_derivative(
     onx: onnx.ModelProto | bytes | str | os.PathLike[str],
     weights: Sequence[str] | None = None,
-    inputs: Sequence[str] | None = None,
+    inputs: str | Collection[str] | None = None,
     options: DerivativeOptions = DerivativeOptions.Zero,
     loss: str | None = None,
-    label: str | Sequence[str] | None = None,
+    label: str | Collection[str] | None = None,
     path_name: str | os.PathLike[str] | None = None,
     verbose: int = 0,
     *,
@@ -68,16 +76,19 @@ def onnx_derivative(
     ----------
     onx : onnx.ModelProto, bytes or path
     weights : list of str, default=None
-        Initializers with respect to which gradients are computed; None: all of floating-point type.
-    inputs : list of str, default=None
-        Inputs with respect to which gradients are computed; None: all of floating-point type except ``label``.
+        Initializers with respect to which gradients are computed; None: all of floating-point type. The option Loss
+        takes none: name them in ``inputs``.
+    inputs : str or list of str, default=None
+        Inputs with respect to which gradients are computed, with the option Loss also weights; None: all inputs of
+        floating-point type.
     options : DerivativeOptions, default=DerivativeOptions.Zero
     loss : str, default=None
-        With the option Loss, the name of the loss, a scalar output.
+        With the option Loss, the output whose gradient is one in every element, if ``label`` names it.
     label : str or list of str, default=None
-        With the option Loss, the inputs that hold the targets.
+        With the option Loss, the outputs from which the gradient starts, usually the loss. The gradient of another
+        output than ``loss`` is an input ``OUTPUT_grad``, unless ``loss`` is computed from that output.
     path_name : str or path, default=None
-        With the option Loss, a file to which the result is written too.
+        With the option Loss, the file to which the result is written too.
     verbose : int, default=0
         Whether to print what is differentiated.
     engine : {"auto", "ort-training", "portable"}, default="auto"
@@ -92,7 +103,7 @@ def onnx_derivative(
     Raises
     ------
     TypeError, ValueError
-        An argument is invalid, or does not apply to these options.
+        An argument is invalid. If it does not fit the options, the error is an AssertionError too.
     UnsupportedOperatorError
         An operator on the path has no proven gradient.
 
@@ -110,77 +121,97 @@ def onnx_derivative(
     >>> [i.name for i in result.graph.input], [o.name for o in result.graph.output]
     (['X', 'W'], ['Y', 'W_grad'])
     """
-    _check_options(options, loss, label, path_name)
+    _check_options(options, weights, loss, label, path_name)
     proto = checked(onx)
     model = load(proto)
-    labels = _labels(model.graph, label)
-    floats = float_names(list(model.graph.initializers.values()))
-    names = [n for n in float_names(model.graph.inputs) if n not in labels]
-    chosen_inputs = names if inputs is None else require_names(inputs, names, "inputs")
-    chosen_weights = floats if weights is None else require_names(weights, floats, "weights")
-    wrt = [*chosen_inputs, *chosen_weights]
-    if not wrt:
-        raise ModelError("Neither inputs nor weights are left to differentiate with respect to.")
+    starts = _names(label)
+    wrt = _differentiated(model.graph, weights, inputs, starts, by_loss=DerivativeOptions.Loss in options)
     if verbose:
         print(f"[onnx_derivative] {options!r} of {len(model.graph)} nodes with respect to {', '.join(wrt)}")
-    result = to_proto(_derivative(model, wrt, options, loss, choose_engine(engine)))
-    require_result_loads(result, proto)
+    chosen = choose_engine(engine)
+    if loss is not None and starts:
+        made = gradients_from(model, starts, wrt, loss, chosen, fill=DerivativeOptions.FillGrad in options)
+    else:
+        made = _derivative(model, wrt, options, chosen)
+    graph = made.graph
+    graph.inputs.extend(graph.initializers[name] for name in wrt if name in graph.initializers)
+    result = to_proto(made)
+    if options != DerivativeOptions.KeepYieldOp or runtime.has_training_agent():
+        require_result_loads(result, proto)
     if path_name is not None:
         onnx.save(result, path_name)
     return result
 
 
-def _check_options(options: object, loss: object, label: object, path_name: object) -> None:
-    """Raise if an argument is invalid, or does not apply to these options."""
+def _check_options(options: object, weights: object, loss: object, label: object, path_name: object) -> None:
+    """Raise if an argument does not fit the options."""
     if not isinstance(options, DerivativeOptions):
-        raise TypeError(f"options must be DerivativeOptions, got {type(options).__name__} ({options!r}).")
+        raise OptionsTypeError(f"options must be DerivativeOptions, got {type(options).__name__} ({options!r}).")
     if DerivativeOptions.KeepYieldOp in options and options != DerivativeOptions.KeepYieldOp:
-        raise ValueError(f"KeepYieldOp combines with no other option, got {options!r}.")
-    if options == DerivativeOptions.KeepYieldOp and not runtime.has_training_agent():
-        raise RuntimeNotFoundError(
-            f"KeepYieldOp needs the operator YieldOp of onnxruntime-training, which onnxruntime {version()} lacks. "
-            "Install onnxtrain-sklearn[ort-training], or use another option: all others run on any onnxruntime."
-        )
+        raise DerivativeError(f"KeepYieldOp combines with no other option, got {options!r}.")
     given = {"loss": loss, "label": label, "path_name": path_name}
-    if DerivativeOptions.Loss in options:
-        missing = [name for name in ("loss", "label") if given[name] is None]
-        if missing:
-            raise ValueError(f"The option Loss needs loss and label: the output and the targets; {missing} missing.")
+    if DerivativeOptions.Loss not in options:
+        for name, value in given.items():
+            if value is not None:
+                raise DerivativeError(f"{name}={value!r} has a meaning with the option Loss only, got {options!r}.")
+        if DerivativeOptions.FillGrad in options and DerivativeOptions.KeepOutputs not in options:
+            raise DerivativeError("FillGrad needs KeepOutputs: set options=KeepOutputs | FillGrad.")
         return
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"{name}={value!r} has a meaning with the option Loss only, got {options!r}.")
+    if DerivativeOptions.KeepOutputs in options:
+        raise DerivativeError(f"Loss keeps the outputs: leave KeepOutputs out, got {options!r}.")
+    if missing := [name for name, value in given.items() if value is None]:
+        raise DerivativeError(
+            "The option Loss needs loss and label, the output whose gradient is one and the outputs to start from, "
+            f"and path_name, the file to write; {missing} missing."
+        )
+    if not isinstance(loss, str):
+        raise DerivativeError(f"loss must be the name of an output, got {type(loss).__name__} ({loss!r}).")
+    if weights is not None:
+        raise DerivativeError("The option Loss takes no weights: name them in inputs.")
 
 
-def _labels(graph: ir.Graph, label: str | Sequence[str] | None) -> list[str]:
-    if label is None:
+def _names(given: str | Collection[str] | None) -> list[str]:
+    """Return one name, or several without an order in a fixed one, as a list."""
+    if given is None:
         return []
-    return require_names([label] if isinstance(label, str) else label, [v.name or "" for v in graph.inputs], "label")
+    if isinstance(given, str):
+        return [given]
+    return sorted(given) if isinstance(given, Set) else list(given)
 
 
-def _derivative(
-    model: ir.Model, wrt: Sequence[str], options: DerivativeOptions, loss: str | None, engine: str
-) -> ir.Model:
+def _differentiated(
+    graph: ir.Graph,
+    weights: Sequence[str] | None,
+    inputs: str | Collection[str] | None,
+    starts: Sequence[str],
+    *,
+    by_loss: bool,
+) -> list[str]:
+    """Return the names of the inputs and weights with respect to which gradients are computed."""
+    floats, names = (float_names(list(values)) for values in (graph.initializers.values(), graph.inputs))
+    if by_loss:
+        weights = []
+        wrt = names if inputs is None else require_names(_names(inputs), [*names, *floats], "inputs")
+        wrt = [name for name in wrt if name not in starts]
+    else:
+        wrt = names if inputs is None else require_names(_names(inputs), names, "inputs")
+    wrt = [*wrt, *(floats if weights is None else require_names(weights, floats, "weights"))]
+    if not wrt:
+        raise ModelError("Neither inputs nor weights are left to differentiate with respect to.")
+    return wrt
+
+
+def _derivative(model: ir.Model, wrt: Sequence[str], options: DerivativeOptions, engine: str) -> ir.Model:
     names = [v.name or "" for v in model.graph.outputs]
-    differentiated = names if loss is None else require_names([loss], names, "loss")
-    if loss is not None:
-        _require_scalar(next(v for v in model.graph.outputs if v.name == loss))
-    keep_all = DerivativeOptions.KeepOutputs in options
-    outputs = list(dict.fromkeys([*differentiated, *(names if keep_all else ())]))
-    ones = bool(options & (DerivativeOptions.FillGrad | DerivativeOptions.Loss))
-    result = vjp_graph(model, outputs, wrt, engine, ones=ones, of=differentiated)
-    if options == DerivativeOptions.KeepYieldOp:
-        result = with_yield(result, outputs)
-    elif loss is None and not keep_all:
+    if DerivativeOptions.FillGrad in options:
+        floats = [v.name or "" for v in model.graph.outputs if is_float(v)]
+        return vjp_graph(model, names, wrt, engine, seeded=(), ones=floats)
+    result = vjp_graph(model, names, wrt, engine)
+    if DerivativeOptions.KeepYieldOp in options:
+        return with_yield(result, names)
+    if DerivativeOptions.KeepOutputs not in options:
         result.graph.outputs[:] = [v for v in result.graph.outputs if v.name not in names]
-    graph = result.graph
-    graph.inputs.extend(graph.initializers[name] for name in wrt if name in graph.initializers)
     return result
-
-
-def _require_scalar(value: ir.Value) -> None:
-    if value.shape is None or len(value.shape):
-        raise ModelError(f"loss must be a scalar, but {value.name!r} has shape {value.shape}. Reduce it first.")
 
 
 def random_feed(inputs: Iterable[Any], batch: int = 10, empty_dimension: int = 1) -> dict[str, np.ndarray]:

@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .._gradient.engine import differentiate
 from .._graph.builder import GraphBuilder
 from .._graph.edits import copy_type, initializers_to_inputs
 from .._graph.protobuf import to_proto
@@ -18,16 +17,17 @@ from ..exceptions import ModelError, nearest
 from .classic_optimizers import MOMENTS, UPDATE_COUNT, Update, attributes_of, emit_updates
 from .training_parameters import TrainingParameters
 from .training_state import TrainingState
-from .vjp import float_names, require_names
+from .vjp import float_names, require_names, vjp_graph
 
 
 def loss_output(graph: ir.Graph, name: str) -> str:
-    """Return the name of the loss; raise ValueError if it is not a scalar output."""
+    """Return the name of the loss; raise ValueError if it is not an output of one element."""
     outputs = {v.name or "": v for v in graph.outputs}
     if name not in outputs:
         raise ModelError(f"loss_output_name={name!r} is no output of the graph.{nearest(name, outputs)}")
-    if dims(outputs[name]) != []:
-        raise ModelError(f"The loss must be a scalar, but {name!r} has shape {outputs[name].shape}. Reduce it first.")
+    if (shape := dims(outputs[name])) is None or any(size != 1 for size in shape):
+        found = "an unknown shape" if shape is None else f"shape {outputs[name].shape}"
+        raise ModelError(f"The loss must have one element, but {name!r} has {found}. Reduce it first.")
     return name
 
 
@@ -71,7 +71,7 @@ def session_graphs(
     if parameters.loss_scale:
         gradient = _scaled_gradients(model, names, loss, parameters.loss_scale, engine)
     else:
-        gradient = differentiate(model, names, loss, engine).model
+        gradient = _gradients(model, names, loss, engine)
     initializers_to_inputs(gradient.graph, names)
     proto = to_proto(gradient)
     update = None
@@ -87,6 +87,10 @@ def session_graphs(
     return proto, update
 
 
+def _gradients(model: ir.Model, names: Sequence[str], loss: str, engine: str) -> ir.Model:
+    return vjp_graph(model, [v.name or "" for v in model.graph.outputs], names, engine, seeded=(), ones=[loss])
+
+
 def _scaled_gradients(model: ir.Model, names: Sequence[str], loss: str, scale: float, engine: str) -> ir.Model:
     """Return the graph with gradients of the loss, computed from ``scale`` times the loss and divided by it."""
     source = model.clone()
@@ -95,7 +99,7 @@ def _scaled_gradients(model: ir.Model, names: Sequence[str], loss: str, scale: f
         value, float(scale)
     )
     source.graph.outputs.append(copy_type(scaled, value))
-    result = differentiate(source, names, scaled.name or "", engine).model
+    result = _gradients(source, names, scaled.name or "", engine)
     graph = result.graph
     op = GraphBuilder(graph, prefix="loss_scale")
     graph.outputs[:] = [v for v in graph.outputs if v.name != scaled.name]

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from .._gradient.engine import choose_engine, gradient_graph
-from .._graph.protobuf import load
+from .._gradient.engine import choose_engine
+from .._graph.protobuf import checked, load, to_proto
+from .._graph.survival import require_result_loads
 from .._runtime import objects as runtime
 from .._support.refusal import refusing
 from ..exceptions import ModelError, nearest
@@ -23,7 +24,7 @@ from .io_binding import IOBinding
 from .training_graphs import loss_output, session_graphs, trained_weights
 from .training_parameters import TrainingParameters
 from .training_state import StatefulSession, TrainingState, to_array
-from .vjp import require_names
+from .vjp import float_names, gradients_from, require_names
 
 __all__ = ["GradientGraphBuilder", "IOBinding", "TrainingParameters", "TrainingSession"]
 
@@ -236,13 +237,14 @@ class GradientGraphBuilder:
 
     Parameters
     ----------
-    model_bytes : bytes or onnx.ModelProto
+    model_bytes : bytes, onnx.ModelProto or path
     y_names : set of str
-        The differentiated output: the loss.
+        The outputs from which the gradient starts, usually the loss alone. The gradient of another one is what the loss
+        gives it; if the loss does not depend on it, it is an input ``NAME_grad`` of the result.
     x_names : set of str
         Inputs or initializers with respect to which gradients are computed.
     loss : str
-        Name of the loss, a scalar output.
+        The one of ``y_names`` whose gradient is one, in every element if it is not a scalar.
     engine : {"auto", "ort-training", "portable"}, default="auto"
 
     Examples
@@ -259,7 +261,7 @@ class GradientGraphBuilder:
 
     def __init__(
         self,
-        model_bytes: bytes | onnx.ModelProto,
+        model_bytes: bytes | onnx.ModelProto | str | os.PathLike[str],
         y_names: Collection[str],
         x_names: Collection[str],
         loss: str,
@@ -268,16 +270,20 @@ class GradientGraphBuilder:
     ) -> None:
         if isinstance(y_names, str) or isinstance(x_names, str):
             raise TypeError("y_names and x_names are sets of names, not one name.")
-        if set(y_names) != {loss}:
-            raise ValueError(f"y_names must hold the loss {loss!r} alone, got {sorted(y_names)}.")
-        self._given = model_bytes, sorted(x_names), loss, choose_engine(engine)
+        if not y_names or not x_names:
+            raise ValueError("y_names and x_names must each hold a name.")
+        self._given = sorted(y_names), sorted(x_names), loss, choose_engine(engine)
+        self._source = checked(model_bytes)
         self._model: onnx.ModelProto | None = None
 
     def build(self) -> None:
         """Differentiate the graph."""
-        model, names, loss, engine = self._given
-        proto = onnx.load_model_from_string(model) if isinstance(model, bytes) else model
-        self._model = gradient_graph(proto, wrt=names, of=loss, engine=engine)
+        starts, names, loss, engine = self._given
+        model = load(self._source)
+        floats = float_names([*model.graph.inputs, *model.graph.initializers.values()])
+        result = gradients_from(model, starts, require_names(names, floats, "x_names"), loss, engine)
+        self._model = to_proto(result)
+        require_result_loads(self._model, self._source)
 
     def get_model(self) -> bytes:
         """Return the serialized graph with its gradients; raise RuntimeError before :meth:`build`."""

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from .._gradient.engine import differentiate
 from .._graph.builder import GraphBuilder
 from .._graph.edits import copy_type, keep_outputs, read_as_input, replace_value
-from .._graph.queries import is_float, reads
+from .._graph.queries import dims, is_float, reaching, reads
 from .._graph.shapes import infer_shapes
 from ..exceptions import ModelError, nearest
 
@@ -44,21 +44,21 @@ def vjp_graph(
     wrt: Sequence[str],
     engine: str,
     *,
-    ones: bool = False,
-    of: Sequence[str] | None = None,
+    seeded: Sequence[str] | None = None,
+    ones: Sequence[str] = (),
 ) -> ir.Model:
     """Return a graph of ``outputs``, then a ``NAME_grad`` for each name in ``wrt``; ``model`` is not modified.
 
-    The gradient of each float output in ``of``, by default of all, is an input ``OUTPUT_grad``, or with ``ones`` it is
-    one in every element.
+    The gradient of each value in ``seeded``, by default each float output, is an input ``VALUE_grad``; that of each
+    value in ``ones`` is one in every element. Both may name values that are not outputs.
     """
     source = model.clone()
     graph = source.graph
-    named = {v.name: v for v in graph.outputs}
+    named = _computed(graph)
     kept = [named[name] for name in outputs]
-    differentiated = [v for v in kept if is_float(v) and (of is None or v.name in of)]
-    seeds = [] if ones else _seeds(graph, differentiated)
-    total = _total(graph, differentiated, seeds)
+    given = [named[name] for name in (outputs if seeded is None else seeded)]
+    differentiated = [v for v in given if is_float(v)]
+    total = _total(graph, differentiated, _seeds(graph, differentiated), [named[name] for name in ones])
     graph.outputs[:] = [*kept, total]
     result = differentiate(infer_shapes(source), list(wrt), _TOTAL, engine).model
     by_name = {v.name: v for v in result.graph.outputs}
@@ -67,9 +67,41 @@ def vjp_graph(
     return result
 
 
-def _seeds(graph: ir.Graph, outputs: Sequence[ir.Value]) -> list[ir.Value]:
-    """Add an input for the gradient of each output, with a temporary name: the builder may use the final one."""
-    seeds = [copy_type(ir.Value(name=f"{_SEED}{v.name}"), v) for v in outputs]
+def gradients_from(
+    model: ir.Model, starts: Sequence[str], wrt: Sequence[str], one: str, engine: str, *, fill: bool = False
+) -> ir.Model:
+    """Return the graph with the gradients of ``wrt`` behind its outputs, as onnxruntime's GradientGraphBuilder does.
+
+    The derivative starts from ``starts``, which are computed values. The gradient of the one named ``one`` is one in
+    every element. That of another is what ``one`` gives it if ``one`` depends on it; else it is an input
+    ``START_grad``, or with ``fill`` one in every element.
+    """
+    named = _computed(model.graph)
+    for name in starts:
+        if name not in named:
+            raise ModelError(f"The graph computes no value {name!r} to start from.{nearest(name, named)}")
+        if not is_float(named[name]):
+            raise ModelError(f"{name!r} is of type {named[name].dtype}; only floats have a gradient.")
+    within = reaching(named[one]) if one in starts else set()
+    free = [name for name in starts if name not in within]
+    free = [name for name in free if not reaching(named[name]).isdisjoint(wrt)]
+    ones = [name for name in starts if name == one]
+    if not (free or ones):  # nothing depends on wrt: the gradients are zero
+        free = [starts[0]]
+    outputs = [v.name or "" for v in model.graph.outputs]
+    if fill:
+        return vjp_graph(model, outputs, wrt, engine, seeded=(), ones=[*ones, *free])
+    return vjp_graph(model, outputs, wrt, engine, seeded=free, ones=ones)
+
+
+def _computed(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Return the outputs of the graph and of its nodes by name."""
+    return {v.name or "": v for v in [*graph.outputs, *(v for node in graph for v in node.outputs)]}
+
+
+def _seeds(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Value]:
+    """Add an input for the gradient of each value, with a temporary name: the builder may use the final one."""
+    seeds = [copy_type(ir.Value(name=f"{_SEED}{v.name}"), v) for v in values]
     graph.inputs.extend(seeds)
     return seeds
 
@@ -88,18 +120,21 @@ def _name_seeds(graph: ir.Graph) -> None:
         seed.name = name
 
 
-def _total(graph: ir.Graph, outputs: Sequence[ir.Value], seeds: Sequence[ir.Value]) -> ir.Value:
-    """Emit the sum of the inner products of outputs and seeds; without seeds these are ones."""
-    if not outputs:
+def _total(
+    graph: ir.Graph, values: Sequence[ir.Value], seeds: Sequence[ir.Value], ones: Sequence[ir.Value]
+) -> ir.Value:
+    """Emit the sum of the inner products of values and seeds, and of all elements of ``ones``."""
+    if not values and not ones:
         raise ModelError("No output of the graph is a float tensor, so there is nothing to differentiate.")
     op = GraphBuilder(graph, prefix="vjp")
-    dtype = outputs[0].dtype or ir.DataType.FLOAT
+    dtype = next(iter([*values, *ones])).dtype or ir.DataType.FLOAT
+    products = [(op.Mul(value, seed), value) for value, seed in zip(values, seeds, strict=True)]
     terms = []
-    for i, value in enumerate(outputs):
-        term = op.ReduceSum(op.Mul(value, seeds[i]) if seeds else value, keepdims=False)
-        terms.append(term if value.dtype == dtype else op.Cast(term, to=dtype))
+    for term, value in [*products, *((value, value) for value in ones)]:
+        total = term if dims(value) == [] else op.ReduceSum(term, keepdims=False)
+        terms.append(total if value.dtype == dtype else op.Cast(total, to=dtype))
     total = reduce(op.Add, terms)
-    total = op.Identity(total) if total.is_graph_output() else total
+    total = total if op.emitted(total) else op.Identity(total)
     total.name, total.dtype, total.shape = _TOTAL, dtype, ir.Shape([])
     return total
 

@@ -115,6 +115,22 @@ def test_a_session_trains_as_our_estimator_does(kind, optimizer, attributes, eng
         np.testing.assert_allclose(session.get_state()[name], array, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("scale", [0.0, 8.0])
+@pytest.mark.parametrize("shape", ["1", "1, 1", "1, 1, 1"])
+def test_a_loss_of_one_element(shape, scale, engine):
+    ones = np.ones(shape.count("1"), np.int64)
+    body = BODY + " D = Sub(P, y) Q = Mul(D, D) M = ReduceMean<keepdims = 0>(Q) loss = Reshape(M, ones)"
+    model = net(body, "float[N, 3] X, float[N, 1] y", f"float[{shape}] loss", {**WEIGHTS, "ones": ones})
+    session = TrainingSession(model.SerializeToString(), parameters(loss_scale=scale), engine=engine)
+    assert session.get_outputs()[0].shape == [1] * len(ones)
+    (loss,) = session.run(["loss"], feed(0.01))
+    h = np.tanh(X.astype(float) @ WEIGHTS["W"] + WEIGHTS["b"])
+    np.testing.assert_allclose(loss, np.reshape(((h @ WEIGHTS["V"] - Y) ** 2).mean(), ones), rtol=1e-5)
+    for name, array in reference_weights("SGDOptimizer", 1, 0.01, {}, None).items():
+        np.testing.assert_allclose(session.get_state()[name], array, rtol=1e-5, atol=1e-6)
+
+
 def test_without_the_rate_nothing_is_trained():
     session = TrainingSession(with_loss(), parameters())
     first = session.run(None, feed())
@@ -282,7 +298,7 @@ def test_options_of_the_session():
     ("attributes", "match"),
     [
         ({"loss_output_name": "los"}, "loss_output_name='los' is no output"),
-        ({"loss_output_name": "P"}, "must be a scalar"),
+        ({"loss_output_name": "P"}, "must have one element"),
         ({"training_optimizer_name": "Adam"}, "Unknown training_optimizer_name 'Adam'"),
         ({"weights_to_train": {"w"}}, "Unknown name 'w' in weights_to_train"),
         ({"weights_not_to_train": {"W", "b", "V"}}, "no weight to train"),
