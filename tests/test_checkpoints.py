@@ -209,14 +209,6 @@ def test_a_pickled_estimator_goes_on(tmp_path):
     assert same(estimator.fit(X, Y), plain.fit(X, Y))
 
 
-def test_files_that_cannot_be_read_are_passed_over(tmp_path):
-    whole = net(Checkpoint(tmp_path, keep=2)).fit(X, Y)
-    (tmp_path / files(tmp_path)[-1]).write_bytes(b"PK\x03\x04 torn")
-    steps = []
-    assert same(net(Checkpoint(tmp_path, keep=2), lambda seen: steps.append(seen.number)).fit(X, Y), whole)
-    assert steps == [6]
-
-
 def test_parameters_of_checkpoints_are_checked():
     for state in (0, None):
         with pytest.raises(ValueError, match="'every' parameter of Checkpoint must be an int"):

@@ -1,9 +1,14 @@
-"""Files of a training's state: arrays and a text that says where they belong, written at once or not at all."""
+"""Files of a training's state: arrays and a text that says where they belong, with a checksum of all.
+
+A file may be cut off, changed, or written by somebody else. What is read is checked before it is used: no file takes
+more memory than it is long, and none runs code.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from .._support.whole_files import whole_file
+from ..exceptions import ModelError
 from .base import State
 
-ARRAY, TEXT = "array of the file", "state"
-"""The key of a dict that stands for an array, and the name of the text among the arrays."""
+ARRAY, TEXT, CHECKSUM = "array of the file", "state", "sha256"
+"""The key of a dict that stands for an array, and the names of the text and of the checksum among the arrays."""
 
 
 def write_state(path: Path, state: State) -> None:
@@ -22,38 +29,96 @@ def write_state(path: Path, state: State) -> None:
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(_as_text(state, arrays))
     arrays[TEXT] = np.frombuffer(text.encode(), np.uint8)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(unfinished, "wb") as file:
+    arrays[CHECKSUM] = np.frombuffer(_checksum(arrays), np.uint8)
+    with whole_file(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
-    if os.name == "posix":
-        _sync_folder(path.parent)
 
 
 def read_state(path: Path) -> State | None:
-    """Return the state in a file; None if the file is gone, or is none of :func:`write_state`."""
+    """Return the state in a file; None if there is no file.
+
+    Raises
+    ------
+    ModelError
+        The file is damaged, or none of :func:`write_state`.
+    """
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            state: State = _from_text(json.loads(arrays[TEXT].tobytes()), arrays)
-            return state
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        content = path.read_bytes()
+    except FileNotFoundError:
         return None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Let the new name of a file last, too."""
-    number = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise damaged(path, f"it cannot be read: {error.strerror}") from error
+    arrays = _arrays_of(content, path)
+    stored = arrays.pop(CHECKSUM, np.empty(0))
+    if TEXT not in arrays:
+        raise damaged(path, "it holds no state")
+    if stored.tobytes() != _checksum(arrays):
+        raise damaged(path, "its checksum is another one")
     try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+        state = _from_text(json.loads(arrays[TEXT].tobytes()), arrays)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise damaged(path, "its text cannot be read") from error
+    if not isinstance(state, dict):
+        raise damaged(path, "it holds no state")
+    return state
+
+
+def damaged(path: Path, why: str) -> ModelError:
+    """Return the error to raise for a file that cannot be gone on from."""
+    return ModelError(
+        f"The checkpoint {path} is damaged, or none of this training: {why.rstrip('.')}. Remove it, or set "
+        f"resume=False, which replaces it."
+    )
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return the SHA-256 of names, types, shapes and numbers."""
+    hasher = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        hasher.update(f"{name}\n{array.dtype.str}\n{array.shape}\n".encode())
+        hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return hasher.digest()
+
+
+def _arrays_of(content: bytes, path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an archive, which together are no longer than it is."""
+    found, left = dict[str, np.ndarray](), len(content)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for entry in archive.infolist():
+                left -= entry.file_size
+                if left < 0 or entry.compress_type != zipfile.ZIP_STORED:
+                    raise damaged(path, "its parts are compressed, or overlap")
+                found[entry.filename.removesuffix(".npy")] = _array_of(archive.read(entry))
+    except ModelError:
+        raise
+    except MemoryError as error:
+        raise MemoryError(f"There is not enough memory to read the checkpoint {path}.") from error
+    except Exception as error:  # zipfile and NumPy raise whatever the bytes lead to
+        raise damaged(path, f"{type(error).__name__}: {error}"[:300]) from error
+    return found
+
+
+def _array_of(content: bytes) -> np.ndarray:
+    """Return the array of a file of NumPy; its header may say anything."""
+    file = io.BytesIO(content)
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        shape, fortran, kind = read_header[np.lib.format.read_magic(file)](file)
+    except (MemoryError, RecursionError) as error:  # of Python's parser, whose text is short
+        raise ValueError("a header is nested too deeply") from error
+    if kind.hasobject or any(size < 0 for size in shape):
+        raise ValueError("a header names objects or negative sizes")
+    array = np.frombuffer(content, kind, offset=file.tell())
+    return np.array(array.reshape(shape, order="F" if fortran else "C"), order="C")
 
 
 def _as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
     """Return ``value`` as JSON takes it; arrays go to ``arrays``."""
     if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError("A checkpoint takes arrays of numbers and texts, and a callback remembers one of objects.")
         name = f"a{len(arrays)}"
         arrays[name] = value
         return {ARRAY: name}

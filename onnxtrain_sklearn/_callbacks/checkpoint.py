@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import ClassVar
 
-from .._support.rules import COUNT, Rules
-from .archive import read_state, write_state
-from .base import CALLBACKS_MODULE, Callback, TrainingInProgress
+import numpy as np
 
-ABANDONED = 60.0
-"""Seconds after which an unfinished file is taken for one of a process that has ended."""
+from .._support.rules import COUNT, Rules
+from .._support.whole_files import remove_unfinished
+from ..exceptions import ModelError, warn
+from .archive import damaged, read_state, write_state
+from .base import CALLBACKS_MODULE, Callback, State, TrainingInProgress
 
 
 class Checkpoint(Callback):
@@ -36,7 +36,9 @@ class Checkpoint(Callback):
 
     Notes
     -----
-    A file appears under its name when it is complete, and holds plain arrays and a text: reading one runs no code. With
+    A file appears under its name when it is complete, and holds plain arrays, a text and a checksum: reading one runs
+    no code. One that is damaged, or holds weights that are not finite, is passed over with a warning where the file
+    before it is there (``keep``), and is an error where it is not. Threads and processes may share a folder. With
     another version of onnxruntime a call starts from the beginning.
 
     With ``random_state=None`` the first call draws a seed, and the folder keeps it for calls with the same settings and
@@ -95,20 +97,20 @@ class Checkpoint(Callback):
         if stored is None:
             write_state(file, {"seed": drawn})
             return drawn
-        return int(stored["seed"])
+        seed = stored.get("seed")
+        if not isinstance(seed, int):
+            raise damaged(file, "it holds no seed")
+        return seed
 
     def _find(self, training: TrainingInProgress) -> None:
         """Go on from the latest file of this call, if there is one."""
         folder, memory, key = Path(self.path), training.memory(self), training.identity()
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_unfinished(folder, key)
+        remove_unfinished(folder, key)
         earlier = [name for name in memory.get("files", []) if not name.startswith(key)]
         own = sorted(path.name for path in folder.glob(f"{key}-*.npz"))
-        for name in reversed(own) if self.resume else ():
-            state = read_state(folder / name)
-            if state is not None:
-                training.restore(state)
-                break
+        if self.resume:
+            _restore_latest(training, [folder / name for name in reversed(own)])
         training.memory(self).update(key=key, files=self._kept(folder, [*earlier, *own]))
 
     def _store(self, training: TrainingInProgress) -> None:
@@ -129,7 +131,39 @@ class Checkpoint(Callback):
         return files[-self.keep :]
 
 
-def _remove_unfinished(folder: Path, key: str) -> None:
-    for path in folder.glob(f".{key}-*"):
-        if time.time() - path.stat().st_mtime > ABANDONED:
-            path.unlink(missing_ok=True)
+def _restore_latest(training: TrainingInProgress, files: list[Path]) -> None:
+    """Go on from the first file that is whole; raise the error of the first one where there are only damaged ones."""
+    error: ModelError | None = None
+    for file in files:
+        try:
+            state = read_state(file)
+            if state is None:  # another thread of the same fit has replaced it
+                continue
+            _require_finite(state, file)
+            _restore(training, state, file)
+        except ModelError as found:
+            error = error or found
+            continue
+        if error is not None:
+            warn(f"{error} Training goes on from the one before it, {file}.")
+        return
+    if error is not None:
+        raise error
+
+
+def _restore(training: TrainingInProgress, state: State, file: Path) -> None:
+    try:
+        training.restore(state)
+    except ModelError as error:
+        raise damaged(file, str(error)) from error
+
+
+def _require_finite(state: State, file: Path) -> None:
+    """Raise ModelError where weights are not finite, or the optimizer's state is NaN; its squares may be infinite."""
+    weights = {name: state.get(name) for name in ("buffer", "last_finite", "best")}
+    slots = state.get("slots")
+    for name, array in {**weights, **(slots if isinstance(slots, dict) else {})}.items():
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+            right = np.isfinite(array) if name in weights else ~np.isnan(array)
+            if not right.all():
+                raise damaged(file, f"{name!r} holds values that are NaN or infinite")

@@ -41,9 +41,10 @@ class StatefulTraining:
 
     def restore(self, state: State) -> None:
         """Go on from a state."""
+        ended = bool(state.get("ended"))
         restore_state(self._run, state)
         self._trainer.step.reload()
-        self.ended = bool(state["ended"])
+        self.ended = ended
 
     def sweep(self, rates: np.ndarray) -> np.ndarray:
         """Return the losses of steps at these learning rates; the training stays as it is."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from .._callbacks.base import State
+from .._support.refusal import refusing
 from .._training.history import Curve, EpochLog
 from ..schedules import Progress
 from .run import Run
@@ -37,24 +39,48 @@ def stored_state(run: Run) -> State:
 
 
 def restore_state(run: Run, state: State) -> None:
-    """Set a state that :func:`stored_state` returned; arrays that sessions are bound to are written in place."""
+    """Set a state that :func:`stored_state` returned; arrays that sessions are bound to are written in place.
+
+    One that does not fit raises ModelError and changes nothing: it may come from a file.
+    """
+    with refusing("The stored state is none of this training"):
+        history = _fitting_history(run, state)
+        rng = np.random.RandomState(0)
+        rng.set_state(state["rng"])
     run.parameters.buffer[...] = state["buffer"]
     for name, slot in run.state.slots.items():
         slot[...] = state["slots"][name]
     vars(run.state).update(state["counts"])
     run.rng.set_state(state["rng"])
-    losses, scores = state["losses"], state["scores"]
-    run.history.change(
-        progress=Progress(**state["progress"]),
-        losses=Curve(losses.copy(), len(losses)),
-        scores=Curve(scores.copy(), len(scores)),
-        log=EpochLog(list(map(dict, state["rows"])), len(state["rows"])),
-        memories=copy.deepcopy(state["memories"]),
-        last_finite=_copied(state["last_finite"]),
-        best=_copied(state["best"]),
-        fine_tuning=copy.deepcopy(state.get("fine_tuning")),
-        **state["history"],
-    )
+    run.history.change(**history)
+
+
+def _fitting_history(run: Run, state: State) -> dict[str, Any]:
+    """Return what becomes of the history; raise whatever error for a state that does not fit."""
+    like, slots, counts = run.parameters.buffer, run.state.slots, vars(run.state).keys() - {"slots"}
+    pairs = {"buffer": (state["buffer"], like)} | {name: (state["slots"][name], slot) for name, slot in slots.items()}
+    pairs |= {name: (state[name], like) for name in ("last_finite", "best") if state[name] is not None}
+    for name, (array, known) in pairs.items():
+        if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (known.shape, known.dtype):
+            raise ValueError(f"it holds {name!r} in another shape or type")
+    if state["counts"].keys() != counts or not all(isinstance(one, int) for one in state["counts"].values()):
+        raise ValueError(f"its counts must be {sorted(counts)}")
+    curves = {name: np.asarray(state[name], np.float64) for name in ("losses", "scores")}
+    plain, rows, memories = state["history"], state["rows"], state["memories"]
+    if plain.keys() != set(PLAIN) or any(curve.ndim != 1 for curve in curves.values()):
+        raise ValueError("its history is incomplete")
+    if not all(isinstance(row, dict) for row in (*rows, *memories.values())):
+        raise ValueError("its rows or memories are no mappings")
+    return {
+        "progress": Progress(**state["progress"]),
+        **{name: Curve(curve.copy(), len(curve)) for name, curve in curves.items()},
+        "log": EpochLog(list(map(dict, rows)), len(rows)),
+        "memories": copy.deepcopy(memories),
+        "last_finite": _copied(state["last_finite"]),
+        "best": _copied(state["best"]),
+        "fine_tuning": copy.deepcopy(state.get("fine_tuning")),
+        **plain,
+    }
 
 
 ALWAYS_COPIED = 2**18
