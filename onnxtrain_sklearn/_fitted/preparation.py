@@ -27,6 +27,7 @@ from .boosters import library_of, loss_of_booster
 from .conversion import converted
 from .converters.context import ConversionRecord
 from .decision_rules import CHOICE, PAIRS, keep_threshold, keep_votes
+from .double_rows import split_in_double
 from .model import FEATURES, FittedModel
 from .multioutput import expose_labels, keep_votes_of_labels
 from .provenance import Origin, named
@@ -100,6 +101,7 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
 
     model, tracer = rewritten.model, Tracer(estimator, structure, convert_copy)
     origins = named(model, rewritten.roles, conversions, estimator, tracer)
+    origins = split_in_double(model, origins, estimator)
     _make_others_constants(model.graph, origins)
     origins = [as_probabilities(model, one, estimator) for one in origins]
     expose_scores(model, record) if record.outputs is None else expose_labels(model, record)

@@ -56,6 +56,13 @@ def with_category_splits(s: Source, trees: Sequence[Any]) -> tuple[ir.Value, lis
     ]
 
 
+def exact_thresholds(model: Estimator) -> np.ndarray:
+    """Return the thresholds of all nodes in float64, those of splits by categories as the graph has them."""
+    nodes = np.concatenate([tree.nodes for stage in model._predictors for tree in stage])
+    by_category, is_leaf = nodes["is_categorical"].astype(bool), nodes["is_leaf"].astype(bool)
+    return np.where(is_leaf, 0.0, np.where(by_category, 0.5, nodes["num_threshold"]))
+
+
 def _columns_of_data(model: Estimator) -> np.ndarray:
     """Return the position in the data of each column of the trees."""
     if model.is_categorical_ is None:
