@@ -28,7 +28,7 @@ def graph_inputs(
     ``reset`` says whether the estimator takes over the features of these data, or checks the data against its own.
     """
     if fitted is not None and fitted.table is not None:
-        return table_columns(estimator, X, fitted.table)
+        return table_columns(estimator, X, fitted)
     if fitted is not None and has_several_inputs(X):
         raise TypeError("A fitted scikit-learn model takes X as it was fitted, got a dict of arrays.")
     if reset:

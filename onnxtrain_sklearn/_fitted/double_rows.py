@@ -6,12 +6,13 @@ time, in float64, with the fitted numbers as scikit-learn has them. The trees of
 float32; those over histograms compare float64. No gradient reaches a number before a tree, so that such numbers are
 constants, whatever else reads them: else the splits would move while the leaves are trained.
 
-The data themselves arrive as float32. A number that float32 does not hold is rounded before the first step.
+The data of such a model are float64, as rounding them to float32 could change a side, too: the input of the graph, or
+each numeric column of its table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -48,10 +49,12 @@ def split_in_double(model: ir.Model, origins: Sequence[Origin], root: Estimator)
         return list(origins)
     infer_shapes(model)
     doubled = _Doubled(graph, {one.name: numbers for one in origins if (numbers := _numbers(one, root)) is not None})
+    finders = [node for node in finders if node.inputs[0] is not None and doubled.is_computed(node.inputs[0])]
+    if finders:
+        doubled.take_float64()
     for node in finders:
         rows = node.inputs[0]
-        if rows is None or not doubled.is_computed(rows):
-            continue
+        assert rows is not None
         booster = _histogram_booster(graph, node, origins, root)
         rows = doubled.of(rows)
         if booster is not None:
@@ -113,21 +116,31 @@ class _Doubled:
         self._graph, self._numbers = graph, numbers
         self._made: dict[ir.Value, ir.Value] = {}
 
+    def take_float64(self) -> None:
+        """Let the real inputs of the graph be float64; what read them reads them as float32."""
+        for value in self._graph.inputs:
+            if value.dtype is ir.DataType.FLOAT:
+                users = list(value.uses())
+                value.dtype, single = ir.DataType.DOUBLE, self.op.Cast(value, to=FLOAT)
+                single.shape, self._made[single] = value.shape, value
+                for node, index in users:
+                    node.replace_input_with(index, single)
+
     def is_computed(self, value: ir.Value) -> bool:
         """Whether a number is computed before a value, and not only moved."""
+        return any(node.op_type in _COMPUTED for node in self._makers(value))
+
+    def _makers(self, value: ir.Value) -> Iterator[ir.Node]:
+        """Yield the nodes before a value that compute or move real numbers, up to others."""
         seen, front = set[ir.Value](), [value]
         while front:
             value = front.pop()
             node = value.producer()
-            if node is None or value in seen or not _is_real(value):
+            if node is None or value in seen or node.domain or node.op_type not in _MOVED | _COMPUTED:
                 continue
             seen.add(value)
-            if node.op_type not in _MOVED and node.op_type != "Constant" and not node.domain:
-                if node.op_type in _COMPUTED:
-                    return True
-                continue
-            front += [x for x in node.inputs if x is not None]
-        return False
+            yield node
+            front += [x for x in node.inputs if x is not None and _is_real(x)]
 
     def of(self, value: ir.Value) -> ir.Value:
         """Return a real value in float64; others as they are."""
@@ -141,7 +154,7 @@ class _Doubled:
             return value
         if array is not None:
             return self.op.constant(self._exact(value, array))
-        if node is None or node.domain or node.op_type not in _MOVED | _COMPUTED or self._only_moves(node):
+        if node is None or node.domain or node.op_type not in _MOVED | _COMPUTED or self._is_exact(value):
             return self.op.Cast(value, to=DOUBLE)
         inputs = [x and self.of(x) for x in node.inputs]
         attributes = {name: a.value for name, a in node.attributes.items()}
@@ -153,16 +166,24 @@ class _Doubled:
             self._made[old] = new
         return self._made[value]
 
-    def _only_moves(self, node: ir.Node) -> bool:
-        """Whether a node moves numbers that float32 holds exactly."""
-        return all(x is None or not _is_real(x) or (constant(x) is None and not self.is_computed(x)) for x in node.inputs)
+    def _is_exact(self, value: ir.Value) -> bool:
+        """Whether float32 holds a value exactly: it is made of other types than real ones, such as codes of text."""
+        nodes = list(self._makers(value))
+        read = [x for node in nodes for x in node.inputs if x is not None and _is_real(x)]
+        return not any(node.op_type in _COMPUTED for node in nodes) and not any(
+            x in self._made or constant(x) is not None or x.is_graph_input() for x in read
+        )
 
     def _exact(self, value: ir.Value, array: np.ndarray) -> np.ndarray:
         """Return a constant as the fitted model has it, or as the graph has it."""
         if value.is_initializer() and value.name:
             self.read.add(value.name)
         exact = self._numbers.get(value.name or "")
-        if exact is None or exact.size != array.size or not np.allclose(exact.ravel(), array.ravel(), 1e-6, equal_nan=True):
+        if (
+            exact is None
+            or exact.size != array.size
+            or not np.allclose(exact.ravel(), array.ravel(), 1e-6, equal_nan=True)
+        ):
             return array.astype(np.float64)
         return exact.reshape(array.shape)
 

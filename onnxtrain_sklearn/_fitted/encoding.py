@@ -21,7 +21,6 @@ from .._runtime import devices, distributions, sessions
 from .._support.typing import MatrixLike, SparseLike
 from ..exceptions import ModelError
 from .model import FittedModel
-from .tables import Table
 
 CHUNK = 2048
 """Number of rows in a chunk."""
@@ -30,14 +29,17 @@ InputColumns = dict[str, Column]
 Specs = tuple[TensorSpec, ...] | None
 
 
-def table_columns(estimator: BaseEstimator, X: MatrixLike, table: Table) -> InputColumns:
+def table_columns(estimator: BaseEstimator, X: MatrixLike, fitted: FittedModel) -> InputColumns:
     """Return the columns of a table as inputs of the inference graph, validated as scikit-learn does."""
+    table, parts = fitted.table, fitted.parts
+    assert table is not None
+    assert parts is not None
     if isinstance(X, Mapping) and not sp.issparse(X):  # scipy's dok_matrix is a mapping too
         raise TypeError(f"The fitted model takes a data frame or an array, got a {type(X).__name__}.")
     if not table.documents:
         validate_data(estimator, X, reset=False, skip_check_array=True)
-    arrays = table.arrays(X)
-    return {name: Column(a, np.dtype(object if a.dtype == object else np.float32)) for name, a in arrays.items()}
+    dtypes = {spec.name: spec.dtype for spec in parts.whole.inputs}
+    return {name: Column(array, dtypes.get(name, np.dtype(np.float32))) for name, array in table.arrays(X).items()}
 
 
 def as_trained(columns: InputColumns, fitted: FittedModel | None, specs: Specs) -> InputColumns:

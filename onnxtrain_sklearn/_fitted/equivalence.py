@@ -24,7 +24,7 @@ def require_equal(
 
     The message begins with ``what`` and ends with ``advice``.
     """
-    record = record_of(model)
+    record, rows = record_of(model), _in_float64(rows)
     for method, numbers in ours.items():
         if method == "predict" and record.gives_labels:
             continue
@@ -37,6 +37,16 @@ def require_equal(
             _refuse_conversion(record, what, method, float(np.abs(numbers - expected).max()), advice)
     if record.gives_labels:
         _require_equal_labels(record, rows, ours, what, advice)
+
+
+def _in_float64(rows: MatrixLike) -> Any:
+    """Return rows of float32 as float64: scikit-learn scales in the type of the data, and its float64 decides."""
+    data: Any = rows
+    if getattr(data, "dtype", None) == np.float32:
+        return data.astype(np.float64)
+    if hasattr(data, "iloc") and (single := [name for name, kind in data.dtypes.items() if kind == np.float32]):
+        return data.astype(dict.fromkeys(single, np.float64))
+    return rows
 
 
 def values(record: ModelRecord, method: str, rows: MatrixLike, shape: tuple[int, ...]) -> np.ndarray:

@@ -92,7 +92,7 @@ def join_columns(graph: ir.Graph, columns: Sequence[ir.Value]) -> str:
     """Replace inputs of one float32 column each by a single matrix, in place; return its name."""
     matrix = ir.Value(
         name=names_of(graph).free("X"),
-        type=ir.TensorType(ir.DataType.FLOAT),
+        type=columns[0].type,
         shape=ir.Shape([ir.SymbolicDim("N"), len(columns)]),
     )
     op = GraphBuilder(graph, prefix="column", constant_nodes=True)
