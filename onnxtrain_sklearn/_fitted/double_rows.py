@@ -13,6 +13,7 @@ each numeric column of its table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -74,7 +75,7 @@ def _numbers(origin: Origin, root: Estimator) -> np.ndarray | None:
         return there(np.asarray(follow(follow(root, origin.owner), origin.attribute), np.float64))
 
 
-def _histogram_booster(graph: ir.Graph, node: ir.Node, origins: Sequence[Origin], root: Estimator) -> Estimator | None:
+def _histogram_booster(graph: ir.Graph, node: ir.Node, origins: Sequence[Origin], root: Estimator) -> Any:
     """Return the booster over histograms that a node finds the leaves of."""
     for reshaped in [user for value in node.outputs for user, _ in value.uses()]:
         for one in origins:
@@ -162,7 +163,8 @@ class _Doubled:
             attributes["to"] = DOUBLE
         results = self.op.emit(node.op_type, *inputs, outputs=len(node.outputs), **attributes)
         for old, new in zip(node.outputs, results, strict=True):
-            new.dtype, new.shape = (ir.DataType.DOUBLE if _is_real(old) else old.dtype), old.shape
+            new.type = ir.TensorType(ir.DataType.DOUBLE) if _is_real(old) else old.type
+            new.shape = old.shape
             self._made[old] = new
         return self._made[value]
 
