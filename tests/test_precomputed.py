@@ -137,13 +137,6 @@ def crossing_rows():
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
 
 
-@pytest.mark.filterwarnings("ignore:Output 'Y' of the graph for a row of X depends on the other rows")
-def test_values_that_depend_on_other_rows_are_computed_in_each_iteration(monkeypatch):
-    tuned = OrtGradientRegressor(crossing_rows(), finetune=SMALL, random_state=0)
-    _, inputs = searched(monkeypatch, lambda: tuned.fit(X[NEW], NUMBER[NEW]))
-    assert list(inputs) == ["X"]
-
-
 def test_a_graph_is_cut_where_trained_weights_begin():
     graph = ir.from_proto(crossing_rows())
     part = frozen_part(graph, "Y", ["weight"], {})

@@ -174,16 +174,26 @@ def trained_positions(head: Head, targets: Targets) -> TrainedPositions | None:
 
 
 def batches_for(
-    run: Run, examples: Examples, rows: np.ndarray, size: int, *, shuffle: bool, drop_last: bool = False
+    run: Run,
+    examples: Examples,
+    rows: np.ndarray,
+    size: int,
+    *,
+    shuffle: bool,
+    drop_last: bool = False,
+    rows_meet: bool = False,
 ) -> Batches:
-    """Return the minibatches of these rows; the target is one of their columns."""
+    """Return the minibatches of these rows; the target is one of their columns.
+
+    Equal rows of a single minibatch are merged to one of their weight, unless ``rows_meet``: each of them counts then.
+    """
     examples = scaled(examples, run.head.target_scale)
     values, weights = examples.targets.values, examples.weights
     positions, number_type = trained_positions(run.head, examples.targets), run.parameters.buffer.dtype
     shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), number_type, positions)
     every = {**examples.columns, TARGET: Column(values.reshape(shape), dtype)}
-    n_rows = len(rows)  # equal rows are merged unless batch statistics count each of them
-    fits = n_rows <= min(size, MERGE_LIMIT) and not run.parameters.running_statistics
+    n_rows = len(rows)
+    fits = n_rows <= min(size, MERGE_LIMIT) and not rows_meet
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
     return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows, drop_last=drop_last)
 

@@ -45,7 +45,6 @@ def export_source(
         parameters = parameters.with_averages(settings.ema_decay is not None)
     rows = loop.accumulate * batch_limit(estimator.batch_size, settings.optimizer)
     rows = rows if batch_size is None else _checked_batch(batch_size)
-    minibatches = _separate_minibatches(run, rows, loop.accumulate)
     facts = {
         "generator": "onnxtrain-sklearn",
         "estimator": type(estimator).__name__,
@@ -54,6 +53,7 @@ def export_source(
         "hyperparameters": {name: json_value(getattr(estimator, name)) for name in FACTS},
     }
     parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows, run.sparse)
+    minibatches = _separate_minibatches(parts, loop.accumulate)
     ignored = None if run.head.positions is None else getattr(estimator, "ignore_label", None)
     weights = None if outputs else exported_class_weights(estimator, run.head, run.balanced)
     table = None if run.fitted is None else run.fitted.parts
@@ -77,19 +77,20 @@ def _checked_batch(batch_size: object) -> int:
     return int(batch_size)
 
 
-def _separate_minibatches(run: Run, rows: int, accumulate: int) -> int:
-    """Return how many minibatches are passes of their own: those with statistics or with random numbers of their own.
+def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
+    """Return how many minibatches are passes of their own: where rows meet, or each draws numbers.
 
     Rows that are no whole number of minibatches are no step of the estimator: they are one minibatch.
     """
-    if run.parameters.running_statistics:
+    rows = parts.batch
+    if parts.meeting is not None:
         if rows % accumulate:
             raise ValueError(
                 f"batch_size must be a multiple of {accumulate}, got {rows}: a step takes the rows of all accumulate="
-                f"{accumulate} minibatches, and rows meet within each of them (batch normalization)."
+                f"{accumulate} minibatches, and rows meet within each of them ({parts.meeting})."
             )
         return accumulate
-    return accumulate if draws_numbers(run.model.model) and not rows % accumulate else 1
+    return accumulate if draws_numbers(parts.model.model) and not rows % accumulate else 1
 
 
 def exported_class_weights(estimator: Any, head: Head, balanced: tuple[float, ...] | None) -> tuple[float, ...] | None:

@@ -24,6 +24,7 @@ from .._graph.trainable import TrainableModel
 from .._training.fine_tuning import FineTuningTrainer, Tuning
 from .._training.loop import Trainer
 from .._training.loss_graph import StepSettings
+from .._training.meeting_rows import meeting
 from .._training.parameters import Trainable
 from .._training.row_objective import RowObjective
 from ..exceptions import ModelError, instead_of
@@ -148,10 +149,17 @@ def tuning_trainer(
 ) -> Trainer:
     """Return the trainer that fine-tunes the parameters of ``run`` on ``rows``, beside the ``old`` ones."""
     assert plan.tuner is not None
-    if run.model.running_statistics or any(node.op_type == "Dropout" for node in run.model.model.graph):
+    where = meeting(run.model, settings)
+    if where is not None:
         raise ModelError(
-            "Fine-tuning searches for the least loss of all rows, which dropout and normalization by batch statistics "
-            "change from batch to batch. Export the graph in inference mode, or train it plainly with finetune=None."
+            f"Fine-tuning adds up the losses of all rows, but rows meet within a minibatch: the result of a row "
+            f"depends on the others. {where} does that. Train plainly with finetune=None; export a graph with batch "
+            f"normalization in inference mode."
+        )
+    if any(node.op_type == "Dropout" for node in run.model.model.graph):
+        raise ModelError(
+            "Fine-tuning searches for the least loss of all rows, which dropout changes from batch to batch. Export "
+            "the graph in inference mode, or train it plainly with finetune=None."
         )
     live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
     predictor = run.live_predictor(live, with_scores=True)

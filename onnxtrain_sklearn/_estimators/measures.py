@@ -9,7 +9,7 @@ import numpy as np
 from .._callbacks.base import Part
 from .._inference.predictor import Predictor
 from .._training.loss_graph import StepSettings
-from .._training.score_loss import ScoreLoss, weighted_mean
+from .._training.score_loss import SCORED_PIECE, ScoreLoss, weighted_mean
 from ..exceptions import ModelError
 from .examples import scaled_values
 from .output_losses import loss_of_outputs
@@ -57,12 +57,15 @@ def loss_of_rows(run: Run, settings: StepSettings, scored: ScoredRows, predictor
 
     Scores of many labels at many positions are large: there are never those of more rows than are predicted at a time.
     """
-    mean, y = ScoreLoss(settings, run.parameters.buffer.dtype), scaled_values(run, scored.targets)
-    weights = np.ones(len(scored.rows)) if scored.weights is None else scored.weights
-    pieces = predictor.pieces_of(scored.live, scored.rows)
+    mean = ScoreLoss(settings, run.parameters.buffer.dtype, run.rows or SCORED_PIECE)
+    y, rows = scaled_values(run, scored.targets), scored.rows
+    weights = np.ones(len(rows)) if scored.weights is None else scored.weights
+    if mean.rows_meet:  # rows of weight zero are in no minibatch
+        y, rows, weights = y[weights > 0], rows[weights > 0], weights[weights > 0]
+    pieces = [slice(0, len(rows))] if mean.rows_meet else predictor.pieces_of(scored.live, rows)
 
     def loss() -> float:
-        found = [mean(predictor.run(scored.live, scored.rows[p], -1), y[p], weights[p]) for p in pieces]
+        found = [mean(predictor.run(scored.live, rows[p], -1), y[p], weights[p]) for p in pieces]
         return weighted_mean(found, [weights[p] for p in pieces])
 
     return loss

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from .._data.several_targets import SeveralTargets
 from .._inference.predictor import Predictor
-from .._training.loss_graph import StepSettings, TrainedPositions
-from .._training.score_loss import ScoreLoss
-from .._training.total_loss import OutputLoss, TotalLoss
+from .._training.loss_graph import StepSettings, settings_of_output
+from .._training.score_loss import SCORED_PIECE, ScoreLoss
+from .._training.total_loss import TotalLoss
 from .output_predictions import numbers_of_outputs
 from .run import Run
 from .validation import ScoredRows
@@ -23,7 +22,8 @@ def loss_of_outputs(run: Run, settings: StepSettings, scored: ScoredRows, predic
     assert isinstance(total, TotalLoss)
     assert isinstance(targets, SeveralTargets)
     numbers = numbers_of_outputs(run.head, -1, with_scores=True)
-    losses = [ScoreLoss(_settings_of(settings, one), dtype) for one in total.outputs]
+    batch = run.rows or SCORED_PIECE
+    losses = [ScoreLoss(settings_of_output(settings, one), dtype, batch) for one in total.outputs]
     each = list(zip(total.outputs, losses, targets.parts, targets.weights, strict=True))
 
     def loss() -> float:
@@ -32,12 +32,3 @@ def loss_of_outputs(run: Run, settings: StepSettings, scored: ScoredRows, predic
         return float(np.sum([one.weight * mean(s, part.values, w) for s, (one, mean, part, w) in parts]))
 
     return loss
-
-
-def _settings_of(settings: StepSettings, one: OutputLoss) -> StepSettings:
-    """Return the settings of a step on one output alone."""
-    positions = None
-    if one.positions is not None:
-        positions = TrainedPositions(one.positions, one.places, one.label_weights)
-    names = ("loss", "task", "link", "n_outputs", "groups")
-    return replace(settings, **{name: getattr(one, name) for name in names}, positions=positions)

@@ -22,6 +22,7 @@ from .._graph.protobuf import to_proto
 from .._graph.trainable import TrainableModel
 from .._inference.graph import OutputOptions, exported_model, inference_model
 from .._inference.head import Head
+from .._inference.meeting_rows import where_rows_meet
 from .._inference.predictor import Predictor
 from .._inference.templates import filled_graph
 from .._runtime import sessions
@@ -173,7 +174,14 @@ class Run:
             make: Callable[..., Any] = inference_model if sparse else filled_graph
             graph = make(*predicting_model(self), self.head, with_scores=with_scores)
             width = sum(math.prod(shape) for shape in self.shapes.values())
-            self.predictors[key] = Predictor(graph, self.device, self.session_options, width=width, sparse=sparse)
+            self.predictors[key] = Predictor(
+                graph,
+                self.device,
+                self.session_options,
+                width=width,
+                sparse=sparse,
+                rows_meet=self.rows_of_predictions_meet,
+            )
         return self.predictors[key]
 
     def predictions(self, columns: Columns) -> dict[str, np.ndarray]:
@@ -196,7 +204,9 @@ class Run:
         live = self.fitted is None and source.dtype == dtype and not source.changes_weights
         weights = {**self.frozen, **self.parameters.prediction_views()} if live else self.weights()
         graph = inference_model(self.deployed, weights, head, with_scores=True, in_double=False)
-        return Predictor(graph, self.device, self.session_options, live=self.parameters if live else None)
+        live_parameters = self.parameters if live else None
+        rows_meet = self.rows_of_predictions_meet
+        return Predictor(graph, self.device, self.session_options, live=live_parameters, rows_meet=rows_meet)
 
     def to_onnx(self, options: OutputOptions) -> onnx.ModelProto:
         """Return the inference graph with the current weights."""
@@ -215,7 +225,14 @@ class Run:
             live = self.parameters.prediction_views()
             every = {**self.frozen, **live}
             graph = filled_graph(self.model, every, self.head, with_scores=with_scores, live=live)
-        return Predictor(graph, self.device, self.session_options, live=self.parameters, sparse=sparse)
+        rows_meet = self.rows_of_predictions_meet
+        return Predictor(
+            graph, self.device, self.session_options, live=self.parameters, sparse=sparse, rows_meet=rows_meet
+        )
+
+    def rows_of_predictions_meet(self) -> bool:
+        """Whether the prediction of a row depends on the rows that are predicted with it."""
+        return where_rows_meet(self.model, in_training=False) is not None
 
 
 def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from .._training.choice import new_trainer
 from .._training.compiled_pass import LIKELY_EPOCHS
 from .._training.loop import Trainer
 from .._training.loss_graph import LAZY, StepSettings
+from .._training.meeting_rows import meeting
 from .active_training import ActiveTraining
 from .callback_watcher import CallbackWatcher, hooks_of
 from .examples import Examples, batches_for
@@ -40,7 +41,11 @@ def trainer_for(
     limit = TUNED_PIECE if tuner else batch_limit(estimator.batch_size, settings.optimizer)
     shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
     drop_last = bool(estimator.drop_last) and tuner is None
-    batches = batches_for(run, examples, rows, min(len(rows), limit), shuffle=shuffle, drop_last=drop_last)
+    rows_meet = meeting(run.model, settings) is not None
+    if rows_meet and isinstance(settings.optimizer, LBFGS) and tuner is None:
+        limit = len(rows)  # the full batch is no sum over pieces
+    size = min(len(rows), limit)
+    batches = batches_for(run, examples, rows, size, shuffle=shuffle, drop_last=drop_last, rows_meet=rows_meet)
     if tuner is not None:
         trainer = tuning_trainer(plan, run, settings, examples, rows, old, batches, validate)
     else:

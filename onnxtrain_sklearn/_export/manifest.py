@@ -81,7 +81,7 @@ def manifest_of(
         "inputs": _named_inputs(step, entries.get("epoch")),
         "loss_output": step.loss,
         "batch_size": step.batch,
-        "padding": not source.parts.parameters.running_statistics,
+        "padding": source.parts.meeting is None,
         "random": _fact_of_random_numbers(source, step),
         "state": {"file": STATE_FILE, "tensors": [_state_fact(one) for one in step.state]},
         "graphs": {name: _graph_fact(name, entry) for name, entry in entries.items()},

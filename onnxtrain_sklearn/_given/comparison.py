@@ -173,9 +173,9 @@ def _require_independent_rows(
     if rounds:
         return
     warn(
-        f"Output {name!r} {MIXED}: predictions depend on which rows are predicted together, and training on how "
-        f"minibatches are drawn and filled up. Where the first axis of the graph is not that of rows, give X an axis "
-        f"before it; where the graph is to see all rows together, set batch_size to their number and shuffle=False."
+        f"Output {name!r} {MIXED}: predictions depend on which rows are predicted together, and training on which "
+        f"rows a minibatch holds. Where the first axis of the graph is not that of rows, give X an axis before it; "
+        f"where the graph is to see all rows together, set batch_size to their number and shuffle=False."
     )
 
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ..exceptions import ModelError, instead_of
 from .builder import GraphBuilder, Operand
 from .links import Link, Task, row_sum, split_columns
+from .row_dependence import ROW_LOSSES
 
 SHARES = "shares"
 """Key in the ``meta`` of weights that are divided by their sum."""
@@ -112,6 +113,7 @@ def _class_pairs(n_classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 def weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, columns: int) -> ir.Value:
     """Emit the weighted mean over rows of the plain mean over their columns."""
+    rows.meta[ROW_LOSSES] = True
     share = _known_shares(sample_weight)
     if share is None:
         total = op.Max(op.ReduceSum(sample_weight, keepdims=False), LEAST_TOTAL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,6 +84,9 @@ class Predictor:
         Numbers of a row inside the graph, where they are more than those that it takes.
     sparse : collection of str, default=()
         Inputs whose rows come sparse. Their products with weights are computed without making the rows dense.
+    rows_meet : callable () -> bool
+        Whether the prediction of a row depends on other rows: all rows are predicted at once then. It is asked where
+        they would be several chunks.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Predictor:
         *,
         width: int = 1,
         sparse: Collection[str] = (),
+        rows_meet: Callable[[], bool] = lambda: False,
     ) -> None:
         self._live: dict[str, np.ndarray] = {} if live is None else live.prediction_views()
         self._products: list[FirstProduct] = list[FirstProduct]()
@@ -102,7 +106,7 @@ class Predictor:
         graph = model if isinstance(model, PredictionGraph) else self._with_inputs(model, sparse)
         self._sparse = {product.input for product in self._products}
         self._width = 1 if self._sparse else width
-        self._inner, self.outputs = graph.widest, graph.outputs
+        self._inner, self.outputs, self._rows_meet = graph.widest, graph.outputs, rows_meet
         threads = devices.available_threads() if graph.is_large else 1
         if graph.is_shared:  # by fits that score validation rows by their parameters as they are
             memory = 4.0 * graph.widest * CHUNK_ROWS
@@ -155,6 +159,7 @@ class Predictor:
         """Return the chunks of rows of ``width`` numbers."""
         width = max(self._width, width)
         size = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // width, INNER_NUMBERS // self._inner))
+        size = n_rows if size < n_rows and self._rows_meet() else size
         return [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
 
     def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray | slice, output: int) -> np.ndarray:

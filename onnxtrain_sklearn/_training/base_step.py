@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..optimizers import Optimizer
 from .compiled_pass import PassSize
 from .dropout import FACTOR
 from .loss_graph import StepSettings
+from .meeting_rows import meeting
 from .parameters import FlatParameters
 from .pass_graph import PassGraph, pass_graph
 from .programs import PassSource
@@ -53,6 +55,11 @@ class StepParts:
     batch: int
     sparse: Collection[str] = ()
 
+    @cached_property
+    def meeting(self) -> str | None:
+        """Where the rows of a minibatch meet, in the graph or in the loss; None: nowhere."""
+        return meeting(self.model, self.settings)
+
 
 class BaseStep:
     """The construction of a step; its public attributes are those of :class:`~.step.TrainingStep`, and its ``size``.
@@ -80,6 +87,7 @@ class BaseStep:
     def __init__(self, parts: StepParts, place: ToMemory, layout: FlatParameters | None = None) -> None:
         self.settings, self.parameters, self.state = parts.settings, parts.parameters, parts.state
         self.batch, self.engine = parts.batch, parts.settings.engine
+        self._pads = parts.meeting is None  # rows that fill a minibatch up would meet the others
         self._parts, self._bindings = parts, VectorBindings(parts.settings, layout or parts.parameters, place)
         self._penalizes = bool(parts.settings.alpha and parts.parameters.penalized.stop)
         self._initial_slots: Mapping[str, float] = {}

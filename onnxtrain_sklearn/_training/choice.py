@@ -48,14 +48,14 @@ def _compiled_step(parts: StepParts) -> HostStep | None:
 def _is_for_compiler(parts: StepParts) -> bool:
     """Whether nothing that was given asks for a session.
 
-    Minibatches that are not padded, for the sake of their statistics, would be compiled in the midst of training.
+    Minibatches that are not padded, because rows meet in them, would be compiled in the midst of training.
     """
     settings, parameters = parts.settings, parts.parameters
     asks = settings.session_options or settings.checkpoint_activations or settings.engine != "auto"
     on_cpu = settings.device.providers == ("CPUExecutionProvider",)
     by_minibatch = isinstance(settings.optimizer, Optimizer) and not parts.sparse
-    padded = not parameters.running_statistics and parameters.vector.dtype == np.float32
-    return not asks and on_cpu and by_minibatch and padded
+    is_float = parameters.vector.dtype == np.float32
+    return not asks and on_cpu and by_minibatch and is_float and parts.meeting is None
 
 
 def new_trainer(

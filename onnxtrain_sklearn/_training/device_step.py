@@ -178,7 +178,7 @@ class DeviceStep(BaseStep):
 
     def _pass(self, rows: int, *, resident: bool) -> DevicePass:
         """Return the pass for a minibatch of ``rows`` rows, gathered by the device or by the host."""
-        size = rows if self.parameters.running_statistics else self.batch
+        size = self.batch if self._pads else rows
         key = (size, resident)
         if key not in self._passes:
             self._passes = {k: known for k, known in self._passes.items() if k[0] == self.batch}

@@ -60,9 +60,9 @@ class HostStep(BaseStep):
         """Return the buffers that the next step reads, for a minibatch of ``rows`` rows.
 
         Their columns are the graph's inputs and the target (:data:`TARGET`). They hold a full minibatch, whatever
-        ``rows`` is. A batch whose statistics matter is never padded: its buffers have exactly ``rows`` rows.
+        ``rows`` is. A minibatch in which rows meet is never padded: its buffers have exactly ``rows`` rows.
         """
-        size = rows if self.parameters.running_statistics else self.batch
+        size = self.batch if self._pads else rows
         if size not in self._passes:
             self._passes = {n: known for n, known in self._passes.items() if n == self.batch}  # one remainder
             graph = self._pass_graph(size)

@@ -35,7 +35,7 @@ from ..exceptions import ModelError
 from ..losses import Loss
 from .many_classes import of_labels, takes_labels
 from .segments import Factors
-from .total_loss import TotalLoss, append_total_loss
+from .total_loss import OutputLoss, TotalLoss, append_total_loss
 
 PARALLEL_WORK = 4_000_000
 """Multiply-adds of one forward pass above which more than one thread pays; below, a second core would only spin."""
@@ -194,7 +194,25 @@ def _mean_loss_of_members(
     return _mean_loss(op, settings, columns, y, repeated_rows(op, sample_weight, members, None), of_pairs=False)
 
 
-def score_loss_graph(settings: StepSettings, shape: tuple[int, ...], dtype: DType) -> ir.Model:
+def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
+    """Return the settings of a step on one of several outputs alone."""
+    positions = None
+    if one.positions is not None:
+        positions = TrainedPositions(one.positions, one.places, one.label_weights)
+    return replace(
+        settings,
+        loss=one.loss,
+        task=one.task,
+        link=one.link,
+        n_outputs=one.n_outputs,
+        groups=one.groups,
+        positions=positions,
+    )
+
+
+def score_loss_graph(
+    settings: StepSettings, shape: tuple[int, ...], dtype: DType, *, of_pairs: bool = False
+) -> ir.Model:
     """Return the graph of the mean loss of scores of a ``shape``, with the classes last, beside target and weights."""
     batch, kind = shape[0], ir_type(dtype)
     scores, sample_weight = ir.val("scores", kind, shape), ir.val(WEIGHT, kind, (batch,))
@@ -203,7 +221,7 @@ def score_loss_graph(settings: StepSettings, shape: tuple[int, ...], dtype: DTyp
     op = new_graph([scores, y, sample_weight], kind, "onnxtrain")
     if settings.positions is None:
         columns = _as_columns(op, scores, batch, settings.n_outputs)
-        loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=False)
+        loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=of_pairs)
     else:
         last = settings.positions._replace(axes=replace(settings.positions.axes, axis=-1))
         loss = _mean_loss_at_positions(op, settings, last, scores, y, sample_weight, batch)

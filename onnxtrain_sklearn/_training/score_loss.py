@@ -12,16 +12,26 @@ from .._graph.protobuf import to_proto
 from .._runtime import devices, sessions
 from .._support.typing import DType
 from .loss_graph import LOSS, TARGET, WEIGHT, StepSettings, score_loss_graph, target_layout
+from .meeting_rows import meet_in_loss
 
 SCORED_PIECE = 8192
 """Rows whose losses are computed at once."""
 
 
 class ScoreLoss:
-    """Compute mean losses; ``settings`` are those of the training step, ``dtype`` is the type of the scores."""
+    """Compute mean losses; ``settings`` are those of the training step, ``dtype`` is the type of the scores.
 
-    def __init__(self, settings: StepSettings, dtype: DType) -> None:
+    Where rows meet in the loss, it is the mean over minibatches of ``batch`` rows, the last of which may be shorter.
+
+    Attributes
+    ----------
+    rows_meet : bool
+    """
+
+    def __init__(self, settings: StepSettings, dtype: DType, batch: int) -> None:
         self._settings, self._dtype = settings, dtype
+        self.rows_meet = meet_in_loss(settings, dtype)
+        self._rows = batch if self.rows_meet else SCORED_PIECE
         self._session: Any = None
         self._shape: tuple[int, ...] = ()
 
@@ -31,20 +41,25 @@ class ScoreLoss:
         shape, dtype = target_layout(settings.task, settings.n_outputs, rows, self._dtype, settings.positions)
         targets = y.reshape(shape).astype(dtype)
         weights = (np.ones(rows) if weights is None else weights).astype(self._dtype)
-        size = min(rows, SCORED_PIECE)
+        size = min(rows, self._rows)
         self._prepare((size, *scores.shape[1:]))
-        parts = [slice(i, i + size) for i in range(0, rows, size)]
+        parts = [slice(i, min(i + size, rows)) for i in range(0, rows, size)]
         found = [self._piece(scores[part], targets[part], weights[part]) for part in parts]
         return weighted_mean(found, [weights[part] for part in parts])
 
     def _prepare(self, shape: tuple[int, ...]) -> None:
         """Make the session for pieces of a shape, unless there is one for as many rows or more."""
-        if shape[1:] != self._shape[1:] or shape[0] > self._shape[0]:
+        suits = (
+            shape[0] == self._shape[:1][0] if self.rows_meet and self._shape else shape[0] <= (self._shape or (0,))[0]
+        )
+        if shape[1:] != self._shape[1:] or not suits:
             graph = to_proto(score_loss_graph(self._settings, shape, self._dtype)).SerializeToString()
             self._session, self._shape = sessions.create_session(graph, devices.resolve_device()), shape
 
     def _piece(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
-        """Return the loss of some rows, which are filled up with rows of weight zero."""
+        """Return the loss of some rows, which are filled up with rows of weight zero unless rows meet."""
+        if self.rows_meet:
+            self._prepare(scores.shape)
         filled = np.minimum(np.arange(self._shape[0]), len(scores) - 1)
         weight = np.zeros(len(filled), self._dtype)
         weight[: len(scores)] = weights

@@ -1,0 +1,112 @@
+"""Whether the rows of a minibatch meet in what is trained: in the graph, or in the loss of a user.
+
+A minibatch in which rows meet is never filled up. The losses of this package compute each row by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from .._graph.protobuf import to_proto
+from .._graph.queries import all_values
+from .._graph.row_dependence import ROW_LOSSES, meeting_of_rows
+from .._graph.structure import structure
+from .._graph.trainable import TrainableModel
+from .._inference.meeting_rows import ADDED_ROWS, TRIED_ROWS, meet_in_numbers, numbers_of_type, where_rows_meet
+from .._runtime import devices, sessions
+from .._support.cache import Cache
+from .._support.typing import DType
+from ..losses import LOSSES
+from .loss_graph import TARGET, WEIGHT, StepSettings, score_loss_graph, settings_of_output, target_layout
+from .total_loss import TotalLoss
+
+_known: Cache[list[bool]] = Cache(256, 2**20, lambda found: 256)
+
+
+def meeting(model: TrainableModel, settings: StepSettings) -> str | None:
+    """Return where the rows of a minibatch meet, in the graph or in the loss; None: nowhere."""
+    found = where_rows_meet(model)
+    if found is not None:
+        return found
+    total = settings.loss
+    if isinstance(total, TotalLoss):
+        losses = [settings_of_output(settings, one) for one in total.outputs]
+    else:
+        losses = [settings]
+    for one in losses:
+        if meet_in_loss(one, model.dtype, of_pairs=model.link == "votes"):
+            return f"The loss {type(one.loss).__name__}"
+    return None
+
+
+def meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False) -> bool:
+    """Whether the loss of a row depends on other rows, or on their number."""
+    if type(settings.loss) in LOSSES.values():
+        return False
+    graphs = {rows: _graph_of_loss(settings, dtype, rows, of_pairs) for rows in (TRIED_ROWS, TRIED_ROWS + ADDED_ROWS)}
+
+    def found() -> list[bool]:
+        model, ends = graphs[TRIED_ROWS]
+        verdict = meeting_of_rows(model.graph, ("scores", TARGET), ends, TRIED_ROWS)
+        if verdict.certain and verdict.node:
+            return [True]
+        return [_meet_in_trial(settings, dtype, graphs)]
+
+    key = tuple(structure(model, ()) for model, _ in graphs.values()), settings.task, settings.n_outputs
+    return _known.get(key, found)[0]
+
+
+def _graph_of_loss(settings: StepSettings, dtype: DType, rows: int, of_pairs: bool) -> tuple[ir.Model, list[ir.Value]]:
+    """Return the graph of the losses of so many rows, and the values that hold them."""
+    positions = settings.positions
+    shape = (rows, settings.n_outputs) if positions is None else (rows, *positions.shape, settings.n_outputs)
+    model = score_loss_graph(settings, shape, dtype, of_pairs=of_pairs)
+    ends = [value for value in all_values(model) if ROW_LOSSES in value.meta]
+    for value in ends:
+        value.dtype = value.dtype or ir.DataType.from_numpy(np.dtype(dtype))
+    return model, ends
+
+
+def _meet_in_trial(settings: StepSettings, dtype: DType, graphs: Mapping[int, tuple[ir.Model, list[ir.Value]]]) -> bool:
+    runners, device = {}, devices.resolve_device()
+    for rows, (model, ends) in graphs.items():
+        model.graph.outputs.extend(value for value in ends if value not in model.graph.outputs)
+        runners[rows] = sessions.create_session(to_proto(model).SerializeToString(), device)
+    names = [value.name or "" for value in graphs[TRIED_ROWS][1]]
+
+    def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        rows = len(feeds["scores"])
+        own = [value.name or "" for value in graphs[rows][1]]
+        every = {**feeds, WEIGHT: np.ones(rows, dtype)}
+        return [np.asarray(found) for found in sessions.run_session(runners[rows], own, every)]
+
+    def draw(trial: int, rows: int) -> dict[str, np.ndarray]:
+        rng = np.random.RandomState(trial)
+        shape, kind = target_layout(settings.task, settings.n_outputs, rows, dtype, settings.positions)
+        scores = graphs[rows][0].graph.inputs[0]
+        given = numbers_of_type(rng, np.dtype(dtype), tuple(int(str(d)) for d in scores.shape or ()), 0)
+        return {"scores": given, TARGET: _targets(rng, settings, shape, kind, trial)}
+
+    try:
+        return not names or meet_in_numbers(run, draw)
+    except Exception:  # of a loss that cannot be run with such numbers: nothing is known then
+        return True
+
+
+def _targets(
+    rng: np.random.RandomState,
+    settings: StepSettings,
+    shape: tuple[int, ...],
+    kind: DType,
+    trial: int,
+) -> np.ndarray:
+    """Return random targets: classes, indicators, or numbers, which are 0 and 1 in some trials."""
+    if kind.kind in "iu":
+        classes = 2 if settings.task == "binary" else max(settings.n_outputs, 2)
+        return rng.randint(0, classes if settings.positions is not None or settings.task == "multiclass" else 2, shape)
+    if settings.task != "regression" or trial % 4 == 2:
+        return rng.randint(0, 2, shape).astype(kind)
+    return numbers_of_type(rng, np.dtype(kind), shape, trial)

@@ -1,0 +1,354 @@
+"""Graphs and losses in which the rows of a minibatch meet: short minibatches are trained as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+from numpy.testing import assert_allclose
+
+from onnxtrain_sklearn import LBFGS, SGD, FineTuner, OrtGradientClassifier, OrtGradientRegressor, load_training
+from onnxtrain_sklearn._estimators import settings as estimator_settings
+from onnxtrain_sklearn._inference import predictor
+from onnxtrain_sklearn._inference.meeting_rows import where_rows_meet
+from onnxtrain_sklearn._training.compiled_pass import can_compile
+from onnxtrain_sklearn._training.meeting_rows import meet_in_loss
+from onnxtrain_sklearn.callbacks import EpochScoring
+from onnxtrain_sklearn.exceptions import ModelError
+from onnxtrain_sklearn.losses import LOSSES, Loss
+from tests.helpers.engines import available_engines
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore:Output 'Y' of the graph for a row of X depends on the other rows"),
+]
+
+rng = np.random.default_rng(0)
+N = 130
+X = rng.normal(size=(N, 4)).astype(np.float32)
+Y = (X[:, :2] + 0.3 * rng.normal(size=(N, 2))).astype(np.float32)
+LABELS = (np.arange(N) * 7 + (X[:, 0] > 0)) % 3
+W1, W2 = np.array([[0.1], [0.2], [0.3], [0.4]]), np.array([[0.4, -0.2], [0.1, 0.5], [-0.3, 0.2], [0.2, 0.1]])
+
+
+def graph(body="Y = MatMul(X, W)", weights=W1, opset=18):
+    numbers = ", ".join(str(x) for x in np.ravel(weights))
+    rows, columns = weights.shape
+    return onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": {opset}]> net (float[N, 4] X) => (float[N, {columns}] Y)
+        <float[{rows}, {columns}] W = {{{numbers}}}, int64[1] zero = {{0}}, int64[1] one = {{1}}> {{ {body} }}"""
+    )
+
+
+CENTERED = "P = MatMul(X, W) m = ReduceMean(P, zero) Y = Sub(P, m)"
+
+
+class InfoNCE(Loss):
+    def __call__(self, op, scores, y, link):
+        every = op.MatMul(scores, op.Transpose(y, perm=[1, 0]))
+        own = op.ReduceSum(op.Mul(scores, y), axes=[1], keepdims=True)
+        return op.Sub(op.ReduceLogSumExp(every, axes=[1], keepdims=True), own)
+
+
+def info_nce(s, y):
+    every = s @ y.T
+    return np.log(np.exp(every).sum(1)) - (s * y).sum(1)
+
+
+class Cox(Loss):
+    """The time of a row is the absolute number, censored where it is negative."""
+
+    def __call__(self, op, scores, y, link):
+        time = op.Abs(y)
+        at_risk = op.Cast(op.GreaterOrEqual(op.Transpose(time, perm=[1, 0]), time), to=op.dtype)
+        event = op.Cast(op.Greater(y, 0.0), to=op.dtype)
+        total = op.MatMul(at_risk, op.Exp(scores))
+        return op.Mul(event, op.Sub(op.Log(total), scores))
+
+
+def cox(s, y):
+    at_risk = np.abs(y) <= np.abs(y).T
+    return ((y > 0) * (np.log(at_risk @ np.exp(s)) - s))[:, 0]
+
+
+class PairRanking(Loss):
+    def __call__(self, op, scores, y, link):
+        better = op.Sign(op.Sub(y, op.Transpose(y, perm=[1, 0])))
+        margin = op.Mul(better, op.Sub(scores, op.Transpose(scores, perm=[1, 0])))
+        return op.ReduceMean(op.Softplus(op.Neg(margin)), axes=[1], keepdims=True)
+
+
+def pair_ranking(s, y):
+    return np.log1p(np.exp(-np.sign(y - y.T) * (s - s.T))).mean(1)
+
+
+class HardTriplets(Loss):
+    def __call__(self, op, scores, y, link):
+        same = op.MatMul(y, op.Transpose(y, perm=[1, 0]))
+        squares = op.ReduceSum(op.Mul(scores, scores), axes=[1], keepdims=True)
+        inner = op.Mul(op.MatMul(scores, op.Transpose(scores, perm=[1, 0])), 2.0)
+        distance = op.Sub(op.Add(squares, op.Transpose(squares, perm=[1, 0])), inner)
+        farthest = op.ReduceMax(op.Mul(distance, same), axes=[1], keepdims=True)
+        nearest = op.ReduceMin(op.Add(distance, op.Mul(same, 1e4)), axes=[1], keepdims=True)
+        return op.Softplus(op.Sub(farthest, nearest))
+
+
+def hard_triplets(s, labels):
+    distance = ((s[:, None] - s) ** 2).sum(-1)
+    same = labels[:, None] == labels
+    return np.log1p(np.exp((distance * same).max(1) - (distance + 1e4 * same).min(1)))
+
+
+class OfNumberOfRows(Loss):
+    """A sum over the rows, written as a mean of losses that are multiplied by their number."""
+
+    def __call__(self, op, scores, y, link):
+        error = op.Sub(scores, y)
+        return op.Mul(op.Mul(error, error), float(op.shape(scores)[0]))
+
+
+def of_number_of_rows(s, y):
+    return ((s - y) ** 2).mean(1) * len(s)
+
+
+def squared(s, y):
+    return ((s - y) ** 2).mean(1)
+
+
+def centered(x, w):
+    return x @ w - (x @ w).mean(0)
+
+
+def linear(x, w):
+    return x @ w
+
+
+W3 = np.column_stack([W2, [0.3, -0.1, 0.2, 0.4]])
+TIMES = (np.exp(rng.normal(size=(N, 1))) * np.where(rng.random((N, 1)) < 0.3, -1, 1)).astype(np.float32)
+CASES = {
+    "centered": (graph(CENTERED), "squared_error", Y[:, :1], W1, centered, squared),
+    "InfoNCE": (graph(weights=W2), InfoNCE(), Y, W2, linear, info_nce),
+    "Cox": (graph(), Cox(), TIMES, W1, linear, cox),
+    "ranking": (graph(), PairRanking(), Y[:, :1], W1, linear, pair_ranking),
+    "triplets": (graph(weights=W3), HardTriplets(), LABELS, W3, linear, hard_triplets),
+    "number": (graph(weights=W2), OfNumberOfRows(), Y, W2, linear, of_number_of_rows),
+}
+
+
+def trained(case, groups, rate, weights=None):
+    """Return the weights after a step on each group of minibatches, by numerical gradients in float64."""
+    _, _, y, w, scores, loss = CASES[case]
+    x, y, w = X.astype(np.float64), y.astype(np.float64), w.astype(np.float64)
+    weights = np.ones(N) if weights is None else weights
+
+    def mean(w, group):
+        totals = [weights[rows] @ loss(scores(x[rows], w), y[rows]) for rows in group]
+        return sum(totals) / sum(weights[rows].sum() for rows in group)
+
+    for group in groups:
+        gradient = np.zeros_like(w)
+        for i in np.ndindex(w.shape):
+            step = np.zeros_like(w)
+            step[i] = 1e-5
+            gradient[i] = (mean(w + step, group) - mean(w - step, group)) / 2e-5
+        w = w - rate * gradient
+    return w
+
+
+def parts(size, rows=None):
+    rows = np.arange(N) if rows is None else rows
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+def estimator(case, **settings):
+    model, loss, *_ = CASES[case]
+    kind = OrtGradientClassifier if case == "triplets" else OrtGradientRegressor
+    defaults = {"optimizer": SGD(), "learning_rate_init": 0.02, "batch_size": 100, "shuffle": False, "max_iter": 1}
+    return kind(model, loss=loss, **defaults | settings)
+
+
+def weights_of(fitted):
+    return fitted.weights_["W"]
+
+
+def target(case):
+    y = CASES[case][2]
+    return y[:, 0] if y.shape[1:] == (1,) else y
+
+
+ENGINES = [*available_engines(), *(["compiled"] if can_compile() else [])]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_short_minibatch_is_trained_as_it_is(case, engine):
+    if engine == "ort-training" and case == "triplets":
+        pytest.skip("the engine has no gradient of ReduceMax")
+    fitted = estimator(case, engine=engine, max_iter=2).fit(X, target(case))
+    expected = trained(case, [[rows] for rows in parts(100)] * 2, 0.02)
+    assert_allclose(weights_of(fitted), expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", ["centered", "InfoNCE"])
+def test_accumulated_minibatches_meet_each_in_itself(case, engine):
+    fitted = estimator(case, engine=engine, batch_size=25, accumulate=4).fit(X, target(case))
+    groups = [parts(25)[:4], parts(25)[4:]]  # the last one has 25 and 5 rows
+    assert_allclose(weights_of(fitted), trained(case, groups, 0.02), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", ["centered", "InfoNCE"])
+def test_calls_with_fewer_rows_are_not_filled_up(case):
+    model, y = estimator(case), target(case)
+    for rows in (slice(0, 100), slice(100, 110), slice(110, 130)):
+        model.partial_fit(X[rows], y[rows])
+    groups = [[np.arange(0, 100)], [np.arange(100, 110)], [np.arange(110, 130)]]
+    assert_allclose(weights_of(model), trained(case, groups, 0.02), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", ["centered", "InfoNCE"])
+def test_rows_of_weight_zero_meet_no_others_and_weights_do_not_count_rows(case):
+    weights = np.where(np.arange(N) % 3, np.linspace(0.2, 3, N), 0)
+    fitted = estimator(case, batch_size=60).fit(X, target(case), sample_weight=weights)
+    groups = [[rows] for rows in parts(60, np.flatnonzero(weights))]
+    assert_allclose(weights_of(fitted), trained(case, groups, 0.02, weights), rtol=2e-4, atol=2e-5)
+
+
+def test_equal_rows_of_a_single_minibatch_stay_apart():
+    twice = np.r_[np.arange(20), np.arange(10)]
+    fitted = estimator("ranking", batch_size=200).fit(X[twice], target("ranking")[twice])
+    assert_allclose(weights_of(fitted), trained("ranking", [[twice]], 0.02), rtol=2e-4, atol=2e-5)
+
+
+def test_a_full_batch_is_no_sum_over_pieces(monkeypatch):
+    monkeypatch.setattr(estimator_settings, "LBFGS_PIECE", 50)
+    fitted = estimator("centered", optimizer=LBFGS(), max_iter=100, tol=1e-10).fit(X, target("centered"))
+    exact = np.linalg.lstsq(X - X.mean(0, dtype=np.float64), Y[:, :1], rcond=None)[0]
+    assert_allclose(weights_of(fitted), exact, atol=2e-4)
+    pieces = np.concatenate([X[rows] - X[rows].mean(0) for rows in parts(50)])
+    assert np.abs(np.linalg.lstsq(pieces, Y[:, :1], rcond=None)[0] - exact).max() > 2e-3
+
+
+def test_predictions_of_many_rows_are_those_of_the_file(monkeypatch, tmp_path):
+    fitted = estimator("centered").fit(X, target("centered"))
+    onnx.save(fitted.to_onnx(), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"X": X})[0]
+    monkeypatch.setattr(predictor, "CHUNK_ROWS", 50)
+    assert_allclose(fitted.predict(X), expected.ravel(), rtol=1e-5, atol=1e-6)
+    assert_allclose(fitted.partial_fit(X[:100], target("centered")[:100]).predict(X).mean(), 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["InfoNCE", "number"])
+def test_the_loss_of_validation_rows_is_that_of_minibatches(case):
+    y, w, loss = target(case), CASES[case][3], CASES[case][5]
+    weights = np.where(np.arange(N) % 5, 1.0, 0.0)
+    model = estimator(case, learning_rate_init=0.0, callbacks=[EpochScoring("loss")], batch_size=40)
+    model.fit(X, y, X_val=X, y_val=y, sample_weight_val=weights)
+    kept = np.flatnonzero(weights)
+    losses = [loss(X[rows].astype(np.float64) @ w, y[rows].astype(np.float64)) for rows in parts(40, kept)]
+    assert_allclose(model.history_[-1]["validation_loss"], np.concatenate(losses).mean(), rtol=1e-5)
+
+
+def test_training_graphs_take_whole_minibatches(tmp_path):
+    y = target("InfoNCE")
+    estimator("InfoNCE", batch_size=50).export_training(tmp_path / "folder", X, y)
+    training = load_training(tmp_path / "folder", shuffle=False)
+    assert not training.manifest["padding"]
+    training.partial_fit(X[:100], y[:100])
+    expected = trained("InfoNCE", [[rows] for rows in parts(50, np.arange(100))], 0.02)
+    assert_allclose(training.state["parameters"].reshape(4, 2), expected, rtol=2e-4, atol=2e-5)
+    with pytest.raises(ValueError, match=r"multiple of 50 rows.*got 130"):
+        training.partial_fit(X, y)
+
+
+def test_accumulated_minibatches_of_a_training_graph_meet_each_in_itself(tmp_path):
+    y = target("InfoNCE")
+    model = estimator("InfoNCE", batch_size=25, accumulate=2)
+    model.export_training(tmp_path / "folder", X, y)
+    training = load_training(tmp_path / "folder", shuffle=False).partial_fit(X[:100], y[:100])
+    expected = trained("InfoNCE", [parts(25)[:2], parts(25)[2:4]], 0.02)
+    assert_allclose(training.state["parameters"].reshape(4, 2), expected, rtol=2e-4, atol=2e-5)
+    with pytest.raises(ValueError, match=r"multiple of 2.*InfoNCE"):
+        model.export_training(tmp_path / "odd", X, y, batch_size=33)
+
+
+@pytest.mark.parametrize("case", ["centered", "InfoNCE"])
+def test_fine_tuning_is_refused(case):
+    with pytest.raises(ModelError, match="rows meet within a minibatch"):
+        OrtGradientRegressor(CASES[case][0], loss=CASES[case][1], finetune=FineTuner()).fit(X, target(case))
+
+
+BODIES = {
+    "product": ("Y = MatMul(X, W)", False),
+    "turned twice": ("t = Transpose(X) u = Transpose(t) Y = MatMul(u, W)", False),
+    "folded and unfolded": (
+        "s = Constant<value_ints = [-1, 2]>() t = Constant<value_ints = [-1, 4]>() "
+        "p = Reshape(X, s) q = Relu(p) r = Reshape(q, t) Y = MatMul(r, W)",
+        False,
+    ),
+    "softmax of each row": ("p = Softmax<axis = 1>(X) Y = MatMul(p, W)", False),
+    "softmax over rows": ("p = Softmax<axis = 0>(X) Y = MatMul(p, W)", True),
+    "mean over rows": (CENTERED, True),
+    "mean over columns": ("m = ReduceMean(X, one) c = Sub(X, m) Y = MatMul(c, W)", False),
+    "sum of all": ("m = ReduceSum(X) P = MatMul(X, W) Y = Mul(P, m)", True),
+    "sums along rows": ("c = CumSum(X, first) Y = MatMul(c, W)", True),
+    "attention to other rows": (
+        "t = Transpose(X) g = MatMul(X, t) a = Softmax(g) h = MatMul(a, X) Y = MatMul(h, W)",
+        True,
+    ),
+    "row before": (
+        "e = Constant<value_ints = [-1]>() p = Slice(X, zero, one, zero) r = Slice(X, zero, e, zero) "
+        "b = Concat<axis = 0>(p, r) d = Sub(X, b) Y = MatMul(d, W)",
+        True,
+    ),
+    "divided by columns": ("s = Shape<start = 1>(X) f = Cast<to = 1>(s) d = Div(X, f) Y = MatMul(d, W)", False),
+    "divided by rows": ("s = Shape<end = 1>(X) f = Cast<to = 1>(s) d = Div(X, f) Y = MatMul(d, W)", True),
+    "branch": (
+        "s = ReduceSum<keepdims = 0>(X) c = Greater(s, nought) "
+        "h = If (c) <then_branch = yes () => (float[N, 4] p) { p = Relu(X) }, "
+        "else_branch = no () => (float[N, 4] q) { q = Neg(X) }> Y = MatMul(h, W)",
+        True,
+    ),
+    "branch by a constant": (
+        "c = Greater(nought, nought) "
+        "h = If (c) <then_branch = yes () => (float[N, 4] p) { p = Relu(X) }, "
+        "else_branch = no () => (float[N, 4] q) { q = Neg(X) }> Y = MatMul(h, W)",
+        False,
+    ),
+    "diagonal of outer products": (
+        'q = Einsum<equation = "ni,nj->nij">(X, X) r = ReduceSum(q, one) Y = MatMul(r, W)',
+        False,
+    ),
+    "products of pairs": ('q = Einsum<equation = "ni,mi->nm">(X, X) r = ReduceSum(q, one) Y = Mul(r, factor)', True),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_it_is_found_whether_rows_meet(name):
+    body, expected = BODIES[name]
+    model = graph(body)
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.array(value, kind), own)
+        for own, value, kind in (("first", 0, np.int64), ("nought", 0, np.float32), ("factor", [0.5], np.float32))
+    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    before = session.run(None, {"X": X[:5]})[0][1:4]
+    others = [session.run(None, {"X": np.r_[X[i : i + 1], X[1:4], X[i + 1 : i + 3]]})[0][1:4] for i in range(4, 60)]
+    assert any(np.abs(one - before).max() > 1e-5 for one in others) == expected
+    fitted = OrtGradientRegressor(model, optimizer=SGD(), learning_rate_init=0.0, max_iter=1).fit(X, Y[:, 0])
+    assert (where_rows_meet(fitted._run.model) is not None) == expected
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_this_package_compute_each_row_by_itself(name, monkeypatch):
+    loss = LOSSES[name]()
+    task = next(task for task in ("regression", "binary", "multiclass") if task in loss.tasks)
+    kind = OrtGradientRegressor if task == "regression" else OrtGradientClassifier
+    y = np.abs(Y[:, 0]) + 0.1 if task == "regression" else np.arange(N) % (2 if task == "binary" else 3)
+    fitted = kind("linear", loss=loss, max_iter=1, learning_rate_init=0.0).fit(X, y)
+    settings = fitted._run.step.settings
+    monkeypatch.setattr("onnxtrain_sklearn._training.meeting_rows.LOSSES", {})
+    assert not meet_in_loss(settings, np.dtype(np.float32))
