@@ -44,9 +44,9 @@ def _in_float64(rows: MatrixLike) -> Any:
     data: Any = rows
     if getattr(data, "dtype", None) == np.float32:
         return data.astype(np.float64)
-    if hasattr(data, "iloc") and (single := [name for name, kind in data.dtypes.items() if kind == np.float32]):
-        return data.astype(dict.fromkeys(single, np.float64))
-    return rows
+    kinds = data.dtypes.items() if hasattr(data, "columns") and hasattr(data, "iloc") else ()
+    single = [name for name, kind in kinds if kind == np.float32]
+    return data.astype(dict.fromkeys(single, np.float64)) if single else rows
 
 
 def values(record: ModelRecord, method: str, rows: MatrixLike, shape: tuple[int, ...]) -> np.ndarray:
