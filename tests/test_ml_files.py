@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import onnx
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, helper
@@ -179,14 +180,15 @@ def test_counts_have_no_gradient():
         OrtGradientClassifier(proto).fit(X, y)
 
 
-def test_text_is_refused():
+def test_text_is_encoded_and_its_numbers_are_trained():
     codes = {"keys_strings": ["a", "b"], "values_floats": [1.0, 2.5]}
     node = helper.make_node("LabelEncoder", ["X"], ["Y"], domain="ai.onnx.ml", **codes)
     graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("X", TensorProto.STRING, ["N", 1])],
                               [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 1])])  # fmt: skip
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)])
-    with pytest.raises(ModelError, match="has inputs of text, 'X'"):
-        OrtGradientRegressor(proto).fit(np.array([["a"], ["b"]]), [1.0, 2.0])
+    X = pd.DataFrame({"X": ["a", "b", "b"]})
+    trained = OrtGradientRegressor(proto, optimizer="sgd", learning_rate_init=0.2, max_iter=60).fit(X, [3.0, 1.0, 2.0])
+    assert_allclose(trained.predict(X), [3.0, 1.5, 1.5], atol=1e-2)  # the means
 
 
 def test_a_file_has_no_estimator_to_write_back_to():

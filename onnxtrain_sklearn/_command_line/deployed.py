@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from .._fitted import skl2onnx_bridge
+from .._given.ml_graphs import TABLE_KEY
 from .._graph.files import read
 from .._graph.survival import require_survivable
 from .._runtime import devices, sessions
@@ -23,9 +24,6 @@ from .trained import Trained
 
 if TYPE_CHECKING:
     import pandas
-
-TABLE_KEY = "onnxtrain_sklearn.table"
-"""The metadata entry of a written file that describes its table, as JSON."""
 
 ROWS = 8192
 """Rows that are predicted at a time."""

@@ -9,7 +9,7 @@ from .._given.ml_files import FittedFile
 from .._given.ml_start import started
 from ..exceptions import warn
 from .examples import Examples
-from .graph_inputs import predictions_on, require_numbers
+from .graph_inputs import graph_inputs, predictions_on, require_numbers
 from .plan import Plan
 from .run import Run
 
@@ -23,7 +23,10 @@ def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:
     if plan.old is not None or fitted is None:
         return
     if isinstance(fitted, FittedFile):
-        run.fitted = started(fitted, examples.columns, run.predictions)
+        columns = examples.columns
+        if fitted.table is not None:  # of which training takes the encoded columns
+            columns = graph_inputs(plan.estimator, plan.call.X, run.source.inputs, fitted, reset=False)
+        run.fitted = started(fitted, columns, run.predictions)
         return
     from .._fitted.equivalence import require_equal  # both need much of scikit-learn
     from .._fitted.ties import tied_rows

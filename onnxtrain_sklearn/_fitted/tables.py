@@ -30,6 +30,8 @@ class TableColumn:
         The texts that it may hold, those that stand for missing ones included, or the numbers; None: any.
     literal, missing : frozenset
         What the model knows: as such, and the texts that stand for missing text.
+    gap : str or None
+        The text that a graph takes for missing text; None: the text that Python writes for the missing value.
     """
 
     name: str
@@ -38,11 +40,12 @@ class TableColumn:
     known: frozenset[Any] | None = None
     literal: frozenset[Any] = frozenset()
     missing: frozenset[str] = frozenset()
+    gap: str | None = None
 
     def texts(self, values: np.ndarray) -> np.ndarray:
         """Return the values of a column as text, validated; shape (n_samples, 1)."""
         where, listed = f"column {self.name!r} of X", values.tolist()
-        written = {value: str(value) for value in set(listed)}
+        written = {value: str(value) if self.gap is None or not is_gap(value) else self.gap for value in set(listed)}
         absent = {text for value, text in written.items() if is_gap(value)}
         given = {value for value in written if not is_gap(value)}
         if not listed:
@@ -92,6 +95,14 @@ class Table:
     def texts(self) -> dict[str, bool]:
         """Whether each column is text, by name; unused columns count as numbers."""
         return {column.name: column.kind == "text" for column in self.columns}
+
+    @property
+    def features(self) -> dict[str, Any]:
+        """The attributes that scikit-learn checks the data with, of a table that is known by its columns alone."""
+        names = [column.name for column in self.columns]
+        if names == [f"x{i}" for i in range(len(names))]:  # those of an array
+            return {"n_features_in_": len(names)}
+        return {"n_features_in_": len(names), "feature_names_in_": np.array(names, object)}
 
     @property
     def splits_words(self) -> bool:

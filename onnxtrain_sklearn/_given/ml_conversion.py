@@ -16,6 +16,7 @@ import onnx_ir as ir
 from .._data.columns import Column
 from .._fitted.decision_rules import CHOICE, PAIRS
 from .._fitted.scores import drop_needless_norms, end_in_scores
+from .._fitted.table_graph import in_parts
 from .._graph.edits import keep_outputs
 from .._graph.shapes import free_batch_axis, infer_shapes
 from .._graph.trainable import TrainableModel, spec_of, trainable_model
@@ -39,7 +40,7 @@ from .ml_graphs import (
     ML,
     classes_of_graph,
     declare_columns,
-    require_numeric_inputs,
+    table_of_file,
     takes_missing_values,
     trained_output_of,
 )
@@ -55,10 +56,10 @@ def fitted_file(
     Raises
     ------
     ModelError
-        The graph reads text, or has no parameter that can be trained.
+        An input is neither a number nor a column of text, or the graph has no parameter that can be trained.
     """
     model = given.clone()
-    require_numeric_inputs(model.graph)
+    table = table_of_file(model)
     declare_columns(model.graph)
     free_batch_axis(model)
     label = next((v for v in model.graph.outputs if v.dtype in (ir.DataType.INT64, ir.DataType.STRING)), None)
@@ -67,7 +68,8 @@ def fitted_file(
     known = FittedFile(
         origins=(),
         classes=classes,
-        features={},
+        features={} if table is None else table.features,
+        table=table,
         loss="squared_error" if label is None else "log_loss",
         file=_with_outputs(model, label, final),
         label=None if label is None else label.name,
@@ -104,6 +106,9 @@ def _trainable_file(
     settings = {role.name for role in rewritten.roles if is_fixed_role(role, source)}
     hold_as_constants(source.model.graph, settings)
     source = replace(source, parameters=tuple(n for n in source.parameters if n not in settings))
+    if known.table is not None:
+        source, parts = in_parts(source)
+        known = replace(known, parts=parts)
     if not source.parameters:
         raise ModelError(_WITHOUT_GRADIENT.format(name=name))
     return source, known

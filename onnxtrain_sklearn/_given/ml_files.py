@@ -14,9 +14,7 @@ from .._fitted.model import FittedModel
 from .._inference.predictor import Predictor
 from .._runtime import devices
 from ..exceptions import ModelError
-from .ml_graphs import (
-    ML,
-)
+from .ml_graphs import ML, is_raw_table
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,8 @@ class FittedFile(FittedModel):
 
 
 def is_fitted_graph(model: ir.Model) -> bool:
-    """Whether a graph has operators of ai.onnx.ml."""
-    return any(node.domain == ML for node in model.graph)
+    """Whether a graph has operators of ai.onnx.ml, or is that of an estimator for raw tables."""
+    return any(node.domain == ML for node in model.graph) or is_raw_table(model)
 
 
 def outputs_of_file(known: FittedFile, columns: Mapping[str, Column]) -> tuple[np.ndarray | None, np.ndarray]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from .._fitted.tables import Table, TableColumn
 from .._graph.queries import is_float
 from ..exceptions import ModelError, nearest
 
 ML = "ai.onnx.ml"
+OWN = "onnxtrain_sklearn"
+"""The producer of the files of the estimators for raw tables."""
+
+TABLE_KEY = "onnxtrain_sklearn.table"
+"""The metadata entry of a file of the command line that describes its table, as JSON."""
 
 FILE_TOLERANCE = 1e-4
 """Largest difference between numbers that count as equal, relative to the largest number."""
@@ -31,14 +38,53 @@ _COLUMNS = frozenset({"ArrayFeatureExtractor", "Gather", "Reshape", "Slice", "Sq
 _SAME = frozenset({"Cast", "Identity", "Reshape", "Squeeze"})
 
 
-def require_numeric_inputs(graph: ir.Graph) -> None:
-    """Raise ModelError if the graph has an input of text."""
-    texts = [value.name for value in graph.inputs if value.dtype is ir.DataType.STRING]
-    if texts:
-        raise ModelError(
-            f"The graph has inputs of text, {', '.join(map(repr, texts))}, which only fitted scikit-learn models are "
-            f"trained with. Give that model, or an ONNX file of the steps after its encoders."
-        )
+def is_raw_table(model: ir.Model) -> bool:
+    """Return True if this package wrote the graph for a raw table: its preprocessing fills in missing numbers."""
+    return model.producer_name == OWN and any(node.op_type == "IsNaN" for node in model.graph)
+
+
+def table_of_file(model: ir.Model) -> Table | None:
+    """Return the table that a graph with inputs of text takes; None for a graph of numbers.
+
+    Raises
+    ------
+    ModelError
+        An input is neither a column of text nor one of float32.
+    """
+    inputs = list(model.graph.inputs)
+    if not any(value.dtype is ir.DataType.STRING for value in inputs):
+        return None
+    for value in inputs:
+        width = None if value.shape is None or len(value.shape) != 2 else value.shape[1]
+        if width != 1 or value.dtype not in (ir.DataType.STRING, ir.DataType.FLOAT):
+            raise ModelError(
+                f"The graph has inputs of text, and its input {value.name!r} is {value.dtype}{value.shape or ''}. "
+                f"Beside text, each input must be one column of shape (N, 1), text or float32: declare each column of "
+                f"the table so in initial_types of skl2onnx.to_onnx, or give the fitted scikit-learn model itself."
+            )
+    allows_missing = any(takes_missing_values(node) for node in model.graph)
+    return Table(tuple(_column_of_input(value, model, allows_missing=allows_missing) for value in inputs))
+
+
+def _column_of_input(value: ir.Value, model: ir.Model, *, allows_missing: bool) -> TableColumn:
+    name = value.name or ""
+    if value.dtype is not ir.DataType.STRING:
+        return TableColumn(name, "number", gaps=allows_missing)
+    gap = _text_of_gaps(value, model)
+    return TableColumn(name, "text", gaps=gap is not None, gap=gap)
+
+
+def _text_of_gaps(value: ir.Value, model: ir.Model) -> str | None:
+    """Return the text that stands for missing text, as far as the file says: files of this package do."""
+    told = model.metadata_props.get(TABLE_KEY)
+    if told is not None:
+        found = json.loads(told).get("missing_text")
+        return found if isinstance(found, str) else None
+    if model.producer_name != OWN:
+        return None
+    encoders = [node for node, _ in value.uses() if node.op_type == "LabelEncoder"]
+    known = {key for node in encoders for key in _texts(numbers_of_attribute(node, "keys_strings"))}
+    return next(text for text in ("", *(f"nan{'_' * i}" for i in range(len(known) + 1))) if text not in known)
 
 
 def classes_of_graph(label: ir.Value, zipped: Sequence[np.ndarray | None]) -> np.ndarray | None:
