@@ -135,6 +135,7 @@ export class Trainer {
    * @param {Rates & {order?: ArrayLike<number>, sampleWeight?: Values, random?: () => number}} options
    *     Without `order`, the order is drawn by `random`, and without both it is that of the rows; where the estimator has
    *     `drop_last`, the last rows of it that do not fill a minibatch are then left out. A given `order` is taken whole.
+   *     Where `padding` of the manifest is false, rows meet within a minibatch, and there are to be whole steps only.
    * @returns {Promise<Float32Array | Float64Array>}
    */
   async epoch(rows, { order, sampleWeight, random, ...rates }) {
@@ -144,7 +145,9 @@ export class Trainer {
     const data = this.#weighted(rows, count, sampleWeight), counted = this.#counted(data, count);
     const sequence = Array.from(order ?? (random ? permutation(counted.length, random).map((i) => counted[i]) : counted));
     if (known.drop_last && !order && counted.length > minibatch) sequence.length -= counted.length % minibatch;
-    if (!padding) sequence.length -= sequence.length % batch; // rows meet within a minibatch
+    if (!padding && sequence.length % batch) {
+      throw new Error(`Rows meet within a minibatch of this graph, so a short one cannot be filled up: give a multiple of ${batch} rows whose weight is not zero, got ${sequence.length}.`);
+    }
     const steps = Math.ceil(sequence.length / batch);
     const places = Array.from({ length: steps * batch }, (_, i) => sequence[i] ?? -1);
     /** @type {Record<string, Tensor>} */

@@ -12,8 +12,17 @@ from sklearn.metrics import log_loss
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier, OrtGradientMultiOutput, schedules
+from onnxtrain_sklearn import (
+    MLP,
+    AdamW,
+    Linear,
+    OrtGradientClassifier,
+    OrtGradientMultiOutput,
+    OrtGradientRegressor,
+    schedules,
+)
 from onnxtrain_sklearn._export.tensor_files import tensors_of
+from tests.helpers.meeting_losses import PairRanking
 from tests.helpers.several_outputs import KINDS, data, graph
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS
@@ -202,3 +211,31 @@ console.log(JSON.stringify(found.data));
         "Name the output: class,number,words.",
     ]
     np.testing.assert_array_equal(json.loads(lines[2]), model.predict(X)["class"])
+
+
+def test_minibatches_in_which_rows_meet_are_not_filled_up_in_node(tmp_path):
+    """Of 24 rows a step takes 8 at a time, to the weights of Python; 20 rows are refused."""
+    X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+    y = X @ [0.4, -0.2, 0.3, 0.1]
+    model = OrtGradientRegressor(Linear(), loss=PairRanking(), **SETTINGS | {"batch_size": 8, "target_scaling": None})
+    quietly(model.partial_fit, X, y).export_training(tmp_path / "graphs")
+    X.tofile(tmp_path / "X.float32")
+    y.astype(np.float32).tofile(tmp_path / "y.float32")
+    lines = in_node(
+        tmp_path,
+        """
+const { inputs, graphs, target } = trainer.manifest, name = graphs.predict.inputs[0].name;
+const rows = { [name]: await floats("X.float32"), [target.input]: await floats("y.float32") };
+const few = { [name]: rows[name].subarray(0, 80), [target.input]: rows[target.input].subarray(0, 20) };
+for (const run of [() => trainer.epoch(few, { learningRate: 0.01 }), () => trainer.step(few, { learningRate: 0.01 })]) {
+  try { await run(); } catch (error) { console.log(error.message); }
+}
+console.log((await trainer.epoch(rows, { learningRate: 0.01 })).length);
+""",
+    )
+    assert "give a multiple of 8 rows whose weight is not zero, got 20." in lines[0]
+    assert lines[1:] == ["A step takes 8 rows, got 20.", "3"]
+    expected = model.set_params(learning_rate_init=0.01).partial_fit(X, y).weights_
+    model.load_state(tmp_path / "trained.safetensors")
+    for one, array in expected.items():
+        np.testing.assert_allclose(model.weights_[one], array, rtol=0, atol=1e-6)
