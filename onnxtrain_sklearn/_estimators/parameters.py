@@ -103,7 +103,8 @@ for its start: the initial weights are not part of it. Running statistics are no
         (BELOW_ONE, None)),
     "accumulate": Parameter("int", """
 Minibatches whose gradients are added up for one step: the same step as by one minibatch of ``accumulate`` times
-``batch_size`` rows, in the memory of one. Only batch statistics and dropout masks are those of each minibatch.""",
+``batch_size`` rows, in the memory of one. Only batch statistics, losses in which rows meet and dropout masks are
+those of each minibatch.""",
         (COUNT,)),
     "trainable": Parameter('"all", str, list of str, or callable', """
 Which parameters are trained: names or glob patterns ("layers.1.*"), or a function ``(name, array) -> bool``. The others

@@ -32,6 +32,7 @@ class Loss(Component, ABC):
     Notes
     -----
     A loss must be finite for every finite score: a row of weight zero is a product with 0, and 0 times infinity is NaN.
+    Where the loss of a row depends on the other rows of the minibatch, a short minibatch is trained as it is.
     At a kink the derivatives of ``Abs`` and ``Relu`` are 0.
 
     Examples
