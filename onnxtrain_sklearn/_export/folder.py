@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from .._graph.files import read
+from .._graph.limits import current_limits, exceeded
+from .._graph.survival import require_survivable
 from ..exceptions import ModelError
 from .compact import compact_proto
 from .epoch_graph import epoch_graph
@@ -29,6 +32,7 @@ from .manifest import (
     predict_entry,
     step_entry,
 )
+from .manifest_checks import is_plain_name, read_manifest
 from .networks import joined_graphs
 from .predict_graph import PredictGraph, predict_graph
 from .source import TARGETS, ExportSource
@@ -148,51 +152,67 @@ def _put_in_place(new: Path, target: Path) -> None:
 def read_folder(path: str | os.PathLike[str]) -> TrainingFolder:
     """Return the content of a folder; raise ModelError where a file is missing, changed, or of another version."""
     folder = Path(path)
-    manifest = _read_manifest(folder)
-    files = {name: _read_file(folder, name, fact["sha256"]) for name, fact in manifest["files"].items()}
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise ModelError(f"{folder} holds no {MANIFEST}: it is not a folder of training graphs (export_training).")
+    manifest = read_manifest(_content(file), str(file))
+    files = {name: _read_file(folder, name, fact) for name, fact in manifest["files"].items()}
     graphs = {name: files[graph["file"]] for name, graph in manifest["graphs"].items()}
+    for name, graph in graphs.items():
+        require_own_graph(graph, str(folder / manifest["graphs"][name]["file"]))
     what = str(folder / manifest["state"]["file"])
+    if not graphs:
+        raise ModelError(f"{file} names no graphs. Export the training graphs again.")
     state = tensors_of(files[manifest["state"]["file"]], what)
     require_state(manifest, state, what)
     return TrainingFolder(manifest, graphs, state)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    file = folder / MANIFEST
-    if not file.is_file():
-        raise ModelError(f"{folder} holds no {MANIFEST}: it is not a folder of training graphs (export_training).")
+def _content(file: Path) -> bytes:
+    """Return the content of a file whose size is within the limits."""
+    if (size := file.stat().st_size) > current_limits().file_bytes:
+        raise exceeded(f"{file} has {size:,} bytes", "file_bytes")
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}. Export the folder again.") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ModelError(f"{file} is not the manifest of training graphs: its 'format' must be {FORMAT!r}.")
-    if manifest.get("version") != VERSION:
-        raise ModelError(
-            f"{file} is of version {manifest.get('version')!r}, and this package reads version {VERSION}. Install the "
-            f"version of onnxtrain-sklearn that wrote it ({manifest.get('generator')}), or export it again."
-        )
-    if missing := [key for key in ("files", "graphs", "state", "batch_size", "target") if key not in manifest]:
-        raise ModelError(f"{file} lacks {missing[0]!r}. Export the folder again.")
-    return manifest
+        return file.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}.") from error
 
 
-def _read_file(folder: Path, name: str, digest: str) -> bytes:
-    if Path(name).name != name:
+def _read_file(folder: Path, name: str, fact: object) -> bytes:
+    """Return the content of a file that the manifest names, which must lie in the folder and be the one it names."""
+    if not is_plain_name(name):
         raise ModelError(f"{folder / MANIFEST} names the file {name!r}, which is not in the folder itself.")
-    if not (folder / name).is_file():
+    file, digest = folder / name, fact.get("sha256") if isinstance(fact, dict) else None
+    if not file.is_file():
         raise ModelError(f"{folder} lacks {name}, which its {MANIFEST} names: copy the whole folder.")
-    content = (folder / name).read_bytes()
+    if file.resolve().parent != folder.resolve():
+        raise ModelError(f"{file} is a link that leads out of the folder: copy the whole folder.")
+    content = _content(file)
     if _sha256(content) != digest:
         raise ModelError(
-            f"{folder / name} has changed: its SHA-256 is {_sha256(content)}, and {MANIFEST} says {digest}. Export the "
-            f"folder again; a state that was trained elsewhere belongs into a file of its own, for load_state(file)."
+            f"{file} has changed: its SHA-256 is {_sha256(content)}, and {MANIFEST} says {str(digest)[:64]}. Export "
+            f"the folder again; a state that was trained elsewhere belongs into a file of its own, for "
+            f"load_state(file)."
         )
     return content
 
 
+def require_own_graph(content: bytes, what: str) -> None:
+    """Raise ModelError unless a graph is within the limits, ends no process, and holds its weights itself.
+
+    onnxruntime would look for weights that are kept elsewhere in the working directory.
+    """
+    try:
+        require_survivable(read(content))
+    except ModelError as error:
+        raise ModelError(f"{what} cannot be trained with: {error}") from error
+
+
 def require_state(manifest: Mapping[str, Any], state: Mapping[str, np.ndarray], what: str) -> None:
     """Raise unless ``state`` has the tensors that the manifest declares."""
+    known = {fact["name"] for fact in manifest["state"]["tensors"]}
+    if other := [name for name in state if name not in known]:
+        raise ModelError(f"{what} holds {other[0]!r}, which is no tensor of the state of these training graphs.")
     for fact in manifest["state"]["tensors"]:
         name, shape = fact["name"], list(fact["shape"])
         if name not in state:
@@ -200,5 +220,10 @@ def require_state(manifest: Mapping[str, Any], state: Mapping[str, np.ndarray], 
         if list(state[name].shape) != shape:
             raise ModelError(
                 f"{what} holds {name!r} of shape {list(state[name].shape)}, and the training graphs have {shape}: it "
+                f"belongs to another model."
+            )
+        if state[name].dtype.name != fact["type"]:
+            raise ModelError(
+                f"{what} holds {name!r} of type {state[name].dtype}, and the training graphs have {fact['type']}: it "
                 f"belongs to another model."
             )

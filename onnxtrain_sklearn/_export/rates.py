@@ -65,7 +65,11 @@ def schedule_of(fact: Mapping[str, Any]) -> Schedule | None:
     if kind is None:
         return None
     found = {name: _parameter_of(value) for name, value in fact["parameters"].items()}
-    return None if any(value is NotImplemented for value in found.values()) else kind(**found)
+    if any(value is NotImplemented for value in found.values()):
+        return None
+    schedule = kind(**found)
+    schedule.validate()
+    return schedule
 
 
 def _parameter_of(value: object) -> Any:

@@ -1,21 +1,32 @@
-"""Named arrays in the format of safetensors, which has readers in many languages and is a header and raw numbers."""
+"""Named arrays in the format of safetensors, which has readers in many languages and is a header and raw numbers.
+
+What is read may come from anywhere. Each byte of the file belongs to one array, so that no file takes more memory than
+it is long.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from .._support.json_text import json_object
 from ..exceptions import ModelError
 
 _TENSOR_TYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4", "F16": "<f2", "U8": "|u1", "BOOL": "|b1"}
 _NAMES_OF_TYPES = {np.dtype(kind): name for name, kind in _TENSOR_TYPES.items()}
 
+_NOTES = "__metadata__"
+_MOST_AXES = 32
+
 
 def tensor_bytes(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> bytes:
     """Return the file that holds ``arrays``; ``notes`` are its metadata."""
-    header: dict[str, object] = {"__metadata__": dict(notes)}
+    header: dict[str, object] = {_NOTES: dict(notes)}
     contents, start = [], 0
     for name, array in arrays.items():
         kind = array.dtype.newbyteorder("<")
@@ -31,18 +42,77 @@ def tensor_bytes(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> 
 
 def tensors_of(content: bytes, what: str) -> dict[str, np.ndarray]:
     """Return the arrays of a file; raise ModelError, which begins with ``what``, if it is none."""
-    try:
-        size = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + size])
-        header.pop("__metadata__", None)
-        data = memoryview(content)[8 + size :]
-        return {name: _tensor_of_entry(entry, data) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError, OverflowError) as error:
-        raise ModelError(f"{what} holds no tensors in the format of safetensors, or is truncated: {error}.") from error
+    return tensors_and_notes(content, what)[0]
 
 
-def _tensor_of_entry(entry: Mapping[str, object], data: memoryview) -> np.ndarray:
-    kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not (isinstance(kind, str) and kind in _TENSOR_TYPES and isinstance(shape, list) and isinstance(offsets, list)):
-        raise ValueError(f"an entry of type {kind!r} is not read")
-    return np.array(np.frombuffer(data[slice(*offsets)], _TENSOR_TYPES[kind]).reshape(shape))
+def tensors_and_notes(content: bytes, what: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return the arrays of a file and its metadata; raise ModelError, which begins with ``what``, if it is none."""
+    size = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or size > len(content) - 8:
+        raise _unreadable(what, f"its header would take {size:,} bytes, and {max(0, len(content) - 8):,} are there")
+    header = json_object(content[8 : 8 + size], f"The header of {what}")
+    notes = header.pop(_NOTES, {})
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise _unreadable(what, f"{_NOTES} must hold texts")
+    data = memoryview(content)[8 + size :]
+    places = sorted((_place_of(name, entry, what) for name, entry in header.items()), key=lambda one: one.start)
+    _require_partition(places, len(data), what)
+    arrays = dict(_arrays_at(places, data, what))
+    return {name: arrays[name] for name in header}, notes
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an array lies, and what it is."""
+
+    name: str
+    kind: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def _place_of(name: str, entry: object, what: str) -> _Place:
+    """Return the place that the header names for an array."""
+    found = entry if isinstance(entry, dict) else {}
+    kind, shape, offsets = (found.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not (isinstance(kind, str) and kind in _TENSOR_TYPES):
+        raise _unreadable(what, f"{name!r} is of the type {kind!r}, and {', '.join(_TENSOR_TYPES)} are read")
+    if not (_are_sizes(shape) and len(shape) <= _MOST_AXES and _are_sizes(offsets) and len(offsets) == 2):
+        raise _unreadable(what, f"{name!r} has the shape {shape!r} and the offsets {offsets!r}"[:300])
+    dtype, (start, end) = np.dtype(_TENSOR_TYPES[kind]), offsets
+    if end - start != math.prod(shape) * dtype.itemsize:
+        raise _unreadable(
+            what, f"{name!r} of the shape {shape} takes {math.prod(shape) * dtype.itemsize:,} bytes, not {end - start:,}"
+        )
+    return _Place(name, dtype, tuple(shape), start, end)
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(one) is int and 0 <= one < 2**63 for one in values)
+
+
+def _require_partition(places: list[_Place], size: int, what: str) -> None:
+    """Raise unless the arrays follow each other from the first byte to the last."""
+    end = 0
+    for place in sorted(places, key=lambda one: (one.start, one.end)):
+        if place.start != end:
+            raise _unreadable(what, f"{place.name!r} begins at byte {place.start:,}, and the one before ends at {end:,}")
+        end = place.end
+    if end != size:
+        raise _unreadable(what, f"its tensors take {end:,} bytes, and {size:,} are there")
+
+
+def _arrays_at(places: list[_Place], data: memoryview, what: str) -> Iterator[tuple[str, np.ndarray]]:
+    for place in places:
+        content = data[place.start : place.end]
+        if place.kind == np.bool_ and np.frombuffer(content, np.uint8).max(initial=0) > 1:
+            raise _unreadable(what, f"{place.name!r} holds truth values other than 0 and 1")
+        try:
+            yield place.name, np.array(np.frombuffer(content, place.kind).reshape(place.shape))
+        except ValueError as error:  # sizes whose product is 0 and that NumPy does not take
+            raise _unreadable(what, f"{place.name!r} has the shape {list(place.shape)}") from error
+
+
+def _unreadable(what: str, why: str) -> ModelError:
+    return ModelError(f"{what} holds no tensors in the format of safetensors, or is truncated: {why}.")

@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike
 
 from .._data.batches import weighted_rows
 from .._runtime import devices, sessions
+from .._support.refusal import refusing
+from .._support.whole_files import whole_file
 from .._training.dropout import UniformNumbers
 from ..exceptions import ModelError, instead_of
 from .folder import TrainingFolder, read_folder, state_bytes
@@ -43,7 +45,9 @@ class Training:
         self.loss_curve_: list[float] = []
         self._graphs, self._sessions = content.graphs, dict[str, sessions.InferenceSession]()
         self._rng = np.random.default_rng(random_state) if shuffle else None
-        self._draws, self._rates = int(self.manifest["random"]["draws"]), LoopRates(self.manifest)
+        self._draws = int(self.manifest["random"]["draws"])
+        with refusing("The schedules that the manifest names cannot be made"):
+            self._rates = LoopRates(self.manifest)
 
     def partial_fit(
         self,
@@ -113,14 +117,37 @@ class Training:
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file of safetensors, for ``load_state`` of an estimator."""
-        Path(path).write_bytes(state_bytes(self.state))
+        with whole_file(Path(path)) as file:
+            file.write(state_bytes(self.state))
 
     def _session(self, graph: str) -> sessions.InferenceSession:
         if graph not in self._sessions:
             if graph not in self._graphs:
                 raise ModelError(f"There is no {graph}.onnx: export with form='both' or {graph!r} to train in Python.")
-            self._sessions[graph] = sessions.create_session(self._graphs[graph], devices.resolve_device())
+            session = sessions.create_session(self._graphs[graph], devices.resolve_device())
+            self._require_fitting(graph, session)
+            self._sessions[graph] = session
         return self._sessions[graph]
+
+    def _require_fitting(self, graph: str, session: sessions.InferenceSession) -> None:
+        """Raise ModelError unless a graph has the inputs and outputs that the manifest names."""
+        inputs = {value.name: value for value in session.get_inputs()}
+        outputs = [value.name for value in session.get_outputs()]
+        wanted, results = _named_values(self.manifest, graph)
+        lacking = [f"input {name!r}" for name in wanted if name not in inputs]
+        lacking += [f"output {name!r}" for name in results if name not in outputs]
+        if lacking or not outputs:
+            raise ModelError(f"The graph {graph!r} has no {[*lacking, 'output'][0]}, which its manifest names.")
+        for value in inputs.values():
+            if value.type not in INPUT_TYPES or not all(isinstance(size, int) for size in value.shape[1:]):
+                raise ModelError(
+                    f"The graph {graph!r} has the input {value.name!r} of type {value.type} and shape {value.shape}, "
+                    f"which no graph of export_training has."
+                )
+        if graph == "step":
+            (rows, *_), batch = (*inputs[self.manifest["inputs"]["sample_weight"]].shape, None), self.manifest["batch_size"]
+            if rows != batch:
+                raise ModelError(f"A step takes {rows} rows, and the batch_size of its manifest is {batch}.")
 
     def _step(
         self, data: Mapping[str, np.ndarray], weights: np.ndarray, rows: np.ndarray, rates: Mapping[str, float]
@@ -199,6 +226,18 @@ class Training:
         return rows_of_inputs(X, inputs)
 
 
+def _named_values(manifest: Mapping[str, Any], graph: str) -> tuple[list[str], list[str]]:
+    """Return the inputs and the outputs of a graph that are asked for by names of the manifest."""
+    targets = manifest.get("targets", [])
+    if graph == "predict":
+        return [], [name for one in targets for name in one["predictions"]]
+    state = manifest["state"]["tensors"]
+    inputs = [name for role, name in manifest["inputs"].items() if role != "order"]
+    inputs += [one["input"] for one in targets or [manifest["target"]]] + [one["weight_input"] for one in targets]
+    inputs += [*manifest["random"]["inputs"], *(one["name"] for one in state)]
+    return inputs, [manifest["loss_output"], *(one["output"] for one in state)]
+
+
 def _rows_predicted(task: str, found: Any) -> np.ndarray:
     """Return one number a row as a vector."""
     rows = np.asarray(found)
@@ -249,5 +288,5 @@ def load_training(path: str | os.PathLike[str], *, shuffle: bool = True, random_
         return Training(read_folder(path), shuffle, random_state)
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file or folder {os.fspath(path)}.")
-    manifest, graphs, state = read_training_model(Path(path).read_bytes(), os.fspath(path))
+    manifest, graphs, state = read_training_model(path)
     return Training(TrainingFolder(manifest, graphs, state), shuffle, random_state)

@@ -7,6 +7,7 @@ inference graph; its own initializers are the optimizer's state. Bindings say wh
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,10 +20,14 @@ import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder, new_graph
 from .._graph.edits import append_output, replace_inputs
+from .._graph.files import read
 from .._graph.protobuf import to_proto
+from .._support.refusal import refusing
 from ..exceptions import ModelError
 from .compact import compact_proto
-from .manifest import FORMAT, VERSION, manifest_of
+from .folder import require_own_graph, require_state
+from .manifest import manifest_of
+from .manifest_checks import read_manifest
 from .source import AVERAGE, PARAMETERS, STATISTICS, ExportSource, StateTensor
 from .step_graph import StepGraph, cut_members, joined_vector, step_graph
 
@@ -161,26 +166,30 @@ def _add_bindings(bindings: Any, names: Mapping[str, str]) -> None:
         binding.key, binding.value = name, output
 
 
-def read_training_model(content: bytes, what: str) -> tuple[dict[str, Any], dict[str, bytes], dict[str, np.ndarray]]:
-    """Return the manifest, the graphs of a step and of predictions, and the state of a model with ``training_info``."""
-    try:
-        model = onnx.load_model_from_string(content)
-    except Exception as error:  # protobuf has a class of its own for it
-        raise ModelError(f"{what} is no ONNX model: {error}.") from error
+def read_training_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, bytes], dict[str, np.ndarray]]:
+    """Return the manifest, the graphs of a step and of predictions, and the state of a model with ``training_info``.
+
+    Weights that are kept beside the file are read from its folder.
+    """
+    what, model = os.fspath(path), read(path)
     texts = {entry.key: entry.value for entry in model.metadata_props}
     if not model.training_info or KEY not in texts:
         raise ModelError(f"{what} holds no training step of this package: write it by to_training_onnx().")
-    manifest = json.loads(texts[KEY])
-    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-        raise ModelError(
-            f"The training step in {what} is of version {manifest.get('version')!r}, and this package reads {VERSION}."
-        )
+    manifest = read_manifest(texts[KEY], f"The manifest in {what}")
     info = model.training_info[0]
     state = {entry.key for entry in info.update_binding}
-    tensors = {t.name: t for t in (*model.graph.initializer, *info.algorithm.initializer) if t.name in state}
-    values = {name: np.array(onnx.numpy_helper.to_array(tensor)) for name, tensor in tensors.items()}
+    held = [*model.graph.initializer, *info.algorithm.initializer]
+    tensors = {t.name: t for t in held if t.name in state}
+    values = {}
+    for name, tensor in tensors.items():
+        with refusing(f"The tensor {name!r} in {what} cannot be read"):
+            values[name] = np.array(onnx.numpy_helper.to_array(tensor))
+    require_state(manifest, values, what)
     graphs = {"step": _combined_graph(model, tensors), "predict": _with_inputs(model, tensors)}
-    return manifest, {name: graph.SerializeToString() for name, graph in graphs.items()}, values
+    contents = {name: graph.SerializeToString() for name, graph in graphs.items()}
+    for name, graph in contents.items():
+        require_own_graph(graph, f"The graph {name!r} of {what}")
+    return manifest, contents, values
 
 
 def _combined_graph(model: onnx.ModelProto, state: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
