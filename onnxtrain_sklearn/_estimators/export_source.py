@@ -22,6 +22,7 @@ from .._training.loss_graph import StepSettings, TrainedPositions
 from .._training.total_loss import TotalLoss
 from ..exceptions import ModelError, instead_of
 from ..schedules import resolve_schedule
+from .built_in import constants_of
 from .examples import FitRows
 from .head_choice import loss_of
 from .run import Run
@@ -51,6 +52,7 @@ def export_source(
         **{name: component_fact(resolve_schedule(getattr(estimator, name), name)) for name in SCHEDULE_PARAMETERS},
         "progress": dict(vars(run.history.progress)),
         "hyperparameters": {name: json_value(getattr(estimator, name)) for name in FACTS},
+        "constants": constants_of(run),
     }
     parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows, run.sparse)
     minibatches = _separate_minibatches(parts, loop.accumulate)

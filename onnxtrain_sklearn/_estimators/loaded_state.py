@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from .._export.folder import read_folder
+from .._export.folder import read_folder, read_state_file
 from .._export.source import AVERAGE, PARAMETERS, STATISTICS, STEP
-from .._export.tensor_files import tensors_of
 from .._optimizers.lbfgs import BaseOptimizer
 from .._runtime.adapter_files import read_adapter
+from .._support.state_arrays import StateArrays
 from .._training.parameters import FlatParameters
 from .._training.step import OptimizerState
 from ..exceptions import ModelError, instead_of, nearest
 from ..optimizers import Optimizer, resolve_optimizer
 from ..schedules import Progress
+from .built_in import require_same_constants
 from .run import Run
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-StateArrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]
 
 
 class LoadsState:
@@ -52,10 +53,15 @@ class LoadsState:
         Raises
         ------
         ModelError
-            A name, a shape or a number does not fit; the estimator is unchanged.
+            A name, a shape or a number does not fit, or the state was trained in a graph with other constants, such as
+            another scale of the inputs; the estimator is unchanged.
 
         Notes
         -----
+        What the graph has beside its weights is compared where the state says it: folders, files of training graphs,
+        and ``weights_`` as it is. A dict that was put together by hand, and a file of a loop that leaves out the
+        metadata, are compared by names and shapes alone.
+
         Arrays by the names of the graph hold no state of the optimizer: it starts anew. Where the estimator has
         low-rank adapters, such arrays are matrices with the change merged into them: the change is zero then. With the
         vectors of training graphs :meth:`partial_fit` goes on exactly: schedules too are where they would be after
@@ -72,24 +78,30 @@ class LoadsState:
         True
         """
         check_is_fitted(self)
-        load_arrays(self._run, read_arrays(state, self._run), resolve_optimizer(self.optimizer))
+        arrays = read_arrays(state, self._run)
+        if isinstance(arrays, StateArrays) and arrays.constants is not None:
+            require_same_constants(self._run, arrays.constants)
+        load_arrays(self._run, arrays, resolve_optimizer(self.optimizer))
         return self
 
 
 def read_arrays(source: object, run: Run) -> dict[str, np.ndarray]:
     """Return the arrays of a mapping, a folder of training graphs, a file of safetensors, or an adapter file."""
+    if isinstance(source, StateArrays):
+        return source
     if isinstance(source, Mapping):
         return {str(name): np.asarray(array) for name, array in source.items()}
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"The state must be a path or a dict of arrays by name, {instead_of(source)}.")
     path = Path(source)
     if path.is_dir():
-        return dict(read_folder(path).state)
+        folder = read_folder(path)
+        return StateArrays(folder.state, folder.manifest.get("constants"))
     if not path.is_file():
         raise FileNotFoundError(f"There is no file or folder {path}.")
     if path.suffix == ".onnx_adapter":
         return _unscaled(read_adapter(path), run)
-    return tensors_of(path.read_bytes(), str(path))
+    return read_state_file(path)
 
 
 def _unscaled(arrays: dict[str, np.ndarray], run: Run) -> dict[str, np.ndarray]:
@@ -101,7 +113,7 @@ def _unscaled(arrays: dict[str, np.ndarray], run: Run) -> dict[str, np.ndarray]:
     return arrays
 
 
-def load_arrays(run: Run, arrays: StateArrays, optimizer: BaseOptimizer) -> None:
+def load_arrays(run: Run, arrays: Arrays, optimizer: BaseOptimizer) -> None:
     """Set the weights, and the optimizer's state where it is among the arrays; an error leaves the run unchanged."""
     slots = optimizer.state() if isinstance(optimizer, Optimizer) else {}
     if not arrays:
@@ -123,7 +135,7 @@ def load_arrays(run: Run, arrays: StateArrays, optimizer: BaseOptimizer) -> None
     vars(run).update(changed)
 
 
-def _as_vectors(run: Run, arrays: StateArrays) -> StateArrays:
+def _as_vectors(run: Run, arrays: Arrays) -> Arrays:
     """Return a state of ``to_training_onnx``, with weights by name beside the vectors of the optimizer, as vectors."""
     known = {*run.parameters.names, *run.parameters.running_statistics}
     named = {name: array for name, array in arrays.items() if name in known}
@@ -145,7 +157,7 @@ def _progress_at(progress: Progress, steps: int) -> Progress:
     return replace(progress, step=step, samples=round(progress.samples * step / max(1, progress.step)))
 
 
-def _of_names(run: Run, arrays: StateArrays) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
+def _of_names(run: Run, arrays: Arrays) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
     """Return the parameters with the values of arrays by name; the optimizer starts anew."""
     current = run.trained_weights()
     arrays = _with_unchanged_factors(arrays, run)
@@ -166,7 +178,7 @@ def _of_names(run: Run, arrays: StateArrays) -> tuple[FlatParameters, dict[str, 
     return parameters, frozen, OptimizerState(draws=run.state.draws)
 
 
-def _with_unchanged_factors(arrays: StateArrays, run: Run) -> StateArrays:
+def _with_unchanged_factors(arrays: Arrays, run: Run) -> Arrays:
     """Return arrays with the low-rank factors that merged matrices lack: their change is zero."""
     changes, held = run.source.low_rank, run.parameters.views()
     if not changes or any(name in arrays for one in changes for name in one.factors):
@@ -177,7 +189,7 @@ def _with_unchanged_factors(arrays: StateArrays, run: Run) -> StateArrays:
 
 
 def _of_vectors(
-    run: Run, arrays: StateArrays, slots: Collection[str]
+    run: Run, arrays: Arrays, slots: Collection[str]
 ) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
     """Return the parameters and the optimizer's state with the values of the vectors of training graphs."""
     old, size = run.parameters, run.parameters.vector.shape

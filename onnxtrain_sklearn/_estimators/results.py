@@ -11,8 +11,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._graph.protobuf import to_proto
 from .._inference.graph import OutputOptions
+from .._support.state_arrays import StateArrays
 from .._support.typing import MatrixLike
 from .adaptation import adaptable_graph
+from .built_in import constants_of
 from .coefficients import LinearCoefficients
 from .device_training import DeviceTraining
 from .graph_inputs import graph_inputs, require_numbers
@@ -86,7 +88,7 @@ class Results(LinearCoefficients, DeviceTraining, Parameters):
     def weights_(self) -> dict[str, np.ndarray]:
         """A copy of every float parameter of the graph, trained or frozen, and of running statistics, by name."""
         check_is_fitted(self)
-        return self._run.weights()
+        return StateArrays(self._run.weights(), constants_of(self._run))
 
     def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
         found = plain_prediction(self, X, output, with_scores=with_scores)

@@ -17,6 +17,8 @@ import numpy as np
 from .._graph.files import read
 from .._graph.limits import current_limits, exceeded
 from .._graph.survival import require_survivable
+from .._support.json_text import json_object
+from .._support.state_arrays import StateArrays
 from ..exceptions import ModelError
 from .compact import compact_proto
 from .epoch_graph import epoch_graph
@@ -37,7 +39,7 @@ from .networks import joined_graphs
 from .predict_graph import PredictGraph, predict_graph
 from .source import TARGETS, ExportSource
 from .step_graph import StepGraph, step_graph
-from .tensor_files import tensor_bytes, tensors_of
+from .tensor_files import tensor_bytes, tensors_and_notes, tensors_of
 
 TRAINING_FORMS = {"step": ("step",), "epoch": ("epoch",), "both": ("step", "epoch")}
 """The training graphs of a folder by the parameter ``form``."""
@@ -67,7 +69,7 @@ def training_folder(source: ExportSource, form: str) -> TrainingFolder:
     entries = _entries(step, predict, form)
     graphs = {name: entry.proto.SerializeToString() for name, entry in entries.items()}
     state = {one.name: np.asarray(one.value) for one in step.state}
-    tensors = state_bytes(state)
+    tensors = state_bytes(state, source.facts.get(CONSTANTS))
     files = {f"{name}.onnx": content for name, content in graphs.items()} | {STATE_FILE: tensors}
     facts = {name: {"bytes": len(content), "sha256": _sha256(content)} for name, content in files.items()}
     return TrainingFolder(manifest_of(source, step, entries, facts), graphs, state, tensors)
@@ -95,9 +97,21 @@ def _entries(step: StepGraph, predict: PredictGraph, form: str) -> dict[str, Gra
     return found | {"predict": predict_entry(predict, compact_proto(predict.model, "predict"))}
 
 
-def state_bytes(state: Mapping[str, np.ndarray]) -> bytes:
-    """Return the file that holds a state."""
-    return tensor_bytes(state, {"format": FORMAT, "version": str(VERSION)})
+CONSTANTS = "constants"
+"""The key of the constants of the graph, in the manifest and in the metadata of a state."""
+
+
+def state_bytes(state: Mapping[str, np.ndarray], constants: object = None) -> bytes:
+    """Return the file that holds a state, and the constants of its graph."""
+    known = {} if constants is None else {CONSTANTS: json.dumps(constants, allow_nan=False)}
+    return tensor_bytes(state, {"format": FORMAT, "version": str(VERSION), **known})
+
+
+def read_state_file(path: Path) -> StateArrays:
+    """Return the state in a file of safetensors."""
+    arrays, notes = tensors_and_notes(_content(path), str(path))
+    text = notes.get(CONSTANTS)
+    return StateArrays(arrays, None if text is None else json_object(text, f"The metadata {CONSTANTS!r} of {path}"))
 
 
 def _sha256(content: bytes) -> str:
@@ -113,7 +127,8 @@ def write_folder(content: TrainingFolder, path: str | os.PathLike[str]) -> None:
     try:
         for name, graph in content.graphs.items():
             (new / f"{name}.onnx").write_bytes(graph)
-        tensors = state_bytes(content.state) if content.state_file is None else content.state_file
+        constants = content.manifest.get(CONSTANTS)
+        tensors = state_bytes(content.state, constants) if content.state_file is None else content.state_file
         (new / STATE_FILE).write_bytes(tensors)
         text = json.dumps(content.manifest, indent=2, ensure_ascii=False, allow_nan=False)
         (new / MANIFEST).write_text(text + "\n", encoding="utf-8")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from .._support.json_text import json_object
 from ..exceptions import ModelError
@@ -21,7 +19,7 @@ _LARGEST = 2**53
 
 
 def read_manifest(text: bytes | str, what: str) -> dict[str, Any]:
-    """Return the manifest in a text; raise ModelError, which begins with ``what``, if it is none or of another version."""
+    """Return the manifest in a text; raise ModelError, which begins with ``what``, if it is none."""
     manifest = json_object(text, what)
     if manifest.get("format") != FORMAT:
         raise ModelError(f"{what} is not the manifest of training graphs: its 'format' must be {FORMAT!r}.")
@@ -35,6 +33,8 @@ def read_manifest(text: bytes | str, what: str) -> dict[str, Any]:
     tensors = [one["name"] for one in manifest["state"]["tensors"]]
     if len(set(tensors)) < len(tensors):
         raise _wrong(what, "state.tensors", "names a tensor twice")
+    if other := manifest["graphs"].keys() - {"step", "epoch", "predict"}:
+        raise _wrong(what, "graphs", f"names the graph {min(other)!r}, which is none of step, epoch and predict")
     for key, graph in manifest["graphs"].items():
         if graph["file"] not in manifest["files"]:
             raise _wrong(what, f"graphs.{key}.file", "is not among the files")
@@ -63,12 +63,14 @@ def _facts(manifest: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 def _require_classes(one: Mapping[str, Any], what: str) -> None:
     """Raise unless a target that holds labels has classes, and as many weights."""
-    task, classes, weights = one.get("task"), one.get("classes"), one.get("label_weights")
+    task: Any = one.get("task")
+    classes: Any = one.get("classes")
+    weights: Any = one.get("label_weights")
     if task == "several outputs" or not isinstance(task, str):
         raise _wrong(what, "task", f"is {task!r}, which no target has")
     if task == "regression" and "position" not in one["kind"]:
         return
-    several = classes if task == "multioutput" and isinstance(classes, list) else [classes]
+    several: list[Any] = classes if task == "multioutput" and isinstance(classes, list) else [classes]
     if not several or not all(_are_labels(own) for own in several):
         raise _wrong(what, "classes", "must be lists of different labels, all texts, truth values or numbers")
     if weights is not None and len(weights) != len(several[0]):
@@ -78,7 +80,11 @@ def _require_classes(one: Mapping[str, Any], what: str) -> None:
 def _are_labels(values: object) -> bool:
     if not isinstance(values, list) or not values:
         return False
-    if not all(isinstance(one, bool | int | float | str) for one in values) or len(set(map(repr, values))) < len(values):
+    if not all(isinstance(one, bool | int | float | str) for one in values) or len(set(map(repr, values))) < len(
+        values
+    ):
+        return False
+    if any(isinstance(one, int) and abs(one) >= 2**63 for one in values):
         return False
     kinds = {str if isinstance(one, str) else bool if isinstance(one, bool) else float for one in values}
     return len(kinds) == 1
@@ -88,56 +94,41 @@ def _wrong(what: str, key: str, why: str) -> ModelError:
     return ModelError(f"{what} is not valid: {key!r} {why}. Export the training graphs again.")
 
 
-# --- patterns: a type, a tuple of values or patterns, a list of a pattern, an object of patterns, a function ---
+# --- patterns: a type, a tuple of values or patterns, a list of a pattern, an object of patterns, a kind ---
 
 
-def _integer(least: int) -> Callable[[Any], bool]:
-    def fits(value: Any) -> bool:
-        return type(value) is int and least <= value < _LARGEST
+class _Kind(NamedTuple):
+    """A test of a value, and what fits it, for messages."""
 
-    fits.__doc__ = f"an integer of at least {least}"
-    return fits
-
-
-def _number(value: Any) -> bool:
-    """a finite number"""  # noqa: D400, D403, D415
-    return type(value) in (int, float) and -np.inf < float(value) < np.inf if _is_small(value) else False
+    fits: Callable[[Any], bool]
+    told: str
 
 
-def _is_small(value: Any) -> bool:
-    return not isinstance(value, int) or abs(value) < 2**1000
+def _integer(least: int) -> _Kind:
+    return _Kind(
+        lambda value: type(value) is int and least <= value < _LARGEST, f"an integer of {least} or more, below 2**53"
+    )
 
 
-def _plain_name(value: Any) -> bool:
-    """the name of a file in the folder itself"""  # noqa: D400, D403, D415
-    return isinstance(value, str) and is_plain_name(value)
+def _is_number(value: Any) -> bool:
+    small = not isinstance(value, int) or abs(value) < 2**1000
+    return type(value) in (int, float) and small and math.isfinite(value)
 
 
-def is_plain_name(name: str) -> bool:
+def is_plain_name(name: object) -> bool:
     """Whether a name is that of a file in a folder, on every system."""
-    return bool(name) and name not in (".", "..") and not any(mark in name for mark in "/\\:\0")
+    return isinstance(name, str) and bool(name) and name not in (".", "..") and not set(name) & set("/\\:\0")
 
 
-def _digest(value: Any) -> bool:
-    """a SHA-256 of 64 hexadecimal digits"""  # noqa: D400, D403, D415
-    return isinstance(value, str) and len(value) == 64 and not set(value) - set("0123456789abcdef")
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_integer(0).fits, value)) and math.prod(value) < _LARGEST
 
 
-def _count(value: Any) -> bool:
-    """None or an integer of at least 0"""  # noqa: D400, D403, D415
-    return value is None or _integer(0)(value)
-
-
-def _shape(value: Any) -> bool:
-    """a list of sizes"""  # noqa: D400, D403, D415
-    return isinstance(value, list) and all(map(_integer(0), value)) and math.prod(value) < _LARGEST
-
-
-def _label(value: Any) -> bool:
-    """a label"""  # noqa: D400, D403, D415
-    return value is None or isinstance(value, bool | str) or _number(value)
-
-
+_number = _Kind(_is_number, "a finite number")
+_plain_name = _Kind(is_plain_name, "the name of a file in the folder itself")
+_count = _Kind(lambda value: value is None or _integer(0).fits(value), "null or an integer of 0 or more")
+_shape = _Kind(_is_shape, "a list of sizes")
+_label = _Kind(lambda value: value is None or isinstance(value, bool | str) or _is_number(value), "a label")
 _COMPONENT = {"name": str, "parameters": dict}
 _TASKS = ("regression", "binary", "multiclass", "multilabel", "multioutput", "several outputs")
 _KINDS = (
@@ -173,7 +164,9 @@ SHAPE: dict[str, Any] = {
     "random": {"inputs": [str], "seed": _integer(0), "draws": _integer(0), "minibatches?": _integer(2)},
     "state": {
         "file": _plain_name,
-        "tensors": [{"name": str, "output": str, "role": str, "type": ("float32", "float64", "int64"), "shape": _shape}],
+        "tensors": [
+            {"name": str, "output": str, "role": str, "type": ("float32", "float64", "int64"), "shape": _shape},
+        ],
     },
     "graphs": {"step?": _GRAPH, "epoch?": _GRAPH, "predict?": _GRAPH},
     "files": dict,
@@ -181,13 +174,17 @@ SHAPE: dict[str, Any] = {
         "sample_weight": str, "learning_rate": str, "order?": str, "weight_decay_factor?": str, "dropout_factor?": str,
     },
     "loss_output": str,
+    "constants?": dict,
 }  # fmt: skip
 """The keys that are read; one that ends in a question mark may be absent. Other keys are not looked at."""
 
 
 def _require(value: Any, pattern: Any, key: str, what: str) -> None:
     """Raise ModelError unless a value of JSON fits a pattern."""
-    if isinstance(pattern, dict):
+    if isinstance(pattern, _Kind):
+        if not pattern.fits(value):
+            raise _wrong(what, key, f"must be {pattern.told}, got {repr(value)[:60]}")
+    elif isinstance(pattern, dict):
         if not isinstance(value, dict):
             raise _wrong(what, key, "must be an object")
         for name, inner in pattern.items():
@@ -195,7 +192,9 @@ def _require(value: Any, pattern: Any, key: str, what: str) -> None:
             if plain in value:
                 _require(value[plain], inner, f"{key}.{plain}" if key else plain, what)
             elif plain == name:
-                raise ModelError(f"{what} lacks {(f'{key}.{name}' if key else name)!r}. Export the training graphs again.")
+                raise ModelError(
+                    f"{what} lacks {(f'{key}.{name}' if key else name)!r}. Export the training graphs again."
+                )
     elif isinstance(pattern, list):
         if not isinstance(value, list):
             raise _wrong(what, key, "must be a list")
@@ -203,11 +202,8 @@ def _require(value: Any, pattern: Any, key: str, what: str) -> None:
             _require(one, pattern[0], f"{key}[{i}]", what)
     elif isinstance(pattern, tuple):
         _require_one_of(value, pattern, key, what)
-    elif isinstance(pattern, type):
-        if not isinstance(value, pattern):
-            raise _wrong(what, key, f"must be of the type {pattern.__name__}, got {repr(value)[:60]}")
-    elif not pattern(value):
-        raise _wrong(what, key, f"must be {pattern.__doc__}, got {repr(value)[:60]}")
+    elif not isinstance(value, pattern):
+        raise _wrong(what, key, f"must be of the type {pattern.__name__}, got {repr(value)[:60]}")
 
 
 def _require_one_of(value: Any, choices: tuple[Any, ...], key: str, what: str) -> None:

@@ -74,7 +74,10 @@ class _Place:
 
 def _place_of(name: str, entry: object, what: str) -> _Place:
     """Return the place that the header names for an array."""
-    found = entry if isinstance(entry, dict) else {}
+    found: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    kind: Any
+    shape: Any
+    offsets: Any
     kind, shape, offsets = (found.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not (isinstance(kind, str) and kind in _TENSOR_TYPES):
         raise _unreadable(what, f"{name!r} is of the type {kind!r}, and {', '.join(_TENSOR_TYPES)} are read")
@@ -83,7 +86,8 @@ def _place_of(name: str, entry: object, what: str) -> _Place:
     dtype, (start, end) = np.dtype(_TENSOR_TYPES[kind]), offsets
     if end - start != math.prod(shape) * dtype.itemsize:
         raise _unreadable(
-            what, f"{name!r} of the shape {shape} takes {math.prod(shape) * dtype.itemsize:,} bytes, not {end - start:,}"
+            what,
+            f"{name!r} of the shape {shape} takes {math.prod(shape) * dtype.itemsize:,} bytes, not {end - start:,}",
         )
     return _Place(name, dtype, tuple(shape), start, end)
 
@@ -97,7 +101,9 @@ def _require_partition(places: list[_Place], size: int, what: str) -> None:
     end = 0
     for place in sorted(places, key=lambda one: (one.start, one.end)):
         if place.start != end:
-            raise _unreadable(what, f"{place.name!r} begins at byte {place.start:,}, and the one before ends at {end:,}")
+            raise _unreadable(
+                what, f"{place.name!r} begins at byte {place.start:,}, and the one before ends at {end:,}"
+            )
         end = place.end
     if end != size:
         raise _unreadable(what, f"its tensors take {end:,} bytes, and {size:,} are there")

@@ -14,10 +14,11 @@ from numpy.typing import ArrayLike
 from .._data.batches import weighted_rows
 from .._runtime import devices, sessions
 from .._support.refusal import refusing
+from .._support.state_arrays import StateArrays
 from .._support.whole_files import whole_file
 from .._training.dropout import UniformNumbers
 from ..exceptions import ModelError, instead_of
-from .folder import TrainingFolder, read_folder, state_bytes
+from .folder import CONSTANTS, TrainingFolder, read_folder, state_bytes
 from .loop_rows import INPUT_TYPES, rows_of_inputs
 from .loop_targets import loop_targets
 from .rates import LoopRates
@@ -41,7 +42,8 @@ class Training:
     """
 
     def __init__(self, content: TrainingFolder, shuffle: bool, random_state: int | None) -> None:
-        self.manifest, self.state = dict(content.manifest), dict(content.state)
+        self.manifest = dict(content.manifest)
+        self.state: dict[str, np.ndarray] = StateArrays(content.state, self.manifest.get(CONSTANTS))
         self.loss_curve_: list[float] = []
         self._graphs, self._sessions = content.graphs, dict[str, sessions.InferenceSession]()
         self._rng = np.random.default_rng(random_state) if shuffle else None
@@ -118,7 +120,7 @@ class Training:
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file of safetensors, for ``load_state`` of an estimator."""
         with whole_file(Path(path)) as file:
-            file.write(state_bytes(self.state))
+            file.write(state_bytes(self.state, self.manifest.get(CONSTANTS)))
 
     def _session(self, graph: str) -> sessions.InferenceSession:
         if graph not in self._sessions:
@@ -145,7 +147,8 @@ class Training:
                     f"which no graph of export_training has."
                 )
         if graph == "step":
-            (rows, *_), batch = (*inputs[self.manifest["inputs"]["sample_weight"]].shape, None), self.manifest["batch_size"]
+            shape, batch = inputs[self.manifest["inputs"]["sample_weight"]].shape, self.manifest["batch_size"]
+            rows = shape[0] if shape else 0
             if rows != batch:
                 raise ModelError(f"A step takes {rows} rows, and the batch_size of its manifest is {batch}.")
 
@@ -164,7 +167,8 @@ class Training:
         outputs = {one["output"]: one["name"] for one in self.manifest["state"]["tensors"]}
         names = [self.manifest["loss_output"], *outputs]
         results = sessions.run_session(session, names, feeds | self._random(session, len(rows)) | self.state)
-        self.state = dict(zip(outputs.values(), results[1:], strict=True))
+        new = dict(zip(outputs.values(), results[1:], strict=True))
+        self.state = StateArrays(new, self.manifest.get(CONSTANTS))
         return float(results[0])
 
     def _random(self, session: sessions.InferenceSession, rows: int) -> dict[str, np.ndarray]:
@@ -228,7 +232,7 @@ class Training:
 
 def _named_values(manifest: Mapping[str, Any], graph: str) -> tuple[list[str], list[str]]:
     """Return the inputs and the outputs of a graph that are asked for by names of the manifest."""
-    targets = manifest.get("targets", [])
+    targets: list[Any] = manifest.get("targets", [])
     if graph == "predict":
         return [], [name for one in targets for name in one["predictions"]]
     state = manifest["state"]["tensors"]

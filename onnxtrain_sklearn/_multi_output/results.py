@@ -16,6 +16,7 @@ from .._data.maps import r2_of_maps
 from .._data.targets import checked_weights
 from .._estimators.adaptation import adaptable_graph
 from .._estimators.availability import links_classes
+from .._estimators.built_in import constants_of
 from .._estimators.classification import accuracy_of_several, by_label, decisions, has_one_label, typed_labels
 from .._estimators.graph_inputs import graph_inputs
 from .._estimators.output_predictions import numbers_of_outputs
@@ -26,6 +27,7 @@ from .._estimators.scoring import rows_of
 from .._graph.protobuf import to_proto
 from .._inference.graph import OutputOptions
 from .._inference.head import Head
+from .._support.state_arrays import StateArrays
 from .._support.typing import MatrixLike
 from .predictions import OutputPredictions
 from .single_estimators import OutputEstimator, by_output, naming, output_estimators, weights_by_output
@@ -186,7 +188,7 @@ class OutputResults:
     def weights_(self) -> dict[str, np.ndarray]:
         """A copy of every float parameter of the graph, trained or frozen, and of running statistics, by name."""
         check_is_fitted(self)
-        return self._run.weights()
+        return StateArrays(self._run.weights(), constants_of(self._run))
 
     def _predicted(
         self, X: MatrixLike, output: int = 0, *, with_scores: bool = False
