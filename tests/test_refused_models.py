@@ -18,7 +18,7 @@ from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import NearestNeighbors
 from sklearn.neural_network import BernoulliRBM
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler, TargetEncoder
+from sklearn.preprocessing import StandardScaler, TargetEncoder
 from sklearn.svm import OneClassSVM
 
 from onnxtrain_sklearn import Linear
@@ -96,7 +96,6 @@ class TestRefused:
         ("step", "columns", "text"),
         [
             (LinearDiscriminantAnalysis(n_components=2), np.float64, "transforms rows, and has an ONNX form as a clas"),
-            (OneHotEncoder(handle_unknown="ignore"), np.float64, "has categories that are fractions"),
             (TargetEncoder(), str, "encodes by several classes"),
             (RandomTreesEmbedding(2, sparse_output=False, random_state=0), np.float64, "has no ONNX form"),
         ],

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from sklearn.impute import SimpleImputer
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder
+from sklearn.preprocessing import KBinsDiscretizer
 
 from .._graph.protobuf import load, to_proto
 from .._support.typing import Container, Estimator, Operator, Scope
@@ -139,15 +139,13 @@ def _last_steps(estimator: Estimator) -> Iterator[Estimator]:
 def _convertible(estimator: Estimator) -> Any:
     """Return an estimator with equivalent settings that skl2onnx supports.
 
-    It imputes text only where a string marks missing values, and knows fewer values of ``handle_unknown``.
+    It imputes text only where a string marks missing values.
     """
     changed: dict[str, object] = {}
     if isinstance(estimator, SimpleImputer) and any(isinstance(s, str) for s in estimator.statistics_):
         changed = {"missing_values": str(estimator.missing_values)}
     if isinstance(estimator, KBinsDiscretizer) and estimator.encode == "onehot":  # graphs have no sparse matrices
         changed = {"encode": "onehot-dense"}
-    if isinstance(estimator, OneHotEncoder) and estimator.handle_unknown in ("infrequent_if_exist", "warn"):
-        changed = {} if estimator._infrequent_enabled else {"handle_unknown": "ignore"}
     twin = copy.copy(estimator) if changed else estimator
     vars(twin).update(changed)
     return twin

@@ -7,13 +7,14 @@ converts those without a converter here, also where they are nested in an estima
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 from sklearn.base import ClassifierMixin, is_outlier_detector
-from sklearn.compose import ColumnTransformer
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.pipeline import Pipeline
 
 from .._graph.builder import GraphBuilder
 from .._graph.protobuf import to_proto
@@ -24,7 +25,7 @@ from .converters.category_splits import encoder_of_text
 from .converters.context import Source
 from .converters.registry import CONVERTERS, converter_of
 from .record import record_of
-from .steps import unwrapped
+from .steps import columns_taken, unwrapped
 
 CONVERTED_OPSET = 18
 
@@ -41,13 +42,14 @@ def convert(scope: Scope, operator: Operator, container: Container) -> Source | 
     """Convert an estimator by a converter of this package and return what it noted, None where there is none."""
     estimator = operator.raw_operator
     own = converter_of(estimator)
-    if own is None or any(type(variable.type).__name__ not in _NUMBERS for variable in operator.inputs):
+    taken = _DTYPES if own is not None and own.takes_text else _NUMBERS
+    if own is None or any(type(variable.type).__name__ not in taken for variable in operator.inputs):
         return None
-    inputs = [ir.val(v.full_name, _NUMBERS[type(v.type).__name__], ("N", None)) for v in operator.inputs]
+    inputs = [_given(variable, taken) for variable in operator.inputs]
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": CONVERTED_OPSET, "ai.onnx.ml": 3}, name="converted")
     name = scope.get_unique_operator_name(type(estimator).__name__)
     op = GraphBuilder(graph, prefix=name, constant_nodes=True)
-    rows = _joined(op, inputs, getattr(estimator, "n_features_in_", None))
+    rows = inputs[0] if own.takes_text else _joined(op, inputs, columns_taken(estimator))
     options = container.get_options(estimator, {"raw_scores": False}, fail=False) or {}
 
     def convert_inner(estimator: Estimator, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
@@ -56,11 +58,16 @@ def convert(scope: Scope, operator: Operator, container: Container) -> Source | 
         graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
         return list(graph.inputs[-len(outputs) :])
 
-    source = Source(op, estimator, rows, name, bool(options.get("raw_scores")), convert_inner)
+    source = Source(op, estimator, rows, name, bool(options.get("raw_scores")), convert_inner, inputs=inputs)
     results = own.emit(source)
     if results is not None:
         _add(graph, results, [variable.full_name for variable in operator.outputs], container)
     return None if results is None else source
+
+
+def _given(variable: Variable, dtypes: Mapping[str, ir.DataType]) -> ir.Value:
+    columns = list(variable.type.shape or [])[1:]
+    return ir.val(variable.full_name, dtypes[type(variable.type).__name__], ("N", *(columns or [None])))
 
 
 def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -> ir.Value:
@@ -117,7 +124,7 @@ def parsers() -> dict[type, Callable[..., Any]]:
     declared = [kind for kind, own in CONVERTERS.items() if own.columns is not None]
     made = {kind: _declared_outputs for kind in declared if not issubclass(kind, ClassifierMixin)}
     boosters = dict.fromkeys((HistGradientBoostingClassifier, HistGradientBoostingRegressor), _behind_encoders)
-    return {**made, **boosters, ColumnTransformer: _by_position}
+    return {**made, **boosters, ColumnTransformer: _by_position, TransformedTargetRegressor: _behind_steps}
 
 
 def _by_position(
@@ -163,6 +170,18 @@ def _behind_encoders(
         )
         inputs = list(operator.outputs)
     return _parsed_by_skl2onnx(scope, booster, inputs, custom_parsers)
+
+
+def _behind_steps(
+    scope: Scope, regressor: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
+) -> list[Any]:
+    """Parse a regressor of transformed targets behind the steps before its last one, which may take text."""
+    inner = unwrapped(regressor.regressor_)
+    while isinstance(inner, Pipeline):
+        if len(inner.steps) > 1:
+            inputs = list(skl2onnx_bridge.parse(scope, inner[:-1], inputs, parsers()))
+        inner = unwrapped(inner.steps[-1][1])
+    return _declared_outputs(scope, regressor, inputs, custom_parsers)
 
 
 def _encoded_column(scope: Scope, booster: Estimator, column: int, variable: Variable) -> Any:

@@ -28,12 +28,13 @@ from .conversion import converted
 from .converters.context import ConversionRecord
 from .decision_rules import CHOICE, PAIRS, keep_threshold, keep_votes
 from .double_rows import split_in_double
-from .model import FEATURES, FittedModel
+from .model import FittedModel
 from .multioutput import expose_labels, keep_votes_of_labels
 from .provenance import Origin, named
 from .record import ModelRecord, record_of
 from .refusals import refuse_untrainable, without_gradient
 from .scores import as_probabilities, expose_scores, prune
+from .steps import features_of
 from .table_graph import in_parts
 from .table_of_model import table_of
 from .tables import Table
@@ -65,7 +66,7 @@ def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[Train
         origins=tuple(origin for origin in origins if origin.name in source.parameters),
         classes=record.classes,
         n_labels=None if record.outputs is None else len(record.outputs),
-        features={name: getattr(estimator, name) for name in FEATURES if hasattr(estimator, name)},
+        features=features_of(estimator),
         loss=_loss_of(record, source),
         table=table,
         parts=parts,

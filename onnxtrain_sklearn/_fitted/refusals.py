@@ -138,10 +138,6 @@ _UNCLEAR = {
         "at most 1 input(s)",
         "transforms rows, and has an ONNX form as a classifier alone, which is the last step",
     ),
-    "OneHotEncoder": (
-        "is not an int64",
-        "has categories that are fractions; those that are integers or texts have an ONNX form",
-    ),
     "RandomTreesEmbedding": ("", "has no ONNX form"),
     "TargetEncoder": (
         "only support TargetEncoder",

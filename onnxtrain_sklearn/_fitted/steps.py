@@ -17,7 +17,7 @@ from sklearn.utils import get_tags
 
 from .._support.typing import Estimator
 from . import sklearn_private
-from .model import is_estimator
+from .model import FEATURES, is_estimator
 
 
 def last_step(estimator: Estimator) -> Any:
@@ -34,6 +34,25 @@ def first_step(estimator: Estimator) -> Any:
     if hasattr(estimator, "steps"):
         return first_step(estimator.steps[0][1])
     return first_step(estimator.regressor_) if isinstance(estimator, TransformedTargetRegressor) else estimator
+
+
+def columns_taken(estimator: Estimator) -> int | None:
+    """Return the number of columns that the converter of an estimator takes, None where it is not known.
+
+    A TransformedTargetRegressor is converted behind the steps that come before its last one.
+    """
+    if isinstance(estimator, TransformedTargetRegressor):
+        return columns_taken(last_step(estimator.regressor_))
+    return getattr(estimator, "n_features_in_", None)
+
+
+def features_of(estimator: Estimator) -> dict[str, Any]:
+    """Return the attributes that scikit-learn checks data with; a TransformedTargetRegressor keeps names within."""
+    found = {name: getattr(estimator, name) for name in FEATURES if hasattr(estimator, name)}
+    inner = unwrapped(estimator)
+    if len(found) < len(FEATURES) and isinstance(inner, TransformedTargetRegressor):
+        return features_of(inner.regressor_) | found
+    return found
 
 
 def unwrapped(estimator: Estimator) -> Any:

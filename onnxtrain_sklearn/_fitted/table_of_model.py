@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from sklearn.compose import ColumnTransformer
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.ensemble import VotingRegressor
 from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
 from sklearn.impute import SimpleImputer
@@ -22,7 +22,7 @@ from sklearn.utils import get_tags
 from .._support.typing import Estimator
 from ..exceptions import ModelError
 from .converters.category_splits import categories_by_column
-from .steps import unwrapped
+from .steps import features_of, unwrapped
 from .tables import Table, TableColumn, is_gap
 from .traversal import walk
 
@@ -38,8 +38,8 @@ def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
     if any(user.columns is None and user.steps and _is_vectorizer(user.steps[0]) for user in users):
         return Table((TableColumn("text", "text", gaps=False),), documents=True)
     _refuse_hidden_text(estimator, users)
-    n_columns = getattr(estimator, "n_features_in_", 0)
-    names = getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(n_columns)])
+    features = features_of(estimator)
+    names = features.get("feature_names_in_", [f"x{i}" for i in range(features.get("n_features_in_", 0))])
     columns = tuple(_agreed_column(str(name), i, users) for i, name in enumerate(names))
     kinds = {column.kind for column in columns}
     return Table(columns) if "text" in kinds or (has_text and "unused" in kinds) else None
@@ -96,6 +96,8 @@ def _first_steps(
             yield from (user.before(later) for user in _first_steps(part, columns))
     elif isinstance(estimator, str) and estimator == "drop":
         return
+    elif isinstance(estimator, TransformedTargetRegressor):
+        yield from _first_steps(estimator.regressor_, columns, later)
     elif parts := _inner_estimators(estimator):
         for part in parts:
             yield from (replace(user.before(later), ensemble=estimator) for user in _first_steps(part, columns))
@@ -189,10 +191,7 @@ def _refuses_unknown(step: Estimator) -> bool:
     """Whether a step refuses unknown text, in scikit-learn or in the graph."""
     if isinstance(step, OrdinalEncoder):
         return step.handle_unknown == "error" or bool(np.isnan(step.unknown_value))
-    if isinstance(step, OneHotEncoder):
-        unknown = step.handle_unknown
-        return bool(unknown == "error" or (unknown != "ignore" and step._infrequent_enabled))
-    return False
+    return isinstance(step, OneHotEncoder) and step.handle_unknown == "error"
 
 
 def _refuse_text_within(users: Sequence[_FirstSteps]) -> None:

@@ -93,6 +93,8 @@ class Source:
         The parameters made so far.
     marked : dict of str
         The nodes marked so far.
+    inputs : sequence of onnx_ir.Value
+        The rows as they arrive, in one matrix or in several; numbers or text.
     """
 
     op: GraphBuilder
@@ -103,6 +105,7 @@ class Source:
     convert_inner: Callable[[Estimator, ir.Value, bool], Sequence[ir.Value]]
     known: list[ParameterSource] = field(default_factory=list)
     marked: dict[str, str] = field(default_factory=dict)
+    inputs: Sequence[ir.Value] = ()
 
     def parameter(
         self,
@@ -203,11 +206,14 @@ class Converter:
         The number of output columns of the estimator; None where skl2onnx declares it.
     takes : callable
         Whether the converter supports the settings of the estimator.
+    takes_text : bool
+        Whether it reads ``inputs``, which may be text; else it reads ``x``.
     """
 
     emit: Emit
     columns: Callable[[Estimator], int] | None = None
     takes: Callable[[Estimator], bool] = lambda estimator: True
+    takes_text: bool = False
 
 
 def of_rows(

@@ -19,6 +19,7 @@ from sklearn.preprocessing import (
 
 from ..._graph.builder import GraphBuilder
 from ...exceptions import ModelError
+from ..steps import last_step
 from ..traversal import Path, follow
 from .context import Converter, Source
 from .preprocessing import applied
@@ -105,7 +106,8 @@ def _target_inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:
 
 
 def _untransformed_target(s: Source) -> Sequence[ir.Value]:
-    (y,) = s.convert_inner(s.estimator.regressor_, s.x, False)
+    """Convert the last step of the regressor; those before it are converted before this one."""
+    (y,) = s.convert_inner(last_step(s.estimator.regressor_), s.x, False)
     return [_target_inverse(s, y, ("transformer_",))]
 
 
