@@ -102,21 +102,41 @@ class TestUnknownAndMissing:
         tuned = table_regressor(model).fit(FRAME, NUMBER)
         assert_allclose(tuned.predict(FRAME), tuned.to_sklearn().predict(FRAME), rtol=1e-5, atol=1e-5)
 
-    @pytest.mark.parametrize("name", ["one-hot of two", "imputed"])
-    def test_text_that_stands_for_missing_text(self, name):
-        tuned = table_regressor(fitted_to_table(clone(TRANSFORMERS[name]))).fit(FRAME, NUMBER)
-        with pytest.raises(ValueError, match="'nan' in column 'size' of X cannot be told from missing text"):
-            tuned.predict(with_value("size", "nan"))
+    @pytest.mark.parametrize("encoder", [OneHotEncoder(handle_unknown="ignore"), OneHotEncoder()])
+    def test_unknown_text_that_looks_like_missing_text(self, encoder):
+        tuned = table_regressor(fitted_to_table(encoded(encoder, ["size"]))).fit(FRAME, NUMBER)
+        odd = with_value("size", "nan")
+        if encoder.handle_unknown == "error":
+            with pytest.raises(ValueError, match=r"unknown categories \['nan'\] in column 'size'"):
+                tuned.predict(odd)
+        else:
+            assert_allclose(tuned.predict(odd), tuned.to_sklearn().predict(odd), rtol=1e-5, atol=1e-5)
 
-    def test_missing_text_that_stands_for_text(self):
-        frame = with_value("kind", "nan", row=0)
-        model = make_pipeline(encoded(), Ridge()).fit(frame, NUMBER)
-        with pytest.raises(ValueError, match="cannot be told from missing text"):
-            table_regressor(model).fit(with_value("kind", np.nan), NUMBER)
+    def test_missing_text_where_nan_is_text(self):
+        frame, gaps = with_value("kind", "nan", row=0), with_value("kind", np.nan)
+        tuned = table_regressor(make_pipeline(encoded(), Ridge()).fit(frame, NUMBER)).fit(gaps, NUMBER)
+        assert_allclose(tuned.predict(gaps), tuned.to_sklearn(gaps).predict(gaps), rtol=1e-5, atol=1e-5)
 
-    def test_both_among_the_categories(self):
+    @pytest.mark.parametrize("imputes", [False, True])
+    @pytest.mark.parametrize("other", ["nan", "<nan>"])
+    def test_text_and_missing_text_among_the_categories(self, imputes, other):
+        frame = FRAME.assign(size=FRAME["size"].where(np.arange(N) % 5 > 0, "nan"))
+        frame.loc[1::5, "size"] = other
+        assert frame["size"].isna().any()
+        encoder = OneHotEncoder(handle_unknown="ignore", min_frequency=2)
+        steps = make_pipeline(SimpleImputer(strategy="most_frequent"), encoder) if imputes else encoder
+        model = make_pipeline(columns((steps, ["size"]), (StandardScaler(), ["a"])), Ridge()).fit(frame, NUMBER)
+        tuned = table_regressor(model).fit(frame, NUMBER)
+        found = tuned.predict(frame)
+        assert_allclose(found, tuned.to_sklearn().predict(frame), rtol=1e-5, atol=1e-5)
+        gaps = frame["size"].isna().to_numpy()
+        marked = frame.assign(size=frame["size"].where(~gaps, "<<nan>>" if other == "<nan>" else "<nan>"))
+        assert_allclose(session_results(tuned.to_onnx(), marked)[0].ravel(), found, rtol=1e-5, atol=1e-5)
+
+    def test_both_among_the_categories_of_numbered_text(self):
         frame = with_value("size", "nan", row=0)
-        model = make_pipeline(encoded(names=["size"]), Ridge()).fit(frame, NUMBER)
+        encoder = OrdinalEncoder(encoded_missing_value=-1)
+        model = make_pipeline(encoded(encoder, ["size"]), Ridge()).fit(frame, NUMBER)
         with pytest.raises(ModelError, match="two categories of column 'size', and the same in ONNX"):
             table_regressor(model).fit(frame, NUMBER)
 

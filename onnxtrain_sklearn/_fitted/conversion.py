@@ -19,7 +19,7 @@ import onnx_ir as ir
 from sklearn.impute import SimpleImputer
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import KBinsDiscretizer
+from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder
 
 from .._graph.protobuf import load, to_proto
 from .._support.typing import Container, Estimator, Operator, Scope
@@ -34,15 +34,17 @@ from .record import record_of
 from .refusals import why_unconverted
 from .steps import unwrapped
 from .table_graph import name_inputs
+from .tables import is_gap
 from .traversal import walk
 
 
 def converted(
-    estimator: Estimator, columns: Mapping[str, bool] | None = None
+    estimator: Estimator, columns: Mapping[str, bool] | None = None, marks: Mapping[str, str] | None = None
 ) -> tuple[ir.Model, list[ConversionRecord]]:
     """Return a fitted model as a graph, and what each converter added to it.
 
     The graph takes one numeric matrix. Given ``columns``, it has one input for each by name; True stands for text.
+    ``marks`` are what missing text is written as, by its usual form, where it is not that.
 
     Raises
     ------
@@ -54,7 +56,7 @@ def converted(
     records: list[ConversionRecord] = []
     parts, inputs = list(_parts(estimator)), _inputs(estimator, columns)
     _require_no_network(estimator, parts)
-    watching = _recording(skl2onnx_bridge.converter, records)
+    watching = _recording(skl2onnx_bridge.converter, records, marks or {})
     try:
         with converters_of_boosters(parts), warnings.catch_warnings():
             kinds = {type(part) for part in parts} & {*skl2onnx_bridge.converted_classes(), *CONVERTERS}
@@ -136,14 +138,27 @@ def _last_steps(estimator: Estimator) -> Iterator[Estimator]:
         yield estimator
 
 
-def _convertible(estimator: Estimator) -> Any:
+def _with_marks(estimator: Estimator, marks: Mapping[str, str]) -> Any:
+    """Return an encoder whose missing categories are what they are written as, where that is not the usual form."""
+    if not marks or not isinstance(estimator, OneHotEncoder):
+        return estimator
+    twin = copy.copy(estimator)
+    twin.categories_ = [
+        np.array([marks.get(str(one), one) if is_gap(one) else one for one in known], known.dtype)
+        for known in estimator.categories_
+    ]
+    return twin
+
+
+def _convertible(estimator: Estimator, marks: Mapping[str, str]) -> Any:
     """Return an estimator with equivalent settings that skl2onnx supports.
 
     It imputes text only where a string marks missing values.
     """
     changed: dict[str, object] = {}
     if isinstance(estimator, SimpleImputer) and any(isinstance(s, str) for s in estimator.statistics_):
-        changed = {"missing_values": str(estimator.missing_values)}
+        missing = str(estimator.missing_values)
+        changed = {"missing_values": marks.get(missing, missing) if is_gap(estimator.missing_values) else missing}
     if isinstance(estimator, KBinsDiscretizer) and estimator.encode == "onehot":  # graphs have no sparse matrices
         changed = {"encode": "onehot-dense"}
     twin = copy.copy(estimator) if changed else estimator
@@ -174,7 +189,9 @@ def _stamped(model: ir.Model) -> ir.Model:
     return newer
 
 
-def _recording(theirs: Callable[[str], Callable[..., None]], records: list[ConversionRecord]) -> Callable[..., None]:
+def _recording(
+    theirs: Callable[[str], Callable[..., None]], records: list[ConversionRecord], marks: Mapping[str, str]
+) -> Callable[..., None]:
     """Return a converter that records what it adds; booleans in attributes become the integers that ONNX needs."""
 
     def converted(scope: Scope, operator: Operator, container: Container) -> None:
@@ -185,9 +202,10 @@ def _recording(theirs: Callable[[str], Callable[..., None]], records: list[Conve
         )
         container.initializers_strings.clear()  # else equal arrays of different estimators would be shared
         try:
+            operator.raw_operator = _with_marks(estimator, marks)
             source = convert(scope, operator, container)
             if source is None:
-                operator.raw_operator = _convertible(estimator)
+                operator.raw_operator = _convertible(estimator, marks)
                 theirs(operator.type)(scope, operator, container)
         finally:
             container.add_node, operator.raw_operator = add_node, estimator

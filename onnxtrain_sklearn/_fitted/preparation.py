@@ -7,7 +7,7 @@ can be computed on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,11 +93,11 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
     The order matters: votes are found by nodes of the converters, which rewriting replaces; parameters get their names
     before anything is computed from them; thresholds apply to the scores, which are exposed first.
     """
-    estimator, texts = record.estimator, None if table is None else table.texts
-    rewritten, conversions, structure = _rewritten(record, texts)
+    estimator = record.estimator
+    rewritten, conversions, structure = _rewritten(record, table)
 
     def convert_copy(estimator_copy: Estimator) -> tuple[ir.Model, object]:
-        other, _, structure_of_copy = _rewritten(record_of(estimator_copy), texts)
+        other, _, structure_of_copy = _rewritten(record_of(estimator_copy), table)
         return other.model, structure_of_copy
 
     model, tracer = rewritten.model, Tracer(estimator, structure, convert_copy)
@@ -120,11 +120,10 @@ def _make_others_constants(graph: ir.Graph, origins: Sequence[Origin]) -> None:
     graph.sort()
 
 
-def _rewritten(
-    record: ModelRecord, texts: Mapping[str, bool] | None
-) -> tuple[Rewritten, Sequence[ConversionRecord], object]:
+def _rewritten(record: ModelRecord, table: Table | None) -> tuple[Rewritten, Sequence[ConversionRecord], object]:
     """Return the rewritten graph, what each converter added, and the structure before rewriting."""
-    model, conversions = converted(record.estimator, texts)
+    texts, marks = (None, {}) if table is None else (table.texts, table.marks)
+    model, conversions = converted(record.estimator, texts, marks)
     prune(model, 1 if record.gives_labels else 0)
     structure = [(node.op_type, [x and x.name for x in node.inputs]) for node in model.graph]
     keep_votes(model.graph, record, conversions)

@@ -6,7 +6,7 @@ vectorizer by its class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,8 @@ def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
     _refuse_hidden_text(estimator, users)
     features = features_of(estimator)
     names = features.get("feature_names_in_", [f"x{i}" for i in range(features.get("n_features_in_", 0))])
-    columns = tuple(_agreed_column(str(name), i, users) for i, name in enumerate(names))
+    marks = _free_marks(users, len(names))
+    columns = tuple(_agreed_column(str(name), i, users, marks) for i, name in enumerate(names))
     kinds = {column.kind for column in columns}
     return Table(columns) if "text" in kinds or (has_text and "unused" in kinds) else None
 
@@ -122,7 +123,25 @@ def _inner_estimators(estimator: Estimator) -> list[Any]:
     return list(found.values())
 
 
-def _agreed_column(name: str, index: int, users: Sequence[_FirstSteps]) -> TableColumn:
+def _free_marks(users: Sequence[_FirstSteps], columns: int) -> dict[str, str]:
+    """Return what missing text is written as, where its usual form is a text that the model knows."""
+    steps = [(step, user.place(i)) for user in users for i in range(columns) for step in user.steps[:2]]
+    known = {value for step, place in steps if place is not None for value in _fitted_values(step, place)}
+    marks = {}
+    for usual in ("nan", "None"):
+        mark = usual
+        while mark in known:
+            mark = f"<{mark}>"
+        marks |= {usual: mark} if mark != usual else {}
+    return marks
+
+
+def _takes_marks(step: Estimator) -> bool:
+    """Whether missing text may be written to a step in another form than the usual one."""
+    return isinstance(step, OneHotEncoder | SimpleImputer) or bool(categories_by_column(step))
+
+
+def _agreed_column(name: str, index: int, users: Sequence[_FirstSteps], marks: Mapping[str, str]) -> TableColumn:
     """Return a column by all steps that take it."""
     places = [(user, user.place(index)) for user in users]
     taken = [(user.steps, place) for user, place in places if place is not None]
@@ -131,7 +150,8 @@ def _agreed_column(name: str, index: int, users: Sequence[_FirstSteps]) -> Table
     if not any(steps and _is_text(steps[0], place) for steps, place in taken):
         column = TableColumn(name, "number", all(user.allows_missing for user, place in places if place is not None))
     else:
-        column = TableColumn(name, "text")
+        takes = all(not steps or _takes_marks(steps[0]) for steps, _ in taken)
+        column = TableColumn(name, "text", marks=marks if takes else {})
     for steps, place in taken:
         column = _with_rules(column, steps, place) if steps else column
     if unsure := column.literal & column.missing:
@@ -147,7 +167,8 @@ def _with_rules(column: TableColumn, steps: Sequence[Estimator], place: int) -> 
     literal: frozenset[Any] = frozenset()
     for step in steps[: 2 if _imputes(steps[0]) else 1]:
         values = [*_fitted_values(step, place), *([step.missing_values] if _imputes(step) else [])]
-        absent = frozenset(str(value) for value in values if is_gap(value))
+        marks = column.marks if _takes_marks(step) else {}
+        absent = frozenset(marks.get(str(value), str(value)) for value in values if is_gap(value))
         literal |= {value for value in values if not is_gap(value)}
         column = replace(
             column,

@@ -1,13 +1,14 @@
 """Tables with text: the columns that a fitted model takes, and conversion of data to these columns.
 
-Missing text becomes the string that skl2onnx uses for it, "nan" or "None". A column in which that string may also be a
-value is refused. So is unknown text where the encoder refuses it, as in scikit-learn's ``predict``.
+Missing text becomes a string, "nan" or "None", or another one where the model knows that string as text. A column in
+which it may also be a value is refused. So is unknown text where the encoder refuses it, as in scikit-learn's
+``predict``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +33,8 @@ class TableColumn:
         What the model knows: as such, and the texts that stand for missing text.
     gap : str or None
         The text that a graph takes for missing text; None: the text that Python writes for the missing value.
+    marks : dict of str
+        What missing text is written as, by its usual form, where it is not that.
     """
 
     name: str
@@ -41,11 +44,14 @@ class TableColumn:
     literal: frozenset[Any] = frozenset()
     missing: frozenset[str] = frozenset()
     gap: str | None = None
+    marks: Mapping[str, str] = field(default_factory=dict)
 
     def texts(self, values: np.ndarray) -> np.ndarray:
         """Return the values of a column as text, validated; shape (n_samples, 1)."""
         where, listed = f"column {self.name!r} of X", values.tolist()
-        written = {value: str(value) if self.gap is None or not is_gap(value) else self.gap for value in set(listed)}
+        written = {value: str(value) for value in set(listed)}
+        for value in filter(is_gap, set(listed)):
+            written[value] = self.marks.get(str(value), str(value)) if self.gap is None else self.gap
         absent = {text for value, text in written.items() if is_gap(value)}
         given = {value for value in written if not is_gap(value)}
         if not listed:
@@ -54,13 +60,22 @@ class TableColumn:
             raise ValueError(f"The fitted model takes text in {where}, got {', '.join(sorted(odd))}.")
         if absent and not self.gaps:
             raise ValueError(f"Text is missing in {where}, which the fitted model has no number for.")
-        if unsure := (given & self.missing) | ((absent - self.missing) & self.literal):
+        if unsure := (absent - self.missing) & self.literal:
             raise ValueError(
                 f"The text {min(unsure)!r} in {where} cannot be told from missing text, which is written as the same. "
                 f"Write it otherwise, and fit the model on that."
             )
-        self._require_known(given | absent)
+        alike = given & self.missing  # unknown text that looks like missing text: other unknown text does as well
+        self._require_known(given - alike | absent)
+        if alike and self.known is not None:
+            raise ValueError(self._says_unknown(alike))
+        written |= {value: self._unknown_text(value) for value in alike}
         return np.array([written[value] for value in listed], object).reshape(-1, 1)
+
+    def _unknown_text(self, text: str) -> str:
+        while text in self.missing | self.literal:
+            text = f"<{text}>"
+        return text
 
     def numbers(self, values: np.ndarray) -> np.ndarray:
         """Return numbers, validated against the known categories; shape (n_samples, 1)."""
@@ -70,7 +85,10 @@ class TableColumn:
 
     def _require_known(self, values: set[str] | set[float]) -> None:
         if unknown := set() if self.known is None else values - self.known:
-            raise ValueError(f"Found unknown categories {sorted(unknown)} in column {self.name!r} of X.")
+            raise ValueError(self._says_unknown(unknown))
+
+    def _says_unknown(self, values: set[Any]) -> str:
+        return f"Found unknown categories {sorted(values)} in column {self.name!r} of X."
 
 
 def is_gap(value: object) -> bool:
@@ -90,6 +108,11 @@ class Table:
 
     columns: tuple[TableColumn, ...]
     documents: bool = False
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """What missing text is written as, by its usual form, where it is not that in some column."""
+        return next((column.marks for column in self.columns if column.marks), {})
 
     @property
     def texts(self) -> dict[str, bool]:
