@@ -127,7 +127,7 @@ def _free_marks(users: Sequence[_FirstSteps], columns: int) -> dict[str, str]:
     """Return what missing text is written as, where its usual form is a text that the model knows."""
     steps = [(step, user.place(i)) for user in users for i in range(columns) for step in user.steps[:2]]
     known = {value for step, place in steps if place is not None for value in _fitted_values(step, place)}
-    marks = {}
+    marks: dict[str, str] = {}
     for usual in ("nan", "None"):
         mark = usual
         while mark in known:
@@ -167,7 +167,7 @@ def _with_rules(column: TableColumn, steps: Sequence[Estimator], place: int) -> 
     literal: frozenset[Any] = frozenset()
     for step in steps[: 2 if _imputes(steps[0]) else 1]:
         values = [*_fitted_values(step, place), *([step.missing_values] if _imputes(step) else [])]
-        marks = column.marks if _takes_marks(step) else {}
+        marks: Mapping[str, str] = column.marks if _takes_marks(step) else {}
         absent = frozenset(marks.get(str(value), str(value)) for value in values if is_gap(value))
         literal |= {value for value in values if not is_gap(value)}
         column = replace(

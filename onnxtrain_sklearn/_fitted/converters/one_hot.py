@@ -50,15 +50,17 @@ def _single_columns(s: Source) -> list[ir.Value] | None:
         columns += [value] if count == 1 else [s.op.Gather(value, np.array([i]), axis=1) for i in range(count)]
         left -= count
     for column in columns:
-        column.dtype = column.dtype or s.inputs[0].dtype
+        column.type = column.type or s.inputs[0].type
     return columns if left == 0 else None
 
 
 def _place(op: GraphBuilder, column: ir.Value, known: np.ndarray, index: int) -> ir.Value:
     """Return the place of each category among the known ones, counted from 1; 0 is that of unknown ones."""
     if column.dtype is ir.DataType.STRING:
-        keys = {"keys_strings": [str(one) for one in known], "values_int64s": list(range(1, len(known) + 1))}
-        place = op.emit("LabelEncoder", column, domain="ai.onnx.ml", default_int64=0, **keys)[0]
+        texts, places = [str(one) for one in known], list(range(1, len(known) + 1))
+        place = op.emit(
+            "LabelEncoder", column, domain="ai.onnx.ml", keys_strings=texts, values_int64s=places, default_int64=0
+        )[0]
         place.dtype = ir.DataType.INT64
         return place
     numbers = np.asarray([np.nan if one is None else one for one in known.tolist()], np.float32)
@@ -71,8 +73,8 @@ def _place(op: GraphBuilder, column: ir.Value, known: np.ndarray, index: int) ->
     found = op.Equal(x, numbers[np.newaxis])
     if (gap := np.isnan(numbers)).any():
         found = op.Or(found, op.And(op.IsNaN(x), gap[np.newaxis]))
-    places = op.MatMul(op.Cast(found, to=FLOAT), np.arange(1, len(known) + 1, dtype=np.float32)[:, np.newaxis])
-    return op.Cast(places, to=INT64)
+    position = op.MatMul(op.Cast(found, to=FLOAT), np.arange(1, len(known) + 1, dtype=np.float32)[:, np.newaxis])
+    return op.Cast(position, to=INT64)
 
 
 def _tables(encoder: OneHotEncoder) -> list[np.ndarray]:
