@@ -7,9 +7,19 @@ import onnx
 import onnx.parser
 import onnxruntime
 import pytest
+import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
-from onnxtrain_sklearn import LBFGS, SGD, FineTuner, OrtGradientClassifier, OrtGradientRegressor, load_training
+from onnxtrain_sklearn import (
+    LBFGS,
+    SGD,
+    FineTuner,
+    OrtGradientClassifier,
+    OrtGradientMultiOutput,
+    OrtGradientRegressor,
+    TabM,
+    load_training,
+)
 from onnxtrain_sklearn._estimators import settings as estimator_settings
 from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn._inference.meeting_rows import where_rows_meet
@@ -223,6 +233,77 @@ def test_accumulated_minibatches_of_a_training_graph_meet_each_in_itself(tmp_pat
 def test_fine_tuning_is_refused(case):
     with pytest.raises(ModelError, match="rows meet within a minibatch"):
         OrtGradientRegressor(CASES[case][0], loss=CASES[case][1], finetune=FineTuner()).fit(X, target(case))
+
+
+class InfoNCEOfNumbers(InfoNCE):
+    tasks = frozenset({"regression"})
+
+
+TWO_OUTPUTS = f"""<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X) => (float[N, 2] A, float[N, 1] B)
+<float[4, 2] W = {{{", ".join(map(str, W2.ravel()))}}}, float[4, 1] V = {{{", ".join(map(str, W1.ravel()))}}}>
+{{ A = MatMul(X, W) B = MatMul(X, V) }}"""
+
+
+def of_two_outputs(**settings):
+    losses = {"A": InfoNCEOfNumbers(), "B": "squared_error"}
+    defaults = {"optimizer": SGD(), "learning_rate_init": 0.02, "batch_size": 100, "shuffle": False, "max_iter": 1}
+    return OrtGradientMultiOutput(onnx.parser.parse_model(TWO_OUTPUTS), loss=losses, **defaults | settings)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rows_meet_in_the_loss_of_one_of_several_outputs(engine):
+    fitted = of_two_outputs(engine=engine).fit(X, {"A": Y, "B": Y[:, 0]})
+    expected = trained("InfoNCE", [[rows] for rows in parts(100)], 0.02)
+    assert_allclose(fitted.weights_["W"], expected, rtol=2e-4, atol=2e-5)
+    v = W1.copy()
+    for rows in parts(100):
+        v -= 0.02 * 2 * X[rows].T.astype(np.float64) @ (X[rows] @ v - Y[rows, :1]) / len(rows)
+    assert_allclose(fitted.weights_["V"], v, rtol=2e-4, atol=2e-5)
+
+
+def test_rows_without_a_label_of_an_output_do_not_meet_those_with_one(tmp_path):
+    y, weights = {"A": Y, "B": Y[:, 0]}, np.r_[np.zeros(7), np.ones(N - 7)]
+    with pytest.raises(ValueError, match=r"'A': rows meet in its loss, and 7 of 130 rows have weight zero"):
+        of_two_outputs().fit(X, y, sample_weight={"A": weights})
+    of_two_outputs().fit(X, y, sample_weight={"B": weights})
+    with pytest.raises(ModelError, match=r"'A': rows meet in its loss\. In training graphs"):
+        of_two_outputs().fit(X, y).export_training(tmp_path / "folder")
+
+
+def test_members_and_positions_do_not_meet():
+    with pytest.raises(ModelError, match=r"PairRanking, which is not for the 3 members"):
+        OrtGradientRegressor(TabM(n_members=3, hidden_layer_sizes=(4,)), loss=PairRanking()).fit(X, Y[:, 0])
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X) => (float[N, 4, 3] Y)
+        <float[1, 3] W = {0.1, 0.2, 0.3}, int64[1] two = {2}> { u = Unsqueeze(X, two) Y = MatMul(u, W) }"""
+    )
+    with pytest.raises(ModelError, match=r"HardTriplets, which is not for labels at positions"):
+        OrtGradientClassifier(model, loss=HardTriplets()).fit(X, np.arange(4 * N).reshape(N, 4) % 3)
+
+
+@pytest.mark.parametrize("updates", ["exact", "lazy"])
+def test_rows_of_large_matrices_are_added_up_by_minibatch(updates):
+    """Those of an embedding, and those that sparse rows are multiplied by."""
+    table = rng.normal(size=(5000, 2)).astype(np.float32)
+    embedded = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> net (int64[N] X) => (float[N, 2] Y) { Y = Gather(table, X) }"""
+    )
+    embedded.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    multiplied = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> net (float[N, 5000] X) => (float[N, 2] Y) { Y = MatMul(X, table) }"""
+    )
+    multiplied.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    read = rng.integers(0, 50, N)
+    sparse = sp.csr_matrix((np.ones(N, np.float32), (np.arange(N), read)), (N, 5000))
+    expected = table.astype(np.float64)
+    for rows in parts(100):
+        logits = expected[read[rows]] @ Y[rows].T
+        shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        np.add.at(expected, read[rows], -0.5 * (shares @ Y[rows] - Y[rows]) / len(rows))
+    settings = {"optimizer": SGD(), "learning_rate_init": 0.5, "batch_size": 100, "shuffle": False, "max_iter": 1}
+    for model, data in ((embedded, read), (multiplied, sparse)):
+        one = OrtGradientRegressor(model, loss=InfoNCE(), sparse_updates=updates, **settings).fit(data, Y)
+        assert_allclose(one.weights_["table"], expected, rtol=1e-4, atol=1e-5)
 
 
 BODIES = {

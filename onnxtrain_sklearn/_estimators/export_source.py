@@ -19,6 +19,7 @@ from .._training.base_step import StepParts
 from .._training.dropout import draws_numbers
 from .._training.loop import TrainerSettings
 from .._training.loss_graph import StepSettings, TrainedPositions
+from .._training.meeting_rows import outputs_that_meet
 from .._training.total_loss import TotalLoss
 from ..exceptions import ModelError, instead_of
 from ..schedules import resolve_schedule
@@ -55,6 +56,11 @@ def export_source(
         "constants": constants_of(run),
     }
     parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows, run.sparse)
+    if found := outputs_that_meet(run.model, settings):
+        raise ModelError(
+            f"Output {found[0]!r}: rows meet in its loss. In training graphs of several outputs, rows without a label "
+            f"for an output would meet those with one: train it in Python, or take a loss of single rows."
+        )
     minibatches = _separate_minibatches(parts, loop.accumulate)
     ignored = None if run.head.positions is None else getattr(estimator, "ignore_label", None)
     weights = None if outputs else exported_class_weights(estimator, run.head, run.balanced)

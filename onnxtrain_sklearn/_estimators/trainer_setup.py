@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
+from .._data.several_targets import SeveralTargets
 from .._optimizers.lbfgs import LBFGS
 from .._training.choice import new_trainer
 from .._training.compiled_pass import LIKELY_EPOCHS
 from .._training.loop import Trainer
 from .._training.loss_graph import LAZY, StepSettings
-from .._training.meeting_rows import meeting
+from .._training.meeting_rows import meeting, outputs_that_meet
 from .active_training import ActiveTraining
 from .callback_watcher import CallbackWatcher, hooks_of
 from .examples import Examples, batches_for
@@ -42,6 +43,8 @@ def trainer_for(
     shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
     drop_last = bool(estimator.drop_last) and tuner is None
     rows_meet = meeting(run.model, settings) is not None
+    if rows_meet and isinstance(examples.targets, SeveralTargets):
+        _require_labels(outputs_that_meet(run.model, settings), examples.targets, rows)
     if rows_meet and isinstance(settings.optimizer, LBFGS) and tuner is None:
         limit = len(rows)  # the full batch is no sum over pieces
     size = min(len(rows), limit)
@@ -63,6 +66,21 @@ def trainer_for(
         training = ActiveTraining(estimator, run, trainer, call, measures, scored)
         trainer.watcher = CallbackWatcher(training, HookValues(estimator, run, trainer, call, trained))
     return trainer
+
+
+def _require_labels(meeting: Collection[str], targets: SeveralTargets, rows: np.ndarray) -> None:
+    """Raise where rows without a label of an output would meet others in its loss."""
+    ones = np.ones(len(targets.values))
+    weights = {name: ones if w is None else w for name, w in zip(targets.names, targets.weights, strict=True)}
+    counted = np.max([own[rows] for own in weights.values()], axis=0) > 0
+    for name in meeting:
+        missing = int(np.sum(counted & (weights[name][rows] == 0)))
+        if missing:
+            raise ValueError(
+                f"Output {name!r}: rows meet in its loss, and {missing} of {int(counted.sum())} rows have weight zero "
+                f"for it but not for another output: they would meet the others without a label. Give it labels for "
+                f"all rows, or a loss of single rows."
+            )
 
 
 def _planned_steps(plan: Plan, steps: int) -> int:

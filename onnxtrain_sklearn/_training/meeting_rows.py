@@ -19,6 +19,7 @@ from .._inference.meeting_rows import ADDED_ROWS, TRIED_ROWS, meet_in_numbers, n
 from .._runtime import devices, sessions
 from .._support.cache import Cache
 from .._support.typing import DType
+from ..exceptions import ModelError
 from ..losses import LOSSES
 from .loss_graph import TARGET, WEIGHT, StepSettings, score_loss_graph, settings_of_output, target_layout
 from .total_loss import TotalLoss
@@ -27,19 +28,30 @@ _known: Cache[list[bool]] = Cache(256, 2**20, lambda found: 256)
 
 
 def meeting(model: TrainableModel, settings: StepSettings) -> str | None:
-    """Return where the rows of a minibatch meet, in the graph or in the loss; None: nowhere."""
-    found = where_rows_meet(model)
-    if found is not None:
-        return found
+    """Return where the rows of a minibatch meet, in the graph or in the loss; None: nowhere.
+
+    It raises ModelError where not the rows of the data would meet in the loss, but more.
+    """
     total = settings.loss
-    if isinstance(total, TotalLoss):
-        losses = [settings_of_output(settings, one) for one in total.outputs]
-    else:
-        losses = [settings]
+    every = [settings_of_output(settings, one) for one in total.outputs] if isinstance(total, TotalLoss) else [settings]
+    losses = [one for one in every if meet_in_loss(one, model.dtype, of_pairs=model.link == "votes")]
     for one in losses:
-        if meet_in_loss(one, model.dtype, of_pairs=model.link == "votes"):
-            return f"The loss {type(one.loss).__name__}"
-    return None
+        name, more = type(one.loss).__name__, ""
+        if one.positions is not None:
+            more = "labels at positions: positions of different rows, and those without a label, would meet"
+        elif model.members is not None:
+            more = f"the {model.members} members of a network: the rows of different members would meet"
+        if more:
+            raise ModelError(f"Rows meet in the loss {name}, which is not for {more}. Take a loss of single rows.")
+    found = where_rows_meet(model)
+    return found or (f"The loss {type(losses[0].loss).__name__}" if losses else None)
+
+
+def outputs_that_meet(model: TrainableModel, settings: StepSettings) -> list[str]:
+    """Return the names of the outputs, where several are trained, in whose loss rows meet."""
+    total = settings.loss
+    every = total.outputs if isinstance(total, TotalLoss) else ()
+    return [one.name for one in every if meet_in_loss(settings_of_output(settings, one), model.dtype)]
 
 
 def meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False) -> bool:
