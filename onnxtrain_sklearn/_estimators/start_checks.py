@@ -38,7 +38,10 @@ def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:
     share, step = tied_rows(plan.estimator.model, rows)
     ties = f"{share:.0%} of the rows have training points at equal distances where n_neighbors of {step} ends"
     advice = f"{ties}, and which of them count depends on their order." if share else _COARSE
-    require_equal(plan.estimator.model, rows, found, what=what, tolerance=1e-4, advice=f"{advice} {_GIVE}")
+    doubles = any(spec.dtype == "float64" for spec in run.deployed.inputs)
+    require_equal(
+        plan.estimator.model, rows, found, what=what, tolerance=1e-4, reads_float64=doubles, advice=f"{advice} {_GIVE}"
+    )
     if share:
         warn(f"{ties}: which of them count depends on their order, so predictions of such rows may differ.")
     run.sample = sample_rows(X)

@@ -18,13 +18,21 @@ from .steps import last_step, unwrapped
 
 
 def require_equal(
-    model: Estimator, rows: MatrixLike, ours: Mapping[str, np.ndarray], *, what: str, tolerance: float, advice: str = ""
+    model: Estimator,
+    rows: MatrixLike,
+    ours: Mapping[str, np.ndarray],
+    *,
+    what: str,
+    tolerance: float,
+    reads_float64: bool,
+    advice: str = "",
 ) -> None:
     """Raise where the predictions of ``model`` differ from ``ours``, by method, on the same rows.
 
-    The message begins with ``what`` and ends with ``advice``.
+    The message begins with ``what`` and ends with ``advice``. A graph that reads float64 computes as scikit-learn does
+    on float64, whatever the type of the rows: scikit-learn scales in the type of the data.
     """
-    record, rows = record_of(model), _in_float64(rows)
+    record, rows = record_of(model), _in_float64(rows) if reads_float64 else rows
     for method, numbers in ours.items():
         if method == "predict" and record.gives_labels:
             continue
@@ -40,7 +48,6 @@ def require_equal(
 
 
 def _in_float64(rows: MatrixLike) -> Any:
-    """Return rows of float32 as float64: scikit-learn scales in the type of the data, and its float64 decides."""
     data: Any = rows
     if getattr(data, "dtype", None) == np.float32:
         return data.astype(np.float64)
