@@ -6,14 +6,18 @@ import re
 
 import numpy as np
 import onnx
+import onnxruntime
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, helper
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType
+from skl2onnx.helpers.onnx_helper import select_model_inputs_outputs
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -189,6 +193,55 @@ def test_text_is_encoded_and_its_numbers_are_trained():
     X = pd.DataFrame({"X": ["a", "b", "b"]})
     trained = OrtGradientRegressor(proto, optimizer="sgd", learning_rate_init=0.2, max_iter=60).fit(X, [3.0, 1.0, 2.0])
     assert_allclose(trained.predict(X), [3.0, 1.5, 1.5], atol=1e-2)  # the means
+
+
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("data", ["iris", "names", "digits"])
+def test_scores_beyond_the_range_of_exponentials_are_trained(data, engine):
+    """Scores of rows in their own units reach hundreds, and skl2onnx writes sigmoids by exponentials."""
+    (X, y), others = (4 * DATA[data][0], DATA[data][1]), np.roll(DATA[data][1], 7)
+    model = SGDClassifier(loss="log_loss", random_state=0).fit(X, y)
+    proto = to_onnx(model, X[:1], options={"zipmap": False}, target_opset=18)
+    assert np.abs(model.decision_function(X)).max() > 89
+    start = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30, engine=engine).fit(X, y)
+    labels, numbers = run(proto, X)
+    assert_allclose(start.predict_proba(X), numbers, atol=1e-5)
+    sure = np.ptp(np.sort(numbers, axis=1)[:, -2:], axis=1) > 1e-3
+    assert_array_equal(start.predict(X)[sure], labels[sure])
+    tuned = OrtGradientClassifier(proto, learning_rate_init=1e-3, max_iter=5, random_state=0, engine=engine)
+    tuned.fit(X, others)
+    assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
+
+
+def test_labels_in_a_row_are_one_for_each_row():
+    X, y = DATA["names"]
+    model = QuadraticDiscriminantAnalysis(reg_param=0.1).fit(X, y)
+    proto = to_onnx(model, X[:1], options={"zipmap": False}, target_opset=18)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.run(["label"], {"X": X})[0].shape == (1, len(X))
+    start = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y)
+    assert_array_equal(start.predict(X), model.predict(X))
+    assert_allclose(start.predict_proba(X), model.predict_proba(X), atol=1e-4)
+
+
+def test_outputs_without_a_type_are_those_of_the_runtime():
+    X, y = DATA["iris"]
+    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, y)
+    whole = to_onnx(model, X[:1], options={"zipmap": False}, target_opset=18)
+    proto = select_model_inputs_outputs(whole, ["label", "probabilities"])
+    assert not any(output.type.WhichOneof("value") for output in proto.graph.output)
+    start = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y)
+    assert_allclose(start.predict_proba(X), model.predict_proba(X), atol=1e-5)
+
+
+def test_outputs_without_a_shape_are_accepted():
+    X, y = DATA["diabetes"]
+    model = GaussianProcessRegressor(alpha=0.1).fit(X[:60], y[:60])
+    proto = to_onnx(model, X[:1], options={GaussianProcessRegressor: {"return_std": True}}, target_opset=18)
+    assert any(not output.type.tensor_type.HasField("shape") for output in proto.graph.output)
+    start = OrtGradientRegressor(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert_allclose(start.predict(X), session.run(None, {"X": X})[0].ravel(), rtol=1e-4, atol=1e-3)
 
 
 def test_a_file_has_no_estimator_to_write_back_to():

@@ -17,6 +17,7 @@ from .._data.columns import Column
 from .._fitted.decision_rules import CHOICE, PAIRS
 from .._fitted.scores import drop_needless_norms, end_in_scores
 from .._fitted.table_graph import in_parts
+from .._graph.builder import GraphBuilder
 from .._graph.edits import keep_outputs
 from .._graph.shapes import free_batch_axis, infer_shapes
 from .._graph.trainable import TrainableModel, spec_of, trainable_model
@@ -39,6 +40,7 @@ from .ml_graphs import (
     FILE_TOLERANCE,
     ML,
     classes_of_graph,
+    constant_of,
     declare_columns,
     table_of_file,
     takes_missing_values,
@@ -129,8 +131,25 @@ def _with_outputs(model: ir.Model, label: ir.Value | None, final: ir.Value) -> i
     final.shape = final.shape if final.is_graph_output() else None
     copy = model.clone()
     values = {v.name: v for node in copy.graph for v in node.outputs}
-    keep_outputs(copy, [values[v.name] for v in (label, final) if v is not None])
+    kept = [values[v.name] for v in (label, final) if v is not None]
+    if label is not None and _is_row_of_labels(label):
+        op = GraphBuilder(copy.graph, prefix="label", constant_nodes=True)
+        kept[0] = op.Reshape(kept[0], np.array([-1]))
+        kept[0].type = label.type
+    keep_outputs(copy, kept)
+    copy.graph.sort()
     return copy
+
+
+def _is_row_of_labels(label: ir.Value) -> bool:
+    """Return True if an ArrayFeatureExtractor selects the labels from a vector: its result has the shape (1, N)."""
+    node = label.producer()
+    while node is not None and node.op_type in ("Cast", "Identity") and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if node is None or node.op_type != "ArrayFeatureExtractor":
+        return False
+    held = constant_of(node.inputs[0])
+    return held is not None and held.ndim == 1
 
 
 PROBES = 16

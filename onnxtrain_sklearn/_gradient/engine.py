@@ -25,6 +25,7 @@ from .._graph.own_tensors import from_proto
 from .._graph.protobuf import checked
 from .._graph.queries import dims, every_node, graphs_in, is_float, reads
 from .._graph.shapes import infer_declared
+from .._graph.stable_forms import use_stable_forms
 from .._graph.survival import require_loadable, require_result_loads
 from .._graph.unrolling import unroll
 from .._runtime import capabilities, distributions, gradient_builder
@@ -183,6 +184,7 @@ def gradient_graph(
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
         remove_identity_transposes(source.graph)
         infer_declared(lower(source), fold)
+        use_stable_forms(source.graph)
         require_values_within_limits(source)
         require_loadable(source)
         _check_names(source.graph, names)

@@ -26,6 +26,7 @@ from .patterns import (
     number_of,
     reduced_axes,
     same_expression,
+    without_bound,
     without_epsilon,
     without_maximum,
     without_reshaping,
@@ -142,7 +143,33 @@ def _read_div(node: ir.Node, depth: int) -> Activation | None:
     above, below = node.inputs
     if above is not None and below is not None and is_row_sum(below, of=above):
         return _read_normalized(above, depth)
+    p, total = _without_mask(above), _without_mask(below)
+    if p is not None and total is not None and is_row_sum(total, of=p) and _is_sigmoid(p):
+        return _read_normalized(p, depth)
     return _hand_written_sigmoid(above, below)
+
+
+def _is_sigmoid(value: ir.Value) -> bool:
+    """Return True if the value is a sigmoid: a sum of such is zero by underflow alone."""
+    found = _activation_of(value, MAX_DEPTH)
+    return found is not None and found.link == "sigmoid" and not found.log
+
+
+def _without_mask(value: ir.Value | None) -> ir.Value | None:
+    """Return x where ``value`` is x + m or x + n m, and m is 1 where a sum is zero, else 0, as skl2onnx writes it."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain or node.op_type != "Add":
+        return None
+    for x, mask in (node.inputs, node.inputs[::-1]):
+        maker = None if mask is None else mask.producer()
+        if maker is not None and maker.op_type == "Mul":
+            factors = [v for v in maker.inputs if number_of(v) is None]
+            maker = factors[0].producer() if len(factors) == 1 and factors[0] is not None else None
+        flag = None if maker is None or maker.op_type != "Cast" else maker.inputs[0]
+        inner = None if flag is None else flag.producer()
+        if inner is not None and inner.op_type == "Not":
+            return x
+    return None
 
 
 def _read_mul(node: ir.Node, depth: int) -> Activation | None:
@@ -194,7 +221,7 @@ def _hand_written_sigmoid(above: ir.Value | None, below: ir.Value | None) -> Act
     x = maker.inputs[0]
     if above is not None and number_of(above) != 1.0:
         return Activation("sigmoid", x) if same_expression(above, exponential) else None
-    return _sigmoid_of_negation(x)
+    return _sigmoid_of_negation(without_bound(x))
 
 
 def _sigmoid_of_negation(x: ir.Value) -> Activation:

@@ -93,6 +93,14 @@ def negation_operand(value: ir.Value) -> ir.Value | None:
     return node.inputs[0] if node.op_type == "Neg" else node.inputs[1] if zero else None
 
 
+def without_bound(value: ir.Value) -> ir.Value:
+    """Return x where ``value`` is min(x, b), and b is the bound below which an exponential is finite."""
+    node = value.producer()
+    if node is None or node.domain or node.op_type != "Min" or len(node.inputs) != 2 or node.inputs[0] is None:
+        return value
+    return node.inputs[0] if number_of(node.inputs[1]) in (88.0, 709.0) else value
+
+
 def is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = False) -> bool:
     """Whether a reduction over ``axes`` is one over each whole row; with ``flattens``, over all later axes too."""
     if x is None or x.shape is None or len(axes) != 1:

@@ -19,6 +19,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from .._runtime import devices, sessions
 from .._runtime.capabilities import Limits
 from .._support.refusal import refusing
 from ..exceptions import ModelError
@@ -31,6 +32,7 @@ from .own_tensors import from_proto
 from .queries import all_values, every_node
 from .reductions import apply_to_elements, over_no_axes
 from .shapes import infer_declared
+from .stable_forms import use_stable_forms
 from .survival import nodes_of, require_loadable, require_survivable
 from .tensorflow_operators import without_tensorflow_operators
 from .torch_zero_biases import drop_zero_biases
@@ -59,6 +61,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits
         common.RemoveInitializersFromInputsPass()(result)
         _refuse_reserved_names(result)
         infer_declared(result, complete_shapes)
+        use_stable_forms(result.graph)
         require_values_within_limits(result)
         require_loadable(result)
         result.meta[LABELS] = zipped_labels(given)
@@ -203,9 +206,73 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
         if proto.functions:
             typed = onnx.shape_inference.infer_shapes(proto)
             proto = onnx.inliner.inline_local_functions(typed, convert_version=True)
-        proto = _lowered(without_tensorflow_operators(proto))
-        onnx.checker.check_model(proto)
+        proto = _typed_outputs(_lowered(without_tensorflow_operators(proto)))
+        onnx.checker.check_model(_with_some_shapes(proto))
     return proto
+
+
+def _typed_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with types of outputs that declare none, as onnxruntime infers them."""
+    if all(_is_declared(value) for value in proto.graph.output):
+        return proto
+    inferred = onnx.shape_inference.infer_shapes(proto)
+    known = {value.name: value.type for value in (*inferred.graph.value_info, *inferred.graph.output)}
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for value in (value for value in result.graph.output if not _is_declared(value)):
+        if value.name in known:
+            value.type.CopyFrom(known[value.name])
+    if any(not _has_type(value) for value in result.graph.output):
+        _take_types_of_runtime(proto, result)
+    return result
+
+
+def _take_types_of_runtime(given: onnx.ModelProto, result: onnx.ModelProto) -> None:
+    """Give outputs the types of onnxruntime, which knows operators that the inference of onnx does not."""
+    session = sessions.create_session(given.SerializeToString(), devices.resolve_device())
+    found = {value.name: value.type for value in session.get_outputs()}
+    for value in (value for value in result.graph.output if not _has_type(value)):
+        kind = found[value.name]
+        if not kind.startswith("tensor("):
+            raise ModelError(f"Output {value.name!r} has no declared type, and is a {kind}: declare it.")
+        value.type.tensor_type.elem_type = _ELEMENT_TYPES[kind[len("tensor(") : -1]]
+
+
+_ELEMENT_TYPES = {
+    "float": onnx.TensorProto.FLOAT,
+    "double": onnx.TensorProto.DOUBLE,
+    "float16": onnx.TensorProto.FLOAT16,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
+    "int64": onnx.TensorProto.INT64,
+    "int32": onnx.TensorProto.INT32,
+    "bool": onnx.TensorProto.BOOL,
+    "string": onnx.TensorProto.STRING,
+}
+
+
+def _has_type(value: onnx.ValueInfoProto) -> bool:
+    kind = value.type.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or bool(value.type.tensor_type.elem_type))
+
+
+def _is_declared(value: onnx.ValueInfoProto) -> bool:
+    return _has_type(value) and not _lacks_shape(value)
+
+
+def _lacks_shape(value: onnx.ValueInfoProto) -> bool:
+    return value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.HasField("shape")
+
+
+def _with_some_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with a shape for each output, which the checker demands and onnxruntime does not."""
+    if not any(_lacks_shape(value) for value in proto.graph.output):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for value in result.graph.output:
+        if _lacks_shape(value):
+            value.type.tensor_type.shape.SetInParent()
+    return result
 
 
 def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
