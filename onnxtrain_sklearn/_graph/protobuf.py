@@ -250,16 +250,16 @@ _ELEMENT_TYPES = {
 }
 
 
-def _has_type(value: onnx.ValueInfoProto) -> bool:
+def _has_type(value: Any) -> bool:
     kind = value.type.WhichOneof("value")
     return kind is not None and (kind != "tensor_type" or bool(value.type.tensor_type.elem_type))
 
 
-def _is_declared(value: onnx.ValueInfoProto) -> bool:
+def _is_declared(value: Any) -> bool:
     return _has_type(value) and not _lacks_shape(value)
 
 
-def _lacks_shape(value: onnx.ValueInfoProto) -> bool:
+def _lacks_shape(value: Any) -> bool:
     return value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.HasField("shape")
 
 
