@@ -22,7 +22,7 @@ from .._support.typing import Container, Estimator, Operator, Parsers, Scope, Va
 from ..exceptions import ModelError
 from . import skl2onnx_bridge
 from .converters.category_splits import encoder_of_text
-from .converters.context import Source
+from .converters.context import Source, labels
 from .converters.registry import CONVERTERS, converter_of
 from .record import record_of
 from .steps import columns_taken, unwrapped
@@ -123,6 +123,7 @@ def parsers() -> dict[type, Callable[..., Any]]:
     """Return the parsers for skl2onnx, by class; it has its own for classifiers."""
     declared = [kind for kind, own in CONVERTERS.items() if own.columns is not None]
     made = {kind: _declared_outputs for kind in declared if not issubclass(kind, ClassifierMixin)}
+    made |= dict.fromkeys(_classifiers_of_our_own(), _declared_classifier)
     boosters = dict.fromkeys((HistGradientBoostingClassifier, HistGradientBoostingRegressor), _behind_encoders)
     return {**made, **boosters, ColumnTransformer: _by_position, TransformedTargetRegressor: _behind_steps}
 
@@ -202,7 +203,36 @@ def _parsed_by_skl2onnx(
 
 def shape_calculators() -> dict[type, Callable[..., Any]]:
     """Return the shape calculators for skl2onnx, by class."""
-    return {kind: _declare_columns for kind, own in CONVERTERS.items() if own.columns is not None}
+    declared = {kind: _declare_columns for kind, own in CONVERTERS.items() if own.columns is not None}
+    return declared | dict.fromkeys(_classifiers_of_our_own(), _declare_classes)
+
+
+def _classifiers_of_our_own() -> list[type]:
+    """Return the classifiers that skl2onnx does not know."""
+    return [
+        kind for kind in CONVERTERS if issubclass(kind, ClassifierMixin) and not skl2onnx_bridge.has_converter(kind)
+    ]
+
+
+def _declared_classifier(
+    scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
+) -> list[Any]:
+    """Declare the outputs of a classifier that skl2onnx does not know: labels and scores."""
+    if converter_of(estimator) is None:
+        raise ModelError(f"{' '.join(repr(estimator).split())} has no ONNX form: other settings of it have one.")
+    types = skl2onnx_bridge.types()
+    operator = scope.declare_local_operator(type(estimator).__name__, estimator)
+    operator.inputs = inputs
+    label = types.StringTensorType if labels(estimator).dtype.kind == "U" else types.Int64TensorType
+    operator.outputs.append(scope.declare_local_variable("label", label()))
+    operator.outputs.append(scope.declare_local_variable("probabilities", types.FloatTensorType()))
+    return list(operator.outputs)
+
+
+def _declare_classes(operator: Operator) -> None:
+    label, scores = operator.outputs
+    label.type = type(label.type)([None])
+    scores.type = type(scores.type)([None, len(operator.raw_operator.classes_)])
 
 
 def _declared_outputs(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 from sklearn.base import is_classifier
+from sklearn.neighbors import NearestCentroid
 
 from .._graph.builder import GraphBuilder
 from .._support.typing import Estimator
@@ -18,6 +19,7 @@ from ..exceptions import ModelError
 from .converters.context import EPSILON, ConversionRecord
 from .converters.linear import MARGINS
 from .converters.one_vs_one import CONFIDENCES
+from .converters.points import APART
 from .record import ModelRecord
 
 PAIRS, CHOICE = "pairs", "choice"
@@ -36,6 +38,19 @@ def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[Conve
         _keep_confidences(graph, record, conversions)
     elif record.is_linear_by_descent and record.has_probabilities and record.threshold is None:
         _keep_largest_margin(graph, record, conversions)
+    elif isinstance(record.last, NearestCentroid) and record.threshold is None:
+        _keep_nearest(graph, record, conversions)
+
+
+def _keep_nearest(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
+    """Take the nearest centroid as scikit-learn does where no class is likelier before: in the units of the data."""
+    prior = np.asarray(record.last.class_prior_)
+    if np.isclose(prior, 1 / len(prior)).all():
+        made = next(one for one in conversions if one.estimator is record.last)
+        apart = graph.node(made.marked[APART]).outputs[0]
+        op = GraphBuilder(graph, prefix="nearest", constant_nodes=True)
+        away = op.ReduceSum(op.Mul(apart, apart), axes=[2], keepdims=False)
+        add_output(graph, CHOICE, op.ArgMin(away, axis=1, keepdims=False))
 
 
 def _keep_votes_of_machine(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:

@@ -56,6 +56,7 @@ FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray]
     "reciprocal": (lambda a: 1 / a, lambda a: 1 / a),
     "negated": (lambda a: -a, lambda a: -a),
     "logarithm": (np.log, np.exp),
+    "absolute": (lambda a: a, np.abs),
     "probability": (lambda a: a, lambda a: np.abs(a) / (np.abs(a) + np.abs(1 - a))),
 }
 """The functions from an attribute to a parameter, and back."""

@@ -55,14 +55,18 @@ def _columns_of_additive_waves(sampler: AdditiveChi2Sampler) -> int:
 
 def _nystroem(s: Source) -> ir.Value:
     """K(x, components) N'."""
-    return s.op.MatMul(_kernel_settings(s), s.op.Transpose(s.parameter(s.estimator, "normalization_"), perm=[1, 0]))
+    kernel = kernel_with(s, "components_")
+    return s.op.MatMul(kernel, s.op.Transpose(s.parameter(s.estimator, "normalization_"), perm=[1, 0]))
 
 
-def _kernel_settings(s: Source) -> ir.Value:
-    """Settings that are None have scikit-learn's defaults: gamma = 1 / features, coef0 = 1, degree = 3."""
+def kernel_with(s: Source, points: str) -> ir.Value:
+    """Return the kernel of each row with each of the points that an attribute holds, (rows, points).
+
+    Settings that are None have scikit-learn's defaults: gamma = 1 / features, coef0 = 1, degree = 3.
+    """
     op, x, approximation = s.op, s.x, s.estimator
-    rows, kind = approximation.components_, approximation.kernel
-    components = s.parameter(approximation, "components_")
+    rows, kind = getattr(approximation, points), approximation.kernel
+    components = s.parameter(approximation, points)
     gamma = 1 / rows.shape[1] if approximation.gamma is None else float(approximation.gamma)
     if kind == "rbf":
         return op.Exp(op.Mul(squared_distances(op, x, components, rows.mean(axis=0)), -gamma))
@@ -75,9 +79,12 @@ def _kernel_settings(s: Source) -> ir.Value:
     return op.Pow(shifted, 3.0 if approximation.degree is None else float(approximation.degree))
 
 
+KERNELS = ("rbf", "linear", "sigmoid", "poly", "polynomial")
+"""The kernels of :func:`kernel_with`."""
+
+
 def _has_known_kernel(approximation: Nystroem) -> bool:
-    kinds = ("rbf", "linear", "sigmoid", "poly", "polynomial")
-    return approximation.kernel in kinds and isinstance(approximation.components_, np.ndarray)
+    return approximation.kernel in KERNELS and isinstance(approximation.components_, np.ndarray)
 
 
 # Piecewise functions of each column
