@@ -232,7 +232,7 @@ class Run:
 
     def rows_of_predictions_meet(self) -> bool:
         """Whether the prediction of a row depends on the rows that are predicted with it."""
-        return where_rows_meet(self.model, in_training=False) is not None
+        return where_rows_meet(self.model, self.session_options, in_training=False) is not None
 
 
 def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:

@@ -196,7 +196,10 @@ class _Search:
         found = dims(value)
         if found is None:
             raise Unknown
-        return [d if isinstance(d, int) else self.batch if d in self._names else None for d in found]
+        sizes = [d if isinstance(d, int) else self.batch if d in self._names else None for d in found]
+        if value is not None and (place := self.places.get(value)) is not None:
+            sizes[place.axis] = place.before * self.batch * place.after
+        return sizes
 
     def fixed(self, *values: ir.Value | None) -> None:
         """Require that values do not depend on the rows."""

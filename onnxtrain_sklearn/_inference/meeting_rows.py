@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,28 +34,29 @@ TRIED_ROWS, ADDED_ROWS, TRIALS = 5, 3, 4
 KNOWN_ROWS = 1013
 """Rows for which shapes are inferred: a prime number, which is seldom the size of anything else."""
 
-Numbers = Mapping[str, np.ndarray]
+Numbers: TypeAlias = Mapping[str, np.ndarray]
+Options: TypeAlias = Mapping[str, object] | None
 
 _of_forms: WeakKeyDictionary[ir.Model, dict[object, str | None]] = WeakKeyDictionary()
 _of_structures: Cache[list[str]] = Cache(256, 2**20, lambda found: 256)
 _lock = Lock()
 
 
-def where_rows_meet(model: TrainableModel, *, in_training: bool = True) -> str | None:
+def where_rows_meet(model: TrainableModel, options: Options, *, in_training: bool = True) -> str | None:
     """Return where the rows of a minibatch meet in a graph, None: nowhere. It is found once for a form.
 
-    In training, normalization takes statistics of the minibatch.
+    In training, normalization takes statistics of the minibatch. ``options`` are those of the sessions that try it.
     """
     form = form_of(model.model)
     with _lock:
         known = _of_forms.setdefault(form, {})
     key = (in_training, model.scores, model.forms)
     if key not in known:
-        known[key] = _where(model, form, in_training)
+        known[key] = _where(model, form, options, in_training)
     return known[key]
 
 
-def _where(model: TrainableModel, form: ir.Model, in_training: bool) -> str | None:
+def _where(model: TrainableModel, form: ir.Model, options: Options, in_training: bool) -> str | None:
     statistics = next((node for node in form.graph if normalizes_by_batch(node)), None) if in_training else None
     if statistics is not None:
         return describe(statistics)
@@ -66,7 +68,7 @@ def _where(model: TrainableModel, form: ir.Model, in_training: bool) -> str | No
 
     def decided() -> list[str]:
         later = _of_fixed_batch(form, by_row, names) or verdict
-        meet = bool(later.node) if later.certain else _meet_in_trial(form, by_row, names, model.parameters)
+        meet = bool(later.node) if later.certain else _meet_in_trial(form, by_row, names, model.parameters, options)
         return [later.node] if meet else []
 
     key = structure(form, {*model.parameters, *model.statistics}), tuple(by_row), tuple(names)
@@ -82,7 +84,9 @@ def _of_fixed_batch(form: ir.Model, by_row: Sequence[str], ends: Sequence[str]) 
     return meeting_of_rows(fixed.graph, by_row, [v for v in fixed.graph.outputs if v.name in ends], KNOWN_ROWS)
 
 
-def _meet_in_trial(model: ir.Model, by_row: Sequence[str], ends: Sequence[str], trained: Sequence[str]) -> bool:
+def _meet_in_trial(
+    model: ir.Model, by_row: Sequence[str], ends: Sequence[str], trained: Sequence[str], options: Options = None
+) -> bool:
     try:
         graph = inference_form(model)
         rng = np.random.RandomState(0)
@@ -90,7 +94,8 @@ def _meet_in_trial(model: ir.Model, by_row: Sequence[str], ends: Sequence[str], 
         weights = {name: _numbers(rng, every[name], 0) for name in trained if name in every}
         swap_initializers(graph.graph, weights)  # those of a new model may be zero, which hides what is behind them
         keep_outputs(graph, [value for value in graph.graph.outputs if value.name in ends], inputs=True)
-        session = sessions.create_session(to_proto(graph).SerializeToString(), devices.resolve_device())
+        content, device = to_proto(graph).SerializeToString(), devices.resolve_device()
+        session = sessions.create_session(content, device, options=options)
         given = list(graph.graph.inputs)
         fixed = {v.name or "": _numbers(rng, v, 0) for v in given if v.name not in by_row}
 
@@ -116,25 +121,26 @@ def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[
     draw : callable (trial, rows) -> inputs
         Random numbers for so many rows.
     """
-    meet, seen = False, False
+    seen = False
     for trial in range(TRIALS):
         first, other = draw(trial, TRIED_ROWS), draw(trial + TRIALS, TRIED_ROWS)
         before = run(first)
         if any(not len(one) or len(one) % TRIED_ROWS for one in before):
             return True
         seen |= any(np.isfinite(one).any() if one.dtype.kind == "f" else True for one in before)
-        for row in range(TRIED_ROWS):
-            changed = {name: array.copy() for name, array in first.items()}
-            for name in changed:
-                changed[name][row] = other[name][row]
-            kept = np.arange(TRIED_ROWS) != row
-            meet |= not _equal(before, run(changed), kept)
+        row = trial % TRIED_ROWS
+        changed = {name: array.copy() for name, array in first.items()}
+        for name in changed:
+            changed[name][row] = other[name][row]
+        if not _equal(before, run(changed), np.arange(TRIED_ROWS) != row):
+            return True
+        if trial > 1:  # a large graph takes its time
+            continue
         more = {name: np.concatenate([array, array[[0] * ADDED_ROWS]]) for name, array in first.items()}
         kept = np.arange(TRIED_ROWS + ADDED_ROWS) < TRIED_ROWS
-        meet |= not _equal(before, run(more), np.ones(TRIED_ROWS, bool), kept)
-        if meet:
-            break
-    return meet or not seen
+        if not _equal(before, run(more), np.ones(TRIED_ROWS, bool), kept):
+            return True
+    return not seen
 
 
 def _equal(

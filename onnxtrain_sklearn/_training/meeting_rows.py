@@ -43,7 +43,7 @@ def meeting(model: TrainableModel, settings: StepSettings) -> str | None:
             more = f"the {model.members} members of a network: the rows of different members would meet"
         if more:
             raise ModelError(f"Rows meet in the loss {name}, which is not for {more}. Take a loss of single rows.")
-    found = where_rows_meet(model)
+    found = where_rows_meet(model, settings.session_options)
     return found or (f"The loss {type(losses[0].loss).__name__}" if losses else None)
 
 
