@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._graph import edits, inference_form, precision, shapes
+from onnxtrain_sklearn._graph import batch_axis, edits, inference_form, precision
 from onnxtrain_sklearn._graph.protobuf import load, to_proto
 from onnxtrain_sklearn._graph.trainable import trainable_model
 from onnxtrain_sklearn._runtime import gradient_builder
@@ -178,10 +178,10 @@ def test_weights_are_copies():
 
 def test_with_batch_fixes_the_rows_of_a_clone():
     found = trainable("H = MatMul(X, W) Y = Sigmoid(H)")
-    fixed = shapes.with_batch(found.model, 7)
+    fixed = batch_axis.with_batch(found.model, 7)
     assert [tuple(v.shape) for v in [*fixed.graph.inputs, *fixed.graph.outputs]] == [(7, 3), (7, 1), (7, 1)]
     assert found.model.graph.inputs[0].shape[0] != 7
-    again = shapes.with_batch(fixed, 5)
+    again = batch_axis.with_batch(fixed, 5)
     assert [tuple(v.shape) for node in again.graph for v in node.outputs] == [(5, 1), (5, 1)]
 
 

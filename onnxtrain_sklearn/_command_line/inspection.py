@@ -14,11 +14,11 @@ from .._estimators.description import Description
 from .._estimators.model_source import source_of
 from .._estimators.regressor import OrtGradientRegressor
 from .._gradient.engine import ENGINES, available_engines, differentiate
+from .._graph.batch_axis import with_batch
 from .._graph.builder import GraphBuilder
 from .._graph.files import read
 from .._graph.own_tensors import from_proto
 from .._graph.protobuf import to_proto
-from .._graph.shapes import with_batch
 from .._graph.trainable import TrainableModel
 from .._training.selection import selected
 from ..exceptions import ModelError

@@ -17,12 +17,12 @@ from scipy.special import expit, softmax
 from .._data.columns import Column
 from .._data.targets import Targets
 from .._fitted.model import is_estimator
+from .._graph.batch_axis import has_fixed_batch
 from .._graph.edits import multiply_by_columns
 from .._graph.inference_form import alone
 from .._graph.patterns import NARROW
 from .._graph.positions import Positions
 from .._graph.queries import dims
-from .._graph.shapes import has_fixed_batch
 from .._graph.trainable import TrainableModel, with_output_for
 from .._inference.head import Head
 from .._inference.predictor import Predictor

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from .bodies import infer_bodies
 from .branches import take_known_branches
 from .builder import GraphBuilder
 from .edits import remove_unread, replace_by_constant
 from .integers import WHOLE_TYPES, Integers, evaluate, is_complete, note_constant
 from .node_shapes import infer_node
-from .queries import every_node
+from .queries import every_node, graphs_in
 from .shapes import infer_shapes
 
 
@@ -24,6 +25,12 @@ def complete_shapes(model: ir.Model) -> ir.Model:
     if _computes_shapes(model.graph):
         _follow_integers(model)
     return model
+
+
+def complete_bodies(model: ir.Model) -> None:
+    """Infer the shapes in bodies, in place, and give bodies the opsets of the model."""
+    if any(graphs_in(node) for node in model.graph):
+        complete_shapes(model)
 
 
 def fold(model: ir.Model) -> ir.Model:
@@ -51,8 +58,11 @@ def _simplify(model: ir.Model) -> bool:
 
 
 def _computes_shapes(graph: ir.Graph) -> bool:
-    """Whether a node reads sizes, or computes integers from constants alone."""
-    return any(not node.domain and (node.op_type in ("Shape", "Size") or _is_of_constants(node)) for node in graph)
+    """Whether a node reads sizes, computes integers from constants alone, or has a body."""
+    return any(
+        not node.domain and (node.op_type in ("Shape", "Size") or _is_of_constants(node) or graphs_in(node))
+        for node in graph
+    )
 
 
 def _is_of_constants(node: ir.Node) -> bool:
@@ -77,10 +87,12 @@ def _name_types_of_casts(graph: ir.Graph) -> None:
 
 
 def _follow_integers(model: ir.Model) -> Integers:
-    """Visit the nodes of the main graph in order, complete their shapes, and return the known integers."""
+    """Visit the nodes in order, complete their shapes, also in bodies, and return the known integers."""
     tracker = IntegerTracker(model)
     for node in model.graph:
         tracker.visit(node)
+        if graphs_in(node):
+            infer_bodies(node, tracker.visit_body, tracker.forget)
     return tracker.known
 
 
@@ -90,7 +102,10 @@ class IntegerTracker:
     def __init__(self, model: ir.Model) -> None:
         self.known: Integers = {}
         self._model = model
-        for value in model.graph.initializers.values():
+        self._note_initializers(model.graph)
+
+    def _note_initializers(self, graph: ir.Graph) -> None:
+        for value in graph.initializers.values():
             whole = value.const_value is not None and value.const_value.dtype in WHOLE_TYPES  # floats may be trained
             if whole and value.const_value is not None and not value.is_graph_input():
                 note_constant(self.known, value, value.const_value)
@@ -102,10 +117,28 @@ class IntegerTracker:
         if not node.domain and len(node.outputs) == 1:
             evaluate(node, self.known)
 
+    def visit_body(self, graph: ir.Graph) -> None:
+        """Visit the nodes of a body, and of those inside it."""
+        graph.opset_imports.update(self._model.graph.opset_imports)
+        self._note_initializers(graph)
+        for node in graph:
+            self.visit(node)
+            if graphs_in(node):
+                infer_bodies(node, self.visit_body, self.forget)
 
-def _put_constants(graph: ir.Graph, known: Integers) -> bool:
+    def forget(self, graph: ir.Graph) -> None:
+        """Forget the shapes and integers that a body computes."""
+        for value in (value for node in every_node(graph) for value in node.outputs):
+            value.shape = None
+            self.known.pop(value, None)
+
+
+def _put_constants(graph: ir.Graph, known: Integers, outer: GraphBuilder | None = None) -> bool:
     """Replace values that are known in full where other nodes read them; remove nodes that nothing reads then."""
     op = GraphBuilder(graph, prefix="folded", constant_nodes=True)
+    if outer is not None:
+        op.taken = outer.taken
+    inside = [_put_constants(inner, known, op) for node in list(graph) for inner in graphs_in(node)]
     made = {v: known[v] for node in graph if node.op_type != "Constant" and (v := node.outputs[0]) in known}
     whole = {v: array for v, array in made.items() if is_complete(array) and not v.is_graph_output()}
     ends = [v for v in whole if any(not whole.keys() >= set(user.outputs) for user, _ in v.uses())]
@@ -115,4 +148,4 @@ def _put_constants(graph: ir.Graph, known: Integers) -> bool:
     if ends:
         graph.sort()
         remove_unread(graph, [node for node in graph if node.outputs[0] in known])
-    return bool(ends)
+    return bool(ends) or any(inside)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..exceptions import ModelError
+from .batch_axis import free_batch_axis
 from .batch_statistics import normalizes_by_batch, use_running_statistics
 from .edits import bypass, copy_type, keep_outputs
 from .random_nodes import replace_random
-from .shapes import free_batch_axis
 
 
 def alone(source: ir.Model, output: str) -> ir.Model:

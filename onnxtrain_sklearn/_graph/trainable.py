@@ -18,6 +18,7 @@ from .._support.frozen import with_attributes
 from .._support.refusal import refusing
 from ..exceptions import ModelError, nearest
 from .activation import scores_of
+from .batch_axis import free_batch_axis, infer_anew
 from .batch_statistics import (
     normalizes_by_batch,
     separate_running_statistics,
@@ -36,7 +37,7 @@ from .queries import is_float, reaching
 from .ranges import range_of
 from .reweighted import form_of, initial_value, reweighted
 from .roles import EXPORTER, Verdict
-from .shapes import free_batch_axis, infer_anew, infer_shapes
+from .shapes import infer_shapes
 from .torch_parameters import own_names, restore_parameters
 from .versions import readable
 from .weights import common_dtype, listing, parameters_of, statistics_of

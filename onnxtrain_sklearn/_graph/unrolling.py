@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from .builder import GraphBuilder
 from .edits import append_copy, read_from_outside, remove_unread, replace_node
-from .loops import infer_loops
+from .folding import complete_shapes
 from .queries import attribute, constant, dims, operand
 from .shapes import infer_shapes
 from .supported import ANY, Supported
@@ -26,7 +26,7 @@ MAX_NODES = 20_000
 def unroll(model: ir.Model) -> ir.Model:
     """Unroll the Loops and Scans of ``model``, in place, including nested ones; weights keep their names."""
     if any(_is_iterated(node) for node in model.graph):
-        infer_loops(infer_shapes(model))
+        complete_shapes(model)
         op = GraphBuilder(model.graph, prefix="unrolled", constant_nodes=True, shared=True)
         _unroll_all(op, list(model.graph))
         remove_unread(model.graph, [node for node in model.graph if node.op_type == "Constant"])

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from .._gradient.engine import differentiate
+from .._graph.batch_axis import with_batch
 from .._graph.batch_statistics import follow_torch
 from .._graph.builder import GraphBuilder, new_graph
 from .._graph.edits import swap_initializers
@@ -26,7 +27,6 @@ from .._graph.positions import Positions, position_weights
 from .._graph.precision import in_dtype
 from .._graph.queries import Dims, attribute, dims, operand
 from .._graph.reweighted import form_of
-from .._graph.shapes import with_batch
 from .._graph.trainable import TrainableModel
 from .._optimizers.lbfgs import BaseOptimizer
 from .._runtime.devices import Device

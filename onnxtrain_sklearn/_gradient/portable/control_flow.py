@@ -207,6 +207,8 @@ def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
     inputs, outputs = list(body.graph.inputs), list(body.graph.outputs)
     captured = flow.captured(frame.body)
     carried, sliced = _carried_and_sliced(flow, frame, captured)
+    for state in carried:
+        _refuse_growth(flow, state)
     body.graph.inputs.clear()
     seeds: Cotangents = {}
     states = [body.input("cotangent", inputs[s[2]]) for s in carried]
@@ -329,6 +331,18 @@ def _stacked_input(flow: Flow, frame: _Frame, position: int) -> _Scanned:
     return _Scanned(tape, 0, False)
 
 
+def _refuse_growth(flow: Flow, state: tuple[int, int, int, int]) -> None:
+    """Refuse a state that an iteration gives another size: its cotangent is a state of a Scan, which keeps its size."""
+    value = flow.graph("body").inputs[state[2]]
+    before, held = dims(flow.node.inputs[state[0]]), dims(value)
+    if before is not None and held is not None and before != held:
+        raise unsupported(flow.node, _size_may_change(value))
+
+
+def _size_may_change(value: ir.Value) -> str:
+    return f"its state {value.name!r} is not known to keep its size"
+
+
 def _need_one_size(flow: Flow, frame: _Frame, position: int) -> None:
     """Refuse a state of a Loop whose shape may change: only equal shapes stack. States of a Scan keep their shape."""
     graph = flow.graph(frame.body)
@@ -338,7 +352,7 @@ def _need_one_size(flow: Flow, frame: _Frame, position: int) -> None:
         if before == position and flow.node.op_type == "Loop":
             shapes = dims(flow.node.inputs[start]), dims(graph.outputs[after])
             if shapes[0] is None or shapes[0] != shapes[1] or None in shapes[0]:
-                raise unsupported(flow.node, f"its state {graph.inputs[position].name!r} is not known to keep its size")
+                raise unsupported(flow.node, _size_may_change(graph.inputs[position]))
 
 
 def _scan_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:

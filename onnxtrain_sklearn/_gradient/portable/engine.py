@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ..._graph.builder import GraphBuilder
 from ..._graph.contrib.lowering import refusal
 from ..._graph.edits import copy_type, remove_unread_initializers
-from ..._graph.loops import infer_loops
+from ..._graph.folding import complete_bodies
 from ..._graph.queries import describe, is_float, kind
 from ..._graph.shapes import infer_shapes
 from ..._graph.versions import MAX_OPSET, MIN_OPSET, in_opset
@@ -99,7 +99,7 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     graph = result.graph
     _require_supported_opset(graph)
     output = next(v for v in graph.outputs if v.name == of)
-    infer_loops(result)
+    complete_bodies(result)
     wanted = [v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt]
     expand(result, wanted, output, RULES.keys() | control_flow.RULES.keys())
     forward = set(graph)
