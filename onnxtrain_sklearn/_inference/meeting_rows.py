@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
+from .._graph.batch_axis import with_batch
 from .._graph.batch_statistics import normalizes_by_batch
 from .._graph.edits import keep_outputs, swap_initializers
 from .._graph.inference_form import inference_form
@@ -21,7 +22,6 @@ from .._graph.protobuf import to_proto
 from .._graph.queries import describe
 from .._graph.reweighted import form_of
 from .._graph.row_dependence import Verdict, meeting_of_rows
-from .._graph.shapes import with_batch
 from .._graph.structure import structure
 from .._graph.trainable import TrainableModel
 from .._runtime import devices, sessions
