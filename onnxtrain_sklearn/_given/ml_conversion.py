@@ -17,8 +17,8 @@ from .._data.columns import Column
 from .._fitted.decision_rules import CHOICE, PAIRS
 from .._fitted.scores import drop_needless_norms, end_in_scores
 from .._fitted.table_graph import in_parts
-from .._graph.builder import GraphBuilder
 from .._graph.batch_axis import free_batch_axis
+from .._graph.builder import GraphBuilder
 from .._graph.edits import keep_outputs
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, spec_of, trainable_model
