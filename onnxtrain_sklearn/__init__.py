@@ -14,6 +14,7 @@ from ._multi_output.estimator import OrtGradientMultiOutput
 from ._multi_output.export_function import export_training
 from ._optimizers.lbfgs import LBFGS
 from ._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
+from ._recipes.skl2onnx_plugin import register_table_converters
 from ._recipes.tabm import TabMClassifier, TabMRegressor
 from ._support.after_import import after_import
 from ._support.cache import clear_cache
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 know_earlier_modules()
 after_import("skl2onnx", register_converters)
+after_import("skl2onnx", register_table_converters)
 
 __all__ = [
     "LBFGS",

@@ -1,5 +1,7 @@
 """skl2onnx converters for both estimators, so that pipelines and ensembles that contain them convert.
 
+skl2onnx has none for ``TransformedTargetRegressor``, which regressors are often in: this is one for any regressor.
+
 A converter converts the inference graph to the requested opset, and adds its nodes and weights under names that are
 unique in the whole graph. So one graph can contain several of the estimators, and its outputs are those of ``predict``.
 Numeric outputs have the type of the input, as with all converters of skl2onnx; inside, the graph keeps its own type.
@@ -17,6 +19,7 @@ import onnx.version_converter
 import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
+from .._fitted import skl2onnx_bridge
 from .._fitted.tables import Table
 from .._graph.builder import GraphBuilder
 from .._graph.edits import replace_input
@@ -43,7 +46,7 @@ CLASSIFIER_OPTIONS = {
 }
 """The options of the classifier's converter; skl2onnx itself implements the first and the last."""
 
-_VARIABLE_TYPES = {
+VARIABLE_TYPES = {
     "FloatTensorType": ir.DataType.FLOAT,
     "DoubleTensorType": ir.DataType.DOUBLE,
     "Int64TensorType": ir.DataType.INT64,
@@ -68,10 +71,14 @@ def register_converters() -> bool:
         import skl2onnx
     except ImportError:
         return False
+    from sklearn.compose import TransformedTargetRegressor
+
     register = skl2onnx.update_registered_converter
     name = "OnnxtrainSklearnClassifier"  # with a zipmap option skl2onnx expects a label and probabilities
     register(OrtGradientClassifier, name, _classifier_types, _convert_classifier, options=CLASSIFIER_OPTIONS)
     register(OrtGradientRegressor, "OnnxtrainSklearnRegressor", _regressor_types, _convert_regressor)
+    if not skl2onnx_bridge.has_converter(TransformedTargetRegressor):
+        register(TransformedTargetRegressor, "OnnxtrainSklearnTargets", _target_types, _convert_target)
     return True
 
 
@@ -111,7 +118,7 @@ def _number_type(operator: Operator) -> Any:
             f"ColumnTransformer before it."
         )
     kind = operator.inputs[0].type
-    if type(kind).__name__ not in _VARIABLE_TYPES or isinstance(kind, StringTensorType):
+    if type(kind).__name__ not in VARIABLE_TYPES or isinstance(kind, StringTensorType):
         raise ModelError(f"{name} takes numbers, got a {type(kind).__name__}: encode it in a step before.")
     return type(guess_tensor_type(kind))
 
@@ -153,10 +160,48 @@ def _declared_classes(head: Head) -> np.ndarray:
     return head.classes
 
 
+def _target_types(operator: Operator) -> None:
+    check_is_fitted(operator.raw_operator)
+    types = skl2onnx_bridge.types()
+    kind, rows = operator.inputs[0].type, operator.inputs[0].get_first_dimension()
+    number = types.FloatTensorType if isinstance(kind, types.StringTensorType) else type(types.guess_tensor_type(kind))
+    columns = int(getattr(operator.raw_operator.transformer_, "n_features_in_", 1))
+    operator.outputs[0].set_type(number([rows, columns]))
+
+
+def _convert_target(scope: Scope, operator: Operator, container: Container) -> None:
+    """Convert the regressor, then the inverse of the transformer of its targets."""
+    from .._fitted.converters.context import Source  # needs much of scikit-learn
+    from .._fitted.converters.transformed_target import inverse_of
+
+    outer = operator.raw_operator
+    (made,) = skl2onnx_bridge.parse(scope, outer.regressor_, list(operator.inputs), {})
+    given = ir.val("predicted", VARIABLE_TYPES[type(operator.outputs[0].type).__name__], ("N", None))
+    opset = container.target_opset_any_domain("")
+    op = GraphBuilder(ir.Graph([given], [], nodes=[], opset_imports={"": opset}, name="targets"), prefix="targets")
+    y = given if given.dtype is ir.DataType.FLOAT else op.Cast(given, to=int(ir.DataType.FLOAT))
+
+    def convert_inner(*_: object) -> Any:
+        raise AssertionError("the regressor is converted already")
+
+    y = op.Reshape(y, np.array([-1, operator.outputs[0].type.shape[1]]))
+    y = inverse_of(Source(op, outer, y, "targets", False, convert_inner), y)
+    y = op.Cast(y, to=int(given.dtype or ir.DataType.FLOAT))
+    y.name = "inverse"
+    op.graph.outputs.append(y)
+    append_to_container(ir.Model(op.graph, ir_version=8), [made], scope, operator, container)
+
+
 def _embed(model: ir.Model, scope: Scope, operator: Operator, container: Container) -> None:
     """Add the nodes and weights of ``model`` to the container, between the variables of the operator."""
-    model = _in_opset(unroll(requantized(model)), container.target_opset_any_domain(""))
-    variables = _connect(model.graph, operator)
+    model = in_opset(unroll(requantized(model)), container.target_opset_any_domain(""))
+    append_to_container(model, _connect(model.graph, operator), scope, operator, container)
+
+
+def append_to_container(
+    model: ir.Model, variables: list[Any], scope: Scope, operator: Operator, container: Container
+) -> None:
+    """Add nodes and weights under unique names; ``variables`` are those of the inputs."""
     proto = to_proto(model)
     ends = zip((*proto.graph.input, *proto.graph.output), (*variables, *operator.outputs), strict=True)
     names = {value.name: variable.full_name for value, variable in ends}
@@ -183,13 +228,13 @@ def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
     Returns the variables of the inputs.
     """
     estimator = operator.raw_operator
-    _refuse_what_cannot_be_sorted(graph, type(estimator).__name__)
+    refuse_what_cannot_be_sorted(graph, type(estimator).__name__)
     op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
     table = _accepted_table(estimator)
     variables = list(operator.inputs) if table is None else _table_variables(operator, table, graph)
     row = _row_shape(estimator) if table is None else (1,)
     for own, variable in zip(list(graph.inputs), variables, strict=True):
-        given = ir.val(op.name("input"), _VARIABLE_TYPES[type(variable.type).__name__], ("N", None))
+        given = ir.val(op.name("input"), VARIABLE_TYPES[type(variable.type).__name__], ("N", None))
         value = given if given.dtype == own.dtype else op.Cast(given, to=own.dtype)
         replace_input(graph, own, given, value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
     for i, variable in enumerate(operator.outputs):
@@ -197,7 +242,7 @@ def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
         rank = None if final.shape is None else len(final.shape)
         if isinstance(estimator, OrtGradientRegressor) and rank != len(_target_shape(estimator)) + 1:
             final = op.Reshape(final, shape=[-1, *_target_shape(estimator)])
-        wanted = _VARIABLE_TYPES.get(type(variable.type).__name__)
+        wanted = VARIABLE_TYPES.get(type(variable.type).__name__)
         graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=wanted)
     return variables
 
@@ -221,7 +266,7 @@ def _table_variables(operator: Operator, table: Table, graph: ir.Graph) -> list[
         kind = type(variable.type).__name__
         if column.kind != "unused" and (kind == "StringTensorType") != (column.kind == "text"):
             raise ModelError(f"{name} takes {column.kind} in column {column.name!r}, which is declared a {kind}.")
-        if column.kind != "unused" and kind not in _VARIABLE_TYPES:
+        if column.kind != "unused" and kind not in VARIABLE_TYPES:
             raise ModelError(f"{name} takes no {kind}, which column {column.name!r} is declared as.")
     by_name = dict(zip((column.name for column in table.columns), given, strict=True))
     return [by_name[str(value.name)] for value in graph.inputs]
@@ -241,7 +286,7 @@ def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
     return row
 
 
-def _refuse_what_cannot_be_sorted(graph: ir.Graph, name: str) -> None:
+def refuse_what_cannot_be_sorted(graph: ir.Graph, name: str) -> None:
     """Refuse nodes that skl2onnx cannot sort topologically: it ignores subgraphs and stops at omitted inputs."""
     for node in graph:
         subgraphs = graphs_in(node)
@@ -253,7 +298,7 @@ def _refuse_what_cannot_be_sorted(graph: ir.Graph, name: str) -> None:
             )
 
 
-def _in_opset(model: ir.Model, opset: int) -> ir.Model:
+def in_opset(model: ir.Model, opset: int) -> ir.Model:
     """Return ``model`` in another opset of the default domain; raise ModelError if ONNX's converter cannot."""
     own = model.opset_imports[""]
     if own == opset:

@@ -108,7 +108,12 @@ def _target_inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:
 def _untransformed_target(s: Source) -> Sequence[ir.Value]:
     """Convert the last step of the regressor; those before it are converted before this one."""
     (y,) = s.convert_inner(last_step(s.estimator.regressor_), s.x, False)
-    return [_target_inverse(s, y, ("transformer_",))]
+    return [inverse_of(s, y)]
+
+
+def inverse_of(s: Source, y: ir.Value) -> ir.Value:
+    """Return the targets that the transformer of a regressor made ``y`` of."""
+    return _target_inverse(s, y, ("transformer_",))
 
 
 def _outputs(regressor: TransformedTargetRegressor) -> int:

@@ -1,0 +1,139 @@
+"""skl2onnx converters for the estimators for tables, so that pipelines and ensembles that contain them convert.
+
+What is embedded is the graph of ``to_onnx``, which takes the raw table: one matrix of numbers, or, if a column is
+text, an input for each column.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from sklearn.utils.validation import check_is_fitted
+
+from .._estimators.skl2onnx_plugin import (
+    VARIABLE_TYPES,
+    append_to_container,
+    in_opset,
+    refuse_what_cannot_be_sorted,
+)
+from .._fitted import skl2onnx_bridge
+from .._graph.builder import GraphBuilder
+from .._graph.edits import replace_input
+from .._graph.protobuf import from_bytes
+from .._support.typing import Container, Operator, Scope, Variable
+from ..exceptions import ModelError
+from .kinds import ClassifierRecipe
+from .realmlp import RealMLPClassifier, RealMLPRegressor
+from .tabm import TabMClassifier, TabMRegressor
+
+OPTIONS = {
+    "zipmap": [True, False, "columns"],
+    "nocl": [True, False],
+    "output_class_labels": [False, True],
+}
+"""The options of the classifiers' converter; without a decision function, they have no raw scores."""
+
+
+def register_table_converters() -> None:
+    """Register the converters of the four estimators for tables with skl2onnx, which is imported."""
+    register = skl2onnx_bridge.package().update_registered_converter
+    for kind in (RealMLPClassifier, TabMClassifier):
+        register(kind, f"OnnxtrainSklearn{kind.__name__}", _classifier_types, _convert, options=OPTIONS)
+    for kind in (RealMLPRegressor, TabMRegressor):
+        register(kind, f"OnnxtrainSklearn{kind.__name__}", _regressor_types, _convert)
+
+
+def _classifier_types(operator: Operator) -> None:
+    estimator = operator.raw_operator
+    check_is_fitted(estimator)
+    types, rows, columns = skl2onnx_bridge.types(), operator.inputs[0].get_first_dimension(), len(estimator.classes_)
+    is_text = estimator.classes_.dtype.kind in "OUS" and not _numbers_classes(estimator, operator.scope_inst)
+    label = types.StringTensorType if is_text else types.Int64TensorType
+    operator.outputs[0].set_type(label([rows, columns] if estimator._task == "multilabel" else [rows]))
+    operator.outputs[1].set_type(_number_type(operator)([rows, columns]))
+
+
+def _regressor_types(operator: Operator) -> None:
+    check_is_fitted(operator.raw_operator)
+    rows = operator.inputs[0].get_first_dimension()
+    operator.outputs[0].set_type(_number_type(operator)([rows, operator.raw_operator.n_outputs_]))
+
+
+def _number_type(operator: Operator) -> Any:
+    """Return the type of numeric outputs: that of the first numeric input, as with all converters of skl2onnx."""
+    types = skl2onnx_bridge.types()
+    numeric = [one.type for one in operator.inputs if not isinstance(one.type, types.StringTensorType)]
+    return type(types.guess_tensor_type(numeric[0])) if numeric else types.FloatTensorType
+
+
+def _numbers_classes(estimator: Any, scope: Scope) -> bool:
+    return bool(scope.get_options(estimator, {"nocl": False})["nocl"])
+
+
+def _convert(scope: Scope, operator: Operator, container: Container) -> None:
+    estimator = operator.raw_operator
+    model = in_opset(from_bytes(estimator.to_onnx().SerializeToString()), container.target_opset_any_domain(""))
+    graph, name = model.graph, type(estimator).__name__
+    refuse_what_cannot_be_sorted(graph, name)
+    op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
+    _read_columns(op, operator.inputs, estimator)
+    for i, variable in enumerate(operator.outputs):
+        final, wanted = graph.outputs[i], VARIABLE_TYPES.get(type(variable.type).__name__)
+        if isinstance(estimator, ClassifierRecipe) and i == 0:
+            if _numbers_classes(estimator, scope) and estimator._task != "multilabel":
+                final = op.ArgMax(graph.outputs[1], axis=1, keepdims=False)
+            elif wanted is ir.DataType.INT64:
+                _require_whole(estimator)
+        graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=int(wanted))
+        graph.outputs[i].name = op.taken.free(f"final_{i}")
+    graph.sort()
+    append_to_container(model, list(operator.inputs), scope, operator, container)
+
+
+def _read_columns(op: GraphBuilder, variables: list[Variable], estimator: Any) -> None:
+    """Replace the inputs of the graph by the variables, in place; numbers may come as one matrix or as columns."""
+    graph, names = op.graph, estimator._inputs.names
+    given = [ir.val(op.name("input"), _type_of(one, estimator), ("N", None)) for one in variables]
+    columns = [list(one.type.shape or [])[1:] for one in variables]
+    if estimator._inputs.takes_text:
+        wanted = [value.dtype for value in graph.inputs]
+        texts = [value.dtype is ir.DataType.STRING for value in given]
+        fits = len(given) == len(wanted) and all(size == [1] for size in columns)
+        if not fits or texts != [dtype is ir.DataType.STRING for dtype in wanted]:
+            kinds = ", ".join(
+                f"{column!r} {'text' if dtype is ir.DataType.STRING else 'a number'}"
+                for column, dtype in zip(names, wanted, strict=True)
+            )
+            raise ModelError(
+                f"{type(estimator).__name__} was trained on a table with text: declare an initial type of shape "
+                f"[None, 1] for each column ({kinds}), and put it first in a pipeline; got "
+                f"{[(one.raw_name, one.type.shape) for one in variables]}. Or take its own to_onnx()."
+            )
+        for own, value in zip(list(graph.inputs), given, strict=True):
+            replace_input(graph, own, value, value if value.dtype == own.dtype else op.Cast(value, to=int(own.dtype)))
+        return
+    width = sum(size[0] if len(size) == 1 and isinstance(size[0], int) else len(names) for size in columns)
+    if width != len(names) or any(value.dtype is ir.DataType.STRING for value in given):
+        raise ModelError(
+            f"{type(estimator).__name__} was trained on {len(names)} columns of numbers, got "
+            f"{[(one.raw_name, one.type) for one in variables]}."
+        )
+    own = graph.inputs[0]
+    parts = [value if value.dtype == own.dtype else op.Cast(value, to=int(own.dtype)) for value in given]
+    replace_input(graph, own, given[0], parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1))
+    graph.inputs[:] = given
+
+
+def _type_of(variable: Variable, estimator: Any) -> ir.DataType:
+    kind = type(variable.type).__name__
+    if kind not in VARIABLE_TYPES:
+        raise ModelError(f"{type(estimator).__name__} takes numbers and text, got a {kind} ({variable.raw_name!r}).")
+    return VARIABLE_TYPES[kind]
+
+
+def _require_whole(estimator: Any) -> None:
+    classes = np.asarray(estimator.classes_)
+    if classes.dtype.kind == "f" and not (classes == np.rint(classes)).all():
+        raise ModelError(f"skl2onnx has labels that are integers or strings, the classes are {classes.tolist()}.")
