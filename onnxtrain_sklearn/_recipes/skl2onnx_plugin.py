@@ -39,10 +39,11 @@ OPTIONS = {
 def register_table_converters() -> None:
     """Register the converters of the four estimators for tables with skl2onnx, which is imported."""
     register = skl2onnx_bridge.package().update_registered_converter
-    for kind in (RealMLPClassifier, TabMClassifier):
-        register(kind, f"OnnxtrainSklearn{kind.__name__}", _classifier_types, _convert, options=OPTIONS)
-    for kind in (RealMLPRegressor, TabMRegressor):
-        register(kind, f"OnnxtrainSklearn{kind.__name__}", _regressor_types, _convert)
+    for classifier in (RealMLPClassifier, TabMClassifier):
+        name = f"OnnxtrainSklearn{classifier.__name__}"
+        register(classifier, name, _classifier_types, _convert, options=OPTIONS)
+    for regressor in (RealMLPRegressor, TabMRegressor):
+        register(regressor, f"OnnxtrainSklearn{regressor.__name__}", _regressor_types, _convert)
 
 
 def _classifier_types(operator: Operator) -> None:
@@ -86,7 +87,7 @@ def _convert(scope: Scope, operator: Operator, container: Container) -> None:
                 final = op.ArgMax(graph.outputs[1], axis=1, keepdims=False)
             elif wanted is ir.DataType.INT64:
                 _require_whole(estimator)
-        graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=int(wanted))
+        graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=wanted)
         graph.outputs[i].name = op.taken.free(f"final_{i}")
     graph.sort()
     append_to_container(model, list(operator.inputs), scope, operator, container)
@@ -112,7 +113,7 @@ def _read_columns(op: GraphBuilder, variables: list[Variable], estimator: Any) -
                 f"{[(one.raw_name, one.type.shape) for one in variables]}. Or take its own to_onnx()."
             )
         for own, value in zip(list(graph.inputs), given, strict=True):
-            replace_input(graph, own, value, value if value.dtype == own.dtype else op.Cast(value, to=int(own.dtype)))
+            replace_input(graph, own, value, value if value.dtype == own.dtype else op.Cast(value, to=own.dtype))
         return
     width = sum(size[0] if len(size) == 1 and isinstance(size[0], int) else len(names) for size in columns)
     if width != len(names) or any(value.dtype is ir.DataType.STRING for value in given):
@@ -121,7 +122,7 @@ def _read_columns(op: GraphBuilder, variables: list[Variable], estimator: Any) -
             f"{[(one.raw_name, one.type) for one in variables]}."
         )
     own = graph.inputs[0]
-    parts = [value if value.dtype == own.dtype else op.Cast(value, to=int(own.dtype)) for value in given]
+    parts = [value if value.dtype == own.dtype else op.Cast(value, to=own.dtype) for value in given]
     replace_input(graph, own, given[0], parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1))
     graph.inputs[:] = given
 
