@@ -82,6 +82,14 @@ PROTOBUF = {
         "helper",
         "load_model_from_string",
     },
+    "_runtime.integer_products": {  # bytes for a session, and what is exported
+        "ModelProto",
+        "NodeProto",
+        "TensorProto",
+        "helper",
+        "load_model_from_string",
+        "numpy_helper",
+    },
     "_graph.supported": {"defs"},  # the defaults of attributes
     "_graph.files": {
         "GraphProto",

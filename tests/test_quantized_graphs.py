@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.helpers.data import DATA
+from tests.helpers.quantized import run_by_default, run_exactly, stored_integers
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -36,12 +37,11 @@ def new(model, **settings):
 
 
 def run(model, X):
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {session.get_inputs()[0].name: X})
+    return run_by_default(model, {model.graph.input[0].name: X})
 
 
-def integers(model):
-    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type != onnx.TensorProto.FLOAT}
+def run_given(model, X):
+    return run_exactly(model, {model.graph.input[0].name: X})
 
 
 @files
@@ -73,7 +73,7 @@ def test_twenty_steps_end_where_those_of_pytorch_do(name):
 @pytest.mark.parametrize("early_stopping", [False, True])
 def test_fine_tuning_raises_the_accuracy_of_the_file_that_is_quantized_again(name, early_stopping):
     model, X = read(name)
-    before = (run(model, X[1200:])[0].argmax(axis=1) == LABELS[1200:]).mean()
+    before = (run_given(model, X[1200:])[0].argmax(axis=1) == LABELS[1200:]).mean()
     settings = {"optimizer": "adamw", "learning_rate_init": 0.003, "max_iter": 15, "shuffle": True}
     fitted = new(model, early_stopping=early_stopping, **settings).fit(X[:1200], LABELS[:1200])
     exported = fitted.to_onnx()
@@ -82,7 +82,7 @@ def test_fine_tuning_raises_the_accuracy_of_the_file_that_is_quantized_again(nam
     assert (label[1200:] == LABELS[1200:]).mean() > before + 0.03
     assert_array_equal(label, fitted.predict(X))
     assert_allclose(probabilities, fitted.predict_proba(X), rtol=0, atol=1e-6)
-    given, written = integers(model), integers(exported)
+    given, written = stored_integers(model), stored_integers(exported, model)
     weights = {key for key in given if key.endswith("_quantized")}
     assert {key for key in written if key.endswith("_quantized")} == weights
     for key in weights:
@@ -99,11 +99,11 @@ def test_an_untrained_file_is_the_given_one(name):
     model, X = read(name)
     fitted = new(model, learning_rate_init=0.0).fit(X, LABELS)
     exported = fitted.to_onnx()
-    written = integers(exported)
-    for key, array in integers(model).items():
+    written = stored_integers(exported, model)
+    for key, array in stored_integers(model).items():
         if key.endswith("_quantized"):
             assert_array_equal(written[key], array)
-    assert_allclose(fitted.decision_function(X), run(model, X)[0], rtol=0, atol=1e-5)
+    assert_allclose(fitted.decision_function(X), run_given(model, X)[0], rtol=0, atol=1e-5)
     again = new(exported, output="probabilities", output_kind="auto").fit(X[:200], LABELS[:200])
     assert set(again.weights_) == set(fitted.weights_)
 
@@ -117,9 +117,9 @@ def test_copies_and_passes():
         one.partial_fit(X[:320], LABELS[:320])
     for weight, array in fitted.weights_.items():
         assert_array_equal(twin.weights_[weight], array)
-    assert integers(twin.to_onnx()).keys() == integers(fitted.to_onnx()).keys()
+    assert stored_integers(twin.to_onnx()).keys() == stored_integers(fitted.to_onnx()).keys()
     frozen = new(model, trainable=["*2.*"]).fit(X[:320], LABELS[:320])
-    given, written = integers(model), integers(frozen.to_onnx())
+    given, written = stored_integers(model), stored_integers(frozen.to_onnx(), model)
     same = {key: np.array_equal(given[key], written[key]) for key in written if key.endswith("weight_quantized")}
     assert sorted(same.values()) == [False, True]
     assert "held as integers" in str(fitted.describe())

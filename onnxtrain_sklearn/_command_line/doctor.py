@@ -23,6 +23,7 @@ from .._estimators.classifier import OrtGradientClassifier
 from .._gradient.engine import available_engines, gradient_graph
 from .._optimizers.update_graph import update_graph
 from .._runtime import capabilities, devices, distributions, machine_code, sessions
+from .._runtime.integer_products import saturate
 from .._training.compiled_pass import COMPILED, auto_compiles, can_compile
 from .._training.compiled_update import compiled_update
 from .._training.numpy_update import formula_of, numpy_update
@@ -66,6 +67,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> Outcome:
         },
         "engines": list(available_engines()),
         "auto_compiles": auto_compiles(),
+        "integer_products": "saturating" if saturate() else "exact",
         "self_test": checks,
     }
     record["advice"] = _advice(record)
@@ -184,6 +186,7 @@ def _doctor_text(record: Record) -> str:
         f"  up to opset {runtime['opset']}, ai.onnx.ml {runtime['ml_opset']}, IR {runtime['ir_version']}",
         f"  providers: {', '.join(runtime['providers'])}",
         f"engines: {', '.join(record['engines'])}{'; compiled code in long fits' * record['auto_compiles']}",
+        f"products of unsigned by signed bytes: {record['integer_products']}",
     ]
     for check in record["self_test"]:
         verdict = "passed" if check["passed"] else "FAILED"

@@ -21,6 +21,7 @@ import onnx_ir.passes.common as common
 
 from .._runtime import devices, sessions
 from .._runtime.capabilities import Limits
+from .._runtime.integer_products import make_exact
 from .._support.refusal import refusing
 from ..exceptions import ModelError
 from .contrib.lowering import is_fused, lower
@@ -74,13 +75,17 @@ def from_bytes(content: bytes) -> ir.Model:
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return ``model`` as protobuf, with only the opset domains that its nodes use."""
+    """Return ``model`` as protobuf, with only the opset domains that its nodes use.
+
+    Where this processor's integer products need unsigned weights, the graph has them.
+    """
     nodes = every_node(model.graph)
     used = {node.domain for node in nodes} | {""}
     for domain in set(model.opset_imports) - used:
         del model.opset_imports[domain]
     proto = ir.to_proto(model)
     _type_dicts(proto)
+    make_exact(proto)
     return proto
 
 

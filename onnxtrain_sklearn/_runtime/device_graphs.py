@@ -25,7 +25,7 @@ PAIRWISE = {"Sum": "Add", "Max": "Max", "Min": "Min"}
 
 def in_pairs(proto: onnx.ModelProto) -> bool:
     """Put operators of two operands in place of Sum, Max and Min of more, in the same order; whether there were any."""
-    graphs = [graph for outer in (proto.graph, *proto.functions) for graph in _with_inner_graphs(outer)]
+    graphs = [graph for outer in (proto.graph, *proto.functions) for graph in graphs_within(outer)]
     found = any(_combines_many(node) for graph in graphs for node in graph.node)
     for graph in graphs if found else ():
         nodes = [one for node in graph.node for one in (_pairs(node) if _combines_many(node) else [node])]
@@ -35,12 +35,12 @@ def in_pairs(proto: onnx.ModelProto) -> bool:
     return found
 
 
-def _with_inner_graphs(graph: NodeOwner) -> Iterator[NodeOwner]:
+def graphs_within(graph: NodeOwner) -> Iterator[NodeOwner]:
     """Return the bodies of loops and branches, the innermost first, and ``graph``."""
     for node in graph.node:
         for attribute in node.attribute:
             for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _with_inner_graphs(body)
+                yield from graphs_within(body)
     yield graph
 
 

@@ -19,6 +19,7 @@ from ..exceptions import RuntimeNotFoundError, nearest
 from .devices import OWN_MEMORY, Device, resolve_device
 from .distributions import onnxruntime, version
 from .distributions import pybind as C
+from .integer_products import exact
 from .sessions import create_session
 
 OrtValue: TypeAlias = Any
@@ -137,7 +138,7 @@ def session(model: bytes, device: Device, options: onnxruntime.SessionOptions | 
         return create_session(model, device)
     providers = list(zip(device.providers, device.provider_options, strict=True))
     with refusing(f"onnxruntime {version()} cannot load the graph"):
-        return onnxruntime.InferenceSession(model, options, providers=providers)
+        return onnxruntime.InferenceSession(exact(model), options, providers=providers)
 
 
 def require_options(options: object, kind: str) -> None:

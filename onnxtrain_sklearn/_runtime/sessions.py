@@ -16,6 +16,7 @@ from .device_graphs import check_indices, for_device
 from .devices import OWN_MEMORY, Device
 from .distributions import onnxruntime
 from .errors import not_loaded, not_run
+from .integer_products import exact
 from .session_options import set_option
 
 InferenceSession: TypeAlias = "onnxruntime.InferenceSession"
@@ -67,6 +68,7 @@ def create_session(
     for name, value in {SPIN: SPIN_MICROSECONDS, **(options or {})}.items():
         set_option(settings, name, value)
     providers = list(zip(device.providers, device.provider_options, strict=True))
+    model = exact(model)
     indexed: Mapping[str, int] = {}
     if any(name in OWN_MEMORY for name in device.providers):
         model, indexed = for_device(model)

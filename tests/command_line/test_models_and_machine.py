@@ -16,6 +16,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 
 from onnxtrain_sklearn._command_line import doctor, program
 from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines
+from onnxtrain_sklearn._runtime import integer_products
 from onnxtrain_sklearn._training.compiled_pass import is_measured
 from tests.command_line.tables import program_json
 
@@ -126,6 +127,7 @@ def test_doctor_tests_every_engine(capsys):
     status, told = program_json(capsys, "doctor")
     assert status == 0
     assert told["engines"] == list(available_engines())
+    assert told["integer_products"] == ("saturating" if integer_products.saturate() else "exact")
     assert told["auto_compiles"] is (find_spec("llvmlite") is not None and is_measured())
     assert {f"{what} by {e}" for what in ("gradient", "training") for e in available_engines()} <= {
         check["name"] for check in told["self_test"] if check["passed"]
