@@ -82,3 +82,14 @@ def test_targets_are_transformed_around_encoders_of_text(settings, nested):
     assert "transformer" in settings or not any("transformer.scale" in name for name in net.weights_)
     np.testing.assert_allclose(net.to_sklearn().predict(X), net.predict(X), rtol=1e-5, atol=1e-5)
     assert not np.allclose(net.predict(X), model.predict(X), rtol=1e-5)
+
+
+def test_the_advice_for_coefficients_that_cancel_works():
+    rows = X.assign(twin=X["flag"])
+    columns = ["kind", "flag", "twin"]
+    model = encoded(OneHotEncoder(sparse_output=False), columns).fit(rows, Y)
+    model[-1].coef_ += np.array([1e9] * 8 + [-1e9] * 2 + [0] * 3)  # the encoded columns of each text add up to one
+    with pytest.raises(ModelError, match=r"Fit it with OneHotEncoder\(drop='first'\)"):
+        start(model, rows)
+    model = encoded(OneHotEncoder(drop="first", sparse_output=False), columns).fit(rows, Y)
+    np.testing.assert_allclose(start(model, rows).predict(rows), model.predict(rows), rtol=1e-5, atol=1e-5)

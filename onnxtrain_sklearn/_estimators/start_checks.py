@@ -13,7 +13,6 @@ from .graph_inputs import graph_inputs, predictions_on, require_numbers
 from .plan import Plan
 from .run import Run
 
-_COARSE = "float32, in which graphs compute, may be too coarse for it: fit it to scaled columns, by a StandardScaler."
 _GIVE = "Otherwise give another model, or none: a network is trained then."
 
 
@@ -29,6 +28,7 @@ def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:
         run.fitted = started(fitted, columns, run.predictions)
         return
     from .._fitted.equivalence import require_equal  # both need much of scikit-learn
+    from .._fitted.refusals import where_float32_is_coarse
     from .._fitted.ties import tied_rows
 
     X, splits_words = plan.call.X, fitted.table is not None and fitted.table.splits_words
@@ -37,7 +37,8 @@ def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:
     found = predictions_on(plan.estimator, run, rows)
     share, step = tied_rows(plan.estimator.model, rows)
     ties = f"{share:.0%} of the rows have training points at equal distances where n_neighbors of {step} ends"
-    advice = f"{ties}, and which of them count depends on their order." if share else _COARSE
+    advice = f"{ties}, and which of them count depends on their order." if share else ""
+    advice = advice or where_float32_is_coarse(plan.estimator.model)
     doubles = any(spec.dtype == "float64" for spec in run.deployed.inputs)
     require_equal(
         plan.estimator.model, rows, found, what=what, tolerance=1e-4, reads_float64=doubles, advice=f"{advice} {_GIVE}"

@@ -11,6 +11,16 @@ from sklearn.feature_extraction.text import TfidfTransformer, TfidfVectorizer
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.neighbors import KNeighborsClassifier, LocalOutlierFactor, RadiusNeighborsClassifier
+from sklearn.preprocessing import (
+    MaxAbsScaler,
+    MinMaxScaler,
+    Normalizer,
+    OneHotEncoder,
+    PowerTransformer,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
+)
 
 from .._support.typing import Estimator
 from ..exceptions import ModelError
@@ -106,6 +116,31 @@ def _refuse_own_decision_rule(outer: ModelRecord, inner: ModelRecord) -> None:
             f"{name} within {outer.last_name} chooses labels by a rule of its own, which training would not follow "
             f"there. It is followed where {name} is the model itself, or the last step of a pipeline."
         )
+
+
+_SCALERS = (
+    MaxAbsScaler,
+    MinMaxScaler,
+    Normalizer,
+    PowerTransformer,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
+)
+
+
+def where_float32_is_coarse(estimator: Estimator) -> str:
+    """Return what helps where the graph of a model differs from it: float32 is too coarse for some of its numbers."""
+    parts = [part for _, part in walk(estimator)]
+    why = "float32, in which graphs compute, may be too coarse for it"
+    if not any(isinstance(part, _SCALERS) for part in parts):
+        return f"{why}: fit it to scaled columns, by a StandardScaler."
+    if any(isinstance(part, OneHotEncoder) and part.drop is None and hasattr(part, "categories_") for part in parts):
+        return (
+            f"{why}: the columns of a OneHotEncoder add up to one, so that large coefficients may cancel. Fit it with "
+            f"OneHotEncoder(drop='first'), or with a stronger penalty."
+        )
+    return f"{why}: large numbers cancel. Fit it with a stronger penalty, or without columns that say the same."
 
 
 _VOTE_COUNTERS = {

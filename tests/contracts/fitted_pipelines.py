@@ -107,6 +107,7 @@ MIXED_FRAMES = """
 make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> Ridge()
 make_column_transformer((OneHotEncoder(handle_unknown='ignore'), ['kind']), remainder='drop') >> Ridge()
 make_column_transformer((OneHotEncoder(drop='first'), ['kind', 'size']), (MinMaxScaler(), ['a'])) >> Ridge()
+make_column_transformer((OneHotEncoder(max_categories=2, handle_unknown='infrequent_if_exist'), ['kind', 'size']), (MinMaxScaler(), ['a'])) >> Ridge()
 make_column_transformer((make_pipeline(SimpleImputer(strategy='most_frequent'), OneHotEncoder()), ['size', 'kind']), (make_pipeline(SimpleImputer(), StandardScaler()), ['a', 'b'])) >> Ridge()
 make_column_transformer((make_pipeline(SimpleImputer(strategy='constant', fill_value='?'), OrdinalEncoder()), ['size']), (StandardScaler(), ['a', 'b'])) >> Ridge()
 make_column_transformer((OrdinalEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> HistGradientBoostingRegressor(max_iter=3)
@@ -114,6 +115,7 @@ make_column_transformer((TargetEncoder(random_state=0), ['kind', 'size']), (Stan
 make_column_transformer((OneHotEncoder(), ['kind']), (PCA(1), ['a', 'b'])) >> MLPRegressor(hidden_layer_sizes=(6,), max_iter=50, random_state=0)
 make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a', 'b'])) >> SVR()
 make_column_transformer((StandardScaler(), ['a', 'b'])) >> Ridge()
+TransformedTargetRegressor(make_pipeline(make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a'])), Ridge()), transformer=StandardScaler())
 HistGradientBoostingRegressor(categorical_features=['kind', 'size'], max_iter=3, min_samples_leaf=5)
 VotingRegressor([('a', make_pipeline(make_column_transformer((OneHotEncoder(), ['kind']), (StandardScaler(), ['a'])), Ridge()))])
 """  # noqa: E501

@@ -20,12 +20,12 @@ APART = "apart"
 
 
 def _kernel_ridge(s: Source) -> ir.Value:
-    """K(x, points) c."""
-    return s.op.MatMul(kernel_with(s, "X_fit_"), s.parameter(s.estimator, "dual_coef_", shape=(len(_dual(s)), -1)))
-
-
-def _dual(s: Source) -> np.ndarray:
-    return np.asarray(s.estimator.dual_coef_)
+    """K(x, points) c; with a linear kernel x (points' c), whose numbers are smaller."""
+    op, ridge = s.op, s.estimator
+    weights = s.parameter(ridge, "dual_coef_", shape=(len(ridge.X_fit_), -1))
+    if ridge.kernel == "linear":
+        return op.MatMul(s.x, op.Gemm(s.parameter(ridge, "X_fit_"), weights, transA=1))
+    return op.MatMul(kernel_with(s, "X_fit_"), weights)
 
 
 def _outputs(ridge: Estimator) -> int:
