@@ -5,6 +5,7 @@ A minibatch in which rows meet is never filled up. The losses of this package co
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,6 +26,7 @@ from .loss_graph import TARGET, WEIGHT, StepSettings, score_loss_graph, settings
 from .total_loss import TotalLoss
 
 _known: Cache[list[bool]] = Cache(256, 2**20, lambda found: 256)
+_recent: deque[tuple[StepSettings, object, list[tuple[str, StepSettings]]]] = deque(maxlen=4)
 
 
 def meeting(model: TrainableModel, settings: StepSettings) -> str | None:
@@ -32,9 +34,7 @@ def meeting(model: TrainableModel, settings: StepSettings) -> str | None:
 
     It raises ModelError where not the rows of the data would meet in the loss, but more.
     """
-    total = settings.loss
-    every = [settings_of_output(settings, one) for one in total.outputs] if isinstance(total, TotalLoss) else [settings]
-    losses = [one for one in every if meet_in_loss(one, model.dtype, of_pairs=model.link == "votes")]
+    losses = [one for _, one in _losses_that_meet(model, settings)]
     for one in losses:
         name, more = type(one.loss).__name__, ""
         if one.positions is not None:
@@ -49,9 +49,24 @@ def meeting(model: TrainableModel, settings: StepSettings) -> str | None:
 
 def outputs_that_meet(model: TrainableModel, settings: StepSettings) -> list[str]:
     """Return the names of the outputs, where several are trained, in whose loss rows meet."""
+    return [name for name, _ in _losses_that_meet(model, settings) if name]
+
+
+def _losses_that_meet(model: TrainableModel, settings: StepSettings) -> list[tuple[str, StepSettings]]:
+    """Return the losses in which rows meet: the name of the output where several are trained, and its settings.
+
+    A fit asks several times, with the same settings.
+    """
+    key = model.dtype, model.link == "votes"
+    for known, of, found in list(_recent):
+        if known is settings and of == key:
+            return found
     total = settings.loss
-    every = total.outputs if isinstance(total, TotalLoss) else ()
-    return [one.name for one in every if meet_in_loss(settings_of_output(settings, one), model.dtype)]
+    several = total.outputs if isinstance(total, TotalLoss) else ()
+    every = [(one.name, settings_of_output(settings, one)) for one in several] or [("", settings)]
+    result = [(name, one) for name, one in every if meet_in_loss(one, model.dtype, of_pairs=key[1])]
+    _recent.append((settings, key, result))
+    return result
 
 
 def meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False) -> bool:
@@ -61,9 +76,7 @@ def meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False
     trials = (TRIED_ROWS, TRIED_ROWS + ADDED_ROWS)
     try:
         graphs = {rows: _graph_of_loss(settings, dtype, rows, of_pairs) for rows in trials}
-    except (
-        Exception
-    ):  # the loss takes no other number of rows than that of its data, or fails there too, in clear words
+    except Exception:  # it takes the number of rows of its data alone, or fails there too, in clear words
         return True
 
     def found() -> list[bool]:
