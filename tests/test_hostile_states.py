@@ -241,7 +241,7 @@ def test_every_value_of_a_manifest_replaced_by_every_wild_one(folder, tmp_path):
             except Exception as error:
                 wrong.append((place, new, repr(error)[:200]))
     assert wrong == []
-    assert 0 < read < len(where)  # some values describe and are not read
+    assert 0 < read < 2 * len(where)  # some values describe and are not read
 
 
 @pytest.mark.parametrize(

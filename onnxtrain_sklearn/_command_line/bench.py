@@ -90,7 +90,7 @@ def _bench(options: argparse.Namespace, console: Console) -> Outcome:
         console.progress(f"timing {option.text} with the engine {engine}")
         results[engine] = _timed(option, problem, settings | {"engine": engine}, options)
     record = {"model": option.text, "batch": options.batch, "engines": results}
-    return Outcome(record, _bench_text(record), any(one["error"] is None for one in results.values()))
+    return Outcome(record, _bench_lines(record), any(one["error"] is None for one in results.values()))
 
 
 def _built_problem(options: argparse.Namespace) -> Problem:
@@ -164,7 +164,7 @@ def _prediction_time(estimator: Any, problem: Problem) -> float:
     return min(times) * 1e6
 
 
-def _bench_text(record: Record) -> str:
+def _bench_lines(record: Record) -> list[str]:
     lines = [f"{record['model']}, minibatches of {record['batch']} rows"]
     for engine, one in record["engines"].items():
         if one["error"] is not None:
@@ -176,7 +176,7 @@ def _bench_text(record: Record) -> str:
             f"steps, {one['rows_per_second']:,.0f} rows a second; {one['microseconds_per_prediction']:.0f} µs to "
             f"predict a row"
         )
-    return "\n".join(lines)
+    return lines
 
 
 BENCH = Command(_bench_arguments, _bench)

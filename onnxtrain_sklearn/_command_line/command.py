@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,14 +22,14 @@ class Outcome:
     ----------
     record : mapping of str
         What ``--json`` prints: strings, numbers, lists and mappings of them; NumPy's numbers and arrays too.
-    text : str
+    lines : sequence of str
         What is printed otherwise.
     succeeded : bool
         False: the exit status is 1.
     """
 
     record: Record
-    text: str
+    lines: Sequence[str]
     succeeded: bool = True
 
 

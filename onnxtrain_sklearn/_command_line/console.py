@@ -6,12 +6,14 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
 import numpy as np
+
+from .._support.printable import json_escaped, printable
 
 
 @dataclass(frozen=True)
@@ -32,18 +34,25 @@ class Console:
     def progress(self, text: str) -> None:
         """Print a line of progress on stderr."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
         """Print text that is a part of the result: on stdout, beside JSON on stderr."""
-        print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+        print(printable(text), file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
-    def show(self, record: Mapping[str, object], text: str) -> None:
-        """Print a result."""
+    def error(self, text: str) -> None:
+        """Print a line about an error on stderr, whatever the options are."""
+        print(printable(text), file=sys.stderr, flush=True)
+
+    def show(self, record: Mapping[str, object], lines: Sequence[str]) -> None:
+        """Print a result: a record as JSON, or lines of text.
+
+        What is in a line comes from graphs and tables too, and stays in its line.
+        """
         if self.as_json:
-            print(json.dumps(as_json_value(record), indent=2, allow_nan=False, ensure_ascii=False))
-        elif text:
-            print(text)
+            print(json_escaped(json.dumps(as_json_value(record), indent=2, allow_nan=False, ensure_ascii=False)))
+        elif lines:
+            print("\n".join(map(printable, lines)))
 
     @contextmanager
     def warnings_in_a_line(self) -> Iterator[None]:
@@ -61,7 +70,7 @@ class Console:
             text = sentence(message)
             if text not in shown and not issubclass(category, DeprecationWarning | PendingDeprecationWarning):
                 shown.add(text)
-                print(f"warning: {text}", file=sys.stderr, flush=True)
+                self.error(f"warning: {text}")
 
         with warnings.catch_warnings():
             if not sys.warnoptions:  # python -W decides otherwise

@@ -68,10 +68,11 @@ def _demo(options: argparse.Namespace, console: Console) -> Outcome:
     options.output.mkdir(parents=True, exist_ok=True)
     console.say(f"Searching learning rates {LEARNING_RATES} by 3-fold cross-validation, then training with the best.")
     results = [_search(name) for name in options.data]
-    console.say("\n".join(["", *_format_table(results), ""]))
+    for line in ("", *_format_table(results), ""):
+        console.say(line)
     equal = [_export(result, options.output / f"{result.name}.onnx", console) for result in results]
     _draw(results, options.output / "loss_curves.png", console)
-    return Outcome({"results": [_demo_record(result) for result in results]}, "", all(equal))
+    return Outcome({"results": [_demo_record(result) for result in results]}, [], all(equal))
 
 
 def _demo_record(result: Result) -> dict[str, object]:

@@ -71,7 +71,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> Outcome:
         "self_test": checks,
     }
     record["advice"] = _advice(record)
-    return Outcome(record, _doctor_text(record), all(check["passed"] for check in checks))
+    return Outcome(record, _doctor_lines(record), all(check["passed"] for check in checks))
 
 
 def _version_of(name: str) -> str | None:
@@ -173,7 +173,7 @@ def _check_training(engine: str, device: str) -> str:
     return f"accuracy {accuracy:.3f} on iris"
 
 
-def _doctor_text(record: Record) -> str:
+def _doctor_lines(record: Record) -> list[str]:
     runtime = record["onnxruntime"]
     named = (
         ", ".join(f"{name} {version}" for name, version in runtime["distributions"].items()) or "not installed by pip"
@@ -191,7 +191,7 @@ def _doctor_text(record: Record) -> str:
     for check in record["self_test"]:
         verdict = "passed" if check["passed"] else "FAILED"
         lines.append(f"{verdict} {check['name']} ({check['seconds']:.1f} s): {check['detail']}")
-    return "\n".join([*lines, *(f"advice: {text}" for text in record["advice"])])
+    return [*lines, *(f"advice: {text}" for text in record["advice"])]
 
 
 DOCTOR = Command(_doctor_arguments, _doctor)

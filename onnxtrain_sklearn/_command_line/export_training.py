@@ -34,8 +34,8 @@ def _export(options: argparse.Namespace, console: Console) -> Outcome:
         console.progress(f"exported: the last step, {type(estimator).__name__}; it takes what the steps before it give")
     estimator.export_training(options.folder, batch_size=options.batch_size, form=options.form, target=options.target)
     sizes = {file.name: file.stat().st_size for file in sorted(options.folder.iterdir())}
-    text = "\n".join(f"{options.folder / name}: {size} bytes" for name, size in sizes.items())
-    return Outcome({"folder": str(options.folder), "files": sizes}, text)
+    lines = [f"{options.folder / name}: {size} bytes" for name, size in sizes.items()]
+    return Outcome({"folder": str(options.folder), "files": sizes}, lines)
 
 
 def _why_not_exported(name: str, found: object) -> str:

@@ -55,7 +55,7 @@ def _gradient(options: argparse.Namespace, console: Console) -> Outcome:
         "inputs": [value.name for value in result.graph.input],
         "outputs": [value.name for value in result.graph.output],
     }
-    return Outcome(record, f"{path}: {record['nodes']} nodes, outputs {', '.join(record['outputs'])}")
+    return Outcome(record, [f"{path}: {record['nodes']} nodes, outputs {', '.join(record['outputs'])}"])
 
 
 def _weights_of(proto: onnx.ModelProto, of: str) -> list[str]:

@@ -55,14 +55,14 @@ def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
         if not record.get("nodes"):
             raise
         record |= {"trainable": False, "reason": sentence(error), "parameters": [], "engines": {}}
-        return Outcome(record, _text(record))
+        return Outcome(record, _lines(record))
     if option.kind == "fitted":
         record |= _facts(source.model)
     names = [entry.name for entry in described.of("trained")]
     console.progress(f"{len(names)} parameters to train")
     record |= _told_description(described)
     record["engines"] = {engine: _verdict_of(engine, source, names) for engine in ENGINES}
-    return Outcome(record, _text(record))
+    return Outcome(record, _lines(record))
 
 
 def _as_graph(option: ModelOption, console: Console) -> ModelOption:
@@ -153,7 +153,7 @@ def _refusal_of(engine: str, source: TrainableModel, names: Sequence[str]) -> st
     return None
 
 
-def _text(record: Record) -> str:
+def _lines(record: Record) -> list[str]:
     opsets = ", ".join(f"{domain} {version}" for domain, version in record["opsets"].items())
     operators = ", ".join(f"{name} {count}" for name, count in list(record["operators"].items())[:12])
     lines = [
@@ -164,13 +164,13 @@ def _text(record: Record) -> str:
         *(f"output {_line_of(value)}" for value in record["outputs"]),
     ]
     if not record["trainable"]:
-        return "\n".join([*lines, f"not trainable: {record['reason']}"])
+        return [*lines, f"not trainable: {record['reason']}"]
     lines.append(f"trained output {record['trained_output']!r}, loss taken {record['loss']}")
     lines.append(f"{record['n_trained']:,} trained numbers")
     lines += [_parameter_line(entry) for entry in record["parameters"]]
     for engine, verdict in record["engines"].items():
         lines += _engine_lines(engine, verdict)
-    return "\n".join(lines)
+    return lines
 
 
 def _line_of(value: Record) -> str:

@@ -13,8 +13,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from typing import NoReturn
 
 from .._runtime import distributions
+from .._support.printable import printable
 from .command import Command, UsageError
 from .console import Console, sentence
 
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with console.warnings_in_a_line():
             outcome = options.run(options, console)
-        console.show({"command": name, "succeeded": outcome.succeeded, **outcome.record}, outcome.text)
+        console.show({"command": name, "succeeded": outcome.succeeded, **outcome.record}, outcome.lines)
         sys.stdout.flush()
         return 0 if outcome.succeeded else FAILED
     except BrokenPipeError:  # the reader, such as head, has enough
@@ -81,12 +83,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(error: Exception, name: str, console: Console) -> int:
     """Print an error in a sentence, and return the exit status."""
     status, text = WRONG_USAGE if isinstance(error, UsageError) else FAILED, sentence(error)
-    print(f"error: {text}", file=sys.stderr)
+    console.error(f"error: {text}")
     if status == WRONG_USAGE:
-        print(f"See onnxtrain-sklearn {name} --help.", file=sys.stderr)
+        console.error(f"See onnxtrain-sklearn {name} --help.")
     told = {"type": type(error).__name__, "message": text}
-    console.show({"command": name, "succeeded": False, "error": told}, "")
+    console.show({"command": name, "succeeded": False, "error": told}, [])
     return status
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
@@ -95,7 +102,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     The command that ``arguments`` name alone is imported and has its arguments: importing the others takes time.
     """
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         "onnxtrain-sklearn",
         description="Train ONNX graphs on tables, run and inspect them.",
         epilog="Exit status: 0 if all went well, 1 if the work failed, 2 if the arguments are wrong.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._support.printable import printable
 from ..displays.training import TrainingDisplay
 from .command import Record
 from .console import Console
@@ -152,4 +153,5 @@ def _markdown(title: str, tables: Sequence[ReportTable], image: str | None) -> s
 
 
 def _markdown_cell(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    text = printable(text).replace("\\", "\\\\").replace("|", "\\|")
+    return text.replace("<", "&lt;")

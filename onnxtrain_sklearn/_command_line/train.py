@@ -226,7 +226,7 @@ def _train_record(
     }
 
 
-def _summary(record: Record) -> str:
+def _summary(record: Record) -> list[str]:
     classes = "" if record["classes"] is None else f" of {len(record['classes'])} classes"
     lines = [f"{record['task']}{classes}, as {record['task_reason']}"]
     lines.append(
@@ -242,7 +242,7 @@ def _summary(record: Record) -> str:
     lines.append(f"{file['path']}: {file['bytes']:,} bytes, {_verdict(file)}")
     if saved := record.get("saved"):
         lines.append(f"{saved['path']}: {saved['bytes']:,} bytes, the trained estimator")
-    return "\n".join([*lines, *record.get("report", [])])
+    return [*lines, *record.get("report", [])]
 
 
 def _verdict(file: Record) -> str:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from .._graph.constants import tensor_of
 from .._graph.files import without_program
 from .._graph.trainable import TrainableModel
+from .._support.printable import printable
 from .._training.selection import selected
 from ..losses import LossSource
 from ..models import ModelSource, resolve_builder
@@ -149,7 +150,7 @@ class Describable(Parameters):
     def _announced(self, run: Run, old: Run | None) -> Run:
         """Return ``run``; print its description if it is new and the estimator is verbose."""
         if self.verbose and old is None:
-            print(_of_run(run, self))
+            print(printable(str(_of_run(run, self)), keep="\n"))
         return run
 
 

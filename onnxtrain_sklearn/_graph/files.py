@@ -18,6 +18,7 @@ import onnx.external_data_helper
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
+from .._support.memory import require_memory
 from .._support.refusal import refusing
 from ..exceptions import InvalidParameterError, ModelError
 from .limits import current_limits, exceeded, require_within_limits
@@ -98,6 +99,7 @@ def _parse_model(model: bytes | str | os.PathLike[str]) -> onnx.ModelProto:
 def _require_size(size: int, what: str) -> None:
     if size > current_limits().file_bytes:
         raise exceeded(f"There are {size:,} bytes in {what}", "file_bytes")
+    require_memory(size, what, copies=2)
 
 
 def _tensors(proto: onnx.ModelProto) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 import onnx
 import onnx_ir as ir
 
+from .._support.memory import require_memory
 from ..exceptions import ModelError, nearest
 from .queries import every_node
 
@@ -123,6 +124,7 @@ def require_within_limits(proto: onnx.ModelProto) -> None:
     count = _Count(proto)
     count.model(proto)
     require_one_message(count.bytes, "")
+    require_memory(count.bytes, "a model with weights and constants")
 
 
 def require_one_message(size: int, form: str) -> None:

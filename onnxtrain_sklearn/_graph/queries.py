@@ -72,14 +72,20 @@ def int_attribute(node: ir.Node, name: str, default: int) -> int:
 
 
 def reaching(output: ir.Value) -> set[str]:
-    """Return the names of ``output`` and of the values that it depends on through floating-point values."""
+    """Return the names of ``output`` and of the values that it depends on through floating-point values.
+
+    The ratio of a Dropout is none of them: it has no gradient, and nothing reads it in inference.
+    """
     front, seen = [output], set()
     while front:
         value = front.pop()
         if value.name and value.name not in seen and is_float(value):
             seen.add(value.name)
             node = value.producer()
-            front += reads(node) if node is not None else []
+            if node is not None and node.op_type == "Dropout" and not node.domain:
+                front += [x for x in node.inputs[:1] if x is not None]
+            else:
+                front += reads(node) if node is not None else []
     return seen
 
 

@@ -7,7 +7,8 @@ import re
 import onnx
 import onnx_ir as ir
 
-from .._support.refusal import reason
+from .._support.memory import ran_out
+from .._support.refusal import NOT_ENOUGH, reason
 from ..exceptions import ModelError
 from .distributions import version
 
@@ -18,8 +19,10 @@ _SCARCE = (ir.DataType.BFLOAT16, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 """The floats that many operators are not implemented in."""
 
 
-def not_loaded(error: Exception, model: bytes = b"") -> ModelError:
+def not_loaded(error: Exception, model: bytes = b"") -> ModelError | MemoryError:
     """Return the error to raise for a graph, serialized in ``model``, that onnxruntime does not load."""
+    if ran_out(error):
+        return MemoryError(f"{NOT_ENOUGH} to load the graph of {len(model):,} bytes: {reason(error)}.")
     if not_implemented(error):
         if scarce := _scarce_type(error, model):
             return ModelError(
@@ -43,8 +46,13 @@ def beyond_table(why: str, index: int, size: int) -> ModelError:
     )
 
 
-def not_run(error: Exception) -> ModelError:
+def not_run(error: Exception) -> ModelError | MemoryError:
     """Return the error to raise for a graph that fails on its data."""
+    if ran_out(error):
+        return MemoryError(
+            f"{NOT_ENOUGH} to run the graph on the data: {reason(error)}. Take fewer rows at a time (batch_size), or "
+            f"checkpoint_activations=True."
+        )
     if found := _BEYOND.search(str(error)):
         index, last = found.groups()
         return beyond_table(reason(error), int(index), int(last) + 1)

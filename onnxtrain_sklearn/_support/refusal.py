@@ -12,17 +12,26 @@ from contextlib import contextmanager
 
 from ..exceptions import ModelError, OnnxTrainError
 
+NOT_ENOUGH = "There is not enough memory"
+
 LONGEST = 600
 """Characters of a library's words that are quoted: some quote the whole graph."""
 
 
 @contextmanager
 def refusing(sentence: str, kind: type[ModelError] = ModelError) -> Iterator[None]:
-    """Raise ``kind``, which begins with ``sentence``, for whatever goes wrong within; errors that are ours pass."""
+    """Raise ``kind``, which begins with ``sentence``, for whatever goes wrong within.
+
+    Errors that are ours pass, and a MemoryError stays one: the graph is not to blame for it.
+    """
     try:
         yield
     except OnnxTrainError:
         raise
+    except MemoryError as error:
+        if str(error).startswith(NOT_ENOUGH):
+            raise
+        raise MemoryError(f"{NOT_ENOUGH}. {sentence}.") from error
     except Exception as error:
         raise kind(f"{sentence}: {reason(error)}.") from error
 

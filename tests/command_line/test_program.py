@@ -114,7 +114,7 @@ def test_results_are_json_on_stdout_and_the_rest_on_stderr(monkeypatch, capsys):
         console.progress("going on")
         console.say("a part")
         record = {"number": np.float32(0.5), "none": float("nan"), "array": np.arange(2), "path": Path("p"), 3: (True,)}
-        return Outcome(record, "text", succeeded=False)
+        return Outcome(record, ["text"], succeeded=False)
 
     with_command(monkeypatch, run)
     assert program.main(["try", "--json"]) == 1
