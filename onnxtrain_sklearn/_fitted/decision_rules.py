@@ -106,6 +106,24 @@ def _keep_confidences(graph: ir.Graph, record: ModelRecord, conversions: Sequenc
     add_output(graph, PAIRS, op.Identity(confidences))
 
 
+TIE = 1e-6
+"""Difference of probabilities that counts as a tie: float32 sums of equal votes of a hundred trees differ by less."""
+
+
+def keep_first_of_ties(graph: ir.Graph) -> None:
+    """Add an output for the class with the largest probability, the first one of a tie, in place.
+
+    Votes of trees tie often. Trained leaves are normalized, so that sums of equal votes differ in the last bits.
+    """
+    p, named = graph.outputs[0], {value.name for value in graph.outputs}
+    if p.shape is None or len(p.shape) != 2 or p.shape[1] in (1, 2) or not {PAIRS, CHOICE}.isdisjoint(named):
+        return
+    op = GraphBuilder(graph, prefix="ties", constant_nodes=True)
+    near = op.GreaterOrEqual(p, op.Sub(op.ReduceMax(p, axes=[1], keepdims=True), TIE))
+    first = op.ArgMax(op.Cast(near, to=ir.DataType.FLOAT), axis=1, keepdims=False)
+    add_output(graph, CHOICE, first)
+
+
 def add_output(graph: ir.Graph, name: str, value: ir.Value) -> None:
     """Make a value an output of the graph with this name."""
     value.name = name

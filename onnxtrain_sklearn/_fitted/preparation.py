@@ -26,7 +26,7 @@ from ..losses import Loss, Quantile
 from .boosters import library_of, loss_of_booster
 from .conversion import converted
 from .converters.context import ConversionRecord
-from .decision_rules import CHOICE, PAIRS, keep_threshold, keep_votes
+from .decision_rules import CHOICE, PAIRS, keep_first_of_ties, keep_threshold, keep_votes
 from .double_rows import split_in_double
 from .model import FittedModel
 from .multioutput import expose_labels, keep_votes_of_labels
@@ -107,6 +107,8 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
     origins = [as_probabilities(model, one, estimator) for one in origins]
     expose_scores(model, record) if record.outputs is None else expose_labels(model, record)
     keep_threshold(model.graph, record)
+    if record.outputs is None and any(one.role == "leaf_probabilities" for one in origins):
+        keep_first_of_ties(infer_shapes(model).graph)
     return infer_shapes(model), origins
 
 

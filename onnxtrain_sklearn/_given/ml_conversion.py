@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._data.columns import Column
-from .._fitted.decision_rules import CHOICE, PAIRS
+from .._fitted.decision_rules import CHOICE, PAIRS, keep_first_of_ties
 from .._fitted.scores import drop_needless_norms, end_in_scores
 from .._fitted.table_graph import in_parts
 from .._graph.batch_axis import free_batch_axis
@@ -104,6 +104,9 @@ def _trainable_file(
     if label is not None and known.classes is not None:
         known = replace(known, classes=np.sort(known.classes), order=sort_classes(model.graph, known.classes))
     end_in_scores(model, probabilities=known.of_probabilities if label is not None else None)
+    of_trees = any(role.operator == f"{ML}.TreeEnsembleClassifier" for role in rewritten.roles)
+    if of_trees and known.of_probabilities:
+        keep_first_of_ties(infer_shapes(model).graph)
     keep_name(model.graph, name)
     source = _pruned(infer_shapes(model), name)
     settings = {role.name for role in rewritten.roles if is_fixed_role(role, source)}
