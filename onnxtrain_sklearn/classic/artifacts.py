@@ -103,7 +103,8 @@ def generate_artifacts(
     model : onnx.ModelProto, bytes or path
         The graph that computes the outputs.
     requires_grad : list of str, default=None
-        Parameters to train; None: all weights except ``frozen_params``.
+        Parameters to train, and inputs whose gradients the training model accumulates; None: all weights except
+        ``frozen_params``. It may be empty: the files are written, without an optimizer.
     frozen_params : list of str, default=None
         Parameters that are in the checkpoint and are not trained. All others are constants of the graphs.
     loss : LossType or Block, default=None
@@ -225,11 +226,12 @@ def _required_parameters(
     if requires_grad is None:
         weights = (name for output in model.graph.outputs for name in parameters_of(model.graph, output))
         requires_grad = [name for name in dict.fromkeys(weights) if name not in frozen]
+    values = {**{v.name or "": v for v in model.graph.inputs}, **held}
     for name in (*requires_grad, *frozen):
-        if name not in held:
-            raise ModelError(f"The graph has no parameter {name!r}.{nearest(name, held)}")
+        if name not in values:
+            raise ModelError(f"The graph has no parameter or input {name!r}.{nearest(name, values)}")
     for name in requires_grad:
-        if (kind := held[name].dtype) is not ir.DataType.FLOAT:
+        if (kind := values[name].dtype) is not ir.DataType.FLOAT:
             found = "of an unknown type" if kind is None else kind.numpy().name
             raise ModelError(
                 f"Devices train float32 parameters, but {name!r} is {found}. Convert the model to float32."

@@ -68,6 +68,8 @@ class OrtGradientForwardBackwardFunction:
     _fw_no_grad_output_device_info: ClassVar[list[runtime.OrtDevice]]
     _graph_info: ClassVar[GraphInfo]
     _trained_onnx: ClassVar[onnx.ModelProto]
+    _onx_inp: ClassVar[list[str]]
+    _onx_out: ClassVar[list[str]]
     _optimized_pre_grad_model: ClassVar[onnx.ModelProto]
     _graph_builder: ClassVar[Any]
     _device: ClassVar[Device]

@@ -74,17 +74,83 @@ class BoundArrays:
         self.results = list(results)
 
 
+class SessionIOBinding:
+    """Inputs and outputs in host memory, with the methods of the class of this name in onnxruntime's C bindings.
+
+    Parameters
+    ----------
+    session : object
+        The attribute ``_sess`` of a :class:`~.TrainingSession`.
+    """
+
+    def __init__(self, session: Any) -> None:
+        names = ({value.name for value in values} for values in (session.inputs_meta, session.outputs_meta))
+        self.bound = BoundArrays(*names)
+        self._returned: runtime.OrtValueVector = None
+
+    def bind_input(self, name: str, *place: Any) -> None:
+        """Bind an input to an array, or to memory given as OrtDevice, element type, shape and address."""
+        if len(place) == 1:
+            self.bound.bind_input(name, np.asarray(place[0]))
+            return
+        device, element_type, shape, address = place
+        self.bound.bind_input(name, _array_at(runtime.device_name(device), element_type, shape, address))
+
+    def bind_ortvalue_input(self, name: str, ortvalue: object) -> None:
+        """Bind an input to an OrtValue."""
+        self.bound.bind_input(name, self.bound.view(ortvalue))
+
+    def bind_output(
+        self,
+        name: str,
+        device: runtime.OrtDevice,
+        element_type: DTypeLike | None = None,
+        shape: Sequence[int] | None = None,
+        address: int | None = None,
+    ) -> None:
+        """Bind an output to new memory, or to memory at an address."""
+        self.bound.bind_output(name, _output_at(runtime.device_name(device), element_type, shape, address))
+
+    def bind_ortvalue_output(self, name: str, ortvalue: object) -> None:
+        """Bind an output to an OrtValue; each run writes to it."""
+        self.bound.bind_output(name, self.bound.view(ortvalue))
+
+    def get_outputs(self) -> runtime.OrtValueVector:
+        """Return the outputs of the last run; their memory is kept until the next call."""
+        device = runtime.ort_device(resolve_device())
+        self._returned = runtime.vector(runtime.value_of(array, device) for array in self.bound.results)
+        return self._returned
+
+    def copy_outputs_to_cpu(self) -> list[np.ndarray]:
+        """Return the outputs of the last run."""
+        return [array.copy() for array in self.bound.results]
+
+    def synchronize_inputs(self) -> None:
+        """Wait until the inputs are in memory: memory of the host always is."""
+
+    def synchronize_outputs(self) -> None:
+        """Wait until the outputs are in memory: memory of the host always is."""
+
+    def clear_binding_inputs(self) -> None:
+        """Remove all bindings of inputs."""
+        self.bound.inputs = {}
+
+    def clear_binding_outputs(self) -> None:
+        """Remove all bindings of outputs."""
+        self.bound.outputs, self.bound.results = {}, []
+
+
 class IOBinding:
     """The result of :meth:`~.TrainingSession.io_binding`: inputs and outputs in host memory.
 
     Parameters
     ----------
-    inputs, outputs : set of str
-        The names that can be bound.
+    session : TrainingSession
     """
 
-    def __init__(self, inputs: Collection[str], outputs: Collection[str]) -> None:
-        self.bound = BoundArrays(inputs, outputs)
+    def __init__(self, session: Any) -> None:
+        self._iobinding = SessionIOBinding(session._sess)
+        self.bound = self._iobinding.bound
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray) -> None:
         """Bind an input to an array; each run reads it."""
@@ -120,11 +186,7 @@ class IOBinding:
         buffer_ptr: int | None = None,
     ) -> None:
         """Bind an output to new memory, or to host memory at an address."""
-        _require_host(device_type)
-        if buffer_ptr is not None and (element_type is None or shape is None):
-            raise TypeError("An output at buffer_ptr needs its element_type and its shape.")
-        place = None if buffer_ptr is None else _array_at(device_type, element_type, shape or (), buffer_ptr)
-        self.bound.bind_output(name, place)
+        self.bound.bind_output(name, _output_at(device_type, element_type, shape, buffer_ptr))
 
     def get_outputs(self) -> list[Any]:
         """Return the outputs of the last run as ``onnxruntime.OrtValue``."""
@@ -132,8 +194,7 @@ class IOBinding:
 
     def get_outputs_as_ortvaluevector(self) -> Any:
         """Return the outputs of the last run as an OrtValueVector."""
-        device = runtime.ort_device(resolve_device())
-        return runtime.vector(runtime.value_of(array, device) for array in self.bound.results)
+        return self._iobinding.get_outputs()
 
     def synchronize_inputs(self) -> None:
         """Wait until the inputs are in memory: memory of the host always is."""
@@ -143,15 +204,27 @@ class IOBinding:
 
     def copy_outputs_to_cpu(self) -> list[np.ndarray]:
         """Return the outputs of the last run."""
-        return [array.copy() for array in self.bound.results]
+        return self._iobinding.copy_outputs_to_cpu()
 
     def clear_binding_inputs(self) -> None:
         """Remove all bindings of inputs."""
-        self.bound.inputs = {}
+        self._iobinding.clear_binding_inputs()
 
     def clear_binding_outputs(self) -> None:
         """Remove all bindings of outputs."""
-        self.bound.outputs, self.bound.results = {}, []
+        self._iobinding.clear_binding_outputs()
+
+
+def _output_at(
+    device_type: str, element_type: DTypeLike | None, shape: Sequence[int] | None, address: int | None
+) -> np.ndarray | None:
+    """Return the array at an address, None without one: a run makes the array."""
+    _require_host(device_type)
+    if address is None:
+        return None
+    if element_type is None or shape is None:
+        raise TypeError("An output at buffer_ptr needs its element_type and its shape.")
+    return _array_at(device_type, element_type, shape, address)
 
 
 def _require_host(device_type: str) -> None:

@@ -238,6 +238,8 @@ class OrtGradientForwardBackward:
             "_weights_to_train": weights,
             "_grad_input_names": names,
             "_bw_fetches_names": [f"{name}_grad" for name in wrt],
+            "_onx_inp": names,
+            "_onx_out": [f"{name}_grad" for name in wrt],
             "_graph_info": self._graph_info(wrt, seeds),
             "_optimized_pre_grad_model": to_proto(evaluated),
             "_graph_builder": None,

@@ -20,7 +20,7 @@ from .._graph.survival import require_result_loads
 from .._runtime import objects as runtime
 from .._support.refusal import refusing
 from ..exceptions import ModelError, nearest
-from .io_binding import IOBinding
+from .io_binding import IOBinding, SessionIOBinding
 from .training_graphs import loss_output, session_graphs, trained_weights
 from .training_parameters import TrainingParameters
 from .training_state import StatefulSession, TrainingState, to_array
@@ -157,14 +157,13 @@ class TrainingSession(StatefulSession):
 
     def io_binding(self) -> IOBinding:
         """Return an object for binding inputs and outputs, for :meth:`run_with_iobinding`."""
-        return IOBinding({value.name for value in self.get_inputs()}, {value.name for value in self.get_outputs()})
+        return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: object = None) -> None:
         """Run as :meth:`run` does, on bound inputs; outputs are written to the memory they are bound to."""
         if not isinstance(iobinding, IOBinding):
             raise TypeError(f"expected what io_binding() returns, got {type(iobinding).__name__}.")
-        bound = iobinding.bound
-        bound.take(self.run(list(bound.outputs), dict(bound.inputs), run_options))
+        self._sess.run_with_iobinding(iobinding._iobinding, run_options)
 
     def is_output_fp32_node(self, output_name: str) -> bool:
         """Whether an output is of type float32."""
@@ -201,6 +200,11 @@ class TrainingSession(StatefulSession):
         gradients = {f"{name}_grad" for name in self._state.weights}
         return [value for value in self._session.get_outputs() if shown or value.name not in gradients]
 
+    @property
+    def _sess(self) -> CoreSession:
+        """Return the session with the methods of the C bindings, which loops of onnxcustom call."""
+        return CoreSession(self)
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name in _DELEGATED:
             method: Callable[..., Any] = getattr(self._session, name)
@@ -223,6 +227,68 @@ _DELEGATED = (
     "get_session_options",
 )
 """Methods of the session for the gradient graph."""
+
+
+class CoreSession:
+    """A training session with the methods of onnxruntime's C bindings; the attribute ``_sess`` of a session.
+
+    Parameters
+    ----------
+    session : TrainingSession
+    """
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session = session
+
+    @property
+    def inputs_meta(self) -> list[Any]:
+        """Name, type and shape of each input."""
+        return self._session.get_inputs()
+
+    @property
+    def outputs_meta(self) -> list[Any]:
+        """Name, type and shape of each output."""
+        return self._session.get_outputs()
+
+    def run(
+        self, output_names: Sequence[str], input_feed: Mapping[str, np.ndarray], run_options: object = None
+    ) -> list[np.ndarray]:
+        """Run as :meth:`TrainingSession.run` does; without names, return all outputs."""
+        return self._session.run(list(output_names) or None, input_feed, run_options)
+
+    def run_with_ort_values(
+        self, input_feed: Mapping[str, Any], output_names: Sequence[str], run_options: object = None
+    ) -> list[Any]:
+        """Run on values of the C bindings, which come before the names here."""
+        found = self._session.run_with_ort_values(list(output_names) or None, input_feed, run_options)
+        return [runtime.unwrapped_value(value) for value in found]
+
+    def run_with_iobinding(self, iobinding: SessionIOBinding, run_options: object = None) -> None:
+        """Run on bound inputs; outputs are written to the memory they are bound to."""
+        if not isinstance(iobinding, SessionIOBinding):
+            raise TypeError(f"expected the _iobinding of what io_binding() returns, got {type(iobinding).__name__}.")
+        bound = iobinding.bound
+        bound.take(self._session.run(list(bound.outputs), dict(bound.inputs), run_options))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name in _CORE:
+            method: Callable[..., Any] = getattr(self._session, name)
+            return method
+        raise AttributeError(f"The _sess of a TrainingSession has no attribute {name!r}.")
+
+
+_CORE = (
+    "end_profiling",
+    "get_model_state",
+    "get_optimizer_state",
+    "get_partition_info_map",
+    "get_profiling_start_time_ns",
+    "get_providers",
+    "get_state",
+    "is_output_fp32_node",
+    "load_state",
+)
+"""Methods that are the same in the C bindings."""
 
 
 def _rate(value: Any) -> np.ndarray:

@@ -218,14 +218,29 @@ def test_ort_format_needs_the_training_runtime(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "names", [{"requires_grad": []}, {"requires_grad": [], "frozen_params": ["W"]}, {"frozen_params": ["W", "b", "V"]}]
+)
+def test_nothing_to_train(names, tmp_path):
+    generate_artifacts(net(), loss=LossType.MSELoss, artifact_directory=tmp_path, **names)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "eval_model.onnx", "training_model.onnx"]
+    frozen = tuple(names.get("frozen_params", ()))
+    checkpoint = read_checkpoint(tmp_path / "checkpoint")
+    assert (checkpoint.trained, set(checkpoint.frozen)) == ((), set(frozen))
+    training = onnx.load(tmp_path / "training_model.onnx")
+    onnx.checker.check_model(training)
+    assert [v.name for v in training.graph.input][-1] == "lazy_reset_grad"
+    assert len(training.graph.output) == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
         ({"loss": "MSELoss"}, RuntimeError, "loss must be a LossType or an onnxblock.Block, got str"),
         ({"optimizer": "SGD"}, RuntimeError, "optimizer must be an OptimType"),
         ({"optimizer": LossType.MSELoss}, TypeError, "optimizer must be an OptimType"),
         ({"requires_grad": ["W"], "frozen_params": ["W"]}, RuntimeError, r"trained or frozen, not both: \['W'\]"),
-        ({"requires_grad": ["w"]}, ValueError, "no parameter 'w'"),
-        ({"requires_grad": []}, ValueError, "No parameter requires a gradient"),
+        ({"requires_grad": ["w"]}, ValueError, "no parameter or input 'w'"),
+        ({"requires_grad": [], "optimizer": OptimType.SGD}, ValueError, "There is no parameter to update"),
         ({"additional_output_names": "Y"}, RuntimeError, "must be a list of names, got str"),
         ({"additional_output_names": ["Q"]}, LookupError, "no value 'Q'"),
         ({"additional_output_names": ["Q"]}, ValueError, "no value 'Q'"),

@@ -282,14 +282,63 @@ def test_training_mode_stops_in_evaluation():
     assert modes == [[["t"]], [[""]]]
 
 
-@pytest.mark.parametrize(
-    ("names", "match"),
-    [(["w"], "no initializer 'w'"), ([], "No parameter requires a gradient")],
-)
-def test_wrong_parameters(names, match):
+@pytest.mark.parametrize("frozen", [[], ["W"], ["W", "b"]])
+def test_a_block_that_trains_nothing(frozen):
     block = Training()
-    for name in names:
+    for name in frozen:
+        block.requires_grad(name, value=False)
+    with onnxblock.base(net()):
+        name, _ = block("Y")
+    training, evaluation = block.to_model_proto()
+    assert [[tensor.name for tensor in group] for group in block.parameters()] == [[], frozen]
+    for model, more in ((training, ["lazy_reset_grad"]), (evaluation, [])):
+        onnx.checker.check_model(model, full_check=True)
+        assert [v.name for v in model.graph.input] == ["X", "target", *frozen, *more]
+        assert [v.name for v in model.graph.output] == [name, "Y"]
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        weights = {t.name: onnx.numpy_helper.to_array(t) for t in net().graph.initializer if t.name in frozen}
+        reset = {"lazy_reset_grad": np.array([True])} if more else {}
+        found = session.run(None, {"X": X, "target": TARGET, **weights, **reset})[0]
+        np.testing.assert_allclose(found, ((X - TARGET) ** 2).mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_the_gradient_of_an_input(engine):
+    block = Training()
+    block.engine = engine
+    for name in ("W", "X"):
         block.requires_grad(name)
+    with onnxblock.base(net()):
+        block("Y")
+    training, evaluation = block.to_model_proto()
+    assert [[tensor.name for tensor in group] for group in block.parameters()] == [["W"], []]
+    gradients = ["X_grad", "W_grad"]
+    buffers = [f"{name}.accumulation.buffer" for name in gradients]
+    assert [v.name for v in training.graph.input] == ["X", "target", "W", *buffers, "lazy_reset_grad"]
+    assert [v.name for v in training.graph.output][2:] == [f"{name}.accumulation.out" for name in gradients]
+    assert [v.name for v in evaluation.graph.input] == ["X", "target", "W"]
+    del training.graph.output[:]  # the gradients themselves, of the mean of the squares of XW + b - target
+    kinds = {"X_grad": ["N", 2], "W_grad": [2, 2]}
+    training.graph.output.extend(onnx.helper.make_tensor_value_info(n, 1, shape) for n, shape in kinds.items())
+    kept = [node for node in training.graph.node if node.op_type != "InPlaceAccumulatorV2"]
+    del training.graph.node[:], training.graph.input[3:]
+    training.graph.node.extend(kept)
+    session = onnxruntime.InferenceSession(training.SerializeToString(), providers=["CPUExecutionProvider"])
+    W = np.array([[2, -1], [0.5, 3]])
+    found = session.run(gradients, {"X": X, "target": TARGET, "W": W.astype(np.float32)})
+    b = onnx.numpy_helper.to_array(next(t for t in net().graph.initializer if t.name == "b"))
+    error = 2 * (X.astype(float) @ W + b - TARGET) / X.size
+    for value, expected in zip(found, (error @ W.T, X.T @ error), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [("w", True, "no initializer or input 'w'"), ("q", False, "no initializer or input 'q'")],
+)
+def test_wrong_parameters(name, value, match):
+    block = Training()
+    block.requires_grad(name, value)
     with onnxblock.base(net()), pytest.raises(ValueError, match=match):
         block("Y")
 

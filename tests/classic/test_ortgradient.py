@@ -377,3 +377,10 @@ def test_operators_without_a_gradient_are_refused():
     with pytest.raises(UnsupportedOperatorError, match="Dropout"):
         OrtGradientForwardBackward(model)
     assert OrtGradientForwardBackward(model, ["W"]).weights_to_train == ["W"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_names_of_the_gradient_graph(engine):
+    kind = OrtGradientForwardBackward(net(*ONE, weights=BIAS), engine=engine).cls_type_
+    assert kind._onx_out == ["X_grad", "W_grad", "b_grad"]
+    assert kind._onx_inp == ["X", "W", "b"]

@@ -131,6 +131,37 @@ def test_a_loss_of_one_element(shape, scale, engine):
         np.testing.assert_allclose(session.get_state()[name], array, rtol=1e-5, atol=1e-6)
 
 
+def test_a_loop_over_the_c_bindings():
+    """onnxcustom's loops bind to ``_iobinding`` and run ``_sess``; a run with a rate takes a step."""
+    device = C.OrtDevice(C.OrtDevice.cpu(), C.OrtDevice.default_memory(), 0)
+    session, other = (TrainingSession(with_loss(), parameters()) for _ in range(2))
+    bind = session.io_binding()._iobinding
+    given = feed(0.01)
+    out = np.zeros((40, 1), np.float32)
+    for name in ("X", "y"):
+        bind.bind_input(name, device, given[name].dtype, given[name].shape, given[name].ctypes.data)
+    bind.bind_ortvalue_input("Learning_Rate", C.OrtValue.ortvalue_from_numpy(given["Learning_Rate"], device))
+    bind.bind_output("loss", device)
+    bind.bind_output("P", device, np.float32, out.shape, out.ctypes.data)
+    assert [value.name for value in session._sess.inputs_meta] == ["X", "y", "Learning_Rate"]
+    for _ in range(5):
+        session._sess.run_with_iobinding(bind, None)
+        loss, predicted = other.run(["loss", "P"], given)
+        np.testing.assert_array_equal(bind.get_outputs()[0].numpy(), loss)
+        np.testing.assert_array_equal(bind.copy_outputs_to_cpu()[0], loss)
+        np.testing.assert_array_equal(out, predicted)
+    for name, array in reference_weights("SGDOptimizer", 5, 0.01, {}, None).items():
+        np.testing.assert_allclose(session._sess.get_state()[name], array, rtol=1e-4, atol=1e-5)
+    values = {name: C.OrtValue.ortvalue_from_numpy(given[name], device) for name in ("X", "y")}
+    (loss,) = session._sess.run_with_ort_values(values, ["loss"], None)
+    assert isinstance(loss, C.OrtValue)
+    np.testing.assert_array_equal(loss.numpy(), session._sess.run(["loss"], feed(), None)[0])
+    with pytest.raises(TypeError, match="expected the _iobinding"):
+        session._sess.run_with_iobinding(session.io_binding(), None)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        session._sess.nothing  # noqa: B018
+
+
 def test_without_the_rate_nothing_is_trained():
     session = TrainingSession(with_loss(), parameters())
     first = session.run(None, feed())

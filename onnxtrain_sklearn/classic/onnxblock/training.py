@@ -2,7 +2,8 @@
 
 Trained and frozen parameters are inputs of both models, so that a module shares them between training and evaluation.
 The training model accumulates its gradients in buffers, ``NAME_grad.accumulation.buffer``; ``lazy_reset_grad`` resets
-them first. Its outputs are those of the block, then one flag ``NAME_grad.accumulation.out`` per gradient.
+them first. Its outputs are those of the block, then one flag ``NAME_grad.accumulation.out`` per gradient. Where nothing
+requires a gradient, it is the forward model with the input ``lazy_reset_grad``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..._graph.queries import attribute, dims
 from ..._graph.shapes import infer_shapes
 from ..._runtime.gradient_builder import optimized_for_training
 from ..._support.refusal import refusing
-from ...exceptions import ModelError, UnsupportedOperatorError
+from ...exceptions import ModelError, UnsupportedOperatorError, nearest
 from . import blocks
 from .accessor import IR_VERSION
 from .forward import set_outputs
@@ -70,7 +71,10 @@ class TrainingBlock(blocks.Block):
         return found
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Set whether a parameter is trained or frozen; without this call it stays a constant of the graph."""
+        """Set whether a parameter is trained or frozen; without this call it stays a constant of the graph.
+
+        An input of the graph can require a gradient too: the training model accumulates it as that of a parameter.
+        """
         self._choices[argument_name] = bool(value)
 
     def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
@@ -92,16 +96,21 @@ class TrainingBlock(blocks.Block):
         names = set_outputs(model, output)
         wanted, frozen = ({n for n, trained in self._choices.items() if trained is kind} for kind in (True, False))
         held = list(model.graph.initializer)
-        if unknown := (wanted | frozen) - {tensor.name for tensor in held}:
-            raise ModelError(f"The graph has no initializer {min(unknown)!r}, which requires_grad names.")
-        if not wanted:
-            raise ModelError("No parameter requires a gradient: call requires_grad(name) for those to train.")
+        types = {v.name: v.type.tensor_type.elem_type for v in model.graph.input} | {t.name: t.data_type for t in held}
+        if unknown := (wanted | frozen) - types.keys():
+            hint = nearest(min(unknown), types)
+            raise ModelError(
+                f"The graph has no initializer or input {min(unknown)!r}, which requires_grad names.{hint}"
+            )
+        for name in sorted(wanted):
+            if not ir.DataType(types[name]).is_floating_point():
+                raise ModelError(f"{name!r} is of type {ir.DataType(types[name])}; only floats have a gradient.")
         self._parameters = [t for t in held if t.name in wanted], [t for t in held if t.name in frozen]
         _initializers_to_inputs(model, wanted | frozen)
         evaluation = onnx.ModelProto()
         evaluation.CopyFrom(model)
         _stop_training_mode(evaluation)
-        training = gradient_model(model, wanted, names, self.engine)
+        training = gradient_model(model, wanted, names, self.engine) if wanted else model
         accumulate(training, wanted)
         for proto in (training, evaluation):
             proto.ir_version = min(proto.ir_version, IR_VERSION)
