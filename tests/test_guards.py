@@ -62,7 +62,21 @@ PROTOBUF = {
     "_graph.inferred_types": {"ModelProto", "shape_inference"},
     "_graph.node_shapes": {"defs", "helper", "shape_inference"},  # inference of single nodes
     "_graph.own_tensors": {"ModelProto"},
-    "_graph.versions": {"ModelProto", "checker", "version_converter"},  # of what comes over the border
+    "_graph.meanings": {  # rewritten before ONNX's converter and inliner read them, and after
+        "FunctionProto",
+        "GraphProto",
+        "ModelProto",
+        "NodeProto",
+        "TensorProto",
+        "TypeProto",
+        "checker",
+        "helper",
+        "inliner",
+        "numpy_helper",
+        "shape_inference",
+        "version_converter",
+    },
+    "_graph.versions": {"ModelProto"},  # of what comes over the border
     "_graph.tensorflow_operators": {  # rewritten before they are checked
         "GraphProto",
         "ModelProto",
@@ -107,7 +121,6 @@ PROTOBUF = {
         "TensorProto",
         "checker",
         "helper",
-        "inliner",
         "load_model_from_string",
         "shape_inference",
     },
@@ -127,7 +140,6 @@ PROTOBUF = {
         "numpy_helper",
     },
     "_estimators.training_files": {"ModelProto"},  # to_training_onnx returns one
-    "_estimators.skl2onnx_plugin": {"checker", "version_converter"},  # to the opset that skl2onnx asks for
     "_fitted.conversion": {"checker"},  # of what skl2onnx gives
     "_estimators.run": {"ModelProto"},  # to_onnx returns one
     "_estimators.model_source": {"ModelProto"},  # takes what users give

@@ -14,8 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx.checker
-import onnx.version_converter
 import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
@@ -24,6 +22,7 @@ from .._fitted.tables import Table
 from .._graph.builder import GraphBuilder
 from .._graph.edits import replace_input
 from .._graph.fake_quantization import requantized
+from .._graph.meanings import converted
 from .._graph.protobuf import to_proto
 from .._graph.queries import graphs_in
 from .._graph.shapes import infer_shapes
@@ -304,11 +303,10 @@ def in_opset(model: ir.Model, opset: int) -> ir.Model:
     if own == opset:
         return model
     try:
-        converted = onnx.version_converter.convert_version(to_proto(model), opset)
-        onnx.checker.check_model(converted)
+        proto = converted(to_proto(model), opset)
     except Exception as error:
         raise ModelError(
             f"The graph is of opset {own}, and ONNX's converter cannot bring it to opset {opset}: {reason(error)}. "
             f"Take opset {own}, or one nearer to it."
         ) from error
-    return infer_shapes(ir.from_proto(converted))
+    return infer_shapes(ir.from_proto(proto))

@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 import onnx.checker
 import onnx.helper
-import onnx.inliner
 import onnx.shape_inference
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -29,6 +28,7 @@ from .files import read, source
 from .folding import complete_shapes
 from .identity_transposes import remove_identity_transposes
 from .limits import require_values_within_limits
+from .meanings import inlined
 from .own_tensors import from_proto
 from .queries import all_values, every_node
 from .reductions import apply_to_elements, over_no_axes
@@ -208,10 +208,7 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model, checked, without local functions: they may have another opset, and the converter drops them."""
     what = "local functions cannot be inlined" if proto.functions else "graph is not valid"
     with refusing(f"The ONNX {what}"):
-        if proto.functions:
-            typed = onnx.shape_inference.infer_shapes(proto)
-            proto = onnx.inliner.inline_local_functions(typed, convert_version=True)
-        proto = _typed_outputs(_lowered(without_tensorflow_operators(proto)))
+        proto = _typed_outputs(_lowered(without_tensorflow_operators(inlined(proto))))
         onnx.checker.check_model(_with_some_shapes(proto))
     return proto
 

@@ -6,14 +6,13 @@ Other versions are converted by ONNX's converter, or refused: no graph is interp
 from __future__ import annotations
 
 import onnx
-import onnx.checker
-import onnx.version_converter
 import onnx_ir as ir
 
 from .._runtime import capabilities
 from .._runtime.capabilities import Limits
 from .._support.refusal import reason
 from ..exceptions import ModelError
+from .meanings import converted
 from .names import Names
 from .own_tensors import from_proto
 from .queries import all_values, every_node
@@ -68,8 +67,7 @@ def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.
     if opset == target:
         return proto
     try:
-        converted = onnx.version_converter.convert_version(proto, target)
-        onnx.checker.check_model(converted)
+        result = converted(proto, target)
     except Exception as error:
         other = " or use a newer onnxruntime" if newest < opset <= MAX_OPSET else ""
         raise ModelError(
@@ -77,8 +75,8 @@ def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.
             f"converter cannot bring it to {target}: {reason(error)}. Export the model again with an opset in that "
             f"range (18 is a good choice){other}."
         ) from error
-    _copy_metadata(proto, converted)
-    return converted
+    _copy_metadata(proto, result)
+    return result
 
 
 def _copy_metadata(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
@@ -94,13 +92,11 @@ def _copy_metadata(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
 
 def in_opset(model: ir.Model, opset: int) -> ir.Model:
     """Return the model in a newer default opset, with inferred shapes; ModelError if ONNX's converter fails."""
-    proto = ir.to_proto(model)
     try:
-        converted = onnx.version_converter.convert_version(proto, opset)
-        onnx.checker.check_model(converted)
+        proto = converted(ir.to_proto(model), opset)
     except Exception as error:
         raise ModelError(f"ONNX's converter cannot bring the graph to opset {opset}: {reason(error)}") from error
-    result = from_proto(converted)
+    result = from_proto(proto)
     _name_nodes(result.graph)
     return infer_shapes(result)
 

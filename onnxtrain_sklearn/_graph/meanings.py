@@ -1,0 +1,303 @@
+"""Conversion to another opset, and of functions to nodes, by which every operator keeps its meaning.
+
+ONNX's converter and its inliner change the meaning of a few nodes without an error. They are written in another form
+here, or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.helper
+import onnx.inliner
+import onnx.numpy_helper
+import onnx.shape_inference
+import onnx.version_converter
+
+from ..exceptions import ModelError
+
+COERCING = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
+"""Before opset 13, they flatten their input to a matrix at their axis; since then, they work along it."""
+
+CHANGES = {
+    **dict.fromkeys(COERCING, 13),
+    "BatchNormalization": 14,
+    "GroupNormalization": 21,
+    "Resize": 11,
+    "Scan": 9,
+    "Upsample": 10,
+}
+"""The opsets since which a node, read as it stands, computes something else."""
+
+
+# --- another opset ---
+
+
+def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Return the model, checked, in another default opset; raise what the converter raises, or ModelError."""
+    own = _opset(proto)
+    affected = [node for graph in _graphs(proto.graph) for node in graph.node if _changes(node, own, opset)]
+    doubles = set[str]()
+    if affected or own < CHANGES["Resize"] <= opset:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(proto)
+        proto = copy
+        types = _types(proto)
+        doubles = {name for name, kind in types.items() if kind.elem_type == onnx.TensorProto.DOUBLE}
+        for graph in _graphs(proto.graph):
+            _keep_meanings(graph, own, opset, types)
+    result = onnx.version_converter.convert_version(proto, opset)
+    if own < CHANGES["Resize"] <= opset:
+        for graph in _graphs(result.graph):
+            _resize_as_before(graph)
+            _widen_bounds(graph, doubles)
+    onnx.checker.check_model(result)
+    return result
+
+
+def _opset(proto: onnx.ModelProto | onnx.FunctionProto) -> int:
+    return int(next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0))
+
+
+def _changes(node: onnx.NodeProto, own: int, other: int) -> bool:
+    low, high = sorted((own, other))
+    return node.domain in ("", "ai.onnx") and low < CHANGES.get(node.op_type, 0) <= high
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and the graphs in its nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                yield from _graphs(inner)
+
+
+def _types(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto.Tensor]:
+    """Return the types of values as far as they are known."""
+    found: dict[str, onnx.TypeProto.Tensor] = {}
+    for graph in _graphs(onnx.shape_inference.infer_shapes(proto).graph):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            found[value.name] = value.type.tensor_type
+        for tensor in graph.initializer:
+            found[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
+    return found
+
+
+def _keep_meanings(graph: onnx.GraphProto, own: int, opset: int, types: Mapping[str, onnx.TypeProto.Tensor]) -> None:
+    """Rewrite the nodes of a graph that the converter would leave as they are, in place; refuse what cannot be."""
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        graph.node.extend(_kept(node, nodes, own, opset, types) if _changes(node, own, opset) else [node])
+
+
+def _kept(
+    node: onnx.NodeProto,
+    nodes: list[onnx.NodeProto],
+    own: int,
+    opset: int,
+    types: Mapping[str, onnx.TypeProto.Tensor],
+) -> list[onnx.NodeProto]:
+    """Return nodes that have the meaning of ``node`` before and after the converter."""
+    if node.op_type in COERCING:
+        return _kept_softmax(node, nodes, own < opset, _rank(node, types))
+    if (node.op_type == "Resize" and own < opset) or node.op_type == "Upsample":
+        return [node]
+    if node.op_type == "BatchNormalization":
+        mode = next((a.i for a in node.attribute if a.name == "training_mode"), 0)
+        if not mode and not any(node.output[1:]):
+            return [node]
+        raise _refused(node, own, opset, "it computes the statistics of the batch")
+    why = {
+        "GroupNormalization": "its scales were those of groups, and are those of channels since then",
+        "Scan": "its first axis was that of the rows, and there is none since then",
+        "Resize": "its coordinates were others",
+    }
+    raise _refused(node, own, opset, why[node.op_type])
+
+
+def _rank(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto.Tensor]) -> int | None:
+    kind = types.get(node.input[0])
+    return len(kind.shape.dim) if kind is not None and kind.HasField("shape") else None
+
+
+def _kept_softmax(
+    node: onnx.NodeProto, nodes: list[onnx.NodeProto], upwards: bool, rank: int | None
+) -> list[onnx.NodeProto]:
+    given = next((a.i for a in node.attribute if a.name == "axis"), 1 if upwards else -1)
+    axis = given + rank if given < 0 and rank is not None else given
+    is_last = given == -1 or (rank is not None and axis == rank - 1)
+    if upwards:
+        if is_last:
+            return [_with_axis(node, -1 if rank is None else rank - 1)]
+        return _flattened(node, given)
+    others = {name for other in nodes if other.op_type == "Reshape" for name in other.input}
+    flattened = any(other.op_type == "Flatten" and node.input[0] in other.output for other in nodes)
+    if not is_last or rank is None or flattened or node.output[0] in others:  # the converter removes these
+        raise _refused(node, 13, 12, "it works along an axis, and on a matrix before")
+    return [_with_axis(node, rank - 1)]
+
+
+def _with_axis(node: onnx.NodeProto, axis: int) -> onnx.NodeProto:
+    result = onnx.NodeProto()
+    result.CopyFrom(node)
+    kept = [a for a in node.attribute if a.name != "axis"]
+    del result.attribute[:]
+    result.attribute.extend([*kept, onnx.helper.make_attribute("axis", axis)])
+    return result
+
+
+def _flattened(node: onnx.NodeProto, axis: int) -> list[onnx.NodeProto]:
+    """Return the node on a matrix, whose columns are the axes from ``axis`` on."""
+    x, y = node.input[0], node.output[0]
+    inner = _with_axis(node, 1)
+    inner.input[0], inner.output[0] = f"{y}/matrix", f"{y}/of_matrix"
+    return [
+        onnx.helper.make_node("Shape", [x], [f"{y}/shape"]),
+        onnx.helper.make_node("Flatten", [x], [f"{y}/matrix"], axis=axis),
+        inner,
+        onnx.helper.make_node("Reshape", [f"{y}/of_matrix", f"{y}/shape"], [y]),
+    ]
+
+
+def _refused(node: onnx.NodeProto, own: int, opset: int, why: str) -> ModelError:
+    return ModelError(
+        f"{describe(node)} means something else in opset {opset} than in opset {own}, and cannot be converted: {why}. "
+        f"Export the model again in an opset from 18 on."
+    )
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """Return the operator and the name of a node, or its first output if it has none."""
+    return f"{node.op_type} node {node.name or next(iter(node.output), '')!r}"
+
+
+def _resize_as_before(graph: onnx.GraphProto) -> None:
+    """Give nodes that were Upsample, or Resize of opset 10, the coordinates that they had, in place.
+
+    Those are the numbers of the pixels divided by the scale; the nearest pixel is the one before along an axis that
+    grows, and the one behind along an axis that shrinks.
+    """
+    nodes = list(graph.node)
+    known = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in nodes:
+        value = next((a.t for a in node.attribute if a.name == "value"), None)
+        if node.op_type == "Constant" and value is not None:
+            known[node.output[0]] = onnx.numpy_helper.to_array(value)
+    del graph.node[:]
+    for node in nodes:
+        graph.node.extend(_as_before(node, known) if node.op_type == "Resize" else [node])
+
+
+def _as_before(node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> list[onnx.NodeProto]:
+    node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+    if next((a.s for a in node.attribute if a.name == "mode"), b"nearest") != b"nearest":
+        return [node]
+    scales, x, y = node.input[2], node.input[0], node.output[0]
+    sizes = known.get(scales)
+    if sizes is not None and ((sizes >= 1).all() or (sizes <= 1).all()):
+        node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor" if (sizes >= 1).all() else "ceil"))
+        return [node]
+    grow, shrink = onnx.NodeProto(), onnx.NodeProto()  # axis by axis, first those that grow
+    for other, mode in ((grow, "floor"), (shrink, "ceil")):
+        other.CopyFrom(node)
+        other.attribute.append(onnx.helper.make_attribute("nearest_mode", mode))
+    shrink.name = ""
+    grow.input[:], grow.output[:] = [x, node.input[1], f"{y}/grown_scales"], [f"{y}/grown"]
+    shrink.input[:] = [f"{y}/grown", node.input[1], f"{y}/shrunk_scales"]
+    if sizes is not None:
+        return [
+            _constant(f"{y}/grown_scales", np.maximum(sizes, 1)),
+            _constant(f"{y}/shrunk_scales", np.minimum(sizes, 1)),
+            grow,
+            shrink,
+        ]
+    return [
+        _constant(f"{y}/one", np.ones(1, np.float32)),
+        onnx.helper.make_node("Max", [scales, f"{y}/one"], [f"{y}/grown_scales"]),
+        onnx.helper.make_node("Min", [scales, f"{y}/one"], [f"{y}/shrunk_scales"]),
+        grow,
+        shrink,
+    ]
+
+
+def _constant(name: str, numbers: np.ndarray) -> onnx.NodeProto:
+    return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(numbers))
+
+
+def _widen_bounds(graph: onnx.GraphProto, doubles: set[str]) -> None:
+    """Make the constants that were attributes of Clip and Pad float64 where the operands are, in place."""
+    read = {
+        name
+        for node in graph.node
+        if node.op_type in ("Clip", "Pad") and node.input[0] in doubles
+        for name in node.input[1:]
+    }
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output[0] in read:
+            for attribute in node.attribute:
+                if attribute.t.data_type == onnx.TensorProto.FLOAT:
+                    wide = onnx.numpy_helper.to_array(attribute.t).astype(np.float64)
+                    attribute.t.CopyFrom(onnx.numpy_helper.from_array(wide))
+
+
+# --- functions ---
+
+
+def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the bodies of its functions in place of their calls."""
+    if not proto.functions:
+        return proto
+    result = onnx.shape_inference.infer_shapes(proto)
+    functions = {_key(function): function for function in result.functions}
+    opset = _opset(result)
+    for function in functions.values():
+        own = _opset(function)
+        for node in (node for graph in _function_graphs(function) for node in graph.node):
+            if own and opset and _changes(node, own, opset):
+                raise ModelError(
+                    f"{describe(node)} in the function {function.name!r} of opset {own} means something else in opset "
+                    f"{opset}, that of the graph; runtimes differ in which of them they take. Export the model with "
+                    f"one opset for both."
+                )
+    for graph in (*_graphs(result.graph), *(g for f in functions.values() for g in _function_graphs(f))):
+        for node in graph.node:
+            if (called := functions.get((node.domain, node.op_type, node.overload))) is not None:
+                _fill_defaults(node, called, functions)
+    return onnx.inliner.inline_local_functions(result, convert_version=True)
+
+
+def _key(function: onnx.FunctionProto) -> tuple[str, str, str]:
+    return function.domain, function.name, function.overload
+
+
+def _function_graphs(function: onnx.FunctionProto) -> Iterator[onnx.FunctionProto | onnx.GraphProto]:
+    yield function
+    for node in function.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                yield from _graphs(inner)
+
+
+def _fill_defaults(
+    node: onnx.NodeProto,
+    called: onnx.FunctionProto,
+    functions: Mapping[tuple[str, str, str], onnx.FunctionProto],
+) -> None:
+    """Give a call the default values of the attributes that it leaves out, in place: the inliner ignores them."""
+    given = {a.name for a in node.attribute}
+    node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
+    missing = set(called.attribute) - given
+    for inner in (inner for graph in _function_graphs(called) for inner in graph.node):
+        further = functions.get((inner.domain, inner.op_type, inner.overload))
+        defaults = set() if further is None else {a.name for a in further.attribute_proto}
+        for attribute in inner.attribute:  # what is left out here is left out there, and has a default there
+            if attribute.ref_attr_name in missing and attribute.name in defaults:
+                raise ModelError(
+                    f"{describe(node)} calls a function without its attribute {attribute.ref_attr_name!r}, which "
+                    f"{describe(inner)} in it passes on as {attribute.name!r}. Give it a value."
+                )
