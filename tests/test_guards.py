@@ -139,6 +139,7 @@ PROTOBUF = {
         "load_model_from_string",
         "numpy_helper",
     },
+    "_given.as_given": {"ModelProto", "TensorProto"},  # runs the file as given
     "_estimators.training_files": {"ModelProto"},  # to_training_onnx returns one
     "_fitted.conversion": {"checker"},  # of what skl2onnx gives
     "_estimators.run": {"ModelProto"},  # to_onnx returns one

@@ -30,6 +30,7 @@ from .._runtime.devices import Device
 from .._support.refusal import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelSource, resolve_builder
+from .as_given import require_file_as_given
 
 COMPARED_ROWS = 13
 COMPARED_NUMBERS = 2**20
@@ -105,6 +106,7 @@ def own_output(
     with refusing("The graph does not run on the data"):
         predictor = Predictor(graph, device, None)
     found = _own_numbers(whole, predictor, columns, rows)
+    require_file_as_given(model, graph, source.output, columns, rows, found)
     _require_rows_first(predictor, columns, rows)
     numbers = _as_flat_rows(found)
     _require_independent_rows(whole, source.output, predictor, columns, rows, numbers)
