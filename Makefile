@@ -6,7 +6,8 @@
 #   make prove OP=Resize the gradients of one operator against central differences, in all their forms
 #   make lint            ruff, mypy
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
-#                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone
+#                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone;
+#                        then as many graphs of all opsets beside onnxruntime (python -m tests.fuzz.opsets --case 4711)
 #   make test-web        training graphs in JavaScript (Node, Deno, Bun), by onnxruntime-node and onnxruntime-web from npm,
 #                        in C++, and the page of examples/web in Chromium. What the machine lacks of Node and Chromium
 #                        comes from PyPI and npm; where that fails, a sentence says what was not run (python -m tests.web
@@ -92,6 +93,8 @@ lint: $(STAMP)
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(if $(SEED),--case $(SEED),--first $(FIRST) --cases $(FUZZ) --jobs $(JOBS)) \
 	  $(if $(ENGINE),--engine $(ENGINE))
+	$(if $(SEED),,OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.opsets --first $(FIRST) --cases $(FUZZ) \
+	  $(if $(ENGINE),--engine $(ENGINE)))
 
 test-web: $(STAMP)
 	$(BIN)/python -m tests.web --folder build/web

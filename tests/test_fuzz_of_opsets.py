@@ -1,0 +1,17 @@
+"""Drawn graphs that an earlier version trained by another meaning: see tests/fuzz/opsets.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.fuzz import opsets
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("number", [25, 32, 36, 42, 50, 53])
+def test_seed_trains_as_the_file_does(number, engine):
+    outcome = opsets.run(number, engine)
+    assert outcome == "right" or (engine == "ort-training" and outcome.startswith("refused UnsupportedOperatorError"))
