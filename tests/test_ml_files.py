@@ -18,7 +18,7 @@ from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, SGDClassifier
-from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -222,6 +222,21 @@ def test_labels_in_a_row_are_one_for_each_row():
     start = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y)
     assert_array_equal(start.predict(X), model.predict(X))
     assert_allclose(start.predict_proba(X), model.predict_proba(X), atol=1e-4)
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_means_of_neighbors_are_trained(targets):
+    """skl2onnx keeps the targets in float64, and casts those of the neighbors."""
+    X, y = DATA["diabetes"]
+    y = y if targets == 1 else np.stack([y, np.sqrt(y)], axis=1)
+    model = KNeighborsRegressor(3).fit(X, y)
+    proto = to_onnx(model, X[:1], target_opset=18)
+    start = OrtGradientRegressor(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y)
+    assert_allclose(start.predict(X), model.predict(X), rtol=1e-5)
+    tuned = OrtGradientRegressor(proto, max_iter=20, learning_rate_init=0.5, random_state=0).fit(X, y)
+    assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
+    session = onnxruntime.InferenceSession(tuned.to_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
+    assert_allclose(session.run(None, {"X": X})[0].reshape(y.shape), tuned.predict(X), rtol=1e-5)
 
 
 def test_outputs_without_a_type_are_those_of_the_runtime():

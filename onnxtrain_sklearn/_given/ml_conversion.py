@@ -33,6 +33,7 @@ from .ml_endings import (
     keep_name,
     keep_votes_of_machine,
     machine_of_votes,
+    narrow_selected_doubles,
     plain_value,
     sort_classes,
 )
@@ -93,6 +94,7 @@ def _trainable_file(
         keep_votes_of_machine(graph, machine)
         known = known if known.of_probabilities else replace(known, loss="hinge")
     keep_outputs(model, graph.outputs)
+    narrow_selected_doubles(graph)
     drop_needless_norms(infer_shapes(model).graph)
     transforms = {node.name or "": post_transform_of(node) for node in graph}
     hold_formulas(model)

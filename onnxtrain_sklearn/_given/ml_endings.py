@@ -39,6 +39,41 @@ def _is_times_one(node: ir.Node) -> bool:
     return factor is not None and factor.ravel().tolist() == [1.0]
 
 
+def narrow_selected_doubles(graph: ir.Graph) -> None:
+    """Store float64 constants as float32, in place, if nodes only select from them and cast the selection to float32.
+
+    skl2onnx keeps the targets of nearest neighbors so.
+    """
+    for value in [
+        v for v in graph.initializers.values() if v.dtype is ir.DataType.DOUBLE and v.const_value is not None
+    ]:
+        chain = _selected_before_cast(value)
+        if chain is not None and value.const_value is not None:
+            value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=value.name)
+            for one in (value, *chain):
+                one.type = ir.TensorType(ir.DataType.FLOAT)  # clones share types
+
+
+def _selected_before_cast(value: ir.Value) -> list[ir.Value] | None:
+    """Return the selections from a value, if each is read by selections and by casts to float32 alone."""
+    found: list[ir.Value] = []
+    if value.is_graph_output() or not value.uses():
+        return None
+    for node, index in value.uses():
+        if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT:
+            continue
+        if node.op_type not in SELECTIONS or index:
+            return None
+        inner = _selected_before_cast(node.outputs[0])
+        if inner is None:
+            return None
+        found += [node.outputs[0], *inner]
+    return found
+
+
+SELECTIONS = frozenset({"ArrayFeatureExtractor", "Gather", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
 def machine_of_votes(label: ir.Value) -> ir.Node | None:
     """Return the support vector machine that computes the label, if one does."""
     node, index = maker_of(label)
