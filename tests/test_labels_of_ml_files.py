@@ -91,7 +91,7 @@ def test_labels_are_one_for_each_row():
     proto = linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5], extra=twice)
     proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("label", TensorProto.INT64, ["N", 2]))
     X = np.random.RandomState(0).standard_normal((20, 2)).astype(np.float32)
-    with pytest.raises(ModelError, match=r"returns an array of shape \(20, 2\) for 20 rows: .* one label"):
+    with pytest.raises(ModelError, match=r"returns 2 labels a row \('label' has shape \[N,2\]\)"):
         OrtGradientClassifier(proto, max_iter=1).fit(X, np.arange(20) % 2 * 2)
 
 

@@ -67,6 +67,8 @@ def fitted_file(
     declare_columns(model.graph)
     free_batch_axis(model)
     label = next((v for v in model.graph.outputs if v.dtype in (ir.DataType.INT64, ir.DataType.STRING)), None)
+    if label is not None:
+        _require_one_label(label)
     classes = None if label is None else classes_of_graph(label, zipped)
     final = trained_output_of(model.graph, output)
     known = FittedFile(
@@ -83,6 +85,16 @@ def fitted_file(
     if label is not None:
         known = replace(known, of_probabilities=_has_probabilities(known))
     return _trainable_file(model, label, final, known)
+
+
+def _require_one_label(label: ir.Value) -> None:
+    """Raise ModelError if the graph returns several labels a row, or may: skl2onnx declares (1, N) for one a row."""
+    sizes = [] if label.shape is None else list(label.shape)
+    if len(sizes) == 2 and isinstance(sizes[1], int) and sizes[1] > 1:
+        raise ModelError(
+            f"The ONNX file returns {sizes[1]} labels a row ({label.name!r} has shape {label.shape}); files of one "
+            f"label a row are trained. Give the fitted scikit-learn model itself, which may have several."
+        )
 
 
 def _trainable_file(
