@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,15 @@ from sklearn.utils import check_array
 
 from .._graph.trainable import TensorSpec
 from .._support.typing import DType, MatrixLike, SparseLike
-from .frames import as_frame
+from .frames import as_frame, require_no_times
 from .rounding import warn_of_rounding
 from .sparse_rows import gathered, in_type, stays_sparse
 
 COPY_LIMIT = 2**28
 """Bytes up to which data of another type is converted once, not batch by batch."""
+
+MOST_AXES = 5
+"""Axes of a row up to which an order of them is looked for."""
 
 PIECE_ELEMENTS = 2**20
 """Elements of the pieces in which large data are checked."""
@@ -193,9 +197,9 @@ def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) ->
     columns = {}
     for spec in specs:
         name = f"X[{spec.name!r}]"
-        array = check_array(
-            as_frame(X[spec.name]), accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=name
-        )
+        given = as_frame(X[spec.name])
+        require_no_times(given, name)
+        array = check_array(given, accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=name)
         warn_of_rounding(array, spec.dtype, name)
         columns[spec.name] = Column(shaped(array, spec), spec.dtype)
     lengths = {name: len(column) for name, column in columns.items()}
@@ -210,15 +214,42 @@ def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | Spa
     result: np.ndarray | SparseLike
     if len(wanted) == len(got) and all(w in (None, g) for w, g in zip(wanted, got, strict=True)):
         result = array
-    elif None not in wanted and math.prod(w or 0 for w in wanted) == math.prod(got) and not sp.issparse(array):
-        result = array.reshape(len(array), *(w or 0 for w in wanted))
+    elif None not in wanted and math.prod(w or 0 for w in wanted) == math.prod(got) and _is_flat(array):
+        result = array.reshape(array.shape[0], *(w or 0 for w in wanted))
     else:
         features = f"{got[0]} features" if len(got) == 1 else f"rows of shape {got}"
         row = tuple("?" if w is None else w for w in wanted)
-        raise ValueError(f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {row}.")
+        raise ValueError(
+            f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {row}.{_advice(wanted, got)}"
+        )
     if spec.dtype.kind in "iub" and result.dtype != spec.dtype:
         _require_exact(result.data if sp.issparse(result) else result, spec)
     return result
+
+
+def _is_flat(array: np.ndarray | SparseLike) -> bool:
+    """Whether a row is one axis of numbers, or one number: those of an image are in no order that all agree on."""
+    return not sp.issparse(array) and len(array.shape) <= 2
+
+
+def _advice(wanted: tuple[int | None, ...], got: tuple[int, ...]) -> str:
+    """Return what to do about rows of several axes that have another shape than those of the input."""
+    if len(got) < 2:
+        return ""
+    axes = range(1, len(got) + 1)
+    orders = [(len(got), *axes[:-1]), *permutations(axes)] if len(wanted) == len(got) <= MOST_AXES else []
+    for order in orders:
+        if all(w in (None, got[i - 1]) for w, i in zip(wanted, order, strict=True)):
+            first = " Channels come first in it:" if order == orders[0] else " Its axes have another order:"
+            return f"{first} give X.transpose(0, {', '.join(map(str, order))})."
+    if None in wanted or math.prod(w or 0 for w in wanted) != math.prod(got):
+        return ""
+    row = ", ".join(map(str, wanted))
+    return (
+        f" Only flat rows, (n, {math.prod(got)}), are given the shape of the input, as channels-first (n, channels, "
+        f"height, width) and channels-last rows hold as many numbers: if yours are in the order of the input, give "
+        f"X.reshape(len(X), {row})."
+    )
 
 
 def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:

@@ -133,7 +133,9 @@ def _selected(frame: object, columns: str | Sequence[str]) -> Any:
 
 
 def _input_array(name: str, rows: object) -> Any:
-    array = rows.tocsr() if sp.issparse(rows) else np.asarray(as_frame(rows))
+    given = as_frame(rows)
+    require_no_times(given, f"The input {name!r}")
+    array = given.tocsr() if sp.issparse(given) else np.asarray(given)
     if not array.ndim:
         raise ValueError(f"The input {name!r} must have a row for each sample, got a single {type(rows).__name__}.")
     return array
@@ -171,6 +173,7 @@ def input_columns(
     elif specs is not None and len(specs) > 1 and is_frame(X):
         if reset or hasattr(estimator, "feature_names_in_"):  # the columns name their inputs
             validate_data(estimator, X, reset=reset, skip_check_array=True)
+        require_no_times(X)
         X = frame_arrays(X, [spec.name for spec in specs])
     if has_several_inputs(X):
         return dict_columns(X.arrays if isinstance(X, Inputs) else X, specs)

@@ -9,6 +9,20 @@ import numpy as np
 import scipy.sparse as sp
 
 
+def require_present(y: object) -> None:
+    """Raise where a target among Python objects is missing: NumPy and scikit-learn take None for NaN, or for a text."""
+    if sp.issparse(y) or (isinstance(y, np.ndarray) and y.dtype != object):  # scikit-learn looks at these
+        return
+    found = _objects(y)
+    if found is None:
+        found = _floats(y)
+    if missing := sum(map(is_missing, found)):
+        raise ValueError(
+            f"Input y contains NaN: it lacks {missing} of {len(found)} labels or numbers (None or NaN). Leave these "
+            f"rows out, or give labels that are missing a label of their own."
+        )
+
+
 @contextmanager
 def sortable_labels(labels: object, name: str) -> Iterator[None]:
     """Where an error comes from labels that cannot be sorted, say which ones they are: Python compares two of them."""
@@ -42,6 +56,14 @@ def _objects(labels: object) -> list[object] | None:
     except ValueError:  # rows of different lengths
         return None
     return array.ravel().tolist() if array.dtype == object else None
+
+
+def _floats(labels: object) -> list[object]:
+    try:
+        array = np.asarray(labels)
+    except ValueError:
+        return []
+    return array.ravel().tolist() if array.dtype.kind == "f" and np.isnan(array).any() else []
 
 
 def is_missing(value: object) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from numbers import Real
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import ArrayLike
 from sklearn.utils import assert_all_finite
 
@@ -37,6 +38,20 @@ def _numbers_and_texts(labels: np.ndarray) -> np.ndarray:
         return np.asarray(labels == labels, bool)
     given = [label is not None and label == label for label in labels.ravel()]
     return np.array(given, bool).reshape(labels.shape)
+
+
+def require_counted(y: ArrayLike, ignore_label: object) -> None:
+    """Raise where a row, or one of its several labels, has the label that is ignored at positions."""
+    if ignore_label is None or sp.issparse(y):
+        return
+    labels = label_array(y)
+    ignored = labels.size - int(np.count_nonzero(counted_labels(labels, ignore_label)))
+    if ignored:
+        raise ValueError(
+            f"y holds ignore_label={ignore_label!r} in {ignored} of {labels.size} labels. It stands for no label, and "
+            f"is left out only where y has a label at each position, as in texts and maps: leave these rows out, train "
+            f"several labels as outputs of their own, or set ignore_label=None where it is a class."
+        )
 
 
 def label_array(y: ArrayLike) -> np.ndarray:

@@ -23,7 +23,7 @@ from sklearn.utils.validation import check_non_negative
 from .._graph.links import Task
 from .._support.typing import ClassWeight, SparseLike
 from .frames import require_unmasked
-from .labels import sortable_labels
+from .labels import require_present, sortable_labels
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
 """Between them sums of weights are exact enough in float32."""
@@ -78,6 +78,7 @@ class Targets:
 def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
     """Return numbers, a column per output; ``allow_nd``: rows may have several axes."""
     require_unmasked(y, "y")
+    require_present(y)
     array = np.asarray(check_array(y, ensure_2d=False, dtype=None, input_name="y", allow_nd=allow_nd))
     if array.dtype.kind in "mM":
         raise ValueError(f"y holds times ({array.dtype}): give numbers made of them, such as days since a date.")
@@ -88,6 +89,7 @@ def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
             array = array.astype(np.float64)
         except (ValueError, TypeError):
             raise ValueError("Unknown label type: y must hold numbers for regression.") from None
+        assert_all_finite(array, input_name="y")  # the text "nan" is a number to NumPy
     columns = array.reshape(len(array), math.prod(array.shape[1:]))
     if array.ndim > 2:  # maps are large: float32 stays what it is
         columns = columns if columns.dtype == np.float32 else columns.astype(np.float64)
@@ -98,6 +100,7 @@ def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
 def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     """Return class indices or label indicators; labels that ``classes`` lacks are an error."""
     require_unmasked(y, "y")
+    require_present(y)
     with sortable_labels(y, "y"):
         return _class_targets(y, classes)
 

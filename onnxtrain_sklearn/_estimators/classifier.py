@@ -12,6 +12,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 
 from .._data.inputs import prediction_type
+from .._data.positions import require_counted
 from .._data.targets import Classes, Targets, class_targets
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
@@ -346,7 +347,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         return tags
 
     def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
-        return class_targets(y, classes)
+        targets = class_targets(y, classes)
+        require_counted(y, self.ignore_label)
+        return targets
 
     def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
         return score_of_labels(predicted, targets, weights)
