@@ -323,7 +323,8 @@ def run(number: int, engine: str | None = None) -> str:
             for s in (step, -step)
         ]
         found.append((ends[0] - ends[1]) / (2 * step))
-    if abs(found[0] - found[1]) > 0.01 * size:
+    sides = ends[0] - loss, loss - ends[1]  # a kink at hand has two slopes
+    if abs(found[0] - found[1]) > 0.01 * size or abs(sides[0] - sides[1]) / step > 0.02 * size:
         return "unsmooth"  # a kink, or a step of Hardmax, within the difference
     if abs(slope - found[1]) > 0.03 * size:
         return f"wrong gradient {slope}, {found} by differences"
