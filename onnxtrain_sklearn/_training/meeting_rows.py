@@ -76,7 +76,9 @@ def meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False
     trials = (TRIED_ROWS, TRIED_ROWS + ADDED_ROWS)
     try:
         graphs = {rows: _graph_of_loss(settings, dtype, rows, of_pairs) for rows in trials}
-    except Exception:  # it takes the number of rows of its data alone, or fails there too, in clear words
+    except Exception as error:  # it takes the number of rows of its data alone, or fails there too, in clear words
+        if of_pairs and isinstance(error, ModelError):  # only fine-tuned: nothing later would say what is wrong
+            raise
         return True
 
     def found() -> list[bool]:
