@@ -14,6 +14,7 @@ from .._support.refusal import reason
 from ..exceptions import ModelError
 from .meanings import converted
 from .names import Names
+from .old_forms import without_old_forms
 from .own_tensors import from_proto
 from .queries import all_values, every_node
 from .shapes import infer_shapes
@@ -45,7 +46,7 @@ def readable(proto: onnx.ModelProto, limits: Limits | None = None, *, renew: boo
     """
     limits = _installed_limits(proto) if limits is None else limits
     least = RENEWED_OPSET if renew and _opset(proto) < OLD_OPSET else MIN_OPSET
-    model = from_proto(_in_opset_range(proto, limits, least))
+    model = from_proto(_in_opset_range(without_old_forms(proto), limits, least))
     _name_nodes(model.graph)  # the converter drops names
     _refuse_newer_ml(model, limits)
     _restamp(model, limits)
