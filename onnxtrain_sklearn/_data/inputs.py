@@ -7,17 +7,20 @@ has a length and a shape in rows and is indexed by rows: splits, searches and pi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
+from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
 from .._graph.trainable import TensorSpec
 from .._support.typing import FrameLike, MatrixLike, SparseLike
+from ..exceptions import ModelError
 from .columns import Column, dict_columns, dimensions, shaped
 from .frames import as_frame, require_no_times
 from .rounding import warn_of_rounded_columns
@@ -26,6 +29,18 @@ NATIVE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 SEPARATORS = ("_", ".")
 """What stands between the name of an input and the rest of a column's name."""
+
+TEXT = (
+    "X holds text, and the input of the graph takes numbers. RealMLPClassifier, RealMLPRegressor, TabMClassifier and "
+    "TabMRegressor take columns of text as they are; for another model, encode the columns before it, such as with "
+    "OneHotEncoder or OrdinalEncoder in a Pipeline."
+)
+
+GAPS = (
+    "The graph computes with every number of X. RealMLPClassifier, RealMLPRegressor, TabMClassifier and TabMRegressor "
+    "take missing numbers as they are; for another model, put SimpleImputer before it in a Pipeline, or leave out the "
+    "rows with missing values."
+)
 
 
 class Inputs:
@@ -167,6 +182,7 @@ def input_columns(
 
     ``missing`` says whether numbers may be missing; it is asked where X is not plainly finite.
     """
+    _refuse_texts(specs or ())
     X = as_frame(X)
     if isinstance(X, Inputs):
         X = X.arrays
@@ -184,9 +200,19 @@ def input_columns(
             f"after the inputs, got {type(X).__name__}."
         )
     spec = TensorSpec("X", np.dtype(np.float32), (None, None)) if specs is None else specs[0]
-    array = _validated(estimator, X, len(spec.shape), reset, missing)
+    array = _validated(estimator, X, spec.shape, reset, missing)
     warn_of_rounded_columns(X, array, spec.dtype)
     return {spec.name: Column(shaped(array, spec), spec.dtype)}
+
+
+def _refuse_texts(specs: Sequence[TensorSpec]) -> None:
+    for spec in specs:
+        if spec.dtype.kind in "OSU":
+            raise ModelError(
+                f"The graph's input {spec.name!r} takes text, and training takes numbers. Run the part of the graph "
+                f"that reads text once, with onnxruntime, and train the part behind it on its results: "
+                f"onnx.utils.extract_model(file, new_file, input_names, output_names) writes each part."
+            )
 
 
 def _is_plain_matrix(X: object) -> TypeGuard[np.ndarray]:
@@ -204,8 +230,10 @@ def _set_features(estimator: Any, count: int) -> None:
         del estimator.feature_names_in_
 
 
-def _validated(estimator: BaseEstimator, X: MatrixLike, rank: int, reset: bool, missing: Callable[[], bool]) -> Any:
-    rows = None
+def _validated(
+    estimator: BaseEstimator, X: MatrixLike, shape: Sequence[int | None], reset: bool, missing: Callable[[], bool]
+) -> Any:
+    rank, rows, free = len(shape), None, None in shape[1:]
     if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether they come flat or not
         X = np.asanyarray(X)
         rows, X = X.shape, X.reshape(len(X), math.prod(X.shape[1:]))
@@ -214,8 +242,26 @@ def _validated(estimator: BaseEstimator, X: MatrixLike, rank: int, reset: bool, 
         return X if rows is None else X.reshape(rows)
     require_no_times(X)
     checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if missing() else True}
-    array: Any = validate_data(estimator, X, reset=reset, **checks)
+    with _faults_of_tables():
+        if rows is not None and free and not reset:  # rows of other lengths than those of fit have other numbers
+            array: Any = check_array(X, estimator=estimator, input_name="X", **checks)
+        else:
+            array = validate_data(estimator, X, reset=reset, **checks)
     return array if rows is None else array.reshape(rows)
+
+
+@contextmanager
+def _faults_of_tables() -> Iterator[None]:
+    """Say what to do about text and missing numbers, for which this package has estimators."""
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        if message.startswith("could not convert string to float") or "arrays of bytes/strings" in message:
+            raise ValueError(f"{message.rstrip('.')}. {TEXT}") from None
+        if "does not accept missing values encoded as NaN" in message:
+            raise ValueError(f"{message.splitlines()[0]}\n{GAPS}") from None
+        raise
 
 
 def frame_arrays(frame: FrameLike, inputs: Sequence[str]) -> dict[str, np.ndarray]:

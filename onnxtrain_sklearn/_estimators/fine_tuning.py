@@ -27,7 +27,7 @@ from .._training.loss_graph import StepSettings
 from .._training.meeting_rows import meeting
 from .._training.parameters import Trainable
 from .._training.row_objective import RowObjective
-from ..exceptions import ModelError, instead_of
+from ..exceptions import ModelError, instead_of, warn
 from ..finetuning import FineTuner
 from ..models import resolve_builder
 from .damping import damping_of
@@ -62,8 +62,12 @@ def tuner_of(estimator: Parameters, fitted: FittedModel | None) -> FineTuner | N
     if tuner is None:
         return None
     if tuner == "auto":
-        plain = fitted is None or estimator.warm_start or changed_from_default(estimator)
-        return None if plain else FineTuner()
+        if fitted is None or estimator.warm_start:
+            return None
+        if changed := changed_from_default(estimator):
+            _warn_of_plain_training(changed)
+            return None
+        return FineTuner()
     if not isinstance(tuner, FineTuner):
         raise TypeError(f"finetune must be 'auto', a FineTuner object or None, {instead_of(tuner)}.")
     tuner.validate()
@@ -79,6 +83,16 @@ def tuner_of(estimator: Parameters, fitted: FittedModel | None) -> FineTuner | N
             f"default, or train plainly with finetune=None."
         )
     return tuner
+
+
+def _warn_of_plain_training(changed: Mapping[str, object]) -> None:
+    """Warn if nothing but a rate decides that a fitted model is not fine-tuned, which needs none."""
+    if set(changed) == {"learning_rate_init"}:
+        warn(
+            f"learning_rate_init={changed['learning_rate_init']!r} turns off the fine-tuning of the fitted model, "
+            f"which chooses its own steps: the model is trained plainly, for max_iter epochs. Leave out "
+            f"learning_rate_init to fine-tune it, or set finetune=None to train plainly without this warning."
+        )
 
 
 def changed_from_default(estimator: Parameters) -> dict[str, object]:

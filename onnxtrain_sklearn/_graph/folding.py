@@ -58,11 +58,14 @@ def _simplify(model: ir.Model) -> bool:
 
 
 def _computes_shapes(graph: ir.Graph) -> bool:
-    """Whether a node reads sizes, computes integers from constants alone, or has a body."""
+    """Whether a node reads sizes, computes integers from constants alone, has a body, or is unknown to ONNX."""
     return any(
-        not node.domain and (node.op_type in ("Shape", "Size") or _is_of_constants(node) or graphs_in(node))
-        for node in graph
+        node.domain == "com.microsoft" if node.domain else _tells_sizes(node) or graphs_in(node) for node in graph
     )
+
+
+def _tells_sizes(node: ir.Node) -> bool:
+    return node.op_type in ("Shape", "Size") or _is_of_constants(node)
 
 
 def _is_of_constants(node: ir.Node) -> bool:

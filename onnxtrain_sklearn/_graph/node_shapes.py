@@ -29,6 +29,8 @@ def infer_node(model: ir.Model, node: ir.Node, known: Integers) -> None:
             value.shape = shape if value.shape is None else value.shape
     if node.op_type in _SHAPE_INPUT and not node.domain:
         _shape_from_input(node, known)
+    elif node.domain == "com.microsoft" and node.op_type in _PRODUCTS_OF_FEW_BITS:
+        _shape_of_product(node)
 
 
 def _inferred_types(model: ir.Model, node: ir.Node, inputs: Sequence[ir.Value], known: Integers) -> dict[str, Any]:
@@ -64,6 +66,17 @@ def _shape_from_input(node: ir.Node, known: Integers) -> None:
     if sizes is not None:
         node.outputs[0].shape = ir.Shape(sizes)
 
+
+def _shape_of_product(node: ir.Node) -> None:
+    """Complete type and shape of a product with a matrix of few bits, of which ONNX knows nothing."""
+    given, value, width = node.inputs[0], node.outputs[0], attribute(node, "N", None)
+    sizes = dims(given)
+    if given is not None and sizes and width is not None:
+        value.type = given.type if value.type is None else value.type
+        value.shape = ir.Shape([*sizes[:-1], int(width)]) if value.shape is None else value.shape
+
+
+_PRODUCTS_OF_FEW_BITS = frozenset({"MatMulNBits", "MatMulBnb4", "MatMulFpQ4"})
 
 _SHAPE_INPUT = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
 """Operators that read the shape of their output from an input: its position."""
