@@ -241,6 +241,7 @@ def test_validation_data_replace_the_cross_validation():
     assert right.score(X[TEST], y[TEST]) > 0.3
 
 
+@pytest.mark.filterwarnings("ignore:learning_rate_init=0.01 turns off")
 @pytest.mark.parametrize(
     "setting",
     [{"optimizer": "sgd"}, {"learning_rate_init": 0.01}, {"max_iter": 3}, {"alpha": 0.1}, {"early_stopping": True}],
