@@ -58,6 +58,7 @@ ROOMS = (
 
 # What modules may use of the package `onnx`. Graphs are `onnx_ir` models inside; protobuf is for the border.
 PROTOBUF = {
+    "_graph.old_forms": {"GraphProto", "ModelProto", "NodeProto", "helper", "shape_inference", "version_converter"},
     "_graph.builder": {"defs"},  # operator schemas
     "_graph.inferred_types": {"ModelProto", "shape_inference"},
     "_graph.node_shapes": {"defs", "helper", "shape_inference"},  # inference of single nodes
