@@ -95,6 +95,7 @@ fuzz: $(STAMP)
 	  $(if $(ENGINE),--engine $(ENGINE))
 	$(if $(SEED),,OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.opsets --first $(FIRST) --cases $(FUZZ) \
 	  $(if $(ENGINE),--engine $(ENGINE)))
+	$(if $(SEED),,OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --stored --first $(FIRST) --cases $(FUZZ) --jobs $(JOBS))
 
 test-web: $(STAMP)
 	$(BIN)/python -m tests.web --folder build/web

@@ -10,21 +10,39 @@
 /** @type {Record<string, any>} */ const ARRAYS = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array };
 /** @type {Record<string, string>} */ const CODES = { float32: "F32", float64: "F64", int64: "I64" };
 
-/** Return the arrays of a file of safetensors by name. @param {Uint8Array} file @returns {Record<string, {data: Numbers, shape: number[]}>} */
+/** Return the arrays of a file of safetensors by name; each byte belongs to one of them. @param {Uint8Array} file @returns {Record<string, {data: Numbers, shape: number[]}>} */
 export function readTensors(file) {
   try {
-    const size = Number(new DataView(file.buffer, file.byteOffset, file.byteLength).getBigUint64(0, true));
-    const { __metadata__, ...entries } = JSON.parse(new TextDecoder().decode(file.subarray(8, 8 + size)));
-    return Object.fromEntries(Object.entries(entries).map(([name, { dtype, shape, data_offsets: [start, end] }]) => {
-      const type = Object.keys(CODES).find((kind) => CODES[kind] === dtype) ?? dtype;
-      const content = new Uint8Array(file.subarray(8 + size + start, 8 + size + end)); // an aligned copy: slice of Node's Buffer is none
-      if (content.length !== end - start) throw new Error(`${name} is not whole`);
-      return [name, { data: new ARRAYS[type](content.buffer), shape }];
-    }));
+    const size = file.length < 8 ? NaN : Number(new DataView(file.buffer, file.byteOffset, file.byteLength).getBigUint64(0, true));
+    if (!(size <= file.length - 8)) throw new Error("the header is not whole");
+    const header = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(file.subarray(8, 8 + size)));
+    if (typeof header !== "object" || header === null || Array.isArray(header)) throw new Error("the header is no object");
+    const { __metadata__, ...entries } = header;
+    /** @type {[string, {data: Numbers, shape: number[]}][]} */ const found = [];
+    let place = 0;
+    const start = (/** @type {any} */ one) => (Array.isArray(one?.data_offsets) ? one.data_offsets : []);
+    const sorted = Object.entries(entries).sort(([, a], [, b]) => start(a)[0] - start(b)[0] || start(a)[1] - start(b)[1]);
+    for (const [name, entry] of sorted) {
+      const { dtype, shape, data_offsets: offsets } = entry ?? {};
+      const type = Object.keys(CODES).find((kind) => CODES[kind] === dtype);
+      if (!type) throw new Error(`${name} is of another type`);
+      if (!areSizes(shape) || !areSizes(offsets) || offsets.length !== 2) throw new Error(`shape or offsets of ${name} are no sizes`);
+      const bytes = product(shape) * ARRAYS[type].BYTES_PER_ELEMENT;
+      if (offsets[0] !== place || offsets[1] - offsets[0] !== bytes) throw new Error(`${name} takes other bytes than its shape, or those of another one`);
+      place = offsets[1];
+      const content = new Uint8Array(file.subarray(8 + size + offsets[0], 8 + size + place)); // an aligned copy: slice of Node's Buffer is none
+      if (content.length !== bytes) throw new Error(`${name} is not whole`);
+      found.push([name, { data: new ARRAYS[type](content.buffer), shape }]);
+    }
+    if (place !== file.length - 8 - size) throw new Error("there are bytes of no array");
+    return Object.fromEntries(found);
   } catch (error) {
     throw new Error(`These ${file.length} bytes are no whole file of safetensors with floats and int64: ${error}.`);
   }
 }
+
+/** @param {any} values @returns {boolean} */
+const areSizes = (values) => Array.isArray(values) && values.every((one) => Number.isSafeInteger(one) && one >= 0);
 
 /** Return tensors as a file of safetensors, with notes. @param {{name: string, type: string, shape: number[], data: Numbers}[]} tensors @param {Record<string, string>} notes @returns {Uint8Array} */
 export function writeTensors(tensors, notes) {

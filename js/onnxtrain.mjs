@@ -41,11 +41,11 @@ export class Trainer {
     }
     /** @type {Record<string, any>} */ const sessions = {};
     for (const [name, graph] of Object.entries(manifest.graphs)) {
-      const content = await checked(manifest, graph.file, await read(graph.file));
+      const content = await checked(manifest, graph.file, await read(plain(graph.file)));
       sessions[name] = await ort.InferenceSession.create(content, options);
     }
     const trainer = new Trainer(ort, manifest, sessions);
-    trainer.loadState(await checked(manifest, manifest.state.file, await read(manifest.state.file)));
+    trainer.loadState(await checked(manifest, manifest.state.file, await read(plain(manifest.state.file))));
     return trainer;
   }
 
@@ -174,7 +174,8 @@ export class Trainer {
   /** Return the state as a file of safetensors, which `load_state` of the estimator reads. @returns {Uint8Array} */
   saveState() {
     const tensors = this.manifest.state.tensors.map((/** @type {any} */ { name, type, shape }) => ({ name, type, shape, data: this.state[name].data }));
-    return writeTensors(tensors, { format: FORMAT, version: String(VERSION) });
+    const { constants } = this.manifest;
+    return writeTensors(tensors, { format: FORMAT, version: String(VERSION), ...(constants && { constants: JSON.stringify(constants) }) });
   }
 
   /** Set the state from a file of safetensors; throw where it belongs to another model. @param {Uint8Array} file */
@@ -183,9 +184,10 @@ export class Trainer {
     /** @type {Record<string, Tensor>} */ const state = {};
     for (const { name, type, shape } of this.manifest.state.tensors) {
       const found = tensors[name];
-      if (!found || String(found.shape) !== String(shape)) {
+      if (!Object.hasOwn(tensors, name) || !Array.isArray(shape) || String(found.shape) !== String(shape)) {
         throw new Error(`The state has ${name} of shape [${found ? found.shape : "none"}], the graphs have [${shape}]: it belongs to another model.`);
       }
+      if (`${type[0].toUpperCase()}${type.slice(1)}Array` !== found.data.constructor.name.replace("BigInt", "Int")) throw new Error(`The state has ${name} as ${found.data.constructor.name}, the graphs as ${type}.`);
       state[name] = new this.ort.Tensor(type, found.data, shape);
     }
     this.state = state;
@@ -318,8 +320,15 @@ export function permutation(count, random) {
 /** A learning rate that falls from `rate` to 0 by half a cosine. @param {number} rate @param {number} steps @returns {Schedule} */
 export const cosine = (rate, steps) => (step) => (rate * (1 + Math.cos((Math.PI * Math.min(step, steps)) / steps))) / 2;
 
+/** Return the name of a file in the folder itself. @param {any} name @returns {string} */
+function plain(name) {
+  if (typeof name !== "string" || !name || name === "." || name === ".." || /[/\\:\0%]/.test(name)) throw new Error(`manifest.json names the file ${JSON.stringify(name)}, which is not in the folder itself.`);
+  return name;
+}
+
 /** @param {any} manifest @param {string} name @param {Uint8Array} content @returns {Promise<Uint8Array>} */
 async function checked(manifest, name, content) {
+  if (!manifest.files[name]) throw new Error(`manifest.json has no SHA-256 of ${name}.`);
   const digest = await globalThis.crypto?.subtle?.digest("SHA-256", /** @type {BufferSource} */ (content)); // browsers have it on secure pages
   const text = digest && Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
   if (text && text !== manifest.files[name].sha256) throw new Error(`${name} has changed: its SHA-256 is not that of manifest.json.`);

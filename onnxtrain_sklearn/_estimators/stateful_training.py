@@ -11,6 +11,7 @@ from .._schedules.annealing import Restarts
 from .._training.loop import Trainer
 from .._training.parameters import FlatParameters
 from .._training.sweep import swept_losses
+from ..exceptions import ModelError
 from .run import Run
 from .snapshots import require_single_scores
 from .training_state import restore_state, stored_state
@@ -41,10 +42,12 @@ class StatefulTraining:
 
     def restore(self, state: State) -> None:
         """Go on from a state."""
-        ended = bool(state.get("ended"))
+        ended = state.get("ended")
+        if not isinstance(ended, bool | np.bool_):
+            raise ModelError("The stored state is none of this training: it does not say whether that had ended.")
         restore_state(self._run, state)
         self._trainer.step.reload()
-        self.ended = ended
+        self.ended = bool(ended)
 
     def sweep(self, rates: np.ndarray) -> np.ndarray:
         """Return the losses of steps at these learning rates; the training stays as it is."""

@@ -69,6 +69,11 @@ def _fitting_history(run: Run, state: State) -> dict[str, Any]:
     plain, rows, memories = state["history"], state["rows"], state["memories"]
     if plain.keys() != set(PLAIN) or any(curve.ndim != 1 for curve in curves.values()):
         raise ValueError("its history is incomplete")
+    progress = {name: value for name, value in state["progress"].items() if (name, value) != ("total_steps", None)}
+    if not all(isinstance(value, int) and 0 <= value < 2**63 for value in progress.values()):
+        raise ValueError("its progress must be numbers of steps")
+    if not all(value is None or isinstance(value, bool | int | float) for value in plain.values()):
+        raise ValueError("its history must be numbers")
     if not all(isinstance(row, dict) for row in (*rows, *memories.values())):
         raise ValueError("its rows or memories are no mappings")
     return {

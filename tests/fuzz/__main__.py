@@ -43,21 +43,22 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--case", type=int, help="run this one case here")
     parser.add_argument("--jobs", type=int, default=1, help="children at a time")
+    parser.add_argument("--stored", action="store_true", help="files of states, checkpoints and training, not graphs")
     parser.add_argument("--engine", help="differentiate all cases with this engine")
     parser.add_argument("--log", type=Path, help="append an object of JSON a case to this file")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        return child(given.engine)
+        return child(given.engine, stored=given.stored)
     if given.case is not None:
-        return one_case(given.case, given.engine)
+        return one_case(given.case, given.engine, stored=given.stored)
     return Parent(given).run()
 
 
 # --- a child ---
 
 
-def child(engine: str | None) -> int:
+def child(engine: str | None, *, stored: bool) -> int:
     """Run the cases whose numbers come in, a line each; write a line of JSON for each."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print must not get in between
@@ -67,28 +68,31 @@ def child(engine: str | None) -> int:
     for line in sys.stdin:
         number = int(line)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        outcome, what = attempt(number, engine)
+        outcome, what = attempt(number, engine, stored=stored)
         signal.setitimer(signal.ITIMER_PROF, 0)
         out.write(json.dumps({"case": number, "outcome": outcome, "what": what}) + "\n")
         out.flush()
     return 0
 
 
-def attempt(number: int, engine: str | None) -> tuple[str, str]:
+def attempt(number: int, engine: str | None, *, stored: bool) -> tuple[str, str]:
     """Make a case and run it."""
-    from tests.fuzz import case
+    from tests.fuzz import case, stored_files
 
     with tempfile.TemporaryDirectory(prefix="fuzz") as folder:
         inner = Path(folder) / "model"
         inner.mkdir()
+        if stored:
+            print(f"CASE {number}", file=sys.stderr, flush=True)
+            return stored_files.run(number, inner)
         one = case.case(number, inner, engine)
         print(f"CASE {one}", file=sys.stderr, flush=True)  # should it be the last
         return case.run_case(one), str(one)
 
 
-def one_case(number: int, engine: str | None) -> int:
+def one_case(number: int, engine: str | None, *, stored: bool) -> int:
     """Run one case here."""
-    outcome, what = attempt(number, engine)
+    outcome, what = attempt(number, engine, stored=stored)
     print(f"case {number}: {what}\n{outcome}")
     return int(outcome.partition(" ")[0] not in GOOD)
 
@@ -102,9 +106,10 @@ GOOD = ("trained", "refused")
 class Child:
     """A child, and the case that it is at."""
 
-    def __init__(self, engine: str | None) -> None:
+    def __init__(self, engine: str | None, *, stored: bool) -> None:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = [sys.executable, "-m", "tests.fuzz", "--child", *(["--engine", engine] if engine else [])]
+        command += ["--stored"] if stored else []
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
         )
@@ -164,11 +169,11 @@ class Parent:
         return int(self.failed > 0 or total == 0)
 
     def _work(self) -> None:
-        child = Child(self.given.engine)
+        child = Child(self.given.engine, stored=self.given.stored)
         while (number := self._next()) is not None:
             if not child.alive:
                 child.stop()
-                child = Child(self.given.engine)
+                child = Child(self.given.engine, stored=self.given.stored)
             self._note(child.run(number))
         child.stop()
 
@@ -186,6 +191,7 @@ class Parent:
             if kind not in GOOD:
                 self.failed += 1
                 engine = f" --engine {self.given.engine}" if self.given.engine else ""
+                engine += " --stored" if self.given.stored else ""
                 print(f"FAILED python -m tests.fuzz --case {result['case']}{engine}\n  {result['what']}")
                 print("  " + result["outcome"][-1500:].strip().replace("\n", "\n  "), flush=True)
 
