@@ -12,11 +12,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._graph.builder import GraphBuilder
-from ..._graph.edits import read_through_identity, replace_value
+from ..._graph.edits import copy_type, insert_behind, read_through_identity, replace_value
 from ..._graph.open_clip import bound_of, is_open
 from ..._graph.queries import Dims, attribute, constant, dims, fixed, is_float, kind, operand
 from ..._graph.shapes import infer_shapes
 from ...exceptions import ModelError
+from ..norms import is_norm
 from ..path import Passage, path
 
 Prepare = Callable[[GraphBuilder, Passage], None]
@@ -109,7 +110,26 @@ def _prepare_power(op: GraphBuilder, passage: Passage) -> None:
     if base is not None and base.dtype is not None and exponent is not None and exponent.dtype is not base.dtype:
         passage.node.replace_input_with(1, op.Cast(exponent, to=int(base.dtype)))
     _expand_operands(op, passage.node, (0,))
+    _flatten_norm(op, passage)
     _lift(op, passage)
+
+
+def _prepare_sqrt(op: GraphBuilder, passage: Passage) -> None:
+    _flatten_norm(op, passage)
+    _lift(op, passage)
+
+
+def _flatten_norm(op: GraphBuilder, passage: Passage) -> None:
+    """Compute the root of one in place of a norm's zero, times zero: the builder's derivative is infinite there."""
+    node = passage.node
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or x.dtype is None or not is_norm(node, passage.inputs):
+        return
+    kind = x.dtype.numpy()
+    is_zero = copy_type(op.Cast(op.Equal(x, op.constant(np.zeros((), kind))), to=int(x.dtype)), x)
+    apart = copy_type(op.Sub(op.constant(np.ones((), kind)), is_zero), x)
+    insert_behind(op, y, lambda root: op.Mul(root, apart))
+    node.replace_input_with(0, copy_type(op.Add(x, is_zero), x))
 
 
 def _expand_operands(op: GraphBuilder, node: ir.Node, positions: Sequence[int]) -> None:
@@ -239,7 +259,7 @@ PREPARE: dict[str, Prepare] = {
     "ReduceLogSumExp": _keep_axes,
     "SoftmaxCrossEntropyLoss": _prepare_cross_entropy,
     "Split": _prepare_split,
-    "Sqrt": _lift,
+    "Sqrt": _prepare_sqrt,
     "Where": _prepare_where,
 }
 

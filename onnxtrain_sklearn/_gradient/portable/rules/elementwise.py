@@ -18,6 +18,7 @@ from ...._graph.fake_quantization import is_fake
 from ...._graph.open_clip import is_open
 from ...._graph.queries import constant, dims
 from ...._graph.supported import ANY, Supported
+from ...norms import is_norm
 from ...selection import MISSING, STEEP
 from ..context import GradientRule, Reverse, Thunk, mask
 
@@ -73,6 +74,15 @@ def _selu_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: i
     return op.Mul(g, op.Where(op.Greater(x, 0.0), gamma, op.Add(y, alpha * gamma)))
 
 
+def _sqrt_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    return _flat_at_zero(r, op.Div(op.Mul(g, 0.5), y))
+
+
+def _flat_at_zero(r: Reverse, found: ir.Value) -> ir.Value:
+    """Return the gradient of a root, and zero where a norm is zero."""
+    return r.op.Where(r.op.Equal(r.y, 0.0), 0.0, found) if is_norm(r.node, r.wanted) else found
+
+
 def _shrink(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     lambd = r.attribute("lambd", 0.5)
     return op.Mul(g, mask(op, op.Or(op.Less(x, -lambd), op.Greater(x, lambd))))
@@ -123,7 +133,7 @@ COTANGENTS: dict[str, Cotangent] = {
     "Sinh": lambda r, op, g, x, y: op.Mul(g, op.Cosh(x)),
     "Softplus": lambda r, op, g, x, y: op.Mul(g, op.Sigmoid(x)),
     "Softsign": lambda r, op, g, x, y: op.Div(g, op.Mul(*[op.Add(op.Abs(x), 1.0)] * 2)),
-    "Sqrt": lambda r, op, g, x, y: op.Div(op.Mul(g, 0.5), y),
+    "Sqrt": _sqrt_cotangent,
     "Swish": _swish,
     "Tan": lambda r, op, g, x, y: op.Mul(g, op.Add(op.Mul(y, y), 1.0)),
     "Tanh": lambda r, op, g, x, y: op.Mul(g, op.Sub(1.0, op.Mul(y, y))),
@@ -174,7 +184,7 @@ def _pow_rule(r: Reverse) -> Sequence[Thunk]:
     op, x, base_type = r.op, r.x(0), r.x(0).dtype
     exponent = r.x(1) if r.x(1).dtype is base_type else op.Cast(r.x(1), to=base_type)
     return (
-        lambda: r.sum_to(r.keep_zeros(op.Mul(r.g, _power_cotangent(r, exponent))), 0),
+        lambda: r.sum_to(_flat_at_zero(r, r.keep_zeros(op.Mul(r.g, _power_cotangent(r, exponent)))), 0),
         lambda: _exponent_cotangent(r, exponent, x),
     )
 
