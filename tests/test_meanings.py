@@ -156,3 +156,48 @@ def test_attributes_of_float64_nodes_become_float64_operands(body):
     X = draw.normal(size=(5, 3))
     expected = np.clip(X, -0.5, 0.5) if "Clip" in body else np.pad(X, ((0, 0), (1, 1)))
     np.testing.assert_array_equal(evaluate(converted(proto, 13), X=X)[0], expected)
+
+
+TWICE = """<ir_version: 10, opset_import: ["" : 18, "own" : 1]> g (float[N, 2] X, bool c) => (float[N, 1] Y)
+<float[2, 1] V = {1, -2}> {
+    A = own.layer(X)
+    B = own.layer(A)
+    Y = MatMul(B, V)
+}
+<opset_import: ["" : 18], domain: "own">
+layer (x) => (y) { W = Constant <value = float[2, 2] {0.5, -1, 1.5, 2}> () p = MatMul(x, W) y = Tanh(p) }"""
+
+
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("opset", [18, 17])
+def test_weight_of_function_called_twice_is_one_parameter(opset, engine):
+    graph = onnx.parser.parse_model(TWICE.replace(", bool c", ""))
+    graph.functions[0].opset_import[0].version = opset
+    X, y = draw.normal(size=(6, 2)).astype(np.float32), draw.normal(size=6)
+    settings = {"optimizer": "sgd", "learning_rate_init": 0.1, "max_iter": 1, "target_scaling": None, "shuffle": False}
+    found = OrtGradientRegressor(graph, engine=engine, **settings).fit(X, y).weights_
+
+    def loss(W):
+        return np.mean((np.tanh(np.tanh(X.astype(float) @ W) @ W) @ [1.0, -2.0] - y) ** 2)
+
+    W = np.array([[0.5, -1], [1.5, 2]])
+    slope = [[(loss(W + 1e-6 * d) - loss(W - 1e-6 * d)) / 2e-6 for d in row] for row in np.eye(4).reshape(2, 2, 2, 2)]
+    (trained,) = [array for name, array in found.items() if name != "V"]
+    np.testing.assert_allclose(trained, W - 0.1 * np.array(slope), rtol=1e-5)
+
+
+def test_constant_of_function_in_a_branch_is_the_one_outside():
+    text = TWICE.replace(
+        "B = own.layer(A)",
+        "B = If (c) <then_branch = t () => (float[N, 2] P) { P = own.layer(A) }, "
+        "else_branch = e () => (float[N, 2] Q) { Q = Identity(A) }>",
+    )
+    text = text.replace("(float[N, 1] Y)", "(float L)").replace("V)\n", "V)\n    L = ReduceSum<keepdims=0>(Y)\n")
+    X, W = draw.normal(size=(6, 2)).astype(np.float32), np.array([[0.5, -1], [1.5, 2]])
+    graph = gradient_graph(onnx.parser.parse_model(text), wrt=["V"])
+    for c, hidden in ((True, np.tanh(np.tanh(X @ W) @ W)), (False, np.tanh(X @ W))):
+        loss, slope = evaluate(graph, X=X, c=np.array(c))
+        np.testing.assert_allclose(loss, (hidden @ [1.0, -2.0]).sum(), rtol=1e-5)
+        np.testing.assert_allclose(slope.ravel(), hidden.sum(axis=0), rtol=1e-5)
+    constants = [node.output[0] for node in graph.graph.node if node.op_type == "Constant"]
+    assert sum("W" in name for name in [*constants, *(x.name for x in graph.graph.initializer)]) == 1

@@ -69,4 +69,4 @@ def test_the_comparison_with_a_given_graph_reads_the_parameters_where_they_are(m
 
     monkeypatch.setattr(sessions, "create_session", made)
     OrtGradientClassifier(given.to_onnx(), max_iter=1).fit(X[:100], y[:100])
-    assert len([n for n in found if n > size]) == 1  # of the given graph itself
+    assert len([n for n in found if n > size]) == 2  # of the graph that was read, and of the file as given

@@ -223,7 +223,8 @@ def _declared_classifier(
     types = skl2onnx_bridge.types()
     operator = scope.declare_local_operator(type(estimator).__name__, estimator)
     operator.inputs = inputs
-    label = types.StringTensorType if labels(estimator).dtype.kind == "U" else types.Int64TensorType
+    of_text = not isinstance(estimator.classes_, list) and labels(estimator).dtype.kind == "U"
+    label = types.StringTensorType if of_text else types.Int64TensorType  # several labels are 0 and 1
     operator.outputs.append(scope.declare_local_variable("label", label()))
     operator.outputs.append(scope.declare_local_variable("probabilities", types.FloatTensorType()))
     return list(operator.outputs)

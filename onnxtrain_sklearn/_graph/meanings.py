@@ -32,6 +32,9 @@ CHANGES = {
 }
 """The opsets since which a node, read as it stands, computes something else."""
 
+_CONSTANT_OF = "onnxtrain/constant of "
+"""Begins the documentation of a constant while functions are inlined: conversion to another opset keeps it."""
+
 
 # --- another opset ---
 
@@ -268,7 +271,44 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
         for node in graph.node:
             if (called := functions.get((node.domain, node.op_type, node.overload))) is not None:
                 _fill_defaults(node, called, functions)
-    return onnx.inliner.inline_local_functions(result, convert_version=True)
+    for function in functions.values():
+        for i, node in enumerate(node for graph in _function_graphs(function) for node in graph.node):
+            if node.op_type == "Constant" and not node.domain and not any(a.ref_attr_name for a in node.attribute):
+                node.doc_string = f"{_CONSTANT_OF}{'/'.join(_key(function))}/{i}\n{node.doc_string}"
+    return _with_shared_constants(onnx.inliner.inline_local_functions(result, convert_version=True))
+
+
+def _with_shared_constants(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Let each constant of a function be one constant, however often the function is called; work in place.
+
+    A weight of a function that is called twice is one weight: with a copy for each call, each would be trained apart.
+    """
+    graphs = list(_graphs(model.graph))
+    first: dict[str, onnx.NodeProto] = {}
+    same: dict[str, str] = {}
+    for graph in graphs:
+        for node in graph.node:
+            if node.doc_string.startswith(_CONSTANT_OF):
+                mark, _, node.doc_string = node.doc_string.partition("\n")
+                if not any(node.output[0] == output.name for output in graph.output):  # these keep their names
+                    same[node.output[0]] = first.setdefault(mark, _copy(node)).output[0]
+    called_again = {name for copy, name in same.items() if copy != name}
+    for graph in graphs:
+        for node in graph.node:
+            node.input[:] = [same.get(name, name) for name in node.input]
+    for graph in graphs:
+        for k in reversed(range(len(graph.node))):
+            if graph.node[k].op_type == "Constant" and same.get(graph.node[k].output[0]) in called_again:
+                del graph.node[k]
+    for node in (node for node in first.values() if node.output[0] in called_again):
+        model.graph.node.insert(0, node)  # before all that reads them, in bodies too
+    return model
+
+
+def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
+    result = onnx.NodeProto()
+    result.CopyFrom(node)
+    return result
 
 
 def _key(function: onnx.FunctionProto) -> tuple[str, str, str]:

@@ -31,7 +31,7 @@ from .limits import require_values_within_limits
 from .meanings import inlined
 from .own_tensors import from_proto
 from .queries import all_values, every_node
-from .reductions import apply_to_elements, over_no_axes
+from .reductions import over_no_axes, without_empty_reductions
 from .shapes import infer_declared
 from .stable_forms import use_stable_forms
 from .survival import nodes_of, require_loadable, require_survivable
@@ -291,11 +291,7 @@ def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not over_no_axes(proto.graph):
         return proto
     onnx.checker.check_model(proto)  # before invalid nodes are replaced
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    for node in over_no_axes(result.graph):
-        apply_to_elements(node)
-    return result
+    return without_empty_reductions(proto)
 
 
 def _free_negative_sizes(graph: ir.Graph) -> None:

@@ -29,6 +29,17 @@ def over_no_axes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return [node for node in candidates if node.input[1:2] in ([], [""]) or node.input[1] in empty]
 
 
+def without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with elementwise operators in place of reductions over no axes."""
+    if not over_no_axes(proto.graph):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in over_no_axes(result.graph):
+        apply_to_elements(node)
+    return result
+
+
 def apply_to_elements(node: onnx.NodeProto) -> None:
     """Turn a node that reduces over no axes into its elementwise operator."""
     node.op_type = ELEMENTWISE[node.op_type]

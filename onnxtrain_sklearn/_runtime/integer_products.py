@@ -193,6 +193,9 @@ class _Signed:
         node.input.extend([""] * (zero + 1 - len(node.input)))
         node.input[zero] = name
         self.readers[name].append(node)
+        if node.op_type == "ConvInteger" and not node.input[2]:  # onnxruntime 1.19 ends the process without it
+            node.input[2] = self._free(f"{node.input[0]}_zero_point")
+            self.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.uint8), node.input[2]))
         return True
 
     def _note_pair(self, node: onnx.NodeProto) -> None:

@@ -103,7 +103,7 @@ def test_frozen_parameters_stay(tmp_path):
 
 def test_a_fitted_pipeline(tmp_path):
     pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, LABELS)
-    estimator = OrtGradientClassifier(pipeline, **RATE).fit(X, LABELS)
+    estimator = OrtGradientClassifier(pipeline, finetune=None, **RATE).fit(X, LABELS)
     estimator.export_artifacts(tmp_path)
     before = estimator.predict_proba(X)
     estimator.partial_fit(X, LABELS)

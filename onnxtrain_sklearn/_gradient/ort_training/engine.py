@@ -20,7 +20,20 @@ from ..._graph.contrib.lowering import refusal
 from ..._graph.edits import copy_type, remove_unread_initializers
 from ..._graph.fake_quantization import is_fake
 from ..._graph.open_clip import is_open
-from ..._graph.queries import Dims, attribute, constant, describe, dims, fixed, is_float, kind, operand, opset
+from ..._graph.queries import (
+    Dims,
+    attribute,
+    constant,
+    describe,
+    dims,
+    fixed,
+    graphs_in,
+    is_float,
+    kind,
+    operand,
+    opset,
+    reads,
+)
 from ..._graph.stopped import stops_gradient
 from ..._graph.supported import ANY, PADDING, Supported
 from ..._graph.torch_program import padding_row
@@ -64,6 +77,7 @@ def _differentiate(
     _require_opset(model.graph)
     if (node := next(filter(stops_gradient, model.graph.all_nodes()), None)) is not None:
         raise UnsupportedOperatorError(f"Node {node.name!r} stops the gradient: engine='portable' does so.")
+    _require_no_reads_from_bodies(model.graph)
     for passage in path(model.graph, wrt, next(v for v in model.graph.outputs if v.name == of)):
         _refuse(passage, _unknown(passage, table))
     seed = prepare(prepared, wrt, of)
@@ -81,6 +95,18 @@ def _require_opset(graph: ir.Graph) -> None:
             f"onnxruntime-training differentiates opset {OPSETS[0]} to {OPSETS[-1]}; this graph is of opset {version}. "
             "Convert it: onnx.version_converter.convert_version(model, 18)."
         )
+
+
+def _require_no_reads_from_bodies(graph: ir.Graph) -> None:
+    """Raise where a body reads what a node of the graph computes: the builder ends the process, also off the path."""
+    for node in graph:
+        for x in reads(node) if graphs_in(node) else ():
+            producer = x.producer()
+            if x not in node.inputs and producer is not None and producer.graph is graph:
+                raise UnsupportedOperatorError(
+                    f"{describe(node)} reads {x.name!r} from outside its body, where onnxruntime-training's builder "
+                    f"cannot follow. Use engine='portable'."
+                )
 
 
 def _refuse(passage: Passage, reason: str | None) -> None:
