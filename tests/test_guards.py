@@ -115,7 +115,7 @@ PROTOBUF = {
         "load_model_from_string",
     },
     "_graph.limits": {"AttributeProto", "GraphProto", "ModelProto", "NodeProto", "TensorProto"},  # counted unread
-    "_graph.reductions": {"AttributeProto", "GraphProto", "NodeProto"},  # rewritten as they are read
+    "_graph.reductions": {"AttributeProto", "GraphProto", "ModelProto", "NodeProto"},  # rewritten as they are read
     "_graph.survival": {"FunctionProto", "GraphProto", "ModelProto", "NodeProto", "shape_inference"},  # a strict one
     "_graph.protobuf": {
         "ModelProto",

@@ -38,7 +38,10 @@ BROUGHT = {
         f"{','.join(['pixel'] * 64)},digit\n{ROW},4\n{ROW},5\n",
         "2 rows were added to 1817: train again to learn them.",
     ),
-    "empty.safetensors": ("", "These 0 bytes are no whole file of safetensors with floats and int64: RangeError"),
+    "empty.safetensors": (
+        "",
+        "These 0 bytes are no whole file of safetensors with floats and int64: Error: the header is not whole.",
+    ),
     "other.safetensors": (
         None,
         "The state has parameters of shape [2], the graphs have [2410]: it belongs to another model.",
@@ -108,8 +111,7 @@ def test_five_epochs_in_a_browser_give_the_weights_of_python(provider, tmp_path)
     assert found["errors"] == []
     if provider == "wasm":  # after 285 steps, not 15
         assert found["told"][1].startswith("This is a 1")  # the stroke that was drawn
-    told = [text[: text.find("RangeError") + 10] if "RangeError" in text else text for text in found["told"]]
-    assert told[2:] == [
+    assert found["told"][2:] == [
         "Your 0 is among 1817 digits, 20 times: train again to learn it.",
         "The state is loaded: training goes on from it.",
         *(message for _, message in BROUGHT.values()),

@@ -218,6 +218,7 @@ def test_minibatches_in_which_rows_meet_are_not_filled_up_in_node(tmp_path):
     X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
     y = X @ [0.4, -0.2, 0.3, 0.1]
     model = OrtGradientRegressor(Linear(), loss=PairRanking(), **SETTINGS | {"batch_size": 8, "target_scaling": None})
+    model.set_params(optimizer="sgd")  # ranks leave the bias alone: AdamW would make rates of its rounding
     quietly(model.partial_fit, X, y).export_training(tmp_path / "graphs")
     X.tofile(tmp_path / "X.float32")
     y.astype(np.float32).tofile(tmp_path / "y.float32")

@@ -112,7 +112,7 @@ def _require_partition(places: list[_Place], size: int, what: str) -> None:
 def _arrays_at(places: list[_Place], data: memoryview, what: str) -> Iterator[tuple[str, np.ndarray]]:
     for place in places:
         content = data[place.start : place.end]
-        if place.kind == np.bool_ and np.frombuffer(content, np.uint8).max(initial=0) > 1:
+        if place.kind == np.bool_ and (np.frombuffer(content, np.uint8) > 1).any():
             raise _unreadable(what, f"{place.name!r} holds truth values other than 0 and 1")
         try:
             yield place.name, np.array(np.frombuffer(content, place.kind).reshape(place.shape))

@@ -154,7 +154,7 @@ def is_fixed_role(role: Role, source: TrainableModel) -> bool:
     value = source.model.graph.initializers[role.name].const_value
     numbers = np.empty(0) if value is None else value.numpy()
     if role.role == "values":
-        first = numbers.min() if numbers.size else 0.0
+        first = np.min(numbers) if numbers.size else 0.0
         return bool(first in (0.0, 1.0) and (np.sort(numbers) == first + np.arange(numbers.size)).all())
     neutral = {"offset": 0.0, "scale": 1.0}.get(role.role)
     return neutral is not None and bool((numbers == neutral).all())
