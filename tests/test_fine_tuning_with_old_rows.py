@@ -113,7 +113,9 @@ def test_old_rows_of_unknown_classes_are_refused():
         OrtGradientClassifier(old).fit(rows, labels, X_old=rows, y_old=labels + 1)
 
 
-@pytest.mark.parametrize("setting", [{"finetune": None}, {"learning_rate_init": 0.1}, {"model": Linear()}])
+@pytest.mark.parametrize(
+    "setting", [{"finetune": None}, {"learning_rate_init": 0.1, "max_iter": 5}, {"model": Linear()}]
+)
 def test_old_rows_without_fine_tuning_are_refused(setting):
     with pytest.raises(ValueError, match="X_old and y_old have a use in fine-tuning only"):
         regressor().set_params(**setting).fit(X[NEW], Y[NEW], **WITH_OLD)

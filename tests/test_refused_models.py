@@ -70,10 +70,10 @@ class TestRefused:
             (lambda: classifier(network()), BINARY, ModelError, "^OrtGradientClassifier is a network"),
             (lambda: classifier(scaled(network())), BINARY, ModelError, "in this Pipeline is a network"),
             (
-                lambda: regressor(KernelRidge().fit(X, NUMBER)),
+                lambda: regressor(KernelRidge(kernel="laplacian").fit(X, NUMBER)),
                 NUMBER,
                 ModelError,
-                "^KernelRidge has no conv.* Give another",
+                "^KernelRidge.kernel='laplacian'. has no ONNX form: other settings",
             ),
             (lambda: classifier(rbm()), BINARY, ModelError, "^BernoulliRBM in this Pipeline .* give what follows it"),
             (

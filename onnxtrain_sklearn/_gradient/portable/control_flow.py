@@ -335,7 +335,7 @@ def _refuse_growth(flow: Flow, state: tuple[int, int, int, int]) -> None:
     """Refuse a state that an iteration gives another size: its cotangent is a state of a Scan, which keeps its size."""
     value = flow.graph("body").inputs[state[2]]
     before, held = dims(flow.node.inputs[state[0]]), dims(value)
-    if before is not None and held is not None and before != held:
+    if flow.node.op_type == "Loop" and before is not None and held is not None and before != held:
         raise unsupported(flow.node, _size_may_change(value))
 
 
