@@ -141,6 +141,7 @@ PROTOBUF = {
         "numpy_helper",
     },
     "_given.as_given": {"ModelProto", "TensorProto"},  # runs the file as given
+    "_graph.as_given": {"ModelProto", "NodeProto", "TensorProto", "TypeProto", "ValueInfoProto"},  # runs files as given
     "_estimators.training_files": {"ModelProto"},  # to_training_onnx returns one
     "_fitted.conversion": {"checker"},  # of what skl2onnx gives
     "_estimators.run": {"ModelProto"},  # to_onnx returns one
@@ -153,7 +154,7 @@ PROTOBUF = {
     "displays.graph": {"ModelProto"},  # draws what users give
     "_command_line.deployed": {"ModelProto"},  # writes files
     "_command_line.doctor": {"parser"},  # a graph whose gradient is known
-    "_command_line.gradient": {"ModelProto"},  # reads and writes files
+    "_command_line.gradient": {"ModelProto", "helper"},  # reads and writes files
     "_recipes.fitted_graph": {"ModelProto", "load_model_from_string"},  # to_onnx returns one, pickles hold its bytes
     "classic.forward_backward": {"ModelProto"},  # the classic interfaces give graphs as protobuf
     "classic.ortgradient": {"ModelProto"},

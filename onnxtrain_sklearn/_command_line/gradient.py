@@ -6,14 +6,13 @@ import argparse
 from pathlib import Path
 
 import onnx
+import onnx.helper
 import onnx_ir as ir
 
 from .._estimators.regressor import OrtGradientRegressor
 from .._gradient.engine import ENGINES, gradient_graph
-from .._graph.builder import GraphBuilder
 from .._graph.files import read
 from .._graph.own_tensors import from_proto
-from .._graph.protobuf import to_proto
 from .._graph.queries import is_float
 from .._graph.shapes import infer_shapes
 from ..exceptions import nearest
@@ -69,19 +68,19 @@ def _weights_of(proto: onnx.ModelProto, of: str) -> list[str]:
 
 
 def _with_sum(proto: onnx.ModelProto, of: str) -> tuple[onnx.ModelProto, str]:
-    """Return the model with the sum of an output as a further output, and its name."""
-    model = infer_shapes(from_proto(proto))
-    graph = model.graph
+    """Return the model, otherwise as given, with the sum of an output as a further output, and its name."""
+    graph = infer_shapes(from_proto(proto)).graph
     value, name = next(one for one in graph.outputs if one.name == of), f"{of}_sum"
     if not is_float(value):
         raise UsageError(f"--of {of!r} holds no floats, which alone have a gradient.")
     if name in {one.name for node in graph.all_nodes() for one in node.outputs} | {v.name for v in graph.inputs}:
         raise UsageError(f"The graph has a value {name!r} already, the name of the sum of {of!r}.")
-    op = GraphBuilder(graph, dtype=value.dtype or ir.DataType.FLOAT, prefix="summed")
-    total = op.ReduceSum(value, keepdims=0)
-    total.name, total.dtype, total.shape = name, op.dtype, ir.Shape([])
-    graph.outputs.append(total)
-    return to_proto(model), name
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    result.graph.node.append(onnx.helper.make_node("ReduceSum", [of], [name], name=f"summed/{of}", keepdims=0))
+    kind = (value.dtype or ir.DataType.FLOAT).value
+    result.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, []))
+    return result, name
 
 
 GRADIENT = Command(_gradient_arguments, _gradient)
