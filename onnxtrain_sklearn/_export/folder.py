@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from .._graph.limits import current_limits, exceeded
 from .._graph.survival import require_survivable
 from .._support.json_text import json_object
 from .._support.state_arrays import StateArrays
+from .._support.whole_files import whole_folder
 from ..exceptions import ModelError
 from .compact import compact_proto
 from .epoch_graph import epoch_graph
@@ -122,9 +121,7 @@ def write_folder(content: TrainingFolder, path: str | os.PathLike[str]) -> None:
     """Write a folder as a whole: an error leaves what was there as it is."""
     target = Path(path)
     _require_replaceable(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with whole_folder(target) as new:
         for name, graph in content.graphs.items():
             (new / f"{name}.onnx").write_bytes(graph)
         constants = content.manifest.get(CONSTANTS)
@@ -132,11 +129,6 @@ def write_folder(content: TrainingFolder, path: str | os.PathLike[str]) -> None:
         (new / STATE_FILE).write_bytes(tensors)
         text = json.dumps(content.manifest, indent=2, ensure_ascii=False, allow_nan=False)
         (new / MANIFEST).write_text(text + "\n", encoding="utf-8")
-        new.chmod(0o755)
-        _put_in_place(new, target)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
 
 
 def _require_replaceable(target: Path) -> None:
@@ -148,20 +140,6 @@ def _require_replaceable(target: Path) -> None:
         raise FileExistsError(
             f"{target} exists and is not a folder of training graphs alone, so it is not replaced: name a new folder."
         )
-
-
-def _put_in_place(new: Path, target: Path) -> None:
-    if not target.exists():
-        new.rename(target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    target.replace(old)  # an empty folder may be replaced
-    try:
-        new.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def read_folder(path: str | os.PathLike[str]) -> TrainingFolder:

@@ -236,13 +236,17 @@ def fill(fetches: OrtValueVector, values: Sequence[OrtValue]) -> None:
             fetches.push_back(value)
 
 
-def to_ort_format(path: Path, custom_op_library: str | bytes | os.PathLike[Any] | None = None) -> None:
-    """Write a model in onnxruntime's own format beside its file, not optimized for this machine."""
+def require_ort_format() -> None:
+    """Raise unless training graphs can be written in onnxruntime's own format here."""
     if not has_training_agent():
         raise RuntimeNotFoundError(
             f"ort_format needs onnxruntime-training, whose operators onnxruntime {version()} lacks. "
             "Install onnxtrain-sklearn[ort-training], or leave ort_format=False."
         )
+
+
+def to_ort_format(path: Path, custom_op_library: str | bytes | os.PathLike[Any] | None = None) -> None:
+    """Write a model in onnxruntime's own format beside its file, not optimized for this machine."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

@@ -19,7 +19,8 @@ import onnx_ir as ir
 from .._graph.protobuf import load, to_proto
 from .._graph.weights import parameters_of
 from .._runtime.capabilities import Limits
-from .._runtime.objects import to_ort_format
+from .._runtime.objects import require_ort_format, to_ort_format
+from .._support.whole_files import whole_files
 from ..exceptions import ModelError, OnnxTrainError, nearest
 from .onnxblock.accessor import IR_VERSION, OPSET, base, empty_base
 from .onnxblock.accessor import custom_op_library as known_operators
@@ -152,6 +153,8 @@ def generate_artifacts(
     """
     if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         raise RuntimeError(f"model must be an onnx.ModelProto, bytes or a path, got {type(model).__name__}.")
+    if ort_format:
+        require_ort_format()
     further = _more_outputs(additional_output_names)
     block = _WithLoss(_loss_block(loss), loss_input_names, further, engine)
     optimizer_block = _optimizer_block(optimizer)
@@ -162,19 +165,20 @@ def generate_artifacts(
         block.requires_grad(name, name in trained)
     with _with_operators_of(custom_op_library), base(proto):
         block(*[output.name for output in proto.graph.output])
-    folder = Path(os.fsdecode(artifact_directory or "."))
-    folder.mkdir(parents=True, exist_ok=True)
     training, evaluation = block.to_model_proto()
     models = {"training_model": training, "eval_model": evaluation}
     if optimizer_block is not None:
         models["optimizer_model"] = optimizer_model(optimizer_block, block, proto)
-    for name, one in models.items():
-        onnx.save(one, folder / f"{prefix}{name}.onnx")
-        if ort_format:
-            to_ort_format(folder / f"{prefix}{name}.onnx", custom_op_library)
-    for nominal in (False, True)[: 1 + bool(nominal_checkpoint)]:
-        name = "nominal_checkpoint" if nominal else "checkpoint"
-        save_checkpoint(block.parameters(), folder / f"{prefix}{name}", nominal)
+    start = Path(os.fsdecode(artifact_directory or "."), f"{prefix}_")  # a prefix may hold folders
+    prefix = start.name[:-1]
+    with whole_files(start.parent) as folder:
+        for name, one in models.items():
+            onnx.save(one, folder / f"{prefix}{name}.onnx")
+            if ort_format:
+                to_ort_format(folder / f"{prefix}{name}.onnx", custom_op_library)
+        for nominal in (False, True)[: 1 + bool(nominal_checkpoint)]:
+            name = "nominal_checkpoint" if nominal else "checkpoint"
+            save_checkpoint(block.parameters(), folder / f"{prefix}{name}", nominal)
 
 
 def _more_outputs(names: object) -> list[str]:

@@ -214,7 +214,36 @@ def test_ort_format(tmp_path):
 @pytest.mark.skipif("ort-training" in available_engines(), reason="has the operators")
 def test_ort_format_needs_the_training_runtime(tmp_path):
     with pytest.raises(ImportError, match="ort_format needs onnxruntime-training"):
-        generate_artifacts(net(), ["W"], None, LossType.MSELoss, None, tmp_path, ort_format=True)
+        generate_artifacts(net(), ["W"], None, LossType.MSELoss, None, tmp_path / "new", ort_format=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_while_files_are_written_leaves_what_was_there(tmp_path, monkeypatch):
+    generate_artifacts(net(), ["W"], None, LossType.MSELoss, OptimType.SGD, tmp_path / "old")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
+    full = OSError("disk full")
+    monkeypatch.setattr(artifacts, "save_checkpoint", lambda *given: (_ for _ in ()).throw(full))
+    for folder in ("old", "new/inner"):
+        with pytest.raises(OSError, match="disk full"):
+            generate_artifacts(net(), ["V"], None, LossType.L1Loss, OptimType.SGD, tmp_path / folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
+
+
+def test_a_folder_in_the_place_of_a_file(tmp_path):
+    (tmp_path / "optimizer_model.onnx").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"optimizer_model\.onnx is a folder"):
+        generate_artifacts(net(), ["W"], None, LossType.MSELoss, OptimType.SGD, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["optimizer_model.onnx"]
+
+
+def test_a_prefix_with_a_folder(tmp_path):
+    generate_artifacts(net(), ["W"], loss=LossType.MSELoss, artifact_directory=tmp_path, prefix="a/b_")
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {
+        "b_training_model.onnx",
+        "b_eval_model.onnx",
+        "b_checkpoint",
+    }
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,9 @@ def test_pickle():
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     trained = one(weights_to_train=["b", "W"], sess_options=options, run_options=onnxruntime.RunOptions())
     copy = pickle.loads(pickle.dumps(trained))
-    assert repr(copy) == repr(trained)
+    for name in ("weights_to_train", "input_names", "output_names", "class_name", "providers", "engine"):
+        assert getattr(copy, name) == getattr(trained, name)
+    assert copy.onnx_model == trained.onnx_model
     assert copy.sess_options.graph_optimization_level == options.graph_optimization_level
     results = []
     for each in (trained, copy):
@@ -258,10 +260,7 @@ def test_pickle():
 
 
 def test_repr():
-    assert repr(one()) == (
-        "OrtGradientForwardBackward(<graph 'net' of 3 nodes>, weights_to_train=['W', 'b'], input_names=['X'], "
-        "output_names=['Y'], class_name='OrtGradientFunction', providers=None, device_index=0, engine='auto')"
-    )
+    assert repr(one()) == "OrtGradientForwardBackward(...)"
     assert OrtGradientForwardBackward._repr_helper_({"a": [1, "x"]}) == "a=[1, 'x']"
 
 

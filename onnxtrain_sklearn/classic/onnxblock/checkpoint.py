@@ -21,6 +21,7 @@ import onnx_ir as ir
 from flatbuffers import number_types as types
 
 from ..._support.refusal import refusing
+from ..._support.whole_files import whole_file
 from ...exceptions import ModelError
 
 IDENTIFIER, VERSION = b"ODTC", 2
@@ -217,7 +218,8 @@ def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
     for slot, offset in ((_MODULE, module), (_GROUPS, groups), (_PROPERTIES, bag)):
         builder.PrependUOffsetTRelativeSlot(slot, offset, 0)
     builder.Finish(builder.EndObject(), file_identifier=IDENTIFIER)
-    Path(path).write_bytes(bytes(builder.Output()))
+    with whole_file(Path(path)) as file:
+        file.write(builder.Output())
 
 
 def _module(builder: flatbuffers.Builder, checkpoint: Checkpoint) -> int:
