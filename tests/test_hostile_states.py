@@ -67,7 +67,7 @@ def test_weights_go_behind_their_own_scale_of_the_inputs_alone(way, tmp_path):
     unchanged(
         other, state, r"whose constant 'scaled/constant\w*' is \[.*that of the estimator is \[.*fitted to the same"
     )
-    unchanged(fitted(X), state, r"whose constant 'scaled/constant\w*' is \[.*that of the estimator is not there")
+    unchanged(fitted(X), state, r"whose constant 'scaled/constant\w*' is \[.*that of the estimator is nothing")
     assert twin.load_state(state).predict_proba(X * 500).shape == (48, 2)
     if way != "loop":
         np.testing.assert_array_equal(twin.predict_proba(X * 500), one.predict_proba(X * 500))
@@ -100,6 +100,44 @@ def test_scales_of_targets_are_compared():
     ]
     assert nets[1].load_state(nets[0].weights_)
     unchanged(nets[2], nets[0].weights_, r"whose constant '(center|scale) of y' is")
+
+
+@pytest.mark.parametrize("way", ["weights", "folder", "its file", "loop", "saved", "training_info"])
+def test_labels_of_classes_are_compared(way, tmp_path):
+    def trained(labels):
+        return quietly(OrtGradientClassifier(MLP((4,)), max_iter=1, random_state=0).fit, X, np.array(labels)[Y])
+
+    one = trained(["a", "b"])
+    if way == "loop":
+        one.export_training(tmp_path / "a")
+        state = load_training(tmp_path / "a").partial_fit(X, np.array(["a", "b"])[Y]).state
+    else:
+        state = WAYS[way](one, tmp_path / "a")
+    assert trained(np.array(["a", "b"], object)).load_state(state)
+    for other in (["b", "c"], [0, 1]):
+        told = ", ".join(map(str, other))
+        unchanged(trained(other), state, rf"other classes of y: \[a, b\]; the estimator has \[{told}\]")
+    number = quietly(OrtGradientRegressor(MLP((4,)), max_iter=1, random_state=0).fit, X, np.eye(2)[Y])
+    unchanged(number, state, r"other classes of y: \[a, b\]; the estimator has nothing")
+
+
+def test_order_and_columns_of_labels_are_compared():
+    one, twin = fitted(), fitted()
+    state = one.weights_
+    state.constants["classes of y"]["values"] = [1, 0]
+    unchanged(twin, state, r"\[1, 0\]; the estimator has \[0, 1\]")
+    many = [np.arange(1100), np.append(np.arange(1099), 5000)]
+    wide = [OrtGradientClassifier(MLP(()), random_state=0).partial_fit(X, Y, classes=labels) for labels in many]
+    again = OrtGradientClassifier(MLP(()), random_state=0).partial_fit(X, Y, classes=many[0].astype(np.int32))
+    assert again.load_state(wide[0].weights_)
+    unchanged(again, wide[1].weights_, "other classes of y: an array of shape")
+    columns = [
+        OrtGradientClassifier(MLP((4,)), random_state=0).partial_fit(
+            X, np.array([["a", low], ["b", "d"]])[Y], classes=[["a", "b"], sorted([low, "d"])]
+        )
+        for low in "ce"
+    ]
+    unchanged(columns[0], columns[1].weights_, r"classes of y\[:, 1\]: \[d, e\]; the estimator has \[c, d\]")
 
 
 def test_what_only_training_reads_is_not_compared():

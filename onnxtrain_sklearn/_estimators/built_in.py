@@ -1,6 +1,6 @@
 """The constants that are built into a graph beside its weights, and whether two graphs have the same ones.
 
-Scales of inputs and of targets are among them, which a fit takes from its data.
+Scales of inputs and of targets, and the labels of the classes, are among them, which a fit takes from its data.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ LISTED = 1024
 CLOSE = 1e-6
 """Relative difference of floats that are equal: means of the same data differ in the last bits between processors."""
 
+CLASSES = "classes of "
+"""Before the name of an output: its labels, in the order of their scores."""
+
 _LISTED_IN_ERRORS = 6
 
 
@@ -34,6 +37,11 @@ def constants_of(run: Run) -> dict[str, Any]:
     found = {name: _fact(array) for name, array in _arrays(source.model) if name not in own}
     if (scale := run.head.target_scale) is not None:
         found |= {"center of y": _fact(scale.center), "scale of y": _fact(scale.scale)}
+    heads = {form.output or "": head for form, head in zip(run.source.forms, run.head.parts, strict=False)}
+    for name, head in (heads or {"y": run.head}).items():
+        several = head.classes if isinstance(head.classes, list) else None
+        labels = {"": head.classes} if several is None else {f"[:, {i}]": one for i, one in enumerate(several)}
+        found |= {f"{CLASSES}{name}{i}": _labels_fact(one) for i, one in labels.items() if one is not None}
     return found
 
 
@@ -46,6 +54,12 @@ def _arrays(model: ir.Model) -> Iterator[tuple[str, np.ndarray]]:
         for name, attribute in () if drops or node.op_type == "Constant" else node.attributes.items():
             if isinstance(attribute, ir.Attr) and attribute.type in _FLOATS and not attribute.is_ref():
                 yield f"{node.outputs[0].name}.{name}", np.array(attribute.value, np.float32)
+
+
+def _labels_fact(labels: Any) -> dict[str, Any]:
+    """Return the fact of labels, whose integers may be of any width."""
+    array = np.asarray(labels)
+    return _fact(array.astype(np.int64) if array.dtype.kind in "biu" else array)
 
 
 _FLOATS = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
@@ -66,8 +80,15 @@ def require_same_constants(run: Run, given: object) -> None:
     """Raise ModelError if the graph of a state has other constants than the one of a run."""
     known = constants_of(run)
     facts = given if isinstance(given, Mapping) else {}
-    for name in [*known, *(name for name in facts if name not in known)]:
+    names = [*known, *(str(name) for name in facts if name not in known)]
+    for name in sorted(names, key=lambda name: not name.startswith(CLASSES)):
         ours, theirs = known.get(name), facts.get(name)
+        if not _are_equal(ours, theirs) and name.startswith(CLASSES):
+            raise ModelError(
+                f"The state was trained with other {name}: {_told(theirs)}; the estimator has {_told(ours)}, so that "
+                f"its scores mean other labels. Load the state into the estimator that it comes from, or into one that "
+                f"was fitted to the same labels; dict(state), of arrays by name, loads the weights alone."
+            )
         if not _are_equal(ours, theirs):
             raise ModelError(
                 f"The state was trained in a graph whose constant {name!r} is {_told(theirs)}, and that of the "
@@ -96,7 +117,7 @@ def _are_close(a: object, b: object) -> bool:
 def _told(fact: object) -> str:
     """Return what a constant is, for a message."""
     if not isinstance(fact, dict):
-        return "not there"
+        return "nothing"
     values = fact.get("values")
     if not isinstance(values, list):
         return f"an array of shape {fact.get('shape')} with the SHA-256 {str(fact.get('sha256'))[:12]}..."

@@ -54,7 +54,7 @@ class LoadsState:
         ------
         ModelError
             A name, a shape or a number does not fit, or the state was trained in a graph with other constants, such as
-            another scale of the inputs; the estimator is unchanged.
+            another scale of the inputs, or with other labels of classes; the estimator is unchanged.
 
         Notes
         -----
