@@ -61,9 +61,11 @@ class TestEnsembles:
     @pytest.mark.parametrize(
         ("model", "text"),
         [
-            (KNeighborsClassifier(), "count neighbors.*weights='distance'"),
-            (RadiusNeighborsClassifier(5.0), "count neighbors.*weights='distance'"),
-            (make_pipeline(StandardScaler(), KNeighborsClassifier()), "count neighbors.*weights='distance'"),
+            (KNeighborsClassifier(metric="cosine"), "count neighbors.*'euclidean', 'manhattan' or 'minkowski'"),
+            (
+                make_pipeline(StandardScaler(), RadiusNeighborsClassifier(5.0, metric="cosine", algorithm="brute")),
+                "count neighbors",
+            ),
             (BaggingClassifier(SVM, 2), "count the votes.*SVC.probability=True"),
             (VotingClassifier([("a", TREE), ("b", GaussianNB())]), "labels only.*voting='soft'"),
             (OneVsRestClassifier(Ridge()), "labels only"),

@@ -6,14 +6,18 @@ import copy
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.ensemble import VotingClassifier
 from sklearn.gaussian_process import GaussianProcessClassifier, kernels
+from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import (
     KNeighborsClassifier,
     KNeighborsRegressor,
     RadiusNeighborsClassifier,
     RadiusNeighborsRegressor,
 )
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
@@ -120,3 +124,43 @@ class TestNeighbours:
         model = KNeighborsClassifier(weights="distance", algorithm="brute", **settings).fit(X[OLD], TWO[OLD])
         with pytest.raises(ModelError, match=r"metric=.*euclidean, manhattan, minkowski"):
             still(model, X[NEW], TWO[NEW])
+
+
+class TestVotes:
+    """Uniform weights: each training point gives shares of its vote to the classes, which are trained."""
+
+    @pytest.mark.parametrize("engine", available_engines())
+    @pytest.mark.parametrize("y", [TWO, THREE], ids=["two classes", "three classes"])
+    @pytest.mark.parametrize(
+        "model", [KNeighborsClassifier(4), RadiusNeighborsClassifier(1.7, outlier_label="most_frequent")]
+    )
+    def test_probabilities_are_means_of_trained_votes(self, model, y, engine):
+        model = make_pipeline(StandardScaler(), copy.deepcopy(model)).fit(X[OLD], y[OLD])
+        start = still(model, X[NEW], y[NEW], engine=engine)
+        assert_allclose(start.predict_proba(X), model.predict_proba(X), atol=1e-4)
+        assert_array_equal(start.predict(X), model.predict(X))  # votes of four neighbors tie
+        tuned = OrtGradientClassifier(model, max_iter=10, learning_rate_init=0.1, random_state=0, engine=engine)
+        tuned.fit(X[NEW], y[NEW])
+        assert tuned.loss_curve_[-1] < 0.9 * tuned.loss_curve_[0]
+        last, ((name, votes),) = model[-1], tuned.weights_.items()
+        assert name == f"{type(last).__name__.lower()}.y"
+        shares = np.abs(votes, dtype=float) / np.abs(votes, dtype=float).sum(axis=1, keepdims=True)
+        search = last.radius_neighbors if isinstance(last, RadiusNeighborsClassifier) else last.kneighbors
+        most = np.eye(len(last.classes_))[np.bincount(y[OLD]).argmax()]
+        near = search(model[:-1].transform(X.astype(float)), return_distance=False)
+        expected = [shares[one].mean(axis=0) if len(one) else most for one in near]
+        assert_allclose(tuned.predict_proba(X), expected, atol=1e-5)
+
+    def test_scikit_learn_has_no_place_for_them(self):
+        model = KNeighborsClassifier().fit(X[OLD], THREE[OLD])
+        assert_array_equal(still(model, X[NEW], THREE[NEW]).to_sklearn().predict(X), model.predict(X))
+        tuned = OrtGradientClassifier(model, max_iter=2, learning_rate_init=0.1).fit(X[NEW], THREE[NEW])
+        with pytest.raises(ModelError, match=r"one class for each training point.*weights='distance'"):
+            tuned.to_sklearn()
+
+    def test_they_are_not_trained_beside_anything_else(self):
+        parts = [("line", LogisticRegression()), ("near", KNeighborsClassifier())]
+        model = VotingClassifier(parts, voting="soft").fit(X[OLD], THREE[OLD])
+        tuned = OrtGradientClassifier(model, max_iter=2, learning_rate_init=0.1).fit(X[NEW], THREE[NEW])
+        assert list(tuned.weights_) == ["estimators.0.coef", "estimators.0.intercept"]
+        assert_allclose(tuned.to_sklearn().predict_proba(X), tuned.predict_proba(X), atol=1e-5)

@@ -37,7 +37,8 @@ def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:
     found = predictions_on(plan.estimator, run, rows)
     share, step = tied_rows(plan.estimator.model, rows)
     ties = f"{share:.0%} of the rows have training points at equal distances where n_neighbors of {step} ends"
-    advice = f"{ties}, and which of them count depends on their order." if share else ""
+    whole = "models of neighbors within a radius count all of them."
+    advice = f"{ties}, and which of them count depends on their order; {whole}" if share else ""
     advice = advice or where_float32_is_coarse(plan.estimator.model)
     doubles = any(spec.dtype == "float64" for spec in run.deployed.inputs)
     require_equal(

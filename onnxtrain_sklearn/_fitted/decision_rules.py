@@ -110,13 +110,19 @@ TIE = 1e-6
 """Difference of probabilities that counts as a tie: float32 sums of equal votes of a hundred trees differ by less."""
 
 
-def keep_first_of_ties(graph: ir.Graph) -> None:
+def keep_first_of_ties(graph: ir.Graph, *, of_two: bool = False) -> None:
     """Add an output for the class with the largest probability, the first one of a tie, in place.
 
-    Votes of trees tie often. Trained leaves are normalized, so that sums of equal votes differ in the last bits.
+    Votes tie often. Trained votes are normalized, so that sums of equal votes differ in the last bits. With ``of_two``,
+    two classes are compared in this way, too.
     """
     p, named = graph.outputs[0], {value.name for value in graph.outputs}
-    if p.shape is None or len(p.shape) != 2 or p.shape[1] in (1, 2) or not {PAIRS, CHOICE}.isdisjoint(named):
+    if (
+        p.shape is None
+        or len(p.shape) != 2
+        or p.shape[1] in ((1,) if of_two else (1, 2))
+        or not {PAIRS, CHOICE}.isdisjoint(named)
+    ):
         return
     op = GraphBuilder(graph, prefix="ties", constant_nodes=True)
     near = op.GreaterOrEqual(p, op.Sub(op.ReduceMax(p, axes=[1], keepdims=True), TIE))

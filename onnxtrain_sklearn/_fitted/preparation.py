@@ -19,6 +19,7 @@ from .._graph.builder import GraphBuilder
 from .._graph.edits import hold_as_constant
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, trainable_model
+from .._graph.weights import parameters_of
 from .._ml_operators.rewrite import Rewritten, rewrite
 from .._support.typing import Estimator
 from ..exceptions import ModelError, UnsupportedOperatorError
@@ -30,7 +31,7 @@ from .decision_rules import CHOICE, PAIRS, keep_first_of_ties, keep_threshold, k
 from .double_rows import split_in_double
 from .model import FittedModel
 from .multioutput import expose_labels, keep_votes_of_labels
-from .provenance import Origin, named
+from .provenance import VOTES, Origin, named
 from .record import ModelRecord, record_of
 from .refusals import refuse_untrainable, without_gradient
 from .scores import as_probabilities, expose_scores, prune
@@ -102,14 +103,22 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
 
     model, tracer = rewritten.model, Tracer(estimator, structure, convert_copy)
     origins = named(model, rewritten.roles, conversions, estimator, tracer)
-    origins = split_in_double(model, origins, estimator)
+    origins = _with_votes_alone(model.graph, split_in_double(model, origins, estimator))
     _make_others_constants(model.graph, origins)
     origins = [as_probabilities(model, one, estimator) for one in origins]
     expose_scores(model, record) if record.outputs is None else expose_labels(model, record)
     keep_threshold(model.graph, record)
-    if record.outputs is None and any(one.role == "leaf_probabilities" for one in origins):
-        keep_first_of_ties(infer_shapes(model).graph)
+    votes = any(one.form == VOTES for one in origins)
+    if record.outputs is None and (votes or any(one.role == "leaf_probabilities" for one in origins)):
+        keep_first_of_ties(infer_shapes(model).graph, of_two=votes)
     return infer_shapes(model), origins
+
+
+def _with_votes_alone(graph: ir.Graph, origins: Sequence[Origin]) -> list[Origin]:
+    """Leave out the votes of training points where anything else is trained, which can be written back."""
+    others = [one for one in origins if one.form != VOTES]
+    trained = parameters_of(graph, graph.outputs[0])
+    return others if any(one.name in trained for one in others) else list(origins)
 
 
 def _make_others_constants(graph: ir.Graph, origins: Sequence[Origin]) -> None:

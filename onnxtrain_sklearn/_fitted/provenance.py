@@ -17,6 +17,7 @@ from .._graph.edits import insert_behind
 from .._graph.names import Names
 from .._ml_operators.context import Role
 from .._support.typing import Estimator
+from ..exceptions import ModelError
 from .converters.context import ConversionRecord
 from .tracers import Tracer, fitted_numbers
 from .traversal import Path, follow, has_attributes, walk
@@ -50,6 +51,18 @@ class Origin:
     places: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
+VOTES = "votes"
+"""The form of classes as shares: for each training point a column for each class."""
+
+
+def _refuse_votes(votes: np.ndarray) -> np.ndarray:
+    raise ModelError(
+        "Its classifier of neighbors holds one class for each training point. Training gave the points shares of "
+        "several classes, which no attribute of it can hold. Take to_onnx(); or fit it with weights='distance', so "
+        "that the points are trained, which it can hold."
+    )
+
+
 FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
     "same": (lambda a: a, lambda a: a),
     "transposed": (lambda a: a.T, lambda a: a.T),
@@ -58,6 +71,7 @@ FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray]
     "logarithm": (np.log, np.exp),
     "absolute": (lambda a: a, np.abs),
     "probability": (lambda a: a, lambda a: np.abs(a) / (np.abs(a) + np.abs(1 - a))),
+    VOTES: (lambda a: a, _refuse_votes),
 }
 """The functions from an attribute to a parameter, and back."""
 
@@ -96,7 +110,7 @@ def named(
         _rename(model.graph, name, new)
         if form in COMPUTED:
             form = _hold_as_attribute(model.graph, new, form, follow(owner, attribute))
-        what = "probabilities" if form == "probability" else role.role if role else stem
+        what = "probabilities" if form in ("probability", VOTES) else role.role if role else stem
         origins.append(Origin(new, path, attribute, form, what, role.places if role else None))
     return origins
 

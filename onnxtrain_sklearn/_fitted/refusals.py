@@ -143,13 +143,18 @@ def where_float32_is_coarse(estimator: Estimator) -> str:
     return f"{why}: large numbers cancel. Fit it with a stronger penalty, or without columns that say the same."
 
 
+_NEIGHBORS = (
+    "neighbors by weights or a metric without a form that can be trained. Fit it to dense rows with weights='uniform' "
+    "or 'distance', and with the metric 'euclidean', 'manhattan' or 'minkowski'"
+)
+
 _VOTE_COUNTERS = {
     BaggingClassifier: (
         "the votes of its estimators, which have no predict_proba(). Give it estimators that have: "
         "SVC(probability=True), or CalibratedClassifierCV around others"
     ),
-    KNeighborsClassifier: "neighbors. Fit it with weights='distance', by which nearer ones count for more",
-    RadiusNeighborsClassifier: "neighbors. Fit it with weights='distance', by which nearer ones count for more",
+    KNeighborsClassifier: _NEIGHBORS,
+    RadiusNeighborsClassifier: _NEIGHBORS,
 }
 """What the probabilities count, and what to do."""
 

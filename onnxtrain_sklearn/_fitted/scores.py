@@ -20,8 +20,8 @@ from .._graph.final_activation import activation_of
 from .._graph.queries import dims
 from .._support.typing import Estimator
 from ..exceptions import ModelError
-from .converters.context import EPSILON
-from .provenance import Origin
+from .converters.context import EPSILON, several_labels
+from .provenance import VOTES, Origin
 from .record import ModelRecord
 from .traversal import follow
 
@@ -60,9 +60,13 @@ def as_probabilities(model: ir.Model, origin: Origin, root: Estimator) -> Origin
 
     The weights w of a leaf become |w| / sum(|w|), or |w| / (|w| + |1 - w|) for the single number of two classes, over
     the number of trees. Each of several outputs has a sum of its own. Unlike a softmax, this gives a probability of
-    zero a gradient.
+    zero a gradient. The votes of training points are normalized in the same way.
     """
     owner = follow(root, origin.owner)
+    if origin.form == VOTES:
+        counts = [len(known) for known in owner.classes_] if several_labels(owner) else [len(owner.classes_)]
+        normalize_leaves(model, origin.name, 1.0, _group_sums(np.array(counts)), several=len(counts) > 1)
+        return origin
     if origin.role != "leaf_values" or not isinstance(owner, CLASSIFYING_TREES):
         return origin
     share = 1.0 / len(getattr(owner, "estimators_", [owner]))

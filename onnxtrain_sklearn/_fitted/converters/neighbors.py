@@ -1,8 +1,9 @@
-"""Nearest neighbors weighted by inverse distance, so that the training points have a gradient.
+"""Nearest neighbors, whose training points, targets or votes are trained.
 
-Which points are the neighbors changes in steps and has no gradient; their distances have one. The gradient of a
-difference of zero is zero for every power. A row that coincides with training points takes their targets alone, as in
-scikit-learn. Models with uniform weights are left to skl2onnx.
+Which points are the neighbors changes in steps and has no gradient. Weighted by inverse distance, the distances have
+one, and so have the points. The gradient of a difference of zero is zero for every power. A row that coincides with
+training points takes their targets alone, as in scikit-learn. With uniform weights the targets of the points are
+trained: numbers, or the share of its vote that each point gives to each class.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def distances(op: GraphBuilder, x: ir.Value, points: ir.Value, power: float) -> 
 def _nearest(s: Source) -> Sequence[ir.Value] | None:
     """Mean over the k nearest points."""
     op, model = s.op, s.estimator
-    if _counts_targets(model):
+    if _counts(model):
         return _mean_of_nearest(s)
     if model.weights != "distance":
         return None
@@ -93,23 +94,23 @@ def _nearest(s: Source) -> Sequence[ir.Value] | None:
     )
 
 
-def _counts_targets(model: Estimator) -> bool:
-    """Whether a regressor takes the plain mean of targets, and its metric has a form here."""
-    return not is_classifier(model) and model.weights == "uniform" and power_of(model) is not None
+def _counts(model: Estimator) -> bool:
+    """Whether a model takes the plain mean of targets or votes, and its metric has a form here."""
+    return model.weights in ("uniform", None) and power_of(model) is not None
 
 
 def _mean_of_nearest(s: Source) -> Sequence[ir.Value]:
-    """The mean of the targets of the k nearest points, which have no gradient themselves."""
+    """The mean of the targets or votes of the k nearest points, which have no gradient themselves."""
     op, model = s.op, s.estimator
     points = op.constant(np.ascontiguousarray(model._fit_X, np.float32))
     nearest = nearest_points(op, s.x, points, model.n_neighbors, _power(model))[0]
-    return (op.ReduceMean(op.Gather(_targets(s), nearest, axis=0), axes=[1], keepdims=False),)
+    return _predicted(s, op.ReduceMean(op.Gather(_targets(s), nearest, axis=0), axes=[1], keepdims=False))
 
 
 def _within_radius(s: Source) -> Sequence[ir.Value] | None:
     """Mean over the points within the radius."""
     op, model = s.op, s.estimator
-    counts = _counts_targets(model)
+    counts = _counts(model)
     if model.weights != "distance" and not counts:
         return None
     points = op.constant(np.ascontiguousarray(model._fit_X, np.float32)) if counts else s.parameter(model, "_fit_X")
@@ -152,14 +153,18 @@ def _inverse(op: GraphBuilder, distances: ir.Value, near: ir.Value | None = None
 
 
 def _targets(s: Source) -> ir.Value:
-    """Return the targets of the points, which may be trained, or zeros and ones for each class of each output."""
+    """Return the targets of the points, or zeros and ones for each class of each output.
+
+    Both may be trained, but for the classes of points that are trained themselves.
+    """
     model = s.estimator
     if not is_classifier(model):
         return s.parameter(model, "_y", shape=(len(model._y), -1))
     classes = _classes(model)
     outputs = np.reshape(model._y, (-1, len(classes))).T
     parts = [np.eye(len(known), dtype=np.float32)[y] for known, y in zip(classes, outputs, strict=True)]
-    return s.op.constant(np.concatenate(parts, axis=1))
+    votes = np.concatenate(parts, axis=1)
+    return s.parameter(model, "_y", votes, held=votes.shape, form="votes") if _counts(model) else s.op.constant(votes)
 
 
 def _classes(model: Estimator) -> list[np.ndarray]:
@@ -177,8 +182,14 @@ def _neighbor_mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Va
     else:  # a row without neighbors gets the outlier label
         alone = op.Cast(op.Equal(total, 0.0), to=FLOAT)
         p = op.Add(op.Div(sums, op.Add(total, alone)), op.Mul(alone, _shares_of(model, label)))
+    return _predicted(s, p)
+
+
+def _predicted(s: Source, mean: ir.Value) -> Sequence[ir.Value]:
+    if not is_classifier(s.estimator):
+        return (mean,)
     # Labels of several outputs are made from the probabilities at prediction.
-    return op.Cast(p, to=INT64) if several_labels(model) else s.chosen(p), p
+    return s.op.Cast(mean, to=INT64) if several_labels(s.estimator) else s.chosen(mean), mean
 
 
 def _shares_of(model: Estimator, label: ArrayLike) -> np.ndarray:
