@@ -132,13 +132,3 @@ def test_missing_values_of_pandas_are_missing_targets():
         for estimator in (OrtGradientRegressor(), OrtGradientClassifier()):
             with pytest.raises(ValueError, match="Input y contains NaN"):
                 estimator.fit(X, y)
-
-
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_a_label_that_means_none_is_no_class():
-    one, several = np.array([0, 1, 0, 1, -100, 1, 0, 0]), np.array([[0, 2], [1, 1], [0, 0], [1, -100]] * 2)
-    for y, count in ((one, "1 of 8"), (several, "2 of 16")):
-        with pytest.raises(ValueError, match=rf"y holds ignore_label=-100 in {count} labels"):
-            OrtGradientClassifier(max_iter=1).fit(X, y)
-    net = OrtGradientClassifier(max_iter=1, ignore_label=None).fit(X, one)
-    assert net.classes_.tolist() == [-100, 0, 1]

@@ -6,52 +6,15 @@ then the weighted mean over all positions. A row whose labels are all ignored ha
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from numbers import Real
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import ArrayLike
 from sklearn.utils import assert_all_finite
 
 from .._support.typing import ClassWeight
+from .ignored_labels import IGNORED, counted_labels, plain_labels, require_counted_classes
 from .targets import Classes, Targets, checked_weights, encoded_labels, require_usable_weights, weights_of_classes
-
-IGNORED = -1
-"""The class index of a label that does not count."""
-
-
-def counted_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
-    """Return where labels are not those to ignore."""
-    texts = labels.dtype.kind in "US"
-    if isinstance(ignore_label, Real) and math.isnan(ignore_label):
-        return _numbers_and_texts(labels)
-    if ignore_label is None or (labels.dtype != object and texts != isinstance(ignore_label, str)):
-        return np.ones(labels.shape, bool)
-    return np.asarray(labels != ignore_label, bool)
-
-
-def _numbers_and_texts(labels: np.ndarray) -> np.ndarray:
-    """Return where labels are neither NaN, which differs from itself, nor None."""
-    if labels.dtype != object:
-        return np.asarray(labels == labels, bool)
-    given = [label is not None and label == label for label in labels.ravel()]
-    return np.array(given, bool).reshape(labels.shape)
-
-
-def require_counted(y: ArrayLike, ignore_label: object) -> None:
-    """Raise where a row, or one of its several labels, has the label that is ignored at positions."""
-    if ignore_label is None or sp.issparse(y):
-        return
-    labels = label_array(y)
-    ignored = labels.size - int(np.count_nonzero(counted_labels(labels, ignore_label)))
-    if ignored:
-        raise ValueError(
-            f"y holds ignore_label={ignore_label!r} in {ignored} of {labels.size} labels. It stands for no label, and "
-            f"is left out only where y has a label at each position, as in texts and maps: leave these rows out, train "
-            f"several labels as outputs of their own, or set ignore_label=None where it is a class."
-        )
 
 
 def label_array(y: ArrayLike) -> np.ndarray:
@@ -64,22 +27,6 @@ def label_array(y: ArrayLike) -> np.ndarray:
         ) from None
 
 
-def _plain(labels: np.ndarray) -> np.ndarray:
-    """Return labels; numbers among Python objects as an array of numbers, which graphs can give."""
-    if labels.dtype != object:
-        return labels
-    numbers = {isinstance(label, Real) for label in labels}
-    if numbers == {False} and all(isinstance(label, str) for label in labels):
-        return labels
-    if numbers != {True}:
-        kinds = sorted({type(label).__name__ for label in labels})
-        raise TypeError(f"y must hold texts or numbers, and not both, where labels count; got {', '.join(kinds)}.")
-    plain = np.array(labels.tolist())
-    if plain.dtype.kind == "f":
-        assert_all_finite(plain, input_name="y")
-    return plain
-
-
 def position_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targets:
     """Return class indices (n_samples, n_positions), -1 for labels to ignore."""
     labels = label_array(y)
@@ -90,11 +37,10 @@ def position_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Ta
     counted = counted_labels(labels, ignore_label)
     if labels.dtype.kind == "f":
         assert_all_finite(labels[counted], input_name="y")
-    if classes is not None and not counted_labels(classes, ignore_label).all():
-        raise ValueError(f"classes holds ignore_label={ignore_label!r}, which is not counted: leave it out of one.")
+    require_counted_classes(classes, ignore_label)
     if not counted.any():
         raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r}.")
-    indices, known = encoded_labels(_plain(labels[counted]), classes)
+    indices, known = encoded_labels(plain_labels(labels[counted]), classes)
     values = np.full(labels.shape, IGNORED, np.int64)
     values[counted] = indices
     many = len(known) > 2

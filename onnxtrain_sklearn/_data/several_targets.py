@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .positions import IGNORED
+from .ignored_labels import IGNORED
 from .targets import Targets
 
 
@@ -73,7 +73,13 @@ def joined_targets(
     values = np.concatenate([np.reshape(part.values, (len(part.values), -1)) for part in parts], axis=1)
     alike = all(_equal(own, weights[0]) for own in weights[1:])
     joined = SeveralTargets(
-        values, "regression", values.shape[1], None, (), None, tuple(names), tuple(parts), tuple(weights), not alike
+        values,
+        "regression",
+        values.shape[1],
+        names=tuple(names),
+        parts=tuple(parts),
+        weights=tuple(weights),
+        has_factors=not alike,
     )
     if alike:
         return joined, weights[0]
@@ -99,4 +105,8 @@ def spread(targets: Targets, weights: np.ndarray | None, rows: np.ndarray, count
     values[rows] = targets.values
     every = np.zeros(count)
     every[rows] = 1.0 if weights is None else weights
-    return replace(targets, values=values), every
+    counts = targets.counts
+    if counts is not None:
+        counts = np.ones((count, *counts.shape[1:]), bool)
+        counts[rows] = targets.counts
+    return replace(targets, values=values, counts=counts), every

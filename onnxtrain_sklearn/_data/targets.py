@@ -51,6 +51,9 @@ class Targets:
         Shape of a row of numbers that has several axes, such as an image, or of the labels at positions; else empty.
     label_weights : ndarray of shape (n_classes,), or None
         Weights of the labels at positions by class; None: there are no positions.
+    counts : ndarray of bool of shape (n_samples,) or (n_samples, n_labels), or None
+        Which labels of rows count, where some do not; None: all do. The values of one of several labels that does not
+        are -1, those of rows with one label are of any class.
     """
 
     values: np.ndarray
@@ -59,10 +62,17 @@ class Targets:
     classes: Classes = None
     row_shape: tuple[int, ...] = ()
     label_weights: np.ndarray | None = None
+    counts: np.ndarray | None = None
 
     def take(self, rows: np.ndarray) -> Targets:
         """Return the targets of some rows."""
-        return replace(self, values=self.values[rows])
+        counts = None if self.counts is None else self.counts[rows]
+        return replace(self, values=self.values[rows], counts=counts)
+
+    @property
+    def lacks_labels(self) -> bool:
+        """Whether some of several labels of a row do not count."""
+        return self.counts is not None and self.counts.ndim == 2 and not self.counts.all()
 
     @property
     def has_positions(self) -> bool:

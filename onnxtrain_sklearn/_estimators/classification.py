@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .._data.ignored_labels import rows_with_labels, weights_without_shares
 from .._data.inputs import prediction_type
 from .._data.positions import accuracy_at_positions, validation_accuracy
 from .._data.targets import Classes, Targets, labels_of, require_sorted, sorted_classes
@@ -91,9 +92,21 @@ def score_of_labels(predicted: np.ndarray, targets: Targets, weights: np.ndarray
     truth = targets.values
     if targets.has_positions:
         return validation_accuracy(predicted, targets, weights)
+    if targets.lacks_labels:
+        return _accuracy_of_counted(predicted, targets, weights)
     if isinstance(targets.classes, list):
         right = (predicted == labels_of(truth, targets.classes)).all(axis=1)
         return float(np.average(right, weights=weights))
     if targets.classes is not None and targets.task != "multilabel":
         truth, predicted = targets.classes[truth], predicted.astype(targets.classes.dtype)
     return accuracy(truth.astype(predicted.dtype), predicted, weights)
+
+
+def _accuracy_of_counted(predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+    """Return the share of rows all of whose labels that count are right, by the weights that the rows were given."""
+    truth = targets.values
+    labels = labels_of(truth, targets.classes) if isinstance(targets.classes, list) else truth
+    rows, known = rows_with_labels(targets), targets.counts
+    given = None if weights is None else weights_without_shares(targets, weights)
+    right = (predicted == labels) | ~np.asarray(known)
+    return float(np.average(right[rows].all(axis=1), weights=None if given is None else given[rows]))

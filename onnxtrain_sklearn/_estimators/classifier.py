@@ -11,14 +11,15 @@ from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 
+from .._data.ignored_labels import counted_targets, rows_that_count
 from .._data.inputs import prediction_type
-from .._data.positions import require_counted
-from .._data.targets import Classes, Targets, class_targets
+from .._data.targets import Classes, Targets
 from .._inference.graph import OutputOptions
 from .._optimizers.lbfgs import BaseOptimizer
 from .._support.declared import documented
 from .._support.typing import ClassWeight, MatrixLike
 from ..adapters import LoRA
+from ..exceptions import warn
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import ModelSource
@@ -47,6 +48,9 @@ from .parameters import CLASSIFIER
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+
+IGNORED_BY_DEFAULT = -100
+"""The ``ignore_label`` of PyTorch, which nobody may have chosen."""
 
 CLASSES_ENTRY = """\
 classes_ : ndarray of shape (n_classes,), or list of them
@@ -281,9 +285,11 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         -------
         float
             The fraction of rows whose label is right; with several labels per row, all of them must be. With a label at
-            each position of a row, the fraction of the labels that are right, without those to ignore.
+            each position of a row, the fraction of the labels that are right. Labels to ignore do not count.
         """
         predicted = self.predict(X)  # raises if it is not fitted
+        if self._run.head.positions is None:
+            y, predicted, sample_weight = rows_that_count(y, predicted, sample_weight, self.ignore_label)
         if has_one_label(self._run.head):
             return accuracy_of_labels(y, predicted, sample_weight)
         return accuracy_of_several(self._run.head, y, predicted, self.ignore_label, sample_weight)
@@ -347,8 +353,14 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         return tags
 
     def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
-        targets = class_targets(y, classes)
-        require_counted(y, self.ignore_label)
+        targets = counted_targets(y, classes, self.ignore_label)
+        counts = targets.counts
+        if counts is not None and counts.ndim == 1 and self.ignore_label == IGNORED_BY_DEFAULT:
+            warn(
+                f"y holds ignore_label={self.ignore_label} in {len(counts) - np.count_nonzero(counts)} of "
+                f"{len(counts)} rows, which do not count. Set ignore_label=None if it is a class; leave the rows out "
+                f"if not."
+            )
         return targets
 
     def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:

@@ -11,6 +11,7 @@ from sklearn.base import is_classifier
 
 from .._data.batches import MERGE_LIMIT, Batches, distinct_rows, weighted_rows
 from .._data.columns import Column
+from .._data.ignored_labels import filled_labels, ignored_in, weights_of_counted
 from .._data.positions import position_targets, weighted_positions
 from .._data.target_scale import TargetScale
 from .._data.targets import Classes, Targets, checked_weights, require_labels, row_weights, weights_of_classes
@@ -19,8 +20,9 @@ from .._fitted.model import FittedModel
 from .._given.ml_files import FittedFile
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
+from .._support.frozen import with_attributes
 from .._support.typing import MatrixLike, Validation
-from .._training.loss_graph import TARGET, TrainedPositions, target_layout
+from .._training.loss_graph import TARGET, StepSettings, TrainedPositions, target_layout
 from .class_axis import takes_positions
 from .graph_inputs import expected_inputs, graph_inputs, take_features
 from .run import Columns, Run
@@ -104,10 +106,18 @@ def training_examples(
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
     at_positions = old is None and fitted is None and takes_positions(estimator, source, call.y)
     if call.one_pass and old is None:
-        require_labels(call.y, known, classifies=is_classifier(estimator), at_positions=at_positions)
+        require_known_labels(estimator, call.y, known, at_positions=at_positions)
     if old is not None:
         return _checked(estimator, columns, call.y, call.sample_weight, old.head.classes, old.head)
     return _checked(estimator, columns, call.y, call.sample_weight, known, None, at_positions=at_positions)
+
+
+def require_known_labels(estimator: Any, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
+    """Raise at the first of several passes where nothing says which labels later ones will bring."""
+    found = None if at_positions else ignored_in(y, getattr(estimator, "ignore_label", None))
+    if found is not None and classes is None and found[1].any():
+        y = filled_labels(*found, None) if found[0].ndim == 2 else found[0][found[1]]
+    require_labels(y, classes, classifies=is_classifier(estimator), at_positions=at_positions)
 
 
 def validation_examples(
@@ -154,6 +164,8 @@ def weighted_targets(
     _require_rows(n_rows, targets)
     if head is not None:
         _require_like(targets, head)
+    if targets.counts is not None:
+        return targets, weights_of_counted(targets, sample_weight, estimator.class_weight)
     return targets, row_weights(sample_weight, targets, getattr(estimator, "class_weight", None))
 
 
@@ -162,7 +174,7 @@ def balanced_weights(estimator: Any, sample_weight: ArrayLike | None, targets: T
     one_label = isinstance(targets.classes, np.ndarray) and targets.values.ndim == 1
     if getattr(estimator, "class_weight", None) != "balanced" or not one_label:
         return None
-    weights = checked_weights(sample_weight, len(targets.values))
+    weights = checked_weights(sample_weight, len(targets.values)) * (1.0 if targets.counts is None else targets.counts)
     return tuple(weights_of_classes("balanced", targets.classes, targets.values, weights).tolist())
 
 
@@ -171,6 +183,11 @@ def trained_positions(head: Head, targets: Targets) -> TrainedPositions | None:
     if head.positions is None or targets.label_weights is None:
         return None
     return TrainedPositions(head.positions, targets.row_shape, tuple(targets.label_weights.tolist()))
+
+
+def ignoring(settings: StepSettings, targets: Targets) -> StepSettings:
+    """Return settings whose loss leaves out labels of rows, where these targets have some that do not count."""
+    return with_attributes(settings, ignores=True) if targets.lacks_labels and not settings.ignores else settings
 
 
 def batches_for(

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .._data.positions import IGNORED, given_weights, position_shares
+from .._data.ignored_labels import IGNORED
+from .._data.positions import given_weights, position_shares
 from .._data.targets import Targets
 from .scoring import scorer_by_name
 

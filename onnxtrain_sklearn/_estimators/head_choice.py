@@ -32,7 +32,7 @@ from .._runtime.devices import Device
 from .._training.loss_graph import StepSettings, n_classes_of
 from ..losses import LOSSES, Loss, resolve_loss
 from .class_axis import class_axis_of, positions_of
-from .examples import Examples, trained_positions
+from .examples import Examples, ignoring, trained_positions
 from .parameters import Parameters
 from .run import Columns, Run
 from .step_settings import engine_of, settings_with_head
@@ -97,7 +97,7 @@ def choose_head(
     seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
     known = trained_positions(head, examples.targets)
     settings = settings_with_head(estimator, loss, head, device, engine_of(estimator, device), seed, known)
-    return HeadChoice(source, seen, head, settings, own)
+    return HeadChoice(source, seen, head, ignoring(settings, examples.targets), own)
 
 
 def places_of_labels(

@@ -11,7 +11,7 @@ from .._inference.predictor import Predictor
 from .._training.loss_graph import StepSettings
 from .._training.score_loss import SCORED_PIECE, ScoreLoss, weighted_mean
 from ..exceptions import ModelError
-from .examples import scaled_values
+from .examples import ignoring, scaled_values
 from .output_losses import loss_of_outputs
 from .parameters import Parameters
 from .run import Run
@@ -57,7 +57,7 @@ def loss_of_rows(run: Run, settings: StepSettings, scored: ScoredRows, predictor
 
     Scores of many labels at many positions are large: there are never those of more rows than are predicted at a time.
     """
-    mean = ScoreLoss(settings, run.parameters.buffer.dtype, run.rows or SCORED_PIECE)
+    mean = ScoreLoss(ignoring(settings, scored.targets), run.parameters.buffer.dtype, run.rows or SCORED_PIECE)
     y, rows = scaled_values(run, scored.targets), scored.rows
     weights = np.ones(len(rows)) if scored.weights is None else scored.weights
     if mean.rows_meet:  # rows of weight zero are in no minibatch

@@ -11,6 +11,7 @@ from .._inference.predictor import Predictor
 from .._training.loss_graph import StepSettings, settings_of_output
 from .._training.score_loss import SCORED_PIECE, ScoreLoss
 from .._training.total_loss import TotalLoss
+from .examples import ignoring
 from .output_predictions import numbers_of_outputs
 from .run import Run
 from .validation import ScoredRows
@@ -23,7 +24,10 @@ def loss_of_outputs(run: Run, settings: StepSettings, scored: ScoredRows, predic
     assert isinstance(targets, SeveralTargets)
     numbers = numbers_of_outputs(run.head, -1, with_scores=True)
     batch = run.rows or SCORED_PIECE
-    losses = [ScoreLoss(settings_of_output(settings, one), dtype, batch) for one in total.outputs]
+    parts = [
+        ignoring(settings_of_output(settings, one), own) for one, own in zip(total.outputs, targets.parts, strict=True)
+    ]
+    losses = [ScoreLoss(one, dtype, batch) for one in parts]
     each = list(zip(total.outputs, losses, targets.parts, targets.weights, strict=True))
 
     def loss() -> float:

@@ -247,9 +247,9 @@ than the scores; the axis is the last one for scores (n, ..., k), the first afte
 that one, also for scores without such an axis, which are those of the second of two classes.""",
         (OneOf(("auto", 1, -1)),)),
     "ignore_label": Parameter("int, float, str or None", """
-Label that does not count where ``y`` holds a label at each position, such as that of the padding of short rows: it has
-no part in loss, scores, weights and ``classes_``. None: all labels count. Whole rows are left out by a
-``sample_weight`` of 0. Where a row has one label, or several of their own, a label that does not count is refused.""",
+Label that does not count: at a position of a row, such as that of the padding of short rows; as one of several labels
+of a row; as that of a whole row. It has no part in loss, scores, weights and ``classes_``, and the loss is the mean
+over all labels that count. NaN: those that are missing, None too. None: all labels count.""",
         (Instance(Real, "a number"), Instance(str, "a text"), None)),
     "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
 Weight of the rows of each class by label, multiplied with ``sample_weight``, for training and for validation scores;

@@ -34,6 +34,7 @@ def prepare_step(
         run.head.task,
         run.head.link,
         settings.positions,
+        settings.ignores,
         run.parameters.names,
         shapes,
         sparse,

@@ -15,7 +15,7 @@ from .._training.loss_graph import LAZY, StepSettings
 from .._training.meeting_rows import meeting, outputs_that_meet
 from .active_training import ActiveTraining
 from .callback_watcher import CallbackWatcher, hooks_of
-from .examples import Examples, batches_for
+from .examples import Examples, batches_for, ignoring
 from .fine_tuning import TUNED_PIECE, old_examples, tuning_trainer
 from .hook_values import HookValues
 from .measures import Measures, loss_of_rows
@@ -38,6 +38,7 @@ def trainer_for(
     estimator, call, tuner = plan.estimator, plan.call, plan.tuner
     rows, _ = plan.rows.split(examples)
     old = old_examples(estimator, run, call, tuner)
+    settings = settings if old is None else ignoring(settings, old.targets)
     rows = plan.rng.permutation(rows) if tuner else rows  # the first rows stand for all
     limit = TUNED_PIECE if tuner else batch_limit(estimator.batch_size, settings.optimizer)
     shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)

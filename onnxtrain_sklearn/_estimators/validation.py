@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .._data.ignored_labels import rows_with_labels, weights_without_shares
 from .._data.positions import given_weights, require_same_places
 from .._data.targets import Targets
 from .._data.validation import faults_of_validation_data, require_scorable
@@ -64,7 +65,10 @@ def validation_rows(
         trained, examples = examples, validation_examples(estimator, run, *given)
         require_same_places(trained.targets, examples.targets)
     require_scorable(examples.targets, examples.weights)
-    return rows_to_score(run, examples, np.arange(len(examples)), lambda: given[:2])
+    rows = rows_with_labels(examples.targets)
+    if len(rows) == len(examples):
+        return rows_to_score(run, examples, rows, lambda: given[:2])
+    return rows_to_score(run, examples, rows, lambda: (rows_of(given[0], rows), rows_of(given[1], rows)))
 
 
 def scored_rows(run: Run, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:
@@ -136,7 +140,15 @@ def score_by(estimator: Parameters, scoring: Scoring, run: Run, scored: ScoredRo
         return scorer_of(estimator, scoring, run, (X, y, None), LiveOutputs(run, X, scored.live, scored.rows))
     if targets.row_shape and isinstance(scoring, str):
         scoring = FlatScorer(estimator, scoring, targets, weights)
-    weights = given_weights(targets, weights) if targets.has_positions and weights is not None else weights
+    if isinstance(scoring, str) and targets.lacks_labels:
+        raise ValueError(
+            f"scoring={scoring!r} cannot leave out single labels of a row, which are ignored here (ignore_label). Take "
+            f"a function (estimator, X, y) -> float, or None, for the accuracy of the labels that count."
+        )
+    if weights is not None and targets.has_positions:
+        weights = given_weights(targets, weights)
+    elif weights is not None and targets.lacks_labels:
+        weights = weights_without_shares(targets, weights)
     return scorer_of(estimator, scoring, run, (X, y, weights), LivePredictions(run, X, scored.live, scored.rows))
 
 

@@ -41,15 +41,17 @@ def append_loss(
     sample_weight: ir.Value,
     link: Link,
     groups: Sequence[int] = (),
+    ignores: bool = False,
 ) -> ir.Value:
     """Emit the scalar ``sum_i w_i mean_j l_ij / sum_i w_i`` of a minibatch; 0 where all weights are zero.
 
     ``groups`` holds the number of columns of each label: the loss of a row is the mean of the losses of its labels.
+    Where the loss ``ignores`` labels whose targets are -1, it is the mean of those of the others, 0 without any.
 
     ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,). Rows of weight zero have
     no effect if their loss is finite; with the link "exp", if their scores and targets are finite.
     """
-    rows, columns = _losses_of_rows(op, loss, scores, y, sample_weight, link, groups)
+    rows, columns = _losses_of_rows(op, loss, scores, y, sample_weight, link, groups, ignores=ignores)
     return weighted_row_mean(op, rows, sample_weight, columns)
 
 
@@ -62,12 +64,13 @@ def row_means(
     weight: ir.Value,
     link: Link,
     groups: Sequence[int] = (),
+    ignores: bool = False,
 ) -> ir.Value:
     """Emit the loss of each row as a column (N, 1), the mean over its columns or labels; ``weight`` says which count.
 
     The operands are those of :func:`append_loss`, and so are the losses, but for the weights.
     """
-    rows, columns = _losses_of_rows(op, loss, scores, y, weight, link, groups)
+    rows, columns = _losses_of_rows(op, loss, scores, y, weight, link, groups, ignores=ignores)
     return rows if columns == 1 else op.Mul(row_sum(op, rows), 1.0 / columns)
 
 
@@ -79,14 +82,38 @@ def _losses_of_rows(
     weight: ir.Value,
     link: Link,
     groups: Sequence[int],
+    *,
+    ignores: bool,
 ) -> tuple[ir.Value, int]:
     """Return the losses of the rows and their number of columns."""
+    if ignores:
+        return _losses_of_counted(op, loss, scores, y, link, groups), 1
     if link == "exp":  # 0 · exp(100) is NaN in float32, and so is 0 · 3e38 / 0.5
         nonzero = _nonzero(op, weight)
         scores, y = op.Mul(scores, nonzero), op.Mul(y, nonzero)
     if groups:
         return _group_losses(op, loss, scores, y, link, groups)
     return _row_losses(op, loss, scores, y, link)
+
+
+def _losses_of_counted(
+    op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
+) -> ir.Value:
+    """Return by row the mean loss of the labels whose targets are not -1; scores of others are zero for the loss."""
+    counted = op.Cast(op.Greater(y, -0.5), to=op.dtype)
+    scores, y = op.Mul(scores, counted), op.Mul(y, counted)
+    find = _group_losses if groups else _row_losses
+    rows, columns = find(op, loss, scores, y, link, *([groups] if groups else []))
+    labels = len(groups) or (op.shape(scores) or (0, 0))[1]
+    if columns != labels:
+        raise ModelError(
+            f"{type(loss).__name__} gives one loss for all {labels} labels of a row, and labels of y that do not count "
+            f"(ignore_label) have a part in it: return a loss for each label, (N, {labels}), or leave these rows out."
+        )
+    if groups:
+        counted = op.Gather(counted, np.cumsum([0, *groups[:-1]]).astype(np.int64), axis=1)
+    total = op.Max(row_sum(op, counted), 1.0)
+    return row_sum(op, op.Mul(rows, op.Div(counted, total)))
 
 
 def append_pairwise_loss(

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import is_classifier
 
-from .._data.positions import IGNORED
+from .._data.ignored_labels import IGNORED
 from .._data.several_targets import SeveralTargets, joined_targets, spread
-from .._data.targets import Classes, Targets, checked_weights, require_labels, require_sorted, sorted_classes
+from .._data.targets import Classes, Targets, checked_weights, require_sorted, sorted_classes
 from .._estimators.class_axis import takes_positions
-from .._estimators.examples import Call, Examples, balanced_weights, weighted_targets
+from .._estimators.examples import Call, Examples, balanced_weights, require_known_labels, weighted_targets
 from .._estimators.graph_inputs import graph_inputs
 from .._estimators.parameters import Parameters
 from .._estimators.run import Run
@@ -46,7 +46,7 @@ def several_examples(
             head, classes = heads[name], known.get(name)
             at_positions = head is None and takes_positions(single, view, y[name])
             if call.one_pass and head is None:
-                require_labels(y[name], classes, classifies=is_classifier(single), at_positions=at_positions)
+                require_known_labels(single, y[name], classes, at_positions=at_positions)
             classes = _known_classes(classes, head)
             found.append(
                 _targets_of_output(

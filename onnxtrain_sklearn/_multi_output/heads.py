@@ -95,7 +95,7 @@ def _losses_of_parts(
         head, places, loss = part.head, trained_positions(part.head, own), single.loss
         at_places = () if places is None else (places.axes, places.shape, places.label_weights)
         more = head.task, head.link, head.n_outputs, head.groups, weights[name]
-        found.append(OutputLoss(name, loss, *more, *at_places))  # type: ignore[arg-type]
+        found.append(OutputLoss(name, loss, *more, *at_places, ignores=own.lacks_labels))  # type: ignore[arg-type, misc]
     return tuple(found)
 
 

@@ -35,7 +35,7 @@ What the outputs of the graph hold, as in :class:`OrtGradientClassifier` ("auto"
 Axis of the classes in scores at each position of a row, as in :class:`OrtGradientClassifier`: for all outputs with
 labels, or by output, "auto" for others.""", (OneOf(("auto", 1, -1)), _BY_OUTPUT)),
     "ignore_label": Parameter("int, float, str, None or dict", """
-Label that does not count at the positions of a row, as in :class:`OrtGradientClassifier`: for all outputs with labels,
+Label that does not count, as in :class:`OrtGradientClassifier`: for all outputs with labels,
 or by output, -100 for others.""", (*CLASSIFIER["ignore_label"].rules, _BY_OUTPUT)),
     "class_weight": Parameter('"balanced", None or dict', """
 Weights of the classes: "balanced" for all outputs with labels, or by output a dict of weights by label or "balanced",

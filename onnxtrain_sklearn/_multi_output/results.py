@@ -11,6 +11,7 @@ from sklearn.base import is_classifier
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from .._data.ignored_labels import rows_that_count
 from .._data.inputs import prediction_type
 from .._data.maps import r2_of_maps
 from .._data.targets import checked_weights
@@ -207,7 +208,7 @@ class OutputResults:
 
 def _score(single: OutputEstimator, head: Head, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
     """Return the score of one output on the rows that have a weight."""
-    weights = None
+    weights: Any = None
     if sample_weight is not None:
         weights = checked_weights(sample_weight, len(predicted))
         rows = np.flatnonzero(weights)
@@ -220,6 +221,8 @@ def _score(single: OutputEstimator, head: Head, y: Any, predicted: np.ndarray, s
         if head.row_shape:
             return r2_of_maps(np.asarray(y), predicted, weights)
         return float(r2_score(y, predicted, sample_weight=weights))
+    if head.positions is None:
+        y, predicted, weights = rows_that_count(y, predicted, weights, getattr(single, "ignore_label", None))
     if has_one_label(head):
         return float(accuracy_score(y, predicted, sample_weight=weights))
     return accuracy_of_several(head, y, predicted, getattr(single, "ignore_label", None), weights)

@@ -69,7 +69,8 @@ class TrainedPositions(NamedTuple):
 class StepSettings:
     """The settings of a training step, beside the model and its parameters.
 
-    With a loss on several outputs, ``n_outputs`` are the columns of all targets, which are numbers.
+    With a loss on several outputs, ``n_outputs`` are the columns of all targets, which are numbers. ``ignores`` says
+    that some of several labels a row do not count: their targets are -1.
     """
 
     loss: Loss | TotalLoss
@@ -90,6 +91,7 @@ class StepSettings:
     accumulate: int = 1
     ema_decay: float | None = None
     positions: TrainedPositions | None = None
+    ignores: bool = False
     checkpoint_activations: bool = False
     sparse_updates: str = EXACT
 
@@ -153,7 +155,7 @@ def _mean_loss(
     elif settings.task == "multiclass":
         y = one_hot(op, y, settings.n_outputs, op.dtype, ignores=settings.positions is not None)
     parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
-    return append_loss(op, loss, **parts, link=settings.link, groups=settings.groups)
+    return append_loss(op, loss, **parts, link=settings.link, groups=settings.groups, ignores=settings.ignores)
 
 
 def _mean_loss_at_positions(
@@ -207,6 +209,7 @@ def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
         n_outputs=one.n_outputs,
         groups=one.groups,
         positions=positions,
+        ignores=one.ignores,
     )
 
 

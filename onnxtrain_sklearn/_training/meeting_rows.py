@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -35,6 +36,8 @@ def meeting(model: TrainableModel, settings: StepSettings) -> str | None:
     It raises ModelError where not the rows of the data would meet in the loss, but more.
     """
     losses = [one for _, one in _losses_that_meet(model, settings)]
+    for one in _each_output(settings).values():
+        require_separate_labels(one, model.dtype)
     for one in losses:
         name, more = type(one.loss).__name__, ""
         if one.positions is not None:
@@ -61,12 +64,54 @@ def _losses_that_meet(model: TrainableModel, settings: StepSettings) -> list[tup
     for known, of, found in list(_recent):
         if known is settings and of == key:
             return found
-    total = settings.loss
-    several = total.outputs if isinstance(total, TotalLoss) else ()
-    every = [(one.name, settings_of_output(settings, one)) for one in several] or [("", settings)]
-    result = [(name, one) for name, one in every if meet_in_loss(one, model.dtype, of_pairs=key[1])]
+    result = [
+        (name, one) for name, one in _each_output(settings).items() if meet_in_loss(one, model.dtype, of_pairs=key[1])
+    ]
     _recent.append((settings, key, result))
     return result
+
+
+def _each_output(settings: StepSettings) -> dict[str, StepSettings]:
+    """Return the settings of each of several outputs by name, of a single one by an empty name."""
+    total = settings.loss
+    several = total.outputs if isinstance(total, TotalLoss) else ()
+    return {one.name: settings_of_output(settings, one) for one in several} or {"": settings}
+
+
+def require_separate_labels(settings: StepSettings, dtype: DType) -> None:
+    """Raise ModelError where labels that do not count would have a part in the losses of others."""
+    if not settings.ignores or type(settings.loss) in LOSSES.values():
+        return
+    _graph_of_loss(settings, dtype, TRIED_ROWS, of_pairs=False)  # which refuses one loss for all labels
+    name, advice = type(settings.loss).__name__, "Leave these rows out, or take a loss of single labels."
+    if meet_in_loss(settings, dtype):
+        raise ModelError(
+            f"Rows meet in the loss {name}, and some labels of rows do not count (ignore_label): they would meet the "
+            f"others. {advice}"
+        )
+    if not settings.groups and _labels_meet(replace(settings, ignores=False), dtype):
+        raise ModelError(
+            f"In the loss {name} the labels of a row meet, and some of them do not count (ignore_label): the losses of "
+            f"the others would depend on them. {advice}"
+        )
+
+
+def _labels_meet(settings: StepSettings, dtype: DType) -> bool:
+    """Whether the loss of a label depends on the scores or targets of other labels of its row."""
+    model, ends = _graph_of_loss(settings, dtype, TRIED_ROWS, of_pairs=False)
+    model.graph.outputs.extend(value for value in ends if value not in model.graph.outputs)
+    session = sessions.create_session(to_proto(model).SerializeToString(), devices.resolve_device())
+    shape, names = (TRIED_ROWS, settings.n_outputs), [value.name or "" for value in ends]
+    for trial in range(4):
+        rng = np.random.RandomState(trial)
+        drawn = [(rng.normal(0, 2, shape).astype(dtype), rng.randint(0, 2, shape).astype(dtype)) for _ in range(2)]
+        changed = rng.permutation(settings.n_outputs) % 2 == 0
+        pairs = [drawn[0], tuple(np.where(changed, b, a) for a, b in zip(*drawn, strict=True))]
+        feeds = [{"scores": scores, TARGET: y, WEIGHT: np.ones(TRIED_ROWS, dtype)} for scores, y in pairs]
+        first, second = (np.asarray(sessions.run_session(session, names, one)[0])[:, ~changed] for one in feeds)
+        if not np.allclose(first, second, rtol=1e-5, atol=1e-6, equal_nan=True):
+            return True
+    return False
 
 
 def meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False) -> bool:
@@ -75,7 +120,7 @@ def meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False
         return False
     trials = (TRIED_ROWS, TRIED_ROWS + ADDED_ROWS)
     try:
-        graphs = {rows: _graph_of_loss(settings, dtype, rows, of_pairs) for rows in trials}
+        graphs = {rows: _graph_of_loss(settings, dtype, rows, of_pairs=of_pairs) for rows in trials}
     except Exception as error:  # it takes the number of rows of its data alone, or fails there too, in clear words
         if of_pairs and isinstance(error, ModelError):  # only fine-tuned: nothing later would say what is wrong
             raise
@@ -92,7 +137,9 @@ def meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False
     return _known.get(key, found)[0]
 
 
-def _graph_of_loss(settings: StepSettings, dtype: DType, rows: int, of_pairs: bool) -> tuple[ir.Model, list[ir.Value]]:
+def _graph_of_loss(
+    settings: StepSettings, dtype: DType, rows: int, *, of_pairs: bool
+) -> tuple[ir.Model, list[ir.Value]]:
     """Return the graph of the losses of so many rows, and the values that hold them."""
     positions = settings.positions
     shape = (rows, settings.n_outputs) if positions is None else (rows, *positions.shape, settings.n_outputs)

@@ -164,7 +164,7 @@ def _key(source: PassSource) -> Hashable:
         model.forms,
         model.dtype.str,
     )
-    head_key = *head, settings.positions, settings.scheduled.dropout
+    head_key = *head, settings.positions, settings.ignores, settings.scheduled.dropout
     return form, values_digest(source.frozen), head_key, *_key_of_gradient(source)
 
 

@@ -12,7 +12,7 @@ from .._graph.protobuf import to_proto
 from .._runtime import devices, sessions
 from .._support.typing import DType
 from .loss_graph import LOSS, TARGET, WEIGHT, StepSettings, score_loss_graph, target_layout
-from .meeting_rows import meet_in_loss
+from .meeting_rows import meet_in_loss, require_separate_labels
 
 SCORED_PIECE = 8192
 """Rows whose losses are computed at once."""
@@ -30,6 +30,7 @@ class ScoreLoss:
 
     def __init__(self, settings: StepSettings, dtype: DType, batch: int) -> None:
         self._settings, self._dtype = settings, dtype
+        require_separate_labels(settings, dtype)
         self.rows_meet = meet_in_loss(settings, dtype)
         self._rows = batch if self.rows_meet else SCORED_PIECE
         self._session: Any = None

@@ -45,6 +45,8 @@ class OutputLoss:
         The shape of the positions.
     label_weights : tuple of float
         The weights of labels at positions, by class.
+    ignores : bool
+        Whether some of several labels a row do not count: their targets are -1.
     """
 
     name: str
@@ -57,6 +59,7 @@ class OutputLoss:
     positions: Positions | None = None
     places: tuple[int, ...] = ()
     label_weights: tuple[float, ...] = ()
+    ignores: bool = False
 
     @property
     def width(self) -> int:
@@ -152,4 +155,5 @@ def _means(op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value, wei
         loss, y = of_labels(one.loss), op.Cast(op.Squeeze(y, axes=[1]), to=ir.DataType.INT64)
     elif one.task == "multiclass":  # the index of a class is exact as a float
         y = op.Cast(op.Equal(y, np.arange(one.n_outputs, dtype=op.dtype.numpy())), to=op.dtype)
-    return row_means(op, loss, scores=scores, y=y, weight=weight, link=one.link, groups=one.groups)
+    parts = {"scores": scores, "y": y, "weight": weight}
+    return row_means(op, loss, **parts, link=one.link, groups=one.groups, ignores=one.ignores)
