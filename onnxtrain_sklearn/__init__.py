@@ -4,7 +4,6 @@ from ._support import onnx_ir_without_sympy  # noqa: F401  # isort: skip  # befo
 from . import callbacks, graph, losses, schedules
 from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier
-from ._estimators.earlier_modules import know_earlier_modules
 from ._estimators.regressor import OrtGradientRegressor
 from ._estimators.skl2onnx_plugin import register_converters
 from ._export.training import load_training
@@ -25,7 +24,6 @@ from .optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
 
 __version__ = "0.1.0"
 
-know_earlier_modules()
 after_import("skl2onnx", register_converters)
 after_import("skl2onnx", register_table_converters)
 

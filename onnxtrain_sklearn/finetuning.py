@@ -114,10 +114,6 @@ class FineTuner(Component):
         self.cv = cv
         self.max_iter = max_iter
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore the settings; those that an older pickle lacks have their defaults."""
-        super().__setstate__({**FineTuner().get_params(), **state})
-
     @property
     def strengths(self) -> tuple[float, ...]:
         """The strengths of the pull that are tried, the strongest first."""

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.callbacks import Callback
-from tests.helpers.callbacks import Recorder, Scores, net, without_seconds
+from tests.helpers.callbacks import Recorder, Scores, net
 from tests.helpers.data import blobs, line
 from tests.helpers.training import weights_equal
 
@@ -259,17 +259,3 @@ def test_the_history_is_a_data_frame_where_pandas_is():
     frame = net().fit(X, Y).partial_fit(X, Y).history_.to_frame()
     assert list(frame.columns) == ["epoch", "step", "loss", "learning_rate", "seconds"]
     assert len(frame) == 7
-
-
-def test_pickles_of_earlier_versions_know_the_losses_of_their_epochs():
-    fitted = net(max_iter=3).fit(X, Y)
-    state = fitted.__getstate__()
-    for name in ("log", "memories"):
-        del state["_run"]["state"]["history"]["state"][name]
-    earlier = OrtGradientClassifier.__new__(OrtGradientClassifier)
-    earlier.__setstate__(pickle.loads(pickle.dumps(state)))
-    assert earlier.history_ == [{"epoch": i + 1, "loss": loss} for i, loss in enumerate(fitted.loss_curve_)]
-    earlier.partial_fit(X, Y)
-    fitted.partial_fit(X, Y)
-    assert earlier.history_[:3] == [{"epoch": i + 1, "loss": loss} for i, loss in enumerate(fitted.loss_curve_[:3])]
-    assert without_seconds(earlier.history_[3:]) == without_seconds(fitted.history_[3:])

@@ -17,7 +17,6 @@ from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import line
 from tests.helpers.engines import each_engine
 from tests.helpers.training import quietly, weights_equal
-from tests.test_earlier_pickles import CASES, read_pickle
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -121,17 +120,6 @@ def test_pickles_keep_the_range():
     copy = pickle.loads(pickle.dumps(clipped))
     assert_array_equal(copy.predict(FAR), clipped.predict(FAR))
     assert_array_equal(copy.partial_fit(X, 2 * Y).predict(FAR), clipped.partial_fit(X, 2 * Y).predict(FAR))
-
-
-@pytest.mark.skipif(int(np.__version__[0]) < 2, reason="NumPy 1 does not read pickles of NumPy 2")
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.InconsistentVersionWarning")
-def test_estimators_of_earlier_versions_begin_a_range():
-    old = pickle.loads(read_pickle("regressor"))
-    rows, y = CASES["regressor"]
-    assert old.clip_predictions is False
-    assert np.ptp(old.predict(rows * 1000)) > 10 * np.ptp(y)
-    old.set_params(clip_predictions=True).partial_fit(rows, y)
-    assert np.ptp(old.predict(rows * 1000)) <= np.ptp(y) * 1.0001
 
 
 def test_what_is_no_number_stays_so():

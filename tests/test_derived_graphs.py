@@ -10,7 +10,6 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import MLP, OrtGradientRegressor
-from onnxtrain_sklearn._estimators import stored
 from tests.helpers.data import line
 from tests.helpers.training import weights_equal
 
@@ -85,16 +84,3 @@ def test_a_pickle_holds_one_graph():
     inner = {name: value["state"] for name, value in state.items() if isinstance(value, dict) and "state" in value}
     graphs = [name for name, values in inner.items() if isinstance(values.get("model"), bytes)]
     assert graphs == ["source"]
-
-
-@pytest.mark.parametrize("case", GRAPHS)
-def test_a_run_of_an_earlier_version_holds_both_graphs(case):
-    """Such a state has the form in place of the shapes."""
-    estimator = passed(case)
-    state = estimator.__getstate__()
-    run = dict(state["_run"]["state"], model=stored.plain(estimator._run.model))
-    del run["shapes"], run["form"]
-    earlier = OrtGradientRegressor.__new__(OrtGradientRegressor)
-    earlier.__setstate__(pickle.loads(pickle.dumps({**state, "_run": {**state["_run"], "state": run}})))
-    assert earlier._run.shapes == {"X": (4,)}
-    assert weights_equal(earlier.partial_fit(X, Y), estimator.partial_fit(X, Y))

@@ -188,13 +188,6 @@ def test_a_builder_has_no_head_to_replace():
         classifier(MLP()).fit(X[NEW], LABELS[NEW])
 
 
-def test_settings_of_an_older_pickle_have_defaults():
-    state = {name: value for name, value in FineTuner(cv=3).__getstate__().items() if name != "tune_body"}
-    older = FineTuner.__new__(FineTuner)
-    older.__setstate__(state)
-    assert (older.tune_body, older.cv) == ("auto", 3)
-
-
 def test_the_softmax_that_jax_writes_ends_a_network():
     """Its maximum begins with minus infinity, and shapes tell that it is one over each row."""
     body = """h = MatMul(X, v) t = Tanh(h) m = MatMul(t, w) s = Add(m, b)

@@ -10,7 +10,6 @@ from .._fitted.model import is_estimator
 from .._graph.files import without_program
 from .._runtime import devices, distributions
 from .._runtime.devices import Device
-from .._support.declared import defaults_of
 from .._support.parametrized import Parametrized, copied
 from .._training.compiled_pass import is_usable
 from ..exceptions import warn
@@ -53,11 +52,8 @@ class Copied(Parametrized):
         return {**state, "_run": plain(state["_run"])} if "_run" in state else state
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a copy; if its device or engine is missing, it continues on the CPU or with engine="auto".
-
-        Parameters that are newer than a pickle get their defaults.
-        """
-        super().__setstate__(defaults_of(type(self)) | state)
+        """Restore a copy; if its device or engine is missing, it continues on the CPU or with engine="auto"."""
+        super().__setstate__(state)
         if "_run" not in state:
             return
         run = self._run = restored(state["_run"])

@@ -71,7 +71,7 @@ class Run:
     balanced_outputs : tuple of (tuple of float or None)
         The same for each of several outputs that are trained together.
     rows : int or None
-        Rows of a full minibatch in the last step, to which a later call pads. None: not known, as in earlier pickles.
+        Rows of a full minibatch in the last step, to which a later call pads. None: not known.
     sparse : tuple of str
         The inputs that were sparse matrices in the last call.
     """
@@ -104,14 +104,6 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "sample": None, "form": None, "step": None, "step_key": None, "predictors": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a run; earlier versions stored the trained form instead of the shapes."""
-        if "model" in state:
-            form = state["model"]
-            kept = {name: value for name, value in state.items() if name != "model"}
-            state = {**kept, "form": form, "shapes": {spec.name: spec.shape[1:] for spec in form.inputs}}
-        self.__dict__.update(state)
 
     @property
     def model(self) -> TrainableModel:

@@ -49,9 +49,6 @@ class Start:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_content"}
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-
 
 _COMPARED = ("output", "output_kind", "training_mode", "adapters")
 

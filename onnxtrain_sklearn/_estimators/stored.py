@@ -1,7 +1,6 @@
 """The pickled form of a training run: plain data that name classes.
 
-A pickle contains no path of a private module, so earlier pickles still load after modules have moved. When a class or
-an attribute is renamed, its earlier name is added here.
+A pickle contains no path of a private module: only public types have to be trusted, and modules can move.
 """
 
 from __future__ import annotations
@@ -39,20 +38,7 @@ CLASSES: Mapping[str, str] = {
 }
 """The private classes whose objects a run holds, with their current modules."""
 
-EARLIER_CLASSES: Mapping[str, str] = {"Parts": "TablePipeline"}
-
-EARLIER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
-    "FlatParameters": {"everything": "buffer", "moving": "running_statistics"},
-    "FittedFile": {"takes_gaps": "allows_missing"},
-    "History": {"plan_told": "warned_of_end", "proven": "last_finite"},
-}
-"""Earlier names of attributes and their current names, by class."""
-
 _KIND, _STATE = f"{PACKAGE} class", "state"
-
-
-class Earlier:
-    """Base of stand-ins for private classes of an earlier version; an instance holds the state of an object."""
 
 
 def plain(value: object) -> Any:
@@ -77,7 +63,7 @@ def _plain(value: Any, seen: dict[int, tuple[object, object]]) -> Any:
 
 
 def restored(value: object) -> Any:
-    """Return ``value`` with the objects that dicts, or stand-ins of an earlier version, represent."""
+    """Return ``value`` with the objects that dicts represent."""
     return _restored(value, {})
 
 
@@ -87,27 +73,19 @@ def _restored(value: Any, seen: dict[int, Any]) -> Any:
     kind: Any = type(value)
     if kind is dict and _KIND in value:
         return _object(value, value[_KIND], value[_STATE], seen)
-    if isinstance(value, Earlier):
-        return _object(value, kind.__name__, vars(value), seen)
     if kind is dict:
         return {key: _restored(item, seen) for key, item in value.items()}
     return kind(_restored(item, seen) for item in value) if kind in (list, tuple) else value
 
 
 def _object(value: Any, name: str, state: Mapping[str, Any], seen: dict[int, Any]) -> Any:
-    """Return the object that ``value`` represents; ``name`` is the current or an earlier name of its class."""
-    name = EARLIER_CLASSES.get(name, name)
+    """Return the object of the class ``name`` that ``value`` represents."""
     cls = getattr(importlib.import_module(f"{PACKAGE}.{CLASSES[name]}"), name)
     result = cls.__new__(cls)
     seen[id(value)] = value, result
-    _set_state(result, {key: _restored(item, seen) for key, item in state.items()})
-    return result
-
-
-def _set_state(result: object, state: Mapping[str, Any]) -> None:
-    names = EARLIER_ATTRIBUTES.get(type(result).__name__, {})
-    state = {names.get(name, name): item for name, item in state.items()}
+    found = {key: _restored(item, seen) for key, item in state.items()}
     if hasattr(result, "__setstate__"):
-        result.__setstate__(state)
+        result.__setstate__(found)
     else:
-        vars(result).update(state)
+        vars(result).update(found)
+    return result

@@ -18,9 +18,8 @@ def export_source_of_outputs(estimator: Parameters, run: Run, batch_size: int | 
     """Return the source of training graphs that go on as ``partial_fit`` would."""
     singles, weights = output_estimators(estimator), loss_weights(estimator)
     known = _losses_before(run) if any(head.positions is not None for head in run.head.parts) else {}
-    balances = run.balanced_outputs or [None] * len(singles)  # a pickle of an earlier version knows none
     found = []
-    for head, (name, single), balanced in zip(run.head.parts, singles.items(), balances, strict=True):
+    for head, (name, single), balanced in zip(run.head.parts, singles.items(), run.balanced_outputs, strict=True):
         with naming(name):
             loss = _loss_of_output(name, single, head, weights[name], known)
             class_weights = exported_class_weights(single, head, balanced)

@@ -14,7 +14,6 @@ from .._estimators.copies import resumed_device
 from .._inference.predictor import Predictor, prediction_graph
 from .._runtime import sessions
 from .._runtime.devices import Device
-from .._support.declared import defaults_of
 from .._support.typing import MatrixLike
 from .preprocessing import Preprocessing
 from .raw_table import read_table
@@ -66,11 +65,8 @@ class FittedGraph(BaseEstimator):
         return {**kept, "_predictors": {}} if "_predictors" in kept else kept
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a copy; if its device is missing, it continues on the CPU.
-
-        Parameters that are newer than a pickle get their defaults.
-        """
-        super().__setstate__(defaults_of(type(self)) | state)
+        """Restore a copy; if its device is missing, it continues on the CPU."""
+        super().__setstate__(state)
         if "_device" in vars(self):
             self._device = resumed_device(self, self._device)
 

@@ -19,7 +19,7 @@ class ClassifierRecipe(ClassifierMixin, RecipeTrainingFiles):
     """A classifier of raw tables."""
 
     class_weight: ClassWeight
-    _task: Task = "multiclass"  # of pickles of earlier versions: one label a row
+    _task: Task
 
     def predict(self, X: MatrixLike) -> np.ndarray:
         """Predict labels.

@@ -79,9 +79,6 @@ class TracedRecipe(CallbackSupportMixin):
         """A dict for each epoch of each network, as that of the networks; ``network`` is its number."""
         if "loss_curves_" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'history_': it is not fitted.")
-        if "_epochs" not in vars(self):  # a pickle of an earlier version
-            curves = enumerate(self.loss_curves_)
-            return EpochRows({"network": n, "epoch": i + 1, "loss": x} for n, c in curves for i, x in enumerate(c))
         return EpochRows(map(dict, self._epochs))
 
 

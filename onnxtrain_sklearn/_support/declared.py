@@ -69,12 +69,6 @@ def _rules_of(kind: Hashable) -> Rules:
     return {name: parameter.rules for name, parameter in declared.items() if parameter.rules}
 
 
-def defaults_of(estimator: type) -> dict[str, object]:
-    """Return the parameters of an estimator that have a default: what a pickle lacks that is older than they are."""
-    given = inspect.signature(estimator).parameters.items()
-    return {name: parameter.default for name, parameter in given if parameter.default is not parameter.empty}
-
-
 def documented(**texts: str) -> Callable[[E], E]:
     """Return a decorator that fills ``{parameters}`` in the docstring of an estimator, then the names of ``texts``."""
 

@@ -53,9 +53,6 @@ class Curve:
         kept = self._kept().copy()
         return {"buffer": kept, "size": len(kept)}
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-
 
 @dataclass(frozen=True, eq=False)
 class EpochLog:
@@ -83,9 +80,6 @@ class EpochLog:
     def __getstate__(self) -> dict[str, Any]:
         kept = [dict(row) for row in self.kept()]
         return {"rows": kept, "size": len(kept)}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
 
 
 class EpochRows(list[dict[str, Any]]):
@@ -243,7 +237,3 @@ class History:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "last_finite": None, "best": None}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a history; what pickles of earlier versions lack is empty."""
-        self.__dict__.update({**vars(History()), **state})
