@@ -82,7 +82,8 @@ def test_labels_by_a_rule_of_their_own_are_refused():
         OrtGradientClassifier(proto).fit(X, np.arange(60) % 3)
 
 
-def test_labels_are_one_for_each_row():
+def test_two_labels_a_row_that_are_one():
+    """Both are the first operator's label, but the scores are those of its two classes: no model of two labels."""
     twice = [
         helper.make_node("Constant", [], ["axis"], value_ints=[1]),
         helper.make_node("Unsqueeze", ["own", "axis"], ["column"]),
@@ -90,9 +91,24 @@ def test_labels_are_one_for_each_row():
     ]
     proto = linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5], extra=twice)
     proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("label", TensorProto.INT64, ["N", 2]))
-    X = np.random.RandomState(0).standard_normal((20, 2)).astype(np.float32)
-    with pytest.raises(ModelError, match=r"returns 2 labels a row \('label' has shape \[N,2\]\)"):
-        OrtGradientClassifier(proto, max_iter=1).fit(X, np.arange(20) % 2 * 2)
+    X, y = np.random.RandomState(0).standard_normal((20, 2)).astype(np.float32), np.arange(20) % 2 * 2
+    with pytest.raises(ValueError, match="predicts 2 labels a row, and y has 1"):
+        OrtGradientClassifier(proto, max_iter=1).fit(X, y)
+    with pytest.raises((ModelError, ValueError), match=r"refused|cannot model"):
+        OrtGradientClassifier(proto, max_iter=1).fit(X, np.stack([y, y], axis=1))
+
+
+def test_unnamed_labels_are_zero_or_one():
+    twice = [
+        helper.make_node("Mul", ["own", "own"], ["square"]),
+        helper.make_node("Constant", [], ["shape"], value_ints=[-1, 1]),
+        helper.make_node("Reshape", ["square", "shape"], ["column"]),
+        helper.make_node("Concat", ["column", "column"], ["label"], axis=1),
+    ]
+    proto = linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5], extra=twice)
+    X, y = np.random.RandomState(0).standard_normal((20, 2)).astype(np.float32), np.arange(20) % 2 * 4
+    with pytest.raises(ModelError, match="2 labels a row in 'label' that are not 0 or 1"):
+        OrtGradientClassifier(proto, max_iter=1).fit(X, np.stack([y, y], axis=1))
 
 
 def test_labels_are_no_output_to_train():

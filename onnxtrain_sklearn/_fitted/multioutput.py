@@ -42,23 +42,38 @@ def expose_labels(model: ir.Model, record: ModelRecord) -> None:
     """Change the graph to end in scores: one sigmoid for each label that is 0 or 1, else one score for each class."""
     graph, probable, classes = model.graph, record.has_probabilities, record.outputs
     assert classes is not None
-    if len(graph.outputs) == 1 and ends_in(_source(graph.outputs[0]), "Sigmoid"):
+    if len(graph.outputs) == 1 and ends_in(source_of_columns(graph.outputs[0]), "Sigmoid"):
         return
     op = GraphBuilder(graph, prefix="labels", constant_nodes=True)
     machine = bool(record.members) and record.members[0].is_libsvm
-    places, indicators = _label_columns(op, record), record.has_indicators
+    places, sizes = _label_columns(op, record), [len(known) for known in classes]
+    end_in_scores_of_labels(
+        op, model, places, sizes, indicators=record.has_indicators, probable=probable, machine=machine
+    )
+
+
+def end_in_scores_of_labels(
+    op: GraphBuilder,
+    model: ir.Model,
+    places: Sequence[Place],
+    sizes: Sequence[int],
+    *,
+    indicators: bool,
+    probable: bool,
+    machine: bool = False,
+) -> None:
+    """Change the graph to end in the scores behind the columns of each label, of which there are as many as classes."""
     if indicators:
         columns = [_logit(op, place) if probable else _margin(op, place) for place in places]
     else:
-        sized = zip(places, map(len, classes), strict=True)
-        columns = [_scores(op, place, size, probable, machine) for place, size in sized]
+        columns = [_scores(op, place, size, probable, machine) for place, size in zip(places, sizes, strict=True)]
     scores = op.Concat(*columns, axis=1)
     output = op.Sigmoid(scores) if probable and indicators else scores
     for value in (scores, output):
         value.type = ir.TensorType(ir.DataType.FLOAT)
-        value.shape = ir.Shape([None, len(classes) if indicators else sum(map(len, classes))])
-    graph.sort()
-    keep_outputs(model, [output, *(value for value in graph.outputs if value.name == CHOICE)])
+        value.shape = ir.Shape([None, len(sizes) if indicators else sum(sizes)])
+    model.graph.sort()
+    keep_outputs(model, [output, *(value for value in model.graph.outputs if value.name == CHOICE)])
 
 
 def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: bool) -> ir.Value:
@@ -66,7 +81,7 @@ def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: 
     value, start, width = place
     if not probable:
         return _margins(op, place, size, machine)
-    whole = _source(value)
+    whole = source_of_columns(value)
     if ends_in(whole, "Softmax") and _known_width(op, whole) == size:
         return _input(whole)
     if size == 2 and ends_in(p := _column(op, value, start + width - 1), "Sigmoid"):
@@ -107,7 +122,7 @@ def _label_columns(op: GraphBuilder, record: ModelRecord) -> list[Place]:
 def _logit(op: GraphBuilder, place: Place) -> ir.Value:
     """Return the score whose sigmoid is the probability of the second class."""
     value, start, size = place
-    p, whole = _column(op, value, start + size - 1), _source(value)
+    p, whole = _column(op, value, start + size - 1), source_of_columns(value)
     if ends_in(p, "Sigmoid"):
         return _input(p)
     if ends_in(whole, "Softmax") and _known_width(op, whole) == 2:
@@ -124,9 +139,9 @@ def _margin(op: GraphBuilder, place: Place) -> ir.Value:
 
 def _column(op: GraphBuilder, value: ir.Value, i: int) -> ir.Value:
     """Return one column of a matrix, from before slices and concatenations."""
-    value = _source(value)
+    value = source_of_columns(value)
     while (before := _before(op, value, i)) is not None:
-        value, i = _source(before[0]), before[1]
+        value, i = source_of_columns(before[0]), before[1]
     return value if _known_width(op, value) == 1 else op.Gather(value, np.array([i]), axis=1)
 
 
@@ -160,7 +175,7 @@ def _known_width(op: GraphBuilder, value: ir.Value | None) -> int | None:
     return shape[-1] if shape and isinstance(shape[-1], int) else None
 
 
-def _source(value: ir.Value) -> ir.Value:
+def source_of_columns(value: ir.Value) -> ir.Value:
     """Return the value before nodes that do not change it."""
     while (node := value.producer()) is not None and not node.domain and node.op_type in ("Identity", "Cast"):
         before = node.inputs[0]

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from .._data.columns import Column
 from .._fitted.decision_rules import CHOICE, PAIRS, keep_first_of_ties
 from .._fitted.scores import drop_needless_norms, end_in_scores
 from .._fitted.table_graph import in_parts
 from .._graph.batch_axis import free_batch_axis
 from .._graph.builder import GraphBuilder
 from .._graph.edits import keep_outputs
+from .._graph.protobuf import to_proto
 from .._graph.shapes import infer_shapes
 from .._graph.trainable import TrainableModel, spec_of, trainable_model
 from .._ml_operators.formulas import hold_formulas
 from .._ml_operators.post_transforms import post_transform_of
 from .._ml_operators.rewrite import rewrite
+from .._runtime import devices, sessions
 from ..exceptions import ModelError, UnsupportedOperatorError
 from .ml_endings import (
     hold_as_constants,
@@ -37,7 +39,7 @@ from .ml_endings import (
     plain_value,
     sort_classes,
 )
-from .ml_files import FittedFile, outputs_of_file
+from .ml_files import FittedFile, Labels
 from .ml_graphs import (
     FILE_TOLERANCE,
     ML,
@@ -47,6 +49,14 @@ from .ml_graphs import (
     table_of_file,
     takes_missing_values,
     trained_output_of,
+)
+from .ml_labels import (
+    as_matrix,
+    classes_of_labels,
+    end_in_labels,
+    has_labels_first,
+    labels_of_graph,
+    parts_of,
 )
 
 
@@ -67,42 +77,42 @@ def fitted_file(
     declare_columns(model.graph)
     free_batch_axis(model)
     label = next((v for v in model.graph.outputs if v.dtype in (ir.DataType.INT64, ir.DataType.STRING)), None)
-    if label is not None:
-        _require_one_label(label)
-    classes = None if label is None else classes_of_graph(label, zipped)
-    final = trained_output_of(model.graph, output)
+    final = trained_output_of(model.graph, output, sequences=label is not None)
+    probed = None if label is None else _probed(model, label, final)
+    labels = None if label is None else labels_of_graph(label, None if probed is None else probed[0])
+    if labels is not None:
+        classes: np.ndarray | list[np.ndarray] | None = classes_of_labels(labels)
+    else:
+        classes = None if label is None else classes_of_graph(label, zipped)
+        final = trained_output_of(model.graph, output)
+    if labels is not None and probed is not None and not isinstance(probed[1], list):
+        final.shape = ir.Shape([n if n != PROBES else None for n in probed[1].shape])  # skl2onnx declares other ones
     known = FittedFile(
         origins=(),
         classes=classes,
+        n_labels=None if labels is None else len(labels),
+        labels=labels,
         features={} if table is None else table.features,
         table=table,
         loss="squared_error" if label is None else "log_loss",
-        file=_with_outputs(model, label, final),
+        file=_with_outputs(model, label, final, None if labels is None else len(labels)),
         label=None if label is None else label.name,
         values=final.name or "",
         allows_missing=any(takes_missing_values(node) for node in model.graph),
     )
     if label is not None:
-        known = replace(known, of_probabilities=_has_probabilities(known))
+        probable = "proba" in known.values if probed is None else _are_of_kind(labels, *probed)
+        known = replace(known, of_probabilities=probable)
     return _trainable_file(model, label, final, known)
-
-
-def _require_one_label(label: ir.Value) -> None:
-    """Raise ModelError if the graph returns several labels a row, or may: skl2onnx declares (1, N) for one a row."""
-    sizes = [] if label.shape is None else list(label.shape)
-    if len(sizes) == 2 and isinstance(sizes[1], int) and sizes[1] > 1:
-        raise ModelError(
-            f"The ONNX file returns {sizes[1]} labels a row ({label.name!r} has shape {label.shape}); files of one "
-            f"label a row are trained. Give the fitted scikit-learn model itself, which may have several."
-        )
 
 
 def _trainable_file(
     model: ir.Model, label: ir.Value | None, final: ir.Value, known: FittedFile
 ) -> tuple[TrainableModel, FittedFile]:
-    graph, name = model.graph, final.name
-    graph.outputs[:] = [plain_value(final)]
-    if label is not None and (machine := machine_of_votes(label)) is not None:
+    graph, name, labels = model.graph, final.name, known.labels
+    labels_first = labels is not None and has_labels_first(final, len(labels))
+    graph.outputs[:] = [plain_value(value) for value in parts_of(final)]
+    if label is not None and labels is None and (machine := machine_of_votes(label)) is not None:
         keep_votes_of_machine(graph, machine)
         known = known if known.of_probabilities else replace(known, loss="hinge")
     keep_outputs(model, graph.outputs)
@@ -115,11 +125,14 @@ def _trainable_file(
     for role in rewritten.roles:
         if role.operator == f"{ML}.TreeEnsembleClassifier" and transforms[role.node] == "NONE":
             keep_leaf_shares(model, role)
-    if label is not None and known.classes is not None:
+    if labels is not None:
+        end_in_labels(model, labels, probable=known.of_probabilities, labels_first=labels_first)
+    elif label is not None and isinstance(known.classes, np.ndarray):
         known = replace(known, classes=np.sort(known.classes), order=sort_classes(model.graph, known.classes))
-    end_in_scores(model, probabilities=known.of_probabilities if label is not None else None)
+    if labels is None:
+        end_in_scores(model, probabilities=known.of_probabilities if label is not None else None)
     of_trees = any(role.operator == f"{ML}.TreeEnsembleClassifier" for role in rewritten.roles)
-    if of_trees and known.of_probabilities:
+    if of_trees and known.of_probabilities and labels is None:
         keep_first_of_ties(infer_shapes(model).graph)
     keep_name(model.graph, name)
     source = _pruned(infer_shapes(model), name)
@@ -144,14 +157,18 @@ def _pruned(model: ir.Model, name: str | None) -> TrainableModel:
         raise ModelError(_WITHOUT_GRADIENT.format(name=name)) from error
 
 
-def _with_outputs(model: ir.Model, label: ir.Value | None, final: ir.Value) -> ir.Model:
-    """Return a copy of the graph with the label and the trained output as outputs."""
+def _with_outputs(model: ir.Model, label: ir.Value | None, final: ir.Value, n_labels: int | None) -> ir.Model:
+    """Return a copy of the graph with the label and the trained output as outputs; of several labels as a matrix."""
     final.shape = final.shape if final.is_graph_output() else None
     copy = model.clone()
     values = {v.name: v for node in copy.graph for v in node.outputs}
     kept = [values[v.name] for v in (label, final) if v is not None]
-    if label is not None and _is_row_of_labels(label):
-        op = GraphBuilder(copy.graph, prefix="label", constant_nodes=True)
+    op = GraphBuilder(copy.graph, prefix="label", constant_nodes=True)
+    if n_labels is not None:
+        kept[1] = as_matrix(op, kept[1], n_labels)
+        kept[1].type = ir.TensorType(ir.DataType.FLOAT)
+        kept[0].shape = None
+    elif label is not None and _is_row_of_labels(label):
         kept[0] = op.Reshape(kept[0], np.array([-1]))
         kept[0].type = label.type
     keep_outputs(copy, kept)
@@ -180,19 +197,39 @@ _WITHOUT_GRADIENT = (
 )
 
 
-def _has_probabilities(known: FittedFile) -> bool:
-    """Whether the rows of the trained output are probabilities, tested on random inputs."""
-    assert known.file is not None
-    rng, columns = np.random.RandomState(0), dict[str, Column]()
-    for value in known.file.graph.inputs:
-        spec = spec_of(value)
+def _probed(model: ir.Model, label: ir.Value, final: ir.Value) -> tuple[np.ndarray, Any] | None:
+    """Return the labels and the trained output for random rows; None if the graph does not run on such."""
+    copy, rng = model.clone(), np.random.RandomState(0)
+    values = {v.name: v for node in copy.graph for v in node.outputs}
+    shown = [values[label.name], values[final.name]]
+    for value in shown:
+        value.shape = None  # onnxruntime prints a warning where another one is declared
+    keep_outputs(copy, shown)
+    feeds = dict[str, np.ndarray]()
+    for spec in map(spec_of, copy.graph.inputs):
         drawn = 3 * rng.standard_normal((PROBES, *(n or 1 for n in spec.shape[1:])))
-        columns[spec.name] = Column(drawn.astype(spec.dtype), spec.dtype)
+        is_text = spec.dtype.kind not in "fiub"
+        feeds[spec.name] = np.full(drawn.shape, "", object) if is_text else drawn.astype(spec.dtype)
     try:
-        found = outputs_of_file(known, columns)[1]
-    except Exception:  # the number of columns is unknown: decide by the name
-        return "proba" in known.values
-    return found.ndim == 2 and found.shape[1] > 1 and _are_probabilities(found)
+        session = sessions.create_session(to_proto(copy).SerializeToString(), devices.resolve_device())
+        found: tuple[np.ndarray, Any] = tuple(sessions.run_session(session, [v.name or "" for v in shown], feeds))
+    except ModelError:  # the number of columns may be unknown
+        return None
+    return found
+
+
+def _are_of_kind(labels: Labels | None, label: np.ndarray, found: Any) -> bool:
+    """Whether numbers are probabilities; margins of labels that are 0 or 1 may lie between 0 and 1 too."""
+    if labels is None:
+        return found.ndim == 2 and found.shape[1] > 1 and _are_probabilities(found)
+    parts = list(found) if isinstance(found, list) or found.ndim == 3 else [found]
+    if len(parts) == len(labels) and all(one.ndim == 2 and one.shape[1] > 1 for one in parts):
+        return all(map(_are_probabilities, parts))
+    numbers = np.concatenate(parts, axis=-1)
+    if numbers.shape[1:] == (sum(map(len, labels)),):
+        return all(map(_are_probabilities, np.split(numbers, np.cumsum([len(one) for one in labels])[:-1], axis=1)))
+    within = bool((numbers >= 0).all() and (numbers <= 1).all())
+    return within and numbers.shape == label.shape and bool(((numbers > 0.5) == (label > 0)).all())
 
 
 def _are_probabilities(found: np.ndarray) -> bool:

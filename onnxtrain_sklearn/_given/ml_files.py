@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +15,9 @@ from .._inference.predictor import Predictor
 from .._runtime import devices
 from ..exceptions import ModelError
 from .ml_graphs import ML, is_raw_table
+
+Labels: TypeAlias = "tuple[np.ndarray, ...]"
+"""The classes of each of several labels a row."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class FittedFile(FittedModel):
         Whether an operator accepts missing values: an imputer, IsNaN or a tree.
     order : ndarray or None
         The column of ``values`` for each of the sorted labels, if their order differs.
+    labels : tuple of ndarray or None
+        The classes of each of several labels a row.
     """
 
     file: ir.Model | None = None
@@ -41,6 +46,7 @@ class FittedFile(FittedModel):
     of_probabilities: bool = False
     allows_missing: bool = False
     order: np.ndarray | None = None
+    labels: Labels | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "file": None}
@@ -51,17 +57,22 @@ def is_fitted_graph(model: ir.Model) -> bool:
     return any(node.domain == ML for node in model.graph) or is_raw_table(model)
 
 
+def are_indicators(labels: Labels) -> bool:
+    """Whether each label is 0 or 1."""
+    return all(one.dtype.kind in "iub" and np.array_equal(one, [0, 1]) for one in labels)
+
+
 def outputs_of_file(known: FittedFile, columns: Mapping[str, Column]) -> tuple[np.ndarray | None, np.ndarray]:
     """Return the labels and the values that the given file computes."""
     assert known.file is not None
     running = Predictor(known.file, devices.resolve_device(), None)
     label = None if known.label is None else running.run(columns, output=0)
     values = running.run(columns, output=len(running.outputs) - 1)
-    rows = len(next(iter(columns.values())))
+    rows, several = len(next(iter(columns.values()))), known.n_labels or 1
     for array, one in ((label, True), (values, False)):
-        if array is not None and (len(np.atleast_1d(array)) != rows or (one and array.size != rows)):
+        if array is not None and (len(np.atleast_1d(array)) != rows or (one and array.size != rows * several)):
             raise ModelError(
                 f"The ONNX file returns an array of shape {array.shape} for {rows} rows: each row must have "
-                f"{'one label' if one else 'values of its own'}."
+                f"{('one label' if several == 1 else f'{several} labels') if one else 'values of its own'}."
             )
     return label, values.reshape(rows, -1)

@@ -35,7 +35,7 @@ CLASSIFIERS = {
 _COLUMNS = frozenset({"ArrayFeatureExtractor", "Gather", "Reshape", "Slice", "Squeeze"})
 
 
-_SAME = frozenset({"Cast", "Identity", "Reshape", "Squeeze"})
+_SAME = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def is_raw_table(model: ir.Model) -> bool:
@@ -120,10 +120,14 @@ def maker_of(value: ir.Value | None) -> tuple[ir.Node | None, int]:
     return None, 0
 
 
-def trained_output_of(graph: ir.Graph, output: str | None) -> ir.Value:
-    """Return the output of this name, or the first float output; for outputs that are columns, the scores."""
+def trained_output_of(graph: ir.Graph, output: str | None, *, sequences: bool = False) -> ir.Value:
+    """Return the output of this name, or the first float output; for outputs that are columns, the scores.
+
+    ``sequences`` says whether it may be a sequence of tensors, as those of several labels are.
+    """
     outputs = {v.name or "": v for v in graph.outputs}
     floats = [v for v in outputs.values() if isinstance(v.type, ir.TensorType) and is_float(v) and v.producer()]
+    floats += [v for v in outputs.values() if sequences and is_sequence(v)]
     if output is not None:
         if output not in outputs:
             raise ModelError(f"output={output!r} is no output of the graph.{nearest(output, outputs)}")
@@ -136,6 +140,12 @@ def trained_output_of(graph: ir.Graph, output: str | None) -> ir.Value:
         raise ModelError(f"No output of the graph is a tensor of floats, which alone can be trained: {kinds}.")
     sources = {_source_of_column(value) for value in floats}
     return sources.pop() or floats[0] if len(floats) > 1 and len(sources) == 1 else floats[0]
+
+
+def is_sequence(value: ir.Value) -> bool:
+    """Whether a value is a sequence of tensors that the graph computes; inference takes away its type."""
+    node = value.producer()
+    return node is not None and node.op_type == "SequenceConstruct" and not node.domain
 
 
 def _source_of_column(value: ir.Value | None) -> ir.Value | None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
+from scipy.special import expit, softmax
 
 from .._data.columns import Column
 from .._fitted.model import FittedModel
 from .._fitted.sample import sample_rows
 from .._graph.trainable import TrainableModel
 from ..exceptions import ModelError
-from .ml_files import FittedFile, outputs_of_file
+from .ml_files import FittedFile, Labels, are_indicators, outputs_of_file
 from .ml_graphs import FILE_TOLERANCE
 
 Predict: TypeAlias = Callable[[Mapping[str, Column]], Mapping[str, np.ndarray]]
@@ -55,6 +56,9 @@ def _require_file_start(known: FittedFile, columns: Mapping[str, Column], ours: 
     if label is None:
         _require_close("predict", values, ours["predict"].reshape(values.shape))
         return
+    if known.labels is not None:
+        _require_labels_start(known, known.labels, label, values, ours)
+        return
     method = "predict_proba" if known.of_probabilities else "decision_function"
     numbers = ours.get(method)
     if numbers is not None and numbers.shape == values.shape:
@@ -67,6 +71,53 @@ def _require_file_start(known: FittedFile, columns: Mapping[str, Column], ours: 
             f"{_OTHER_MODEL} predict() differs from the label of the file in {different.mean():.0%} of the rows: its "
             f"decision rule is not the class with the largest score."
         )
+
+
+def _require_labels_start(
+    known: FittedFile, labels: Labels, label: np.ndarray, values: np.ndarray, ours: Mapping[str, np.ndarray]
+) -> None:
+    """Compare what several labels a row give; a label counts where its two best classes are not equally likely."""
+    expected = _columns_of_classes(values, labels)
+    method, likely = "predict_proba" if known.of_probabilities else "decision_function", expected
+    if not known.of_probabilities and "predict_proba" in ours:  # margins, which the log loss takes for scores
+        method, likely = "predict_proba", _probabilities_of_scores(expected, labels)
+    numbers = ours[method]
+    if numbers.shape != likely.shape:
+        raise ModelError(f"{_OTHER_MODEL} {known.values!r} does not hold a number for each label or class.")
+    _require_close(method, likely, numbers)
+    if are_indicators(labels):
+        margin = np.abs(expected - (0.5 if known.of_probabilities else 0.0))
+    else:
+        parts = np.split(expected, np.cumsum([len(one) for one in labels])[:-1], axis=1)
+        margin = np.stack([_distance_from_tie(part) for part in parts], axis=1)
+    different = label.reshape(margin.shape) != ours["predict"]
+    if (different & (margin > FILE_TOLERANCE)).any():
+        raise ModelError(
+            f"{_OTHER_MODEL} predict() differs from the labels of the file in {different.any(axis=1).mean():.0%} of "
+            f"the rows: its decision rule is not the class with the largest score."
+        )
+
+
+def _probabilities_of_scores(scores: np.ndarray, labels: Labels) -> np.ndarray:
+    if are_indicators(labels):
+        return np.asarray(expit(scores))
+    parts = np.split(scores, np.cumsum([len(one) for one in labels])[:-1], axis=1)
+    return np.hstack([softmax(part, axis=1) for part in parts])
+
+
+def _columns_of_classes(numbers: np.ndarray, labels: Labels) -> np.ndarray:
+    """Return numbers with a column for each class of each label; of indicators with one, that of 1.
+
+    Single columns of labels of two classes are margins, which the other class has with the other sign.
+    """
+    sizes, width = [len(one) for one in labels], numbers.shape[1]
+    if are_indicators(labels):
+        return numbers[:, 1::2] if width == sum(sizes) else numbers
+    if width != sum(1 if size == 2 else size for size in sizes) or width == sum(sizes):
+        return numbers
+    ends = np.cumsum([1 if size == 2 else size for size in sizes])
+    parts = np.split(numbers, ends[:-1], axis=1)
+    return np.hstack([np.hstack([-p, p]) if size == 2 else p for p, size in zip(parts, sizes, strict=True)])
 
 
 _OTHER_MODEL = "Training would not start from the ONNX file, so it is refused:"

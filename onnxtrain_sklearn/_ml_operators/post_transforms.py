@@ -51,16 +51,16 @@ def _sigmoids(r: RewrittenNode, score: ir.Value) -> ir.Value:
 
 def largest(r: RewrittenNode, scores: ir.Value, labels: np.ndarray) -> ir.Value:
     """Return the label of the largest score of each row, the first one of a tie."""
-    return _selected_labels(r, r.op.ArgMax(scores, axis=1, keepdims=False), labels)
+    return selected_labels(r, r.op.ArgMax(scores, axis=1, keepdims=False), labels)
 
 
 def label_above(r: RewrittenNode, score: ir.Value, threshold: float, labels: np.ndarray) -> ir.Value:
     """Return the second label where a single column of scores exceeds ``threshold``, else the first."""
     second = r.op.Cast(r.op.Greater(score, threshold), to=INT64)
-    return _selected_labels(r, r.op.Reshape(second, np.array([-1])), labels)
+    return selected_labels(r, r.op.Reshape(second, np.array([-1])), labels)
 
 
-def _selected_labels(r: RewrittenNode, positions: ir.Value, labels: np.ndarray) -> ir.Value:
+def selected_labels(r: RewrittenNode, positions: ir.Value, labels: np.ndarray) -> ir.Value:
     return r.op.Gather(labels, positions, axis=0)
 
 

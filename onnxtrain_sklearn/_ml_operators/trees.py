@@ -56,6 +56,8 @@ def _rewrite_tree_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
     if len(labels) < 2 or base.size not in (0, len(labels)) or (len(labels) == 2 and base.size):
         r.refuse(f"onnxruntime is vague about its {base.size} base_values for {len(labels)} classes")
     raw = functools.cache(lambda: _with_base(r, _aggregated(r, forest, "SUM"), base))
+    if len(labels) > 2 and not base.size and _names_leaves(forest):
+        return lambda: _class_of_leaf(r, forest, labels), lambda: post_transforms.transformed(r, raw())
     return lambda: _leaf_label(r, forest, raw(), labels), lambda: post_transforms.transformed(r, raw())
 
 
@@ -82,6 +84,19 @@ def _with_zero_column(r: RewrittenNode, score: ir.Value) -> ir.Value:
 
 def _with_base(r: RewrittenNode, total: ir.Value, base: np.ndarray) -> ir.Value:
     return r.op.Add(total, r.parameter("base_values", base)) if base.size else total
+
+
+def _names_leaves(forest: Forest) -> bool:
+    """Whether it is one tree whose leaves have a weight for one class each, as where the label is to tell the leaf."""
+    return forest.trees == 1 and len(forest.leaf) == forest.leaves == len(np.unique(forest.leaf))
+
+
+def _class_of_leaf(r: RewrittenNode, forest: Forest, labels: np.ndarray) -> ir.Value:
+    """Return the only class that has a weight in the leaf of each row, however small the weight is."""
+    known = np.empty(forest.leaves, np.int64)
+    known[forest.leaf] = forest.target
+    number = r.op.Gather(known, r.op.Reshape(_leaf_indices(r, forest), np.array([-1])))
+    return post_transforms.selected_labels(r, number, labels)
 
 
 def _leaf_label(r: RewrittenNode, forest: Forest, raw: ir.Value, labels: np.ndarray) -> ir.Value:
