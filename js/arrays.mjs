@@ -1,5 +1,5 @@
 /**
- * What onnxtrain.mjs does with arrays: their types, rows of a minibatch, and files of safetensors.
+ * What onnxtrain.mjs does with arrays: their types, rows of a minibatch, files of safetensors, and weights of models.
  *
  * @module arrays
  */
@@ -59,6 +59,59 @@ export function writeTensors(tensors, notes) {
   for (const { name, data } of tensors) {
     file.set(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), 8 + size + header[name].data_offsets[0]);
   }
+  return file;
+}
+
+/** Fields of ONNX's messages that lead to tensors: what is in the field of this number. @type {Record<string, Record<number, string>>} */
+const MESSAGES = {
+  model: { 7: "graph", 20: "training", 25: "function" },
+  training: { 1: "graph", 2: "graph" },
+  graph: { 1: "node", 5: "tensor", 15: "sparse" },
+  function: { 7: "node", 11: "attribute" },
+  node: { 5: "attribute" },
+  attribute: { 5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse" },
+  sparse: { 1: "tensor", 2: "tensor" },
+  tensor: { 13: "place in a file" },
+};
+const DEEPEST = 100; // as protobuf reads messages
+const IN_MODEL = "training graphs hold their weights themselves. Export the folder again.";
+
+/**
+ * Throw where a model keeps weights in a file: onnxruntime, which is given bytes, would look for it in the working directory.
+ *
+ * @param {string} name @param {Uint8Array} file @returns {Uint8Array} The file.
+ */
+export function withOwnWeights(name, file) {
+  let graphs = 0;
+  const whole = (/** @type {boolean} */ right) => {
+    if (!right) throw new Error(`${name} is no whole model of ONNX: ${IN_MODEL}`);
+  };
+  /** @param {string} kind @param {number} at @param {number} end @param {number} depth */
+  const visit = (kind, at, end, depth) => {
+    whole(depth <= DEEPEST);
+    const number = () => {
+      for (let found = 0, scale = 1; ; scale *= 128) {
+        whole(at < end && scale < 2 ** 70);
+        const byte = file[at++];
+        found += (byte & 127) * scale;
+        if (byte < 128) return found;
+      }
+    };
+    while (at < end) {
+      const tag = number(), field = Math.floor(tag / 8), wire = tag % 8;
+      whole(field > 0 && (wire === 0 || wire === 1 || wire === 2 || wire === 5));
+      const size = wire === 1 ? 8 : wire === 5 ? 4 : number(); // of a field of wire type 0: its value
+      const inner = wire === 2 ? MESSAGES[kind]?.[field] : undefined;
+      if (kind === "tensor" && (inner || (field === 14 && wire === 0 && size !== 0))) throw new Error(`${name} keeps weights in another file: ${IN_MODEL}`);
+      if (wire === 0) continue;
+      whole(size <= end - at);
+      if (inner) visit(inner, at, at + size, depth + 1);
+      if (kind === "model" && inner === "graph") graphs += 1;
+      at += size;
+    }
+  };
+  visit("model", 0, file.length, 1);
+  whole(graphs > 0);
   return file;
 }
 

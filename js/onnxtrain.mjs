@@ -18,7 +18,7 @@
 /** @typedef {{type: string, data: Numbers, dims: readonly number[]}} Tensor A tensor of onnxruntime. */
 /** @typedef {{type: string, data: Numbers | string[], dims: readonly number[]}} Prediction A tensor, of texts where the labels are texts. */
 
-import { filled, labelWeights, product, readTensors, typed, writeTensors } from "./arrays.mjs";
+import { filled, labelWeights, product, readTensors, typed, withOwnWeights, writeTensors } from "./arrays.mjs";
 
 const FORMAT = "onnxtrain-sklearn training";
 const VERSION = 1;
@@ -27,7 +27,7 @@ const RATES = { learning_rate: "learningRate", weight_decay_factor: "weightDecay
 /** A model in training. */
 export class Trainer {
   /**
-   * Read a folder of training graphs; throw where a file has changed.
+   * Read a folder of training graphs; throw where a file has changed, or a graph keeps its weights in another file.
    *
    * @param {any} ort The module of onnxruntime.
    * @param {(name: string) => Promise<Uint8Array>} read Reads a file of the folder.
@@ -42,7 +42,7 @@ export class Trainer {
     /** @type {Record<string, any>} */ const sessions = {};
     for (const [name, graph] of Object.entries(manifest.graphs)) {
       const content = await checked(manifest, graph.file, await read(plain(graph.file)));
-      sessions[name] = await ort.InferenceSession.create(content, options);
+      sessions[name] = await ort.InferenceSession.create(withOwnWeights(graph.file, content), options);
     }
     const trainer = new Trainer(ort, manifest, sessions);
     trainer.loadState(await checked(manifest, manifest.state.file, await read(plain(manifest.state.file))));

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+import flatbuffers
 import numpy as np
 import onnx
 import onnx.checker
@@ -308,6 +311,49 @@ def test_a_file_that_is_no_checkpoint(tmp_path):
         (tmp_path / "cut").write_bytes(content[:length])
         with pytest.raises(ValueError, match=r"checkpoint .* cannot be read"):
             read_checkpoint(tmp_path / "cut")
+
+
+def shared_checkpoint(path, names, array):
+    """Write a checkpoint whose parameters all have the same bytes."""
+    builder = flatbuffers.Builder(64)
+    raw, tables = builder.CreateByteVector(array.tobytes()), []
+    for name in names:
+        text = builder.CreateString(name)
+        builder.StartVector(8, 1, 8)
+        builder.PrependInt64(array.size)
+        dims = builder.EndVector()
+        builder.StartObject(7)
+        for slot, offset in ((0, text), (2, dims), (4, raw)):
+            builder.PrependUOffsetTRelativeSlot(slot, offset, 0)
+        builder.PrependInt32Slot(3, onnx.TensorProto.FLOAT, 0)
+        tables.append(builder.EndObject())
+    builder.StartVector(4, len(tables), 4)
+    for table in tables:
+        builder.PrependUOffsetTRelative(table)
+    vector = builder.EndVector()
+    builder.StartObject(4)
+    builder.PrependUOffsetTRelativeSlot(0, vector, 0)
+    module = builder.EndObject()
+    builder.StartObject(4)
+    builder.PrependUOffsetTRelativeSlot(1, module, 0)
+    builder.Finish(builder.EndObject(), file_identifier=b"ODTC")
+    path.write_bytes(bytes(builder.Output()))
+
+
+def test_parameters_of_a_checkpoint_have_bytes_and_names_of_their_own(tmp_path):
+    array = np.arange(50_000, dtype=np.float32)
+    shared_checkpoint(tmp_path / "one", ["a"], array)
+    np.testing.assert_array_equal(read_checkpoint(tmp_path / "one")["a"], array)
+    for names in (["a", "b"], [f"n{i}" for i in range(1000)]):
+        shared_checkpoint(tmp_path / "many", names, array)
+        tracemalloc.start()
+        with pytest.raises(ValueError, match=r"cannot be read: its .* overlap"):
+            read_checkpoint(tmp_path / "many")
+        assert tracemalloc.get_traced_memory()[1] < 4 * (tmp_path / "many").stat().st_size + 2**20
+        tracemalloc.stop()
+    shared_checkpoint(tmp_path / "twice", ["a", "a"], array[:0])
+    with pytest.raises(ValueError, match="'a' comes twice"):
+        read_checkpoint(tmp_path / "twice")
 
 
 def test_checkpoints_go_back_into_models(tmp_path):

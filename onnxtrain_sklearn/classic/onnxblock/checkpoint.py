@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def _read(content: bytes) -> Checkpoint:
-    root = _Table(flatbuffers.table.Table(content, flatbuffers.encode.Get(flatbuffers.packer.uoffset, content, 0)))
+    start = flatbuffers.encode.Get(flatbuffers.packer.uoffset, content, 0)
+    read = _Bytes(len(content))
+    root = _Table(flatbuffers.table.Table(content, start), read)
     module, bag = root.table(_MODULE), root.table(_PROPERTIES)
     if module is None:
         raise ValueError("it holds no parameters")
@@ -150,31 +153,68 @@ def _read(content: bytes) -> Checkpoint:
         raise ValueError("it is nominal: it describes parameters and does not hold them")
     if module.number(3, types.BoolFlags):
         raise ValueError("it keeps its parameters in another file, which is not supported")
-    groups = [dict(map(_checkpoint_array, module.tables(slot))) for slot in (0, 1)]
+    groups = [_by_name(map(_checkpoint_array, module.tables(slot))) for slot in (0, 1)]
+    if both := groups[0].keys() & groups[1].keys():
+        raise ValueError(f"{min(both)!r} is trained and frozen")
     kinds = (types.Int64Flags, types.Float32Flags, None)
     pairs = [(one, kind) for slot, kind in enumerate(kinds) if bag is not None for one in bag.tables(slot)]
-    found = {one.text(0): one.text(1) if kind is None else one.number(1, kind) for one, kind in pairs}
-    return Checkpoint(*groups, properties=found, optimizer=[_group(one) for one in root.tables(_GROUPS)])
+    found = _by_name((one.text(0), one.text(1) if kind is None else one.number(1, kind)) for one, kind in pairs)
+    states = [_group(one) for one in root.tables(_GROUPS)]
+    read.require_apart()
+    return Checkpoint(*groups, properties=found, optimizer=states)
 
 
 def _group(table: _Table) -> OptimizerGroup:
-    moments = {state.text(0): dict(map(_checkpoint_array, state.tables(1))) for state in table.tables(3)}
+    moments = _by_name((state.text(0), _by_name(map(_checkpoint_array, state.tables(1)))) for state in table.tables(3))
     rate = float(table.number(2, types.Float32Flags))
     return OptimizerGroup(table.text(0), int(table.number(1, types.Int64Flags)), rate, moments)
+
+
+def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return pairs as a dict; raise ValueError where a name comes twice."""
+    found = dict[str, Any]()
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} comes twice")
+        found[name] = value
+    return found
 
 
 def _checkpoint_array(table: _Table) -> tuple[str, np.ndarray]:
     dtype = ir.DataType(table.number(_TYPE, types.Int32Flags)).numpy()
     shape = [int(n) for n in table.numbers(_DIMS, types.Int64Flags)]
-    raw = table.numbers(_RAW, types.Uint8Flags)
+    raw = table.array_bytes(_RAW)
     return table.text(_NAME), np.frombuffer(raw.tobytes(), dtype).reshape(shape).copy()
+
+
+class _Bytes:
+    """Which bytes of a file were read: what it leads to takes no more memory than the file."""
+
+    def __init__(self, size: int) -> None:
+        self._left, self._arrays = size, list[tuple[int, int]]()
+
+    def count(self, size: int) -> None:
+        """Raise ValueError if more bytes were read than the file has."""
+        self._left -= size
+        if self._left < 0:
+            raise ValueError("its parts overlap")
+
+    def of_array(self, start: int, size: int) -> None:
+        """Note that bytes belong to an array."""
+        self.count(size)
+        self._arrays.append((start, start + size))
+
+    def require_apart(self) -> None:
+        """Raise ValueError if arrays overlap."""
+        if any(end > start for (_, end), (start, _) in pairwise(sorted(self._arrays))):
+            raise ValueError("its arrays overlap")
 
 
 class _Table:
     """A table of a FlatBuffer, read by slot number."""
 
-    def __init__(self, table: Any) -> None:
-        self._table = table
+    def __init__(self, table: Any, read: _Bytes) -> None:
+        self._table, self._read = table, read
 
     def _at(self, slot: int) -> int:
         offset = int(self._table.Offset(4 + 2 * slot))
@@ -186,7 +226,11 @@ class _Table:
 
     def text(self, slot: int) -> str:
         at = self._at(slot)
-        return bytes(self._table.String(at)).decode() if at else ""
+        if not at:
+            return ""
+        found = bytes(self._table.String(at))
+        self._read.count(len(found))
+        return found.decode()
 
     def table(self, slot: int) -> _Table | None:
         at = self._at(slot)
@@ -203,8 +247,16 @@ class _Table:
         empty = np.zeros(0, np.uint8)
         return np.asarray(self._table.GetVectorAsNumpy(kind, at - self._table.Pos)) if at else empty
 
+    def array_bytes(self, slot: int) -> np.ndarray:
+        """Return the bytes of an array."""
+        found = self.numbers(slot, types.Uint8Flags)
+        if found.size:
+            start = int(self._table.Vector(self._at(slot) - self._table.Pos))
+            self._read.of_array(start, found.size)
+        return found
+
     def _of(self, position: int) -> _Table:
-        return _Table(flatbuffers.table.Table(self._table.Bytes, position))
+        return _Table(flatbuffers.table.Table(self._table.Bytes, position), self._read)
 
 
 def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
