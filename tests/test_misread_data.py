@@ -7,11 +7,13 @@ import datetime
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from sklearn.linear_model import LinearRegression
 
 from onnxtrain_sklearn import Inputs, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data.columns import Column, shaped
 from onnxtrain_sklearn._data.frames import require_no_times
 from onnxtrain_sklearn._graph.trainable import TensorSpec
+from tests.helpers.training import quietly
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 3)).astype(np.float32)
@@ -95,14 +97,44 @@ def test_times_are_refused_in_every_frame():
         Inputs({"when": times()["array"], "x": X})
 
 
-def test_times_of_tables_of_arrow_are_refused():
-    pa = pytest.importorskip("pyarrow")
-    pytest.importorskip("pandas")
-    when = [datetime.date(2020, 1, 1)] * 8
-    for kind in (pa.date32(), pa.timestamp("us")):
-        table = pa.table({"a": X[:, 0], "when": pa.array(when, kind)})
+MOMENT = datetime.datetime(2020, 1, 1, 3)
+TIMES = {
+    "date": datetime.date(2020, 1, 1),
+    "moment": MOMENT,
+    "zone": MOMENT.replace(tzinfo=datetime.timezone.utc),
+    "span": datetime.timedelta(hours=3),
+    "time": datetime.time(3),
+}
+
+
+def frames_of(package, columns):
+    pytest.importorskip("pandas", reason="a table of Arrow becomes one of pandas")
+    module = pytest.importorskip(package, reason=f"the columns are those of {package} itself")
+    return module.table(columns) if package == "pyarrow" else module.DataFrame(columns)
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "polars"])
+@pytest.mark.parametrize("kind", TIMES)
+def test_times_of_arrow_and_polars_are_refused(kind, package):
+    for last in (TIMES[kind], None):
+        frame = frames_of(package, {"a": X[:, 0], "when": [TIMES[kind]] * 7 + [last]})
+        net = OrtGradientRegressor(max_iter=1)
         with pytest.raises(TypeError, match=r"Column 'when' of X holds times"):
-            OrtGradientRegressor(max_iter=1).fit(table, np.arange(8.0))
+            net.fit(frame, np.arange(8.0))
+        assert not hasattr(net, "n_iter_")
+        with pytest.raises(TypeError, match=r"Column 'when' of X_val holds times"):
+            net.fit(X[:, :2], np.arange(8.0), X_val=frame, y_val=np.arange(8.0))
+        with pytest.raises(ValueError, match=r"y holds times|y must hold numbers|Input y contains NaN"):
+            net.fit(X, frame["when"])
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "polars"])
+def test_numbers_of_arrow_and_polars_are_those_of_arrays(package):
+    settings = {"max_iter": 2, "random_state": 0}
+    frame = frames_of(package, {"a": X[:, 0], "b": X[:, 1]})
+    ours = quietly(OrtGradientRegressor(**settings).fit, frame, frame["a"])
+    theirs = quietly(OrtGradientRegressor(**settings).fit, X[:, :2], X[:, 0])
+    assert_array_equal(ours.predict(frame), theirs.predict(X[:, :2]))
 
 
 MISSING = {
@@ -124,6 +156,32 @@ def test_missing_targets_are_nan_as_scikit_learn_says(kind):
         return
     with pytest.raises(ValueError, match="Input y contains NaN"):
         OrtGradientClassifier(max_iter=1).fit(X, MISSING[kind])
+
+
+@pytest.mark.parametrize("kind", MISSING)
+@pytest.mark.parametrize("part", ["val", "old"])
+def test_missing_targets_of_further_rows_are_said_in_the_same_words(kind, part):
+    fitted = LinearRegression().fit(X, np.stack([X[:, 0]] * 2, axis=1) if kind == "several" else X[:, 0])
+    net = OrtGradientRegressor(fitted)  # is fine-tuned, which takes old rows
+    y = np.ones((8, 2)) if kind == "several" else np.arange(8.0)
+    with pytest.raises(ValueError, match=f"Input y_{part} contains NaN"):
+        net.fit(X, y, **{f"X_{part}": X, f"y_{part}": MISSING[kind]})
+    assert not hasattr(net, "n_iter_")
+
+
+def test_missing_labels_of_validation_data():
+    labels = np.array([0, 1] * 4)
+    for missing in (None, np.nan):
+        y = labels.astype(object)
+        y[3] = missing
+        with pytest.raises(ValueError, match=r"Input y_val contains NaN.*ignore_label=float\('nan'\)"):
+            OrtGradientClassifier(max_iter=1).fit(X, labels, X_val=X, y_val=y)
+        net = OrtGradientClassifier(max_iter=1, ignore_label=float("nan"))  # what is advised works
+        quietly(net.fit, X, labels, X_val=X, y_val=y)
+        kept = np.arange(8) != 3
+        assert net.validation_scores_[-1] == (net.predict(X) == labels)[kept].mean()
+    with pytest.raises(ValueError, match=r"y_val contains labels that are not among the classes: .*'nan'"):
+        OrtGradientClassifier(max_iter=1).fit(X, labels.astype(str), X_val=X, y_val=["nan", *labels[1:].astype(str)])
 
 
 def test_missing_values_of_pandas_are_missing_targets():
