@@ -6,7 +6,7 @@ import copy
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.ensemble import (
     AdaBoostClassifier,
     BaggingClassifier,
@@ -35,7 +35,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, ExtraTre
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
-from tests.helpers.converted import GAPS, NEW, NUMBER, OLD, SVM, THREE, TREE, TWO, X, given, still
+from tests.helpers.converted import FOUR, GAPS, NEW, NUMBER, OLD, SVM, THREE, TREE, TWO, X, given, still
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::FutureWarning")
 
@@ -70,13 +70,43 @@ class TestEnsembles:
             (VotingClassifier([("a", TREE), ("b", GaussianNB())]), "labels only.*voting='soft'"),
             (OneVsRestClassifier(Ridge()), "labels only"),
             (OneVsRestClassifier(SVC(probability=True)), "decision functions of its SVC.*only one of the two"),
-            (OutputCodeClassifier(LogisticRegression()), "labels only"),
             (GaussianProcessClassifier(multi_class="one_vs_one"), "multi_class='one_vs_rest'"),
         ],
     )
     def test_says_why_not(self, model, text):
         with pytest.raises(ModelError, match=text):
             still(given(model, THREE), X[NEW], THREE[NEW])
+
+
+class TestOutputCodes:
+    @pytest.mark.parametrize("engine", available_engines())
+    @pytest.mark.parametrize("y", [TWO, FOUR], ids=["two classes", "four classes"])
+    @pytest.mark.parametrize("inner", [LogisticRegression(), GaussianNB()], ids=lambda one: type(one).__name__)
+    def test_scores_are_margins_between_codes(self, inner, y, engine):
+        """Above zero where the code of the class is the nearest one, in float64."""
+        model = OutputCodeClassifier(inner, code_size=3, random_state=0).fit(X[OLD], y[OLD])
+        tuned = OrtGradientClassifier(model, max_iter=5, learning_rate_init=0.01, random_state=0, engine=engine)
+        tuned.fit(X[NEW], y[NEW])
+        assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
+        for ours, theirs in ((still(model, X[NEW], y[NEW], engine=engine), model), (tuned, tuned.to_sklearn())):
+            assert_array_equal(ours.predict(X), theirs.predict(X))
+            if isinstance(inner, LogisticRegression):
+                given = [one.decision_function(X) for one in theirs.estimators_]
+            else:
+                given = [one.predict_proba(X)[:, 1] for one in theirs.estimators_]
+            away = [((np.transpose(given) - code) ** 2).sum(axis=1) for code in theirs.code_book_]
+            others = [np.min(away[:i] + away[i + 1 :], axis=0) for i in range(len(away))]
+            unit = np.ptp(theirs.code_book_) ** 2 * len(given) / 2
+            expected = (np.transpose(others) - np.transpose(away)) / unit
+            found = ours.decision_function(X)
+            assert_allclose(found, expected if found.ndim > 1 else expected[:, 1], rtol=1e-4, atol=1e-4)
+
+    def test_a_digit_that_is_the_same_for_all_classes(self):
+        model = OutputCodeClassifier(LogisticRegression(), code_size=4, random_state=1).fit(X[OLD], TWO[OLD])
+        assert (np.ptp(model.code_book_, axis=0) == 0).any()
+        tuned = still(model, X[NEW], TWO[NEW])
+        assert_array_equal(tuned.predict(X), model.predict(X))
+        assert len(tuned.weights_) == 2 * np.count_nonzero(np.ptp(model.code_book_, axis=0))
 
 
 class TestSelfTraining:

@@ -12,6 +12,8 @@ from sklearn.ensemble import (
     RandomTreesEmbedding,
 )
 from sklearn.exceptions import NotFittedError
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.mixture import GaussianMixture
@@ -124,3 +126,12 @@ class TestRefused:
             tuned.to_sklearn()
         with pytest.raises(NotFittedError):
             regressor(ridge()).to_sklearn()
+
+
+def test_gaussian_process_without_noise_names_a_remedy_that_works():
+    rows, y = np.concatenate([X[:60], X[:60]]), np.concatenate([NUMBER[:60], NUMBER[59::-1]])
+    with pytest.raises(ModelError, match=r"kernel=RBF\(\) \+ WhiteKernel\(\), and with normalize_y=True"):
+        regressor(GaussianProcessRegressor(alpha=1e-10, optimizer=None).fit(rows, y), max_iter=1).fit(rows, y)
+    mended = GaussianProcessRegressor(RBF() + WhiteKernel(), normalize_y=True).fit(rows, y)
+    start = regressor(mended, max_iter=1, learning_rate_init=1e-12).fit(rows, y)
+    np.testing.assert_allclose(start.predict(rows), mended.predict(rows), atol=1e-3 * np.abs(y).max())

@@ -13,6 +13,7 @@ import numpy as np
 
 from .._support.typing import Estimator, MatrixLike
 from ..exceptions import ModelError
+from .converters.one_vs_one import unit_of_codes
 from .record import ModelRecord, Threshold, record_of
 from .steps import last_step, unwrapped
 
@@ -62,12 +63,33 @@ def values(record: ModelRecord, method: str, rows: MatrixLike, shape: tuple[int,
     Of several labels a row, where the model gives a list: the numbers of all classes, or those of the second ones.
     """
     model = record.estimator
-    found = getattr(model, method)(rows) if hasattr(model, method) else _of_each_label(record, method, rows)
+    if hasattr(model, method):
+        found = getattr(model, method)(rows)
+    elif record.has_output_codes:
+        found = _of_codes(record, rows)
+    else:
+        found = _of_each_label(record, method, rows)
     if isinstance(found, list):
         found = [np.stack([-one, one], axis=1) if one.ndim == 1 else one for one in found]
         every = np.concatenate(found, axis=1)
         found = every if every.shape == shape else np.stack([one[:, -1] for one in found], axis=1)
     return np.asarray(found, np.float64).reshape(shape)
+
+
+def _of_codes(record: ModelRecord, rows: MatrixLike) -> np.ndarray:
+    """Return by how much the code of each class is nearer than the nearest other one; of two classes, of the second."""
+    rows, last = before_last(record.estimator, rows)
+    given = np.stack([_digits(one, rows) for one in last.estimators_], axis=1)
+    away = ((given[:, np.newaxis] - last.code_book_) ** 2).sum(axis=2)
+    others = np.where(np.eye(len(last.classes_), dtype=bool), np.inf, away[:, np.newaxis]).min(axis=2)
+    found = (others - away) * unit_of_codes(last)
+    return np.asarray(found if len(last.classes_) > 2 else found[:, 1])
+
+
+def _digits(estimator: Estimator, rows: MatrixLike) -> np.ndarray:
+    if hasattr(estimator, "decision_function"):
+        return np.ravel(estimator.decision_function(rows))
+    return np.asarray(estimator.predict_proba(rows))[:, 1]
 
 
 def _of_each_label(record: ModelRecord, method: str, rows: MatrixLike) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ from sklearn.base import is_classifier, is_clusterer, is_outlier_detector, is_re
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
-from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier, OutputCodeClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.semi_supervised import SelfTrainingClassifier
 from sklearn.svm import SVC, NuSVC
@@ -102,6 +102,11 @@ class ModelRecord:
     def is_one_vs_one(self) -> bool:
         """Whether it holds a classifier for each pair of classes."""
         return isinstance(self.last, OneVsOneClassifier)
+
+    @property
+    def has_output_codes(self) -> bool:
+        """Whether it chooses the class with the nearest code, and has no decision function."""
+        return isinstance(self.last, OutputCodeClassifier)
 
     @property
     def is_linear_by_descent(self) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.feature_extraction.text import TfidfTransformer, TfidfVectorizer
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import WhiteKernel
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.neighbors import KNeighborsClassifier, LocalOutlierFactor, RadiusNeighborsClassifier
@@ -63,7 +65,7 @@ def _other_outputs(record: ModelRecord) -> str:
 
 def _refuse_labels_alone(record: ModelRecord) -> None:
     alone = record.task == "classification" and record.outputs is None
-    if alone and not (record.has_probabilities or record.has_decision_function):
+    if alone and not (record.has_probabilities or record.has_decision_function or record.has_output_codes):
         way = " Fit it with voting='soft'." if isinstance(record.last, VotingClassifier) else ""
         raise ModelError(
             f"This {record.last_name} has neither predict_proba() nor decision_function(): it predicts labels only, "
@@ -133,6 +135,11 @@ def where_float32_is_coarse(estimator: Estimator) -> str:
     """Return what helps where the graph of a model differs from it: float32 is too coarse for some of its numbers."""
     parts = [part for _, part in walk(estimator)]
     why = "float32, in which graphs compute, may be too coarse for it"
+    if any(isinstance(part, GaussianProcessRegressor) and not _has_noise(part) for part in parts):
+        return (
+            f"{why}: a Gaussian process without noise passes through every row, by a tiny length scale or by large "
+            f"numbers that cancel. Fit it with noise, kernel=RBF() + WhiteKernel(), and with normalize_y=True."
+        )
     if not any(isinstance(part, _SCALERS) for part in parts):
         return f"{why}: fit it to scaled columns, by a StandardScaler."
     if any(isinstance(part, OneHotEncoder) and part.drop is None and hasattr(part, "categories_") for part in parts):
@@ -141,6 +148,11 @@ def where_float32_is_coarse(estimator: Estimator) -> str:
             f"OneHotEncoder(drop='first'), or with a stronger penalty."
         )
     return f"{why}: large numbers cancel. Fit it with a stronger penalty, or without columns that say the same."
+
+
+def _has_noise(process: GaussianProcessRegressor) -> bool:
+    parts = [part for _, part in walk(process.kernel_)]
+    return any(isinstance(part, WhiteKernel) and part.noise_level > 1e-3 for part in parts)
 
 
 _NEIGHBORS = (

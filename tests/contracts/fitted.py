@@ -144,7 +144,9 @@ def check_predictions(tuned: Any, model: Any, X: Any, tolerance: float) -> None:
 def of_labels(tuned: Any, model: Any, X: Any, method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the probabilities, or the scores, of each label that a row has, ours and scikit-learn's."""
     ours = getattr(tuned, method)(X)
-    if hasattr(model, method):
+    if record_of(model).has_output_codes:
+        theirs = values(record_of(model), method, X, ours.shape)
+    elif hasattr(model, method):
         theirs = getattr(model, method)(X)
     else:  # MultiOutputClassifier has none of its own
         theirs = [getattr(one, method)(X) for one in model.estimators_]
