@@ -115,3 +115,37 @@ def test_a_state_that_grows_is_refused():
         t = Pad(s, pads) d = Identity(c)}> w = ReduceSum(e, last) r = Mul(w, H)"""
     with pytest.raises(UnsupportedOperatorError, match="state 's' is not known to keep its size"):
         gradient_graph(network(body), wrt="W", engine="portable")
+
+
+LEFT_OUT = {
+    "Loop": """n = Constant<value_int = 2>() t = Constant<value = bool {1}>()
+        u, s = Loop(n, t, X) <body = b (int64 i, bool c, float[N,2] a) => (bool d, float[N,2] e, float[N,2] f) {
+        g = MatMul(a, W) e = Tanh(g) d = Identity(c) f = Identity(e) }>
+        last = Constant<value_int = 1>() r = Gather<axis = 0>(s, last)""",
+    "Scan": """z = Constant<value_ints = [0, 0]>() p = Unsqueeze(X, first) q = Concat<axis = 0>(p, p)
+        u, s = Scan(X, q) <num_scan_inputs = 1, body = b (float[N,2] a, float[N,2] x) => (float[N,2] e, float[N,2] f) {
+        g = MatMul(a, W) e = Tanh(g) f = Identity(e) }>
+        last = Constant<value_int = 1>() r = Gather<axis = 0>(s, last)""",
+    "If": """c = Constant<value = bool {1}>()
+        u, r = If(c) <then_branch = b () => (e, f) { g = MatMul(X, W) e = Tanh(g) h = MatMul(e, W) f = Tanh(h) },
+        else_branch = o () => (k, l) { k = Neg(X) l = Neg(X) }>""",
+}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_a_result_that_is_left_out_is_written_nowhere(kind):
+    """A result without a name crashed onnxruntime's Loop, and was refused of Scan and If."""
+    net = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> net (float[N,2] X) => (float[N,1] Y)
+        <float[2,2] W = {{1, -2, 3, 1}}, float[2,1] V = {{1, 2}}, int64[1] first = {{0}}>
+        {{ {LEFT_OUT[kind]} Y = MatMul(r, V) }}""")
+    node = next(node for node in net.graph.node if node.op_type == kind)
+    node.output[0] = ""
+    given = net.SerializeToString()
+    rows = np.array([[0.1, 0.2], [-0.3, 0.1], [0.2, 0.4]])
+    matrix = np.array([[1, -2], [3, 1]])
+    expected = np.tanh(np.tanh(rows @ matrix) @ matrix) @ [1, 2]
+    estimator = OrtGradientRegressor(net, max_iter=1, learning_rate_init=0.0).fit(rows, np.zeros(3))
+    assert_allclose(estimator.predict(rows), expected, rtol=1e-5)
+    assert_allclose(estimator.loss_curve_[0], np.mean(expected**2), rtol=1e-5)
+    assert net.SerializeToString() == given

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
         )
     proto = model if isinstance(model, onnx.ModelProto) else _parse_model(model)
     require_within_limits(proto)
+    proto = _with_named_results(proto)
     external = [tensor for tensor in _tensors(proto) if onnx.external_data_helper.uses_external_data(tensor)]
     if not external:
         return proto
@@ -59,6 +60,42 @@ def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
             onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
             _mark_as_read(tensor)
     return proto
+
+
+_WITH_BODIES = frozenset({"If", "Loop", "Scan"})
+
+
+def _with_named_results(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with a name for each result of a Loop, Scan or If that it leaves out.
+
+    onnxruntime writes these results too: where one has no name it refuses the graph, or crashes when it runs.
+    """
+    if not any(_leaves_out_results(node) for node in _nodes(proto)):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    nodes = list(_nodes(result))
+    known = {name for node in nodes for name in (*node.input, *node.output)}
+    known |= {value.name for value in (*result.graph.input, *result.graph.initializer)}
+    fresh = (name for i in count() if (name := f"unused/{i}") not in known)
+    for node in filter(_leaves_out_results, nodes):
+        node.output[:] = [name or next(fresh) for name in node.output]
+    return result
+
+
+def _leaves_out_results(node: onnx.NodeProto) -> bool:
+    return node.op_type in _WITH_BODIES and "" in node.output
+
+
+def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a model, its functions and all bodies."""
+    graphs: list[Any] = [proto.graph, *proto.functions]
+    while graphs:
+        for node in graphs.pop().node:
+            yield node
+            for attribute in node.attribute:
+                if attribute.HasField("g") or attribute.graphs:
+                    graphs += [attribute.g, *attribute.graphs]
 
 
 def _mark_as_read(tensor: onnx.TensorProto) -> None:
