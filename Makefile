@@ -7,7 +7,8 @@
 #   make lint            ruff, mypy
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
 #                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone;
-#                        then as many graphs of all opsets beside onnxruntime (python -m tests.fuzz.opsets --case 4711)
+#                        then as many graphs of all opsets, and of further kinds, beside onnxruntime
+#                        (python -m tests.fuzz.opsets --case 4711, tests.fuzz.kinds)
 #   make test-web        training graphs in JavaScript (Node, Deno, Bun), by onnxruntime-node and onnxruntime-web from npm,
 #                        in C++, and the page of examples/web in Chromium. What the machine lacks of Node and Chromium
 #                        comes from PyPI and npm; where that fails, a sentence says what was not run (python -m tests.web
@@ -93,8 +94,8 @@ lint: $(STAMP)
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(if $(SEED),--case $(SEED),--first $(FIRST) --cases $(FUZZ) --jobs $(JOBS)) \
 	  $(if $(ENGINE),--engine $(ENGINE))
-	$(if $(SEED),,OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.opsets --first $(FIRST) --cases $(FUZZ) \
-	  $(if $(ENGINE),--engine $(ENGINE)))
+	$(if $(SEED),,for graphs in opsets kinds; do OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.$$graphs --first $(FIRST) \
+	  --cases $(FUZZ) $(if $(ENGINE),--engine $(ENGINE)) || exit 1; done)
 	$(if $(SEED),,OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --stored --first $(FIRST) --cases $(FUZZ) --jobs $(JOBS))
 
 test-web: $(STAMP)

@@ -1,11 +1,11 @@
-"""Drawn graphs that an earlier version trained by another meaning: see tests/fuzz/opsets.py."""
+"""Drawn graphs that an earlier version misread or refused: see tests/fuzz/opsets.py and kinds.py."""
 
 from __future__ import annotations
 
 import pytest
 
 from onnxtrain_sklearn._gradient.engine import available_engines
-from tests.fuzz import opsets
+from tests.fuzz import kinds, opsets
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -15,3 +15,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 def test_seed_trains_as_the_file_does(number, engine):
     outcome = opsets.run(number, engine)
     assert outcome == "right" or (engine == "ort-training" and outcome.startswith("refused UnsupportedOperatorError"))
+
+
+@pytest.mark.parametrize("number", [11, 68])
+def test_seed_of_further_kinds_trains_as_the_file_does(number):
+    """Several outputs behind a Loop, whose number of rows inference does not know."""
+    assert kinds.run(number, "portable") == "right"

@@ -35,7 +35,7 @@ from ..exceptions import ModelError
 from ..losses import Loss
 from .many_classes import of_labels, takes_labels
 from .segments import Factors
-from .total_loss import OutputLoss, TotalLoss, append_total_loss
+from .total_loss import OutputLoss, TotalLoss, append_total_loss, as_columns
 
 PARALLEL_WORK = 4_000_000
 """Multiply-adds of one forward pass above which more than one thread pays; below, a second core would only spin."""
@@ -126,7 +126,7 @@ def training_graph(
     elif settings.positions is not None:
         loss = _mean_loss_at_positions(op, settings, settings.positions, scores, y, sample_weight, batch)
     elif model.members is None:
-        columns = _as_columns(op, scores, batch, settings.n_outputs)
+        columns = as_columns(op, scores, batch, settings.n_outputs)
         loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=model.link == "votes")
     else:
         loss = _mean_loss_of_members(op, settings, model.members, scores, y, sample_weight, batch)
@@ -223,7 +223,7 @@ def score_loss_graph(
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), y_shape)
     op = new_graph([scores, y, sample_weight], kind, "onnxtrain")
     if settings.positions is None:
-        columns = _as_columns(op, scores, batch, settings.n_outputs)
+        columns = as_columns(op, scores, batch, settings.n_outputs)
         loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=of_pairs)
     else:
         last = settings.positions._replace(axes=replace(settings.positions.axes, axis=-1))
@@ -276,18 +276,6 @@ def as_float32(model: TrainableModel) -> TrainableModel:
     double, single = np.dtype(np.float64), np.dtype(np.float32)
     inputs = tuple(replace(spec, dtype=single) if spec.dtype == double else spec for spec in model.inputs)
     return replace(model, model=in_dtype(model.model, ir.DataType.FLOAT), inputs=inputs, dtype=single)
-
-
-def _as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) -> ir.Value:
-    shape = op.shape(scores)
-    if shape is not None and isinstance(shape[0] if shape else None, int) and shape[0] != batch:
-        raise ModelError(
-            f"The graph's output {scores.name!r} has {shape[0]} rows for {batch} input rows; each input row must give "
-            f"one output row. Export the graph with a dynamic batch axis."
-        )
-    if shape == (batch, n_outputs):
-        return scores
-    return op.Reshape(scores, [batch, n_outputs])
 
 
 def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType, *, ignores: bool = False) -> ir.Value:

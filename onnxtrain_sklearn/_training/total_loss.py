@@ -116,14 +116,20 @@ def _row_losses_of_output(
     """Emit the losses of an output as a column (N, 1)."""
     if one.positions is not None:
         return _rows_at_positions(op, one, one.positions, scores, y, weight, batch)
+    return _means(op, one, as_columns(op, scores, batch, one.n_outputs), y, weight)
+
+
+def as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) -> ir.Value:
+    """Return scores as a matrix of a row for each input row; sizes that inference does not know are taken for these."""
     shape = op.shape(scores)
-    if shape is None or any(not isinstance(size, int) for size in shape) or shape[0] != batch:
+    if shape is not None and isinstance(shape[0] if shape else None, int) and shape[0] != batch:
         raise ModelError(
-            f"The graph's output {one.name!r} has shape {shape} for {batch} input rows; each input row must give one "
-            f"output row. Export the graph with a dynamic batch axis."
+            f"The graph's output {scores.name!r} has {shape[0]} rows for {batch} input rows; each input row must give "
+            f"one output row. Export the graph with a dynamic batch axis."
         )
-    scores = scores if shape == (batch, one.n_outputs) else op.Reshape(scores, [batch, one.n_outputs])
-    return _means(op, one, scores, y, weight)
+    if shape == (batch, n_outputs):
+        return scores
+    return op.Reshape(scores, [batch, n_outputs])
 
 
 def _rows_at_positions(

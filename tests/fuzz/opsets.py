@@ -354,9 +354,9 @@ def compare(
     return f"kink of {', '.join(aside)} in {kind}: {sides}" if aside else "right"
 
 
-def main() -> int:
+def main(run: Callable[[int, str | None], str], module: str, told: str) -> int:
     """Run the cases of the command line; 1: one was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.opsets", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=told.splitlines()[0])
     parser.add_argument("--cases", type=int, default=1000, help="how many cases")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--case", type=int, help="run this one case")
@@ -374,7 +374,7 @@ def main() -> int:
         kind = outcome.partition(" ")[0]
         counts[kind] += 1
         if kind in ("wrong", "foreign"):
-            print(f"FAILED python -m tests.fuzz.opsets --case {number}\n  {outcome}", flush=True)
+            print(f"FAILED python -m {module} --case {number}\n  {outcome}", flush=True)
         elif given.case is not None or (kind != "right" and counts[kind] <= SHOWN):
             print(f"{number}: {outcome}", flush=True)
         if done % EVERY == 0 or done == len(numbers):
@@ -383,4 +383,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(run, "tests.fuzz.opsets", __doc__))

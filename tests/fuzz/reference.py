@@ -38,18 +38,20 @@ class File:
     def __init__(self, proto: onnx.ModelProto, names: Sequence[str]) -> None:
         live = onnx.ModelProto()
         live.CopyFrom(proto)
-        self.held = {t.name: onnx.numpy_helper.to_array(t) for t in live.graph.initializer}
+        graphs = list(graphs_of(live))
+        self.held = {t.name: onnx.numpy_helper.to_array(t) for graph in graphs for t in graph.initializer}
         known = {value.name for value in live.graph.input}
-        for tensor in live.graph.initializer:
-            if tensor.name in names and tensor.name not in known:
-                value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-                live.graph.input.append(value)
-        kept = [tensor for tensor in live.graph.initializer if tensor.name not in names]
-        del live.graph.initializer[:]
-        live.graph.initializer.extend(kept)
+        for graph in graphs:  # a body sees the inputs of the graph around it
+            varied = [tensor for tensor in graph.initializer if tensor.name in names]
+            for tensor in varied:
+                if tensor.name not in known:
+                    value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+                    live.graph.input.append(value)
+                graph.initializer.remove(tensor)
         self.live, self.outputs, self.exact = live, [value.name for value in live.graph.output], False
         self._session = session(live)
         self._double: Any = None
+        self._wide = {value.name: value.type.tensor_type.elem_type == DOUBLE for value in live.graph.input}
 
     def __call__(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs, by onnxruntime."""
@@ -79,7 +81,7 @@ class File:
     def precise(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs as float64, computed so where that is possible."""
         if self._double is None:
-            narrow = {k: v.astype(self.held[k].dtype) if k in self.held else v for k, v in feeds.items()}
+            narrow = {k: v.astype(np.float64 if self._wide[k] else np.float32) for k, v in feeds.items()}
             return [array.astype(np.float64) for array in self(narrow)]
         return [np.asarray(array, np.float64) for array in self._double.run(None, as_doubles(feeds))]
 
