@@ -83,11 +83,11 @@ def _with_named_results(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _leaves_out_results(node: onnx.NodeProto) -> bool:
-    return node.op_type in _WITH_BODIES and "" in node.output
+def _leaves_out_results(node: Any) -> bool:
+    return bool(node.op_type in _WITH_BODIES and "" in node.output)
 
 
-def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+def _nodes(proto: onnx.ModelProto) -> Iterator[Any]:
     """Yield the nodes of a model, its functions and all bodies."""
     graphs: list[Any] = [proto.graph, *proto.functions]
     while graphs:
