@@ -20,7 +20,8 @@ from .plan import Plan
 from .run import Run
 from .run_setup import run_for
 from .settings import trainer_settings
-from .start_checks import require_equal_start, require_fit
+from .start_checks import own_scores, require_equal_start, require_fit
+from .trained_start import compare_training
 from .trainer_setup import trainer_for
 from .training_rows import TrainingRows
 from .validation import validation_rows, validation_score
@@ -36,6 +37,7 @@ def prepared(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
     chosen = choose_head(estimator, plan.old, source, plan.fitted, examples, plan.rng, is_new=is_new)
     run, settings = run_for(plan, chosen, examples)
     run.balanced = balanced_weights(estimator, call.sample_weight, examples.targets)
+    scores = own_scores(plan, run, chosen, examples)
     require_equal_start(plan, run, examples)
     require_fit(plan, run, examples)
     # Fitted models were compared unclipped.
@@ -43,7 +45,9 @@ def prepared(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
     run.predictors.clear()  # they hold the current weights
     scored = validation_rows(estimator, run, examples, plan.rows.split(examples)[1], call)
     validate = validation_score(estimator, run, scored, call)
-    return run, trainer_for(plan, run, settings, examples, scored, validate)
+    trainer = trainer_for(plan, run, settings, examples, scored, validate)
+    compare_training(run, settings, examples, [chosen.own], scores, trainer)
+    return run, trainer
 
 
 def _planned(estimator: Parameters, call: Call) -> tuple[Plan, TrainableModel, Examples]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from .._fitted.model import FittedModel
-from .._given.comparison import require_own_start
 from .._graph.trainable import TrainableModel
 from .._inference.head import Head
 from .._optimizers.lbfgs import LBFGS
@@ -47,8 +46,6 @@ def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[Run, St
         return _resumed_run(old, seen, head, settings, trainable, columns), settings
     run = _new_run(chosen.source, seen, head, settings, trainable, columns, plan.rng, plan.fitted)
     run.began = Start.by(estimator)
-    if chosen.own is not None:
-        require_own_start(chosen.own, seen, head, run.plain_predictor(), columns, settings.device)
     return run, settings
 
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from .._data.rounding import warn_of_rounding
 from .._data.target_scale import require_in_range, warn_of_equal_targets
 from .._fitted.sample import sample_rows
+from .._given.comparison import require_own_start
 from .._given.ml_files import FittedFile
 from .._given.ml_start import started
 from ..exceptions import warn
 from .examples import Examples
 from .graph_inputs import graph_inputs, predictions_on, require_numbers
+from .head_choice import HeadChoice
 from .plan import Plan
 from .run import Run
 
 _GIVE = "Otherwise give another model, or none: a network is trained then."
+
+
+def own_scores(plan: Plan, run: Run, chosen: HeadChoice, examples: Examples) -> list[np.ndarray]:
+    """Raise if the untrained estimator does not predict what the given graph does; return its scores of some rows."""
+    if chosen.own is None:
+        return []
+    predictor = run.plain_predictor()
+    return [require_own_start(chosen.own, chosen.seen, run.head, predictor, examples.columns, run.device)]
 
 
 def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:

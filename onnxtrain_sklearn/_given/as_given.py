@@ -18,21 +18,27 @@ from ..exceptions import ModelError
 
 def require_file_as_given(
     model: Any, graph: ir.Model, name: str, columns: Mapping[str, Column], rows: np.ndarray, found: np.ndarray
-) -> None:
+) -> str | None:
     """Raise ModelError, with the first node that differs, if the file does not compute what ``graph`` did for rows.
 
-    ``graph`` is the inference form of what was read. A file that the installed onnxruntime does not run as it is, that
-    draws random numbers, or that has inputs beside the columns is not compared.
+    ``graph`` is the inference form of what was read. Return why the file was not compared, "": it was; None: the model
+    is no file.
     """
     model = without_program(model)
     if not isinstance(model, onnx.ModelProto | bytes | str) and not hasattr(model, "__fspath__"):
-        return
+        return None
     proto = read(model)
-    if name not in {value.name for value in proto.graph.output} or draws(proto) or normalizes_by_batch(proto):
-        return
+    if name not in {value.name for value in proto.graph.output}:
+        return "its outputs are joined"
+    if draws(proto):
+        return "it draws random numbers"
+    if normalizes_by_batch(proto):
+        return "its BatchNormalization is in training form"
     feeds = _feeds(proto, columns, rows)
-    if feeds is None or (given := plain_session(proto)) is None:
-        return
+    if isinstance(feeds, str):
+        return feeds
+    if (given := plain_session(proto)) is None:
+        return "onnxruntime does not load it as it is"
     outcome = compared(given, [name], feeds, "rows of X", [found], lambda: to_proto(graph.clone()))
     if outcome.different:
         raise ModelError(
@@ -40,16 +46,19 @@ def require_file_as_given(
             f"{outcome.different} Export the model with another opset (18 is a good choice) or without that operator, "
             f"and please report it."
         )
+    return outcome.reason
 
 
-def _feeds(proto: onnx.ModelProto, columns: Mapping[str, Column], rows: np.ndarray) -> dict[str, np.ndarray] | None:
-    """Return the rows in the types of the file; None if it has other inputs, or as many rows as it was exported for."""
+def _feeds(proto: onnx.ModelProto, columns: Mapping[str, Column], rows: np.ndarray) -> dict[str, np.ndarray] | str:
+    """Return the rows in the types of the file, or why it does not take them."""
     feeds = {}
     for value in inputs_of(proto):
         kind = value.type.tensor_type
-        if value.name not in columns or kind.elem_type in (onnx.TensorProto.BFLOAT16, onnx.TensorProto.STRING):
-            return None
+        if value.name not in columns:
+            return f"its input {value.name!r} is not among those of the trained output"
+        if kind.elem_type in (onnx.TensorProto.BFLOAT16, onnx.TensorProto.STRING):
+            return f"its input {value.name!r} holds {ir.DataType(kind.elem_type).name.lower()}"
         if kind.shape.dim and kind.shape.dim[0].dim_value not in (0, len(rows)):
-            return None
+            return f"its input {value.name!r} has {kind.shape.dim[0].dim_value} rows"
         feeds[value.name] = columns[value.name].rows(rows).astype(ir.DataType(kind.elem_type).numpy(), copy=False)
     return feeds

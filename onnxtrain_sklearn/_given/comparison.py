@@ -66,6 +66,8 @@ class OwnOutput:
         Shape of a row of the output.
     positions : Positions or None
         The axes of scores at each position of a row.
+    file : str or None
+        Why the output was not compared with that of the file as given, "": it was. None: there is no file.
     """
 
     graph: ir.Model
@@ -74,6 +76,7 @@ class OwnOutput:
     numbers: np.ndarray
     row_shape: tuple[int, ...]
     positions: Positions | None = None
+    file: str | None = None
 
     def as_matrix(self, found: np.ndarray) -> np.ndarray:
         """Return an output of the graph in the layout of ``numbers``."""
@@ -106,11 +109,11 @@ def own_output(
     with refusing("The graph does not run on the data"):
         predictor = Predictor(graph, device, None)
     found = _own_numbers(whole, predictor, columns, rows)
-    require_file_as_given(model, graph, source.output, columns, rows, found)
+    file = require_file_as_given(model, graph, source.output, columns, rows, found)
     _require_rows_first(predictor, columns, rows)
     numbers = _as_flat_rows(found)
     _require_independent_rows(whole, source.output, predictor, columns, rows, numbers)
-    return OwnOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:])
+    return OwnOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
 
 
 def _most_rows(graph: ir.Graph, output: str) -> int:
@@ -344,15 +347,16 @@ def require_own_start(
     predictor: Predictor,
     columns: Mapping[str, Column],
     device: Device,
-) -> None:
+) -> np.ndarray:
     """Raise if predictions of the untrained estimator, or the scores of its loss, differ from the graph's output.
 
-    ``predictor`` returns the scores as its last output.
+    ``predictor`` returns the scores as its last output. Return them.
     """
     # Runtimes compute pairs of QuantizeLinear and DequantizeLinear by products of integers in one session and of floats
     # in another, which round otherwise where a number lies between two integers.
     relative, absolute = (SOME_STEPS, SOME_STEPS) if is_quantized(own.graph.graph) else (1e-4, 2 * NARROW)
-    for what, numbers, expected in _compared_outputs(own, source, head, predictor, columns):
+    scores = predictor.run(columns, own.rows, output=-1)
+    for what, numbers, expected in _compared_outputs(own, source, head, predictor, columns, scores):
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=relative, atol=absolute * scale, equal_nan=True):
             again = own.as_matrix(run_graph(own.graph, columns, own.rows, device))
@@ -360,18 +364,26 @@ def require_own_start(
                 again, own.numbers, rtol=1e-4, atol=1e-4, equal_nan=True
             ):  # otherwise it draws random numbers
                 _refuse_start(own, what, float(np.nanmax(np.abs(numbers - expected))))
+    return scores
 
 
 def _compared_outputs(
-    own: OwnOutput, source: TrainableModel, head: Head, predictor: Predictor, columns: Mapping[str, Column]
+    own: OwnOutput,
+    source: TrainableModel,
+    head: Head,
+    predictor: Predictor,
+    columns: Mapping[str, Column],
+    scores: np.ndarray,
 ) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Return what is compared: its name, the estimator's numbers and the graph's."""
 
-    def ours(output: int) -> np.ndarray:
-        found = predictor.run(columns, own.rows, output=output)
+    def as_rows(found: np.ndarray) -> np.ndarray:
         return found.reshape(-1, found.shape[-1] if own.positions else math.prod(found.shape[1:])).astype(np.float64)
 
-    scores = ours(-1)
+    def ours(output: int) -> np.ndarray:
+        return as_rows(predictor.run(columns, own.rows, output=output))
+
+    scores = as_rows(scores)
     if head.task == "regression":
         adds = head.link != "identity" and source.link != head.link
         return [("its scores" if adds else "predict()", scores if adds else ours(0), own.numbers)]

@@ -103,7 +103,7 @@ def compared(
         if _differ(a, same, few_bits):  # an operator of another domain may draw random numbers
             return Compared(reason=f"its output {name!r} is another one in every run")
         if _differ(a, b, few_bits, noise=10 * _distance(a, other)):
-            node = _first(given.proto, made(), feeds, few_bits)
+            node = first_difference(given.proto, made(), feeds)
             return Compared(f"output {name!r} differs by up to {_distance(a, b):.2g} on {where}.{node}")
     return Compared(reason=f"its outputs change with the rounding of its inputs on {where}")
 
@@ -207,8 +207,9 @@ def _is_numeric(*values: Any) -> bool:
     return all(isinstance(value, np.ndarray) and value.dtype.kind in "fiub" for value in values)
 
 
-def _first(given: onnx.ModelProto, made: onnx.ModelProto, feeds: Feeds, few_bits: bool) -> str:
-    """Return which node of the file is the first whose result differs, as far as names survived."""
+def first_difference(given: onnx.ModelProto, made: onnx.ModelProto, feeds: Feeds) -> str:
+    """Return a sentence: the first node of a file whose result differs in another graph, as far as names survived."""
+    few_bits = _has_few_bits(given)
     known = {name for node in made.graph.node for name in node.output if name}
     nodes = {name: node for node in given.graph.node for name in node.output if name in known}
     shown = [plain_session(_showing(one, nodes)) for one in (given, made)]

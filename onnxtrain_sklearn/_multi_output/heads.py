@@ -99,10 +99,18 @@ def _losses_of_parts(
     return tuple(found)
 
 
-def require_own_starts(run: Run, owns: list[OwnOutput | None], columns: Columns) -> None:
-    """Raise if the untrained estimator does not predict what the given graph does, output by output."""
+def require_own_starts(run: Run, owns: list[OwnOutput | None], columns: Columns) -> list[np.ndarray]:
+    """Raise if the untrained estimator does not predict what the given graph does, output by output.
+
+    Return the scores of the rows that all outputs have in common.
+    """
+    scores = []
+    rows = min((own.rows for own in owns if own is not None), key=len, default=np.empty(0, np.int64))
     for view, deployed, head, own in zip(run.source.views, run.deployed.views, run.head.parts, owns, strict=True):
         if own is not None:
             graph = inference_model(deployed, run.weights(), head, with_scores=True, in_double=False)
             predictor = Predictor(graph, run.device, run.session_options)
-            require_own_start(own, view, head, predictor, columns, run.device)
+            found = require_own_start(own, view, head, predictor, columns, run.device)
+            same = len(rows) == len(found)
+            scores.append(found if same else predictor.run(columns, rows, output=-1))
+    return scores

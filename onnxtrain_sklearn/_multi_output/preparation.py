@@ -14,6 +14,7 @@ from .._estimators.plan import Plan
 from .._estimators.run import Run
 from .._estimators.run_setup import run_for
 from .._estimators.settings import trainer_settings
+from .._estimators.trained_start import compare_training
 from .._estimators.trainer_setup import trainer_for
 from .._estimators.training_rows import TrainingRows
 from .._fitted.model import is_estimator
@@ -42,12 +43,14 @@ def prepared_outputs(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
     chosen, owns = choose_heads(estimator, singles, old, source, examples, rng)
     run, settings = run_for(plan, chosen, examples)
     run.balanced_outputs = balanced_outputs(singles, call, examples)
-    require_own_starts(run, owns, examples.columns)
+    scores = require_own_starts(run, owns, examples.columns)
     _warn_of_rounding(run, by_output(call.y, singles, "y"))
     run.predictors.clear()  # they hold the current weights
     scored = validation_rows_of_outputs(plan, run, singles, examples)
     validate = score_of_outputs(estimator, singles, run, scored, call)
-    return run, trainer_for(plan, run, settings, examples, scored, validate)
+    trainer = trainer_for(plan, run, settings, examples, scored, validate)
+    compare_training(run, settings, examples, owns, scores, trainer)
+    return run, trainer
 
 
 def _known_outputs(estimator: Parameters, old: Run | None, singles: Singles) -> TrainableModel:

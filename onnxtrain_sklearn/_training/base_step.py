@@ -22,7 +22,7 @@ from .loss_graph import StepSettings
 from .meeting_rows import meeting
 from .parameters import FlatParameters
 from .pass_graph import PassGraph, pass_graph
-from .programs import PassSource
+from .programs import PassProgram, PassSource
 from .step import OptimizerState
 from .vector_bindings import SegmentUpdate, ToMemory, VectorBindings
 
@@ -62,7 +62,7 @@ class StepParts:
 
 
 class BaseStep:
-    """The construction of a step; its public attributes are those of :class:`~.step.TrainingStep`, and its ``size``.
+    """The construction of a step; to the attributes of :class:`~.step.TrainingStep` it adds ``size`` and ``program``.
 
     Parameters
     ----------
@@ -92,6 +92,7 @@ class BaseStep:
         self._penalizes = bool(parts.settings.alpha and parts.parameters.penalized.stop)
         self._initial_slots: Mapping[str, float] = {}
         self.size = PassSize(0.0, 0, 0.0)
+        self.program: PassProgram | None = None
         self._warned = False
 
     def forget_state(self) -> None:
@@ -103,7 +104,7 @@ class BaseStep:
         parts = self._parts
         data = parts.model, parts.settings, parts.parameters, parts.frozen, batch, resident, parts.sparse
         graph = pass_graph(PassSource(*data, self.adds_rows, self.gives_shares, any_shape=True, for_cpu=self.for_cpu))
-        self.engine, self.size = graph.program.engine, graph.program.size
+        self.program, self.engine, self.size = graph.program, graph.program.engine, graph.program.size
         if self.settings.scheduled.dropout and FACTOR not in graph.uniform.arrays and not self._warned:
             self._warned = True
             warn("dropout_schedule has no effect: the graph has no Dropout in training mode.")

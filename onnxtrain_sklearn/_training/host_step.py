@@ -126,6 +126,11 @@ class HostStep(BaseStep):
         loss = self._current.run(self.state, dropout)
         return loss if self._penalty is None else loss + self._penalty.run(weight)
 
+    def loss(self) -> float:
+        """Return the loss of the minibatch in the buffers, without the penalty; its gradients are overwritten."""
+        self._begin()
+        return self._current.run(self.state, 1.0)
+
     def _begin(self) -> None:
         """Begin a step: no row of a matrix has occurred."""
         for table in (self._tables or {}).values():
