@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.helper
 import pytest
 
 from onnxtrain_sklearn import OrtGradientRegressor
+from onnxtrain_sklearn._given import as_given
 from onnxtrain_sklearn._graph import meanings
+from onnxtrain_sklearn._graph.as_given import plain_session
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.classic.test_onnxblock import WeightedAverageLoss
 from tests.helpers.graphs import model
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -30,3 +35,57 @@ def test_graph_that_was_misread_is_refused_by_node(monkeypatch):
 def test_random_numbers_are_not_compared():
     noisy = "N = RandomNormalLike <scale = 9.0> (X) H = Add (X, N) Y = MatMul (H, W)"
     OrtGradientRegressor(model(noisy), max_iter=1, random_state=0).fit(X, Y)
+
+
+DROPS = "c = Constant <value_float = 0.5> () t = Constant <value = bool {1}> () D = Dropout (X, c, t) "
+NORMAL = "D, m, v = BatchNormalization <training_mode = 1> (X, S, B, M, V) "
+STORED = "float[3] S = {1, 2, 3}, float[3] B = {0, 1, 2}, float[3] M = {1, 1, 2}, float[3] V = {2, 3, 4}"
+KINDS = {
+    "fixed batch": ({"x": "float[4, 3] X", "y": "float[4, 1] Y"}, ""),
+    "batch of one": ({"x": "float[1, 3] X", "y": "float[1, 1] Y"}, ""),
+    "large batch": ({"x": "float[64, 3] X", "y": "float[64, 1] Y"}, ""),
+    "bfloat16": (
+        {"x": "bfloat16[N, 3] X", "body": f"D = Cast <to = 1> (X) {HARD.replace('(X,', '(D,')}", "opset": 13},
+        "",
+    ),
+    "dropout": ({"body": DROPS + HARD.replace("(X,", "(D,"), "opset": 12}, " without Dropout"),
+    "statistics": (
+        {"body": NORMAL + HARD.replace("(X,", "(D,"), "weights": f"{SHAPES}, {STORED}", "opset": 14},
+        " without statistics of minibatches",
+    ),
+    "other inputs": ({"x": "float[N, 3] X, string[N, K] Z", "y": "float[N, 1] Y, string[N, K] U"}, ""),
+}
+
+
+@pytest.mark.parametrize(("given", "without"), KINDS.values(), ids=KINDS)
+def test_files_of_many_kinds_are_compared(given, without, monkeypatch):
+    body = given.get("body", HARD) + (" U = Identity (Z)" if "Z" in given.get("x", "") else "")
+    settings = {"weights": SHAPES, "opset": 12, **given, "body": body.replace("Hardmax", "Softmax")}
+    output = {"output": "Y"} if "Z" in given.get("x", "") else {}
+    right = OrtGradientRegressor(model(**settings), max_iter=1, random_state=0, **output).fit(X, Y)
+    assert right.describe().compared.startswith(f"file as given compared{without};")
+    monkeypatch.setattr(as_given, "plain_session", faulty_session)
+    with pytest.raises(ModelError, match=r"file as given: output 'Y' .* first node that differs"):
+        OrtGradientRegressor(model(**settings), max_iter=1, **output).fit(X, Y)
+
+
+def faulty_session(proto):
+    """Stand for a file that was misread, in which the axis of Softmax is another one."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    for node in changed.graph.node:
+        if node.op_type == "Softmax":
+            node.attribute.append(onnx.helper.make_attribute("axis", 2 if proto.opset_import[0].version < 13 else 1))
+    return plain_session(changed)
+
+
+def test_each_of_joined_outputs_is_compared(monkeypatch):
+    body = f"P = MatMul (X, U) {HARD.replace('Hardmax', 'Softmax').replace('Y =', 'Q =')}"
+    weights = f"{SHAPES}, float[3, 2] U = {{1, 2, 3, 4, 5, 6}}"
+    proto = model(body, y="float[N, 2] P, float[N, 1] Q", weights=weights, opset=12)
+    settings = {"loss": WeightedAverageLoss(), "max_iter": 1, "learning_rate_init": 0.001}
+    right = OrtGradientRegressor(proto, **settings).fit(X, X)
+    assert right.describe().compared.startswith("file as given compared; trained graph compared")
+    monkeypatch.setattr(as_given, "plain_session", faulty_session)
+    with pytest.raises(ModelError, match="file as given: output 'Q'"):
+        OrtGradientRegressor(proto, **settings).fit(X, X)

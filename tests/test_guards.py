@@ -140,8 +140,15 @@ PROTOBUF = {
         "load_model_from_string",
         "numpy_helper",
     },
-    "_given.as_given": {"ModelProto", "TensorProto"},  # runs the file as given
-    "_graph.as_given": {"ModelProto", "NodeProto", "TensorProto", "TypeProto", "ValueInfoProto"},  # runs files as given
+    "_given.as_given": {"ModelProto", "ValueInfoProto"},  # runs the file as given
+    "_graph.as_given": {
+        "ModelProto",
+        "NodeProto",
+        "TensorProto",
+        "TypeProto",
+        "ValueInfoProto",
+        "helper",
+    },  # runs files
     "_estimators.training_files": {"ModelProto"},  # to_training_onnx returns one
     "_fitted.conversion": {"checker"},  # of what skl2onnx gives
     "_estimators.run": {"ModelProto"},  # to_onnx returns one

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
-import onnx.numpy_helper
 import pytest
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor, clear_cache
@@ -26,14 +24,14 @@ LEAKY = "H = MatMul (X, V) A = LeakyRelu <alpha = 0.3> (H) Y = MatMul (A, W)"
 WEIGHTS = "float[3, 2] V = {1, -2, 3, 1, 2, -1}, float[2, 1] W = {0.5, -0.7}"
 DROPS = "c = Constant <value_float = 0.5> () t = Constant <value = bool {1}> () D = Dropout (A, c, t) Y = MatMul (D, W)"
 NORMAL = "Z, m, v = BatchNormalization <training_mode = 1> (A, W1, B1, M1, V1) Y = MatMul (Z, W)"
+STORED = "float[2] M1 = {0.5, 1}, float[2] V1 = {2, 3}"
 FORMS = {
     "plain": {},
     "dropout": {"body": LEAKY.replace("Y = MatMul (A, W)", DROPS)},
     "noise": {"body": LEAKY.replace("Y = MatMul (A, W)", "R = RandomNormalLike (A) N = Add (A, R) Y = MatMul (N, W)")},
     "statistics": {
         "body": LEAKY.replace("Y = MatMul (A, W)", NORMAL),
-        "weights": f"{WEIGHTS}, float[2] W1 = {{1, 2}}, float[2] B1 = {{0, 1}}, float[2] M1 = {{0.5, 1}}, float[2] V1 = "
-        "{2, 3}",
+        "weights": f"{WEIGHTS}, float[2] W1 = {{1, 2}}, float[2] B1 = {{0, 1}}, {STORED}",
     },
     "rows meet": {
         "body": LEAKY.replace("Y =", "P =") + " Q = ReduceMean <keepdims = 1> (P) Y = Sub (P, Q)",
@@ -97,3 +95,21 @@ def test_comparison_changes_nothing(form, monkeypatch):
     plain = OrtGradientRegressor(given(form), **settings).fit(X, y).weights_
     for name, array in plain.items():
         np.testing.assert_array_equal(weights[name], array)
+
+
+@pytest.mark.parametrize(
+    ("form", "file", "training"),
+    [
+        ("plain", "compared", "compared"),
+        ("dropout", "compared without Dropout", "compared without random numbers"),
+        ("noise", "not compared: it draws random numbers", "compared without random numbers"),
+        ("statistics", *["compared without statistics of minibatches"] * 2),
+        ("rows meet", "compared", "compared"),
+    ],
+)
+def test_description_says_what_was_compared(form, file, training):
+    estimator = OrtGradientRegressor(given(form), max_iter=1)
+    assert estimator.describe().compared == ""
+    described = estimator.fit(X, X.sum(axis=1)).describe()
+    assert described.compared == f"file as given {file}; trained graph {training}"
+    assert described.compared in str(described)

@@ -74,6 +74,9 @@ class Description:
         The trained output, or the names of several.
     loss : str
         The position of the loss in the graph.
+    compared : str
+        After ``fit`` of an ONNX file: whether its outputs, run by onnxruntime, were compared with those of the graph
+        that was read, and the graph that is trained with the one that predicts; what was left out, and why.
     """
 
     model: str
@@ -82,6 +85,7 @@ class Description:
     opset: int | None = None
     output: str | None = None
     loss: str = ""
+    compared: str = ""
 
     def of(self, status: str) -> tuple[Entry, ...]:
         """Return the entries with a status."""
@@ -101,7 +105,8 @@ class Description:
             f"output {self.output!r}, loss taken {self.loss}",
         ]
         width = max(len(entry.name) for entry in self.entries)
-        return "\n".join([*head, *(_line(entry, width) for s in _COUNTED for entry in self.of(s))])
+        lines = [_line(entry, width) for s in _COUNTED for entry in self.of(s)]
+        return "\n".join([*head, *lines, *([self.compared] if self.compared else [])])
 
 
 _COUNTED = {
@@ -133,7 +138,7 @@ class Describable(Parameters):
         Description
             ``print`` it, or read its ``entries``: name, shape, dtype, status ("trained", "frozen", "statistic",
             "constant"), reason and factors of every float constant on which the trained output depends. It also holds
-            ``n_trained``, ``engine``, ``opset``, ``output`` and ``loss``.
+            ``n_trained``, ``engine``, ``opset``, ``output``, ``loss`` and ``compared``.
 
         Examples
         --------
@@ -174,7 +179,8 @@ def _of_run(run: Run, estimator: Describable) -> Description:
     """Return the description of a run of the estimator."""
     title, parameters = _title(estimator.model), run.parameters
     described = _described(run.source, title, parameters.names, parameters.running_statistics)
-    return replace(_with_factors(described, run.source, estimator), engine=run.engine)
+    compared = "" if run.comparison is None else str(run.comparison)
+    return replace(_with_factors(described, run.source, estimator), engine=run.engine, compared=compared)
 
 
 def _with_factors(described: Description, source: TrainableModel, estimator: Describable) -> Description:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from .._data.batches import Batches
 from .._data.several_targets import SeveralTargets
+from .._given.as_given import FileCompared
 from .._given.comparison import SOME_STEPS, OwnOutput, is_quantized
+from .._given.ml_files import FittedFile
 from .._graph.as_given import first_difference
 from .._graph.batch_statistics import normalizes_by_batch
 from .._graph.inference_form import inference_form
@@ -44,28 +47,32 @@ NEAR = 1e-3
 
 Scores = Sequence[np.ndarray]
 
-_of_programs: WeakKeyDictionary[PassProgram, str] = WeakKeyDictionary()
-"""What was left out where a program was compared: fits of an equal structure share it."""
+_of_programs: WeakKeyDictionary[PassProgram, FileCompared] = WeakKeyDictionary()
+"""What was compared of a program: fits of an equal structure share it."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """What was compared before the first step of a given file.
 
     Attributes
     ----------
-    file : str
-        Why an output of the file, run by onnxruntime, was not compared with that of the graph; "": all were.
-    training : str
-        What was left out where the trained graph was compared with the one that predicts, or why they were not.
+    file : FileCompared
+        Of the file, run by onnxruntime, beside the graph that was read.
+    training : FileCompared
+        Of the graph that is trained, beside the one that predicts.
     """
 
-    file: str
-    training: str
+    file: FileCompared
+    training: FileCompared
 
     def __str__(self) -> str:
-        file = f"not compared with the file as given: {self.file}" if self.file else "compared with the file as given"
-        return f"{file}; trained graph compared with it{f' {self.training}' if self.training else ''}"
+        return f"{_told('file as given', self.file)}; {_told('trained graph', self.training)}"
+
+
+def _told(what: str, found: FileCompared) -> str:
+    if found.reason:
+        return f"{what} not compared: {found.reason}"
+    return f"{what} compared{f' without {found.without}' if found.without else ''}"
 
 
 def compare_training(
@@ -78,9 +85,12 @@ def compare_training(
 ) -> None:
     """Compare the trained graph with the one that predicts, where a file was given; keep what was compared."""
     known = [own for own in owns if own is not None and own.file is not None]
-    if known:
+    if isinstance(run.fitted, FittedFile) and run.comparison is None:
+        of_model = FileCompared("predictions are compared with those of the graph that was read from it")
+        run.comparison = Comparison(of_model, FileCompared("it is that of a fitted model"))
+    elif known:
         own = min(known, key=lambda one: len(one.rows))
-        file = next((one.file for one in known if one.file), "")
+        file = max(one.file for one in known if one.file is not None)
         program = trainer.step.program if isinstance(trainer.step, HostStep) else None
         found = None if program is None else _of_programs.get(program)
         if found is None:
@@ -92,11 +102,10 @@ def compare_training(
 
 def _compared(
     run: Run, settings: StepSettings, examples: Examples, own: OwnOutput, scores: Scores, trainer: Trainer
-) -> str:
+) -> FileCompared:
     """Raise ModelError if the trained graph has another loss than the scores of the graph that predicts.
 
-    ``scores`` are those of the rows of ``own``, of each output. Return what was left out of the comparison, or why
-    there was none; "": nothing was.
+    ``scores`` are those of the rows of ``own``, of each output.
     """
     left_out, step = _left_out(run), trainer.step
     if left_out or not isinstance(step, HostStep) or meeting(run.model, settings) is not None:
@@ -104,7 +113,7 @@ def _compared(
             parts = _parts_in_form(run, settings, len(own.rows))
             step = HostStep(parts)
         except (ModelError, UnsupportedOperatorError) as reason:
-            return f"it has no form without {' and '.join(left_out) or 'its device'}: {reason}"
+            return FileCompared(f"it has no form without {left_out or 'its device'}: {reason}")
     else:
         parts = StepParts(run.model, step.settings, run.parameters, run.frozen, run.state, step.batch)
     count = min(len(own.rows), step.batch)
@@ -114,10 +123,10 @@ def _compared(
     scores = [one[:count] for one in scores]
     expected = by_scores(scores)
     if not math.isfinite(expected):
-        return "its loss is not finite at the start"
+        return FileCompared("its loss is not finite at the start")
     error = SOME_STEPS if is_quantized(own.graph.graph) else NEAR
     if abs(found - expected) <= _allowed(by_scores, scores, expected, error):
-        return f"without {' and '.join(left_out)}" if left_out else ""
+        return FileCompared(without=left_out)
     raise ModelError(
         f"Training would not start from the given graph: the graph that is trained has a loss of {found:.5g} for "
         f"{count} rows of X, and the scores of the graph that predicts have one of {expected:.5g}."
@@ -126,11 +135,12 @@ def _compared(
     )
 
 
-def _left_out(run: Run) -> list[str]:
+def _left_out(run: Run) -> str:
     """Return what makes the trained graph another function than the one that predicts."""
     model = form_of(run.model.model)
-    found = ["Dropout and random numbers"] if draws_numbers(model) else []
-    return found + ["statistics of minibatches"] * any(normalizes_by_batch(node) for node in model.graph)
+    found = ["random numbers"] if draws_numbers(model) else []
+    found += ["statistics of minibatches"] * any(normalizes_by_batch(node) for node in model.graph)
+    return " and ".join(found)
 
 
 def _parts_in_form(run: Run, settings: StepSettings, batch: int) -> StepParts:

@@ -30,7 +30,7 @@ from .._runtime.devices import Device
 from .._support.refusal import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelSource, resolve_builder
-from .as_given import require_file_as_given
+from .as_given import FileCompared, require_file_as_given
 
 COMPARED_ROWS = 13
 COMPARED_NUMBERS = 2**20
@@ -66,8 +66,8 @@ class OwnOutput:
         Shape of a row of the output.
     positions : Positions or None
         The axes of scores at each position of a row.
-    file : str or None
-        Why the output was not compared with that of the file as given, "": it was. None: there is no file.
+    file : FileCompared or None
+        What was compared with the file as given, run by onnxruntime; None: the model is no file.
     """
 
     graph: ir.Model
@@ -76,7 +76,7 @@ class OwnOutput:
     numbers: np.ndarray
     row_shape: tuple[int, ...]
     positions: Positions | None = None
-    file: str | None = None
+    file: FileCompared | None = None
 
     def as_matrix(self, found: np.ndarray) -> np.ndarray:
         """Return an output of the graph in the layout of ``numbers``."""
@@ -109,7 +109,9 @@ def own_output(
     with refusing("The graph does not run on the data"):
         predictor = Predictor(graph, device, None)
     found = _own_numbers(whole, predictor, columns, rows)
-    file = require_file_as_given(model, graph, source.output, columns, rows, found)
+    file = require_file_as_given(
+        model, graph, source.joined, columns, rows, found, lambda some: predictor.run(columns, some)
+    )
     _require_rows_first(predictor, columns, rows)
     numbers = _as_flat_rows(found)
     _require_independent_rows(whole, source.output, predictor, columns, rows, numbers)

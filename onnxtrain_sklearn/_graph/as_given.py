@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+import onnx.helper
 import onnx_ir as ir
 
 from .._runtime import sessions
@@ -64,9 +65,34 @@ def plain_session(proto: onnx.ModelProto) -> PlainSession | None:
         return None
     try:
         # onnxruntime takes reductions over no axes for those over all, against the standard
-        return PlainSession(without_empty_reductions(proto))
+        return PlainSession(_with_plain_ends(without_empty_reductions(proto)))
     except ModelError:
         return None
+
+
+def _with_plain_ends(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model that takes and gives float32 in place of bfloat16, for which NumPy has no type."""
+    inputs, outputs = (
+        {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16}
+        for values in (inputs_of(proto), proto.graph.output)
+    )
+    if not inputs and not outputs:
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    graph, inner = result.graph, {name: f"{name}/bfloat16" for name in inputs | outputs}
+    for node in nodes_of(graph):
+        for names in (node.input, node.output):
+            names[:] = [inner.get(name, name) for name in names]
+    for value in (*graph.input, *graph.output):
+        if value.name in inner:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    nodes = [onnx.helper.make_node("Cast", [n], [inner[n]], to=onnx.TensorProto.BFLOAT16) for n in sorted(inputs)]
+    nodes += [*graph.node]
+    nodes += [onnx.helper.make_node("Cast", [inner[n]], [n], to=onnx.TensorProto.FLOAT) for n in sorted(outputs)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return result
 
 
 class Compared(NamedTuple):
@@ -123,9 +149,23 @@ def draws(proto: onnx.ModelProto) -> bool:
     return _any_node(proto, lambda node: node.op_type in DRAWING or _drops(node))
 
 
-def normalizes_by_batch(proto: onnx.ModelProto) -> bool:
-    """Whether a BatchNormalization of a file is in training form."""
-    return _any_node(proto, _takes_statistics)
+def in_predicting_form(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """Return a file with its Dropout and BatchNormalization in the form for predictions, and what that leaves out."""
+    without = "Dropout" if _any_node(proto, _drops) else ""
+    if _any_node(proto, _takes_statistics):
+        without += f"{' and ' if without else ''}statistics of minibatches"
+    if not without:
+        return proto, ""
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in (node for graph in (result.graph, *result.functions) for node in nodes_of(graph)):
+        if _drops(node):
+            del node.input[2:]
+        elif _takes_statistics(node):
+            kept = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
+            del node.attribute[:], node.output[1:]
+            node.attribute.extend(kept)
+    return result, without
 
 
 def _any_node(proto: onnx.ModelProto, rule: Callable[[onnx.NodeProto], bool]) -> bool:
@@ -133,12 +173,12 @@ def _any_node(proto: onnx.ModelProto, rule: Callable[[onnx.NodeProto], bool]) ->
 
 
 def _drops(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Dropout" and len(node.input) > 2 and bool(node.input[2])
+    return node.op_type == "Dropout" and not node.domain and len(node.input) > 2 and bool(node.input[2])
 
 
 def _takes_statistics(node: onnx.NodeProto) -> bool:
     mode = any(a.name == "training_mode" and a.i for a in node.attribute)
-    return node.op_type == "BatchNormalization" and (mode or len(node.output) > 1)
+    return node.op_type == "BatchNormalization" and not node.domain and (mode or len(node.output) > 1)
 
 
 def inputs_of(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -162,6 +202,18 @@ def random_feeds(proto: onnx.ModelProto, trial: int) -> dict[str, np.ndarray] | 
             return None
         feeds[value.name] = _numbers(rng, ir.DataType(kind.elem_type).numpy(), shape, trial)
     return feeds
+
+
+def drawn_input(value: onnx.ValueInfoProto, rows: int) -> np.ndarray:
+    """Return zeros for an input that nothing of interest depends on."""
+    kind = value.type.tensor_type
+    sizes = [d.dim_value if d.dim_value > 0 else FREE_SIZE for d in kind.shape.dim]
+    if sizes and kind.shape.dim[0].dim_value <= 0:
+        sizes[0] = rows
+    if kind.elem_type == onnx.TensorProto.STRING:
+        return np.full(sizes, "", object)
+    dtype = np.dtype(np.float32) if kind.elem_type == onnx.TensorProto.BFLOAT16 else ir.DataType(kind.elem_type).numpy()
+    return np.zeros(sizes, dtype)
 
 
 def _is_drawn(kind: onnx.TypeProto.Tensor) -> bool:
