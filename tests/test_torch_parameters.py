@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -255,3 +256,40 @@ def test_constants_are_weights_where_the_program_reads_copies_of_its_parameters(
     used.value = used.value.replace("%c_lifted_tensor_0", "%p_kernel")
     with pytest.raises(ModelError, match="no parameter to train"):  # one parameter is read: the record counts
         trainable_model(load(model), foreign=True)
+
+
+def folded_file(sources):
+    """Return tanh(x M) w as the newer exporter writes it, where M was computed in advance from `sources`."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18], producer_name: "pytorch">
+        g (float[N, 2] x) => (float[N, 1] linear) <float[2, 3] mul = {0.5, -0.2, 0.1, 0.3, 0.4, -0.6},
+        float[3, 1] w = {0.2, 0.1, -0.3}> {
+            matmul = MatMul(x, mul) tanh = Tanh(matmul) linear = MatMul(tanh, w) }"""
+    )
+    signature = "\n# inputs\np_w: PARAMETER target='w'\np_scale: PARAMETER target='scale'\n"
+    signature += "b_basis: BUFFER target='basis'\nb_window: BUFFER target='window'\nx: USER_INPUT\n# outputs\n"
+    onnx.helper.set_metadata_props(proto.graph, {"pkg.torch.export.ExportedProgram.graph_signature": signature})
+    calls = {"matmul": "(%x, %mul)", "tanh": "(%matmul,)", "linear": "(%tanh, %p_w)"}
+    for node in proto.graph.node:
+        name = node.output[0]
+        call = f"%{name} : [num_users=1] = call_function[target=torch.ops.aten.{name}.default]"
+        props = {"pkg.torch.onnx.fx_node": f"{call}(args = {calls[name]}, kwargs = {{}})"}
+        onnx.helper.set_metadata_props(node, props)
+    computed = onnx.helper.make_tensor_value_info("mul", onnx.TensorProto.FLOAT, [2, 3])
+    onnx.helper.set_metadata_props(computed, {"pkg.onnxscript.optimizer.folded_from": repr(sources)})
+    proto.graph.value_info.append(computed)
+    return proto
+
+
+def test_what_was_computed_from_buffers_alone_is_not_trained():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(20, 2)), rng.normal(size=20)
+    settings = {"optimizer": SGD(), "learning_rate_init": 0.1, "batch_size": 20, "max_iter": 1, "shuffle": False}
+    trained = OrtGradientRegressor(folded_file(["basis", "window"]), **settings).fit(X, y)
+    w, M = np.array([0.2, 0.1, -0.3]), np.array([[0.5, -0.2, 0.1], [0.3, 0.4, -0.6]])
+    hidden = np.tanh(X @ M)
+    assert set(trained.weights_) == {"w"}
+    assert_allclose(trained.weights_["w"][:, 0], w - 0.1 * 2 / 20 * hidden.T @ (hidden @ w - y), rtol=1e-5)
+    with pytest.warns(OnnxTrainWarning, match=r"computed results of parameters in advance: 'mul' \(from 'scale'\)"):
+        trained = OrtGradientRegressor(folded_file(["basis", "scale"]), **settings).fit(X, y)
+    assert set(trained.weights_) == {"w", "mul"}

@@ -231,6 +231,8 @@ class TorchProgram:
             return None
         if sources_of(value, self):
             return "folded"
+        if any(name in self._names for name in folded_from(value)):
+            return "constant"  # computed from buffers alone
         found = [self._status_of_use(node) for node, _ in value.uses()]
         if not found or None in found:
             return None
