@@ -43,17 +43,17 @@ def test_missing_numbers_name_estimators_of_this_package():
     assert "HistGradientBoosting" not in str(caught.value)
 
 
-def test_a_graph_that_reads_text_says_how_to_train_behind_it():
+def test_images_beside_text_say_how_to_train_behind_the_text():
     model = parsed(
-        """<ir_version: 8, opset_import: ["": 18]> net (string[N, 3] X) => (float[N, 1] Y) {
+        """<ir_version: 8, opset_import: ["": 18]> net (string[N, 3] X, float[N, 2, 2] Z) => (float[N, 1] Y) {
         h = TfIdfVectorizer <max_gram_length = 1, max_skip_count = 0, min_gram_length = 1, mode = "TF",
-            ngram_counts = [0], ngram_indexes = [0, 1], pool_strings = ["a", "b"]> (X) Y = MatMul(h, V) }""",
-        V=np.ones((2, 1), np.float32),
+            ngram_counts = [0], ngram_indexes = [0, 1], pool_strings = ["a", "b"]> (X)
+        s = Flatten(Z) j = Concat<axis = 1>(h, s) Y = MatMul(j, V) }""",
+        V=np.ones((6, 1), np.float32),
     )
-    texts = np.array([["a", "b", "a"]] * 40, object)
-    for data in (texts, {"X": texts}):
-        with pytest.raises(ModelError, match=r"input 'X' takes text, and training takes numbers.*extract_model"):
-            OrtGradientRegressor(model).fit(data, y)
+    data = {"X": np.array([["a", "b", "a"]] * 40, object), "Z": np.ones((40, 2, 2), np.float32)}
+    with pytest.raises(ModelError, match=r"has inputs of text, and its input 'X' is STRING\[N,3\].*extract_model"):
+        OrtGradientRegressor(model).fit(data, y)
 
 
 @pytest.mark.filterwarnings("ignore:Training has not converged")

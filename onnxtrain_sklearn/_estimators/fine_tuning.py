@@ -62,7 +62,7 @@ def tuner_of(estimator: Parameters, fitted: FittedModel | None) -> FineTuner | N
     if tuner is None:
         return None
     if tuner == "auto":
-        if fitted is None or estimator.warm_start:
+        if fitted is None or estimator.warm_start or (isinstance(fitted, FittedFile) and fitted.is_plain):
             return None
         if changed := changed_from_default(estimator):
             _warn_of_plain_training(changed)

@@ -12,7 +12,7 @@ from sklearn.base import is_classifier
 
 from .._fitted.model import FittedModel, is_estimator
 from .._fitted.tables import holds_text
-from .._given.ml_files import is_fitted_graph
+from .._given.ml_files import is_fitted_graph, is_plain_graph_of_text
 from .._given.ml_start import of_kind
 from .._graph.constants import dequantized
 from .._graph.dynamic_quantization import with_float_products
@@ -76,7 +76,8 @@ def source_of(
         )
     whole = given_graph(model)
     whole = in_training_mode(whole) if training_mode else whole
-    if (labels := whole.meta[LABELS]) or is_fitted_graph(whole):
+    plain = is_plain_graph_of_text(whole, output) and (joined or bool(several))  # of which training says what it takes
+    if (labels := whole.meta[LABELS]) or (is_fitted_graph(whole, output) and not plain):
         _require_one_output(several)
         from .._given.ml_conversion import fitted_file  # needs much of scikit-learn
 

@@ -56,7 +56,7 @@ def body_of(estimator: Parameters) -> Body:
     """Return the part of the given model before its head."""
     model, output = estimator.model, estimator.output
     whole = None if is_estimator(model) else given_graph(cast("bytes", model))
-    if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole)):
+    if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole, output)):
         whole = infer_shapes(whole.clone())  # the final activation is recognized by the axes that it normalizes
         graph, features = graph_of_features(whole, output)
         source = replace(trainable_model(graph, features, foreign=True), reference=None)

@@ -37,7 +37,7 @@ def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:
         columns = examples.columns
         if fitted.table is not None:  # of which training takes the encoded columns
             columns = graph_inputs(plan.estimator, plan.call.X, run.source.inputs, fitted, reset=False)
-        run.fitted = started(fitted, columns, run.predictions)
+        run.fitted = started(fitted, plan.estimator.model, columns, run.predictions)
         return
     from .._fitted.equivalence import require_equal  # both need much of scikit-learn
     from .._fitted.refusals import where_float32_is_coarse

@@ -34,12 +34,20 @@ def table_columns(estimator: BaseEstimator, X: MatrixLike, fitted: FittedModel) 
     table, parts = fitted.table, fitted.parts
     assert table is not None
     assert parts is not None
+    if table.documents and isinstance(X, Mapping) and set(X) == {table.columns[0].name}:
+        X = X[table.columns[0].name]
     if isinstance(X, Mapping) and not sp.issparse(X):  # scipy's dok_matrix is a mapping too
         raise TypeError(f"The fitted model takes a data frame or an array, got a {type(X).__name__}.")
     if not table.documents:
         validate_data(estimator, X, reset=False, skip_check_array=True)
-    dtypes = {spec.name: spec.dtype for spec in parts.whole.inputs}
-    return {name: Column(array, dtypes.get(name, np.dtype(np.float32))) for name, array in table.arrays(X).items()}
+    specs = {spec.name: spec for spec in parts.whole.inputs}
+    return {name: _column(array, specs.get(name)) for name, array in table.arrays(X).items()}
+
+
+def _column(array: np.ndarray, spec: TensorSpec | None) -> Column:
+    """Return a column of a table as an input; the text of each row may be an entry of a vector."""
+    is_vector = spec is not None and len(spec.shape) == 1
+    return Column(array.ravel() if is_vector else array, np.dtype(np.float32) if spec is None else spec.dtype)
 
 
 def as_trained(columns: InputColumns, fitted: FittedModel | None, specs: Specs) -> InputColumns:

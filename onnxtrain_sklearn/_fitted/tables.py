@@ -35,6 +35,8 @@ class TableColumn:
         The text that a graph takes for missing text; None: the text that Python writes for the missing value.
     marks : dict of str
         What missing text is written as, by its usual form, where it is not that.
+    width : int
+        Texts in a row of documents.
     """
 
     name: str
@@ -45,6 +47,7 @@ class TableColumn:
     missing: frozenset[str] = frozenset()
     gap: str | None = None
     marks: Mapping[str, str] = field(default_factory=dict)
+    width: int = 1
 
     def texts(self, values: np.ndarray) -> np.ndarray:
         """Return the values of a column as text, validated; shape (n_samples, 1)."""
@@ -70,7 +73,7 @@ class TableColumn:
         if alike and self.known is not None:
             raise ValueError(self._says_unknown(alike))
         written |= {value: self._unknown_text(value) for value in alike}
-        return np.array([written[value] for value in listed], object).reshape(-1, 1)
+        return np.array([written[value] for value in listed], object).reshape(-1, self.width)
 
     def _unknown_text(self, text: str) -> str:
         while text in self.missing | self.literal:
@@ -141,7 +144,7 @@ class Table:
             A column holds what the fitted model does not take.
         """
         if self.documents:
-            return {column.name: column.texts(_text_documents(X)) for column in self.columns}
+            return {column.name: column.texts(_text_documents(X, column.width)) for column in self.columns}
         arrays = self._numbers(X)
         for i, column in enumerate(self.columns):
             if column.kind == "text":
@@ -176,8 +179,10 @@ def _table_values(X: MatrixLike, columns: Sequence[int]) -> np.ndarray:
     return array[:, columns]
 
 
-def _text_documents(X: MatrixLike) -> np.ndarray:
+def _text_documents(X: MatrixLike, width: int) -> np.ndarray:
+    """Return the texts of all rows in one sequence; rows of one text may be a column."""
     values = np.asarray(X, dtype=object)
-    if isinstance(X, str) or values.ndim != 1:
-        raise ValueError(f"The fitted model takes a sequence of texts, got {type(X).__name__} of {values.ndim} axes.")
-    return values
+    if isinstance(X, str) or (values.shape[1:] != (width,) and not (width == 1 and values.ndim == 1)):
+        what = "a sequence of texts" if width == 1 else f"{width} texts a row"
+        raise ValueError(f"The fitted model takes {what}, got {type(X).__name__} of shape {values.shape}.")
+    return values.ravel()

@@ -39,13 +39,14 @@ from .ml_endings import (
     plain_value,
     sort_classes,
 )
-from .ml_files import FittedFile, Labels
+from .ml_files import FittedFile, Labels, is_plain_graph_of_text
 from .ml_graphs import (
     FILE_TOLERANCE,
     ML,
     classes_of_graph,
     constant_of,
     declare_columns,
+    prepare_text,
     table_of_file,
     takes_missing_values,
     trained_output_of,
@@ -72,8 +73,11 @@ def fitted_file(
     ModelError
         An input is neither a number nor a column of text, or the graph has no parameter that can be trained.
     """
+    if is_plain_graph_of_text(given, output):
+        return _plain_file_of_text(given, output)
     model = given.clone()
     table = table_of_file(model)
+    prepare_text(model.graph)
     declare_columns(model.graph)
     free_batch_axis(model)
     label = next((v for v in model.graph.outputs if v.dtype in (ir.DataType.INT64, ir.DataType.STRING)), None)
@@ -92,7 +96,7 @@ def fitted_file(
         classes=classes,
         n_labels=None if labels is None else len(labels),
         labels=labels,
-        features={} if table is None else table.features,
+        features={} if table is None or table.documents else table.features,
         table=table,
         loss="squared_error" if label is None else "log_loss",
         file=_with_outputs(model, label, final, None if labels is None else len(labels)),
@@ -104,6 +108,31 @@ def fitted_file(
         probable = "proba" in known.values if probed is None else _are_of_kind(labels, *probed)
         known = replace(known, of_probabilities=probable)
     return _trainable_file(model, label, final, known)
+
+
+def _plain_file_of_text(given: ir.Model, output: str | None) -> tuple[TrainableModel, FittedFile]:
+    """Return the network of a graph behind what it makes of text, and the table that it takes."""
+    model = given.clone()
+    final = trained_output_of(model.graph, output)
+    keep_outputs(model, [final], inputs=True)
+    table = table_of_file(model)
+    assert table is not None
+    prepare_text(model.graph)
+    free_batch_axis(model)
+    known = FittedFile(
+        origins=(),
+        classes=None,
+        features={} if table.documents else table.features,
+        table=table,
+        loss="squared_error",
+        file=_with_outputs(model, None, final, None),
+        values=final.name or "",
+        is_plain=True,
+    )
+    source, parts = in_parts(trainable_model(infer_shapes(model), final.name, foreign=True))
+    if not source.parameters:
+        raise ModelError(_WITHOUT_GRADIENT.format(name=final.name))
+    return source, replace(known, parts=parts)
 
 
 def _trainable_file(

@@ -11,10 +11,11 @@ import onnx_ir as ir
 
 from .._data.columns import Column
 from .._fitted.model import FittedModel
+from .._graph.queries import is_float, reads
 from .._inference.predictor import Predictor
 from .._runtime import devices
 from ..exceptions import ModelError
-from .ml_graphs import ML, is_raw_table
+from .ml_graphs import ML, is_raw_table, takes_text
 
 Labels: TypeAlias = "tuple[np.ndarray, ...]"
 """The classes of each of several labels a row."""
@@ -38,6 +39,8 @@ class FittedFile(FittedModel):
         The column of ``values`` for each of the sorted labels, if their order differs.
     labels : tuple of ndarray or None
         The classes of each of several labels a row.
+    is_plain : bool
+        Whether it is a graph of a network behind text, which tells nothing about labels.
     """
 
     file: ir.Model | None = None
@@ -47,13 +50,35 @@ class FittedFile(FittedModel):
     allows_missing: bool = False
     order: np.ndarray | None = None
     labels: Labels | None = None
+    is_plain: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "file": None}
 
 
-def is_fitted_graph(model: ir.Model) -> bool:
-    """Whether a graph has operators of ai.onnx.ml, or is that of an estimator for raw tables."""
+def is_fitted_graph(model: ir.Model, output: str | None) -> bool:
+    """Whether a graph has operators of ai.onnx.ml, trains behind text, or is that of an estimator for raw tables."""
+    return _has_operators_of_models(model) or is_plain_graph_of_text(model, output)
+
+
+def is_plain_graph_of_text(model: ir.Model, output: str | None) -> bool:
+    """Whether the trained output depends on text, and the graph is otherwise one of a network, without labels."""
+    if not takes_text(model) or _has_operators_of_models(model):
+        return False
+    front: list[ir.Value] = [v for v in model.graph.outputs if is_float(v) and output in (None, v.name)][:1]
+    seen = set[ir.Node]()
+    while front:
+        value = front.pop()
+        node = value.producer()
+        if value.is_graph_input() and value.dtype is ir.DataType.STRING:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            front += reads(node)
+    return False
+
+
+def _has_operators_of_models(model: ir.Model) -> bool:
     return any(node.domain == ML for node in model.graph) or is_raw_table(model)
 
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from .._fitted.tables import Table, TableColumn
 from .._graph.queries import is_float
+from .._runtime import capabilities
 from ..exceptions import ModelError, nearest
 
 ML = "ai.onnx.ml"
@@ -43,8 +44,15 @@ def is_raw_table(model: ir.Model) -> bool:
     return model.producer_name == OWN and any(node.op_type == "IsNaN" for node in model.graph)
 
 
+def takes_text(model: ir.Model) -> bool:
+    """Whether an input of a graph is text."""
+    return any(value.dtype is ir.DataType.STRING for value in model.graph.inputs)
+
+
 def table_of_file(model: ir.Model) -> Table | None:
     """Return the table that a graph with inputs of text takes; None for a graph of numbers.
+
+    A single input of text is no table if its rows are split into words, or if they are several texts.
 
     Raises
     ------
@@ -52,18 +60,59 @@ def table_of_file(model: ir.Model) -> Table | None:
         An input is neither a column of text nor one of float32.
     """
     inputs = list(model.graph.inputs)
-    if not any(value.dtype is ir.DataType.STRING for value in inputs):
+    if not takes_text(model):
         return None
+    if len(inputs) == 1 and (width := _texts_of_document(inputs[0])) is not None:
+        return Table((TableColumn(inputs[0].name or "", "text", gaps=False, width=width),), documents=True)
     for value in inputs:
-        width = None if value.shape is None or len(value.shape) != 2 else value.shape[1]
-        if width != 1 or value.dtype not in (ir.DataType.STRING, ir.DataType.FLOAT):
+        sizes = None if value.shape is None else list(value.shape)[1:]
+        fits = sizes == [1] or (sizes == [] and value.dtype is ir.DataType.STRING)
+        if not fits or value.dtype not in (ir.DataType.STRING, ir.DataType.FLOAT):
             raise ModelError(
                 f"The graph has inputs of text, and its input {value.name!r} is {value.dtype}{value.shape or ''}. "
                 f"Beside text, each input must be one column of shape (N, 1), text or float32: declare each column of "
-                f"the table so in initial_types of skl2onnx.to_onnx, or give the fitted scikit-learn model itself."
+                f"the table so in initial_types of skl2onnx.to_onnx, or give the fitted scikit-learn model itself. Of "
+                f"another graph, onnx.utils.extract_model writes the part behind the text, to train on its results."
             )
     allows_missing = any(takes_missing_values(node) for node in model.graph)
     return Table(tuple(_column_of_input(value, model, allows_missing=allows_missing) for value in inputs))
+
+
+def _texts_of_document(value: ir.Value) -> int | None:
+    """Return how many texts a row of the only input has; None if it is one that an encoder takes as it is."""
+    sizes = [None, None, None] if value.shape is None else list(value.shape)
+    if len(sizes) == 1:
+        return 1
+    width = sizes[1] if len(sizes) == 2 else None
+    if not isinstance(width, int) or (width == 1 and not _is_split(value)):
+        return None
+    return width
+
+
+def _is_split(value: ir.Value) -> bool:
+    """Whether a text is split into words, or each row counted, after changes of its letters and its shape at most."""
+    for node, _ in value.uses():
+        if node.op_type in _COUNTS_WORDS or (node.op_type in _AS_TEXT and _is_split(node.outputs[0])):
+            return True
+    return False
+
+
+_COUNTS_WORDS = frozenset({"RegexSplitWithOffsets", "StringSplit", "TfIdfVectorizer", "Tokenizer"})
+_AS_TEXT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "StringNormalizer", "Unsqueeze"})
+
+
+def prepare_text(graph: ir.Graph) -> None:
+    """Lower-case in a locale that is installed, where none is named; declare the columns of counted words."""
+    for node in graph:
+        if node.op_type == "StringNormalizer" and "locale" not in node.attributes and not node.domain:
+            locale = capabilities.text_locale()
+            if locale is not None:
+                node.attributes["locale"] = ir.AttrString("locale", locale)
+        if node.op_type == "TfIdfVectorizer" and not node.domain:  # shape inference does not know their number
+            width, x = max(numbers_of_attribute(node, "ngram_indexes"), default=-1) + 1, node.inputs[0]
+            of_row = x is not None and x.shape is not None and len(x.shape) == 1
+            node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+            node.outputs[0].shape = ir.Shape([width] if of_row else [None, width])
 
 
 def _column_of_input(value: ir.Value, model: ir.Model, *, allows_missing: bool) -> TableColumn:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy.special import expit, softmax
@@ -13,15 +14,20 @@ from .._data.columns import Column
 from .._fitted.model import FittedModel
 from .._fitted.sample import sample_rows
 from .._graph.trainable import TrainableModel
+from .._inference.predictor import Predictor
+from .._runtime import devices
 from ..exceptions import ModelError
+from .as_given import require_file_as_given
 from .ml_files import FittedFile, Labels, are_indicators, outputs_of_file
 from .ml_graphs import FILE_TOLERANCE
 
 Predict: TypeAlias = Callable[[Mapping[str, Column]], Mapping[str, np.ndarray]]
 
 
-def started(known: FittedFile, columns: Mapping[str, Column], predict: Predict) -> FittedFile:
+def started(known: FittedFile, model: Any, columns: Mapping[str, Column], predict: Predict) -> FittedFile:
     """Compare ``predict`` with the file on rows of the data; return the description without the file.
+
+    ``model`` is the file as given, which a network behind text must compute as well.
 
     Raises
     ------
@@ -30,6 +36,10 @@ def started(known: FittedFile, columns: Mapping[str, Column], predict: Predict) 
     """
     rows = sample_rows(np.arange(len(next(iter(columns.values())))))
     sample = {name: Column(column.rows(rows), column.dtype) for name, column in columns.items()}
+    if known.is_plain and known.file is not None:
+        file, of_sample = known.file, np.arange(len(rows))
+        run = partial(Predictor(file, devices.resolve_device(), None).run, sample)
+        require_file_as_given(model, file, (), sample, of_sample, run(of_sample), run)
     _require_file_start(known, sample, predict(sample))
     return replace(known, file=None)
 
@@ -39,7 +49,9 @@ Given: TypeAlias = "tuple[TrainableModel, FittedModel | None]"
 
 def of_kind(given: Given, *, classifies: bool) -> Given:
     """Return ``given``; raise if a file that returns labels would be trained for regression, or the other way round."""
-    known = given[1]
+    source, known = given
+    if isinstance(known, FittedFile) and known.is_plain:
+        return source, replace(known, loss="log_loss" if classifies else "squared_error")
     if isinstance(known, FittedFile) and known.label is None and classifies:
         raise ModelError(
             f"The ONNX file has operators of ai.onnx.ml and returns {known.values!r} without labels, so it is a "
@@ -53,6 +65,9 @@ def of_kind(given: Given, *, classifies: bool) -> Given:
 def _require_file_start(known: FittedFile, columns: Mapping[str, Column], ours: Mapping[str, np.ndarray]) -> None:
     label, values = outputs_of_file(known, columns)
     values = values if known.order is None else values[:, known.order]
+    if label is None and len(ours) > 1:
+        _require_scores_start(values, ours)
+        return
     if label is None:
         _require_close("predict", values, ours["predict"].reshape(values.shape))
         return
@@ -71,6 +86,24 @@ def _require_file_start(known: FittedFile, columns: Mapping[str, Column], ours: 
             f"{_OTHER_MODEL} predict() differs from the label of the file in {different.mean():.0%} of the rows: its "
             f"decision rule is not the class with the largest score."
         )
+
+
+def _require_scores_start(values: np.ndarray, ours: Mapping[str, np.ndarray]) -> None:
+    """Compare a classifier with a file that returns scores, or probabilities by its last activation, and no labels."""
+    if "predict_proba" not in ours:
+        _require_close("decision_function", values, ours["decision_function"].reshape(values.shape))
+        return
+    p = ours["predict_proba"]
+    p = p[:, 1:] if p.shape[1] == 2 and values.shape[1] == 1 else p
+    if p.shape != values.shape:
+        raise ModelError(f"{_OTHER_MODEL} its output has {values.shape[1]} columns for {p.shape[1]} probabilities.")
+    if np.allclose(values, p, atol=FILE_TOLERANCE):
+        return
+    shares = bool((values >= 0).all()) and np.allclose(values.sum(axis=1), 1, atol=FILE_TOLERANCE)
+    if shares and values.shape[1] > 1:
+        raise ModelError(f"{_OTHER_MODEL} its output holds probabilities. End it in Softmax, or in the scores before.")
+    several = values.shape[1] == 1 or not np.allclose(p.sum(axis=1), 1, atol=FILE_TOLERANCE)
+    _require_close("predict_proba", expit(values) if several else softmax(values, axis=1), p)
 
 
 def _require_labels_start(
