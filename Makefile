@@ -8,7 +8,8 @@
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
 #                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone;
 #                        then as many graphs of all opsets, and of further kinds, beside onnxruntime
-#                        (python -m tests.fuzz.opsets --case 4711, tests.fuzz.kinds)
+#                        (python -m tests.fuzz.opsets --case 4711, tests.fuzz.kinds), and damaged states, checkpoints and
+#                        adapters, and commands on files with hostile names (python -m tests.fuzz --stored --case 4711)
 #   make test-web        training graphs in JavaScript (Node, Deno, Bun), by onnxruntime-node and onnxruntime-web from npm,
 #                        in C++, and the page of examples/web in Chromium. What the machine lacks of Node and Chromium
 #                        comes from PyPI and npm; where that fails, a sentence says what was not run (python -m tests.web

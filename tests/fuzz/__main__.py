@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--case", type=int, help="run this one case here")
     parser.add_argument("--jobs", type=int, default=1, help="children at a time")
-    parser.add_argument("--stored", action="store_true", help="files of states, checkpoints and training, not graphs")
+    parser.add_argument("--stored", action="store_true", help="states, adapters, checkpoints and commands, not graphs")
     parser.add_argument("--engine", help="differentiate all cases with this engine")
     parser.add_argument("--log", type=Path, help="append an object of JSON a case to this file")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)

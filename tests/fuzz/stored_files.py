@@ -1,4 +1,4 @@
-"""Files that were trained, changed at random, and what reads them: manifests, states, checkpoints, training files.
+"""Files that were trained, changed at random, and what reads them: manifests, states, checkpoints, adapters, commands.
 
 A case is made from its number alone. It is right where the file is read, or refused by an error of this package that is
 raised on purpose. What is read must be what a change can lead to: finite numbers, as many bytes as the file has.
@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 
-from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier, load_training
+from onnxtrain_sklearn import MLP, AdamW, LoRA, OrtGradientClassifier, load_training
 from onnxtrain_sklearn._callbacks.archive import TEXT, _checksum, read_state
 from onnxtrain_sklearn._export.tensor_files import tensors_of
 from onnxtrain_sklearn.callbacks import Checkpoint
 from onnxtrain_sklearn.classic.artifacts import read_checkpoint
-from tests.fuzz import case, messages, mutations
+from tests.fuzz import case, messages, mutations, terminal
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 Y = np.arange(24) % 2
@@ -269,12 +270,80 @@ def device_checkpoint(rng: random.Random, folder: Path) -> Callable[[], object]:
     return lambda: read_checkpoint(path)
 
 
+SCALE = 4.0
+"""alpha / rank of the adapters, which their files hold multiplied into the second factor."""
+
+
+@cache
+def adapted() -> OrtGradientClassifier:
+    settings: dict[str, Any] = {"max_iter": 2, "random_state": 0, "engine": "portable"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = MLP((4,)).build(n_features=3, n_outputs=2, random_state=0)
+        return OrtGradientClassifier(given, adapters=LoRA(2), **settings).fit(X, Y)
+
+
+def adapter(rng: random.Random, folder: Path) -> Callable[[], object]:
+    """A file of low-rank factors: its bytes, or other arrays and names; before onnxruntime 1.20 none is read."""
+    path, net = folder / "x.onnx_adapter", adapted()
+    before = net.adapters_
+    if not hasattr(onnxruntime, "AdapterFormat"):
+        path.write_bytes(rng.randbytes(100))
+    else:
+        net.save_adapter(path)
+        if rng.random() < 0.6:
+            path.write_bytes(changed_bytes(rng, path.read_bytes()))
+        else:
+            _write_adapter(rng, path)
+
+    def load() -> object:
+        try:
+            net.load_state(path)
+        except Exception:
+            for name, array in before.items():
+                np.testing.assert_array_equal(net.adapters_[name], array)
+            raise
+        found = net.adapters_
+        held = onnxruntime.AdapterFormat.read_adapter(str(path))
+        for name, value in held.get_parameters().items():
+            array = np.array(value.numpy())
+            assert np.isfinite(array).all()
+            np.testing.assert_allclose(found[name], array / (SCALE if name.endswith("lora_B") else 1.0), rtol=1e-6)
+        assert np.isfinite(net.predict_proba(X)).all()
+        return net.load_state(before)
+
+    return load
+
+
+def _write_adapter(rng: random.Random, path: Path) -> None:
+    """Write another adapter file with onnxruntime: arrays of other shapes, types and names, in other versions."""
+    held = onnxruntime.AdapterFormat.read_adapter(str(path))
+    arrays = {name: np.array(value.numpy()) for name, value in held.get_parameters().items()}
+    for name in rng.sample(sorted(arrays), rng.choice([1, 1, 2])):
+        kind = rng.choice(["drop", "name", "array", "array", "array", "turn", "empty"])
+        array = arrays.pop(name)
+        if kind == "drop":
+            continue
+        changed = _changed_array(rng, array) if kind == "array" else array.T if kind == "turn" else array
+        changed = array[:0] if kind == "empty" else changed
+        arrays[rng.choice(["x", "", "../x", "\x1b[2J", name + "x"]) if kind == "name" else name] = changed
+    written = onnxruntime.AdapterFormat()
+    written.set_adapter_version(rng.choice([1, 1, 0, 2, -1]))
+    written.set_model_version(rng.choice([1, 1, 0, 2**31 - 1]))
+    numbers = {name: array for name, array in arrays.items() if array.dtype.kind in "fiub"}
+    make = onnxruntime.OrtValue.ortvalue_from_numpy
+    written.set_parameters({name: make(np.asarray(array, order="C")) for name, array in numbers.items()})
+    written.export_adapter(str(path))
+
+
 TARGETS = {
     "manifest": manifest,
     "tensors": tensors,
     "checkpoint": checkpoint,
     "training file": training_file,
     "device checkpoint": device_checkpoint,
+    "adapter": adapter,
+    "terminal": terminal.case,
 }
 
 
@@ -303,5 +372,7 @@ def _outcome(name: str, rng: random.Random, folder: Path) -> str:
         finally:
             tracemalloc.stop()
     return (
-        f"wrong {peak:,} bytes of memory for a file of {size:,}" if peak > FREE + LARGEST_GROWTH * size else "trained"
+        f"wrong {peak:,} bytes of memory for a file of {size:,}"
+        if peak > FREE + LARGEST_GROWTH * size and name != "terminal"
+        else "trained"
     )
