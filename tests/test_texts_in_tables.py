@@ -133,17 +133,30 @@ class TestUnknownAndMissing:
         marked = frame.assign(size=frame["size"].where(~gaps, "<<nan>>" if other == "<nan>" else "<nan>"))
         assert_allclose(session_results(tuned.to_onnx(), marked)[0].ravel(), found, rtol=1e-5, atol=1e-5)
 
-    def test_both_among_the_categories_of_numbered_text(self):
+    @pytest.mark.parametrize("missing", [-1, np.nan])
+    @pytest.mark.parametrize("unknown", [-2, None])
+    def test_text_and_missing_text_that_are_numbered(self, missing, unknown):
+        frame = FRAME.assign(size=FRAME["size"].where(np.arange(N) % 5 > 0, "nan"))
+        gaps = frame["size"].isna().to_numpy()
+        assert gaps.any()
+        y = NUMBER + 3 * gaps - 2 * (frame["size"] == "nan").to_numpy()
+        settings = {} if unknown is None else {"handle_unknown": "use_encoded_value", "unknown_value": unknown}
+        encoder = OrdinalEncoder(encoded_missing_value=missing, **settings)
+        last = Ridge() if missing == -1 else HistGradientBoostingRegressor(max_iter=9, min_samples_leaf=2)
+        model = make_pipeline(encoded(encoder, ["size"]), last).fit(frame, y)
+        tuned = table_regressor(model, learning_rate_init=0.0, max_iter=1).fit(frame, y)
+        rows = frame if unknown is None else pd.concat([frame, with_value("size", "new", row=0)])
+        expected = model.predict(rows)
+        assert np.abs(expected[: len(gaps)][gaps].mean() - expected[: len(gaps)][frame["size"] == "nan"].mean()) > 1
+        assert_allclose(tuned.predict(rows), expected, rtol=1e-5, atol=1e-5)
+        marked = rows.assign(size=rows["size"].where(rows["size"].notna(), "<nan>"))
+        assert_allclose(session_results(tuned.to_onnx(), marked)[0].ravel(), expected, rtol=1e-5, atol=1e-5)
+
+    def test_text_and_missing_text_that_are_encoded_by_targets(self):
         frame = with_value("size", "nan", row=0)
-        encoder = OrdinalEncoder(encoded_missing_value=-1)
-        model = make_pipeline(encoded(encoder, ["size"]), Ridge()).fit(frame, NUMBER)
+        model = make_pipeline(encoded(TargetEncoder(random_state=0), ["size"]), Ridge()).fit(frame, NUMBER)
         with pytest.raises(ModelError, match="two categories of column 'size', and the same in ONNX"):
             table_regressor(model).fit(frame, NUMBER)
-
-    def test_ordinal_without_a_number_for_missing_text(self):
-        model = fitted_to_table(encoded(OrdinalEncoder(), ["size"]), last=HistGradientBoostingRegressor(max_iter=3))
-        with pytest.raises(ValueError, match="Text is missing in column 'size'"):
-            table_regressor(model).fit(FRAME, NUMBER)
 
     def test_missing_numbers(self):
         frame = FRAME.assign(a=FRAME["a"].where(rng.random(N) > 0.2))

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from sklearn.impute import SimpleImputer
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder
+from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, OrdinalEncoder
 
 from .._graph.protobuf import load, to_proto
 from .._support.typing import Container, Estimator, Operator, Scope
@@ -140,7 +140,7 @@ def _last_steps(estimator: Estimator) -> Iterator[Estimator]:
 
 def _with_marks(estimator: Estimator, marks: Mapping[str, str]) -> Any:
     """Return an encoder whose missing categories are what they are written as, where that is not the usual form."""
-    if not marks or not isinstance(estimator, OneHotEncoder):
+    if not marks or not isinstance(estimator, OneHotEncoder | OrdinalEncoder):
         return estimator
     twin = copy.copy(estimator)
     twin.categories_ = [

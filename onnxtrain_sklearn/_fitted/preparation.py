@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
-from sklearn.preprocessing import OrdinalEncoder
 from sklearn.utils.validation import check_is_fitted
 
 from .._graph.builder import GraphBuilder
@@ -146,7 +145,7 @@ def _rewritten(record: ModelRecord, table: Table | None) -> tuple[Rewritten, Seq
 def _is_setting(origin: Origin, source: TrainableModel, estimator: Estimator) -> bool:
     """Whether a parameter is a setting: neutral numbers of a scaler, an intercept with fit_intercept=False."""
     owner = follow(estimator, origin.owner)
-    if isinstance(owner, OrdinalEncoder) or (origin.role == "default" and len(getattr(owner, "categories_", ())) > 1):
+    if origin.role == "default" and len(getattr(owner, "categories_", ())) > 1:
         return True  # the columns share one mean for unknown categories
     if origin.attribute:
         return "intercept" in str(origin.attribute[0]) and getattr(owner, "fit_intercept", True) is False

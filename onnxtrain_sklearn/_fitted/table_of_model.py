@@ -138,7 +138,7 @@ def _free_marks(users: Sequence[_FirstSteps], columns: int) -> dict[str, str]:
 
 def _takes_marks(step: Estimator) -> bool:
     """Whether missing text may be written to a step in another form than the usual one."""
-    return isinstance(step, OneHotEncoder | SimpleImputer) or bool(categories_by_column(step))
+    return isinstance(step, OneHotEncoder | OrdinalEncoder | SimpleImputer) or bool(categories_by_column(step))
 
 
 def _agreed_column(name: str, index: int, users: Sequence[_FirstSteps], marks: Mapping[str, str]) -> TableColumn:
@@ -174,7 +174,7 @@ def _with_rules(column: TableColumn, steps: Sequence[Estimator], place: int) -> 
             column,
             literal=column.literal | literal,
             missing=column.missing | absent,
-            gaps=column.gaps and not _is_vectorizer(step) and not (absent and _encodes_as_nan(step)),
+            gaps=column.gaps and not _is_vectorizer(step),
         )
         if _refuses_unknown(step):
             known = literal | column.missing if column.kind == "text" else literal
@@ -202,10 +202,6 @@ def _fitted_values(step: Estimator | None, place: int) -> list[Any]:
         return list(of_booster[place].tolist())
     categories = getattr(step, "categories_", ())
     return np.asarray(categories[place]).tolist() if place < len(categories) else []
-
-
-def _encodes_as_nan(step: Estimator) -> bool:
-    return isinstance(step, OrdinalEncoder) and bool(np.isnan(step.encoded_missing_value))
 
 
 def _refuses_unknown(step: Estimator) -> bool:

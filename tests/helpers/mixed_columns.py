@@ -64,7 +64,7 @@ def table_classifier(model, **parameters):
 def session_results(proto, X=FRAME):
     """Return what a bare session gives for a frame: a column of text or float32 for each input."""
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    kinds = {"tensor(float)": np.float32, "tensor(string)": object}
+    kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(string)": object}
     feeds = {}
     for given in session.get_inputs():
         assert given.shape[1] == 1

@@ -6,6 +6,7 @@ from ..._support.typing import Estimator
 from . import (
     boosting,
     calibration,
+    encoders,
     ensembles,
     forests,
     gaussian_process,
@@ -15,7 +16,6 @@ from . import (
     multioutput,
     neighbors,
     networks,
-    one_hot,
     one_vs_one,
     outlier_detection,
     points,
@@ -30,6 +30,7 @@ from .context import Converter
 CONVERTERS: dict[type, Converter] = {
     **boosting.CONVERTERS,
     **calibration.CONVERTERS,
+    **encoders.CONVERTERS,
     **ensembles.CONVERTERS,
     **forests.CONVERTERS,
     **gaussian_process.CONVERTERS,
@@ -39,7 +40,6 @@ CONVERTERS: dict[type, Converter] = {
     **multioutput.CONVERTERS,
     **neighbors.CONVERTERS,
     **networks.CONVERTERS,
-    **one_hot.CONVERTERS,
     **one_vs_one.CONVERTERS,
     **outlier_detection.CONVERTERS,
     **points.CONVERTERS,
