@@ -8,8 +8,9 @@
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
 #                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone;
 #                        then as many graphs of all opsets, and of further kinds, beside onnxruntime
-#                        (python -m tests.fuzz.opsets --case 4711, tests.fuzz.kinds), and damaged states, checkpoints and
-#                        adapters, and commands on files with hostile names (python -m tests.fuzz --stored --case 4711)
+#                        (python -m tests.fuzz.opsets --case 4711, tests.fuzz.kinds), graphs in which rows may meet
+#                        (tests.fuzz.rows), damaged states, checkpoints and adapters, and commands on files with
+#                        hostile names (python -m tests.fuzz --stored --case 4711)
 #   make test-web        training graphs in JavaScript (Node, Deno, Bun), by onnxruntime-node and onnxruntime-web from npm,
 #                        in C++, and the page of examples/web in Chromium. What the machine lacks of Node and Chromium
 #                        comes from PyPI and npm; where that fails, a sentence says what was not run (python -m tests.web
@@ -97,6 +98,7 @@ fuzz: $(STAMP)
 	  $(if $(ENGINE),--engine $(ENGINE))
 	$(if $(SEED),,for graphs in opsets kinds; do OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.$$graphs --first $(FIRST) \
 	  --cases $(FUZZ) $(if $(ENGINE),--engine $(ENGINE)) || exit 1; done)
+	$(if $(SEED),,OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.rows --first $(FIRST) --cases $(FUZZ))
 	$(if $(SEED),,OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --stored --first $(FIRST) --cases $(FUZZ) --jobs $(JOBS))
 
 test-web: $(STAMP)

@@ -76,7 +76,7 @@ def headed(body: Body, examples: Examples) -> tuple[TrainableModel, tuple[str, s
     """Return the graph with a head for the targets, and the names of the head's weights."""
     rows = np.array([0, len(examples) - 1, 0])
     found = run_graph(body.source.model, examples.columns, rows, devices.resolve_device())
-    require_own_features(body.source.model, body.source.output, examples.columns, devices.resolve_device())
+    require_own_features(body.source.model, body.source.output, body.source.parameters)
     width = as_columns(found, body.source.output).shape[1]
     graph, names = with_head(body.source.model, body.source.output, width, examples.targets.n_outputs, body.types)
     return trainable_model(graph, foreign=body.fitted is None), names

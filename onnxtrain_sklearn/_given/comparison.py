@@ -7,7 +7,7 @@ holds scores or probabilities, its numbers do; and the untrained estimator must 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from .._graph.positions import Positions
 from .._graph.queries import dims
 from .._graph.trainable import TrainableModel, with_output_for
 from .._inference.head import Head
+from .._inference.meeting_rows import meeting_in
 from .._inference.predictor import Predictor
 from .._runtime.devices import Device
 from .._support.refusal import refusing
@@ -114,7 +115,9 @@ def own_output(
     )
     _require_rows_first(predictor, columns, rows)
     numbers = _as_flat_rows(found)
-    _require_independent_rows(whole, source.output, predictor, columns, rows, numbers)
+    if any(has_fixed_batch(v) and len(rows) == v.shape[0] for v in whole.graph.inputs if v.shape is not None):
+        _own_numbers(whole, predictor, columns, rows[[0, -1, 0]])  # it may run on so many rows only
+    _require_independent_rows(whole, graph, source)
     return OwnOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
 
 
@@ -155,35 +158,30 @@ def _runs_on(count: int, predictor: Predictor, columns: Mapping[str, Column], ro
     return True
 
 
-def _require_independent_rows(
-    whole: ir.Model,
-    name: str,
-    predictor: Predictor,
-    columns: Mapping[str, Column],
-    rows: np.ndarray,
-    numbers: np.ndarray,
-) -> None:
+def _require_independent_rows(whole: ir.Model, graph: ir.Model, source: TrainableModel) -> None:
     """Raise if the output for a row depends on the other rows, where the file does not say that its first axis is free.
 
     A graph with a free batch axis may decide for all rows together, which is said. A recurrent one goes along that axis
     by mistake: PyTorch's layers take the steps first by default.
     """
-    again = _as_flat_rows(_own_numbers(whole, predictor, columns, rows[[0, -1, 0]]))
-    expected = numbers[[0, -1, 0]]
-    scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
-    rounds = is_quantized(whole.graph)  # perhaps by the range of the batch: rows then differ by some of its steps
-    error = SOME_STEPS if rounds else 1e-3
-    if again.shape == expected.shape and np.allclose(again, expected, rtol=error, atol=error * scale, equal_nan=True):
+    if not _rows_meet(graph, source.output, source.parameters):
         return
     if _may_go_along_rows(whole.graph) or any(has_fixed_batch(v) for v in whole.graph.inputs):
-        raise _across_rows(name)
-    if rounds:
+        raise _across_rows(source.output)
+    if is_quantized(whole.graph):  # perhaps by the range of the batch, which rounding alone shows
         return
     warn(
-        f"Output {name!r} {MIXED}: predictions depend on which rows are predicted together, and training on which "
-        f"rows a minibatch holds. Where the first axis of the graph is not that of rows, give X an axis before it; "
-        f"where the graph is to see all rows together, set batch_size to their number and shuffle=False."
+        f"Output {source.output!r} {MIXED}: predictions depend on which rows are predicted together, and training on "
+        f"which rows a minibatch holds. Where the first axis of the graph is not that of rows, give X an axis before "
+        f"it; where the graph is to see all rows together, set batch_size to their number and shuffle=False."
     )
+
+
+def _rows_meet(graph: ir.Model, name: str, trained: Sequence[str]) -> bool:
+    """Whether it is known that rows meet on the way to an output of an inference form."""
+    names, own = [value.name or "" for value in graph.graph.inputs], set(graph.graph.initializers)
+    found = meeting_in(graph, names, [name], [one for one in trained if one in own], trained)
+    return found is not None and found.seen
 
 
 def is_quantized(graph: ir.Graph) -> bool:
@@ -191,13 +189,9 @@ def is_quantized(graph: ir.Graph) -> bool:
     return any(node.op_type == "Round" or "Quantize" in node.op_type for node in graph.all_nodes())
 
 
-def require_own_features(model: ir.Model, name: str, columns: Mapping[str, Column], device: Device) -> None:
-    """Raise if the features for a new head go along the rows, which the first one, run twice, shows."""
-    if not _may_go_along_rows(model.graph):
-        return
-    rows = np.array([0, len(next(iter(columns.values()))) - 1, 0])
-    first, _, again = run_graph(alone(model, name), columns, rows, device)
-    if not np.allclose(first, again, rtol=1e-3, atol=1e-3 * max(1.0, float(np.abs(first).max())), equal_nan=True):
+def require_own_features(model: ir.Model, name: str, trained: Sequence[str]) -> None:
+    """Raise if the features for a new head go along the rows."""
+    if _may_go_along_rows(model.graph) and _rows_meet(alone(model, name), name, trained):
         raise _across_rows(name)
 
 

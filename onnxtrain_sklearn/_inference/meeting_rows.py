@@ -6,9 +6,9 @@ results change where rows are added, as those of a graph that divides by the num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -38,12 +38,19 @@ Numbers: TypeAlias = Mapping[str, np.ndarray]
 Options: TypeAlias = Mapping[str, object] | None
 
 _of_forms: WeakKeyDictionary[ir.Model, dict[object, str | None]] = WeakKeyDictionary()
-_of_structures: Cache[list[str]] = Cache(256, 2**20, lambda found: 256)
+_of_structures: Cache[list[Meeting]] = Cache(256, 2**20, lambda found: 256)
 _lock = Lock()
 
 
+class Meeting(NamedTuple):
+    """Where rows meet; not ``seen``: it is not known, as the graph does not run on the numbers of a trial."""
+
+    node: str
+    seen: bool
+
+
 def where_rows_meet(model: TrainableModel, options: Options, *, in_training: bool = True) -> str | None:
-    """Return where the rows of a minibatch meet in a graph, None: nowhere. It is found once for a form.
+    """Return where the rows of a minibatch meet, or may meet, in a graph, None: nowhere. It is found once for a form.
 
     In training, normalization takes statistics of the minibatch. ``options`` are those of the sessions that try it.
     """
@@ -61,17 +68,36 @@ def _where(model: TrainableModel, form: ir.Model, options: Options, in_training:
     if statistics is not None:
         return describe(statistics)
     names = [one.scores for one in model.forms] or [model.scores]
-    by_row, ends = [spec.name for spec in model.inputs], [v for v in form.graph.outputs if v.name in names]
-    verdict = meeting_of_rows(form.graph, by_row, ends)
+    weights = {*model.parameters, *model.statistics}
+    found = meeting_in(form, [spec.name for spec in model.inputs], names, model.parameters, weights, options)
+    return None if found is None else found.node
+
+
+def meeting_in(
+    form: ir.Model,
+    by_row: Sequence[str],
+    ends: Sequence[str],
+    trained: Sequence[str],
+    weights: Collection[str] = (),
+    options: Options = None,
+) -> Meeting | None:
+    """Return where the rows of the inputs ``by_row`` meet on the way to the outputs ``ends``; None: nowhere.
+
+    ``trained`` are the initializers that a trial gives other numbers, ``weights`` those on whose values the answer does
+    not depend.
+    """
+    verdict = meeting_of_rows(form.graph, by_row, [v for v in form.graph.outputs if v.name in ends])
     if verdict.certain:
-        return verdict.node or None
+        return Meeting(verdict.node, True) if verdict.node else None
 
-    def decided() -> list[str]:
-        later = _of_fixed_batch(form, by_row, names) or verdict
-        meet = bool(later.node) if later.certain else _meet_in_trial(form, by_row, names, model.parameters, options)
-        return [later.node] if meet else []
+    def decided() -> list[Meeting]:
+        later = _of_fixed_batch(form, by_row, ends) or verdict
+        if later.certain:
+            return [Meeting(later.node, True)] if later.node else []
+        meet = _meet_in_trial(form, by_row, ends, trained, options)
+        return [] if meet is False else [Meeting(later.node, bool(meet))]
 
-    key = structure(form, {*model.parameters, *model.statistics}), tuple(by_row), tuple(names)
+    key = structure(form, set(weights)), tuple(by_row), tuple(ends)
     return next(iter(_of_structures.get(key, decided)), None)
 
 
@@ -86,7 +112,8 @@ def _of_fixed_batch(form: ir.Model, by_row: Sequence[str], ends: Sequence[str]) 
 
 def _meet_in_trial(
     model: ir.Model, by_row: Sequence[str], ends: Sequence[str], trained: Sequence[str], options: Options = None
-) -> bool:
+) -> bool | None:
+    """Return whether numbers show that rows meet; None: the graph does not run on them."""
     try:
         graph = inference_form(model)
         rng = np.random.RandomState(0)
@@ -107,8 +134,8 @@ def _meet_in_trial(
             return {v.name or "": _numbers(kinds[0], v, trial, rows) for v in given if v.name in by_row}
 
         return meet_in_numbers(run, draw)
-    except Exception:  # of whatever cannot be run with such numbers: nothing is known then
-        return True
+    except Exception:  # of whatever cannot be run with such numbers
+        return None
 
 
 def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[int, int], Numbers]) -> bool:
