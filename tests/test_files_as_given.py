@@ -85,7 +85,7 @@ def test_each_of_joined_outputs_is_compared(monkeypatch):
     proto = model(body, y="float[N, 2] P, float[N, 1] Q", weights=weights, opset=12)
     settings = {"loss": WeightedAverageLoss(), "max_iter": 1, "learning_rate_init": 0.001}
     right = OrtGradientRegressor(proto, **settings).fit(X, X)
-    assert right.describe().compared.startswith("file as given compared; trained graph compared")
+    assert right.describe().compared.startswith("file as given compared; training graph compared")
     monkeypatch.setattr(as_given, "plain_session", faulty_session)
     with pytest.raises(ModelError, match="file as given: output 'Q'"):
         OrtGradientRegressor(proto, **settings).fit(X, X)

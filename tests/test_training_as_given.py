@@ -111,5 +111,5 @@ def test_description_says_what_was_compared(form, file, training):
     estimator = OrtGradientRegressor(given(form), max_iter=1)
     assert estimator.describe().compared == ""
     described = estimator.fit(X, X.sum(axis=1)).describe()
-    assert described.compared == f"file as given {file}; trained graph {training}"
+    assert described.compared == f"file as given {file}; training graph {training}"
     assert described.compared in str(described)

@@ -19,6 +19,7 @@ from .._graph.edits import keep_outputs, swap_initializers
 from .._graph.members import repeated_rows
 from .._graph.protobuf import to_proto
 from .._graph.shapes import infer_shapes
+from .._support.refusal import refusing
 from .._training.compiled_pass import differentiating_engine
 from .._training.loss_graph import as_float32, ir_type, one_hot
 from .._training.step import OptimizerState
@@ -169,7 +170,12 @@ def _with_loss(run: Run, loss: Loss) -> ir.Model:
     target = one_hot(op, y, head.n_outputs, op.dtype) if labelled else _scaled_outputs(op, y, head.target_scale)
     if single.members is not None:
         target = repeated_rows(op, target, single.members, head.n_outputs)
-    value = op.ReduceMean(loss(op, columns, target, head.link), keepdims=False)
+    with refusing(
+        f"The files for devices take any number of rows, for which {type(loss).__name__} emits no loss. Let it compute "
+        f"sizes in the graph, as by op.Shape, or export files for a number of rows by export_training"
+    ):
+        losses = loss(op, columns, target, head.link)
+    value = op.ReduceMean(losses, keepdims=False)
     value.name, value.dtype, value.shape = "loss", op.dtype, ir.Shape([])
     keep_outputs(model, [value, scores])
     return infer_shapes(model)

@@ -66,7 +66,7 @@ class Comparison(NamedTuple):
     training: FileCompared
 
     def __str__(self) -> str:
-        return f"{_told('file as given', self.file)}; {_told('trained graph', self.training)}"
+        return f"{_told('file as given', self.file)}; {_told('training graph', self.training)}"
 
 
 def _told(what: str, found: FileCompared) -> str:

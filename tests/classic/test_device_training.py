@@ -15,8 +15,11 @@ from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, Linear, OrtGradientClassifi
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic.artifacts import read_checkpoint
 from onnxtrain_sklearn.classic.optimizers import OrtAdamW
+from onnxtrain_sklearn.exceptions import ModelError
+from onnxtrain_sklearn.losses import Loss
 from tests.classic.test_artifacts import FILES, OnDevice
 from tests.helpers.official import needs_training
+from tests.helpers.sessions import evaluate
 
 RNG = np.random.default_rng(11)
 X = RNG.normal(size=(60, 4)).astype(np.float32)
@@ -147,3 +150,32 @@ def test_before_fit(tmp_path):
     for call in (OrtGradientRegressor().export_artifacts, OrtGradientRegressor().load_checkpoint):
         with pytest.raises(ValueError, match="not fitted"):
             call(tmp_path)
+
+
+class SumOfSquares(Loss):
+    """The sum over the rows, written as a mean of losses that are multiplied by their number."""
+
+    def __init__(self, in_graph=True):
+        self.in_graph = in_graph
+
+    def __call__(self, op, scores, y, link):
+        error = op.Sub(scores, y)
+        rows = op.Cast(op.Shape(scores, start=0, end=1), to=op.dtype) if self.in_graph else op.shape(scores)[0]
+        return op.Mul(op.Mul(error, error), rows if self.in_graph else float(rows))
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_loss_that_reads_the_number_of_rows(tmp_path, engine):
+    settings = {"optimizer": SGD(), "batch_size": 20, "max_iter": 1, "engine": engine, "target_scaling": None, **RATE}
+    estimator = OrtGradientRegressor(Linear(), loss=SumOfSquares(), **settings).fit(X, Y)
+    estimator.export_artifacts(tmp_path)
+    evaluation = onnx.load(tmp_path / "eval_model.onnx")
+    inputs = {value.name for value in evaluation.graph.input}
+    given = {name: array for name, array in estimator.weights_.items() if name in inputs}
+    for rows in (7, 20):
+        loss = evaluate(evaluation, X=X[:rows], target=Y[:rows].astype(np.float32), **given)[0]
+        expected = ((estimator.predict(X[:rows]) - Y[:rows]) ** 2).mean(axis=1).sum()
+        np.testing.assert_allclose(loss, expected, rtol=1e-4)
+    estimator = OrtGradientRegressor(Linear(), loss=SumOfSquares(in_graph=False), **settings).fit(X, Y)
+    with pytest.raises(ModelError, match=r"any number of rows, for which SumOfSquares emits no loss\. .* op\.Shape"):
+        estimator.export_artifacts(tmp_path / "other")
