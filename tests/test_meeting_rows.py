@@ -357,7 +357,7 @@ def test_it_is_found_whether_rows_meet(name):
     model = graph(body)
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(np.array(value, kind), own)
-        for own, value, kind in (("first", 0, np.int64), ("nought", 0, np.float32), ("factor", [0.5], np.float32))
+        for own, value, kind in (("first", 0, np.int64), ("nought", 0, np.float32), ("factor", [0.5173946], np.float32))
     )
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     before = session.run(None, {"X": X[:5]})[0][1:4]

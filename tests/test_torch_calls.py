@@ -133,7 +133,7 @@ def test_scales_and_shifts_behind_a_softmax_are_trained():
     proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     X, y = rows(12), rows(12, 3, seed=1)
     plain = {"optimizer": SGD(), "learning_rate_init": RATE, "batch_size": 12, "max_iter": 1, "shuffle": False}
-    found = OrtGradientRegressor(proto, **plain).fit(X, y).weights_
+    found = OrtGradientRegressor(proto, trainable="*", **plain).fit(X, y).weights_
     exponents = np.exp(X.astype(float) @ W)
     shares = exponents / exponents.sum(1, keepdims=True)
     slope = 2 * (shares - y) / y.size

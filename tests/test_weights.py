@@ -366,7 +366,7 @@ def test_a_constant_is_trained_from_the_call_that_names_it():
 
 def test_a_constant_node_that_is_named_cannot_be_trained():
     proto = weighted_model("two = Constant <value_float = 2.0> () H = MatMul(X, W) Y = Mul(H, two)")
-    with pytest.raises(ValueError, match=r"'two' names a constant .*\(a single number in Mul.*Store it"):
+    with pytest.raises(ValueError, match=r"'two' names a constant .*\(a constant in Mul.*Store it"):
         step_of_weights(proto, trainable=["two"])
 
 

@@ -14,7 +14,7 @@ from .._optimizers.lbfgs import LBFGS
 from .._training.host_step import in_trainable_type
 from .._training.loss_graph import LAZY, StepSettings
 from .._training.parameters import FlatParameters, Trainable
-from .._training.selection import selected
+from .._training.selection import selected, warn_of_doubtful
 from .._training.step import OptimizerState
 from ..losses import Loss
 from .adaptation import adapted
@@ -46,6 +46,7 @@ def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[Run, St
         return _resumed_run(old, seen, head, settings, trainable, columns), settings
     run = _new_run(chosen.source, seen, head, settings, trainable, columns, plan.rng, plan.fitted)
     run.began = Start.by(estimator)
+    warn_of_doubtful(run.source, run.parameters.names, estimator.trainable)
     return run, settings
 
 

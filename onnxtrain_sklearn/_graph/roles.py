@@ -26,6 +26,7 @@ from .exporter_names import (
     is_tensorflow_variable,
 )
 from .fake_quantization import is_fake, is_held_as_integers
+from .numbers_of_formulas import is_of_formulas, is_root, says_it_is_a_weight, says_its_number
 from .queries import dims, graphs_in
 from .tensorflow_operators import TF2ONNX
 from .torch_program import PRODUCER, TorchProgram
@@ -79,10 +80,11 @@ QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bn
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a constant is a weight, and why it is or is not."""
+    """Whether a constant is a weight, why it is or is not, and whether it may as well be a constant of a formula."""
 
     is_weight: bool
     reason: str
+    is_doubtful: bool = False
 
 
 class Roles:
@@ -125,6 +127,8 @@ class Roles:
         status = self._program.status(value)
         if found.is_weight and (status == "constant" or (status is None and is_buffer(value))):
             return Verdict(False, "a constant or buffer of the PyTorch module")
+        if status == "parameter" and found.is_doubtful:
+            return replace(found, is_doubtful=False)
         if status == "parameter" and not found.is_weight:
             trained = [node.op_type for node, index in uses if _differentiates(node, index)]
             return Verdict(True, f"parameter of the PyTorch module, in {trained[0]}") if trained else found
@@ -179,6 +183,8 @@ class Roles:
             return Verdict(False, "a constant of the code: TensorFlow names variables otherwise")
         if not node.domain and index in PRODUCTS.get(kind, ()):
             return Verdict(True, "slope of PRelu" if kind == "PRelu" else f"weight of {kind}")
+        if array.size == 1 and says_its_number(value.name or "", float(array.ravel()[0])):
+            return Verdict(False, f"a constant in {kind}: its name says its number")
         if not np.isfinite(array).all():
             return Verdict(False, "a mask: it holds values that are not finite")
         if node.domain and array.size > 1:
@@ -240,13 +246,21 @@ class Roles:
             if kind in FILLED and number in (0.0, 1.0):
                 return Verdict(False, f"filler: a single number that goes into {kind}")
             divisor = number if kind == "Div" else 1 / (number or 1.0)
-            if kind in ("Mul", "Div") and self._scales_scores(node) and _is_root(divisor):
+            if kind in ("Mul", "Div") and self._scales_scores(node) and is_root(divisor):
                 return Verdict(False, "scale of attention scores: a root of a dimension")
             if made_up or (value.producer() is not None and not is_paddle_parameter(value)):
                 return Verdict(False, f"a single number in {kind}, under a name that an exporter made up")
         elif made_up and not (str(value.name).startswith("onnx::") and value.producer() is None and np.ptp(array)):
             return Verdict(False, f"an array in {kind}, under a name that an exporter made up")
+        if array.size == 1 and is_of_formulas(float(array.ravel()[0])) and not self._is_known_to_be_learned(value):
+            return Verdict(True, f"operand of {kind}, if it is no constant: a single number", is_doubtful=True)
         return Verdict(True, f"operand of {kind}")
+
+    def _is_known_to_be_learned(self, value: ir.Value) -> bool:
+        """Whether a name, or the record of the program that wrote the file, says that a number is a parameter."""
+        name, status = value.name or "", self._program.status(value)
+        by_name = says_it_is_a_weight(name) or is_paddle_parameter(value) or is_tensorflow_variable(name)
+        return by_name or status in ("parameter", "folded") or _is_of_module(value, self._graph, self._program)
 
     def _is_raw(self, value: ir.Value | None) -> bool:
         """Whether a value is an input of the graph, at most reshaped, cast, or shifted and scaled by constants."""
@@ -357,16 +371,3 @@ def _are_pairs(rows: np.ndarray) -> bool:
     half, squares = rows.shape[1] // 2, rows.astype(np.float64) ** 2
     pairs = (squares[:, ::2] + squares[:, 1::2], squares[:, :half] + squares[:, half:])
     return any(np.allclose(pair, 1, rtol=0, atol=1e-4) for pair in pairs)
-
-
-_LARGEST_DIMENSION = 16384
-"""Of the vectors whose products are divided by its root."""
-
-
-def _is_root(number: float) -> bool:
-    """Whether a number is the second or fourth root of a dimension, as float32 gives it.
-
-    Powers of other numbers, such as trained factors, are near an integer as well where they are large.
-    """
-    powers = (number**2, number**4) if 1 < number < _LARGEST_DIMENSION else ()
-    return any(x <= _LARGEST_DIMENSION and abs(x - round(x)) <= 2e-6 * x for x in powers)

@@ -116,6 +116,8 @@ class TrainableModel:
         The matrices that low-rank factors change; the factors are among the parameters.
     forms : tuple of OutputForm
         Of a graph that is trained on several outputs: each of them, the first of which is ``output``.
+    doubtful : tuple of str
+        Of a foreign graph: the parameters that are single numbers and may as well be constants of formulas.
     """
 
     model: ir.Model
@@ -140,6 +142,7 @@ class TrainableModel:
     kept: KeptTypes = NOTHING_KEPT
     low_rank: tuple[LowRank, ...] = ()
     forms: tuple[OutputForm, ...] = ()
+    doubtful: tuple[str, ...] = ()
 
     @property
     def activation(self) -> dict[str, Any]:
@@ -321,6 +324,7 @@ def trainable_model(
         quantized=tuple(dict.fromkeys(n for v in every for n in quantized_nodes(graph, v))) if foreign else (),
         narrow=tuple(dict.fromkeys(n for v in every for n in narrow_weights(graph, v))) if foreign else (),
         kept=kept_types(graph, finals[0]),
+        doubtful=tuple(name for name, verdict in judged.items() if name in parameters and verdict.is_doubtful),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +12,14 @@ from .._graph.low_rank import factors_of_matrices
 from .._graph.reweighted import form_of
 from .._graph.trainable import TrainableModel, why_quantized
 from .._graph.weights import TRAINED_TYPES
-from ..exceptions import ModelError
+from ..exceptions import ModelError, warn
 from .missed_matrices import warn_of_missed_matrices
 from .parameters import Trainable, select_trainable
 
 _UNREAD = np.empty(0)
+
+MOST_NAMED = 8
+"""Parameters that a warning names."""
 
 
 def selected(source: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
@@ -36,6 +39,21 @@ def selected(source: TrainableModel, trainable: Trainable) -> tuple[TrainableMod
         _refuse_narrow_floats(source)
     warn_of_missed_matrices(source, trainable, names)
     return source, names
+
+
+def warn_of_doubtful(source: TrainableModel, names: Collection[str], trainable: Trainable) -> None:
+    """Warn of trained numbers that may be constants, unless the user has said what is trained."""
+    found = [name for name in source.doubtful if name in names]
+    if not found or not (isinstance(trainable, str) and trainable == "all"):
+        return
+    shown = ", ".join(f"{name!r} ({source.roles.get(name, '').split(',')[0]})" for name in found[:MOST_NAMED])
+    others = [name for name in source.parameters if name not in found]
+    few = repr(others) if 0 < len(others) <= MOST_NAMED else f"lambda name, array: name not in {found!r}"
+    warn(
+        f"Single numbers of the graph are trained that may be constants of its formulas: {shown}"
+        f"{f' and {len(found) - MOST_NAMED} more' if len(found) > MOST_NAMED else ''}. Say which: trainable='*' "
+        f"trains them, trainable={few} leaves them as they are."
+    )
 
 
 def _beside_factors(source: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
