@@ -35,15 +35,13 @@ class TrainingState:
         return {name: array.copy() for name, array in self.weights.items()}
 
     def optimizer_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return copies of moments and counts by weight; empty without an optimizer."""
-        if not self.optimizer:
-            return {}
+        """Return copies of moments and counts by weight; empty where the optimizer has no moments."""
         return {
             name: {
-                **{slot: array.copy() for slot, array in self.moments.get(name, {}).items()},
+                **{slot: array.copy() for slot, array in slots.items()},
                 UPDATE_COUNT: np.array([self.counts[name]]),
             }
-            for name in self.weights
+            for name, slots in self.moments.items()
         }
 
     def all_arrays(self) -> dict[str, np.ndarray]:
@@ -67,8 +65,7 @@ class TrainingState:
         current |= new
         self.weights = {name: current[name] for name in self.weights}
         self.moments = {n: {m: current[f"{m}_{n}"] for m in slots} for n, slots in self.moments.items()}
-        if self.optimizer:
-            self.counts = {name: int(current[f"{UPDATE_COUNT}_{name}"][0]) for name in self.weights}
+        self.counts |= {name: int(current[f"{UPDATE_COUNT}_{name}"][0]) for name in self.moments}
 
     def load_optimizer(self, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         """Load a state of :meth:`optimizer_state`, or a part of it."""
@@ -105,7 +102,10 @@ class StatefulSession:
     _runs: int
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Return copies of all weights, moments (``Moment_1_NAME``) and counts (``Update_Count_NAME``) by name."""
+        """Return copies of all weights, moments (``Moment_1_NAME``) and counts (``Update_Count_NAME``) by name.
+
+        ``SGDOptimizer`` has neither moments nor counts.
+        """
         return self._state.all_arrays()
 
     def load_state(self, dict: Mapping[str, Any], strict: bool = False) -> None:
@@ -127,7 +127,7 @@ class StatefulSession:
         return {"full_precision": self._state.model_state()}
 
     def get_optimizer_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return copies of moments and counts by weight; empty without an optimizer."""
+        """Return copies of moments and counts by weight; empty for ``SGDOptimizer`` and without an optimizer."""
         return self._state.optimizer_state()
 
     def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:

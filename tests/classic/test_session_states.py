@@ -68,6 +68,16 @@ def test_states():
         session.get_model_state(include_mixed_precision_weights=True)
 
 
+def test_gradient_descent_has_no_state_but_the_weights():
+    session = TrainingSession(with_loss(), parameters("SGDOptimizer"))
+    train(session, 2)
+    assert set(session.get_state()) == set(WEIGHTS)
+    assert session.get_optimizer_state() == {}
+    second = TrainingSession(with_loss(), parameters("SGDOptimizer"))
+    second.load_state(session.get_state(), strict=True)
+    assert train(session, 3) == train(second, 3)
+
+
 def test_states_are_copies():
     session = TrainingSession(with_loss(), parameters())
     before = session.get_state()["W"].copy()
