@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ import pytest
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor, load_training
 from onnxtrain_sklearn._export.tensor_files import tensor_bytes, tensors_of
+from onnxtrain_sklearn.callbacks import Checkpoint
+from onnxtrain_sklearn.classic.artifacts import read_checkpoint
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.hostile import net as given_net
 from tests.helpers.training import quietly
@@ -378,3 +382,57 @@ def test_hostile_manifests_of_training_files(text, tmp_path):
     (tmp_path / "x.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match=r"The manifest in .*x\.onnx"):
         load_training(tmp_path / "x.onnx")
+
+
+# --- files that are none, or that take no room on the disk ---
+
+
+def sparse(path: Path, beginning: bytes = b"", size: int = 2**33) -> None:
+    with path.open("wb") as file:
+        file.write(beginning)
+        file.truncate(size)
+
+
+HEADER = json.dumps({"parameters": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode()
+STRANGE: dict[str, Any] = {
+    "pipe": lambda path: os.mkfifo(path),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "endless link": lambda path: path.symlink_to(path),
+    "folder": lambda path: path.mkdir(),
+    "eight gigabytes": lambda path: sparse(path),
+    "eight gigabytes behind a beginning": lambda path: sparse(path, b"\x08\0\0\0ODTC"),
+    "eight gigabytes of JSON": lambda path: sparse(path, b'{"format": 1'),
+    "a header of tensors, then eight gigabytes": lambda path: sparse(path, len(HEADER).to_bytes(8, "little") + HEADER),
+    "a header of eight gigabytes": lambda path: sparse(path, (2**33 - 8).to_bytes(8, "little")),
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs pipes and sparse files")
+@pytest.mark.parametrize("kind", STRANGE)
+def test_files_that_are_none_are_not_read(kind, tmp_path):
+    """Whatever a reader is given, it neither waits nor takes much memory."""
+    net = fitted(callbacks=[Checkpoint(tmp_path / "checkpoints")])
+    net.export_training(tmp_path / "good")
+    readers: dict[str, Any] = {
+        "checkpoint": read_checkpoint,
+        "x.safetensors": net.load_state,
+        "x.onnx_adapter": net.load_state,
+        "x.onnx": load_training,
+        **{f"{name}/{name}": load_training for name in ("manifest.json", "state.safetensors", "step.onnx")},
+        "checkpoints": lambda path: fitted(callbacks=[Checkpoint(path)]),
+    }
+    for name, read in readers.items():
+        path, given = tmp_path / name, tmp_path / name
+        if "/" in name:
+            given = path.parent
+            shutil.copytree(tmp_path / "good", given)
+            path.unlink()
+        elif name == "checkpoints":
+            (path,) = path.glob("*-*.npz")
+            path.unlink()
+        STRANGE[kind](path)
+        tracemalloc.start()
+        with pytest.raises((ModelError, FileNotFoundError)):
+            read(given)
+        assert tracemalloc.get_traced_memory()[1] < 2**24, name
+        tracemalloc.stop()

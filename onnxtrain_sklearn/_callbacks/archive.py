@@ -12,10 +12,11 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from .._graph.files import content_of
 from .._support.whole_files import whole_file
 from ..exceptions import ModelError
 from .base import State
@@ -43,11 +44,11 @@ def read_state(path: Path) -> State | None:
         The file is damaged, or none of :func:`write_state`.
     """
     try:
-        content = path.read_bytes()
+        content = content_of(path, first=_require_archive)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise damaged(path, f"it cannot be read: {error.strerror}") from error
+    except ModelError as error:
+        raise damaged(path, str(error)) from error
     arrays = _arrays_of(content, path)
     stored = arrays.pop(CHECKSUM, np.empty(0))
     if TEXT not in arrays:
@@ -79,6 +80,11 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
         hasher.update(f"{name}\n{array.dtype.str}\n{array.shape}\n".encode())
         hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return hasher.digest()
+
+
+def _require_archive(file: BinaryIO, size: int) -> None:
+    if not zipfile.is_zipfile(file):
+        raise ModelError(f"{file.name} is no archive of arrays.")
 
 
 def _arrays_of(content: bytes, path: Path) -> dict[str, np.ndarray]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .._graph.files import read
-from .._graph.limits import current_limits, exceeded
+from .._graph.files import content_of, read
+from .._graph.limits import LARGEST_MESSAGE
 from .._graph.survival import require_survivable
 from .._support.json_text import json_object
 from .._support.state_arrays import StateArrays
@@ -38,10 +38,14 @@ from .networks import joined_graphs
 from .predict_graph import PredictGraph, predict_graph
 from .source import TARGETS, ExportSource
 from .step_graph import StepGraph, step_graph
-from .tensor_files import tensor_bytes, tensors_and_notes, tensors_of
+from .tensor_files import require_tensors, tensor_bytes, tensors_and_notes, tensors_of
 
 TRAINING_FORMS = {"step": ("step",), "epoch": ("epoch",), "both": ("step", "epoch")}
 """The training graphs of a folder by the parameter ``form``."""
+
+
+LONGEST_MANIFEST = 2**25
+"""Bytes of a manifest; lists of labels are the longest part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +112,7 @@ def state_bytes(state: Mapping[str, np.ndarray], constants: object = None) -> by
 
 def read_state_file(path: Path) -> StateArrays:
     """Return the state in a file of safetensors."""
-    arrays, notes = tensors_and_notes(_content(path), str(path))
+    arrays, notes = tensors_and_notes(content_of(path, first=require_tensors), str(path))
     text = notes.get(CONSTANTS)
     return StateArrays(arrays, None if text is None else json_object(text, f"The metadata {CONSTANTS!r} of {path}"))
 
@@ -148,8 +152,9 @@ def read_folder(path: str | os.PathLike[str]) -> TrainingFolder:
     file = folder / MANIFEST
     if not file.is_file():
         raise ModelError(f"{folder} holds no {MANIFEST}: it is not a folder of training graphs (export_training).")
-    manifest = read_manifest(_content(file), str(file))
-    files = {name: _read_file(folder, name, fact) for name, fact in manifest["files"].items()}
+    manifest = read_manifest(content_of(file, most=LONGEST_MANIFEST), str(file))
+    state_file = manifest["state"]["file"]
+    files = {n: _read_file(folder, n, fact, is_state=n == state_file) for n, fact in manifest["files"].items()}
     graphs = {name: files[graph["file"]] for name, graph in manifest["graphs"].items()}
     for name, graph in graphs.items():
         require_own_graph(graph, str(folder / manifest["graphs"][name]["file"]))
@@ -161,17 +166,7 @@ def read_folder(path: str | os.PathLike[str]) -> TrainingFolder:
     return TrainingFolder(manifest, graphs, state)
 
 
-def _content(file: Path) -> bytes:
-    """Return the content of a file whose size is within the limits."""
-    if (size := file.stat().st_size) > current_limits().file_bytes:
-        raise exceeded(f"{file} has {size:,} bytes", "file_bytes")
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror}.") from error
-
-
-def _read_file(folder: Path, name: str, fact: object) -> bytes:
+def _read_file(folder: Path, name: str, fact: object, *, is_state: bool) -> bytes:
     """Return the content of a file that the manifest names, which must lie in the folder and be the one it names."""
     if not is_plain_name(name):
         raise ModelError(f"{folder / MANIFEST} names the file {name!r}, which is not in the folder itself.")
@@ -180,7 +175,7 @@ def _read_file(folder: Path, name: str, fact: object) -> bytes:
         raise ModelError(f"{folder} lacks {name}, which its {MANIFEST} names: copy the whole folder.")
     if file.resolve().parent != folder.resolve():
         raise ModelError(f"{file} is a link that leads out of the folder: copy the whole folder.")
-    content = _content(file)
+    content = content_of(file, first=require_tensors) if is_state else content_of(file, most=LARGEST_MESSAGE)
     if _sha256(content) != digest:
         raise ModelError(
             f"{file} has changed: its SHA-256 is {_sha256(content)}, and {MANIFEST} says {str(digest)[:64]}. Export "

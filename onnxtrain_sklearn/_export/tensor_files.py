@@ -6,11 +6,12 @@ it is long.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -22,6 +23,7 @@ _NAMES_OF_TYPES = {np.dtype(kind): name for name, kind in _TENSOR_TYPES.items()}
 
 _NOTES = "__metadata__"
 _MOST_AXES = 32
+_LONGEST_HEADER = 2**25
 
 
 def tensor_bytes(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> bytes:
@@ -47,18 +49,29 @@ def tensors_of(content: bytes, what: str) -> dict[str, np.ndarray]:
 
 def tensors_and_notes(content: bytes, what: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays of a file and its metadata; raise ModelError, which begins with ``what``, if it is none."""
-    size = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or size > len(content) - 8:
-        raise _unreadable(what, f"its header would take {size:,} bytes, and {max(0, len(content) - 8):,} are there")
-    header = json_object(content[8 : 8 + size], f"The header of {what}")
+    start, places, notes = _parts(io.BytesIO(content), len(content), what)
+    return dict(_arrays_at(places, memoryview(content)[start:], what)), notes
+
+
+def require_tensors(file: BinaryIO, size: int) -> None:
+    """Raise ModelError unless the header of a file of so many bytes says what is in all of them."""
+    _parts(file, size, str(file.name))
+
+
+def _parts(file: BinaryIO, whole: int, what: str) -> tuple[int, list[_Place], dict[str, str]]:
+    """Return where the arrays begin, the place of each, and the metadata; only the header is read."""
+    size = int.from_bytes(file.read(8), "little")
+    if whole < 8 or size > whole - 8:
+        raise _unreadable(what, f"its header would take {size:,} bytes, and {max(0, whole - 8):,} are there")
+    if size > _LONGEST_HEADER:
+        raise _unreadable(what, f"its header takes {size:,} bytes, and at most {_LONGEST_HEADER:,} are read")
+    header = json_object(file.read(size), f"The header of {what}")
     notes = header.pop(_NOTES, {})
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
         raise _unreadable(what, f"{_NOTES} must hold texts")
-    data = memoryview(content)[8 + size :]
-    places = sorted((_place_of(name, entry, what) for name, entry in header.items()), key=lambda one: one.start)
-    _require_partition(places, len(data), what)
-    arrays = dict(_arrays_at(places, data, what))
-    return {name: arrays[name] for name in header}, notes
+    places = [_place_of(name, entry, what) for name, entry in header.items()]
+    _require_partition(places, whole - 8 - size, what)
+    return 8 + size, places, notes
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import onnx
 import onnx.external_data_helper
@@ -21,7 +22,7 @@ from google.protobuf.message import DecodeError
 from .._support.memory import require_memory
 from .._support.refusal import refusing
 from ..exceptions import InvalidParameterError, ModelError
-from .limits import current_limits, exceeded, require_within_limits
+from .limits import LARGEST_MESSAGE, current_limits, exceeded, require_within_limits
 
 
 def without_program(model: Any) -> Any:
@@ -122,7 +123,13 @@ def _parse_model(model: bytes | str | os.PathLike[str]) -> onnx.ModelProto:
         with refusing(f"{source(model)[:1].upper()}{source(model)[1:]} cannot be read"):
             if not Path(model).is_file():
                 raise ModelError(f"There is no file {_short(os.fspath(model))!r}.")
-            _require_size(os.stat(model).st_size, source(model))
+            size = os.stat(model).st_size
+            if LARGEST_MESSAGE < size <= current_limits().file_bytes:
+                raise ModelError(
+                    f"There are {size:,} bytes in {source(model)}, and a file of a model has at most "
+                    f"{LARGEST_MESSAGE:,}: larger weights lie beside it (external data)."
+                )
+            _require_size(size, source(model))
     what = f"There is no ONNX model in {source(model)}, or a truncated one: it cannot be parsed"
     with refusing(what):
         try:
@@ -131,6 +138,44 @@ def _parse_model(model: bytes | str | os.PathLike[str]) -> onnx.ModelProto:
             return onnx.load(os.fspath(model), load_external_data=False)
         except DecodeError as error:
             raise ModelError(f"{what} as protobuf.") from error
+
+
+def content_of(
+    path: str | os.PathLike[str], *, most: int | None = None, first: Callable[[BinaryIO, int], None] | None = None
+) -> bytes:
+    """Return the content of a file within the limits; FileNotFoundError passes.
+
+    Parameters
+    ----------
+    path : str or path
+    most : int, default=None
+        Bytes that such a file has at most.
+    first : callable, default=None
+        It is called with the file and its size before all of it is read, and raises where it is not such a file: a
+        file of many gigabytes may take no room on the disk.
+
+    Raises
+    ------
+    ModelError
+        It is a pipe, a device or a folder, is too large, or cannot be read.
+    """
+    what = _short(os.fspath(path))
+    try:
+        facts = os.stat(path)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ModelError(f"{what} is no file, but a folder, a pipe or a device.")
+        if most is not None and facts.st_size > most:
+            raise ModelError(f"{what} has {facts.st_size:,} bytes, and such a file has at most {most:,}.")
+        with open(path, "rb") as file:
+            if first is not None:
+                first(file, facts.st_size)
+                file.seek(0)
+            _require_size(facts.st_size, what)
+            return file.read(facts.st_size)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ModelError(f"{what} cannot be read: {error.strerror}.") from error
 
 
 def _require_size(size: int, what: str) -> None:

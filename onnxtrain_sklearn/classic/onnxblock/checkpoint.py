@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import flatbuffers
 import flatbuffers.table
@@ -21,6 +21,8 @@ import onnx.numpy_helper
 import onnx_ir as ir
 from flatbuffers import number_types as types
 
+from ..._graph.files import content_of
+from ..._graph.limits import LARGEST_MESSAGE
 from ..._support.refusal import refusing
 from ..._support.whole_files import whole_file
 from ...exceptions import ModelError
@@ -135,11 +137,14 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     ModelError
         The file is not a checkpoint, or is a nominal one, which holds no values.
     """
-    content = Path(path).read_bytes()
-    if content[4:8] != IDENTIFIER:
-        raise ModelError(f"{os.fspath(path)!r} is not a checkpoint of onnxruntime-training.")
+    content = content_of(path, most=LARGEST_MESSAGE, first=_require_identifier)
     with refusing(f"The checkpoint {os.fspath(path)!r} cannot be read"):
         return _read(content)
+
+
+def _require_identifier(file: BinaryIO, size: int) -> None:
+    if file.read(8)[4:] != IDENTIFIER:
+        raise ModelError(f"{file.name!r} is not a checkpoint of onnxruntime-training.")
 
 
 def _read(content: bytes) -> Checkpoint:
