@@ -14,7 +14,9 @@ from onnx import TensorProto, helper
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType
 from skl2onnx.helpers.onnx_helper import select_model_inputs_outputs
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, SGDClassifier
@@ -257,6 +259,32 @@ def test_outputs_without_a_shape_are_accepted():
     start = OrtGradientRegressor(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     assert_allclose(start.predict(X), session.run(None, {"X": X})[0].ravel(), rtol=1e-4, atol=1e-3)
+
+
+@ENGINES
+def test_trees_that_only_decide_compute_what_the_file_computes(engine):
+    """The file takes the threshold nearest to sums of votes, which in another order decide otherwise."""
+    X, y = DATA["iris"]
+    forest = RandomForestClassifier(5, random_state=0)
+    model = CalibratedClassifierCV(forest, method="isotonic").fit(X, y)
+    proto = to_onnx(model, X[:1], options={"zipmap": False}, target_opset=18)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"X": X})[1]
+    start = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30, engine=engine).fit(X, y)
+    assert_allclose(start.predict_proba(X), expected, atol=1e-5)
+    tuned = OrtGradientClassifier(proto, max_iter=5, learning_rate_init=0.01, random_state=0, engine=engine).fit(X, y)
+    assert tuned.loss_curve_[-1] < tuned.loss_curve_[0]
+
+
+def test_nearest_points_of_a_file_are_those_of_its_rows():
+    """Each row is a point: the root of its distance has the gradient zero there."""
+    X, y = DATA["iris"]
+    model = KNeighborsRegressor(weights="distance").fit(X, y)
+    proto = to_onnx(model, X[:1], target_opset=18)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    tuned = OrtGradientRegressor(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y.astype(float))
+    assert_allclose(tuned.predict(X), session.run(None, {"X": X})[0].ravel(), atol=1e-5)
+    assert np.isfinite(tuned.loss_)
 
 
 def test_a_file_has_no_estimator_to_write_back_to():

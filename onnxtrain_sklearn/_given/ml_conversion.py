@@ -149,7 +149,7 @@ def _trainable_file(
     drop_needless_norms(infer_shapes(model).graph)
     transforms = {node.name or "": post_transform_of(node) for node in graph}
     hold_formulas(model)
-    rewritten = rewrite(model)
+    rewritten = rewrite(model, keep_decided=True)
     model = rewritten.model
     for role in rewritten.roles:
         if role.operator == f"{ML}.TreeEnsembleClassifier" and transforms[role.node] == "NONE":

@@ -17,6 +17,7 @@ import onnx_ir.passes.common as common
 from .._graph.builder import GraphBuilder
 from .._graph.edits import copy_type, replace_value
 from .._graph.names import Names
+from .._graph.queries import reaching
 from .._graph.shapes import infer_over_declared
 from . import default_domain, distances, linear, preprocessing, svm, trees
 from .context import RewriteRule, RewrittenNode, Role
@@ -30,6 +31,8 @@ RULES: dict[tuple[str, str], RewriteRule] = {
     **trees.RULES,
 }
 """The rules by domain and operator."""
+
+_TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
 
 STEMS = {
     "LinearClassifier": "linear_classifier",
@@ -58,8 +61,11 @@ class Rewritten:
     roles: tuple[Role, ...]
 
 
-def rewrite(source: ir.Model) -> Rewritten:
+def rewrite(source: ir.Model, *, keep_decided: bool = False) -> Rewritten:
     """Return ``source`` with every operator that has a rule rewritten; prune it to the trained output before.
+
+    With ``keep_decided``, trees stay as they are where no gradient reaches what they compute, as where the nearest of
+    some thresholds is taken: their sums, in another order, would decide otherwise now and then.
 
     Raises
     ------
@@ -68,7 +74,11 @@ def rewrite(source: ir.Model) -> Rewritten:
     """
     model = source.clone()
     graph, roles = model.graph, list[Role]()
+    reached = set().union(*(reaching(output) for output in graph.outputs))
     for node in list(graph):
+        if keep_decided and node.op_type in _TREES and all(v.name not in reached for v in node.outputs):
+            node.outputs[-1].shape = node.outputs[-1].shape or ir.Shape([None, None])  # as later rules have to know
+            continue
         rule = RULES.get((node.domain, node.op_type))
         if rule is not None and any(_in_use(v) for v in node.outputs):
             _replace(graph, node, rule, roles)
