@@ -6,8 +6,10 @@ import numpy as np
 import onnx
 import onnx.helper
 import pytest
+from skl2onnx import to_onnx
+from sklearn.linear_model import LogisticRegression
 
-from onnxtrain_sklearn import OrtGradientRegressor
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._given import as_given
 from onnxtrain_sklearn._graph import meanings
 from onnxtrain_sklearn._graph.as_given import plain_session
@@ -89,3 +91,23 @@ def test_each_of_joined_outputs_is_compared(monkeypatch):
     monkeypatch.setattr(as_given, "plain_session", faulty_session)
     with pytest.raises(ModelError, match="file as given: output 'Q'"):
         OrtGradientRegressor(proto, **settings).fit(X, X)
+
+
+@pytest.mark.parametrize("zipmap", [False, True])
+def test_files_of_fitted_models_are_compared(zipmap, monkeypatch):
+    labels = np.digitize(Y, [-1, 1])
+    fitted = LogisticRegression().fit(X, labels)
+    proto = to_onnx(fitted, X[:1], options={"zipmap": zipmap}, target_opset={"": 18, "ai.onnx.ml": 3})
+
+    def faulty(proto):
+        changed = onnx.ModelProto()
+        changed.CopyFrom(proto)
+        for attribute in (a for node in changed.graph.node for a in node.attribute if a.name == "intercepts"):
+            attribute.floats[0] += 1
+        return plain_session(changed)
+
+    right = OrtGradientClassifier(proto, max_iter=1).fit(X, labels)
+    assert right.describe().compared.startswith("file as given compared; training graph not compared: it is that of a")
+    monkeypatch.setattr(as_given, "plain_session", faulty)
+    with pytest.raises(ModelError, match=r"file as given: output '.*probabilit.*' differs"):
+        OrtGradientClassifier(proto, max_iter=1).fit(X, labels)

@@ -179,8 +179,7 @@ def _of_run(run: Run, estimator: Describable) -> Description:
     """Return the description of a run of the estimator."""
     title, parameters = _title(estimator.model), run.parameters
     described = _described(run.source, title, parameters.names, parameters.running_statistics)
-    compared = "" if run.comparison is None else str(run.comparison)
-    return replace(_with_factors(described, run.source, estimator), engine=run.engine, compared=compared)
+    return replace(_with_factors(described, run.source, estimator), engine=run.engine, compared=run.compared)
 
 
 def _with_factors(described: Description, source: TrainableModel, estimator: Describable) -> Description:

@@ -74,8 +74,8 @@ class Run:
         Rows of a full minibatch in the last step, to which a later call pads. None: not known.
     sparse : tuple of str
         The inputs that were sparse matrices in the last call.
-    comparison : Comparison or None
-        What was compared before the first step of a given file.
+    compared : str
+        What was compared before the first step of a given file, for users.
     """
 
     source: TrainableModel
@@ -102,7 +102,7 @@ class Run:
     balanced_outputs: tuple[tuple[float, ...] | None, ...] = ()
     rows: int | None = None
     sparse: tuple[str, ...] = ()
-    comparison: Any = None
+    compared: str = ""
     predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -51,22 +50,9 @@ _of_programs: WeakKeyDictionary[PassProgram, FileCompared] = WeakKeyDictionary()
 """What was compared of a program: fits of an equal structure share it."""
 
 
-class Comparison(NamedTuple):
-    """What was compared before the first step of a given file.
-
-    Attributes
-    ----------
-    file : FileCompared
-        Of the file, run by onnxruntime, beside the graph that was read.
-    training : FileCompared
-        Of the graph that is trained, beside the one that predicts.
-    """
-
-    file: FileCompared
-    training: FileCompared
-
-    def __str__(self) -> str:
-        return f"{_told('file as given', self.file)}; {_told('training graph', self.training)}"
+def _of_both(file: FileCompared, training: FileCompared) -> str:
+    """Return what came of the comparisons of the file and of the graph that is trained, for users."""
+    return f"{_told('file as given', file)}; {_told('training graph', training)}"
 
 
 def _told(what: str, found: FileCompared) -> str:
@@ -85,9 +71,8 @@ def compare_training(
 ) -> None:
     """Compare the trained graph with the one that predicts, where a file was given; keep what was compared."""
     known = [own for own in owns if own is not None and own.file is not None]
-    if isinstance(run.fitted, FittedFile) and run.comparison is None:
-        of_model = FileCompared("predictions are compared with those of the graph that was read from it")
-        run.comparison = Comparison(of_model, FileCompared("it is that of a fitted model"))
+    if isinstance(run.fitted, FittedFile) and run.fitted.compared is not None:
+        run.compared = _of_both(run.fitted.compared, FileCompared("it is that of a fitted model"))
     elif known:
         own = min(known, key=lambda one: len(one.rows))
         file = max(one.file for one in known if one.file is not None)
@@ -97,7 +82,7 @@ def compare_training(
             found = _compared(run, settings, examples, own, scores, trainer)
         if program is not None:
             _of_programs[program] = found
-        run.comparison = Comparison(file, found)
+        run.compared = _of_both(file, found)
 
 
 def _compared(

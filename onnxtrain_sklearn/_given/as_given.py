@@ -13,7 +13,7 @@ import onnx_ir as ir
 from .._data.columns import Column
 from .._graph.as_given import LARGEST, compared, drawn_input, draws, in_predicting_form, inputs_of, plain_session
 from .._graph.files import read, without_program
-from .._graph.protobuf import to_proto
+from .._graph.protobuf import to_proto, without_zip_maps
 from ..exceptions import ModelError
 
 
@@ -32,17 +32,18 @@ def require_file_as_given(
     rows: np.ndarray,
     found: np.ndarray,
     run: Callable[[np.ndarray], np.ndarray],
+    name: str | None = None,
 ) -> FileCompared | None:
     """Raise ModelError, with the first node that differs, if the file does not compute what ``graph`` did for rows.
 
-    ``graph`` is the inference form of what was read, ``run`` returns its output for other rows. With ``joined``, the
-    columns of each output of the file, it has all of them side by side. Return what was compared; None: the model is no
-    file.
+    ``graph`` is the inference form of what was read, ``run`` returns its output ``name``, None: the first, for other
+    rows. With ``joined``, the columns of each output of the file, it has all of them side by side. Return what was
+    compared; None: the model is no file.
     """
     model = without_program(model)
     if not isinstance(model, onnx.ModelProto | bytes | str) and not hasattr(model, "__fspath__"):
         return None
-    proto = read(model)
+    proto = without_zip_maps(read(model))
     if proto.ByteSize() > LARGEST:
         return FileCompared("it is larger than 2 GB")
     proto, without = in_predicting_form(proto)
@@ -51,7 +52,7 @@ def require_file_as_given(
     if (given := plain_session(proto)) is None:
         return FileCompared("onnxruntime does not load it as it is")
     batch, feeds_of = _feeds(proto, columns)
-    names, cuts = [graph.graph.outputs[0].name or ""], list[int]()
+    names, cuts = [name or graph.graph.outputs[0].name or ""], list[int]()
     if joined:
         names = [value.name for value in proto.graph.output if _is_float(value)]
         cuts = list(accumulate(joined))[:-1]

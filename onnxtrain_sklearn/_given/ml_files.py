@@ -15,6 +15,7 @@ from .._graph.queries import is_float, reads
 from .._inference.predictor import Predictor
 from .._runtime import devices
 from ..exceptions import ModelError
+from .as_given import FileCompared
 from .ml_graphs import ML, is_raw_table, takes_text
 
 Labels: TypeAlias = "tuple[np.ndarray, ...]"
@@ -41,6 +42,8 @@ class FittedFile(FittedModel):
         The classes of each of several labels a row.
     is_plain : bool
         Whether it is a graph of a network behind text, which tells nothing about labels.
+    compared : FileCompared or None
+        What was compared of the graph as it was read with the file as given.
     """
 
     file: ir.Model | None = None
@@ -51,9 +54,10 @@ class FittedFile(FittedModel):
     order: np.ndarray | None = None
     labels: Labels | None = None
     is_plain: bool = False
+    compared: FileCompared | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "file": None}
+        return {**self.__dict__, "file": None, "compared": None}
 
 
 def is_fitted_graph(model: ir.Model, output: str | None) -> bool:

@@ -17,7 +17,7 @@ from .._graph.trainable import TrainableModel
 from .._inference.predictor import Predictor
 from .._runtime import devices
 from ..exceptions import ModelError
-from .as_given import require_file_as_given
+from .as_given import FileCompared, require_file_as_given
 from .ml_files import FittedFile, Labels, are_indicators, outputs_of_file
 from .ml_graphs import FILE_TOLERANCE
 
@@ -27,7 +27,7 @@ Predict: TypeAlias = Callable[[Mapping[str, Column]], Mapping[str, np.ndarray]]
 def started(known: FittedFile, model: Any, columns: Mapping[str, Column], predict: Predict) -> FittedFile:
     """Compare ``predict`` with the file on rows of the data; return the description without the file.
 
-    ``model`` is the file as given, which a network behind text must compute as well.
+    ``model`` is the file as given, run by onnxruntime.
 
     Raises
     ------
@@ -36,12 +36,14 @@ def started(known: FittedFile, model: Any, columns: Mapping[str, Column], predic
     """
     rows = sample_rows(np.arange(len(next(iter(columns.values())))))
     sample = {name: Column(column.rows(rows), column.dtype) for name, column in columns.items()}
-    if known.is_plain and known.file is not None:
-        file, of_sample = known.file, np.arange(len(rows))
-        run = partial(Predictor(file, devices.resolve_device(), None).run, sample)
-        require_file_as_given(model, file, (), sample, of_sample, run(of_sample), run)
+    file, of_sample, of_file = known.file, np.arange(len(rows)), FileCompared()
+    if file is not None:
+        running = Predictor(file, devices.resolve_device(), None)
+        run = partial(running.run, sample, output=len(running.outputs) - 1)
+        last = running.outputs[-1]
+        of_file = require_file_as_given(model, file, (), sample, of_sample, run(of_sample), run, last) or of_file
     _require_file_start(known, sample, predict(sample))
-    return replace(known, file=None)
+    return replace(known, file=None, compared=of_file)
 
 
 Given: TypeAlias = "tuple[TrainableModel, FittedModel | None]"

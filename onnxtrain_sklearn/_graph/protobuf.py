@@ -52,7 +52,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits
     """
     given = _with_graph(model)
     with refusing("The ONNX graph is not valid"):
-        proto = _valid(_without_zip_maps(_with_one_default_opset(given)))
+        proto = _valid(without_zip_maps(_with_one_default_opset(given)))
         of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)  # they may be of opset 8 or 9
         result = readable(proto, limits, renew=of_fitted_model)
         _free_negative_sizes(result.graph)
@@ -160,7 +160,7 @@ def _valid(proto: onnx.ModelProto) -> onnx.ModelProto:
     return _inlined(_with_one_default_opset(proto))
 
 
-def _without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
+def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with scores as tensors in place of dictionaries, for which onnx_ir has no type."""
     if not any(node.op_type == "ZipMap" for node in proto.graph.node):
         return proto
