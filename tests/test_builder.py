@@ -51,7 +51,7 @@ FORMS = {
     "Gemm": (lambda op, x: op.Gemm(x, np.eye(3, dtype=np.float32), None, alpha=2.0), lambda x: 2 * x),
     "Cast": (lambda op, x: op.Cast(op.Greater(x, 0.0), to=ir.DataType.FLOAT), lambda x: (x > 0).astype(np.float32)),
     "Where": (lambda op, x: op.Where(op.Greater(x, 0.0), x, 0.0), lambda x: np.maximum(x, 0)),
-    "Where of a constant": (lambda op, x: op.Where(True, x, 0.0), lambda x: x),
+    "Where of a constant": (lambda op, x: op.Where(np.array(True), x, 0.0), lambda x: x),
     "list of numbers": (lambda op, x: op.Mul(x, [1.0, 2.0, 3.0]), lambda x: x * [1, 2, 3]),
     "list of integers": (lambda op, x: op.Mul(x, [1, 2, 3]), lambda x: x * [1, 2, 3]),
     "integer": (lambda op, x: op.Mul(2, x), lambda x: 2 * x),

@@ -65,7 +65,7 @@ def test_a_fixed_first_axis_beside_a_free_one_is_refused():
     model = parsed(
         "m = ReduceMean<keepdims = 0>(x, axis) y = MatMul(m, w)", "float[7, b, 5] x", "float[b, 1] y", weights
     )
-    with pytest.raises(ModelError, match=r"first axis is fixed to 7, and another one is free \('b'\)"):
+    with pytest.raises(ModelError, match=r"first axis is fixed to 7, and its rows are on axis 1 \('b'\)"):
         fitted(model, np.zeros((30, 7, 5), np.float32))
 
 

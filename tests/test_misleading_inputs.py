@@ -13,9 +13,14 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose
 from sklearn.linear_model import LinearRegression
+from sklearn.preprocessing import OrdinalEncoder
 
-from onnxtrain_sklearn import OrtGradientRegressor
+from onnxtrain_sklearn import Linear, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
+from onnxtrain_sklearn.graph import GraphBuilder
+from onnxtrain_sklearn.losses import Loss
+from onnxtrain_sklearn.optimizers import Optimizer
+from tests.helpers.training import quietly
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(40, 4))
@@ -99,3 +104,159 @@ def test_a_head_is_trained_behind_a_body_of_four_bits():
     hidden, start = session.run(["t"], {"X": rows})[0].astype(np.float64), np.ones(4)
     gradient = 2 * hidden.T @ (hidden @ start - target) / 40
     assert_allclose(fitted.weights_["V"].ravel(), start - 0.1 * gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_edges_are_no_rows_and_a_graph_may_be_one():
+    model = parsed(
+        """<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X, int64[2, E] edges) => (float[N, 1] Y)
+        { s = Gather(edges, first) h = Gather(X, s) a = MatMul(h, W) Y = Add(a, a) }""",
+        W=np.ones((4, 1), np.float32),
+        first=np.array(0),
+    )
+    wanted = r"free axis 'E' is not that of the rows, 'N', as with the edges of a graph.*adjacency matrix"
+    with pytest.raises(ModelError, match=wanted):
+        OrtGradientRegressor(model).fit({"X": X, "edges": np.zeros((2, 90), np.int64)}, y)
+    advised = parsed(
+        """<ir_version: 8, opset_import: ["": 18]> net (float[N, M, 4] nodes, float[N, M, M] links) => (float[N, 1] Y)
+        { m = MatMul(links, nodes) s = ReduceSum<keepdims = 0>(m, axis) Y = MatMul(s, W) }""",
+        W=np.ones((4, 1), np.float32),
+        axis=np.array([1]),
+    )
+    nodes, links = RANDOM.normal(size=(40, 6, 4)), RANDOM.integers(0, 2, (40, 6, 6)).astype(np.float32)
+    rows = {"nodes": nodes.astype(np.float32), "links": links}
+    plain = {"optimizer": "sgd", "learning_rate_init": 1e-3, "max_iter": 1, "batch_size": 40, "target_scaling": None}
+    fitted = quietly(OrtGradientRegressor(advised, **plain).fit, rows, y)
+    sums = (links.astype(float) @ nodes.astype(np.float32)).sum(axis=1)
+    expected = 1 - 1e-3 * 2 * sums.T @ (sums.sum(axis=1) - y) / 40
+    assert_allclose(fitted.weights_["W"].ravel(), expected, rtol=1e-4)
+
+
+def test_states_with_rows_on_another_axis_say_how_to_move_them():
+    text = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X, float[{shape}] state) => (float[N, 1] Y)
+        {{ {begin} a = MatMul(X, W) m = ReduceMean<keepdims = 0>(rows, axis) b = MatMul(m, V) Y = Add(a, b) }}"""
+    weights = {"W": np.ones((4, 1), np.float32), "V": np.ones((64, 1), np.float32), "axis": np.array([0])}
+    given = parsed(text.format(shape="2, N, 64", begin="rows = Identity(state)"), **weights)
+    state = RANDOM.normal(size=(2, 40, 64)).astype(np.float32)
+    with pytest.raises(ModelError, match=r"its rows are on axis 1 \('N'\).*begin it with Transpose") as caught:
+        OrtGradientRegressor(given).fit({"X": X, "state": state}, y)
+    shape, perm, axis = re.findall(
+        r"take \[(.*?)\], .*perm=\[(.*?)\]\).*moveaxis\(array, (\d), 0\)", str(caught.value)
+    )[0]
+    advised = parsed(text.format(shape=shape, begin=f"rows = Transpose<perm = [{perm}]>(state)"), **weights)
+    fitted = quietly(
+        OrtGradientRegressor(advised, max_iter=1).fit, {"X": X, "state": np.moveaxis(state, int(axis), 0)}, y
+    )
+    expected = X.astype(np.float32) @ fitted.weights_["W"] + state.mean(axis=0) @ fitted.weights_["V"]
+    assert_allclose(fitted.predict({"X": X, "state": np.moveaxis(state, 1, 0)}), expected.ravel(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"rows seem to be on axis 1: give np.moveaxis\(X, 1, 0\)"):
+        fitted.predict({"X": X, "state": state})
+
+
+def test_a_flag_that_is_an_input_is_stored_in_the_graph():
+    model = parsed(
+        """<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X, bool is_training) => (float[N, 1] Y)
+        { d = Dropout(X, ratio, is_training) Y = MatMul(d, W) }""",
+        W=np.ones((4, 1), np.float32),
+        ratio=np.array(0.5, np.float32),
+    )
+    for data in (X, {"X": X, "is_training": True}):
+        with pytest.raises(ModelError, match=r"'is_training' is a single bool, the same for all rows") as caught:
+            OrtGradientRegressor(model).fit(data, y)
+    assert "onnx.numpy_helper.from_array(np.array(True), 'is_training')" in str(caught.value)
+    del model.graph.input[1]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "is_training"))
+    fitted = quietly(OrtGradientRegressor(model, max_iter=2, random_state=0).fit, X, y)
+    assert_allclose(fitted.predict(X), X.astype(np.float32) @ fitted.weights_["W"].ravel(), rtol=1e-4, atol=1e-6)
+    plain = quietly(OrtGradientRegressor(parsed(onnx.printer.to_text(WITHOUT), W=np.ones((4, 1), np.float32)),
+                                         max_iter=2, random_state=0).fit, X, y)  # fmt: skip
+    assert np.abs(fitted.weights_["W"] - plain.weights_["W"]).max() > 1e-5  # which were trained with dropout
+
+
+WITHOUT = onnx.parser.parse_model(
+    """<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X) => (float[N, 1] Y) { Y = MatMul(X, W) }"""
+)
+
+
+def test_text_in_a_dict_names_its_input():
+    model = parsed(
+        """<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X, int64[N] kind) => (float[N, 1] Y)
+        { a = MatMul(X, W) b = Gather(table, kind) Y = Add(a, b) }""",
+        W=np.ones((4, 1), np.float32),
+        table=np.zeros((3, 1), np.float32),
+    )
+    kinds = np.array(["red", "green", "blue", "red"] * 10)
+    for texts in (kinds, kinds.astype(object), kinds.tolist()):
+        with pytest.raises(ValueError, match=r"X\['kind'\] holds text, and this input .*OrdinalEncoder"):
+            OrtGradientRegressor(model).fit({"X": X, "kind": texts}, y)
+    codes = OrdinalEncoder().fit_transform(kinds[:, None]).ravel()
+    fitted = quietly(OrtGradientRegressor(model, max_iter=1).fit, {"X": X, "kind": codes}, y)
+    expected = X.astype(np.float32) @ fitted.weights_["W"] + fitted.weights_["table"][codes.astype(int)]
+    assert_allclose(fitted.predict({"X": X, "kind": codes}), expected.ravel(), rtol=1e-4, atol=1e-6)
+
+
+class Written(Loss):
+    """A loss written as a function of the builder, scores and targets."""
+
+    tasks = frozenset({"regression"})
+
+    def __init__(self, written):
+        self.written = written
+
+    def __call__(self, op, scores, y, link):
+        return self.written(op, scores, y)
+
+
+IN_PYTHON = {
+    "difference": lambda op, s, y: s - y,
+    "square": lambda op, s, y: (s - y) ** 2,
+    "power": lambda op, s, y: op.Sub(s, y) ** 2,
+    "factor": lambda op, s, y: 2 * s,
+    "negative": lambda op, s, y: -s,
+    "absolute": lambda op, s, y: abs(op.Sub(s, y)),
+    "comparison": lambda op, s, y: op.Where(s > y, s, y),
+    "branch": lambda op, s, y: s if s > y else y,
+    "numpy": lambda op, s, y: np.abs(s),
+    "mean of numpy": lambda op, s, y: np.mean((s - y) ** 2),
+    "product": lambda op, s, y: s @ y,
+    "method": lambda op, s, y: s.abs(),
+    "part": lambda op, s, y: s[0],
+    "array": lambda op, s, y: np.ones(3) - s,
+}
+
+
+@pytest.mark.parametrize("kind", IN_PYTHON)
+def test_a_loss_of_python_operators_names_the_methods_of_the_builder(kind):
+    with pytest.raises(
+        ModelError, match=r"Written: values of a graph have no operators of Python.*op\.Sub\(a, b\) for a - b"
+    ):
+        OrtGradientRegressor(Linear(), loss=Written(IN_PYTHON[kind])).fit(X, y)
+
+
+def test_equality_of_values_is_no_number():
+    """Python compares the two objects: without a word, the loss would be that of targets that are all different."""
+    with pytest.raises(ModelError, match=r"An operand of Where is False of Python.*op.Equal\(a, b\)"):
+        OrtGradientRegressor(Linear(), loss=Written(lambda op, s, y: op.Where(y == 0.0, s, op.Abs(s)))).fit(X, y)
+    loss = Written(lambda op, s, y: op.Where(op.Equal(y, 0.0), op.Abs(s), op.Abs(op.Sub(s, y))))
+    assert quietly(OrtGradientRegressor(Linear(), loss=loss, max_iter=1).fit, X, y).n_iter_ == 1
+
+
+class Plain(Optimizer):
+    def update(self, op, parameters, gradients, state, coefficients):
+        return parameters - gradients, {}
+
+
+class Doubled:
+    def build(self, n_features, n_outputs, random_state=None):
+        import onnx_ir as ir
+
+        x = ir.val("X", ir.DataType.FLOAT, ("N", n_features))
+        op = GraphBuilder(ir.Graph([x], [], nodes=[], opset_imports={"": 18}, name="net"))
+        return 2.0 * op.Abs(x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "author"), [({"optimizer": Plain()}, "Plain.update"), ({"model": Doubled()}, "Doubled.build")]
+)
+def test_optimizers_and_builders_of_python_operators_do_so_too(settings, author):
+    with pytest.raises(ModelError, match=f"{author}: values of a graph have no operators of Python"):
+        OrtGradientRegressor(**{"model": Linear()} | settings).fit(X, y)

@@ -58,11 +58,17 @@ def test_axes_behind_the_batch_are_fixed_to_the_data():
     np.testing.assert_allclose(one_step(proto, X, y).weights_["W"], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("x", ["float X", "seq(float[N, 3]) S, float[N, 3] X"])
-def test_inputs_without_a_batch_axis(x):
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        ("float X", "'X' is a single float32, the same for all rows.*Store it in the graph"),
+        ("seq(float[N, 3]) S, float[N, 3] X", "must be a tensor of a declared type and shape with a batch axis"),
+    ],
+)
+def test_inputs_without_a_batch_axis(x, message):
     body = "i = Constant <value_int = 0> () E = SequenceAt(S, i) H = Add(X, E) Y = MatMul(H, W)"
     body = "Y = Mul(X, W)" if x == "float X" else body
-    with pytest.raises(ModelError, match="must be a tensor of a declared type and shape with a batch axis"):
+    with pytest.raises(ModelError, match=message):
         trainable(body, x=x)
 
 

@@ -199,13 +199,31 @@ def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) ->
         name = f"X[{spec.name!r}]"
         given = as_frame(X[spec.name])
         require_no_times(given, name)
-        array = check_array(given, accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=name)
+        with _faults_of_text(name):
+            array = check_array(given, accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=name)
         warn_of_rounding(array, spec.dtype, name)
         columns[spec.name] = Column(shaped(array, spec), spec.dtype)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"The inputs in X must have the same number of rows, got {lengths}.")
+        raise ValueError(
+            f"The inputs in X must have the same number of rows, got {lengths}: their first axis is that of the rows. "
+            f"What is the same for all rows is no input: store it in the graph, as an initializer of that name."
+        )
     return columns
+
+
+@contextmanager
+def _faults_of_text(name: str) -> Iterator[None]:
+    """Say of which input text is, and what to do about it."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("could not convert string to float") and "bytes/strings" not in str(error):
+            raise
+        raise ValueError(
+            f"{name} holds text, and this input of the graph takes numbers. Encode its columns before, such as with "
+            f"OneHotEncoder, or with OrdinalEncoder for an input whose codes the graph looks up."
+        ) from error
 
 
 def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | SparseLike:
@@ -220,7 +238,8 @@ def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | Spa
         features = f"{got[0]} features" if len(got) == 1 else f"rows of shape {got}"
         row = tuple("?" if w is None else w for w in wanted)
         raise ValueError(
-            f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {row}.{_advice(wanted, got)}"
+            f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {row}."
+            f"{_advice(wanted, got) or _advice_of_rows(wanted, array.shape)}"
         )
     if spec.dtype.kind in "iub" and result.dtype != spec.dtype:
         _require_exact(result.data if sp.issparse(result) else result, spec)
@@ -250,6 +269,16 @@ def _advice(wanted: tuple[int | None, ...], got: tuple[int, ...]) -> str:
         f"height, width) and channels-last rows hold as many numbers: if yours are in the order of the input, give "
         f"X.reshape(len(X), {row})."
     )
+
+
+def _advice_of_rows(wanted: tuple[int | None, ...], got: tuple[int, ...]) -> str:
+    """Return what to do where the rows are on another axis than the first, as those of the states of an LSTM."""
+    if len(got) == len(wanted) + 1:
+        for axis in range(1, len(got)):
+            others = [size for i, size in enumerate(got) if i != axis]
+            if all(w in (None, size) for w, size in zip(wanted, others, strict=True)):
+                return f" Its rows seem to be on axis {axis}: give np.moveaxis(X, {axis}, 0)."
+    return ""
 
 
 def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:

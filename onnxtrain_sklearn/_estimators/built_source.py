@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._data.columns import Column
+from .._graph.builder import operators_of
 from .._graph.limits import current_limits
 from .._graph.protobuf import erase_initializers, load
 from .._graph.trainable import TrainableModel, trainable_model
@@ -75,7 +76,9 @@ def built_source(
         source = _sources.get(key, lambda: _form_of_source(builder, draft, scale))
         _require_one_input(source, column, f"{type(builder).__name__}.build")
         return source.with_weights(draft.weights)
-    whole = with_scaled_rows(load(builder.build(n_features, n_outputs, rng, **keywords)), scale)
+    with operators_of(f"{type(builder).__name__}.build"):
+        built = builder.build(n_features, n_outputs, rng, **keywords)
+    whole = with_scaled_rows(load(built), scale)
     source = replace(_source_built_by(builder, whole), reference=whole)
     _require_one_input(source, column, f"{type(builder).__name__}.build")
     return source

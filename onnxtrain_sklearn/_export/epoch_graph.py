@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from .._graph.builder import GraphBuilder
@@ -39,7 +40,9 @@ def epoch_graph(step: StepGraph) -> EpochGraph:
     op.graph.inputs.append(order)
     body = _loop_body(op, step, outer, order)
     count = op.Squeeze(op.Shape(order, start=0, end=1) if op.opset >= 15 else _count_of_steps(op, order), axes=[0])
-    results = op.emit("Loop", count, True, *(outer[name] for name in state), body=body.graph, outputs=len(state) + 1)
+    results = op.emit(
+        "Loop", count, np.array(True), *(outer[name] for name in state), body=body.graph, outputs=len(state) + 1
+    )
     losses = op.taken.free("losses")
     loss = next(v for v in step.model.graph.outputs if v.name == step.loss)
     append_output(op.graph, results[-1], losses, ir.val("like", loss.dtype, ("S",)))

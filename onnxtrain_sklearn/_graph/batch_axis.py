@@ -5,6 +5,8 @@ Shapes are inferred anew behind it. All functions but :func:`with_batch` change 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import onnx_ir as ir
 
@@ -51,20 +53,33 @@ def free_batch_axis(model: ir.Model) -> None:
     _free_reshapes(model, {int(str(v.shape[0])) for v in fixed if v.shape is not None})
     for value in fixed:
         assert value.shape is not None
-        _require_batch_first(value)
+        _require_batch_first(value, model.graph.inputs)
         value.shape = ir.Shape([ir.SymbolicDim("N"), *list(value.shape)[1:]])
     infer_anew(model)
 
 
-def _require_batch_first(value: ir.Value) -> None:
+def _require_batch_first(value: ir.Value, inputs: Iterable[ir.Value]) -> None:
     assert value.shape is not None
     first, *others = value.shape
     free = [d.value for d in others if isinstance(d, ir.SymbolicDim) and d.value and not d.value.startswith("unk__")]
     if free and first != 1:
+        shape = f"Graph input {value.name!r} has shape {value.shape}: its first axis is fixed to {first}"
+        rows = [v.shape[0].value for v in inputs if v.shape and isinstance(v.shape[0], ir.SymbolicDim)]
+        if rows and not {*rows} & {*free}:
+            raise ModelError(
+                f"{shape}, and its free axis {free[0]!r} is not that of the rows, {rows[0]!r}, as with the edges of a "
+                f"graph. Every input must have a row for each sample: let a whole graph be a sample, with its nodes as "
+                f"(N, nodes, features) and, instead of a list of edges, its adjacency matrix (N, nodes, nodes), which "
+                f"MatMul multiplies by the nodes."
+            )
+        axis = next(i for i, d in enumerate(value.shape) if isinstance(d, ir.SymbolicDim) and d.value in free)
+        moved = [free[0], *(d for i, d in enumerate(value.shape) if i != axis)]
+        back = [*range(1, axis + 1), 0, *range(axis + 1, len(value.shape))]
         raise ModelError(
-            f"Graph input {value.name!r} has shape {value.shape}: its first axis is fixed to {first}, and another one "
-            f"is free ({free[0]!r}). The first axis must be that of the rows; export the graph with that axis free, "
-            f"and transpose within the graph if it takes the rows elsewhere (in PyTorch: batch_first=True)."
+            f"{shape}, and its rows are on axis {axis} ({free[0]!r}). The first axis must be that of the rows: let the "
+            f"graph take [{', '.join(map(str, moved))}], begin it with Transpose(perm={back}), and give "
+            f"np.moveaxis(array, {axis}, 0). In PyTorch: batch_first=True for sequences, and for states, which it "
+            f"leaves as they are, state.transpose(0, {axis}) in forward."
         )
 
 

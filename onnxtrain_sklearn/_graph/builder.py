@@ -8,7 +8,9 @@ other between opsets 13 and 18). Nothing here runs or differentiates a graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, TypeAlias, cast
@@ -17,7 +19,7 @@ import numpy as np
 import onnx.defs
 import onnx_ir as ir
 
-from ..exceptions import ModelError
+from ..exceptions import ModelError, OnnxTrainError
 from .names import Names, names_of
 from .shapes import infer_shapes
 
@@ -26,6 +28,37 @@ Setting: TypeAlias = "Operand | str | Sequence[str] | ir.TensorProtocol | ir.Gra
 """A keyword argument of an emitted operator: an attribute, or an input by its name."""
 
 _SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
+
+
+PYTHON = (
+    "values of a graph have no operators of Python. Call methods of op: op.Sub(a, b) for a - b; op.Add, op.Mul, "
+    "op.Div, op.MatMul and op.Pow for +, *, /, @ and **; op.Neg(a) and op.Abs(a); op.Greater(a, b) and op.Less(a, b) "
+    "for comparisons, whose result op.Where takes"
+)
+
+_ON_VALUES = re.compile(r"magic handler|'Value'")
+"""What onnx_ir and Python say of an operator, a function or an attribute that values do not have."""
+
+
+def _require_no_comparison(op_type: str, operands: Sequence[Operand]) -> None:
+    """Raise at a bool of Python: ``a == b`` of two values is False, whatever they hold."""
+    for operand in operands:
+        if isinstance(operand, bool):
+            raise ModelError(
+                f"An operand of {op_type} is {operand} of Python, which a == b and a != b give for values of a graph: "
+                f"compare them by op.Equal(a, b). A constant is np.array({operand})."
+            )
+
+
+@contextmanager
+def operators_of(author: str) -> Iterator[None]:
+    """Say what to write where the code of ``author`` applies an operator of Python to a value of the graph."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, OnnxTrainError) or not _ON_VALUES.search(str(error)):
+            raise
+        raise ModelError(f"{author}: {PYTHON}. ({error})") from error
 
 
 class GraphBuilder:
@@ -104,6 +137,7 @@ class GraphBuilder:
     ) -> Sequence[ir.Value]:
         """Append one node, also with several outputs or of another domain, and return its outputs."""
         keywords = {key: value for key, value in keywords.items() if value is not None}
+        _require_no_comparison(op_type, inputs)
         if domain:
             self.graph.opset_imports.setdefault(domain, 1)
             values, attributes = [self.value(x) for x in inputs], dict[str, Any](keywords)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..exceptions import ModelError, instead_of
-from .builder import GraphBuilder, Operand
+from .builder import GraphBuilder, Operand, operators_of
 from .links import Link, Task, row_sum, split_columns
 from .row_dependence import ROW_LOSSES
 
@@ -126,7 +126,8 @@ def append_pairwise_loss(
     ``n_classes - 1`` pairs that contain its class, as each binary classifier minimizes it.
     """
     second, member = (op.Gather(table, y) for table in _class_pairs(n_classes))
-    rows = loss(op, scores, op.Cast(second, to=op.dtype), loss.link("binary"))
+    with operators_of(type(loss).__name__):
+        rows = loss(op, scores, op.Cast(second, to=op.dtype), loss.link("binary"))
     if op.shape(rows) != op.shape(scores):
         raise ModelError(f"{type(loss).__name__} gives one loss a row, but scores of pairs need one for each of them.")
     return weighted_row_mean(op, op.Mul(rows, op.Cast(member, to=op.dtype)), sample_weight, n_classes - 1)
@@ -166,7 +167,8 @@ def _known_shares(weights: ir.Value) -> ir.Value | None:
 
 def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:
     """Return the losses of the rows and their number of columns."""
-    rows: object = loss(op, scores, y, link)
+    with operators_of(type(loss).__name__):
+        rows: object = loss(op, scores, y, link)
     if not isinstance(rows, ir.Value):
         raise ModelError(
             f"{type(loss).__name__} must return the result of an operator (op.Abs(x)), {instead_of(rows)}."

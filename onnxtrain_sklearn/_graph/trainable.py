@@ -409,7 +409,16 @@ def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Grap
 
 def spec_of(value: ir.Value) -> TensorSpec:
     """Return name, type and shape of a graph input, whose first axis is the batch."""
-    if not isinstance(value.type, ir.TensorType) or value.dtype is None or value.shape is None or not len(value.shape):
+    if value.shape is not None and not len(value.shape) and value.dtype is not None:
+        numpy_type = value.dtype.numpy()
+        example = "True" if numpy_type == np.bool_ else f"1, np.{numpy_type}"
+        raise ModelError(
+            f"Graph input {value.name!r} is a single {numpy_type}, the same for all rows, and every input must have a "
+            f"row for each sample. Store it in the graph: take it out of graph.input, and append "
+            f"onnx.numpy_helper.from_array(np.array({example}), {value.name!r}) to graph.initializer. The True of a "
+            f"Dropout is for training alone: predictions are without it."
+        )
+    if not isinstance(value.type, ir.TensorType) or value.dtype is None or value.shape is None:
         raise ModelError(f"Graph input {value.name!r} must be a tensor of a declared type and shape with a batch axis.")
     shape = tuple(d if isinstance(d, int) else None for d in value.shape)
     return TensorSpec(value.name or "", value.dtype.numpy(), shape)

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import onnx_ir as ir
 from onnx_ir import Value
 
-from .._graph.builder import GraphBuilder, Operand, new_graph
+from .._graph.builder import GraphBuilder, Operand, new_graph, operators_of
 from .._graph.edits import append_output
 from ..exceptions import ModelError, instead_of
 from .scheduled_decay import ScheduledDecay
@@ -80,7 +80,8 @@ def update_graph(
     scalars = {k: ir.val(k, ir.DataType.INT64 if isinstance(x, int) else dtype, ()) for k, x in coefficients}
     op = new_graph([*vectors.values(), *scalars.values()], dtype, "update")
     state = {name: vectors[name] for name in slots}
-    emitted: object = rule.update(op, vectors["parameters"], vectors["gradients"], state, scalars)
+    with operators_of(author):
+        emitted: object = rule.update(op, vectors["parameters"], vectors["gradients"], state, scalars)
     parameters, new_state = _checked_step(emitted, author)
     if new_state.keys() != slots.keys():
         raise ModelError(f"{author} must return new values of the state {sorted(slots)}, got {sorted(new_state)}.")
