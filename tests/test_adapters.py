@@ -17,6 +17,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, AdamW, FineTuner, LoRA, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._runtime.adapter_files import read_adapter, write_adapter
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError, RuntimeNotFoundError
 from tests.helpers.data import DATA
 from tests.helpers.engines import each_engine
@@ -326,6 +327,21 @@ def test_adapter_files_come_back(adapters, tmp_path):
     (tmp_path / "notes.onnx_adapter").write_text("no adapter")
     with pytest.raises(ModelError, match="is not an adapter file of onnxruntime"):
         before.load_state(tmp_path / "notes.onnx_adapter")
+
+
+@pytest.mark.skipif(not HAS_FILES, reason="needs adapter files")
+def test_arrays_of_an_adapter_file_that_share_their_bytes(tmp_path):
+    a, b = np.arange(5, dtype=np.float32), np.arange(6, 11, dtype=np.float32)
+    write_adapter(tmp_path / "x.onnx_adapter", {"a": a, "b": b})
+    content = bytearray((tmp_path / "x.onnx_adapter").read_bytes())
+    assert read_adapter(tmp_path / "x.onnx_adapter")["b"].tolist() == [6, 7, 8, 9, 10]
+    one, other = (content.index(array.astype("<f4").tobytes()) - 4 for array in (a, b))
+    for place in range(0, one, 4):  # a FlatBuffer names a place by how far on it lies
+        if place + int.from_bytes(content[place : place + 4], "little") == other:
+            content[place : place + 4] = (one - place).to_bytes(4, "little")
+    (tmp_path / "x.onnx_adapter").write_bytes(content)
+    with pytest.raises(ModelError, match="overlap"):
+        read_adapter(tmp_path / "x.onnx_adapter")
 
 
 def cases():

@@ -401,6 +401,7 @@ STRANGE: dict[str, Any] = {
     "folder": lambda path: path.mkdir(),
     "eight gigabytes": lambda path: sparse(path),
     "eight gigabytes behind a beginning": lambda path: sparse(path, b"\x08\0\0\0ODTC"),
+    "three gigabytes": lambda path: sparse(path, size=3 * 2**30),
     "eight gigabytes of JSON": lambda path: sparse(path, b'{"format": 1'),
     "a header of tensors, then eight gigabytes": lambda path: sparse(path, len(HEADER).to_bytes(8, "little") + HEADER),
     "a header of eight gigabytes": lambda path: sparse(path, (2**33 - 8).to_bytes(8, "little")),
