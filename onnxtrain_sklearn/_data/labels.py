@@ -19,7 +19,8 @@ def require_present(y: object) -> None:
     if missing := sum(map(is_missing, found)):
         raise ValueError(
             f"Input y contains NaN: it lacks {missing} of {len(found)} labels or numbers (None or NaN). Leave these "
-            f"rows out, give missing labels a label of their own, or set ignore_label=float('nan') where y has labels."
+            f"rows out, or give missing labels a label of their own. OrtGradientClassifier leaves them out by "
+            f"ignore_label=float('nan')."
         )
 
 
