@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose
 
-from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
+from onnxtrain_sklearn import SGD, OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
@@ -149,3 +149,26 @@ def test_a_result_that_is_left_out_is_written_nowhere(kind):
     assert_allclose(estimator.predict(rows), expected, rtol=1e-5)
     assert_allclose(estimator.loss_curve_[0], np.mean(expected**2), rtol=1e-5)
     assert net.SerializeToString() == given
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_state_that_is_a_sequence_is_no_tensor():
+    """As PyTorch writes EmbeddingBag: rows are collected in a sequence, one in each iteration."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> net (float[N, 2] X) => (float[N, 1] Y)
+        <int64 two = {2}, bool yes = {1}, float[4, 1] W = {0.1, -0.2, 0.3, 0.4}, float[N, 4] H> {
+            none = SequenceEmpty()
+            rows = Loop (two, yes, none) <body = step (int64 i, bool c, s) => (bool d, t) {
+                d = Identity(c)
+                f = Cast<to = 1>(i)
+                x = Add(X, f)
+                t = SequenceInsert(s, x) }>
+            H = ConcatFromSequence<axis = 1>(rows)
+            Y = MatMul(H, W) }"""
+    )
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(20, 2)).astype(np.float32), rng.normal(size=20)
+    settings = {"optimizer": SGD(), "learning_rate_init": 0.1, "batch_size": 20, "max_iter": 1, "shuffle": False}
+    fitted = OrtGradientRegressor(model, **settings).fit(X, y)
+    H, w = np.hstack([X, X + 1]).astype(np.float64), np.array([0.1, -0.2, 0.3, 0.4])
+    assert_allclose(fitted.weights_["W"][:, 0], w - 0.1 * 2 / 20 * H.T @ (H @ w - y), rtol=1e-5)

@@ -28,12 +28,20 @@ def infer_anew(model: ir.Model) -> ir.Model:
 
 
 def with_batch(model: ir.Model, batch: int) -> ir.Model:
-    """Return a clone whose inputs have ``batch`` rows, with its shapes inferred again."""
-    fixed = model.clone()
+    """Return a clone whose inputs have ``batch`` rows, with its shapes inferred again, or else as they were known."""
+    fixed, rows = model.clone(), set[str | None]()
+    known = {value: value.shape for node in fixed.graph for value in node.outputs if value.shape is not None}
     for value in fixed.graph.inputs:
         if value.shape is not None and len(value.shape):
-            value.shape = ir.Shape([batch, *list(value.shape)[1:]])
-    return infer_anew(fixed)
+            first, *others = value.shape
+            rows.add(first.value if isinstance(first, ir.SymbolicDim) else None)
+            value.shape = ir.Shape([batch, *others])
+    infer_anew(fixed)
+    for value, shape in known.items():
+        if value.shape is None:  # a file declares what ONNX cannot infer
+            sizes = [batch if isinstance(d, ir.SymbolicDim) and d.value and d.value in rows else d for d in shape]
+            value.shape = ir.Shape(sizes)
+    return fixed
 
 
 def has_fixed_batch(value: ir.Value) -> bool:

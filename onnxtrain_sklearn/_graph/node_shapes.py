@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx.checker
 import onnx.defs
 import onnx.helper
 import onnx.shape_inference
@@ -44,7 +45,7 @@ def _inferred_types(model: ir.Model, node: ir.Node, inputs: Sequence[ir.Value], 
             {v.name or "": _tensor_proto(v, known[v]) for v in inputs if v in known and is_complete(known[v])},
             opset_imports=[onnx.helper.make_opsetid(d, n) for d, n in model.graph.opset_imports.items()],
         )
-    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, ValueError):
+    except (onnx.checker.ValidationError, onnx.defs.SchemaError, onnx.shape_inference.InferenceError, ValueError):
         return {}
 
 

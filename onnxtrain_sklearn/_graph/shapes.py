@@ -21,11 +21,25 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX infers them."""
     with _without_nodes_of_trees(model.graph), _without_groups(model.graph):
         infer_types(model)
-    for node in every_node(model.graph):
-        if node.op_type in _NO_TENSORS and not node.domain:
-            for value in node.outputs:  # the pass declares them as tensors
-                value.type = value.shape = None
+    _forget_types_of_sequences(model.graph)
     return model
+
+
+def _forget_types_of_sequences(graph: ir.Graph) -> None:
+    """Remove the types of what is no tensor, in place: the pass declares sequences, and states that hold them, as one.
+
+    The nodes of a body come after the node that has it.
+    """
+    others = set[ir.Value]()
+    for node in every_node(graph):
+        if node.op_type in _NO_TENSORS and not node.domain:
+            others.update(node.outputs)
+        elif node.op_type == "Loop" and not node.domain:
+            states = list(node.attributes["body"].as_graph().inputs)[2:]
+            for start, *held in zip(list(node.inputs)[2:], states, node.outputs, strict=False):
+                others.update(held if start in others else ())
+    for value in others:
+        value.type = value.shape = None
 
 
 @contextmanager
