@@ -331,6 +331,27 @@ BODIES = {
     ),
     "divided by columns": ("s = Shape<start = 1>(X) f = Cast<to = 1>(s) d = Div(X, f) Y = MatMul(d, W)", False),
     "divided by rows": ("s = Shape<end = 1>(X) f = Cast<to = 1>(s) d = Div(X, f) Y = MatMul(d, W)", True),
+    "ones as many as rows": (
+        "s = Shape(X) o = Expand(half, s) n = ReduceSum<keepdims = 0>(o) d = Div(X, n) Y = MatMul(d, W)",
+        True,
+    ),
+    "ones of a shape": (
+        "s = Shape(X) o = ConstantOfShape<value = float[1] {1}>(s) n = ReduceSum(o, zero) d = Div(X, n) "
+        "Y = MatMul(d, W)",
+        True,
+    ),
+    "ones beside rows": (
+        "s = Shape(X) o = ConstantOfShape<value = float[1] {1}>(s) d = Add(X, o) Y = MatMul(d, W)",
+        False,
+    ),
+    "ones of rows, tiled": (
+        "s = Shape<end = 1>(X) o = Tile(factor, s) n = ReduceSum<keepdims = 0>(o) d = Div(X, n) Y = MatMul(d, W)",
+        True,
+    ),
+    "normalized over rows": (
+        "u = Unsqueeze(X, one) v = MeanVarianceNormalization<axes = [-3]>(u) d = Squeeze(v, one) Y = MatMul(d, W)",
+        True,
+    ),
     "branch": (
         "s = ReduceSum<keepdims = 0>(X) c = Greater(s, nought) "
         "h = If (c) <then_branch = yes () => (float[N, 4] p) { p = Relu(X) }, "
@@ -357,7 +378,12 @@ def test_it_is_found_whether_rows_meet(name):
     model = graph(body)
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(np.array(value, kind), own)
-        for own, value, kind in (("first", 0, np.int64), ("nought", 0, np.float32), ("factor", [0.5173946], np.float32))
+        for own, value, kind in (
+            ("first", 0, np.int64),
+            ("nought", 0, np.float32),
+            ("half", 0.5, np.float32),
+            ("factor", [0.5173946], np.float32),
+        )
     )
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     before = session.run(None, {"X": X[:5]})[0][1:4]

@@ -140,7 +140,8 @@ class _Search:
         if not any(places):
             if graphs_in(node):
                 raise Unknown  # a body may read values of the outer graph
-            return None
+            sized = any(x in self.counts for x in node.inputs if x is not None) and node.outputs[0] not in self.counts
+            return self._place_of_sizes(node) if sized else None
         if name not in RULES:
             raise Unknown
         return RULES[name](self, node)
@@ -174,6 +175,16 @@ class _Search:
         if value.dtype is None or value.dtype.is_floating_point():
             raise Unknown
         self.counts.update(node.outputs)
+
+    def _place_of_sizes(self, node: ir.Node) -> Rows | None:
+        """Return where the rows lie in numbers that are the same for each, and as many as they are."""
+        sizes = self.sizes(node.outputs[0])
+        if None in sizes or not all(sizes):
+            raise Unknown
+        axes = [axis for axis, size in enumerate(sizes) if size and size % self.batch == 0]
+        if any(sizes[axis] != self.batch for axis in axes) or len(axes) > 1:
+            raise Unknown
+        return Rows(axes[0]) if axes else None
 
     def place(self, value: ir.Value | None) -> Rows | None:
         if value is None:
@@ -354,7 +365,7 @@ def _instance_normalization(s: _Search, node: ir.Node) -> Result:
 
 def _mean_variance(s: _Search, node: ir.Node) -> Result:
     place = _required(s.of(node, 0))
-    _along(place, attribute(node, "axes", [0, 2, 3]))
+    _along(place, [axis % s.rank(node.inputs[0]) for axis in attribute(node, "axes", [0, 2, 3])])
     return place
 
 
@@ -625,7 +636,7 @@ def _einsum(s: _Search, node: ir.Node) -> Result:
 
 def _like(s: _Search, node: ir.Node) -> Result:
     """Numbers in the shape of a value."""
-    return None
+    return s.of(node, 0)
 
 
 def _dynamic_range(s: _Search, node: ir.Node) -> Result:

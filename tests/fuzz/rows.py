@@ -35,7 +35,7 @@ def random_graph(rng):
     for _ in range(rng.integers(3, 9)):
         value, shape = values[rng.integers(len(values)) if rng.random() < 0.3 else -1]
         other, other_shape = values[rng.integers(len(values))]
-        axis, kind = int(rng.integers(len(shape))), rng.integers(13)
+        axis, kind = int(rng.integers(len(shape))), rng.integers(15)
         array = np.zeros(shape)
         try:
             if kind == 0:
@@ -71,6 +71,10 @@ def random_graph(rng):
                 array, found = array.take([0, 1], axis), op.Gather(value, np.array([0, 1]), axis=axis)
             elif kind == 11:
                 found = op.CumSum(value, np.array(axis))
+            elif kind == 12:
+                found = op.Expand(1.0, op.Shape(value))
+            elif kind == 13:
+                found, array = op.ReduceSum(value, axes=[axis], keepdims=True), array.sum(axis, keepdims=True)
             else:
                 array, found = np.expand_dims(array, axis), op.Unsqueeze(value, axes=[axis])
         except (ValueError, IndexError):  # shapes that do not fit
@@ -86,7 +90,7 @@ def random_graph(rng):
 
 
 def rows_meet(model, rng):
-    """Whether the output of a row changes with another row."""
+    """Whether the output of a row changes with another row, or where there are more rows."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     content = to_proto(model).SerializeToString()
@@ -98,8 +102,16 @@ def rows_meet(model, rng):
             changed = x.copy()
             changed[row] = 3 * rng.normal(size=4)
             moved = np.abs(session.run(None, {"X": changed})[0].reshape(ROWS, -1) - before)
-            found |= bool(np.delete(moved, row, 0).max(initial=0) > 1e-5 * max(1, np.abs(before).max(initial=0)))
-    return found
+            found |= _differ(np.delete(moved, row, 0), before)
+    try:
+        longer = session.run(None, {"X": np.concatenate([x, x[:3]])})[0]
+        return found or _differ(longer.reshape(ROWS + 3, -1)[:ROWS] - before, before)
+    except Exception:  # a graph for five rows
+        return found
+
+
+def _differ(moved, before):
+    return bool(np.abs(moved).max(initial=0) > 1e-5 * max(1, np.abs(before).max(initial=0)))
 
 
 def run(number: int) -> str:
