@@ -61,7 +61,7 @@ PROTOBUF = {
     "_graph.old_forms": {"GraphProto", "ModelProto", "NodeProto", "helper", "shape_inference", "version_converter"},
     "_graph.builder": {"defs"},  # operator schemas
     "_graph.inferred_types": {"ModelProto", "shape_inference"},
-    "_graph.node_shapes": {"defs", "helper", "shape_inference"},  # inference of single nodes
+    "_graph.node_shapes": {"checker", "defs", "helper", "shape_inference"},  # inference of single nodes
     "_graph.own_tensors": {"ModelProto"},
     "_graph.meanings": {  # rewritten before ONNX's converter and inliner read them, and after
         "FunctionProto",
