@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.external_data_helper
+import onnx.helper
 import onnx.numpy_helper
 import pytest
 
@@ -312,6 +313,39 @@ def test_manifests_that_lie(change, match, folder, tmp_path):
     path = written(tmp_path / "folder", {**folder, "manifest.json": json.dumps(manifest).encode()})
     with pytest.raises((ModelError, ValueError), match=match):
         load_training(path).partial_fit(X, Y)
+
+
+def _of_other_shape(content: bytes, output: str) -> bytes:
+    """Return a graph with an output twice over, without a declared shape."""
+    model = onnx.load_model_from_string(content)
+    for node in model.graph.node:
+        node.output[:] = ["once" if name == output else name for name in node.output]
+        node.input[:] = ["once" if name == output else name for name in node.input]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "flat"))
+    model.graph.node.append(onnx.helper.make_node("Reshape", ["once", "flat"], ["row"]))
+    model.graph.node.append(onnx.helper.make_node("Concat", ["row", "row"], [output], axis=0))
+    for value in model.graph.output:
+        if value.name == output:
+            value.type.tensor_type.ClearField("shape")
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize("output", ["loss", "state"])
+def test_results_of_a_step_have_the_shape_of_what_they_replace(output, folder, tmp_path):
+    manifest = json.loads(folder["manifest.json"])
+    state = manifest["state"]["tensors"][0]
+    name, match = manifest["loss_output"], r"The loss of a step has the shape \(2,\), and a loss is one number"
+    if output == "state":
+        name, match = state["output"], f"A step makes float32 .* of '{state['name']}', which is float32"
+    step = _of_other_shape(folder["step.onnx"], name)
+    manifest["files"]["step.onnx"]["sha256"] = hashlib.sha256(step).hexdigest()
+    files = {**folder, "step.onnx": step, "manifest.json": json.dumps(manifest).encode()}
+    training = load_training(written(tmp_path / "folder", files))
+    before = {name: array.copy() for name, array in training.state.items()}
+    with pytest.raises(ModelError, match=match):
+        training.partial_fit(X, Y)
+    for name, array in before.items():
+        np.testing.assert_array_equal(training.state[name], array)
 
 
 # --- weights beside files of training graphs ---

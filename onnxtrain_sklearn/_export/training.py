@@ -168,8 +168,16 @@ class Training:
         names = [self.manifest["loss_output"], *outputs]
         results = sessions.run_session(session, names, feeds | self._random(session, len(rows)) | self.state)
         new = dict(zip(outputs.values(), results[1:], strict=True))
+        if np.size(results[0]) != 1:
+            raise ModelError(f"The loss of a step has the shape {np.shape(results[0])}, and a loss is one number.")
+        for name, array in new.items():
+            was = self.state[name]
+            if array.shape != was.shape or array.dtype != was.dtype:
+                raise ModelError(
+                    f"A step makes {array.dtype} {array.shape} of {name!r}, which is {was.dtype} {was.shape}."
+                )
         self.state = StateArrays(new, self.manifest.get(CONSTANTS))
-        return float(results[0])
+        return float(results[0].item())
 
     def _random(self, session: sessions.InferenceSession, rows: int) -> dict[str, np.ndarray]:
         """Return the random numbers of the next step, those that the estimator would draw for so many rows."""

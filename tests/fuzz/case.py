@@ -28,7 +28,7 @@ import onnxtrain_sklearn
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import OnnxTrainError
-from tests.fuzz import files, messages, mutations, settings
+from tests.fuzz import attacks, files, messages, mutations, settings
 from tests.fuzz.seeds import Seed, pick
 
 OWN = str(Path(onnxtrain_sklearn.__file__).parent)
@@ -57,6 +57,9 @@ class FuzzCase:
         return f"{self.seed} changed by {what}; {self.plan} engine={self.engine} {self.parameters}"
 
 
+ATTACKED = 1 / 3
+"""Share of the cases that are attacked beside what is changed at random."""
+
 PLANS = ["fit"] * 5 + ["partial_fit", "gradient", "gradient", "gradient", "pickle", "twice", "validation"]
 
 
@@ -66,7 +69,7 @@ def case(number: int, folder: Path, engine: str | None = None) -> FuzzCase:
     name, seed = pick(rng)
     engine = engine or rng.choice([*available_engines(), "auto"])
     changes: list[str] = []
-    model = _model(rng, seed, folder, changes)
+    model = _model(rng, random.Random(f"attack {number}"), seed, folder, changes)
     given = isinstance(seed.model, onnx.ModelProto)
     chance = 0.1 if changes else 0.5
     kind = OrtGradientClassifier if seed.classify != (rng.random() < 0.05) else OrtGradientRegressor
@@ -77,12 +80,14 @@ def case(number: int, folder: Path, engine: str | None = None) -> FuzzCase:
     return FuzzCase(number, engine, name, model, X, y, weights, classify, plan, parameters, changes)
 
 
-def _model(rng: random.Random, seed: Seed, folder: Path, changes: list[str]) -> Any:
+def _model(rng: random.Random, second: random.Random, seed: Seed, folder: Path, changes: list[str]) -> Any:
     if not isinstance(seed.model, onnx.ModelProto):
         return seed.model
     model = onnx.ModelProto()
     model.CopyFrom(seed.model)
     changes += mutations.mutate(rng, model, rng.choice([0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 3]))
+    if second.random() < ATTACKED:
+        changes += attacks.attack(second, model)
     form = rng.choice(["proto"] * 12 + ["bytes"] * 3 + ["broken bytes"] * 2 + ["file"] * 2 + ["external"] * 2)
     if form != "proto":
         changes.append(form)

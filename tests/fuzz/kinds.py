@@ -359,6 +359,8 @@ def _training(
     except OnnxTrainError as error:
         return refusal(error)
     start = loss([array.astype(np.float64) for array in outputs.values()])
+    if not np.isfinite(start):
+        return "unrun a probability of the file is zero"
     if not np.isclose(estimator.loss_curve_[0], start, rtol=1e-3, atol=1e-4):
         return f"wrong loss {estimator.loss_curve_[0]}, {start} by the file"
     trained = estimator.weights_
