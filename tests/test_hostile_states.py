@@ -348,6 +348,18 @@ def test_results_of_a_step_have_the_shape_of_what_they_replace(output, folder, t
         np.testing.assert_array_equal(training.state[name], array)
 
 
+def test_inputs_of_a_step_are_not_larger_than_memory(folder, tmp_path):
+    """Random numbers of the shape that the graph declares are drawn for dropout."""
+    manifest = json.loads(folder["manifest.json"])
+    model = onnx.load_model_from_string(folder["step.onnx"])
+    random = next(value for value in model.graph.input if value.name == manifest["random"]["inputs"][0])
+    random.type.tensor_type.shape.dim[1].dim_value = 2**60
+    manifest["files"]["step.onnx"]["sha256"] = hashlib.sha256(model.SerializeToString()).hexdigest()
+    files = {**folder, "step.onnx": model.SerializeToString(), "manifest.json": json.dumps(manifest).encode()}
+    with pytest.raises(ModelError, match=r"has the input .* of the shape|cannot load the graph"):
+        load_training(written(tmp_path / "folder", files)).partial_fit(X, Y)
+
+
 # --- weights beside files of training graphs ---
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 
 from .._data.batches import weighted_rows
+from .._graph.limits import current_limits, exceeded
 from .._runtime import devices, sessions
 from .._support.refusal import refusing
 from .._support.state_arrays import StateArrays
@@ -146,6 +148,10 @@ class Training:
                     f"The graph {graph!r} has the input {value.name!r} of type {value.type} and shape {value.shape}, "
                     f"which no graph of export_training has."
                 )
+            numbers = math.prod(size for size in value.shape if isinstance(size, int))
+            if not 0 <= 8 * numbers <= current_limits().tensor_bytes:
+                told = f"The graph {graph!r} has the input {value.name!r} of the shape {value.shape}"
+                raise exceeded(told, "tensor_bytes")
         if graph == "step":
             shape, batch = inputs[self.manifest["inputs"]["sample_weight"]].shape, self.manifest["batch_size"]
             rows = shape[0] if shape else 0

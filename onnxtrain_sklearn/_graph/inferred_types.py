@@ -8,9 +8,11 @@ result only the types and shapes are read.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.shape_inference
 import onnx_ir as ir
@@ -20,6 +22,9 @@ from .queries import graphs_in, reads
 
 _LARGE = 1000
 """Bytes from which inference gets the type of an initializer and not its numbers."""
+
+_MANY = 2**17
+"""Known integers in one value above which inference does without them."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,11 +37,44 @@ def infer_types(model: ir.Model) -> None:
         return
     proto = _proto_of(model, nodes)
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=False, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(
+            proto, check_type=True, strict_mode=False, data_prop=knows_few_integers(proto)
+        )
     except Exception as error:
         _log.warning("Shape inference failed: %s", error)
         return
     _declare_values(nodes, inferred.graph)
+
+
+def knows_few_integers(proto: onnx.ModelProto) -> bool:
+    """Whether inference with known integers stays small: it holds each in 200 bytes, however they are computed.
+
+    A Range of two numbers, or a chain of Concat that repeat their input, takes all memory from a few bytes.
+    """
+    counts = {t.name: t.dims[0] if t.dims else 1 for t in proto.graph.initializer if len(t.dims) < 2}
+    single = {t.name: _number(t) for t in proto.graph.initializer if math.prod(t.dims) == 1}
+    for node in proto.graph.node:
+        count = sum(counts.get(name, 0) for name in node.input)
+        held = node.attribute[0] if node.op_type == "Constant" and node.attribute else None
+        if held is not None:
+            count = math.prod(held.t.dims) if held.HasField("t") else max(1, len(held.ints))
+            if count == 1 and node.output:
+                single[node.output[0]] = _number(held.t) if held.HasField("t") else float(held.i or held.f)
+        elif node.op_type == "Range" and len(node.input) == 3 and all(name in single for name in node.input):
+            start, limit, delta = (single[name] for name in node.input)
+            count = math.ceil((limit - start) / delta) if delta else 0
+        elif node.op_type != "Concat":
+            count = max((counts.get(name, 0) for name in node.input), default=0)
+        if count > _MANY:
+            return False
+        counts |= dict.fromkeys(node.output, count)
+    return True
+
+
+def _number(tensor: Any) -> float:
+    """Return the one number of a tensor; 0 for what is no number."""
+    array = ir.from_proto(tensor).numpy().ravel()
+    return float(array[0]) if array.size == 1 and array.dtype.kind in "iuf" and np.isfinite(array[0]) else 0.0
 
 
 def _order_initializers(graph: ir.Graph) -> None:

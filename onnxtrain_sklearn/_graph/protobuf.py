@@ -157,7 +157,32 @@ def _refuse_sparse(proto: onnx.ModelProto) -> None:
 
 def _valid(proto: onnx.ModelProto) -> onnx.ModelProto:
     require_survivable(proto)
-    return _inlined(_with_one_default_opset(proto))
+    return _inlined(_with_one_default_opset(_without_own_marks(proto)))
+
+
+def _without_own_marks(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without metadata under the names by which this package marks values and nodes in memory."""
+
+    def marked(model: onnx.ModelProto) -> list[Any]:
+        found: list[Any] = [model.graph, *model.functions]
+        for whole in list(found):
+            nodes = list(nodes_of(whole))
+            bodies = [body for node in nodes for a in node.attribute for body in (a.g, *a.graphs)]
+            found += [*nodes, *bodies]
+            for graph in (whole, *bodies):  # inputs and outputs of functions are names
+                fields = ("value_info", *(("initializer", "input", "output") if hasattr(graph, "initializer") else ()))
+                found += [one for field in fields for one in getattr(graph, field)]
+        return [one for one in found if any(entry.key.startswith(RESERVED) for entry in one.metadata_props)]
+
+    if not marked(proto):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for one in marked(result):
+        kept = [entry for entry in one.metadata_props if not entry.key.startswith(RESERVED)]
+        del one.metadata_props[:]
+        one.metadata_props.extend(kept)
+    return result
 
 
 def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:

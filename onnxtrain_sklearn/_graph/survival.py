@@ -17,6 +17,7 @@ import onnx_ir as ir
 from .._runtime import distributions, loading
 from .._support.refusal import reason
 from ..exceptions import ModelError
+from .inferred_types import knows_few_integers
 from .limits import current_limits
 from .operands import operand_error
 from .queries import every_node
@@ -39,7 +40,7 @@ def require_loadable(model: ir.Model) -> None:
             raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
     proto = ir.to_proto(model)
     try:
-        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=knows_few_integers(proto))
     except Exception as error:
         if not loading.survives_loading(proto.SerializeToString()):
             raise ModelError(

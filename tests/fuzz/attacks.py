@@ -22,7 +22,7 @@ from tests.fuzz.messages import copy_of, messages
 from tests.fuzz.values import NUMBERS, WORDS
 
 make = onnx.helper.make_node
-TYPES = [onnx.AttributeProto.AttributeType.Value(name) for name in onnx.AttributeProto.AttributeType.keys()]
+TYPES = [onnx.AttributeProto.AttributeType.Value(name) for name in onnx.AttributeProto.AttributeType.keys()]  # noqa: SIM118
 METADATA = [
     *("onnxtrain/kept_type", "onnxtrain/fake_quantization", "onnxtrain/dynamic_quantization", "onnxtrain/one_hot"),
     *("onnxtrain/row_losses", "onnxtrain/stop_gradient", "onnxtrain/constant of x", "keras/BatchNormalization"),

@@ -1,0 +1,93 @@
+"""Files that hold what this package notes in memory, and integers that inference would take all memory for."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.parser
+import onnxruntime
+import pytest
+from numpy.testing import assert_allclose
+
+from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
+from onnxtrain_sklearn._gradient.engine import available_engines
+from onnxtrain_sklearn._graph.inferred_types import knows_few_integers
+from onnxtrain_sklearn._graph.protobuf import load
+
+X = np.array([[1.0, 2.0], [-0.5, 0.3], [0.2, -1.0]], np.float32)
+W = np.array([[0.5], [-1.5]])
+MARKS = ["kept_type", "stop_gradient", "fake_quantization", "dynamic_quantization", "one_hot", "row_losses"]
+
+
+def marked(end: str = "", output: str = "float[N,1] Y", kind: str = "float") -> onnx.ModelProto:
+    net = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> net ({kind}[N,2] X) => ({output})
+        <{kind}[2,1] W = {{0.5, -1.5}}> {{ H = MatMul(X, W) Y = Tanh(H) {end} }}""")
+    graph = net.graph
+    for one in (graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
+        for mark in MARKS:
+            one.metadata_props.add(key=f"onnxtrain/{mark}", value="NOTHING")
+    return net
+
+
+@pytest.mark.parametrize("engine", available_engines())
+def test_marks_in_a_file_stop_no_gradient(engine):
+    net = marked("y = ReduceSum<keepdims = 0>(Y)", "float y")
+    graph = gradient_graph(net, wrt="W", engine=engine)
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    value, gradient = session.run(["y", "W_grad"], {"X": X})
+    hidden = np.tanh(X @ W)
+    assert_allclose(value, hidden.sum(), rtol=1e-5)
+    assert_allclose(gradient, X.T @ (1 - hidden**2), rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_marks_in_a_file_train_and_export_as_nothing(kind):
+    rate, y = 0.125, np.array([1.0, 0.0, -1.0])
+    net = marked(output=f"{kind}[N,1] Y", kind=kind)
+    settings = {"optimizer": "sgd", "learning_rate_init": rate, "max_iter": 1, "batch_size": 3, "alpha": 0.0}
+    estimator = OrtGradientRegressor(net, loss="squared_error", **settings).fit(X, y)
+    hidden = np.tanh(X @ W)
+    moved = W - rate * X.T @ (2 / 3 * (hidden - y[:, None]) * (1 - hidden**2))
+    assert_allclose(estimator.weights_["W"], moved, rtol=1e-5)
+    content = estimator.to_onnx().SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0]
+    found = session.run(None, {name.name: X.astype(np.float64 if "double" in name.type else np.float32)})[0]
+    assert_allclose(found, np.tanh(X @ moved), rtol=1e-5)
+
+
+def many_integers(nodes: str, last: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> net (float[N,2] X) => (float[N,1] Y)
+        <float[2,1] W = {{1, 2}}, int64 z = {{0}}, int64 one = {{1}}, int64 large = {{{last}}}, int64[1] c0 = {{1}}>
+        {{ H = MatMul(X, W) {nodes} q = Cast<to = 1>(r) s = ReduceMean<keepdims = 0>(q) Y = Add(H, s) }}""")
+
+
+def repeated(count: int) -> str:
+    return " ".join(f"c{i + 1} = Concat<axis = 0>(c{i}, c{i})" for i in range(count)) + f" r = Identity(c{count})"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "last", "few"),
+    [
+        ("r = Range(z, large, one)", 1000, True),
+        ("r = Range(z, large, one)", 2**31, False),
+        ("k = Constant<value_int = 2147483648>() r = Range(z, k, one)", 1, False),
+        ("k = Constant<value = int64 {2147483648}>() r = Range(z, k, one)", 1, False),
+        (repeated(10), 1, True),
+        (repeated(40), 1, False),
+    ],
+)
+def test_inference_holds_few_integers(nodes, last, few):
+    """A Range of two numbers and a chain of Concat took 200 bytes for each of their integers."""
+    assert knows_few_integers(many_integers(nodes, last)) is few
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_shapes_of_many_integers_are_known_all_the_same():
+    net = many_integers("r = Range(z, large, one)", str(2**18))
+    value = next(v for node in load(net).graph for v in node.outputs if v.name == "r")
+    assert list(value.shape) == [2**18]
+    predicted = OrtGradientRegressor(net, learning_rate_init=0.0, max_iter=1).fit(X, np.zeros(3)).predict(X)
+    assert_allclose(predicted, X @ [1, 2] + (2**18 - 1) / 2, rtol=1e-4)
