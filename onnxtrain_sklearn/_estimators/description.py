@@ -14,6 +14,7 @@ import onnx_ir as ir
 from .._graph.constants import tensor_of
 from .._graph.files import without_program
 from .._graph.trainable import TrainableModel
+from .._runtime.custom_operators import know_libraries
 from .._support.printable import printable
 from .._training.selection import selected
 from ..losses import LossSource
@@ -169,6 +170,7 @@ def _describe(estimator: Describable) -> Description:
         return Description(title, engine=estimator.engine)
     joined, mode = isinstance(estimator.loss, LossSource), estimator.training_mode
     several = tuple(estimator.loss) if isinstance(estimator.loss, Mapping) else ()
+    know_libraries(estimator.session_options)
     given, _ = source_of(model, estimator.output, joined=joined, training_mode=mode, several=several)
     source, names = selected(adapted(estimator, given, None), estimator.trainable)
     described = _described(source, title, names, source.with_frozen_statistics(names).running_statistics)

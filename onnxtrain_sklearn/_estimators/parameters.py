@@ -200,7 +200,9 @@ Execution providers of onnxruntime, in place of the device's."""),
     "provider_options": Parameter("list or None", "A dict of options for each of the providers."),
     "session_options": Parameter("dict or None", """
 Options of onnxruntime's sessions by name (``{"intra_op_num_threads": 2}``); names with a dot are configuration entries.
-By default small graphs get one thread, large ones all cores.""", (Instance(Mapping, "a dict"), None)),
+By default small graphs get one thread, large ones all cores. ``{"register_custom_ops_library": path}``, or a list of
+paths, names libraries of custom operators: from then on every session of the process that needs them has them, and what
+follows such operators can be trained; gradients do not pass through them.""", (Instance(Mapping, "a dict"), None)),
 }  # fmt: skip
 """The parameters of both estimators."""
 

@@ -11,6 +11,7 @@ from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 from .._callbacks.tasks import has_hooks
 from .._given.comparison import is_foreign
 from .._optimizers.lbfgs import LBFGS, BaseOptimizer
+from .._runtime.custom_operators import know_libraries
 from .._support.typing import ClassWeight
 from .._training.loop import TrainerSettings
 from ..exceptions import ModelError
@@ -88,6 +89,7 @@ def _check_class_weight(class_weight: ClassWeight) -> None:
 def trainer_settings(estimator: Parameters) -> TrainerSettings:
     """Return the settings of the loop; TypeError or ValueError names an invalid parameter."""
     check_estimator_parameters(estimator)
+    know_libraries(estimator.session_options)  # before the graph is read, in sessions of its own
     return TrainerSettings(
         learning_rate_init=float(estimator.learning_rate_init),
         schedule=resolve_schedule(estimator.learning_rate),

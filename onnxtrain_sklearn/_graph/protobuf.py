@@ -24,6 +24,7 @@ from .._runtime.integer_products import make_exact
 from .._support.refusal import refusing
 from ..exceptions import ModelError
 from .contrib.lowering import is_fused, lower
+from .custom_shapes import with_types_of_custom_operators
 from .files import read, source
 from .folding import complete_shapes
 from .identity_transposes import remove_identity_transposes
@@ -53,6 +54,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits
     given = _with_graph(model)
     with refusing("The ONNX graph is not valid"):
         proto = _valid(without_zip_maps(_with_one_default_opset(given)))
+        proto = with_types_of_custom_operators(proto)
         of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)  # they may be of opset 8 or 9
         result = readable(proto, limits, renew=of_fitted_model)
         _free_negative_sizes(result.graph)

@@ -102,8 +102,25 @@ def _merged(inferred: ir.Shape, declared: ir.Shape, given: set[str]) -> ir.Shape
 
 
 def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
-    """Remove the shapes of all computed values, in place, also in subgraphs; return the shapes."""
+    """Remove the shapes of all computed values, in place, also in subgraphs; return the shapes.
+
+    What custom operators give keeps the sizes behind its first axis: nothing could be inferred from nothing.
+    """
     declared = {v: v.shape for node in every_node(graph) for v in node.outputs if v.shape is not None}
-    for value in declared:
-        value.shape = None
+    for value, shape in declared.items():
+        node = value.producer()
+        is_custom = node is not None and is_custom_domain(node.domain)
+        value.shape = ir.Shape([_freed(shape[0]), *shape[1:]]) if is_custom and len(shape) else None
     return declared
+
+
+def _freed(size: int | ir.SymbolicDim) -> ir.SymbolicDim:
+    return ir.SymbolicDim(None) if isinstance(size, int) else size
+
+
+def is_custom_domain(domain: str) -> bool:
+    """Whether neither ONNX nor onnxruntime has operators of this domain: only a library has them."""
+    return domain not in _KNOWN_DOMAINS and not domain.startswith("com.microsoft")
+
+
+_KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training")

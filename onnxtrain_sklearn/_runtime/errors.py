@@ -30,9 +30,11 @@ def not_loaded(error: Exception, model: bytes = b"") -> ModelError | MemoryError
                 f"inputs, {scarce}, in which onnxruntime lacks some operators whatever the opset. Export the model in "
                 f"float32, which takes data of any float type, or replace the operator."
             )
+        foreign = "is not a registered function/op" in str(error)
+        library = " For an operator of a library, name it: session_options={'register_custom_ops_library': path}."
         return ModelError(
             f"onnxruntime {version()} lacks a kernel for the graph: {reason(error)}. Export the model again with "
-            f"another opset (18 is a good choice), or replace the operator."
+            f"another opset (18 is a good choice), or replace the operator.{library if foreign else ''}"
         )
     return ModelError(f"onnxruntime {version()} cannot load the graph: {reason(error)}.")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
+from . import custom_operators
 from .distributions import onnxruntime, pybind
 
 _ZERO = [("Sub", ["O(0)", "O(0)"], ["zero"]), ("Mul", ["GO(0)", "zero"], ["GI(0)"])]
@@ -48,6 +49,7 @@ def _builder_options() -> Any:
     options.log_severity_level = 3
     if (library := CUSTOM_OPERATORS.get()) is not None:
         options.register_custom_ops_library(library)
+    custom_operators.add_known(options, {custom_operators.OPTION: library})
     return options
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..exceptions import DeviceError
+from . import custom_operators
 from .device_graphs import check_indices, for_device
 from .devices import OWN_MEMORY, Device
 from .distributions import onnxruntime
@@ -66,14 +67,17 @@ def create_session(
     settings.intra_op_num_threads = threads
     settings.inter_op_num_threads = 1
     for name, value in {SPIN: SPIN_MICROSECONDS, **(options or {})}.items():
-        set_option(settings, name, value)
+        if name != custom_operators.OPTION:
+            set_option(settings, name, value)
+    for path in custom_operators.libraries_of(options):
+        custom_operators.register(settings, path)
     providers = list(zip(device.providers, device.provider_options, strict=True))
     model = exact(model)
     indexed: Mapping[str, int] = {}
     if any(name in OWN_MEMORY for name in device.providers):
         model, indexed = for_device(model)
     try:
-        session = onnxruntime.InferenceSession(model, settings, providers=providers)
+        session = _session(model, settings, providers, options)
     except Exception as error:  # each release has another class for it
         raise not_loaded(error, model) from error
     used = session.get_providers()
@@ -85,6 +89,18 @@ def create_session(
     if indexed:
         _indexed[session] = indexed
     return session
+
+
+def _session(
+    model: bytes, settings: onnxruntime.SessionOptions, providers: Sequence[Any], options: Mapping[str, object] | None
+) -> onnxruntime.InferenceSession:
+    """Return a session; where it fails, with the libraries of custom operators that estimators of the process name."""
+    try:
+        return onnxruntime.InferenceSession(model, settings, providers=providers)
+    except Exception:  # each release has another class for it
+        if not custom_operators.add_known(settings, options):
+            raise
+        return onnxruntime.InferenceSession(model, settings, providers=providers)
 
 
 def require_indices(session: InferenceSession, arrays: Mapping[str, np.ndarray]) -> None:
