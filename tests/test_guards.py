@@ -141,6 +141,7 @@ PROTOBUF = {
         "numpy_helper",
     },
     "_given.as_given": {"ModelProto", "ValueInfoProto"},  # runs the file as given
+    "_graph.custom_shapes": {"ModelProto", "NodeProto", "TensorProto", "ValueInfoProto", "helper"},
     "_graph.as_given": {
         "ModelProto",
         "NodeProto",

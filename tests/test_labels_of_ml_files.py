@@ -7,6 +7,11 @@ import onnx
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, helper
+from skl2onnx import to_onnx
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression, SGDClassifier
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.svm import SVC
 
 from onnxtrain_sklearn import OrtGradientClassifier
 from onnxtrain_sklearn.exceptions import ModelError
@@ -139,3 +144,46 @@ def test_dictionaries_need_no_default_opset():
     trained.fit(X, run(proto, X)[0])
     assert trained.classes_.tolist() == [0, 2]
     assert_allclose(trained.predict_proba(X), run(proto, X)[1], atol=1e-5)
+
+
+def margins_of(estimator, X, y):
+    """Return a fitted estimator, and its file with margins in place of probabilities."""
+    fitted = estimator.fit(X, y)
+    options = {id(fitted): {"zipmap": False, "raw_scores": True}}
+    return fitted, to_onnx(fitted, X[:1], options=options, target_opset={"": 18, "ai.onnx.ml": 3})
+
+
+def test_two_margins_are_one_score():
+    """The softmax of (-s, s) would be the sigmoid of 2 s."""
+    X, y = DATA["cancer"]
+    fitted, proto = margins_of(OneVsRestClassifier(LogisticRegression()), X, y)
+    start = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y)
+    expected = fitted.decision_function(X.astype(np.float64))
+    assert_allclose(run(proto, X)[1][:, 1], expected, rtol=1e-4, atol=1e-4)
+    assert_allclose(start.decision_function(X), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_margins_that_point_away_from_the_labels_are_refused():
+    X, y = DATA["cancer"]
+    _, proto = margins_of(SVC(probability=True, random_state=0), X, y)
+    label, margins = run(proto, X)
+    assert (margins <= 0).all()  # negative probabilities
+    assert (margins.argmax(axis=1) != label).mean() > 0.9
+    with pytest.raises(ModelError, match="labels of the file are not the classes of the largest scores"):
+        OrtGradientClassifier(proto, max_iter=1).fit(X, y)
+
+
+def test_saturated_probabilities_are_compared_by_their_scores():
+    """In float32 sigmoids of large scores are equal, and the file takes the first; the model compares scores."""
+    X, y = load_digits(return_X_y=True)
+    X, y = X[:300].astype(np.float32), y[:300]
+    fitted = SGDClassifier(loss="log_loss", random_state=0).fit(X, y)
+    proto = to_onnx(fitted, X[:1], options={id(fitted): {"zipmap": False}}, target_opset={"": 18, "ai.onnx.ml": 3})
+    start = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y)
+    rng = np.random.RandomState(1)
+    other = np.stack([rng.permutation(column) for column in X.T], axis=1)
+    scores = np.sort(fitted.decision_function(other.astype(np.float64)), axis=1)
+    clear = scores[:, -1] - scores[:, -2] > 1e-5 * np.abs(scores).max()
+    right = fitted.predict(other.astype(np.float64))[clear]
+    assert (run(proto, other)[0][clear] != right).mean() > 0.2
+    assert_array_equal(start.predict(other)[clear], right)

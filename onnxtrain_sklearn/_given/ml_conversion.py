@@ -104,10 +104,12 @@ def fitted_file(
         values=final.name or "",
         allows_missing=any(takes_missing_values(node) for node in model.graph),
     )
+    margin = None
     if label is not None:
         probable = "proba" in known.values if probed is None else _are_of_kind(labels, *probed)
         known = replace(known, of_probabilities=probable)
-    return _trainable_file(model, label, final, known)
+        margin = None if probed is None or labels is not None or probable else _margin_of_two(*probed)
+    return _trainable_file(model, label, final, known, margin)
 
 
 def _plain_file_of_text(given: ir.Model, output: str | None) -> tuple[TrainableModel, FittedFile]:
@@ -136,7 +138,7 @@ def _plain_file_of_text(given: ir.Model, output: str | None) -> tuple[TrainableM
 
 
 def _trainable_file(
-    model: ir.Model, label: ir.Value | None, final: ir.Value, known: FittedFile
+    model: ir.Model, label: ir.Value | None, final: ir.Value, known: FittedFile, margin: int | None
 ) -> tuple[TrainableModel, FittedFile]:
     graph, name, labels = model.graph, final.name, known.labels
     labels_first = labels is not None and has_labels_first(final, len(labels))
@@ -159,7 +161,7 @@ def _trainable_file(
     elif label is not None and isinstance(known.classes, np.ndarray):
         known = replace(known, classes=np.sort(known.classes), order=sort_classes(model.graph, known.classes))
     if labels is None:
-        end_in_scores(model, probabilities=known.of_probabilities if label is not None else None)
+        end_in_scores(model, probabilities=known.of_probabilities if label is not None else None, margin=margin)
     of_trees = any(role.operator == f"{ML}.TreeEnsembleClassifier" for role in rewritten.roles)
     if of_trees and known.of_probabilities and labels is None:
         keep_first_of_ties(infer_shapes(model).graph)
@@ -245,6 +247,17 @@ def _probed(model: ir.Model, label: ir.Value, final: ir.Value) -> tuple[np.ndarr
     except ModelError:  # the number of columns may be unknown
         return None
     return found
+
+
+def _margin_of_two(label: np.ndarray, found: Any) -> int | None:
+    """Return the column of the second class, where two margins are each other's negatives and tell the label.
+
+    The softmax of both would be the sigmoid of twice the margin.
+    """
+    if not isinstance(found, np.ndarray) or found.ndim != 2 or found.shape[1] != 2 or len(np.unique(label)) != 2:
+        return None
+    opposite = np.allclose(found[:, 0], -found[:, 1], rtol=FILE_TOLERANCE, atol=FILE_TOLERANCE)
+    return 1 if opposite and ((found[:, 1] > 0) == (label.ravel() == label.max())).all() else None
 
 
 def _are_of_kind(labels: Labels | None, label: np.ndarray, found: Any) -> bool:

@@ -82,11 +82,43 @@ def _require_file_start(known: FittedFile, columns: Mapping[str, Column], ours: 
         _require_close(method, values, numbers)
     elif numbers is not None and method == "decision_function" and numbers.size == len(values):
         _require_close(method, np.abs(values[:, -1]), np.abs(numbers.ravel()))
+    elif numbers is None and "predict_proba" in ours:  # margins, which the log loss takes for scores
+        _require_margins(values, ours["predict_proba"])
+    if not known.of_probabilities:
+        _require_consistent(known, label, values)
     different = label.ravel() != ours["predict"]
     if (different & (_distance_from_tie(values) > FILE_TOLERANCE)).any():
         raise ModelError(
             f"{_OTHER_MODEL} predict() differs from the label of the file in {different.mean():.0%} of the rows: its "
             f"decision rule is not the class with the largest score."
+        )
+
+
+def _require_margins(values: np.ndarray, p: np.ndarray) -> None:
+    """Compare margins with the probabilities of the log loss; the margin of two classes may have either sign."""
+    if p.shape[1] == 2 and values.shape[1] <= 2:
+        opposite = values.shape[1] == 1 or np.allclose(values[:, 0], -values[:, 1], FILE_TOLERANCE, FILE_TOLERANCE)
+        margin = values[:, -1] if opposite else values[:, 1] - values[:, 0]
+        _require_close("predict_proba", expit(np.abs(margin)), p.max(axis=1))
+    elif p.shape == values.shape:
+        _require_close("predict_proba", softmax(values, axis=1), p)
+
+
+def _require_consistent(known: FittedFile, label: np.ndarray, values: np.ndarray) -> None:
+    """Raise if the scores of classes point to other classes than the labels: training would begin at the opposite.
+
+    Two margins that are each other's negatives may come in either order.
+    """
+    classes = known.classes
+    if not isinstance(classes, np.ndarray) or values.shape[1] != len(classes):
+        return
+    if len(classes) == 2 and np.allclose(values[:, 0], -values[:, 1], FILE_TOLERANCE, FILE_TOLERANCE):
+        return
+    if (classes[values.argmax(axis=1)] != label.ravel()).mean() > 0.5:
+        raise ModelError(
+            f"The labels of the file are not the classes of the largest scores in {known.values!r}, of which training "
+            f"would start. skl2onnx writes negative probabilities for raw_scores of support vector machines with "
+            f"probability=True: convert without raw_scores, or with probability=False."
         )
 
 
