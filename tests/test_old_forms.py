@@ -36,7 +36,15 @@ def old_file(nodes, held, opset, ir_version, row):
 
 PADS = [make("Pad", ["X"], ["h"], pads=[0, 0, 1, 0, 0, 2])]
 ELEMENTS = [make("BatchNormalization", ["X", *STATISTICS], ["h"], spatial=0)]
+COMPUTED = [
+    make("Constant", [], ["c"], value=onnx.numpy_helper.from_array(SCALE)),
+    make("Identity", ["m"], ["other"]),
+    make("BatchNormalization", ["X", "c", "b", "other", "v"], ["h"], spatial=0),
+]
+SHARED = [make("BatchNormalization", ["X", *STATISTICS], ["n"], spatial=0), make("Add", ["n", "m"], ["h"])]
 CASES = {
+    **{f"computed statistics, {n}": (COMPUTED, {k: STATISTICS[k] for k in "bmv"}, n, NORMALIZED) for n in (7, 8)},
+    "shared statistics": (SHARED, STATISTICS, 7, NORMALIZED + MEAN),
     **{f"pads, {n}": (PADS, {}, n, np.pad(X, ((0, 0), (0, 0), (1, 2)))) for n in (2, 6, 7, 8, 9, 10)},
     **{f"statistics of elements, {n}": (ELEMENTS, STATISTICS, n, NORMALIZED) for n in (7, 8)},
     "axis": ([make("Mul", ["X", "c"], ["h"], broadcast=1, axis=1)], {"c": CHANNELS}, 6, X * CHANNELS[:, None]),

@@ -15,11 +15,16 @@ import onnx.helper
 import onnx.shape_inference
 import onnx.version_converter
 
+from .cast_types import INT64
+
 LISTED_IR = 4
 """The first IR version in which initializers need not be inputs."""
 
 BROADCASTING = 7
 """The first opset in which operands broadcast as in NumPy."""
+
+RESHAPES = 5
+"""The first opset in which Reshape takes the shape as an input."""
 
 CHANGED = frozenset("Add And Div Equal Gemm Greater Less Mul Or PRelu Pow Sub Xor".split())
 """The operators that broadcast otherwise before."""
@@ -40,11 +45,11 @@ def without_old_forms(proto: onnx.ModelProto) -> onnx.ModelProto:
     result.CopyFrom(proto)
     result.ir_version = max(result.ir_version, LISTED_IR)
     if broadcasts or elementwise:
-        ranks = _ranks(proto)
+        ranks, uses = _ranks(proto), Counter(name for node in proto.graph.node for name in node.input)
         nodes = list(result.graph.node)
         del result.graph.node[:]
         for node in nodes:
-            result.graph.node.extend(_renewed(result.graph, node, ranks))
+            result.graph.node.extend(_renewed(result.graph, node, ranks, uses, opset))
     return _by_fixed_rows(result) if opset < BROADCASTING else result
 
 
@@ -66,9 +71,11 @@ def _by_fixed_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _renewed(graph: onnx.GraphProto, node: onnx.NodeProto, ranks: dict[str, int]) -> list[onnx.NodeProto]:
+def _renewed(
+    graph: onnx.GraphProto, node: onnx.NodeProto, ranks: dict[str, int], uses: Counter[str], opset: int
+) -> list[onnx.NodeProto]:
     if node.op_type == "BatchNormalization" and _number(node, "spatial", 1) == 0:
-        return _over_elements(graph, node, ranks)
+        return _over_elements(graph, node, ranks, uses, opset)
     if _number(node, "broadcast", 0):
         return _aligned(node, ranks)
     return [node]
@@ -95,19 +102,20 @@ def _aligned(node: onnx.NodeProto, ranks: dict[str, int]) -> list[onnx.NodeProto
     return [moved, node]
 
 
-def _over_elements(graph: onnx.GraphProto, node: onnx.NodeProto, ranks: dict[str, int]) -> list[onnx.NodeProto]:
+def _over_elements(
+    graph: onnx.GraphProto, node: onnx.NodeProto, ranks: dict[str, int], uses: Counter[str], opset: int
+) -> list[onnx.NodeProto]:
     """Return nodes that normalize rows as vectors, each element of which has statistics of its own."""
     held = {tensor.name: tensor for tensor in graph.initializer}
-    uses = Counter(name for other in (*graph.node, node) for name in other.input)
     rank, own = ranks.get(node.input[0]), [held.get(name) for name in node.input[1:5]]
-    if rank is None or len(node.output) > 1 or any(t is None or uses[t.name] > 1 for t in own):
+    shared = [i for i, tensor in enumerate(own, 1) if tensor is None or uses[tensor.name] > 1]
+    if rank is None or len(node.output) > 1 or (shared and opset < RESHAPES):
         return [node]  # the converter says that it cannot read it
     _drop(node, "spatial")
     if rank == 2:
         return [node]
     declared = {value.name: value for value in graph.input}
-    for tensor in own:
-        assert tensor is not None
+    for tensor in (tensor for i, tensor in enumerate(own, 1) if tensor is not None and i not in shared):
         size = math.prod(tensor.dims)
         tensor.dims[:] = [size]
         if tensor.name in declared:
@@ -116,8 +124,16 @@ def _over_elements(graph: onnx.GraphProto, node: onnx.NodeProto, ranks: dict[str
             kind.shape.dim.add(dim_value=size)
     given, result = node.input[0], node.output[0]
     names = {stem: f"{result}/{stem}" for stem in ("flat", "shape", "normalized")}
+    vectors = list[onnx.NodeProto]()
+    for i in shared:  # computed, or read elsewhere in its own shape
+        name, vector = node.input[i], f"{result}/statistic_{i}"
+        size = onnx.helper.make_tensor(f"{vector}/size", INT64, [1], [-1])
+        vectors.append(onnx.helper.make_node("Constant", [], [size.name], value=size))
+        vectors.append(onnx.helper.make_node("Reshape", [name, size.name], [vector]))
+        node.input[i] = vector
     node.input[0], node.output[0] = names["flat"], names["normalized"]
     return [
+        *vectors,
         onnx.helper.make_node("Flatten", [given], [names["flat"]], axis=1),
         node,
         onnx.helper.make_node("Shape", [given], [names["shape"]]),
