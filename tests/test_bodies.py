@@ -93,6 +93,26 @@ def test_the_gradient_through_a_body_is_that_of_the_file(engine, name):
     assert_allclose(gradient, by_differences(network(NETS[name], "double")), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("inner", ["?", "N"])
+def test_the_gradient_of_a_loop_over_rows_of_unnamed_number(inner):
+    net = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
+        net (float[?, 3] X, float[3, 3] W) => (float y)
+        {{ n = Constant<value_int = 3>() c = Constant<value = bool {{1}}>()
+        h = Loop (n, c, X) <body = b (int64 i, bool k, float[{inner}, 3] s) => (bool l, float[{inner}, 3] t) {{
+        l = Identity(k) z = MatMul(s, W) t = Tanh(z) }}> y = ReduceMean<keepdims = 0>(h) }}""")
+    rows, matrix, step = RANDOM.normal(size=(4, 3)), RANDOM.normal(size=(3, 3)), 1e-6
+
+    def mean(weights):
+        return np.tanh(np.tanh(np.tanh(rows @ weights) @ weights) @ weights).mean()
+
+    moves = step * np.eye(9).reshape(9, 3, 3)
+    expected = [(mean(matrix + move) - mean(matrix - move)) / (2 * step) for move in moves]
+    found = gradient_graph(net, wrt="W")
+    session = onnxruntime.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {"X": rows.astype(np.float32), "W": matrix.astype(np.float32)}
+    assert_allclose(session.run(["W_grad"], feeds)[0].ravel(), expected, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:Training has not converged")
 @pytest.mark.parametrize("batch", ["N", "?", "1"])
 def test_an_estimator_trains_a_loop_whatever_is_declared_of_the_rows(batch):

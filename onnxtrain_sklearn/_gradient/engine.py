@@ -194,6 +194,7 @@ def gradient_graph(
         source = from_proto(proto)
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
         remove_identity_transposes(source.graph)
+        _name_free_sizes(source.graph)
         infer_declared(lower(source), fold)
         use_stable_forms(source.graph)
         require_values_within_limits(source)
@@ -207,6 +208,17 @@ def gradient_graph(
         else:
             _require_values_as_given(read(model), session)
     return result
+
+
+def _name_free_sizes(graph: ir.Graph) -> None:
+    """Name the free axes of inputs of a graph with a Loop: by names its states are known to keep their sizes."""
+    if not any(node.op_type == "Loop" and not node.domain for node in every_node(graph)):
+        return
+    for value in graph.inputs:
+        free = [isinstance(size, ir.SymbolicDim) and size.value is None for size in value.shape or ()]
+        if any(free):
+            sizes = zip(value.shape or (), free, strict=True)
+            value.shape = ir.Shape([f"{value.name}/{i}" if new else size for i, (size, new) in enumerate(sizes)])
 
 
 def _require_values_as_given(given: onnx.ModelProto, made: PlainSession) -> None:
