@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import OrtGradientClassifier
+from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -73,7 +75,9 @@ def recurrent_classifier(model: onnx.ModelProto, **settings: object) -> OrtGradi
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_trains_pickles_and_exports(name):
-    net = recurrent_classifier(GRAPHS[name]).fit(X, y)
+    rows_meet = name == "branch"  # its condition reads the mean over all rows
+    with pytest.warns(OnnxTrainWarning, match="depends on the other rows") if rows_meet else nullcontext():
+        net = recurrent_classifier(GRAPHS[name]).fit(X, y)
     assert net.engine_ == "portable"
     assert net.loss_curve_[-1] < 0.95 * net.loss_curve_[0]
     assert all(np.isfinite(array).all() for array in net.weights_.values())
