@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx.helper
+import onnx.numpy_helper
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.inferred_types import knows_few_integers
+from onnxtrain_sklearn._graph.inferred_types import infer_types, knows_few_integers
 from onnxtrain_sklearn._graph.protobuf import load
 
 X = np.array([[1.0, 2.0], [-0.5, 0.3], [0.2, -1.0]], np.float32)
@@ -91,3 +93,16 @@ def test_shapes_of_many_integers_are_known_all_the_same():
     assert list(value.shape) == [2**18]
     predicted = OrtGradientRegressor(net, learning_rate_init=0.0, max_iter=1).fit(X, np.zeros(3)).predict(X)
     assert_allclose(predicted, X @ [1, 2] + (2**18 - 1) / 2, rtol=1e-4)
+
+
+def test_names_in_what_inference_says_are_harmless(caplog):
+    net = marked()
+    net.graph.node[0].name = "W\x1b[2J\x85"
+    infer_types(ir.from_proto(_with_weight_of_other_type(net)))
+    assert "W\\x1b[2J\\x85" in caplog.text
+    assert not {"\x1b", "\x85"} & set(caplog.text)
+
+
+def _with_weight_of_other_type(net: onnx.ModelProto) -> onnx.ModelProto:
+    net.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((2, 1), np.float64), "W"))
+    return net

@@ -18,6 +18,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 import onnx_ir.serde as serde
 
+from .._support.printable import printable
 from .queries import graphs_in, reads
 
 _LARGE = 1000
@@ -41,7 +42,7 @@ def infer_types(model: ir.Model) -> None:
             proto, check_type=True, strict_mode=False, data_prop=knows_few_integers(proto)
         )
     except Exception as error:
-        _log.warning("Shape inference failed: %s", error)
+        _log.warning("Shape inference failed: %s", printable(str(error)))
         return
     _declare_values(nodes, inferred.graph)
 
