@@ -11,6 +11,7 @@ from skl2onnx import to_onnx
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.multiclass import OneVsRestClassifier
+from sklearn.naive_bayes import GaussianNB
 from sklearn.svm import SVC
 
 from onnxtrain_sklearn import OrtGradientClassifier
@@ -171,6 +172,15 @@ def test_margins_that_point_away_from_the_labels_are_refused():
     assert (margins.argmax(axis=1) != label).mean() > 0.9
     with pytest.raises(ModelError, match="labels of the file are not the classes of the largest scores"):
         OrtGradientClassifier(proto, max_iter=1).fit(X, y)
+
+
+def test_probabilities_that_random_rows_do_not_show():
+    X, y = load_digits(return_X_y=True)
+    X, y = X[:300].astype(np.float32), y[:300]
+    fitted = GaussianNB().fit(X, y)
+    proto = to_onnx(fitted, X[:1], options={id(fitted): {"zipmap": False}}, target_opset={"": 18, "ai.onnx.ml": 3})
+    start = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y)
+    assert_allclose(start.predict_proba(X), run(proto, X)[1], atol=1e-5)
 
 
 def test_saturated_probabilities_are_compared_by_their_scores():
