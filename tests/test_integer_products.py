@@ -97,6 +97,42 @@ def test_signed_weights_become_unsigned_ones_with_the_same_products(form, satura
     assert integer_products.exact(changed.SerializeToString()) == changed.SerializeToString()
 
 
+COMPUTED = {
+    "without zero points": ("Y = MatMulInteger(X, W)", 0),
+    "with constant zero points": ("Y = MatMulInteger(X, W, a, z)", ZEROS),
+    "with computed zero points": ("e = Cast <to = 3> (f) Y = MatMulInteger(X, W, a, e)", ZEROS),
+    "in branches": ("c = Constant <value_int = 1> () b = Cast <to = 9> (c) "
+                    "Y = If (b) <then_branch = yes () => (p) { p = MatMulInteger(X, W, a, z) }, "
+                    "else_branch = no () => (q) { q = MatMulInteger(X, W, a, z) }>", ZEROS),
+    "read by floats": ("P = MatMulInteger(X, W) F = Cast <to = 1> (W) D = DequantizeLinear(W, s) E = Sub(D, F) "
+                       "G = Cast <to = 6> (E) T = ReduceSum <keepdims = 0> (G) Y = Add(P, T)", 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ["input", "node"])
+@pytest.mark.parametrize("form", COMPUTED)
+def test_signed_weights_that_are_no_constants_get_nodes(form, source, saturating):
+    body, zeros = COMPUTED[form]
+    arrays = {"a": np.uint8(0), "z": ZEROS, "s": SCALE, "f": ZEROS.astype(np.float32)}
+    if source == "node":
+        body, arrays = f"W = Cast <to = 3> (V) {body}", {**arrays, "V": BYTES.astype(np.float32)}
+    model = graph_of(body, ROWS, {name: array for name, array in arrays.items() if name in body})
+    feeds = {"X": ROWS}
+    if source == "input":
+        model.graph.input.append(helper.make_tensor_value_info("W", TensorProto.INT8, BYTES.shape))
+        feeds["W"] = BYTES
+    changed = onnx.load_model_from_string(integer_products.exact(model.SerializeToString()))
+    onnx.checker.check_model(changed, full_check=True)
+    nodes = [node for graph in integer_products.graphs_within(changed.graph) for node in graph.node]
+    made = {name for node in nodes for name in node.output if "_unsigned" in name}
+    products = [node for node in nodes if node.op_type == "MatMulInteger"]
+    assert products
+    assert {node.input[1] for node in products} <= made
+    (found,) = run_by_default(changed, feeds)
+    assert_array_equal(found, np.broadcast_to(product(ROWS, zeros), found.shape))
+    assert integer_products.exact(changed.SerializeToString()) == changed.SerializeToString()
+
+
 @pytest.mark.parametrize(
     "body",
     [

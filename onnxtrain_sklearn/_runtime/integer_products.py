@@ -4,7 +4,7 @@ Without VNNI or AMX instructions, onnxruntime multiplies unsigned by signed byte
 products in 16 bits, where they saturate: ``255 * 127 + 255 * 127`` becomes 32767, without an error. Two unsigned bytes
 have another kernel, which is exact, and so have two signed ones. A small product, computed once per process, tells
 whether the runtime saturates; where it does, graphs hold unsigned weights. These are the signed ones with 128 added to
-them and to their zero point: the same numbers, for every runtime.
+them and to their zero point: the same numbers, for every runtime. To weights that are inputs or computed, nodes add it.
 
 onnxruntime's own option for it, ``session.x64quantprecision``, is not used. It does not help graphs that are exported,
 weights that are inputs, or sessions without optimization, and graphs of two signed bytes no longer load.
@@ -12,6 +12,7 @@ weights that are inputs, or sessions without optimization, and graphs of two sig
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import defaultdict
 from functools import cache
@@ -53,6 +54,7 @@ _PRODUCTS: dict[tuple[str, str], _Weights] = {
     (_OWN, "QGemm"): _Weights(((3, 5),), 0),
     (_OWN, "QLinearConv"): _Weights(((3, 5),), 0),
 }
+_TYPES_OF_RESULTS = {("Cast", "to"), ("QuantizeLinear", "output_dtype")}
 _ZEROS_OF_RESULTS = {"QuantizeLinear": 2, "QGemm": 8}
 """Where operators have the zero point of their result; those that begin with QLinear have it before a bias."""
 
@@ -113,7 +115,7 @@ class _Signed:
     """The signed bytes of a model that meet unsigned ones."""
 
     def __init__(self, proto: onnx.ModelProto, graphs: list[NodeOwner]) -> None:
-        self.graph = proto.graph
+        self.graph, self.graphs = proto.graph, graphs
         self.nodes = [node for graph in graphs for node in graph.node]
         self.makers = {name: node for node in self.nodes for name in node.output if name}
         self.readers: defaultdict[str, list[onnx.NodeProto]] = defaultdict(list)
@@ -132,20 +134,28 @@ class _Signed:
         self.kinds |= {name: tensor.data_type for name, tensor in self.constants.items()}
         self.taken = {*self.kinds, *self.makers, *self.readers}
         self.found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+        self.offset = ""
 
     def replace(self) -> bool:
         """Replace all of them; whether there were any."""
+        for node in self.nodes:
+            if node.op_type == "QuantizeLinear":
+                self._note_pair(node)
+        paired = {id(node) for places in self.found.values() for node, _ in places}
         for node in self.nodes:
             weights = _PRODUCTS.get((node.domain, node.op_type))
             if weights is not None and (weights.activations is None or self._is_unsigned(node, weights.activations)):
                 for place, zero in weights.places:
                     self._note_weights(node, place, zero)
-            elif node.op_type == "DequantizeLinear":
+            elif node.op_type == "DequantizeLinear" and id(node) not in paired:
                 self._note_weights(node, 0, 2)
-            elif node.op_type == "QuantizeLinear":
-                self._note_pair(node)
+        computed = {name: places for name, places in self.found.items() if name not in self.constants}
         for name, places in self.found.items():
-            self._make_unsigned(name, places)
+            if name in self.constants:
+                self._make_unsigned(name, places)
+        if computed:
+            for graph in self.graphs:
+                self._compute_unsigned(graph, computed)
         return bool(self.found)
 
     def _is_signed(self, node: onnx.NodeProto, place: int) -> bool:
@@ -162,6 +172,9 @@ class _Signed:
                 return TensorProto.UNDEFINED
             if maker.op_type == "DynamicQuantizeLinear":
                 return TensorProto.UINT8
+            for attribute in maker.attribute:
+                if (maker.op_type, attribute.name) in _TYPES_OF_RESULTS and attribute.i:
+                    return int(attribute.i)
             zero = _ZEROS_OF_RESULTS.get(maker.op_type, 7 if maker.op_type.startswith("QLinear") else 0)
             if zero >= len(maker.input):
                 return TensorProto.UINT8
@@ -169,13 +182,10 @@ class _Signed:
         return int(self.kinds[name])
 
     def _note_weights(self, node: onnx.NodeProto, place: int, zero: int) -> None:
-        """Note constant weights and their zero point; where there is none it becomes 128."""
-        if not self._is_signed(node, place) or node.input[place] not in self.constants:
+        """Note weights and their zero point; where there is none it becomes 128."""
+        if not self._is_signed(node, place):
             return
-        if len(node.input) > zero and node.input[zero]:
-            if node.input[zero] not in self.constants:
-                return
-        elif not self._add_zero(node, place, zero):
+        if not (len(node.input) > zero and node.input[zero]) and not self._add_zero(node, place, zero):
             return
         self._note(node, place)
         self._note(node, zero)
@@ -223,10 +233,40 @@ class _Signed:
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
             self._declare_unsigned(name)
             return
-        copy = self._free(f"{name}_unsigned")
-        self.graph.initializer.append(numpy_helper.from_array(array, copy))
+        unsigned = self._free(f"{name}_unsigned")
+        self.graph.initializer.append(numpy_helper.from_array(array, unsigned))
         for node, place in places:
-            node.input[place] = copy
+            node.input[place] = unsigned
+
+    def _compute_unsigned(self, graph: NodeOwner, computed: dict[str, list[tuple[onnx.NodeProto, int]]]) -> None:
+        """Give the nodes of a graph unsigned numbers, which it computes before the first that reads them."""
+        nodes: list[onnx.NodeProto] = []
+        made: dict[str, str] = {}
+        for node in graph.node:
+            for name, places in computed.items():
+                for place in (place for reader, place in places if reader is node):
+                    if name not in made:
+                        wide, moved, made[name] = (
+                            self._free(f"{name}_{kind}") for kind in ("wide", "moved", "unsigned")
+                        )
+                        nodes += [
+                            helper.make_node("Cast", [name], [wide], name=wide, to=TensorProto.INT32),
+                            helper.make_node("Add", [wide, self._offset()], [moved], name=moved),
+                            helper.make_node("Cast", [moved], [made[name]], name=made[name], to=TensorProto.UINT8),
+                        ]
+                    node.input[place] = made[name]
+            nodes.append(node)
+        if made:
+            copies = [copy.deepcopy(node) for node in nodes]  # those of a graph end with their list
+            del graph.node[:]
+            graph.node.extend(copies)
+
+    def _offset(self) -> str:
+        """Return the name of the constant 128 of the outermost graph."""
+        if not self.offset:
+            self.offset = self._free("offset_of_unsigned")
+            self.graph.initializer.append(numpy_helper.from_array(np.array(128, np.int32), self.offset))
+        return self.offset
 
     def _declare_unsigned(self, name: str) -> None:
         for value in self.declared:
