@@ -256,7 +256,8 @@ def test_outputs_without_a_shape_are_accepted():
     model = GaussianProcessRegressor(alpha=0.1).fit(X[:60], y[:60])
     proto = to_onnx(model, X[:1], options={GaussianProcessRegressor: {"return_std": True}}, target_opset=18)
     assert any(not output.type.tensor_type.HasField("shape") for output in proto.graph.output)
-    start = OrtGradientRegressor(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y)
+    settings = {"max_iter": 1, "optimizer": "sgd", "learning_rate_init": 1e-30}
+    start = OrtGradientRegressor(proto, trainable="*", **settings).fit(X, y)  # the factor of the kernel's exponent too
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     assert_allclose(start.predict(X), session.run(None, {"X": X})[0].ravel(), rtol=1e-4, atol=1e-3)
 

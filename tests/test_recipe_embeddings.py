@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
-from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 
 from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor
 from onnxtrain_sklearn.models import PeriodicEmbedding
@@ -52,12 +48,3 @@ def test_piecewise_linear_functions_follow_steps():
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match=r"'embedding' .*Did you mean 'piecewise_linear'"):
         RealMLPRegressor(embedding="piecewise").fit(X, STEPS)
-
-
-def test_pickles_without_the_parameter_have_its_default():
-    given = RealMLPRegressor(**SMALL)
-    del given.embedding
-    restored = pickle.loads(pickle.dumps(given))
-    assert clone(restored).embedding == "auto"
-    with pytest.raises(NotFittedError):
-        restored.predict(X)

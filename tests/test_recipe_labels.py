@@ -247,13 +247,6 @@ class TestScikitLearn:
         assert_array_equal(copy.predict_proba(X), classifier.predict_proba(X))
         assert_array_equal(copy.predict(X), classifier.predict(X))
 
-    def test_pickles_of_earlier_versions_have_one_label(self):
-        classifier = clone(SMALL).fit(X, Y[:, 0])
-        expected = classifier.predict_proba(X)
-        del vars(classifier)["_task"]
-        assert_array_equal(classifier.predict_proba(X), expected)
-        assert_allclose(expected.sum(axis=1), 1, rtol=0, atol=1e-15)
-
     @pytest.mark.slow
     def test_search(self):
         search = GridSearchCV(SMALL, {"max_iter": [1, 30]}, cv=3).fit(X, Y)

@@ -240,13 +240,18 @@ class TestDocuments:
             table_classifier(self.model(vectorizer)).fit(FRAME["note"], BINARY)
 
     @pytest.mark.parametrize(("X", "match"), [
-        (FRAME[["note"]], "a sequence of texts, got DataFrame of 2 axes"), ("a box", "a sequence of texts, got str"),
+        (FRAME[["note", "note"]], r"a sequence of texts, got DataFrame of shape \(120, 2\)"),
+        ("a box", "a sequence of texts, got str"),
         (["a box", None], "Text is missing"), (["a box", 3], "takes text in column 'text' of X, got int"),
     ])  # fmt: skip
     def test_wrong_data(self, X, match):
         tuned = table_classifier(self.model()).fit(FRAME["note"], BINARY)
         with pytest.raises(ValueError, match=match):
             tuned.predict(X)
+
+    def test_a_frame_of_one_column_holds_the_texts_of_that_column(self):
+        tuned = table_classifier(self.model()).fit(FRAME["note"], BINARY)
+        assert_array_equal(tuned.predict_proba(FRAME[["note"]]), tuned.predict_proba(FRAME["note"]))
 
 
 def test_an_imputer_of_several_columns_of_text_is_refused_in_plain_words():
