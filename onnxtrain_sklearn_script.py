@@ -15,7 +15,7 @@ from importlib import metadata
 def main() -> int:
     """Run the command line, and return its exit status."""
     try:
-        from onnxtrain_sklearn._command_line.program import main as run
+        from onnxtrain_sklearn._cli.program import main as run
     except ImportError as error:
         return _explain(error, sys.argv[1:])
     return run()

@@ -20,9 +20,9 @@ from convolutions import CLASSES, exported, our_step, their_step
 from engine_step import Net
 from fit_step import RATE
 
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._graph.trainable import trainable_model
-from onnxtrain_sklearn._training.step import Rates
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._model.trainable import trainable_model
+from onnxtrain_sklearn._training.state import Rates
 
 STEPS = 3
 SIDES = ("ours", "torch")

@@ -3,7 +3,7 @@
 Needs PyTorch and onnxscript beside the package. Each network is exported by PyTorch with random weights, in training
 mode and in evaluation mode, and both sides take steps of SGD on the same random images. The sides
 alternate and the least of the repetitions counts. ``--layers`` compares the forms of the gradient rules for layers of
-these networks instead: the bounds in ``_gradient/portable/rules/convolution_products.py`` come from that table.
+these networks instead: the bounds in ``_gradient/rules/convolution_products.py`` come from that table.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from convolution_networks import NETWORKS
 from engine_step import Net, settings
 from fit_step import RATE, compile_at_once
 
-from onnxtrain_sklearn._gradient.portable.rules import convolution_products as products
-from onnxtrain_sklearn._gradient.portable.rules.windows import Layout, Windows
-from onnxtrain_sklearn._graph.builder import GraphBuilder
-from onnxtrain_sklearn._graph.protobuf import load, to_proto
-from onnxtrain_sklearn._graph.trainable import trainable_model
-from onnxtrain_sklearn._runtime import devices, sessions
-from onnxtrain_sklearn._runtime.binding import Binding
-from onnxtrain_sklearn._training.base_step import StepParts
-from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn._gradient.rules import convolution_products as products
+from onnxtrain_sklearn._gradient.rules.winograd import Layout, Windows
+from onnxtrain_sklearn._importers.load import load, to_proto
+from onnxtrain_sklearn._model.trainable import trainable_model
+from onnxtrain_sklearn._ort import devices, sessions
+from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.parameters import FlatParameters
-from onnxtrain_sklearn._training.step import OptimizerState, Rates
+from onnxtrain_sklearn._training.state import OptimizerState, Rates
+from onnxtrain_sklearn._training.step import HostStep, StepParts
+from onnxtrain_sklearn.graph import GraphBuilder
 
 Run = Callable[[], object]
 Form = Callable[[GraphBuilder, Layout, ir.Value, ir.Value], "ir.Value | None"]

@@ -3,10 +3,10 @@
 Each family has small networks in which its operators take most of the time. An environment with the training build of
 onnxruntime has both engines on one runtime. The ratio is the time of a step of the portable engine by that of
 ort-training, in CPU time on one thread: below 1, the portable engine is faster. The family has the geometric mean of
-its networks. The figures are those of ``onnxtrain_sklearn/_gradient/speed.py``.
+its networks. The figures are those of ``onnxtrain_sklearn/_gradient/engine.py``.
 
 With ``--compiled`` it compares what a step of compiled code saves, and what it takes to compile it, with the estimates
-by which ``engine="auto"`` takes it, ``onnxtrain_sklearn/_training/compiled_pass.py``.
+by which ``engine="auto"`` takes it, ``onnxtrain_sklearn/_training/programs.py``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import onnx.parser
 from engine_step import Net, lenet, measure, mlp, new_step
 
 from onnxtrain_sklearn import MLP
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._graph.trainable import trainable_model
-from onnxtrain_sklearn._runtime import distributions
-from onnxtrain_sklearn._runtime.machine_code import features
-from onnxtrain_sklearn._training.compiled_pass import COMPILED, COMPILING, COMPILING_NODE, ELEMENT, NODE
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._model.trainable import trainable_model
+from onnxtrain_sklearn._ort import packages
+from onnxtrain_sklearn._ort.llvm import features
+from onnxtrain_sklearn._training.programs import COMPILED, COMPILING, COMPILING_NODE, ELEMENT, NODE
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--families", nargs="+", help="names of families (default: all)")
     parser.add_argument("--compiled", action="store_true", help="what compiled code saves, beside the estimates")
     options = parser.parse_args(arguments)
-    print(f"onnxruntime {distributions.version()}")
+    print(f"onnxruntime {packages.version()}")
     if options.compiled:
         return print_savings([*perceptrons(), *(one for nets in families().values() for one in nets)], options.repeat)
     for family, nets in {**families(), "several": mixed()}.items():

@@ -22,14 +22,13 @@ from fit_step import CASES, RATE
 
 from onnxtrain_sklearn import MLP, SGD, AdamW
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._graph.trainable import TrainableModel, trainable_model
-from onnxtrain_sklearn._runtime import devices, distributions
-from onnxtrain_sklearn._training.base_step import StepParts
-from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._model.trainable import TrainableModel, trainable_model
+from onnxtrain_sklearn._ort import devices, packages
 from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET, StepSettings, training_graph
 from onnxtrain_sklearn._training.parameters import FlatParameters
-from onnxtrain_sklearn._training.step import OptimizerState, Rates
+from onnxtrain_sklearn._training.state import OptimizerState, Rates
+from onnxtrain_sklearn._training.step import HostStep, StepParts
 from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.optimizers import Optimizer
 
@@ -164,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES) + 1), help=numbers)
     options = parser.parse_args(arguments)
     nets = [mlp(number) if number < len(CASES) else lenet() for number in options.cases]
-    print(f"onnxruntime {distributions.version()}, up to {devices.available_threads()} threads")
+    print(f"onnxruntime {packages.version()}, up to {devices.available_threads()} threads")
     print_times(nets, options.repeat)
     print_sizes(nets)
 

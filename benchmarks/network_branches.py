@@ -19,8 +19,8 @@ from network_runs import Batch, File, OurRun, TorchRun, prepared, trained_on
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onnxtrain_sklearn._training.host_step import HostStep
-from onnxtrain_sklearn._training.pass_graph import PassGraph
+from onnxtrain_sklearn._training.passes import PassGraph
+from onnxtrain_sklearn._training.step import HostStep
 
 Call = tuple[Tensor, tuple[Any, ...]]
 

@@ -20,8 +20,8 @@ from network_zoo import BATCH, CLASSES, NETWORKS, Network
 from torch import Tensor, nn
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier
-from onnxtrain_sklearn._training import pass_graph
-from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn._training import passes
+from onnxtrain_sklearn._training.step import HostStep
 
 STEPS, RATE, MOMENTUM = 10, 0.01, 0.9
 PARTS = {"evaluation": 1, "training": 4}
@@ -151,7 +151,7 @@ class OurRun:
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
-        own, compiled = HostStep.gradients, pass_graph.pass_program
+        own, compiled = HostStep.gradients, passes.pass_program
 
         def gradients(step: HostStep, *settings: Any) -> float:
             if self.step is None:
@@ -168,11 +168,11 @@ class OurRun:
             self.nodes = len(onnx.load_model_from_string(found.graph).graph.node)
             return found
 
-        HostStep.gradients, pass_graph.pass_program = gradients, program  # type: ignore[method-assign]
+        HostStep.gradients, passes.pass_program = gradients, program  # type: ignore[method-assign]
         try:
             yield
         finally:
-            HostStep.gradients, pass_graph.pass_program = own, compiled  # type: ignore[method-assign]
+            HostStep.gradients, passes.pass_program = own, compiled  # type: ignore[method-assign]
 
     def weights(self) -> Arrays:
         return self.estimator.weights_

@@ -52,8 +52,8 @@ def graph_of_products(case: Case) -> tuple[Any, dict[str, np.ndarray], dict[str,
     """Return a graph of all products, its inputs and its outputs."""
     import onnx_ir as ir
 
-    from onnxtrain_sklearn._graph.builder import new_graph
-    from onnxtrain_sklearn._graph.edits import append_output
+    from onnxtrain_sklearn._ir.edits import append_output
+    from onnxtrain_sklearn.graph import new_graph
 
     op, arrays, results = new_graph([], ir.DataType.FLOAT, "products"), {}, {}
     for i, (a, b, of_a, of_b) in enumerate(products(case)):
@@ -71,9 +71,9 @@ def by_onnxruntime(case: Case, optimizer: str) -> Fit:
     """Return the products in one session, in the forms that a fit has them in."""
     import onnx_ir as ir
 
-    from onnxtrain_sklearn._runtime import devices, sessions
-    from onnxtrain_sklearn._runtime.binding import Binding
-    from onnxtrain_sklearn._training.cpu_products import transpose_operands
+    from onnxtrain_sklearn._ort import devices, sessions
+    from onnxtrain_sklearn._ort.binding import Binding
+    from onnxtrain_sklearn._training.pass_rewrites import transpose_operands
 
     graph, arrays, results = graph_of_products(case)
     transpose_operands(graph)
@@ -84,10 +84,9 @@ def by_onnxruntime(case: Case, optimizer: str) -> Fit:
 
 def by_own_code(case: Case, optimizer: str) -> Fit:
     """Return the products as one function of machine code."""
-    from onnxtrain_sklearn._compiler.bound_code import BoundCode
-    from onnxtrain_sklearn._compiler.code import graph_code
+    from onnxtrain_sklearn._compiler.code import BoundCode, graph_code
     from onnxtrain_sklearn._compiler.kernels import tile_of
-    from onnxtrain_sklearn._runtime.machine_code import features
+    from onnxtrain_sklearn._ort.llvm import features
 
     graph, arrays, results = graph_of_products(case)
     return repeated([BoundCode(graph_code(graph, tile_of(features())), arrays, results).run], case)
@@ -115,14 +114,14 @@ def by_torch(case: Case, optimizer: str) -> Fit:
 
 def updated_by_numpy(case: Case, optimizer: str) -> Fit:
     """Return the update of a fit of this package without llvmlite."""
-    from onnxtrain_sklearn._training.numpy_update import numpy_update
+    from onnxtrain_sklearn._training.update_executors import numpy_update
 
     return own_update(case, optimizer, numpy_update)
 
 
 def updated_by_loop(case: Case, optimizer: str) -> Fit:
     """Return the update of a fit of this package, compiled by llvmlite."""
-    from onnxtrain_sklearn._training.compiled_update import compiled_update
+    from onnxtrain_sklearn._training.update_executors import compiled_update
 
     return own_update(case, optimizer, compiled_update)
 
@@ -131,9 +130,9 @@ def own_update(case: Case, optimizer: str, make: Callable[..., Any]) -> Fit:
     import onnx_ir as ir
 
     from onnxtrain_sklearn import SGD, AdamW
-    from onnxtrain_sklearn._optimizers.update_graph import update_graph
-    from onnxtrain_sklearn._support.float_errors import ignores_float_errors
-    from onnxtrain_sklearn._training.numpy_update import formula_of
+    from onnxtrain_sklearn._training.update_executors import formula_of
+    from onnxtrain_sklearn._utils.errors import ignores_float_errors
+    from onnxtrain_sklearn.optimizers import update_graph
 
     found = update_graph({"sgd": SGD(), "adamw": AdamW()}[optimizer], ir.DataType.FLOAT)
     formula, (weights, gradients) = formula_of(found), vectors(case)

@@ -23,8 +23,8 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, Adam, OrtGradientClassifier, clear_cache
-from onnxtrain_sklearn._training.compiled_pass import can_compile
-from onnxtrain_sklearn._training.loop import Trainer
+from onnxtrain_sklearn._training.programs import can_compile
+from onnxtrain_sklearn._training.trainer import Trainer
 
 EPOCHS = 50
 RATES = {"learning_rate_init": np.logspace(-4, -1, 8).tolist()}

@@ -22,12 +22,12 @@ from convolutions import CLASSES, Run, exported, our_step, their_step
 from engine_step import Net
 from fit_step import RATE
 
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._graph.trainable import trainable_model
-from onnxtrain_sklearn._runtime import devices
-from onnxtrain_sklearn._runtime.sessions import SPIN, SPIN_MICROSECONDS
-from onnxtrain_sklearn._training.host_step import HostStep
-from onnxtrain_sklearn._training.step import Rates
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._model.trainable import trainable_model
+from onnxtrain_sklearn._ort import devices
+from onnxtrain_sklearn._ort.sessions import SPIN, SPIN_MICROSECONDS
+from onnxtrain_sklearn._training.state import Rates
+from onnxtrain_sklearn._training.step import HostStep
 
 WAITS: Mapping[str, Mapping[str, object]] = {
     f"{SPIN_MICROSECONDS} us": {},

@@ -1,26 +1,23 @@
 """Scikit-learn estimators that train any ONNX graph."""
 
-from ._support import onnx_ir_without_sympy  # noqa: F401  # isort: skip  # before the others import onnx-ir
+from ._utils import onnx_ir  # noqa: F401  # isort: skip  # before the others import onnx-ir
 from . import callbacks, graph, losses, schedules
 from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.regressor import OrtGradientRegressor
-from ._estimators.skl2onnx_plugin import register_converters
+from ._estimators.skl2onnx_plugin import after_import, register_converters
 from ._export.training import load_training
 from ._gradient.engine import gradient_graph
-from ._graph.limits import ModelLimits, model_limits
-from ._multi_output.estimator import OrtGradientMultiOutput
-from ._multi_output.export_function import export_training
-from ._optimizers.lbfgs import LBFGS
+from ._ir.limits import ModelLimits, model_limits
+from ._multi_output.estimator import OrtGradientMultiOutput, export_training
 from ._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
 from ._recipes.skl2onnx_plugin import register_table_converters
 from ._recipes.tabm import TabMClassifier, TabMRegressor
-from ._support.after_import import after_import
-from ._support.cache import clear_cache
+from ._utils.cache import clear_cache
 from .adapters import LoRA
 from .finetuning import FineTuner
 from .models import MLP, ConvNet, Linear, RealMLP, TabM
-from .optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
+from .optimizers import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
 
 __version__ = "0.1.0"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ._command_line.program import main
+from ._cli.program import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Low-rank adapters of trained models: the settings of what ``adapters`` names.
+"""Low-rank adapters (LoRA): their settings, and how factors are inserted into a graph and merged.
 
 The matrices of a large model stay as they are. Beside each, a product of two thin matrices is trained, which is all
 that the optimizer keeps state for, and all that has to be stored for each task.
@@ -6,12 +6,23 @@ that the optimizer keeps state for, and all that has to be stored for each task.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ._support.components import Component
-from ._support.rules import COUNT, POSITIVE, Rules
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from ._ir.edits import bypass, insert_behind, remove_unread_initializers
+from ._ir.queries import attribute, int_attribute
+from ._ir.shapes import infer_shapes
+from ._model.trainable import LowRank, TrainableModel, factors_of_matrices
+from ._model.weights import array_of
+from ._utils.params import COUNT, POSITIVE, Component, Rules
 from .exceptions import InvalidParameterError
+from .graph import GraphBuilder
 
 
 class LoRA(Component):
@@ -75,3 +86,204 @@ class LoRA(Component):
     def patterns(self) -> list[str]:
         """The patterns of the matrices, as a list."""
         return [self.targets] if isinstance(self.targets, str) else list(self.targets)
+
+
+# Factors that are trained beside the frozen matrices of products and convolutions: into a graph, and out of it.
+#
+# They have the layout of the matrix in the graph, L its rows and R its columns. A product multiplies by the factors one
+# after the other, so that the matrix needs no gradient. Where a product cannot (convolutions in groups, tables that are
+# looked up as well), the sum of matrix and change is computed and read. Either way the change ends in an addition,
+# without which the graph is the one that was given.
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A node that multiplies by a matrix.
+
+    Attributes
+    ----------
+    node : onnx_ir.Node
+    index : int
+        Which input the matrix is.
+    transposed : bool
+        Whether the node multiplies by the transposed matrix.
+    """
+
+    node: ir.Node
+    index: int
+    transposed: bool
+
+    @property
+    def begins_left(self) -> bool:
+        """Whether the input of the node meets the rows of the matrix, so that it is multiplied by L first."""
+        return self.node.op_type != "Conv" and (self.index == 1) != self.transposed
+
+
+def matrices_of(source: TrainableModel) -> list[str]:
+    """Return the names of the parameters by which a Gemm, MatMul or Conv multiplies, and that can be changed."""
+    initializers = source.model.graph.initializers
+    values = [initializers[name] for name in source.parameters]
+    return [v.name or "" for v in values if not v.is_graph_output() and next(_products_with(v), None) is not None]
+
+
+def _products_with(value: ir.Value, *, transposed: bool = False) -> Iterator[Product]:
+    """Yield the nodes of the main graph that multiply by a matrix, also by its transpose."""
+    rank = None if value.shape is None else len(value.shape)
+    for node, index in value.uses():
+        if node.domain or node.graph is not value.graph:
+            continue
+        if node.op_type == "Conv" and index == 1 and value.is_initializer():
+            yield Product(node, index, transposed=False)
+        elif rank == 2 and node.op_type == "MatMul":
+            yield Product(node, index, transposed=transposed)
+        elif rank == 2 and node.op_type == "Gemm" and index < 2:
+            turns = bool(int_attribute(node, "transB" if index else "transA", 0))
+            yield Product(node, index, transposed=transposed != turns)
+        elif _passes_on(node):
+            yield from _products_with(node.outputs[0], transposed=transposed != (node.op_type == "Transpose"))
+
+
+def _passes_on(node: ir.Node) -> bool:
+    """Whether a node returns the matrix, or its transpose."""
+    if node.op_type == "Transpose":
+        return list(attribute(node, "perm", [1, 0])) == [1, 0]
+    return node.op_type == "Identity"
+
+
+def _needs_sum(value: ir.Value) -> bool:
+    """Whether the sum of matrix and change is needed: where products in groups, with itself, or others read it."""
+    products = list(_products_with(value))
+    known = {(id(one.node), one.index) for one in products}
+    grouped = any(int_attribute(one.node, "group", 1) != 1 for one in products)
+    squared = len({place for place, _ in known}) < len(known)
+    return grouped or squared or _reads_otherwise(value, known)
+
+
+def _reads_otherwise(value: ir.Value, known: set[tuple[int, int]]) -> bool:
+    for node, index in value.uses():
+        if (id(node), index) in known:
+            continue
+        inner = node.outputs[0] if _passes_on(node) and not node.domain and node.graph is value.graph else None
+        if inner is None or inner.is_graph_output() or _reads_otherwise(inner, known):
+            return True
+    return False
+
+
+def with_low_rank(
+    source: TrainableModel, names: Sequence[str], rank: int, scale: float, rng: np.random.RandomState | None
+) -> TrainableModel:
+    """Return the model with trained factors beside the matrices of these names; their product is zero.
+
+    ``rng`` draws the first factors from a uniform distribution, bounded by the inverse root of the inputs that a
+    number is the sum of (Kaiming's with a slope of √5, as in peft). None: they are zero too.
+    """
+    model = source.model.clone()
+    graph = model.graph
+    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(source.dtype), prefix="lora", constant_nodes=True)
+    found = [_changed(op, graph.initializers[name], rank, scale, rng) for name in names]
+    graph.sort()
+    infer_shapes(model)
+    factors = tuple(name for one in found for name in one.factors)
+    roles = {name: f"low-rank factor of {one.matrix!r}" for one in found for name in one.factors}
+    parameters = (*source.parameters, *factors)
+    return replace(source, model=model, parameters=parameters, roles={**source.roles, **roles}, low_rank=tuple(found))
+
+
+def _changed(op: GraphBuilder, matrix: ir.Value, rank: int, scale: float, rng: np.random.RandomState | None) -> LowRank:
+    products, whole = list(_products_with(matrix)), _needs_sum(matrix)
+    shape, name = array_of(matrix).shape, matrix.name or ""
+    begins_left = products[0].begins_left
+    kernel = len(shape) > 2 and not whole
+    left = (shape[0], rank, *(1 for _ in shape[2:] if kernel))
+    right = (rank, *shape[1:]) if kernel else (rank, math.prod(shape[1:]))
+    first = op.taken.free(f"{name}.lora_A")
+    last = op.taken.free(f"{name}.lora_B")
+    names, dtype = ((first, last) if begins_left else (last, first)), op.dtype.numpy()
+    inputs = shape[0] if begins_left else math.prod(shape[1:])
+    drawn = _drawn(left if begins_left else right, inputs, rng)
+    arrays = (drawn, np.zeros(right)) if begins_left else (np.zeros(left), drawn)
+    factors = [op.parameter(n, a.astype(dtype)) for n, a in zip(names, arrays, strict=True)]
+    if whole:
+        sums = [_read_sum(op, matrix, shape, factors, scale)]
+    else:
+        sums = [_with_change(op, one, factors, scale) for one in products]
+    return LowRank(name, *names, scale, first, tuple(sums))
+
+
+def _drawn(shape: tuple[int, ...], inputs: int, rng: np.random.RandomState | None) -> np.ndarray:
+    bound = 1 / math.sqrt(inputs)
+    return np.zeros(shape) if rng is None else rng.uniform(-bound, bound, shape)
+
+
+def _read_sum(
+    op: GraphBuilder, matrix: ir.Value, shape: tuple[int, ...], factors: Sequence[ir.Value], scale: float
+) -> str:
+    """Let everything that reads the matrix read the sum of matrix and change; return the name of the addition."""
+    change = _times_scale(op, op.MatMul(*factors), scale)
+    change = change if len(shape) == 2 else op.Reshape(change, list(shape))
+    return _name_of_sum(insert_behind(op, matrix, lambda w: op.Add(w, change)))
+
+
+def _with_change(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], scale: float) -> str:
+    """Add the product with the factors to that with the matrix; return the name of the addition."""
+    change = {"Conv": _convolved_with_factors, "Gemm": _gemm_with_factors}.get(
+        one.node.op_type, _multiplied_by_factors
+    )(op, one, factors, scale)
+    return _name_of_sum(insert_behind(op, one.node.outputs[0], lambda y: op.Add(y, change)))
+
+
+def _name_of_sum(value: ir.Value) -> str:
+    node = value.producer()
+    assert node is not None
+    return node.name or ""
+
+
+def _times_scale(op: GraphBuilder, value: ir.Value, scale: float) -> ir.Value:
+    return value if scale == 1 else op.Mul(value, float(scale))
+
+
+def _convolved_with_factors(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], scale: float) -> ir.Value:
+    """Return the convolution with r kernels, joined by one of single points."""
+    left, right = factors
+    settings = {name: a.value for name, a in one.node.attributes.items() if name != "group"}
+    return op.Conv(_times_scale(op, op.Conv(one.node.inputs[0], right, **settings), scale), left)
+
+
+def _gemm_with_factors(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], scale: float) -> ir.Value:
+    first, last = factors if one.begins_left else factors[::-1]
+    turns, alpha = one.transposed, float(attribute(one.node, "alpha", 1.0)) * scale
+    if one.index == 1:
+        inner = op.Gemm(one.node.inputs[0], first, transA=int_attribute(one.node, "transA", 0), transB=turns)
+        return op.Gemm(inner, last, alpha=alpha, transB=turns)
+    inner = op.Gemm(first, one.node.inputs[1], transA=turns, transB=int_attribute(one.node, "transB", 0))
+    return op.Gemm(last, inner, alpha=alpha, transA=turns)
+
+
+def _multiplied_by_factors(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], scale: float) -> ir.Value:
+    first, last = factors if one.begins_left else factors[::-1]
+    if one.transposed:
+        first, last = (op.Transpose(factor, perm=[1, 0]) for factor in (first, last))
+    if one.index == 1:
+        return op.MatMul(_times_scale(op, op.MatMul(one.node.inputs[0], first), scale), last)
+    return op.MatMul(last, _times_scale(op, op.MatMul(first, one.node.inputs[1]), scale))
+
+
+def without_low_rank(source: TrainableModel) -> TrainableModel:
+    """Return the model without the factors: the graph that :func:`with_low_rank` was given."""
+    if not source.low_rank:
+        return source
+    model, factors = source.model.clone(), factors_of_matrices(source.low_rank)
+    graph = model.graph
+    sums = {name for one in source.low_rank for name in one.sums}
+    for node in [node for node in graph if node.name in sums]:
+        given, result = node.inputs[0], node.outputs[0]
+        assert given is not None
+        name, is_output = result.name, result.is_graph_output()
+        bypass(node, given)
+        if is_output:
+            given.name = name
+    common.RemoveUnusedNodesPass()(model)
+    remove_unread_initializers(graph, [name for name in graph.initializers if name not in factors])
+    kept = {n: reason for n, reason in source.roles.items() if n not in factors}
+    parameters = tuple(name for name in source.parameters if name not in factors)
+    return replace(source, model=model, parameters=parameters, roles=kept, low_rank=())

@@ -10,8 +10,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import ClassVar
 
-from ._support.components import Component
-from ._support.rules import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Rules
+from ._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, Component, OneOf, Range, Rules
 
 
 class FineTuner(Component):

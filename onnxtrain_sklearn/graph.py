@@ -6,7 +6,450 @@ makes one for its own graph. Values are :class:`onnx_ir.Value`; :data:`Operand` 
 
 from __future__ import annotations
 
-from ._graph.builder import GraphBuilder, Operand
-from ._graph.stopped import stop_gradient
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import onnx.defs
+import onnx_ir as ir
+
+from ._ir.queries import graphs_in
+from ._ir.shapes import infer_shapes
+from .exceptions import ModelError, OnnxTrainError
 
 __all__ = ["GraphBuilder", "Operand", "stop_gradient"]
+
+
+# Emission of nodes: a thin layer over :class:`onnx_ir.tape.Tape`, public as ``onnxtrain_sklearn.graph``.
+#
+# Every node and value gets a unique name (an unnamed node crashes some of onnxruntime's fusions), equal constants
+# are shared, and operators are called in one form whatever the opset: what the schema of the graph's opset declares
+# as an input is passed as an input, what it declares as an attribute as an attribute (``axes`` moved from one to the
+# other between opsets 13 and 18). Nothing here runs or differentiates a graph.
+
+
+Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
+Setting: TypeAlias = "Operand | str | Sequence[str] | ir.TensorProtocol | ir.Graph"
+"""A keyword argument of an emitted operator: an attribute, or an input by its name."""
+
+_SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
+
+
+PYTHON = (
+    "values of a graph have no operators of Python. Call methods of op: op.Sub(a, b) for a - b; op.Add, op.Mul, "
+    "op.Div, op.MatMul and op.Pow for +, *, /, @ and **; op.Neg(a) and op.Abs(a); op.Greater(a, b) and op.Less(a, b) "
+    "for comparisons, whose result op.Where takes"
+)
+
+_ON_VALUES = re.compile(r"magic handler|'Value'")
+"""What onnx_ir and Python say of an operator, a function or an attribute that values do not have."""
+
+
+def _require_no_comparison(op_type: str, operands: Sequence[Operand]) -> None:
+    """Raise at a bool of Python: ``a == b`` of two values is False, whatever they hold."""
+    for operand in operands:
+        if isinstance(operand, bool):
+            raise ModelError(
+                f"An operand of {op_type} is {operand} of Python, which a == b and a != b give for values of a graph: "
+                f"compare them by op.Equal(a, b). A constant is np.array({operand})."
+            )
+
+
+@contextmanager
+def operators_of(author: str) -> Iterator[None]:
+    """Say what to write where the code of ``author`` applies an operator of Python to a value of the graph."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, OnnxTrainError) or not _ON_VALUES.search(str(error)):
+            raise
+        raise ModelError(f"{author}: {PYTHON}. ({error})") from error
+
+
+class GraphBuilder:
+    """Emit operators into one graph: ``op.Add(x, 1.0)`` appends an ``Add`` and returns its output.
+
+    Parameters
+    ----------
+    graph : onnx_ir.Graph
+        The graph that the nodes are appended to. Its opset determines the form of the operators.
+    dtype : onnx_ir.DataType, default=FLOAT
+        Type of the constants made from Python floats.
+    prefix : str, default="train"
+        Start of the names of all nodes, values and constants that are emitted.
+    constant_nodes : bool, default=False
+        Whether constants become ``Constant`` nodes instead of initializers, which could be mistaken for weights.
+    shared : bool, default=False
+        Whether an equal node that was emitted before is returned instead of a second one.
+
+    Attributes
+    ----------
+    graph, dtype
+        As given. The ``dtype`` may be changed between two operators.
+    opset : int
+        Version of ONNX's operators in the graph.
+
+    Notes
+    -----
+    Operands are values of the graph, numpy arrays (kept as they are) or Python numbers. A float becomes a constant
+    of ``dtype``. An int becomes one of the type of the operand that it is combined with (``op.Mul(x, 2)``), else
+    int64, as does a list of ints. Attributes and optional inputs are keywords:
+    ``op.ReduceSum(x, axes=[1], keepdims=False)``.
+
+    Examples
+    --------
+    >>> import onnx_ir as ir
+    >>> from onnxtrain_sklearn.graph import GraphBuilder
+    >>> x = ir.val("X", ir.DataType.FLOAT, ("N", 4))
+    >>> op = GraphBuilder(ir.Graph([x], [], nodes=[], opset_imports={"": 18}))
+    >>> length = op.Sqrt(op.ReduceSum(op.Mul(x, x), axes=[1]))
+    >>> [node.op_type for node in op.graph]
+    ['Mul', 'ReduceSum', 'Sqrt']
+    >>> op.shape(length)
+    ('N', 1)
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        *,
+        dtype: ir.DataType = ir.DataType.FLOAT,
+        prefix: str = "train",
+        constant_nodes: bool = False,
+        shared: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.dtype = dtype
+        self.opset: int = graph.opset_imports.get("", 0)
+        self._prefix = prefix
+        self._constant_nodes = constant_nodes
+        self._emitted: dict[tuple[object, ...], Sequence[ir.Value]] | None = {} if shared else None
+        self._tape = ir.tape.Tape(graph)
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    @cached_property
+    def taken(self) -> Names:
+        """The names in the graph, which are collected for the first new one: most edits find nothing to change."""
+        return names_of(self.graph)
+
+    def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+        return lambda *inputs, **keywords: self.emit(op_type, *inputs, **keywords)[0]
+
+    def emit(
+        self, op_type: str, *inputs: Operand, domain: str = "", outputs: int = 1, **keywords: Setting
+    ) -> Sequence[ir.Value]:
+        """Append one node, also with several outputs or of another domain, and return its outputs."""
+        keywords = {key: value for key, value in keywords.items() if value is not None}
+        _require_no_comparison(op_type, inputs)
+        if domain:
+            self.graph.opset_imports.setdefault(domain, 1)
+            values, attributes = [self.value(x) for x in inputs], dict[str, Any](keywords)
+        else:
+            values, attributes = self._fit_schema(op_type, list(inputs), keywords)
+        known = {} if domain else _signature_of(op_type, self.opset).output_types(values, attributes)
+        attributes = {key: int(a) if isinstance(a, bool) else a for key, a in attributes.items()}
+        identity = () if self._emitted is None else (op_type, domain, outputs, *map(id, values), _hashable(attributes))
+        if self._emitted is not None and identity in self._emitted:
+            return self._emitted[identity]
+        name, typed = self.name(op_type), {key: _attribute(key, a) for key, a in attributes.items()}
+        results = self._tape.op_multi_out(op_type, values, typed, num_outputs=outputs, domain=domain, name=name)
+        for i, result in enumerate(results):
+            result.name = name if outputs == 1 else f"{name}:{i}"
+            if i in known:
+                result.dtype = known[i]
+        if self._emitted is not None:
+            self._emitted[identity] = results
+        return results
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        """Return the constant that holds ``array``; equal constants are shared."""
+        array = np.asarray(array)
+        if array.dtype.kind == "O":
+            array = array.astype(str)  # its bytes would be addresses
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            tensor = _tensor(array, self.name("constant"))
+            make = self._constant_node if self._constant_nodes else self._tape.initializer
+            self._constants[key] = make(tensor)
+        return self._constants[key]
+
+    def _constant_node(self, tensor: ir.TensorProtocol) -> ir.Value:
+        value = self._tape.op("Constant", [], {"value": tensor}, name=tensor.name)
+        value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(tensor.shape.numpy())
+        return value
+
+    def parameter(self, name: str, array: np.ndarray) -> ir.Value:
+        """Return a new initializer of this name, for a weight; equal weights are not shared."""
+        self.taken.add(name)
+        return self._tape.initializer(ir.tensor(array, name=name))
+
+    def value(self, operand: Operand, partner: ir.DataType | None = None) -> ir.Value | None:
+        """Return ``operand`` as a value; a Python int takes the type ``partner`` when there is one."""
+        if operand is None or isinstance(operand, ir.Value):
+            return operand
+        if isinstance(operand, np.ndarray | np.generic):
+            return self.constant(np.asarray(operand))
+        array = np.asarray(operand)
+        if array.dtype.kind == "b":
+            return self.constant(array)
+        if array.dtype.kind == "f" and array.size:  # an empty list means no axes, or the shape of a scalar
+            return self.constant(array.astype(self.dtype.numpy()))
+        return self.constant(array.astype(np.int64 if partner is None else partner.numpy()))
+
+    def shape(self, value: ir.Value) -> tuple[int | str | None, ...] | None:
+        """Return the inferred shape of ``value``, None if its rank is unknown."""
+        if value.shape is None:
+            infer_shapes(ir.Model(self.graph, ir_version=10))
+        return None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
+
+    def body(self, stem: str) -> GraphBuilder:
+        """Return a builder of a new body for an If, Loop or Scan; its constants are nodes, its names are unique."""
+        graph = ir.Graph([], [], nodes=[], name=self.name(stem), opset_imports=dict(self.graph.opset_imports))
+        inner = GraphBuilder(graph, dtype=self.dtype, prefix=self._prefix, constant_nodes=True)
+        inner.taken = self.taken
+        return inner
+
+    def input(self, stem: str, dtype: ir.DataType, shape: Sequence[int | str | None]) -> ir.Value:
+        """Add an input to the graph, under a new name; None is an unknown size."""
+        value = ir.Value(name=self.name(stem), type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        self.graph.inputs.append(value)
+        return value
+
+    def name(self, stem: str) -> str:
+        """Return a new unique name."""
+        return self.taken.free(f"{self._prefix}/{stem}")
+
+    def emitted(self, value: ir.Value) -> bool:
+        """Whether a node of this builder computes ``value``, so that it may be renamed."""
+        node = value.producer()
+        return node is not None and (node.name or "").startswith(f"{self._prefix}/")
+
+    def _fit_schema(
+        self, op_type: str, inputs: list[Operand], keywords: dict[str, Setting]
+    ) -> tuple[list[ir.Value | None], dict[str, Any]]:
+        signature = _signature_of(op_type, self.opset)
+        for key in [k for k in keywords if k in signature.inputs and k not in signature.attributes]:
+            position = signature.inputs.index(key)
+            inputs += [None] * (position + 1 - len(inputs))
+            inputs[position] = cast("Operand", keywords.pop(key))
+        unknown = [key for key in keywords if key not in signature.attributes]
+        if unknown:
+            raise ModelError(f"{op_type} of opset {self.opset} has no attribute or input {unknown[0]!r}.")
+        kinds = signature.kinds_of(len(inputs))
+        pairs = list(zip(kinds, inputs, strict=False))
+        types = [self._shared_type(kind, pairs) if _is_integer(x) else None for kind, x in pairs]
+        return [self.value(x, dtype) for (_, x), dtype in zip(pairs, types, strict=True)], keywords
+
+    def _shared_type(self, kind: str, pairs: Sequence[tuple[str, Operand]]) -> ir.DataType | None:
+        """Return the type of those operands that must share the type parameter ``kind`` of the schema."""
+        values = [x for other, x in pairs if other == kind and isinstance(x, ir.Value)]
+        if values and values[0].dtype is None:
+            infer_shapes(ir.Model(self.graph, ir_version=10))
+        return (values[0].dtype or self.dtype) if values else None
+
+
+@dataclass(frozen=True)
+class _OperatorSignature:
+    """What a schema says of names and types; reading it from ONNX takes longer than the rest of an emission.
+
+    ``kinds`` and ``outputs`` are the type parameters of inputs and outputs. ``mixed`` are those of variadic inputs
+    whose values may have different types, ``single`` the types of those that can only have one.
+    """
+
+    is_cast: bool
+    inputs: tuple[str, ...]
+    attributes: frozenset[str]
+    kinds: tuple[str, ...]
+    outputs: tuple[str, ...]
+    mixed: frozenset[str]
+    single: Mapping[str, ir.DataType]
+
+    def kinds_of(self, count: int) -> tuple[str, ...]:
+        """Return the type parameters of this many operands; those of a variadic input have that of the input."""
+        return self.kinds + self.kinds[-1:] * (count - len(self.kinds))
+
+    def output_types(
+        self, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Setting]
+    ) -> dict[int, ir.DataType]:
+        """Return the element types of the outputs, by position, that are determined without inference."""
+        if self.is_cast:
+            return {0: ir.DataType(cast("int", attributes["to"]))}
+        typed = ((kind, x.dtype) for kind, x in zip(self.kinds_of(len(inputs)), inputs, strict=False) if x is not None)
+        known = {kind: dtype for kind, dtype in typed if dtype is not None and kind not in self.mixed} | _SINGLE_TYPES
+        known = {**self.single, **known}
+        return {i: known[kind] for i, kind in enumerate(self.outputs) if kind in known}
+
+
+@cache
+def _signature_of(op_type: str, opset: int) -> _OperatorSignature:
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        raise ModelError(f"ONNX has no operator {op_type!r} in opset {opset}, that of this graph.") from None
+    limits = {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
+    return _OperatorSignature(
+        schema.name == "Cast",
+        tuple(p.name for p in schema.inputs),
+        frozenset(schema.attributes),
+        tuple(p.type_str for p in schema.inputs),
+        tuple(p.type_str for p in schema.outputs),
+        frozenset(p.type_str for p in schema.inputs if not p.is_homogeneous),
+        {kind: _SINGLE_TYPES[one[0]] for kind, one in limits.items() if len(one) == 1 and one[0] in _SINGLE_TYPES},
+    )
+
+
+def _is_integer(operand: Operand) -> bool:
+    """Whether ``operand`` is an int, or a list of them."""
+    if type(operand) is ir.Value or operand is None or isinstance(operand, np.ndarray | np.generic | ir.Value):
+        return False
+    return np.asarray(operand).dtype.kind == "i"
+
+
+def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
+    if array.dtype.kind in "UO":
+        return ir.StringTensor([str(s).encode() for s in array.ravel()], shape=ir.Shape(array.shape), name=name)
+    return (ir.Tensor if array.dtype.kind in "fiub" else ir.tensor)(array, name=name)  # without checks of its type
+
+
+def _attribute(name: str, value: Any) -> Any:
+    """Return an attribute of integers as one: onnx_ir compares lists with its protocols, which takes 0.1 ms."""
+    if isinstance(value, list | tuple) and value and all(type(one) is int for one in value):
+        return ir.AttrInt64s(name, value)
+    return value
+
+
+def _hashable(attributes: Mapping[str, Setting]) -> tuple[tuple[str, str], ...]:
+    return tuple((key, repr(_attribute_key(a))) for key, a in sorted(attributes.items()))
+
+
+def _attribute_key(attribute: object) -> object:
+    if isinstance(attribute, int | float | str | list | tuple):  # before the protocol, which takes 50 microseconds
+        return attribute
+    if isinstance(attribute, ir.TensorProtocol):
+        return attribute.dtype, tuple(attribute.shape), attribute.numpy().tobytes()
+    if isinstance(attribute, np.ndarray):  # whose repr is shortened
+        return attribute.dtype, attribute.shape, attribute.tobytes()
+    return id(attribute) if isinstance(attribute, ir.Graph) else attribute
+
+
+def new_graph(inputs: Sequence[ir.Value], dtype: ir.DataType, name: str) -> GraphBuilder:
+    """Return the builder of a new graph of opset 18 with these inputs; the names of its nodes start with ``name``."""
+    graph = ir.Graph(list(inputs), [], nodes=[], opset_imports={"": 18}, name=name)
+    return GraphBuilder(graph, dtype=dtype, prefix=name)
+
+
+# Values that are constants to the gradient: a node that returns its operand, and ends the path behind it.
+#
+# The node is a Sum of one operand, which no pass removes as it does an Identity, and is known by its name.
+
+
+MARK_OF_STOP = "onnxtrain/stop_gradient"
+
+
+def stop_gradient(op: GraphBuilder, x: ir.Value) -> ir.Value:
+    """Return ``x`` as a constant to the gradient.
+
+    Parameters
+    ----------
+    op : GraphBuilder
+        The builder that emits into the graph of ``x``.
+    x : onnx_ir.Value
+        A value of floats.
+
+    Returns
+    -------
+    onnx_ir.Value
+        A value equal to ``x``; what is computed from it has no gradient through it. A graph with it is differentiated
+        by the portable engine.
+
+    Examples
+    --------
+    The straight-through estimate: rounded numbers, with the gradient of those before the rounding.
+
+    >>> import onnx_ir as ir
+    >>> from onnxtrain_sklearn import gradient_graph
+    >>> from onnxtrain_sklearn.graph import GraphBuilder, stop_gradient
+    >>> x = ir.val("x", ir.DataType.FLOAT, (3,))
+    >>> op = GraphBuilder(ir.Graph([x], [], nodes=[], opset_imports={"": 18}, name="g"))
+    >>> rounded = op.Add(x, stop_gradient(op, op.Sub(op.Round(x), x)))
+    >>> loss = op.ReduceSum(op.Mul(rounded, rounded), keepdims=False)
+    >>> loss.name, loss.dtype, loss.shape = "loss", ir.DataType.FLOAT, ir.Shape([])
+    >>> op.graph.outputs.append(loss)
+    >>> model = ir.to_proto(ir.Model(op.graph, ir_version=8))
+    >>> import numpy as np, onnxruntime
+    >>> gradients = gradient_graph(model, wrt=["x"], engine="portable").SerializeToString()
+    >>> session = onnxruntime.InferenceSession(gradients)
+    >>> session.run(["x_grad"], {"x": np.array([0.4, 0.6, 1.2], np.float32)})[0].tolist()
+    [0.0, 2.0, 2.0]
+    """
+    found = op.emit("Sum", x)[0]
+    node = found.producer()
+    assert node is not None
+    node.name = op.taken.free(MARK_OF_STOP)
+    return copy_type(found, x)
+
+
+def stops_gradient(node: ir.Node | None) -> bool:
+    """Whether a node ends the path of the gradient."""
+    return node is not None and node.op_type == "Sum" and (node.name or "").startswith(MARK_OF_STOP)
+
+
+# Unique names of nodes and values for GraphBuilder and the edits of graphs.
+#
+# onnx-ir's NameFixPass does not suffice: it names omitted outputs, which declares them, and a node of a subgraph may
+# then have the name of a node of the main graph.
+
+
+class Names(set[str]):
+    """Names that are taken, with the last number of each, as there may be thousands of nodes of a kind."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__(names)
+        self._counts: dict[str, int] = {}
+
+    def free(self, base: str, first: int = 1) -> str:
+        """Take and return ``base`` if it is free, else the next of ``base_1``, ``base_2``, ... that is."""
+        if base in self:
+            return self.numbered(base, first)
+        self.add(base)
+        return base
+
+    def numbered(self, base: str, first: int = 1) -> str:
+        """Take and return the next free one of ``base_1``, ``base_2``, ...; ``first`` is the first number."""
+        while True:
+            count = self._counts.get(base, first)
+            self._counts[base] = count + 1
+            if f"{base}_{count}" not in self:
+                self.add(f"{base}_{count}")
+                return f"{base}_{count}"
+
+
+def names_of(graph: ir.Graph) -> Names:
+    """Return the names of all nodes and values of ``graph`` and its subgraphs."""
+    found = Names(value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name)
+    for node in graph:
+        found.update(name for name in (node.name, *(value.name for value in node.outputs)) if name)
+        for inner in graphs_in(node):
+            found |= names_of(inner)
+    return found
+
+
+# Element types as the numbers that the attribute ``to`` of a Cast holds.
+
+
+DOUBLE = int(ir.DataType.DOUBLE)
+FLOAT = int(ir.DataType.FLOAT)
+INT32 = int(ir.DataType.INT32)
+INT64 = int(ir.DataType.INT64)
+
+
+def copy_type(value: ir.Value, like: ir.Value) -> ir.Value:
+    """Give ``value`` the type and shape of ``like``; return it."""
+    value.type, value.shape = like.type, like.shape
+    return value

@@ -27,9 +27,9 @@ ESTIMATORS = (
 HELD = (
     "_recipes.preprocessing.Categories",
     "_recipes.preprocessing.Preprocessing",
-    "_recipes.scaling.Quantile",
-    "_recipes.scaling.Robust",
-    "_runtime.devices.Device",
+    "_recipes.preprocessing.Quantile",
+    "_recipes.preprocessing.Robust",
+    "_ort.devices.Device",
     "adapters.LoRA",
     "finetuning.FineTuner",
     "schedules.Progress",

@@ -79,7 +79,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(autouse=True)
 def updates_of_a_new_process() -> None:
     """Let each test begin with updates by NumPy, whatever tests before it did in the process."""
-    module = sys.modules.get("onnxtrain_sklearn._training.compiled_update")  # an import here would change warnings
+    module = sys.modules.get("onnxtrain_sklearn._training.update_executors")  # an import here would change warnings
     if module is not None:
         vars(module.SAVINGS).update(vars(module.Savings()))
 
@@ -87,7 +87,7 @@ def updates_of_a_new_process() -> None:
 @pytest.fixture(params=["host", "device"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The memory that the training step is in: the host's, or that of a device, which the CPU stands for."""
-    from onnxtrain_sklearn._runtime import devices
+    from onnxtrain_sklearn._ort import devices
 
     if request.param == "device":
         monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")

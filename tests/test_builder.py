@@ -9,13 +9,13 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn._graph.builder import GraphBuilder
-from onnxtrain_sklearn._graph.queries import is_float, reaching, reads
-from onnxtrain_sklearn._graph.shapes import infer_shapes
-from onnxtrain_sklearn._runtime import capabilities
+from onnxtrain_sklearn._ir.queries import is_float, reaching, reads
+from onnxtrain_sklearn._ir.shapes import infer_shapes
+from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.exceptions import ModelError
+from onnxtrain_sklearn.graph import GraphBuilder
 
-OPSETS = range(11, capabilities.limits().opset + 1)
+OPSETS = range(11, sessions.limits().opset + 1)
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 
 

@@ -6,11 +6,11 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._graph.structure import structure
-from onnxtrain_sklearn._runtime.devices import Device
-from onnxtrain_sklearn._runtime.shared_sessions import may_be_shared
-from onnxtrain_sklearn._support.cache import Cache
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._ir.queries import structure
+from onnxtrain_sklearn._ort.devices import Device
+from onnxtrain_sklearn._ort.sessions import may_be_shared
+from onnxtrain_sklearn._utils.cache import Cache
 
 
 def digest(weight: float = 1.0, alpha: float = 0.1, *, without: tuple[str, ...] = ()) -> bytes:

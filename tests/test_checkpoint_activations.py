@@ -14,10 +14,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.precision import in_dtype
-from onnxtrain_sklearn._runtime import devices
+from onnxtrain_sklearn._model.precision import in_dtype
+from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training.device_step import DeviceStep
-from onnxtrain_sklearn._training.pass_graph import PassGraph
+from onnxtrain_sklearn._training.passes import PassGraph
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 from tests.helpers.data import DATA
 from tests.helpers.training import NEVER

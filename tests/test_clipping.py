@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxtrain_sklearn._optimizers.update_graph import clip_graph
+from onnxtrain_sklearn.optimizers import clip_graph
 from tests.helpers.sessions import run_in_place
 
 

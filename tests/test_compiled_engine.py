@@ -33,9 +33,9 @@ from onnxtrain_sklearn import (
     clear_cache,
     losses,
 )
-from onnxtrain_sklearn._compiler import bound_code
-from onnxtrain_sklearn._runtime.devices import resolve_device
-from onnxtrain_sklearn._training import compiled_pass
+from onnxtrain_sklearn._compiler import code
+from onnxtrain_sklearn._ort.devices import resolve_device
+from onnxtrain_sklearn._training import programs
 from onnxtrain_sklearn.exceptions import RuntimeNotFoundError, UnsupportedOperatorError
 from tests.helpers.data import DATA, blobs, line
 
@@ -202,7 +202,7 @@ def test_an_unpickled_estimator_goes_on_as_the_original_does():
 
 
 def without_compiler(monkeypatch):
-    monkeypatch.setattr(compiled_pass, "is_installed", lambda: False)
+    monkeypatch.setattr(programs, "is_installed", lambda: False)
 
 
 def test_a_pickle_goes_on_without_the_compiler(monkeypatch):
@@ -243,7 +243,7 @@ def test_what_cannot_be_compiled_is_an_error_that_changes_nothing(name, monkeypa
 def test_compiled_code_computes_on_the_cpu():
     device = dataclasses.replace(resolve_device(), name="cuda", providers=("CUDAExecutionProvider",))
     with pytest.raises(ValueError, match="engine='compiled' computes on the CPU, got device='cuda'"):
-        compiled_pass.require_compiler(device)
+        programs.require_compiler(device)
 
 
 def test_a_fitted_estimator_stays_as_it_was_where_a_fit_is_refused(monkeypatch):
@@ -265,8 +265,8 @@ def test_a_search_over_learning_rates():
 
 
 def test_clear_cache_makes_the_next_fit_compile(monkeypatch):
-    made, make = [], bound_code.MachineCode
-    monkeypatch.setattr(bound_code, "MachineCode", lambda *given: (made.append(0), make(*given))[1])
+    made, make = [], code.MachineCode
+    monkeypatch.setattr(code, "MachineCode", lambda *given: (made.append(0), make(*given))[1])
     clear_cache()
     for _ in range(2):
         trained("compiled", NUMBER)
@@ -291,5 +291,5 @@ def test_a_forked_child_runs_and_compiles():
 
 def test_a_copy_of_another_engine_loads_no_compiler(monkeypatch):
     stored = pickle.dumps(OrtGradientClassifier(Linear(), max_iter=1).fit(*TWO))
-    monkeypatch.setattr(compiled_pass, "can_compile", lambda: pytest.fail("loads llvmlite"))
+    monkeypatch.setattr(programs, "can_compile", lambda: pytest.fail("loads llvmlite"))
     assert pickle.loads(stored).engine == "auto"

@@ -10,8 +10,8 @@ from scipy import special
 
 from onnxtrain_sklearn._compiler import functions
 from onnxtrain_sklearn._compiler.functions import FUNCTIONS, supported
-from onnxtrain_sklearn._compiler.text import Text
-from onnxtrain_sklearn._runtime.machine_code import MachineCode
+from onnxtrain_sklearn._compiler.llvm_text import Text
+from onnxtrain_sklearn._ort.llvm import MachineCode
 
 pytest.importorskip("llvmlite", reason="functions are compiled by llvmlite")
 

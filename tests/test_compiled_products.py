@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn._compiler.kernels import TILES, Panel, RegisterTile, tile_of
+from onnxtrain_sklearn._compiler.llvm_text import Text
 from onnxtrain_sklearn._compiler.products import Matrix, add_product, scratch_elements
-from onnxtrain_sklearn._compiler.text import Text
 
 binding = pytest.importorskip("llvmlite.binding", reason="products are compiled by llvmlite")
 

@@ -18,13 +18,12 @@ from onnxtrain_sklearn import (
     TabM,
     losses,
 )
-from onnxtrain_sklearn._compiler.bound_code import BoundCode
-from onnxtrain_sklearn._compiler.code import graph_code
+from onnxtrain_sklearn._compiler.code import BoundCode, graph_code
 from onnxtrain_sklearn._compiler.kernels import tile_of
-from onnxtrain_sklearn._compiler.row_states import RowInputs
+from onnxtrain_sklearn._compiler.rows import RowInputs
 from onnxtrain_sklearn._compiler.stages import LANES
-from onnxtrain_sklearn._runtime.machine_code import features
-from onnxtrain_sklearn._training.host_pass import HostPass
+from onnxtrain_sklearn._ort.llvm import features
+from onnxtrain_sklearn._training.passes import HostPass
 from tests.helpers.compiled_graphs import GUARD, KINDS, Drawn, guarded, inputs_of, model_of
 from tests.helpers.data import blobs, line
 

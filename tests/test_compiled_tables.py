@@ -10,11 +10,10 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn._compiler.bound_code import BoundCode
-from onnxtrain_sklearn._compiler.code import graph_code
+from onnxtrain_sklearn._compiler.code import BoundCode, graph_code
 from onnxtrain_sklearn._compiler.kernels import tile_of
 from onnxtrain_sklearn._compiler.plan import NotCompiledError
-from onnxtrain_sklearn._runtime.machine_code import features
+from onnxtrain_sklearn._ort.llvm import features
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.compiled_graphs import Run, assert_right, code_of, model_of
 

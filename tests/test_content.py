@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from sklearn.linear_model import LinearRegression
 
 from onnxtrain_sklearn import MLP, Adam, losses
-from onnxtrain_sklearn._support.content import content
+from onnxtrain_sklearn._utils.cache import content
 
 
 class Slotted:

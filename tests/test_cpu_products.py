@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier
 from onnxtrain_sklearn._gradient.engine import gradient_graph
-from onnxtrain_sklearn._training.cpu_products import (
+from onnxtrain_sklearn._training.pass_rewrites import (
     LEAST_COLUMNS,
     LEAST_INPUTS,
     LEAST_NARROW,
@@ -24,7 +24,7 @@ from onnxtrain_sklearn._training.cpu_products import (
     MOST_COLUMNS,
     transpose_operands,
 )
-from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn._training.step import HostStep
 from tests.helpers.sessions import session
 
 MATMUL, GEMM = "s = MatMul(x, w)", "s = Gemm<alpha = {alpha}, transA = {a}, transB = {b}>(x, w)"

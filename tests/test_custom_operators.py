@@ -16,7 +16,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._runtime import custom_operators, sessions
+from onnxtrain_sklearn._ort import custom_operators, sessions
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

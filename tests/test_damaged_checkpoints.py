@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxtrain_sklearn._callbacks import archive
-from onnxtrain_sklearn.callbacks import Checkpoint
+from onnxtrain_sklearn.callbacks import Checkpoint, checkpoint
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from tests.helpers.callbacks import net
 from tests.helpers.checkpoints import same
@@ -29,10 +28,10 @@ def edited_state(change):
     """Return what writes a file again with another state, and with the right checksum."""
 
     def rewrite(file: Path) -> bytes:
-        state = archive.read_state(file)
+        state = checkpoint.read_state(file)
         assert state is not None
         change(state)
-        archive.write_state(file, state)
+        checkpoint.write_state(file, state)
         return file.read_bytes()
 
     return rewrite
@@ -108,10 +107,10 @@ def test_a_damaged_file_is_an_error_or_the_one_before_it_is_taken(kind, tmp_path
 
 def test_a_text_that_is_nested_too_deeply(tmp_path):
     text = np.frombuffer(b"[" * 100_000, np.uint8)
-    arrays = {archive.TEXT: text}
-    np.savez(tmp_path / "a.npz", **arrays, sha256=np.frombuffer(archive._checksum(arrays), np.uint8))
+    arrays = {checkpoint.TEXT: text}
+    np.savez(tmp_path / "a.npz", **arrays, sha256=np.frombuffer(checkpoint._checksum(arrays), np.uint8))
     with pytest.raises(ModelError, match="its text cannot be read"):
-        archive.read_state(tmp_path / "a.npz")
+        checkpoint.read_state(tmp_path / "a.npz")
 
 
 def test_parts_that_overlap_do_not_multiply_memory(tmp_path):
@@ -126,7 +125,7 @@ def test_parts_that_overlap_do_not_multiply_memory(tmp_path):
             new.filelist.append(twin)
     (tmp_path / "a.npz").write_bytes(content.getvalue())
     with pytest.raises(ModelError, match="overlap"):
-        archive.read_state(tmp_path / "a.npz")
+        checkpoint.read_state(tmp_path / "a.npz")
 
 
 def test_a_damaged_seed_is_not_drawn_again(tmp_path):
@@ -135,7 +134,7 @@ def test_a_damaged_seed_is_not_drawn_again(tmp_path):
     seed.write_bytes(seed.read_bytes()[:50])
     with pytest.raises(ModelError, match=r"seed-.*is damaged"):
         net(Checkpoint(tmp_path), random_state=None).fit(X, Y)
-    archive.write_state(seed, {"seed": "7"})
+    checkpoint.write_state(seed, {"seed": "7"})
     with pytest.raises(ModelError, match="it holds no seed"):
         net(Checkpoint(tmp_path), random_state=None).fit(X, Y)
 
@@ -146,8 +145,8 @@ def test_what_is_stored_comes_back_to_the_bit(tmp_path):
         "c": np.array(3, np.int8), "d": np.array(["é", "ab"]), "e": np.zeros((0, 4), bool),
         "f": np.array([np.nan, np.inf]),
     }  # fmt: skip
-    archive.write_state(tmp_path / "a.npz", {"arrays": arrays, "n": [1, None, "x", np.int64(3)]})
-    found = archive.read_state(tmp_path / "a.npz")
+    checkpoint.write_state(tmp_path / "a.npz", {"arrays": arrays, "n": [1, None, "x", np.int64(3)]})
+    found = checkpoint.read_state(tmp_path / "a.npz")
     assert found is not None
     assert found["n"] == [1, None, "x", 3]
     for name, array in arrays.items():
@@ -155,7 +154,7 @@ def test_what_is_stored_comes_back_to_the_bit(tmp_path):
         np.testing.assert_array_equal(found["arrays"][name], array)
     assert json.loads(np.load(tmp_path / "a.npz")["state"].tobytes())["n"] == [1, None, "x", 3]
     with pytest.raises(TypeError, match="one of objects"):
-        archive.write_state(tmp_path / "b.npz", {"a": np.array([object()])})
+        checkpoint.write_state(tmp_path / "b.npz", {"a": np.array([object()])})
 
 
 def test_threads_share_a_key(tmp_path):
@@ -189,9 +188,9 @@ def test_unfinished_files_of_dead_processes_are_removed(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    archive.write_state(tmp_path / "a.npz", {"n": 1})
+    checkpoint.write_state(tmp_path / "a.npz", {"n": 1})
     monkeypatch.setattr(np, "savez", lambda *args, **more: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        archive.write_state(tmp_path / "a.npz", {"n": 2})
+        checkpoint.write_state(tmp_path / "a.npz", {"n": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
-    assert archive.read_state(tmp_path / "a.npz") == {"n": 1}
+    assert checkpoint.read_state(tmp_path / "a.npz") == {"n": 1}

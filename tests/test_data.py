@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from onnxtrain_sklearn import Linear, OrtGradientRegressor
 from onnxtrain_sklearn._data import columns as _data
 from onnxtrain_sklearn._data.columns import Column, dict_columns, shaped
-from onnxtrain_sklearn._graph.trainable import TensorSpec
+from onnxtrain_sklearn._model.trainable import TensorSpec
 
 FLOAT = np.dtype(np.float32)
 

@@ -13,14 +13,13 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._runtime import devices
-from onnxtrain_sklearn._runtime.binding import Binding, DeviceArray
-from onnxtrain_sklearn._runtime.devices import resolve_device
-from onnxtrain_sklearn._runtime.sessions import create_session
+from onnxtrain_sklearn._ort import devices
+from onnxtrain_sklearn._ort.binding import Binding, DeviceArray
+from onnxtrain_sklearn._ort.devices import resolve_device
+from onnxtrain_sklearn._ort.sessions import create_session
 from onnxtrain_sklearn._training import device_step as _device_step
-from onnxtrain_sklearn._training.device_step import DeviceStep
-from onnxtrain_sklearn._training.device_vectors import ALIGNMENT
-from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn._training.device_step import ALIGNMENT, DeviceStep
+from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Cosine, Warmup
 from tests.helpers.meeting_losses import HardTriplets

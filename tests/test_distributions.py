@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn._runtime import distributions
+from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning, RuntimeNotFoundError
 
 ONE = {"onnxruntime": "1.31.1"}
@@ -17,16 +17,16 @@ TWO = {"onnxruntime": "1.19.2", "onnxruntime-training": "1.19.2+cu118"}
 
 
 def test_one_distribution_is_right():
-    distributions.check_distributions({}, ["1.31.1"])
-    distributions.check_distributions(ONE, ["1.31.1"])
-    distributions.check_distributions(ONE, ["1.31.0"])  # built from source
-    assert len(distributions.installed_distributions()) <= 1
-    assert distributions.installed_distributions(["numpy", "no-such-distribution"]) == {"numpy": np.__version__}
+    packages.check_distributions({}, ["1.31.1"])
+    packages.check_distributions(ONE, ["1.31.1"])
+    packages.check_distributions(ONE, ["1.31.0"])  # built from source
+    assert len(packages.installed_distributions()) <= 1
+    assert packages.installed_distributions(["numpy", "no-such-distribution"]) == {"numpy": np.__version__}
 
 
 def test_several_distributions_of_one_version_that_can_be_imported_go_on_with_a_warning():
     with pytest.warns(OnnxTrainWarning) as warned:
-        distributions.check_distributions(TWO, ["1.19.2", "1.19.2"])
+        packages.check_distributions(TWO, ["1.19.2", "1.19.2"])
     text = str(warned[0].message)
     assert "installed: onnxruntime 1.19.2, onnxruntime-training 1.19.2+cu118. They overwrite" in text
     assert "\n  pip uninstall -y onnxruntime onnxruntime-training\n" in text
@@ -43,7 +43,7 @@ def test_several_distributions_of_one_version_that_can_be_imported_go_on_with_a_
 )
 def test_several_distributions_that_do_not_fit_together_are_refused(installed, imported):
     with pytest.raises(RuntimeNotFoundError) as error:
-        distributions.check_distributions(installed, imported)
+        packages.check_distributions(installed, imported)
     text = str(error.value)
     assert f"Several distributions of onnxruntime are installed: {' '.join(next(iter(installed.items())))}" in text
     assert "a mixture of versions" in text

@@ -16,15 +16,14 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._data.targets import Targets
-from onnxtrain_sklearn._estimators import built_source as module
-from onnxtrain_sklearn._estimators.built_source import built_source
+from onnxtrain_sklearn._estimators import source as module
 from onnxtrain_sklearn._estimators.examples import Examples
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._graph.structure import structure
-from onnxtrain_sklearn._graph.trainable import trainable_model
-from onnxtrain_sklearn._models import values
-from onnxtrain_sklearn._models.base import keywords_of
-from onnxtrain_sklearn.models import Embedded, PeriodicEmbedding, PiecewiseLinearEmbedding
+from onnxtrain_sklearn._estimators.source import built_source
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._ir.queries import structure
+from onnxtrain_sklearn._model.trainable import trainable_model
+from onnxtrain_sklearn.models import Embedded, PeriodicEmbedding, PiecewiseLinearEmbedding, embeddings
+from onnxtrain_sklearn.models.base import keywords_of
 
 CODES = {4: 4, 5: 12, 6: 3}
 SETTINGS = {"max_iter": 2, "learning_rate": "cosine", "random_state": 3, "learning_rate_init": 0.01}
@@ -84,7 +83,7 @@ def test_nothing_that_is_kept_holds_a_weight_of_a_fit(builder):
     assert len(module._sources) == 1
     for source, _ in module._sources._held.values():
         assert not any(array.any() for array in source.weights().values())
-    for proto, _ in values._part_graphs._held.values():
+    for proto, _ in embeddings._part_graphs._held.values():
         assert not any(numpy_helper.to_array(one).any() for one in proto.graph.initializer)
 
 
@@ -92,9 +91,9 @@ def test_values_inside_a_graph_come_from_part_graphs_that_are_kept():
     clear_cache()
     X = table(0)
     OrtGradientClassifier(RealMLP(hidden_layer_sizes=(6, 5)), **SETTINGS).fit(X, labels(X))
-    assert len(values._part_graphs) == 3  # the scaled columns and two hidden layers
+    assert len(embeddings._part_graphs) == 3  # the scaled columns and two hidden layers
     OrtGradientClassifier(RealMLP(hidden_layer_sizes=(6, 5)), **SETTINGS).fit(table(1), labels(X))
-    assert len(values._part_graphs) == 3
+    assert len(embeddings._part_graphs) == 3
 
 
 @pytest.mark.parametrize("estimator", [OrtGradientClassifier, OrtGradientRegressor])

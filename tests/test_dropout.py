@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 from scipy.stats import kstest
 
-from onnxtrain_sklearn._graph.protobuf import to_proto
-from onnxtrain_sklearn._graph.shapes import infer_shapes
-from onnxtrain_sklearn._training.dropout import UniformNumbers, expose_dropout
+from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ir.shapes import infer_shapes
+from onnxtrain_sklearn._training.randomness import UniformNumbers, expose_dropout
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 

@@ -11,11 +11,10 @@ import onnx.reference
 import onnx_ir as ir
 import pytest
 
-from onnxtrain_sklearn._graph import edits
-from onnxtrain_sklearn._graph.builder import GraphBuilder
-from onnxtrain_sklearn._graph.names import Names, names_of
-from onnxtrain_sklearn._graph.protobuf import to_proto
-from onnxtrain_sklearn._graph.queries import every_node, graphs_in, reads
+from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ir import edits
+from onnxtrain_sklearn._ir.queries import every_node, graphs_in, reads
+from onnxtrain_sklearn.graph import GraphBuilder, Names, names_of
 from tests.helpers.source_code import FOLDER, nodes_of_file
 
 GRAPH = """<ir_version: 8, opset_import: ["" : 18]> g (float[N, 2] X, float[N, 2] Z) => (float[N, 2] Y, float[N, 2] H)
@@ -240,4 +239,4 @@ def test_subgraphs_are_found_in_one_place():
         for node in nodes_of_file(file)
         if isinstance(node, ast.Attribute) and node.attr in kinds
     }
-    assert found == {"_graph/queries.py"}
+    assert found == {"_ir/queries.py"}

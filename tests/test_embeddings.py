@@ -17,8 +17,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._models.embeddings import quantile_edges
+from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from onnxtrain_sklearn.models import (
     EMBEDDINGS,
@@ -28,6 +27,7 @@ from onnxtrain_sklearn.models import (
     PeriodicEmbedding,
     PiecewiseLinearEmbedding,
 )
+from onnxtrain_sklearn.models.embeddings import quantile_edges
 from tests.helpers.differences import assert_gradients, run_proto
 from tests.helpers.engines import each_engine
 from tests.helpers.training import quietly, weights_equal

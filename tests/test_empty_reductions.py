@@ -11,8 +11,8 @@ from numpy.testing import assert_allclose
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._graph.protobuf import checked
-from onnxtrain_sklearn._graph.reductions import ELEMENTWISE
+from onnxtrain_sklearn._importers.load import checked
+from onnxtrain_sklearn._ir.edits import ELEMENTWISE
 from tests.helpers.engines import each_engine
 from tests.helpers.sessions import session
 

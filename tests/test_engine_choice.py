@@ -11,9 +11,9 @@ import onnx_ir as ir
 import pytest
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
-from onnxtrain_sklearn._gradient import speed
+from onnxtrain_sklearn._gradient import engine as gradient_engine
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
-from onnxtrain_sklearn._gradient.ort_training.engine import PROVEN
+from onnxtrain_sklearn._gradient.ort_training import PROVEN
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
 BOTH = pytest.mark.skipif(len(available_engines()) < 2, reason="needs onnxruntime-training")
@@ -44,20 +44,20 @@ def chosen(operator: str) -> str:
 
 
 def in_table(ratio: float, operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "FAMILIES", {"one": (ratio, operator)})
+    monkeypatch.setattr(gradient_engine, "FAMILIES", {"one": (ratio, operator)})
 
 
 def test_the_first_family_that_occurs_decides(monkeypatch):
-    monkeypatch.setattr(speed, "FAMILIES", {"heavy": (1.2, "Conv Gemm"), "light": (0.5, "Relu")})
-    assert speed.portable_is_faster(nodes("Relu", "Cos"))
-    assert not speed.portable_is_faster(nodes("Relu", "Relu", "Gemm"))
-    assert not speed.portable_is_faster(nodes("Cos"))
-    assert not speed.portable_is_faster([ir.Node("another.domain", "Relu", inputs=[])])
+    monkeypatch.setattr(gradient_engine, "FAMILIES", {"heavy": (1.2, "Conv Gemm"), "light": (0.5, "Relu")})
+    assert gradient_engine.portable_is_faster(nodes("Relu", "Cos"))
+    assert not gradient_engine.portable_is_faster(nodes("Relu", "Relu", "Gemm"))
+    assert not gradient_engine.portable_is_faster(nodes("Cos"))
+    assert not gradient_engine.portable_is_faster([ir.Node("another.domain", "Relu", inputs=[])])
 
 
 def test_a_difference_within_the_noise_decides_nothing(monkeypatch):
-    in_table((speed.CLEAR + 1) / 2, "Relu", monkeypatch)
-    assert not speed.portable_is_faster(nodes("Relu"))
+    in_table((gradient_engine.CLEAR + 1) / 2, "Relu", monkeypatch)
+    assert not gradient_engine.portable_is_faster(nodes("Relu"))
 
 
 @BOTH
@@ -95,7 +95,9 @@ def test_what_no_engine_differentiates_is_refused_alike_whichever_is_faster(monk
 def test_engine_says_what_the_table_says(activation):
     X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     classifier = OrtGradientClassifier(network(activation), max_iter=2).fit(X, X[:, :3].argmax(axis=1))
-    assert classifier.engine_ == ("portable" if speed.portable_is_faster(nodes(activation)) else "ort-training")
+    assert classifier.engine_ == (
+        "portable" if gradient_engine.portable_is_faster(nodes(activation)) else "ort-training"
+    )
 
 
 @BOTH
@@ -112,12 +114,12 @@ def test_the_table_holds_the_families_that_are_measured(monkeypatch):
     import engine_families
 
     measured = engine_families.families()
-    assert list(speed.FAMILIES) == list(measured)
+    assert list(gradient_engine.FAMILIES) == list(measured)
     used = {node.op_type for networks in measured.values() for net in networks for node in net.model.model.graph}
-    every = [one for _, operators in speed.FAMILIES.values() for one in operators.split()]
+    every = [one for _, operators in gradient_engine.FAMILIES.values() for one in operators.split()]
     assert len(every) == len(set(every))
     assert set(every) <= used & set(PROVEN)
-    assert all(0.1 < ratio < 10 for ratio, _ in speed.FAMILIES.values())
+    assert all(0.1 < ratio < 10 for ratio, _ in gradient_engine.FAMILIES.values())
     for name in ("engine_families", "engine_step", "fit_step"):
         sys.modules.pop(name, None)
 

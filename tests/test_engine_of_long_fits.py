@@ -10,9 +10,9 @@ import pytest
 from sklearn.base import clone
 
 from onnxtrain_sklearn import MLP, ConvNet, OrtGradientClassifier, OrtGradientRegressor, RealMLPRegressor, clear_cache
-from onnxtrain_sklearn._compiler import bound_code
-from onnxtrain_sklearn._training import choice, compiled_pass
-from onnxtrain_sklearn._training.compiled_pass import COMPILED, PassSize, is_measured, pays
+from onnxtrain_sklearn._compiler import code
+from onnxtrain_sklearn._training import choice, programs
+from onnxtrain_sklearn._training.programs import COMPILED, PassSize, is_measured, pays
 from onnxtrain_sklearn.callbacks import Checkpoint
 from tests.helpers.data import line
 
@@ -39,7 +39,7 @@ def bits(estimator):
 @pytest.fixture
 def any_fit_is_long(monkeypatch):
     """Let a graph be compiled for the steps of any fit."""
-    monkeypatch.setattr(compiled_pass, "MARGIN", 1e-12)
+    monkeypatch.setattr(programs, "MARGIN", 1e-12)
 
 
 def test_steps_pay_from_a_number_on():
@@ -86,7 +86,7 @@ def test_what_was_compiled_before_does_not_count():
 def test_a_run_goes_on_with_the_engine_that_it_began_with(monkeypatch):
     portable = estimator_of(warm_start=True).partial_fit(X, Y)
     began = portable.engine_
-    monkeypatch.setattr(compiled_pass, "MARGIN", 1e-12)
+    monkeypatch.setattr(programs, "MARGIN", 1e-12)
     compiled = estimator_of(warm_start=True).fit(X, Y)
     for estimator in (portable, compiled):
         estimator.fit(X, Y).partial_fit(X, Y)
@@ -108,7 +108,7 @@ def test_an_unpickled_estimator_goes_on_with_its_engine(any_fit_is_long):
 def test_an_unpickled_estimator_goes_on_without_the_compiler(any_fit_is_long, monkeypatch):
     original = estimator_of().fit(X, Y)
     stored, expected = pickle.dumps(original), bits(original.partial_fit(X, Y))
-    monkeypatch.setattr(compiled_pass, "is_installed", lambda: False)
+    monkeypatch.setattr(programs, "is_installed", lambda: False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         copy = pickle.loads(stored)
@@ -156,7 +156,7 @@ def broken(*_):
     raise OSError("no rights")
 
 
-WITHOUT = [(compiled_pass, "is_installed"), (compiled_pass, "is_measured"), (bound_code, "MachineCode")]
+WITHOUT = [(programs, "is_installed"), (programs, "is_measured"), (code, "MachineCode")]
 
 
 @pytest.mark.parametrize("where", WITHOUT)
@@ -172,5 +172,5 @@ def test_a_session_runs_where_the_compiler_does_not(where, any_fit_is_long, monk
 
 @pytest.mark.parametrize("machine", ["aarch64", "arm64"])
 def test_other_processors_compile_by_name_alone(machine, monkeypatch):
-    monkeypatch.setattr(compiled_pass.platform, "machine", lambda: machine)
+    monkeypatch.setattr(programs.platform, "machine", lambda: machine)
     assert not is_measured.__wrapped__()

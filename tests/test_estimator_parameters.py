@@ -26,7 +26,7 @@ from onnxtrain_sklearn import (
     losses,
     schedules,
 )
-from onnxtrain_sklearn._support.rules import accepts
+from onnxtrain_sklearn._utils.params import accepts
 from onnxtrain_sklearn.exceptions import InvalidParameterError
 from onnxtrain_sklearn.models import MODELS
 from onnxtrain_sklearn.optimizers import OPTIMIZERS

@@ -10,9 +10,9 @@ from skl2onnx import to_onnx
 from sklearn.linear_model import LogisticRegression
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._given import as_given
-from onnxtrain_sklearn._graph import meanings
-from onnxtrain_sklearn._graph.as_given import plain_session
+from onnxtrain_sklearn._given import reference
+from onnxtrain_sklearn._ir import opsets
+from onnxtrain_sklearn._model.reference import plain_session
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.classic.test_onnxblock import WeightedAverageLoss
 from tests.helpers.graphs import model
@@ -28,8 +28,8 @@ SHAPES = "float[3, 1] W = {1, -2, 3}, int64[3] s = {-1, 3, 1}"
 def test_graph_that_was_misread_is_refused_by_node(monkeypatch):
     proto = model(HARD, weights=SHAPES, opset=10)
     OrtGradientRegressor(proto, max_iter=1, random_state=0).fit(X, Y)
-    monkeypatch.setattr(meanings, "_changes", lambda *_: False)  # ONNX's converter leaves Hardmax as it stands
-    monkeypatch.setattr("onnxtrain_sklearn._graph.versions.MIN_OPSET", 13)
+    monkeypatch.setattr(opsets, "_changes", lambda *_: False)  # ONNX's converter leaves Hardmax as it stands
+    monkeypatch.setattr("onnxtrain_sklearn._ir.opsets.MIN_OPSET", 13)
     with pytest.raises(ModelError, match=r"file as given: output 'Y' .* first node that differs is 'H' \(Hardmax\)"):
         OrtGradientRegressor(proto, max_iter=1).fit(X, Y)
 
@@ -66,7 +66,7 @@ def test_files_of_many_kinds_are_compared(given, without, monkeypatch):
     output = {"output": "Y"} if "Z" in given.get("x", "") else {}
     right = OrtGradientRegressor(model(**settings), max_iter=1, random_state=0, **output).fit(X, Y)
     assert right.describe().compared.startswith(f"file as given compared{without};")
-    monkeypatch.setattr(as_given, "plain_session", faulty_session)
+    monkeypatch.setattr(reference, "plain_session", faulty_session)
     with pytest.raises(ModelError, match=r"file as given: output 'Y' .* first node that differs"):
         OrtGradientRegressor(model(**settings), max_iter=1, **output).fit(X, Y)
 
@@ -88,7 +88,7 @@ def test_each_of_joined_outputs_is_compared(monkeypatch):
     settings = {"loss": WeightedAverageLoss(), "max_iter": 1, "learning_rate_init": 0.001}
     right = OrtGradientRegressor(proto, **settings).fit(X, X)
     assert right.describe().compared.startswith("file as given compared; training graph compared")
-    monkeypatch.setattr(as_given, "plain_session", faulty_session)
+    monkeypatch.setattr(reference, "plain_session", faulty_session)
     with pytest.raises(ModelError, match="file as given: output 'Q'"):
         OrtGradientRegressor(proto, **settings).fit(X, X)
 
@@ -108,6 +108,6 @@ def test_files_of_fitted_models_are_compared(zipmap, monkeypatch):
 
     right = OrtGradientClassifier(proto, max_iter=1).fit(X, labels)
     assert right.describe().compared.startswith("file as given compared; training graph not compared: it is that of a")
-    monkeypatch.setattr(as_given, "plain_session", faulty)
+    monkeypatch.setattr(reference, "plain_session", faulty)
     with pytest.raises(ModelError, match=r"file as given: output '.*probabilit.*' differs"):
         OrtGradientClassifier(proto, max_iter=1).fit(X, labels)

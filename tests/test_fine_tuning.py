@@ -20,11 +20,10 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators.examples import Call
-from onnxtrain_sklearn._estimators.preparation import prepared
-from onnxtrain_sklearn._training.candidates import Candidate, shares
-from onnxtrain_sklearn._training.fine_tuning import FineTuningTrainer
-from onnxtrain_sklearn._training.recalibration import OutputWeights, anchors, no_output_weights
-from onnxtrain_sklearn._training.tuning_paths import Paths, metric
+from onnxtrain_sklearn._estimators.fit import prepared
+from onnxtrain_sklearn._finetuning.objective import OutputWeights, anchors, no_output_weights
+from onnxtrain_sklearn._finetuning.search import Candidate, Paths, metric, shares
+from onnxtrain_sklearn._finetuning.trainer import FineTuningTrainer
 from tests.helpers.engines import each_engine
 
 X, Y = load_diabetes(return_X_y=True)

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators.examples import Call
-from onnxtrain_sklearn._estimators.preparation import prepared
+from onnxtrain_sklearn._estimators.fit import prepared
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

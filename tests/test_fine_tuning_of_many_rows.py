@@ -10,8 +10,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.folds import UNUSED, folds_of
-from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn._finetuning.search import UNUSED, folds_of
+from onnxtrain_sklearn._training.step import HostStep
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(21_000, 6).astype(np.float32)

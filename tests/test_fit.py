@@ -14,8 +14,8 @@ from sklearn.metrics import accuracy_score
 from sklearn.neural_network import MLPRegressor
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators.training_rows import TrainingRows
-from onnxtrain_sklearn._runtime import sessions
+from onnxtrain_sklearn._estimators.examples import TrainingRows
+from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.schedules import Cosine
 from tests.helpers.data import blobs, line
 from tests.helpers.training import NEVER, record_steps, small, weights_equal

@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import OrtGradientRegressor
-from onnxtrain_sklearn._runtime import devices, sessions
+from onnxtrain_sklearn._ort import devices, sessions
 from tests.helpers.engines import each_engine
 from tests.helpers.steps import data, fill, mlp, new_step
 from tests.helpers.training import quietly

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from onnxtrain_sklearn._support.float_errors import ignores_float_errors
+from onnxtrain_sklearn._utils.errors import ignores_float_errors
 
 
 def test_errors_are_ignored_in_the_function_alone():

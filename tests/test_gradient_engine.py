@@ -10,7 +10,7 @@ import pytest
 
 from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines
-from onnxtrain_sklearn._runtime import gradient_builder
+from onnxtrain_sklearn._ort import gradient_builder
 from onnxtrain_sklearn.exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError
 from tests.helpers.data import DATA
 

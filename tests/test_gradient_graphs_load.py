@@ -9,9 +9,9 @@ import onnx.parser
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._graph import survival
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._runtime import loading
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._ir import limits
+from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 
@@ -31,7 +31,7 @@ SPLIT = """A = MatMul(X, W) S = SequenceConstruct(A, A) C = ConcatFromSequence <
 
 def test_a_split_without_sizes():
     model = scalar_graph(SPLIT, W=np.ones((4, 3), np.float32))
-    assert loading.loading_error(model.SerializeToString()) is None
+    assert sessions.loading_error(model.SerializeToString()) is None
     with pytest.raises(ModelError, match=r"\(Split\) is not valid: it has neither"):
         gradient_graph(model, wrt="W")
     with pytest.raises(ModelError, match=r"\(Split\) is not valid: it has neither"):
@@ -42,7 +42,7 @@ def test_a_split_without_sizes():
 
 def test_a_gradient_graph_that_does_not_load_is_an_error(monkeypatch):
     """Whatever else is like that Split."""
-    monkeypatch.setattr(survival, "_split_without_sizes", lambda node: None)
+    monkeypatch.setattr(limits, "_split_without_sizes", lambda node: None)
     with pytest.raises(ModelError, match=r"loads the graph, but not the one with its gradients.*Split"):
         gradient_graph(scalar_graph(SPLIT, W=np.ones((4, 3), np.float32)), wrt="W", engine="portable")
 

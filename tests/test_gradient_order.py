@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import MLP, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._training.pass_graph import PassGraph
+from onnxtrain_sklearn._training.passes import PassGraph
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

@@ -6,10 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxtrain_sklearn._graph.protobuf import to_proto
-from onnxtrain_sklearn._runtime import devices, sessions
-from onnxtrain_sklearn._runtime.binding import Binding, DeviceArray
-from onnxtrain_sklearn._training.gradient_shapes import in_written_shapes, return_before_reshapes
+from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ort import devices, sessions
+from onnxtrain_sklearn._ort.binding import Binding, DeviceArray
+from onnxtrain_sklearn._training.pass_rewrites import in_written_shapes, return_before_reshapes
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]> graph (float[2, 6] x, int64[2] sizes) => '
 LAST = {

@@ -15,8 +15,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._runtime import loading
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._ort import sessions as ort_sessions
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.engines import each_engine
 from tests.helpers.hostile import X, fit_once, net, refused
@@ -107,14 +107,14 @@ def test_a_graph_that_onnxruntime_may_not_survive_is_loaded_in_a_child_first(eng
 
 @pytest.mark.parametrize(("program", "alive"), [("raise ValueError", True), ("import os; os.abort()", False)])
 def test_what_a_child_process_tells(program, alive, monkeypatch):
-    monkeypatch.setattr(loading, "_IN_CHILD", program)
-    assert loading.survives_loading(b"") is alive
+    monkeypatch.setattr(ort_sessions, "_IN_CHILD", program)
+    assert ort_sessions.survives_loading(b"") is alive
 
 
 @pytest.mark.slow
 def test_graphs_that_are_right_need_no_child_process(monkeypatch):
     asked = []
-    monkeypatch.setattr(loading, "survives_loading", lambda model: not asked.append(model))
+    monkeypatch.setattr(ort_sessions, "survives_loading", lambda model: not asked.append(model))
     for path in sorted((Path(__file__).parent / "data").glob("*.onnx")):
         load(path)
     assert not asked

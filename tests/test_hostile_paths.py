@@ -14,7 +14,7 @@ import onnx.parser
 import pytest
 from numpy.testing import assert_array_equal
 
-from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.hostile import fit_once, net, refused
 
@@ -159,7 +159,7 @@ def test_a_model_with_its_weights_beside_it_is_trained_and_exported_as_one(tmp_p
 
 
 def test_weights_that_fit_in_float16_alone_are_refused(monkeypatch):
-    monkeypatch.setattr("onnxtrain_sklearn._graph.limits.LARGEST_MESSAGE", 100)
+    monkeypatch.setattr("onnxtrain_sklearn._ir.limits.LARGEST_MESSAGE", 100)
     given = net("H = Mul(X, V) Y = MatMul(H, W)", V=np.ones(3, np.float32))
     assert load(given)
     body = "C = Cast<to = 1>(V) S = ReduceSum(C) H = Mul(X, S) Y = MatMul(H, W)"

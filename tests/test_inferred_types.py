@@ -7,7 +7,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from onnxtrain_sklearn._graph.inferred_types import infer_types
+from onnxtrain_sklearn._ir.shapes import infer_types
 
 BRANCHES = """
     g (float[N, 2, 3] X, bool more) => (Z) {

@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxtrain_sklearn import OrtGradientClassifier
-from onnxtrain_sklearn._runtime import integer_products, objects, sessions
-from onnxtrain_sklearn._runtime.devices import resolve_device
+from onnxtrain_sklearn._ort import integer_products, objects, sessions
+from onnxtrain_sklearn._ort.devices import resolve_device
 from tests.helpers.data import DATA
 from tests.helpers.quantized import run_by_default
 

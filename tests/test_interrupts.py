@@ -96,7 +96,7 @@ if __name__ == "__main__":
 
 RECIPES = """
 from onnxtrain_sklearn import RealMLPRegressor, TabMClassifier
-from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn._training.step import HostStep
 
 steps, last = 0, 5
 plain = HostStep.gradients

@@ -11,8 +11,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._model.trainable import trainable_model
 from tests.helpers.data import DATA
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -10,10 +10,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import log_softmax, softmax
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
-from onnxtrain_sklearn._training.labeled_shares import LABELED, take_labeled_shares
 from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET
-from onnxtrain_sklearn._training.repeated_shares import REPEATED
-from onnxtrain_sklearn._training.row_shares import LabeledShares, RowShares
+from onnxtrain_sklearn._training.row_weights import LABELED, REPEATED, LabeledShares, RowShares, take_labeled_shares
 from onnxtrain_sklearn.losses import LogLoss
 from tests.helpers.sessions import session
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from onnxtrain_sklearn._optimizers.lbfgs import LBFGS, MinimizeResult
+from onnxtrain_sklearn.optimizers import LBFGS, MinimizeResult
 
 
 def quadratic(curvature: np.ndarray, solution: np.ndarray) -> Any:

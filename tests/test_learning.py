@@ -135,7 +135,7 @@ def test_lbfgs_on_weighted_rows_and_in_pieces_is_lbfgs_on_all_at_once(monkeypatc
     weights = np.random.RandomState(0).uniform(0, 2, 500)
     estimator = OrtGradientClassifier(Linear(), optimizer="lbfgs", alpha=1.0, tol=1e-6, random_state=0)
     whole = estimator.fit(X, y, sample_weight=weights).weights_
-    monkeypatch.setattr("onnxtrain_sklearn._estimators.settings.LBFGS_PIECE", 64)
+    monkeypatch.setattr("onnxtrain_sklearn._estimators.config.LBFGS_PIECE", 64)
     pieces = clone(estimator).fit(X, y, sample_weight=weights).weights_
     expected = LogisticRegression(C=1.0, tol=1e-8).fit(X, y, sample_weight=weights)
     for name, array in (("weight", expected.coef_.T), ("bias", expected.intercept_)):
@@ -152,7 +152,7 @@ def test_lbfgs_sums_its_pieces_in_one_order(monkeypatch):
         gather(batches, rows, *rest)
 
     monkeypatch.setattr(Batches, "gather", recorded)
-    monkeypatch.setattr("onnxtrain_sklearn._estimators.settings.LBFGS_PIECE", 20)
+    monkeypatch.setattr("onnxtrain_sklearn._estimators.config.LBFGS_PIECE", 20)
     OrtGradientClassifier(Linear(), optimizer="lbfgs", random_state=0).fit(X, y)
     assert orders == {tuple(range(20)), tuple(range(20, 40)), tuple(range(40, 50))}
 

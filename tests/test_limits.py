@@ -12,8 +12,8 @@ import onnx.parser
 import pytest
 
 from onnxtrain_sklearn import ModelLimits, gradient_graph, model_limits
-from onnxtrain_sklearn._graph.limits import current_limits
-from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._ir.limits import current_limits
 from onnxtrain_sklearn.exceptions import ModelError
 
 

@@ -14,8 +14,8 @@ from sklearn.linear_model import SGDClassifier
 
 from onnxtrain_sklearn import Linear, OrtGradientClassifier, losses
 from onnxtrain_sklearn._gradient.engine import available_engines, gradient_graph
-from onnxtrain_sklearn._graph.builder import GraphBuilder
 from onnxtrain_sklearn.exceptions import ModelError
+from onnxtrain_sklearn.graph import GraphBuilder
 
 RNG = np.random.default_rng(0)
 SCORES = RNG.standard_normal((20, 3)).astype(np.float32)

@@ -12,10 +12,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._graph.low_rank import merged
-from onnxtrain_sklearn._graph.low_rank_edits import matrices_of, with_low_rank, without_low_rank
-from onnxtrain_sklearn._graph.protobuf import load, to_proto
-from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._importers.load import load, to_proto
+from onnxtrain_sklearn._model.trainable import merged, trainable_model
+from onnxtrain_sklearn.adapters import matrices_of, with_low_rank, without_low_rank
 from tests.helpers.engines import each_engine
 from tests.helpers.sessions import session
 

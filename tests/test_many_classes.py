@@ -10,7 +10,7 @@ from scipy.special import log_softmax, softmax
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientMultiOutput, clear_cache, losses
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._training import loss_graph, many_classes, programs
+from onnxtrain_sklearn._training import loss_graph, programs
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 K, N, WIDTH, PLACES = 300, 40, 5, 3
@@ -96,7 +96,7 @@ def test_one_of_several_outputs(engine, places):
 def test_few_classes_have_one_hot_rows_with_the_same_result(monkeypatch, engine):
     found = []
     for bound in (K, K + 1):
-        monkeypatch.setattr(many_classes, "MANY_CLASSES", bound)
+        monkeypatch.setattr(loss_graph, "MANY_CLASSES", bound)
         clear_cache()
         fitted = new(engine=engine)
         found.append(fitted.partial_fit(X, LABELS, classes=np.arange(K)))

@@ -14,8 +14,8 @@ from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.inferred_types import infer_types, knows_few_integers
-from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._ir.shapes import infer_types, knows_few_integers
 
 X = np.array([[1.0, 2.0], [-0.5, 0.3], [0.2, -1.0]], np.float32)
 W = np.array([[0.5], [-1.5]])

@@ -10,7 +10,7 @@ import pytest
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.meanings import converted
+from onnxtrain_sklearn._ir.opsets import converted
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.graphs import model
 from tests.helpers.sessions import evaluate

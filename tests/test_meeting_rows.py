@@ -20,11 +20,11 @@ from onnxtrain_sklearn import (
     TabM,
     load_training,
 )
-from onnxtrain_sklearn._estimators import settings as estimator_settings
+from onnxtrain_sklearn._estimators import config as estimator_settings
 from onnxtrain_sklearn._inference import predictor
-from onnxtrain_sklearn._inference.meeting_rows import where_rows_meet
-from onnxtrain_sklearn._training.compiled_pass import can_compile
-from onnxtrain_sklearn._training.meeting_rows import meet_in_loss
+from onnxtrain_sklearn._inference.row_dependence import where_rows_meet
+from onnxtrain_sklearn._training.programs import can_compile
+from onnxtrain_sklearn._training.row_dependence import meet_in_loss
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
@@ -401,5 +401,5 @@ def test_losses_of_this_package_compute_each_row_by_itself(name, monkeypatch):
     y = np.abs(Y[:, 0]) + 0.1 if task == "regression" else np.arange(N) % (2 if task == "binary" else 3)
     fitted = kind("linear", loss=loss, max_iter=1, learning_rate_init=0.0).fit(X, y)
     settings = fitted._run.step.settings
-    monkeypatch.setattr("onnxtrain_sklearn._training.meeting_rows.LOSSES", {})
+    monkeypatch.setattr("onnxtrain_sklearn._training.row_dependence.LOSSES", {})
     assert not meet_in_loss(settings, np.dtype(np.float32))

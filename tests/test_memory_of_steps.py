@@ -9,8 +9,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
-from onnxtrain_sklearn._runtime import sessions
-from onnxtrain_sklearn._training.pass_graph import PassGraph
+from onnxtrain_sklearn._ort import sessions
+from onnxtrain_sklearn._training.passes import PassGraph
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 X, y = load_digits(return_X_y=True)

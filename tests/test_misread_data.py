@@ -10,9 +10,8 @@ from numpy.testing import assert_array_equal
 from sklearn.linear_model import LinearRegression
 
 from onnxtrain_sklearn import Inputs, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._data.columns import Column, shaped
-from onnxtrain_sklearn._data.frames import require_no_times
-from onnxtrain_sklearn._graph.trainable import TensorSpec
+from onnxtrain_sklearn._data.columns import Column, require_no_times, shaped
+from onnxtrain_sklearn._model.trainable import TensorSpec
 from tests.helpers.training import quietly
 
 RNG = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from sklearn.base import clone
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._training.dropout import UniformNumbers
+from onnxtrain_sklearn._training.randomness import UniformNumbers
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from onnxtrain_sklearn.models import ACTIVATIONS
 from tests.helpers.data import blobs, line

@@ -11,8 +11,8 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from onnxtrain_sklearn._graph.protobuf import load, to_proto
-from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._importers.load import load, to_proto
+from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import rows
 from tests.helpers.graphs import W, model, operator_types, trainable

@@ -8,13 +8,12 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientRegressor, RMSprop
-from onnxtrain_sklearn._graph.protobuf import to_proto
-from onnxtrain_sklearn._optimizers.update_graph import update_graph
-from onnxtrain_sklearn._runtime import devices, sessions
-from onnxtrain_sklearn._runtime.binding import Binding
-from onnxtrain_sklearn._training import host_update, numpy_update
-from onnxtrain_sklearn._training.numpy_update import NumpyUpdate, formula_of
-from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
+from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ort import devices, sessions
+from onnxtrain_sklearn._ort.binding import Binding
+from onnxtrain_sklearn._training import update_executors, updates
+from onnxtrain_sklearn._training.update_executors import NumpyUpdate, formula_of
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer, update_graph
 
 RULES = [rule for rule in OPTIMIZERS.values() if issubclass(rule, Optimizer)]
 CASES = [*(rule() for rule in RULES), SGD(momentum=0.9, nesterov=True), SGD(momentum=0.9), AdamW(weight_decay=0.1)]
@@ -31,7 +30,7 @@ def vectors(graph, dtype):
 @pytest.mark.parametrize("optimizer", CASES, ids=repr)
 @pytest.mark.parametrize("block", [300, SIZE, 10**6])
 def test_numbers_are_those_of_the_session(optimizer, kind, block, monkeypatch):
-    monkeypatch.setattr(numpy_update, "BLOCK", block)
+    monkeypatch.setattr(update_executors, "BLOCK", block)
     graph, dtype = update_graph(optimizer, kind), kind.numpy()
     formula = formula_of(graph)
     if formula is None:
@@ -41,7 +40,7 @@ def test_numbers_are_those_of_the_session(optimizer, kind, block, monkeypatch):
     scalars = {name: np.zeros((), dtype) for name in graph.coefficients(0.1, 1)}
     session = sessions.create_session(to_proto(graph.model).SerializeToString(), devices.resolve_device())
     inputs, outputs = {**theirs, "gradients": gradients, **scalars}, {f"new_{n}": v for n, v in theirs.items()}
-    runs = (numpy_update.numpy_update(formula, ours, gradients, scalars), Binding(session, inputs, outputs))
+    runs = (update_executors.numpy_update(formula, ours, gradients, scalars), Binding(session, inputs, outputs))
     for t in range(1, 4):
         for name, value in graph.coefficients(0.1, t).items():
             scalars[name][()] = value
@@ -72,14 +71,12 @@ def test_other_updates_have_none():
 
 @pytest.mark.parametrize("factors", [None, {"layers.0.weight": 0.5}], ids=["equal", "factors"])
 def test_long_vectors_are_updated_by_numpy_to_the_same_weights(factors, monkeypatch):
-    monkeypatch.setattr(
-        "onnxtrain_sklearn._training.vector_bindings.gradient_builder.has_gradient_builder", lambda: False
-    )
+    monkeypatch.setattr("onnxtrain_sklearn._ort.gradient_builder.has_gradient_builder", lambda: False)
     rng, found, runs = np.random.default_rng(0), [], []
     X, run = rng.normal(size=(60, 8)).astype(np.float32), NumpyUpdate.run
     monkeypatch.setattr(NumpyUpdate, "run", lambda self: (runs.append(self), run(self))[1])
     for least in (10**6, 40):
-        monkeypatch.setattr(host_update, "LEAST_ELEMENTS", least)
+        monkeypatch.setattr(updates, "LEAST_ELEMENTS", least)
         estimator = OrtGradientRegressor(MLP((20,)), optimizer=AdamW(), learning_rate_factors=factors, random_state=0)
         found.append(estimator.partial_fit(X, X[:, 0]).partial_fit(X, X[:, 0]))
         assert bool(runs) == (least == 40)

@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn.exceptions import ModelError
 
 FLOATS, WHOLE = np.ones, np.array

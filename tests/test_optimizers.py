@@ -9,10 +9,20 @@ import onnx_ir as ir
 import pytest
 
 from onnxtrain_sklearn import optimizers
-from onnxtrain_sklearn._optimizers.lbfgs import LBFGS
-from onnxtrain_sklearn._optimizers.update_graph import PIECE, update_graph
 from onnxtrain_sklearn.exceptions import ModelError
-from onnxtrain_sklearn.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, resolve_optimizer
+from onnxtrain_sklearn.optimizers import (
+    LBFGS,
+    OPTIMIZERS,
+    PIECE,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Optimizer,
+    RMSprop,
+    resolve_optimizer,
+    update_graph,
+)
 from tests.helpers.sessions import run_in_place
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE

@@ -15,7 +15,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, RealMLP, TabM
-from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.models import PiecewiseLinearEmbedding
 from tests.helpers.engines import each_engine

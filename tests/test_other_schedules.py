@@ -12,8 +12,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import AdamW, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._runtime import devices, gradient_builder
-from onnxtrain_sklearn._training.dropout import STEM, UniformNumbers
+from onnxtrain_sklearn._ort import devices, gradient_builder
+from onnxtrain_sklearn._training.randomness import STEM, UniformNumbers
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import Constant, Cosine, FlatCosine, Linear, Progress, StepDecay

@@ -24,8 +24,8 @@ from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, RMSprop
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._runtime import devices
-from onnxtrain_sklearn._runtime.devices import Device
+from onnxtrain_sklearn._ort import devices
+from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn.exceptions import DeviceError, DivergenceError, OnnxTrainWarning
 from onnxtrain_sklearn.schedules import Cosine
 from tests.helpers.processes import run_in_new_process
@@ -299,7 +299,7 @@ def elsewhere(monkeypatch):
     fitted.device = fitted.device_ = "cuda:1"
     fitted.engine = "ort-training"
     fitted._run.device = Device("cuda:1", providers, ({"device_id": "1"}, {}))
-    monkeypatch.setattr("onnxtrain_sklearn._training.compiled_pass.available_engines", lambda: ("portable",))
+    monkeypatch.setattr("onnxtrain_sklearn._training.programs.available_engines", lambda: ("portable",))
     return pickle.dumps(fitted), twin
 
 

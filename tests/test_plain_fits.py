@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score
 
 from onnxtrain_sklearn import MLP, Adam, OrtGradientClassifier, losses
 from onnxtrain_sklearn._data import inputs
-from onnxtrain_sklearn._support import parametrized
+from onnxtrain_sklearn._utils import params
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -111,7 +111,7 @@ def test_parameters_of_a_subclass_are_its_own():
 
 def test_copies_of_parameters_share_no_state():
     optimizer, factors = Adam(0.8), {"a": 1.0}
-    copies = parametrized.copied(optimizer), parametrized.copied(factors), parametrized.copied("adam")
+    copies = params.copied(optimizer), params.copied(factors), params.copied("adam")
     assert copies[0] is not optimizer
     assert copies[0].beta_1 == 0.8
     assert copies[1] is not factors

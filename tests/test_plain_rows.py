@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data import inputs
-from onnxtrain_sklearn._estimators import plain_rows, results
+from onnxtrain_sklearn._estimators import predict
 from onnxtrain_sklearn._inference import predictor
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -173,14 +173,14 @@ def test_calls_end_as_with_all_checks(name, estimator, monkeypatch):
             with config_context(assume_finite=assume_finite, skip_parameter_validation=assume_finite):
                 short = [outcome(estimator, method, rows) for method in methods(estimator)]
                 with monkeypatch.context() as patch:
-                    patch.setattr(results, "plain_prediction", lambda *_, **__: None)
+                    patch.setattr(predict, "plain_prediction", lambda *_, **__: None)
                     whole = [outcome(estimator, method, rows) for method in methods(estimator)]
             differ += [] if short == whole else [(kind, assume_finite)]
     assert not differ
 
 
 def is_taken(estimator, rows):
-    return plain_rows.plain_prediction(estimator, rows, 0, with_scores=False) is not None
+    return predict.plain_prediction(estimator, rows, 0, with_scores=False) is not None
 
 
 def test_only_plain_rows_of_the_fitted_shape_are_taken(name, estimator):

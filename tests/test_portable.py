@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
-from onnxtrain_sklearn._runtime import devices, sessions
+from onnxtrain_sklearn._ort import devices, sessions
 from tests.helpers.data import DATA
 from tests.helpers.sessions import evaluate
 

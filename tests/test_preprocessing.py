@@ -15,11 +15,10 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.preprocessing import OrdinalEncoder, QuantileTransformer, StandardScaler
 
 from onnxtrain_sklearn import clear_cache
-from onnxtrain_sklearn._graph.protobuf import to_proto
-from onnxtrain_sklearn._recipes.preprocessing import _open_graphs, fit_preprocessing
-from onnxtrain_sklearn._recipes.raw_table import categorical_columns, read_table
-from onnxtrain_sklearn._recipes.scaling import SCALINGS, Quantile
-from onnxtrain_sklearn._runtime import devices
+from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ort import devices
+from onnxtrain_sklearn._recipes.preprocessing import SCALINGS, Quantile, _open_graphs, fit_preprocessing
+from onnxtrain_sklearn._recipes.tables import categorical_columns, read_table
 
 CPU = devices.resolve_device()
 

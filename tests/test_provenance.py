@@ -30,7 +30,7 @@ from sklearn.svm import SVC, SVR, LinearSVC
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._fitted import provenance
-from onnxtrain_sklearn._fitted.preparation import fitted_model
+from onnxtrain_sklearn._fitted.prepare import fitted_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

@@ -14,10 +14,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import kstest, norm, uniform
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
-from onnxtrain_sklearn._graph.protobuf import to_proto
-from onnxtrain_sklearn._graph.shapes import infer_shapes
-from onnxtrain_sklearn._training.dropout import UniformNumbers
-from onnxtrain_sklearn._training.random_numbers import expose_random
+from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ir.shapes import infer_shapes
+from onnxtrain_sklearn._training.randomness import UniformNumbers, expose_random
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning, UnsupportedOperatorError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

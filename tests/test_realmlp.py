@@ -15,7 +15,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, RealMLP
-from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn.models import PeriodicEmbedding, PiecewiseLinearEmbedding
 from tests.helpers.differences import assert_gradients, run_proto
 from tests.helpers.engines import each_engine
@@ -220,7 +220,7 @@ def test_a_search():
 
 
 def test_rows_are_drawn_where_there_are_many(monkeypatch):
-    monkeypatch.setattr("onnxtrain_sklearn._models.values.MAX_ROWS", 50)
+    monkeypatch.setattr("onnxtrain_sklearn.models.embeddings.MAX_ROWS", 50)
     few = without_dropout().build(3, 1, 0, X=X, y=LABELS)
     assert np.isfinite(arrays(few)["layers.1.bias"]).all()
     assert few != without_dropout().build(3, 1, 1, X=X, y=LABELS)

@@ -16,11 +16,10 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
 from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor
-from onnxtrain_sklearn._recipes.assembly import Member, assembled
-from onnxtrain_sklearn._recipes.folds import validation_folds
-from onnxtrain_sklearn._runtime import sessions
-from onnxtrain_sklearn._runtime.devices import Device
-from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn._ort import sessions
+from onnxtrain_sklearn._ort.devices import Device
+from onnxtrain_sklearn._recipes.members import Member, assembled, validation_folds
+from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 from tests.helpers.sessions import evaluate
 
@@ -103,7 +102,7 @@ def test_ensemble_is_the_mean_of_its_members():
 
 
 def _table(estimator, X):
-    from onnxtrain_sklearn._recipes.raw_table import read_table
+    from onnxtrain_sklearn._recipes.tables import read_table
 
     return read_table(estimator, X, reset=False)
 

@@ -11,11 +11,11 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators.drawn_seed import seeded
-from onnxtrain_sklearn._graph import reweighted
-from onnxtrain_sklearn._graph.protobuf import load, to_proto
-from onnxtrain_sklearn._graph.structure import structure
-from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._estimators.training_state import seeded
+from onnxtrain_sklearn._importers.load import load, to_proto
+from onnxtrain_sklearn._ir.queries import structure
+from onnxtrain_sklearn._model import weights
+from onnxtrain_sklearn._model.trainable import trainable_model
 
 X = np.random.RandomState(0).randn(40, 3).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
@@ -45,7 +45,7 @@ def test_graph_and_weights_are_those_of_a_copy(source, drawn):
 @pytest.mark.parametrize("limit", [1, 2**23])
 def test_a_large_model_does_not_hold_the_weights_of_its_template(limit, drawn):
     """The form of an untrained network is forgotten where it is too large to be kept for further fits."""
-    with mock.patch.object(reweighted, "COPIED_AT_ONCE", limit):
+    with mock.patch.object(weights, "COPIED_AT_ONCE", limit):
         source = trainable_model(load(MLP((4,)).build(3, 2, 0)))
         template, found = weakref.ref(source.model.graph), source.with_weights(drawn)
         del source

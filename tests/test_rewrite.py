@@ -12,12 +12,11 @@ import onnx_ir as ir
 import pytest
 
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph import protobuf as border
-from onnxtrain_sklearn._graph.precision import in_dtype
-from onnxtrain_sklearn._graph.queries import is_float
-from onnxtrain_sklearn._ml_operators.formulas import hold_formulas
-from onnxtrain_sklearn._ml_operators.rewrite import RULES, rewrite
-from onnxtrain_sklearn._runtime import distributions
+from onnxtrain_sklearn._importers import load as border
+from onnxtrain_sklearn._ir.queries import is_float
+from onnxtrain_sklearn._ml_operators.rewrite import RULES, hold_formulas, rewrite
+from onnxtrain_sklearn._model.precision import in_dtype
+from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.contracts.rewrite_cases import (
     CASES,
@@ -63,7 +62,7 @@ def original(c):
 
 def forgets_logistic(c):
     """Whether the installed onnxruntime leaves out the transformation of a single score, as versions before 1.31 do."""
-    if c.attributes.get("post_transform") != "LOGISTIC" or distributions.version() >= "1.31":
+    if c.attributes.get("post_transform") != "LOGISTIC" or packages.version() >= "1.31":
         return False
     attributes, weights = c.attributes, c.attributes.get("class_weights", [])
     if c.operator == "TreeEnsembleClassifier":

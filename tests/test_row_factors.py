@@ -14,10 +14,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn._data.batches import Batches
 from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._gradient.engine import gradient_graph
-from onnxtrain_sklearn._gradient.portable.row_factors import factor_out_columns
-from onnxtrain_sklearn._training.host_pass import RowShares
+from onnxtrain_sklearn._gradient.portable import factor_out_columns
 from onnxtrain_sklearn._training.loss_graph import TARGET
-from onnxtrain_sklearn._training.step import Rates
+from onnxtrain_sklearn._training.passes import RowShares
+from onnxtrain_sklearn._training.state import Rates
 from onnxtrain_sklearn.losses import LogLoss
 from tests.helpers.steps import data, fill, mlp, new_step
 

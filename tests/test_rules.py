@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from onnxtrain_sklearn._support.rules import COUNT, OneOf, Range, Sizes, check_parameters
+from onnxtrain_sklearn._utils.params import COUNT, OneOf, Range, Sizes, check_parameters
 from onnxtrain_sklearn.exceptions import InvalidParameterError
 
 

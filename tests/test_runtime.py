@@ -12,11 +12,12 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import MLP, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._runtime import capabilities, devices, errors, sessions
-from onnxtrain_sklearn._runtime.binding import Binding
-from onnxtrain_sklearn._runtime.devices import resolve_device
-from onnxtrain_sklearn._runtime.sessions import create_session
-from onnxtrain_sklearn._training import host_pass, host_update
+from onnxtrain_sklearn._ort import device_graphs, devices, sessions
+from onnxtrain_sklearn._ort.binding import Binding
+from onnxtrain_sklearn._ort.devices import resolve_device
+from onnxtrain_sklearn._ort.sessions import create_session
+from onnxtrain_sklearn._training import passes
+from onnxtrain_sklearn._training import updates as training_updates
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 
 CPU = "CPUExecutionProvider"
@@ -44,7 +45,7 @@ def loads(domain, opset, ir_version):
 
 
 def test_newest_versions_are_those_that_load():
-    limits = capabilities.limits()
+    limits = sessions.limits()
     newest = limits.opset, limits.ml_opset, limits.ir_version
     assert limits.runtime == f"onnxruntime {onnxruntime.__version__}"
     assert newest == KNOWN.get(onnxruntime.__version__, newest)
@@ -55,18 +56,18 @@ def test_newest_versions_are_those_that_load():
 
 
 def test_versions_are_asked_for_once(monkeypatch):
-    limits = capabilities.limits()
+    limits = sessions.limits()
     monkeypatch.setattr(sessions, "create_session", None)
-    assert capabilities.limits() is limits
+    assert sessions.limits() is limits
 
 
-@pytest.mark.parametrize("version", capabilities.OLDEST)
+@pytest.mark.parametrize("version", sessions.OLDEST)
 def test_the_newest_versions_are_sought_where_a_graph_has_newer_ones_than_all_runtimes_take(version, monkeypatch):
-    newest = capabilities.limits()
-    monkeypatch.setattr(capabilities, "limits", lambda: newest)
-    accepted = capabilities.OLDEST[version]
-    assert capabilities.limits_for(**{version: accepted + 1}) is newest
-    known = capabilities.limits_for(**{version: accepted})
+    newest = sessions.limits()
+    monkeypatch.setattr(sessions, "limits", lambda: newest)
+    accepted = sessions.OLDEST[version]
+    assert sessions.limits_for(**{version: accepted + 1}) is newest
+    known = sessions.limits_for(**{version: accepted})
     assert known.runtime == newest.runtime
     assert getattr(known, version) == accepted <= getattr(newest, version)
 
@@ -74,7 +75,7 @@ def test_the_newest_versions_are_sought_where_a_graph_has_newer_ones_than_all_ru
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_first_fit_does_not_seek_them(monkeypatch):
     clear_cache()
-    monkeypatch.setattr(capabilities, "limits", None)
+    monkeypatch.setattr(sessions, "limits", None)
     OrtGradientRegressor(MLP((2,)), max_iter=1).fit([[0.0], [1.0]], [0.0, 1.0])
 
 
@@ -137,7 +138,7 @@ def test_thousands_of_threads_are_cut_to_the_cores(name, monkeypatch):
 
 def test_options_reach_every_session(monkeypatch):
     seen = spy(monkeypatch)
-    monkeypatch.setattr(host_update, "LEAST_ELEMENTS", 10**6)  # NumPy needs no session
+    monkeypatch.setattr(training_updates, "LEAST_ELEMENTS", 10**6)  # NumPy needs no session
     options = {"session.intra_op.allow_spinning": "0", "enable_mem_pattern": False}
     regressor = OrtGradientRegressor(alpha=0.1, max_grad_norm=1.0, max_iter=1, session_options=options)
     fitted_with_runtime(regressor, rows=8).predict(np.eye(4))
@@ -191,17 +192,17 @@ def test_small_graphs_get_one_thread(monkeypatch):
 def test_large_graphs_get_all_for_the_gradient_and_one_for_the_update(monkeypatch):
     monkeypatch.setattr(devices, "available_threads", lambda: 2)
     seen = spy(monkeypatch)
-    monkeypatch.setattr(host_update, "LEAST_ELEMENTS", 10**6)
-    monkeypatch.setattr(host_pass, "PARALLEL_WORK", 200 * (4 * 60 + 60))
+    monkeypatch.setattr(training_updates, "LEAST_ELEMENTS", 10**6)
+    monkeypatch.setattr(passes, "PARALLEL_WORK", 200 * (4 * 60 + 60))
     fitted_with_runtime(OrtGradientRegressor(MLP((60,))), rows=200)
     updates = [threads for session, threads in seen if "gradients" in {v.name for v in session.get_inputs()}]
-    gradients = [threads for session, threads in seen if host_pass.LOSS in {v.name for v in session.get_outputs()}]
+    gradients = [threads for session, threads in seen if passes.LOSS in {v.name for v in session.get_outputs()}]
     assert (gradients, updates) == ([2], [1])
 
 
 def test_graphs_just_below_the_bound_get_one_thread(monkeypatch):
     monkeypatch.setattr(devices, "available_threads", lambda: 2)
-    monkeypatch.setattr(host_pass, "PARALLEL_WORK", 200 * (4 * 60 + 60) + 1)
+    monkeypatch.setattr(passes, "PARALLEL_WORK", 200 * (4 * 60 + 60) + 1)
     seen = spy(monkeypatch)
     fitted_with_runtime(OrtGradientRegressor(MLP((60,))), rows=200)
     assert {threads for _, threads in seen} == {1}
@@ -291,8 +292,8 @@ def test_missing_kernels_are_told_from_other_errors():
     )
     with pytest.raises(Exception, match="NOT_IMPLEMENTED") as error:
         create_session(erf.SerializeToString(), resolve_device())
-    assert errors.not_implemented(error.value)
+    assert device_graphs.not_implemented(error.value)
     with pytest.raises(Exception, match="PROTOBUF") as error:
         create_session(b"123", resolve_device())
-    assert not errors.not_implemented(error.value)
-    assert not errors.not_implemented(ValueError("shape"))
+    assert not device_graphs.not_implemented(error.value)
+    assert not device_graphs.not_implemented(ValueError("shape"))

@@ -11,9 +11,9 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._inference import templates
+from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn._inference.graph import inference_model
-from onnxtrain_sklearn._runtime import sessions
+from onnxtrain_sklearn._ort import sessions
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -43,7 +43,7 @@ def test_scaled_targets_share_the_graph_that_predicts(clips, monkeypatch):
     expected = [pickle.loads(pickle.dumps(one)).model_.SerializeToString() for one in fitted]
     clear_cache()
     made: list[object] = []
-    monkeypatch.setattr(templates, "inference_model", lambda *a, **k: made.append(a) or inference_model(*a, **k))
+    monkeypatch.setattr(predictor, "inference_model", lambda *a, **k: made.append(a) or inference_model(*a, **k))
     for one, proto in zip(fitted, expected, strict=True):
         session = onnxruntime.InferenceSession(proto, providers=["CPUExecutionProvider"])
         assert_array_equal(pickle.loads(pickle.dumps(one)).predict(X), session.run(None, {"X": X})[0].ravel())

@@ -33,12 +33,12 @@ from onnxtrain_sklearn import (
 )  # fmt: skip
 from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._data.targets import Targets
-from onnxtrain_sklearn._estimators.built_source import built_source
 from onnxtrain_sklearn._estimators.examples import Examples
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._graph.structure import structure
-from onnxtrain_sklearn._graph.trainable import trainable_model
-from onnxtrain_sklearn._runtime import sessions
+from onnxtrain_sklearn._estimators.source import built_source
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._ir.queries import structure
+from onnxtrain_sklearn._model.trainable import trainable_model
+from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.losses import Loss
 from onnxtrain_sklearn.optimizers import Optimizer, RMSprop
 from tests.helpers.engines import each_engine

@@ -15,7 +15,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, AdamW, Inputs, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._data import sparse_rows
+from onnxtrain_sklearn._data import columns
 from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._given.comparison import COMPARED_ROWS
 from onnxtrain_sklearn._gradient.engine import available_engines
@@ -201,7 +201,7 @@ def test_narrow_and_filled_rows_become_dense(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("rows stayed sparse")
 
-    monkeypatch.setattr(sparse_rows, "product", refuse)
+    monkeypatch.setattr(columns, "product", refuse)
     for X in (SPARSE[:, :200], sp.csr_matrix(DENSE + 1)):
         found = [new(MLP((7,))).fit(part, LABELS) for part in (X, X.toarray())]
         for name, array in found[0].weights_.items():
@@ -240,14 +240,14 @@ def test_rows_with_zeros_repeated_and_unsorted_entries():
 @pytest.mark.parametrize("in_place", [True, False])
 def test_products_and_gradients(shape, in_place, monkeypatch):
     if not in_place:  # of a release of SciPy without the kernel
-        monkeypatch.setattr(sparse_rows, "csc_matvecs", None)
+        monkeypatch.setattr(columns, "csc_matvecs", None)
     transposed, rng = shape == (3, WIDTH), np.random.default_rng(4)
     matrix = rng.normal(size=shape).astype(np.float32)
     slope = rng.normal(size=(N, 3 if 3 in shape else 1)).astype(np.float32)
-    product = sparse_rows.product(SPARSE, matrix, transposed=transposed)
+    product = columns.product(SPARSE, matrix, transposed=transposed)
     assert_allclose(product, DENSE @ (matrix.T if transposed else matrix), rtol=0, atol=1e-5)
     found = np.full(shape, 7, np.float32)
-    sparse_rows.add_gradient(SPARSE, slope, found, transposed=transposed)
+    columns.add_gradient(SPARSE, slope, found, transposed=transposed)
     expected = DENSE.T @ slope + 7
     assert_allclose(found, expected.T if transposed else expected, rtol=0, atol=1e-5)
 
@@ -256,18 +256,18 @@ def test_products_and_gradients(shape, in_place, monkeypatch):
 def test_gathered_rows(changes, monkeypatch):
     matrix, rows = SPARSE.copy(), np.array([5, 0, N - 1, 5])
     if changes == "no kernels":
-        monkeypatch.setattr(sparse_rows, "csc_matvecs", None)
+        monkeypatch.setattr(columns, "csc_matvecs", None)
     elif changes == "wide indices":
         matrix.indptr, matrix.indices = matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64)
-    found, expected = sparse_rows.gathered(matrix, rows), SPARSE[rows]
-    assert isinstance(found, sparse_rows.CompressedRows) == (changes != "no kernels")
+    found, expected = columns.gathered(matrix, rows), SPARSE[rows]
+    assert isinstance(found, columns.CompressedRows) == (changes != "no kernels")
     assert found.shape == expected.shape
     for name in ("indptr", "indices", "data"):
         assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
 def test_this_release_of_scipy_has_the_kernel():
-    assert sparse_rows.csc_matvecs is not None
+    assert columns.csc_matvecs is not None
 
 
 @pytest.mark.usefixtures("no_dense_rows")

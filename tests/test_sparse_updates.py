@@ -10,11 +10,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor
-from onnxtrain_sklearn._estimators.factors import sparse_updates_of
+from onnxtrain_sklearn._estimators.config import sparse_updates_of
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._runtime.devices import Device
-from onnxtrain_sklearn._training.host_step import HostStep
-from onnxtrain_sklearn._training.row_update import RowUpdate
+from onnxtrain_sklearn._ort.devices import Device
+from onnxtrain_sklearn._training.step import HostStep
+from onnxtrain_sklearn._training.updates import RowUpdate
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, Lion, Optimizer, RMSprop
 

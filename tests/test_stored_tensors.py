@@ -10,8 +10,8 @@ import onnx.parser
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._graph.constants import dequantized
-from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._model.constants import dequantized
 from onnxtrain_sklearn.exceptions import ModelError
 
 

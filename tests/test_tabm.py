@@ -15,7 +15,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import AdamW, OrtGradientClassifier, OrtGradientRegressor, TabM
-from onnxtrain_sklearn._graph.protobuf import load
+from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn.models import Embedded, PeriodicEmbedding, PiecewiseLinearEmbedding
 from tests.helpers.differences import assert_gradients, run_proto
 from tests.helpers.engines import each_engine

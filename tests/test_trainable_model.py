@@ -13,10 +13,11 @@ import onnx_ir as ir
 import pytest
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._graph import batch_axis, edits, inference_form, precision
-from onnxtrain_sklearn._graph.protobuf import load, to_proto
-from onnxtrain_sklearn._graph.trainable import trainable_model
-from onnxtrain_sklearn._runtime import gradient_builder
+from onnxtrain_sklearn._importers.load import load, to_proto
+from onnxtrain_sklearn._ir import edits
+from onnxtrain_sklearn._model import batch_axis, modes, precision
+from onnxtrain_sklearn._model.trainable import trainable_model
+from onnxtrain_sklearn._ort import gradient_builder
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.helpers.data import rows
 from tests.helpers.graphs import W, model, operator_types, trainable
@@ -217,7 +218,7 @@ def test_initializers_become_inputs():
 )
 def test_inference_form_has_no_dropout(body):
     found = trainable(body, weights=f"{W}, float r = {{0.5}}, bool yes = {{1}}")
-    proto = to_proto(inference_form.inference_form(found.model))
+    proto = to_proto(modes.inference_form(found.model))
     assert "Dropout" not in {node.op_type for node in load(proto).graph.all_nodes()}
     assert "Dropout" in {node.op_type for node in found.model.graph.all_nodes()}
     assert [value.name for value in proto.graph.output] == ["Y"]
@@ -228,7 +229,7 @@ def test_used_mask_has_no_inference_form():
     body = "D, mask = Dropout(X, r, yes) M = Cast <to = 1> (mask) E = Mul(D, M) Y = MatMul(E, W)"
     found = trainable(body, weights=f"{W}, float r = {{0.5}}, bool yes = {{1}}")
     with pytest.raises(ModelError, match="mask of Dropout node 'Dropout_0' is used"):
-        inference_form.inference_form(found.model)
+        modes.inference_form(found.model)
 
 
 @pytest.mark.parametrize("opset", [11, 12, 13, 18, 21, 22, 26])

@@ -24,8 +24,7 @@ from onnxtrain_sklearn import (
     TabM,
     load_training,
 )
-from onnxtrain_sklearn._export.folder import read_folder
-from onnxtrain_sklearn._export.tensor_files import tensor_bytes
+from onnxtrain_sklearn._export.folder import read_folder, tensor_bytes
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS, Folder, goes_on

@@ -10,8 +10,8 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn._training.history import History
-from onnxtrain_sklearn._training.loop import Trainer
-from onnxtrain_sklearn._training.step import Rates
+from onnxtrain_sklearn._training.state import Rates
+from onnxtrain_sklearn._training.trainer import Trainer
 from onnxtrain_sklearn.exceptions import DivergenceError
 from tests.helpers.loop import Batches, LateStep, Step, trainer
 

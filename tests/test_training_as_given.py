@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._estimators import preparation
+from onnxtrain_sklearn._estimators import fit
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._training import programs
-from onnxtrain_sklearn._training.compiled_pass import can_compile
+from onnxtrain_sklearn._training.programs import can_compile
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.graphs import model
 
@@ -91,7 +91,7 @@ def test_comparison_changes_nothing(form, monkeypatch):
     y = X.sum(axis=1)
     settings = {"max_iter": 3, "random_state": 0, "batch_size": 16, "learning_rate_init": 0.01}
     weights = OrtGradientRegressor(given(form), **settings).fit(X, y).weights_
-    monkeypatch.setattr(preparation, "compare_training", lambda *_: None)
+    monkeypatch.setattr(fit, "compare_training", lambda *_: None)
     plain = OrtGradientRegressor(given(form), **settings).fit(X, y).weights_
     for name, array in plain.items():
         np.testing.assert_array_equal(weights[name], array)

@@ -11,7 +11,7 @@ import pytest
 from skl2onnx.common._container import ModelComponentContainer
 from skl2onnx.common._topology import Operator, Scope, Variable
 
-from onnxtrain_sklearn._support import typing as _typing
+from onnxtrain_sklearn._utils import typing as _typing
 
 STUBS = Path(__file__).parents[1] / "typings"
 

@@ -7,9 +7,9 @@ import pytest
 
 from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph import unrolling
-from onnxtrain_sklearn._graph.unrolling import unroll
-from onnxtrain_sklearn._runtime import devices, sessions
+from onnxtrain_sklearn._ir import control_flow
+from onnxtrain_sklearn._ir.control_flow import unroll
+from onnxtrain_sklearn._ort import devices, sessions
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 FEEDS = {"x": X, "h": np.float32([0.3, -0.2, 0.1, 0.5]), "go": np.array(True), "n": np.array(2)}
@@ -95,7 +95,7 @@ def test_what_cannot_be_written_out_stays(nodes):
 
 
 def test_more_nodes_than_the_limit_stay(monkeypatch):
-    monkeypatch.setattr(unrolling, "MAX_NODES", 8)
+    monkeypatch.setattr(control_flow, "MAX_NODES", 8)
     assert subgraphs_of(unroll(unrolled_model(SCAN % ""))) == 1
 
 

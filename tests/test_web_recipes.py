@@ -11,7 +11,7 @@ import pytest
 from sklearn.base import clone
 
 from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifier
-from onnxtrain_sklearn._export.tensor_files import tensors_of
+from onnxtrain_sklearn._export.folder import tensors_of
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import Folder
 from tests.helpers.web import in_node, module

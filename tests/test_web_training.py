@@ -21,7 +21,7 @@ from onnxtrain_sklearn import (
     OrtGradientRegressor,
     schedules,
 )
-from onnxtrain_sklearn._export.tensor_files import tensors_of
+from onnxtrain_sklearn._export.folder import tensors_of
 from tests.helpers.meeting_losses import PairRanking
 from tests.helpers.several_outputs import KINDS, data, graph
 from tests.helpers.training import quietly

@@ -14,10 +14,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
-from onnxtrain_sklearn._estimators.model_source import source_of
+from onnxtrain_sklearn._estimators.source import source_of
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.protobuf import load, to_proto
-from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._importers.load import load, to_proto
+from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import rows
 

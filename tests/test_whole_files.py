@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import Linear, OrtGradientRegressor, export_training
-from onnxtrain_sklearn._support.whole_files import whole_folder
+from onnxtrain_sklearn._utils.atomic_files import whole_folder
 
 X = np.ones((4, 2), np.float32)
 

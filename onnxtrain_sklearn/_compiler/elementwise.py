@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeAlias
 
 from .functions import FUNCTIONS
-from .text import Text, literal, vector_type
+from .llvm_text import Text, literal, vector_type
 
 EmitElements: TypeAlias = Callable[..., str]
 """Adds the result for operands of a width to a text; returns its name."""

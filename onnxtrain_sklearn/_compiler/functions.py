@@ -1,6 +1,6 @@
 """ElementFunction functions of float32 as instructions, without calls of a library.
 
-A function adds its lines to a :class:`~.text.Text` and returns the name of its result, which does not depend on the
+A function adds its lines to a :class:`.Text` and returns the name of its result, which does not depend on the
 width. Errors are below 1.5 units in the last place, below 2 for tanh and softplus, on the whole range and for subnormal
 results, too; zeros keep their sign where the function is odd. The formulas need the instruction fma: :func:`supported`.
 
@@ -17,8 +17,7 @@ from typing import Concatenate, Generic, ParamSpec
 
 import numpy as np
 
-from .arithmetic import Floats, Words, at_least, at_most, in_precision, polynomial
-from .text import Text
+from .llvm_text import Floats, Text, Words, at_least, at_most, in_precision, polynomial
 
 Keywords = ParamSpec("Keywords")
 
@@ -66,7 +65,7 @@ class ElementFunction(Generic[Keywords]):
     Attributes
     ----------
     formula : callable
-        The function of :class:`~.arithmetic.Floats`, for formulas that use it.
+        The function of :class:`~.llvm_text.Floats`, for formulas that use it.
     """
 
     formula: Callable[Concatenate[Floats, Keywords], Floats]

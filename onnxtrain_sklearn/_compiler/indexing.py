@@ -7,15 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .._graph import queries
+from .._ir import queries
 from .elementwise import EMIT
-from .lanes import Join
-from .operands import first_operand, known_operand, loaded
-from .plan import LARGEST_INTEGER, FunctionPlan, NotCompiledError
+from .llvm_text import Join, Text, vector_type
+from .plan import LARGEST_INTEGER, FunctionPlan, NotCompiledError, Selection, first_operand, known_operand, loaded
 from .reductions import MAXIMUM, MINIMUM, SUM
-from .tables import Selection
-from .text import Text, vector_type
-from .views import View, new_view
+from .stages import View, new_view
 
 MOST_RUNS = 6
 """Runs of constant indices that are copied one by one, at most: each is a loop of its own."""

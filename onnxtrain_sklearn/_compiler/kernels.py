@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from .lanes import joined_halves, shuffled, summed
-from .text import Index, Text, integers, vector_type
+from .llvm_text import Index, Text, integers, joined_halves, shuffled, summed, vector_type
 
 
 class RegisterTile(NamedTuple):

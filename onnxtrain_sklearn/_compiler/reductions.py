@@ -9,11 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .functions import exp, log
-from .lanes import Join, joined_halves, shuffled, summed
-from .row_bound import RowBound, clamped, stop_of
-from .stages import LANES, chunks
-from .text import Index, Text, literal, vector_type
-from .views import View
+from .llvm_text import Index, Join, Text, joined_halves, literal, shuffled, summed, vector_type
+from .stages import LANES, RowBound, View, chunks, clamped, stop_of
 
 SUMMANDS = 256
 """Numbers that are added up in order: sums of blocks are added up, which keeps errors small."""

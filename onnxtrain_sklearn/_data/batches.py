@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .columns import Column
-from .sparse_rows import SparseRows
+from .columns import Column, SparseRows
 
 MERGE_LIMIT = 200
 """Rows up to which a single full batch is searched for equal rows."""

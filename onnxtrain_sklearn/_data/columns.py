@@ -6,21 +6,22 @@ these rows are densified or read. The data are converted as a whole only if the 
 
 from __future__ import annotations
 
+import datetime
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 
-from .._graph.trainable import TensorSpec
-from .._support.typing import DType, MatrixLike, SparseLike
-from .frames import as_frame, require_no_times
-from .rounding import warn_of_rounding
-from .sparse_rows import gathered, in_type, stays_sparse
+from .._model.trainable import TensorSpec
+from .._utils.typing import DType, MatrixLike, SparseLike
+from ..exceptions import OnnxTrainWarning
 
 COPY_LIMIT = 2**28
 """Bytes up to which data of another type is converted once, not batch by batch."""
@@ -290,3 +291,299 @@ def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:
         if not np.array_equal(exact, piece):
             value = piece[exact != piece][0]
             raise ValueError(f"The graph's input {spec.name!r} expects {spec.dtype}, but X contains {value}.")
+
+
+# Data of other kinds as those that are taken: tables of Arrow, masked arrays, frames that hold no rows yet.
+#
+# NumPy's conversions and scikit-learn's checks drop a mask, and go on with the numbers that it hides.
+
+
+_COMPUTE = ("collect", "compute", "toPandas")
+"""Methods that compute the rows: of polars, of Dask, of Spark."""
+
+_TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
+"""Cells that are times; those of pandas derive from Python's, but for periods."""
+
+
+def as_frame(X: object) -> Any:
+    """Return a table of Arrow as a data frame of pandas, a masked array with NaN or None; all else as it is.
+
+    Raises
+    ------
+    TypeError
+        The rows are not computed yet.
+    """
+    if hasattr(X, "column_names") and hasattr(X, "to_pandas"):
+        return X.to_pandas()
+    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+        return _with_missing(X)
+    if hasattr(X, "columns") and not hasattr(X, "iloc") and not hasattr(X, "__len__"):
+        found = next((name for name in _COMPUTE[::-1] if hasattr(X, name)), None)
+        raise TypeError(
+            f"X is a {type(X).__name__}, which holds no rows yet. Give a data frame that does"
+            f"{f': X.{found}()' if found else ''}."
+        )
+    return X
+
+
+def _with_missing(X: np.ma.MaskedArray[Any, Any]) -> np.ndarray:
+    """Return a masked array without its mask: numbers with NaN, others with None where they are hidden."""
+    if X.dtype.kind not in "fiub":
+        return np.asarray(np.ma.filled(X.astype(object), None))
+    return np.asarray(np.ma.filled(X if X.dtype.kind == "f" else X.astype(np.float64), np.nan))
+
+
+def require_no_times(X: object, name: str = "X") -> None:
+    """Raise for an array of times, or a column of a data frame that holds them: NumPy counts nanoseconds then.
+
+    The rule is one for all frames: pandas, polars, tables of Arrow, and for dates and times among Python's objects.
+    """
+    columns = getattr(X, "columns", None)
+    if columns is None or not hasattr(X, "__getitem__"):
+        if kind := _kind_of_times(X):
+            raise _times(name, kind)
+        return
+    for i, column in enumerate(columns):
+        own = X.iloc[:, i] if hasattr(X, "iloc") else X[column]  # labels of pandas may occur twice
+        if kind := _kind_of_times(own):
+            raise _times(f"Column {column!r} of {name}", kind)
+
+
+def _times(what: str, kind: str) -> TypeError:
+    return TypeError(f"{what} holds times ({kind}); give numbers made of them, such as days since a date.")
+
+
+def _kind_of_times(values: Any) -> str:
+    """Return the type of the times that an array or a column holds, the first of several; empty: it holds none."""
+    dtype = getattr(values, "dtype", None)
+    temporal = getattr(dtype, "is_temporal", None)  # of polars
+    if getattr(dtype, "kind", "") in ("m", "M") or (temporal is not None and temporal()):
+        return str(dtype)
+    if dtype is None and isinstance(values, list | tuple):
+        try:
+            return _kind_of_times(np.asarray(values))
+        except ValueError:  # rows of different lengths
+            return ""
+    if not hasattr(values, "__array__") or (str(dtype) not in ("object", "Object") and not _is_of_objects(dtype)):
+        return ""
+    found = {type(cell) for cell in np.asarray(values, object).ravel()}
+    times = [one.__name__ for one in found if issubclass(one, _TIMES) or one.__name__ == "Period"]
+    return min(times, default="")
+
+
+def _is_of_objects(dtype: object) -> bool:
+    """Whether pandas makes Python's objects of an extension's cells, such as periods and the dates of Arrow."""
+    return getattr(dtype, "kind", "") == "O" and str(dtype).startswith(("period", "date", "time", "duration"))
+
+
+def require_unmasked(values: object, name: str) -> None:
+    """Raise for a masked array that hides values."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        hidden, count = int(np.ma.getmaskarray(values).sum()), values.size
+        raise ValueError(f"{name} is a masked array that hides {hidden} of {count} values: leave out their rows.")
+
+
+# Minibatches of sparse rows, their products with dense matrices, and the gradients of the matrices.
+#
+# SciPy's checks of its arguments take as long as a minibatch of two classes, and it returns products in new arrays, of
+# which the gradient of a wide matrix is large. So its kernels are called directly, where this release of SciPy has
+# them.
+
+
+try:
+    from scipy.sparse._sparsetools import csc_matvec, csc_matvecs, csr_matvec, csr_matvecs, csr_row_index
+except ImportError:
+    csc_matvecs = None
+
+LEAST_COLUMNS = 256
+"""Columns from which on rows stay sparse."""
+
+DENSE = 0.1
+"""Share of stored numbers from which on dense rows are faster."""
+
+
+def stays_sparse(data: Any) -> bool:
+    """Whether products with ``data`` are faster if its rows are not made dense."""
+    matrix: Any = data
+    if not sp.issparse(data) or matrix.ndim != 2:
+        return False
+    n_rows, n_columns = matrix.shape
+    return bool(n_columns >= LEAST_COLUMNS and matrix.nnz <= DENSE * n_rows * n_columns)
+
+
+def in_type(data: Any, dtype: np.dtype[np.generic]) -> Any:
+    """Return compressed rows with numbers of type ``dtype``; the indices are shared."""
+    if data.dtype == dtype:
+        return data
+    return type(data)((data.data.astype(dtype), data.indices, data.indptr), shape=data.shape, copy=False)
+
+
+class CompressedRows(NamedTuple):
+    """Rows of the matrix ``source``, compressed by rows; the other names are SciPy's."""
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+    shape: tuple[int, int]
+    source: Any
+
+
+def gathered(matrix: Any, rows: np.ndarray) -> Any:
+    """Return the given rows of a compressed matrix, for products."""
+    starts, columns = matrix.indptr, matrix.indices
+    if csc_matvecs is None or starts.dtype != columns.dtype:
+        return matrix[rows]
+    rows, ends = rows.astype(columns.dtype), np.zeros(len(rows) + 1, columns.dtype)
+    lengths = starts[1:].take(rows)
+    lengths -= starts.take(rows)
+    lengths.cumsum(out=ends[1:])
+    indices, data = np.empty(ends[-1], columns.dtype), np.empty(ends[-1], matrix.dtype)
+    csr_row_index(len(rows), rows, starts, columns, matrix.data, indices, data)
+    return CompressedRows(ends, indices, data, (len(rows), matrix.shape[1]), matrix)
+
+
+def product(rows: Any, matrix: np.ndarray, *, transposed: bool) -> np.ndarray:
+    """Return the product of sparse rows with ``matrix``, or with its transpose."""
+    if not transposed:
+        return _product(rows, matrix)
+    result = np.empty((rows.shape[0], len(matrix)), matrix.dtype)
+    for i, vector in enumerate(matrix):  # SciPy would copy the transpose
+        result[:, i : i + 1] = _product(rows, vector[:, np.newaxis])
+    return result
+
+
+def _product(rows: Any, matrix: np.ndarray) -> np.ndarray:
+    if csc_matvecs is None:
+        return np.asarray(rows @ matrix)
+    result = np.zeros((rows.shape[0], matrix.shape[1]), matrix.dtype)
+    parts = (rows.indptr, rows.indices, rows.data, matrix.ravel(), result.ravel())
+    if matrix.shape[1] == 1:
+        csr_matvec(*rows.shape, *parts)
+    else:
+        csr_matvecs(*rows.shape, matrix.shape[1], *parts)
+    return result
+
+
+def add_gradient(rows: Any, slope: np.ndarray, out: np.ndarray, *, transposed: bool) -> None:
+    """Add the gradient of a matrix to ``out``; ``slope`` is that of the product of ``rows`` with the matrix."""
+    if transposed:
+        for i in range(len(out)):
+            _add_product_of_transpose(rows, np.ascontiguousarray(slope[:, i : i + 1]), out[i, :, np.newaxis])
+    else:
+        _add_product_of_transpose(rows, slope, out)
+
+
+def _add_product_of_transpose(rows: Any, matrix: np.ndarray, out: np.ndarray) -> None:
+    if csc_matvecs is None:
+        out += rows.T @ matrix
+        return
+    n_rows, n_columns = rows.shape  # rows are the columns of the transpose
+    parts = (rows.indptr, rows.indices, rows.data, matrix.ravel(), out.ravel())
+    if matrix.shape[1] == 1:
+        csc_matvec(n_columns, n_rows, *parts)
+    else:
+        csc_matvecs(n_columns, n_rows, matrix.shape[1], *parts)
+
+
+def occurring_columns(rows: Any) -> np.ndarray:
+    """Return the columns in which numbers are not zero, in the order of the rows; they may repeat."""
+    source = rows.source if isinstance(rows, CompressedRows) else rows
+    if not source.has_canonical_format:  # numbers of one place may add up to zero
+        rows = sp.csr_array((rows.data, rows.indices, rows.indptr), rows.shape, copy=True)
+        rows.sum_duplicates()
+    stored: np.ndarray = rows.indices
+    return stored if rows.data.all() else stored[rows.data != 0]
+
+
+def add_rows(places: np.ndarray, shares: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """Add each of ``rows``, times its share, to the row of ``out`` at its place; places may repeat."""
+    if csc_matvecs is None:
+        np.add.at(out, places, rows * shares[:, np.newaxis])
+        return
+    ends = np.arange(len(places) + 1, dtype=places.dtype)  # each row is a column with one number
+    csc_matvecs(len(out), len(places), out.shape[1], ends, places, shares, rows.ravel(), out.ravel())
+
+
+class SparseRows:
+    """Place for the rows of a minibatch of sparse data, whose columns are multiplied by ``factors``."""
+
+    def __init__(self, factors: np.ndarray | None = None) -> None:
+        self.rows: Any = None
+        self._factors = factors
+
+    def hold(self, rows: Any) -> None:
+        """Hold these rows in place of those before."""
+        self.rows = multiplied_columns(rows, self._factors)
+
+
+def multiplied_columns(rows: Any, factors: np.ndarray | None) -> Any:
+    """Return compressed rows with each column multiplied by its factor; None: the rows."""
+    if factors is None:
+        return rows
+    numbers = rows.data * factors[rows.indices].astype(rows.data.dtype)
+    if isinstance(rows, CompressedRows):
+        return rows._replace(data=numbers)
+    return type(rows)((numbers, rows.indices, rows.indptr), shape=rows.shape, copy=False)
+
+
+# Warnings of numbers that the graph's type cannot tell apart: float32 has no odd integers above 2**24.
+#
+# Identifiers, time stamps and prices in cents are such numbers, and so are numbers far from 0 that differ by little.
+# Rounding may make different rows equal.
+
+
+COARSE = 8
+"""Steps of the type in a standard deviation from which on the error of rounding does not matter: its variance is 1/768
+of that of the numbers."""
+
+
+def warn_of_steps(numbers: np.ndarray, dtype: DType, name: str) -> None:
+    """Warn where ``dtype`` has fewer than eight numbers in a standard deviation of ``numbers``, which are float64.
+
+    Numbers that ``dtype`` has, as they were float32 before, lose nothing, nor do those that differ by rounding alone.
+    """
+    there = numbers[~np.isnan(numbers)]
+    if not there.size or np.abs(there).max() > np.finfo(str(dtype)).max:
+        return
+    largest, spread = np.abs(there).max(), float(there.std(dtype=np.float64))
+    step, constant = float(np.spacing(largest.astype(dtype))), np.ptp(there) <= COARSE * np.spacing(largest)
+    if constant or spread > COARSE * step or (there == np.rint(there)).all() or (there == there.astype(dtype)).all():
+        return
+    warnings.warn(
+        f"{name} holds numbers near {largest:.6g} that are about {spread:.2g} apart, and {dtype}, the type of the "
+        f"graph, has none between steps of {step:.2g} there. Subtract a number near them, such as their mean.",
+        OnnxTrainWarning,
+        stacklevel=2,
+    )
+
+
+def warn_of_rounding(data: ArrayLike | SparseLike, dtype: DType, name: str) -> None:
+    """Warn where ``data`` are integers and one of them is another number in the float type ``dtype``."""
+    values = data.data if sp.issparse(data) else np.asarray(data)
+    if dtype.kind != "f" or values.dtype.kind not in "iu" or not values.size:
+        return
+    limit = 2 ** (int(np.finfo(str(dtype)).nmant) + 1)
+    if -limit <= int(values.min()) and int(values.max()) <= limit:
+        return
+    with np.errstate(invalid="ignore"):
+        changed = np.argwhere(values.astype(dtype).astype(values.dtype) != values)
+    if len(changed):
+        place = tuple(changed[0])
+        column = f" in column {place[1]}" if len(place) == 2 else ""
+        warnings.warn(
+            f"{name} holds the integer {values[place]}{column}, which is rounded to "
+            f"{float(values[place].astype(dtype)):.0f} in {dtype}, the type of the graph: integers are exact up to "
+            f"{limit}. Encode identifiers as categories, and scale numbers before they are given.",
+            OnnxTrainWarning,
+            stacklevel=2,
+        )
+
+
+def warn_of_rounded_columns(X: MatrixLike, array: ArrayLike | SparseLike, dtype: DType) -> None:
+    """Warn of the columns of a data frame by their names, in which integers may stand beside floats; else of arrays."""
+    if not (hasattr(X, "columns") and hasattr(X, "dtypes") and hasattr(X, "iloc")):
+        warn_of_rounding(array, dtype, "X")
+        return
+    for place, (name, kind) in enumerate(zip(X.columns, X.dtypes, strict=True)):
+        if getattr(kind, "kind", "") in ("i", "u"):
+            warn_of_rounding(X.iloc[:, place].to_numpy(), dtype, f"Column {name!r} of X")

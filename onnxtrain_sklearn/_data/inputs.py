@@ -1,4 +1,4 @@
-"""Data for graphs with several inputs: a container that scikit-learn can split, and data frames by their columns.
+"""The container of data for graphs with several inputs, and warnings of columns of text.
 
 The length of a dict of arrays is the number of inputs, which scikit-learn takes for the number of rows. :class:`Inputs`
 has a length and a shape in rows and is indexed by rows: splits, searches and pipelines need no more.
@@ -7,7 +7,8 @@ has a length and a shape in rows and is indexed by rows: splits, searches and pi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
@@ -18,12 +19,10 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
-from .._graph.trainable import TensorSpec
-from .._support.typing import FrameLike, MatrixLike, SparseLike
-from ..exceptions import ModelError
-from .columns import Column, dict_columns, dimensions, shaped
-from .frames import as_frame, require_no_times
-from .rounding import warn_of_rounded_columns
+from .._model.trainable import TensorSpec
+from .._utils.typing import FrameLike, MatrixLike, SparseLike
+from ..exceptions import ModelError, warn
+from .columns import Column, as_frame, dict_columns, dimensions, require_no_times, shaped, warn_of_rounded_columns
 
 NATIVE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -322,3 +321,72 @@ def prediction_type(X: MatrixLike) -> type[np.floating[Any]]:
     X = X.arrays if isinstance(X, Inputs) else X
     first = next(iter(X.values())) if isinstance(X, Mapping) and not sp.issparse(X) else X
     return np.float32 if getattr(first, "dtype", None) == np.float32 else np.float64
+
+
+# Warnings of columns of text that are no categories: dates, numbers, and names of the rows.
+
+
+MANY_CATEGORIES = 20
+"""Different texts from which on a column of numbers, or one that has a text for every other row, is suspicious."""
+
+MOSTLY = 0.8
+"""Share of numbers among different texts from which on the others are taken for missing ones."""
+
+WARNINGS = r"Column .* (holds dates|holds numbers as texts|has \d+ different texts)"
+"""How the warnings begin, for whoever has given them already."""
+
+CODE = re.compile(r"\d+")
+NUMBER = re.compile(r"[-+]?[$€£]?\s?[-+]?(\d{1,3}(,\d{3})+(\.\d*)?|\d*[.,]?\d+|\d+\.)([eE][-+]?\d+)?\s?[%$€£]?")
+
+DATE = re.compile(
+    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}|\d{1,2}/\d{1,2}/\d{2})([T ]\d{1,2}:\d{2}.*)?"
+)
+
+
+def warn_of_texts(
+    name: str, texts: Iterable[str], n_rows: int, remedy: str = "leave the column out", *, has_codes: bool = False
+) -> None:
+    """Warn if the texts of a column are dates or numbers, or so many different ones that they seem to name the rows.
+
+    Parameters
+    ----------
+    name : str
+        Name of the column.
+    texts : iterable of str
+        Those that are not missing.
+    n_rows : int
+    remedy : str
+        How a column is left out.
+    has_codes : bool
+        Whether the column has a type of categories: numbers among them are codes then.
+    """
+    different = set(texts)
+    if different and all(DATE.fullmatch(text) for text in different):
+        warn(
+            f"Column {name!r} holds dates, which are trained on as texts: make numbers of them, such as days since a "
+            f"date, or {remedy}."
+        )
+    elif not has_codes and (examples := _numbers_among(different)):
+        warn(
+            f"Column {name!r} holds numbers as texts, which are trained on as categories: {examples}. Make numbers of "
+            f"them, missing ones of texts that are none, or {remedy}, unless they are codes."
+        )
+    elif len(different) > max(MANY_CATEGORIES, n_rows // 2):
+        warn(
+            f"Column {name!r} has {len(different)} different texts in {n_rows} rows; if they identify the rows, "
+            f"{remedy}."
+        )
+
+
+def _numbers_among(texts: set[str]) -> str | None:
+    """Return examples where most texts are numbers; None for others, and for codes such as 00501."""
+    if len(texts) <= MANY_CATEGORIES:
+        return None
+    numbers = {text for text in texts if NUMBER.fullmatch(text.strip())}
+    others = sorted(texts - numbers)
+    if len(numbers) < MOSTLY * len(texts) or any(CODE.fullmatch(text) and text[0] == "0" != text for text in numbers):
+        return None
+    written = min(numbers, key=lambda text: (bool(CODE.fullmatch(text)), text))
+    if others:
+        return f"{written!r} is one, {others[0]!r} is none"
+    return None if CODE.fullmatch(written) else f"such as {written!r}"

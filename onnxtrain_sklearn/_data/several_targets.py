@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .ignored_labels import IGNORED
-from .targets import Targets
+from .targets import IGNORED, Targets
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Units of regression targets: training takes targets near one, predictions are in the units of ``y``."""
+"""Scale targets for training, and clip predictions to their range."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._graph.links import TargetScaling
-from .._support.typing import DType
-from .rounding import COARSE, warn_of_steps
+from .._model.activation import TargetScaling
+from .._utils.typing import DType
+from .columns import COARSE, warn_of_steps
 from .targets import Targets
 
 
@@ -86,3 +86,51 @@ def _mean_of_targets(values: np.ndarray, weights: np.ndarray | None) -> TargetSc
 
 def _not_zero(sizes: np.ndarray) -> np.ndarray:
     return np.where(sizes > 0, sizes, 1.0)
+
+
+# The range of the regression targets that were trained on, to which predictions can be clipped.
+#
+# A constant target has a range of one number, which a graph that is built for the targets predicts exactly.
+
+
+@dataclass(frozen=True, eq=False)
+class TargetRange:
+    """The smallest and the largest target of each output.
+
+    Attributes
+    ----------
+    low, high : ndarray of shape (n_outputs,) of float64
+    clips : bool
+        Whether predictions are clipped to the range.
+    holds_constants : bool
+        Whether an output whose targets are all equal is predicted as their value.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    clips: bool
+    holds_constants: bool = False
+
+    @property
+    def constant(self) -> np.ndarray:
+        """Whether the value of each output is that of its targets, which are all equal."""
+        return np.asarray((self.low == self.high) & self.holds_constants)
+
+    @property
+    def limits(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Smallest and largest prediction of each output; None: there are none."""
+        if self.clips:
+            return self.low, self.high
+        if not self.constant.any():
+            return None
+        return np.where(self.constant, self.low, -np.inf), np.where(self.constant, self.high, np.inf)
+
+
+def target_range(
+    earlier: TargetRange | None, values: np.ndarray, *, clips: bool, holds_constants: bool = False
+) -> TargetRange:
+    """Return the range of targets of shape (n_samples, n_outputs), which contains that of earlier calls."""
+    low, high = values.min(axis=0), values.max(axis=0)
+    if earlier is not None:
+        low, high = np.minimum(low, earlier.low), np.maximum(high, earlier.high)
+    return TargetRange(low, high, clips, holds_constants)

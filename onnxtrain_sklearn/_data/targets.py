@@ -1,4 +1,4 @@
-"""Labels and numbers as the targets that losses take.
+"""Encode labels and numbers as the targets that losses take.
 
 A task is decided here once: regression, binary (one score), multiclass (one score a class), multilabel (one score a
 label that is 0 or 1), multioutput (several labels a row, each with one score a class). Classes are encoded as indices
@@ -8,8 +8,10 @@ into ``classes``, or as rows of zeros and a one for each of several; nothing els
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from numbers import Number
+from numbers import Number, Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,10 +22,9 @@ from sklearn.utils.class_weight import compute_class_weight, compute_sample_weig
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_non_negative
 
-from .._graph.links import Task
-from .._support.typing import ClassWeight, SparseLike
-from .frames import require_unmasked
-from .labels import require_present, sortable_labels
+from .._model.activation import Task
+from .._utils.typing import ClassWeight, SparseLike
+from .columns import require_unmasked
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
 """Between them sums of weights are exact enough in float32."""
@@ -315,3 +316,371 @@ def weights_of_classes(
 def _require_no_negative(weights: np.ndarray, class_weight: ClassWeight) -> None:
     if np.any(weights < 0):
         raise ValueError(f"class_weight must not contain negative weights, got {class_weight!r}.")
+
+
+# Labels at each position of a row, such as the words of a text or the pixels of an image.
+#
+# A row weighs as much as the labels of it that count: the mean over rows of the weighted mean over a row's positions is
+# then the weighted mean over all positions. A row whose labels are all ignored has weight zero.
+
+
+def label_array(y: ArrayLike) -> np.ndarray:
+    """Return labels as an array; rows of different lengths are an error."""
+    try:
+        return np.asarray(y)
+    except ValueError:
+        raise ValueError(
+            "The rows of y differ in length: fill them up with labels that are ignored (ignore_label)."
+        ) from None
+
+
+def position_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targets:
+    """Return class indices (n_samples, n_positions), -1 for labels to ignore."""
+    labels = label_array(y)
+    if labels.ndim < 2:
+        raise ValueError(f"y must hold a label at each position, (n_samples, n_positions), got shape {labels.shape}.")
+    if isinstance(classes, list):
+        raise ValueError("classes must be one list of labels where y has a label at each position.")
+    counted = counted_labels(labels, ignore_label)
+    if labels.dtype.kind == "f":
+        assert_all_finite(labels[counted], input_name="y")
+    require_counted_classes(classes, ignore_label)
+    if not counted.any():
+        raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r}.")
+    indices, known = encoded_labels(plain_labels(labels[counted]), classes)
+    values = np.full(labels.shape, IGNORED, np.int64)
+    values[counted] = indices
+    many = len(known) > 2
+    return Targets(
+        values.reshape(len(values), -1),
+        "multiclass" if many else "binary",
+        len(known) if many else 1,
+        known,
+        row_shape=labels.shape[1:],
+        label_weights=np.ones(len(known)),
+    )
+
+
+def position_shares(targets: Targets) -> np.ndarray:
+    """Return the weight of each label, (n_samples, n_positions); 0 of those that are ignored."""
+    assert targets.label_weights is not None
+    return np.asarray(np.append(targets.label_weights, 0.0)[targets.values])
+
+
+def weighted_positions(
+    targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight
+) -> tuple[Targets, np.ndarray | None]:
+    """Return the targets with the weights of labels, and those of rows; None where all are one."""
+    rows = checked_weights(sample_weight, len(targets.values))
+    if class_weight is not None:
+        counted = targets.values != IGNORED
+        totals = np.broadcast_to(rows[:, None], counted.shape)[counted]
+        own = weights_of_classes(class_weight, targets.classes, targets.values[counted], totals)
+        targets = replace(targets, label_weights=own)
+    shares = position_shares(targets).mean(axis=1)
+    if sample_weight is None and (shares == 1).all():
+        return targets, None
+    weights = rows * shares
+    require_usable_weights(weights)
+    return targets, weights
+
+
+def given_weights(targets: Targets, weights: np.ndarray) -> np.ndarray | None:
+    """Return the weights that rows were given, which the labels multiplied; None where all are one."""
+    shares = position_shares(targets).mean(axis=1)
+    given = np.divide(weights, shares, out=np.ones_like(weights), where=shares > 0)
+    return None if np.allclose(given, 1.0, rtol=1e-12) else given
+
+
+def require_same_places(trained: Targets, held_out: Targets) -> None:
+    """Raise if validation data have other positions than the training data, for which the graph is prepared."""
+    if trained.has_positions and trained.row_shape != held_out.row_shape:
+        raise ValueError(f"y has rows of shape {held_out.row_shape}, those to train on have {trained.row_shape}.")
+
+
+def validation_accuracy(predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+    """Return the share of right labels, weighted as the loss is."""
+    shares, classes = position_shares(targets), np.asarray(targets.classes)
+    rows = np.ones(len(shares)) if weights is None else weights / np.maximum(shares.mean(axis=1), 1e-300)
+    right = classes[targets.values] == predicted.reshape(targets.values.shape).astype(classes.dtype)
+    return float(np.average(right, weights=rows[:, None] * shares))
+
+
+def accuracy_at_positions(
+    y: ArrayLike, predicted: np.ndarray, ignore_label: object, sample_weight: ArrayLike | None
+) -> float:
+    """Return the share of right labels among those that count, by the weights of their rows."""
+    labels = label_array(y)
+    if labels.shape != predicted.shape:
+        raise ValueError(f"y has shape {labels.shape}, but the predictions have {predicted.shape}.")
+    rows = checked_weights(sample_weight, len(labels)).reshape(-1, *[1] * (labels.ndim - 1))
+    weights = rows * counted_labels(labels, ignore_label)
+    if not weights.sum() > 0:
+        raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r} or in rows of weight zero.")
+    return float(np.average(labels == predicted, weights=weights))
+
+
+# Labels that do not count: a row without one that counts adds nothing, one of several labels has no part in its row.
+#
+# The mean over the labels that count is the mean over rows, each weighted by its share of such labels, of the mean over
+# those of the row.
+
+
+IGNORED = -1
+"""What stands for a label that does not count, in place of a class index or of an indicator."""
+
+
+def counted_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
+    """Return where labels are not those to ignore."""
+    if ignores_missing(ignore_label):
+        return _numbers_and_texts(labels)
+    if ignore_label is None or (labels.dtype != object and _is_text(labels) != isinstance(ignore_label, str)):
+        return np.ones(labels.shape, bool)
+    return np.asarray(labels != ignore_label, bool)
+
+
+def ignores_missing(ignore_label: object) -> bool:
+    """Whether labels that are missing are those to ignore."""
+    return isinstance(ignore_label, Real) and math.isnan(ignore_label)
+
+
+def _is_text(labels: np.ndarray) -> bool:
+    return labels.dtype.kind in "US"
+
+
+def _numbers_and_texts(labels: np.ndarray) -> np.ndarray:
+    """Return where labels are neither NaN, which differs from itself, nor None."""
+    if labels.dtype != object:
+        return np.asarray(labels == labels, bool)
+    given = [not is_missing(label) for label in labels.ravel()]
+    return np.array(given, bool).reshape(labels.shape)
+
+
+def plain_labels(labels: np.ndarray) -> np.ndarray:
+    """Return labels; numbers among Python objects as an array of numbers, which graphs can give."""
+    if labels.dtype != object:
+        return labels
+    numbers = {isinstance(label, Real) for label in labels.ravel()}
+    if numbers == {False} and all(isinstance(label, str) for label in labels.ravel()):
+        return labels
+    if numbers != {True}:
+        kinds = sorted({type(label).__name__ for label in labels.ravel()})
+        raise TypeError(f"y must hold texts or numbers, and not both, where labels count; got {', '.join(kinds)}.")
+    plain = np.array(labels.tolist())
+    if plain.dtype.kind == "f":
+        assert_all_finite(plain, input_name="y")
+    return plain
+
+
+def ignored_in(y: ArrayLike, ignore_label: object) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the labels of rows as an array, and where they count; None where all do."""
+    if ignore_label is None:
+        return None
+    several: object = y
+    if sp.issparse(several):
+        if counted_labels(several.data, ignore_label).all():
+            return None
+        several = several.toarray()
+    require_unmasked(several, "y")
+    if not ignores_missing(ignore_label):
+        require_present(several)
+    try:
+        labels = np.asarray(several)
+    except ValueError:  # rows of different lengths, which are refused elsewhere
+        return None
+    counted = counted_labels(labels, ignore_label)
+    return None if labels.ndim not in (1, 2) or counted.all() else (labels, counted)
+
+
+def counted_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targets:
+    """Return class indices or label indicators, and which labels count, where some do not."""
+    found = ignored_in(y, ignore_label)
+    if found is None:
+        return class_targets(y, classes)
+    labels, counted = found
+    require_counted_classes(classes, ignore_label)
+    if not counted.any():
+        raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r}.")
+    if labels.ndim == 1 or labels.shape[1] == 1:
+        rows = counted.reshape(-1)
+        kept = class_targets(plain_labels(labels[rows]), classes)
+        values = np.zeros(len(rows), kept.values.dtype)
+        values[rows] = kept.values
+        return replace(kept, values=values, counts=rows)
+    targets = class_targets(filled_labels(labels, counted, classes), classes)
+    sizes = [len(own) for own in targets.classes] if isinstance(targets.classes, list) else 1
+    values = np.where(np.repeat(counted, sizes, axis=1), targets.values, IGNORED)
+    return replace(targets, values=values, counts=counted)
+
+
+def require_counted_classes(classes: Classes, ignore_label: object) -> None:
+    """Raise where a class is the label to ignore."""
+    for own in classes if isinstance(classes, list) else [classes]:
+        if own is not None and not counted_labels(own, ignore_label).all():
+            raise ValueError(
+                f"classes holds ignore_label={ignore_label!r}, which is not counted: leave it out of one, or set "
+                f"ignore_label=None where it is a class."
+            )
+
+
+def filled_labels(labels: np.ndarray, counted: np.ndarray, classes: Classes) -> np.ndarray:
+    """Return several labels a row with labels of the same columns in the place of those that do not count."""
+    filled = labels.copy()
+    indicators = not isinstance(classes, list) and bool(np.isin(labels[counted], (0, 1)).all())
+    for j, own in enumerate(counted.T):
+        if own.all():
+            continue
+        if own.any():
+            filled[~own, j] = labels[own, j][0]
+        elif isinstance(classes, list) and j < len(classes):
+            filled[:, j] = classes[j][0]
+        elif indicators:
+            filled[:, j] = 0
+        else:
+            raise ValueError(
+                f"Column {j} of y has no label that counts, so that its classes are not known: leave the column out, "
+                f"or name the classes of each: fit(X, y, classes=[...])."
+            )
+    return plain_labels(filled)
+
+
+def share_of_labels(targets: Targets) -> np.ndarray:
+    """Return by row the share of its labels that count."""
+    assert targets.counts is not None
+    return np.asarray(targets.counts.reshape(len(targets.counts), -1).mean(axis=1))
+
+
+def rows_with_labels(targets: Targets) -> np.ndarray:
+    """Return the rows that have a label that counts."""
+    if targets.counts is None:
+        return np.arange(len(targets.values))
+    return np.flatnonzero(share_of_labels(targets))
+
+
+def weights_without_shares(targets: Targets, weights: np.ndarray) -> np.ndarray | None:
+    """Return the weights that rows were given, which the shares of labels multiplied; None where all are one."""
+    shares = share_of_labels(targets)
+    given = np.divide(weights, shares, out=np.ones_like(weights), where=shares > 0)
+    return None if np.allclose(given, 1.0, rtol=1e-12) else given
+
+
+def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight) -> np.ndarray:
+    """Return the weights of rows some labels of which do not count, each multiplied by the share of those that do."""
+    assert targets.counts is not None
+    weights, rows = checked_weights(sample_weight, len(targets.values)), targets.counts.reshape(len(targets.values), -1)
+    some = np.asarray(rows.any(axis=1))
+    if targets.counts.ndim == 1:
+        kept = row_weights(weights[some], replace(targets.take(some), counts=None), class_weight)
+        weights = np.zeros(len(weights))
+        weights[some] = kept
+        return weights
+    if class_weight is not None:
+        weights = weights * _weights_of_counted_labels(targets, targets.counts, class_weight)
+    weights = np.asarray(weights * share_of_labels(targets))
+    require_usable_weights(weights)
+    return weights
+
+
+def _weights_of_counted_labels(targets: Targets, counted: np.ndarray, class_weight: ClassWeight) -> np.ndarray:
+    """Return by row the product of the weights of its labels that count."""
+    several = isinstance(targets.classes, list)
+    labels = labels_of(targets.values, targets.classes) if isinstance(targets.classes, list) else targets.values
+    given: Any = class_weight
+    if not isinstance(given, list) or len(given) != labels.shape[1]:
+        compute_sample_weight(given, labels if several else np.abs(labels))  # which says what is wrong
+    product = np.ones(len(labels))
+    for j, own in enumerate(counted.T):
+        if own.any():
+            of_column = given[j] if isinstance(given, list) else given
+            product[own] *= compute_sample_weight(of_column, labels[own, j])
+    if np.any(product < 0):
+        raise ValueError(f"class_weight must not contain negative weights, got {class_weight!r}.")
+    return product
+
+
+def rows_that_count(
+    y: ArrayLike, predicted: np.ndarray, sample_weight: ArrayLike | None, ignore_label: object
+) -> tuple[ArrayLike, np.ndarray, ArrayLike | None]:
+    """Return labels, predictions and weights of the rows with a label that counts; others are as they are predicted."""
+    found = ignored_in(y, ignore_label)
+    if found is None:
+        return y, predicted, sample_weight
+    labels, counted = found
+    some = np.asarray(counted.reshape(len(counted), -1).any(axis=1))
+    if labels.shape[:1] != predicted.shape[:1] or labels.size != predicted.size:
+        raise ValueError(f"y has shape {labels.shape}, but the predictions have {predicted.shape}.")
+    if not some.any():
+        raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r}.")
+    labels, counted, predicted = labels[some], counted[some], predicted[some]
+    filled = labels.astype(np.result_type(labels, predicted))
+    filled[~counted] = predicted.reshape(labels.shape)[~counted]
+    weights = None if sample_weight is None else checked_weights(sample_weight, len(some))[some]
+    return plain_labels(filled), predicted, weights
+
+
+# Labels that are no classes: missing ones, and texts among numbers, which cannot be sorted.
+
+
+def require_present(y: object) -> None:
+    """Raise where a target among Python objects is missing: NumPy and scikit-learn take None for NaN, or for a text."""
+    if sp.issparse(y) or (isinstance(y, np.ndarray) and y.dtype != object):  # scikit-learn looks at these
+        return
+    found = _objects(y)
+    if found is None:
+        found = _floats(y)
+    if missing := sum(map(is_missing, found)):
+        raise ValueError(
+            f"Input y contains NaN: it lacks {missing} of {len(found)} labels or numbers (None or NaN). Leave these "
+            f"rows out, or give missing labels a label of their own. OrtGradientClassifier leaves them out by "
+            f"ignore_label=float('nan')."
+        )
+
+
+@contextmanager
+def sortable_labels(labels: object, name: str) -> Iterator[None]:
+    """Where an error comes from labels that cannot be sorted, say which ones they are: Python compares two of them."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if fault := _fault(labels):
+            raise ValueError(f"{name} {fault}") from error
+        raise
+
+
+def _fault(labels: object) -> str | None:
+    """Return why Python objects among labels cannot be sorted; None if that is not known."""
+    found = None if sp.issparse(labels) else _objects(labels)
+    if found is None:
+        return None
+    if missing := sum(map(is_missing, found)):
+        return (
+            f"lacks {missing} of {len(found)} labels (None or NaN): leave these rows out, or give them a label of "
+            f"their own."
+        )
+    if len({isinstance(label, str) for label in found}) == 2:
+        kinds = sorted({type(label).__name__ for label in found})
+        return f"must hold texts or numbers, and not both; got {', '.join(kinds)}: make them texts with str."
+    return None
+
+
+def _objects(labels: object) -> list[object] | None:
+    try:
+        array = np.asarray(labels)
+    except ValueError:  # rows of different lengths
+        return None
+    return array.ravel().tolist() if array.dtype == object else None
+
+
+def _floats(labels: object) -> list[object]:
+    try:
+        array = np.asarray(labels)
+    except ValueError:
+        return []
+    return array.ravel().tolist() if array.dtype.kind == "f" and np.isnan(array).any() else []
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell holds None, NaN, or the missing values of pandas."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))

@@ -10,20 +10,18 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
-from .._graph.edits import initializers_with_defaults
-from .._graph.fake_quantization import is_held_as_integers, requantized
-from .._graph.low_rank import factors_of_matrices
-from .._graph.low_rank_edits import matrices_of, with_low_rank
-from .._graph.narrow import narrowed
-from .._graph.trainable import TrainableModel
+from .._importers.quantization import is_held_as_integers, requantized
 from .._inference.graph import OutputOptions, inference_model
-from .._runtime.adapter_files import write_adapter
+from .._ir.edits import initializers_with_defaults
+from .._model.precision import narrowed
+from .._model.trainable import TrainableModel, factors_of_matrices
+from .._ort.gradient_builder import write_adapter
 from .._training.parameters import matches
-from ..adapters import LoRA
+from ..adapters import LoRA, matrices_of, with_low_rank
 from ..exceptions import ModelError, nearest
 from ..models import resolve_builder
 from .parameters import Parameters
-from .run import Run
+from .state import Run
 
 
 def adapted(estimator: Parameters, source: TrainableModel, rng: np.random.RandomState | None) -> TrainableModel:

@@ -16,21 +16,16 @@ from sklearn.base import BaseEstimator
 
 from .._data.targets import Classes, Targets
 from .._fitted.model import is_estimator
-from .._support.typing import Estimator, MatrixLike
-from .._training.loop import Trainer
+from .._training.trainer import Trainer
+from .._utils.typing import Estimator, MatrixLike
 from .adaptation import Adapted
-from .attempt import Attempt
-from .availability import is_on
-from .callback_support import CallbackSupportMixin
-from .components import resolved
-from .copies import Copied
-from .description import Describable
+from .description import Describable, HtmlRepr
 from .examples import Call, FitRows
-from .html import HtmlRepr
-from .parameters import Parameters
-from .preparation import prepared
-from .results import Results
-from .run import Run
+from .fit import Attempt, is_on, prepared
+from .parameters import CallbackSupportMixin, Parameters, resolved
+from .predict import Results
+from .state import Run
+from .storage import Copied
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -151,6 +146,6 @@ class BaseOrtGradient(Results, GraphEstimator):
 
 
 def _takes_nan(model: Estimator) -> bool:
-    from .._fitted.steps import takes_nan  # needs much of scikit-learn
+    from .._fitted.inspect import takes_nan  # needs much of scikit-learn
 
     return takes_nan(model)

@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from .._data.target_range import TargetRange
-from .._data.target_scale import TargetScale
-from .run import Run
+from .._data.target_scale import TargetRange, TargetScale
+from .state import Run
 
 _LAYOUT = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
 """Operators that only change the layout; with several columns they might change the order."""

@@ -1,30 +1,44 @@
-"""``describe()``: what an estimator trains, what it leaves unchanged, and why."""
+"""Describe what an estimator trains and what it leaves unchanged, as text, attributes and HTML."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
 import os
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from html import escape
+from importlib import metadata
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+from sklearn.base import BaseEstimator
 
-from .._graph.constants import tensor_of
-from .._graph.files import without_program
-from .._graph.trainable import TrainableModel
-from .._runtime.custom_operators import know_libraries
-from .._support.printable import printable
-from .._training.selection import selected
+from .._importers.load import load
+from .._ir.drawing import BoxLayout, graph_svg
+from .._ir.files import without_program
+from .._model.constants import tensor_of
+from .._model.trainable import TrainableModel
+from .._ort.custom_operators import know_libraries
+from .._training.history import EpochRows, History
+from .._training.parameters import selected
+from .._utils.svg import Numbers, curves_svg
+from .._utils.typing import HistoryRow
+from .._utils.untrusted_text import printable
+from ..exceptions import ModelError
 from ..losses import LossSource
 from ..models import ModelSource, resolve_builder
 from ..optimizers import resolve_optimizer
 from .adaptation import adapted
-from .factors import factors_of
-from .model_source import source_of
+from .config import factors_of
 from .parameters import Parameters
-from .run import Run
+from .source import source_of
+from .state import Run
 
 
 @dataclass(frozen=True)
@@ -253,3 +267,208 @@ def _place_of_the_loss(source: TrainableModel) -> str:
         return "on the output"
     link = "votes" if source.link == "votes" else f"final {source.link}"
     return f"on {source.scores!r}, before the {link}"
+
+
+# The fitted attributes on the course of training: properties that read the history of the run.
+#
+# So they cannot disagree with each other or with the weights, whenever training ended.
+
+
+class TrainingRecord:
+    """Attributes of an estimator with a run; before the first run they do not exist."""
+
+    @property
+    def n_iter_(self) -> int:
+        """Epochs trained, over all calls."""
+        return self._history("n_iter_").progress.epoch
+
+    @property
+    def t_(self) -> int:
+        """Rows seen, over all calls."""
+        return self._history("t_").progress.samples
+
+    @property
+    def loss_(self) -> float:
+        """Mean loss of the last epoch; NaN before the first has ended."""
+        return self._history("loss_").losses.last()
+
+    @property
+    def loss_curve_(self) -> list[float]:
+        """Mean loss of each epoch, of the latest 100,000."""
+        return self._history("loss_curve_").loss_curve
+
+    @property
+    def history_(self) -> EpochRows:
+        """A dict for each epoch: epoch, step, loss, learning_rate, seconds, scores, and what callbacks add.
+
+        ``history_.to_frame()`` returns a pandas DataFrame. Of epochs before the latest 10,000 epoch and loss are kept.
+        """
+        return self._history("history_").rows
+
+    @property
+    def callbacks_(self) -> dict[str, dict[str, Any]]:
+        """What callbacks remember, by class; of further ones of a class by class and number, ``"EpochScoring 2"``."""
+        return copy.deepcopy(self._history("callbacks_").memories)
+
+    @property
+    def best_loss_(self) -> float | None:
+        """Least mean loss of an epoch; None with early stopping."""
+        history = self._history("best_loss_")
+        return None if history.early_stopping else history.least_loss
+
+    @property
+    def validation_scores_(self) -> list[float] | None:
+        """Score after each epoch, of the latest 100,000; None without validation data."""
+        return self._history("validation_scores_").validation_scores or None
+
+    @property
+    def best_validation_score_(self) -> float | None:
+        """Best of the scores, with early stopping that of the best epoch; None without validation data."""
+        history = self._history("best_validation_score_")
+        return history.best_score if history.scores.size and math.isfinite(history.best_score) else None
+
+    @property
+    def fine_tuning_(self) -> dict[str, np.ndarray]:
+        """The candidates of fine-tuning, in columns; plain training has none."""
+        found = self._history("fine_tuning_").fine_tuning
+        if found is None:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute 'fine_tuning_': its model was not fine-tuned."
+            )
+        return {name: column.copy() for name, column in found.items()}
+
+    def _history(self, name: str) -> History:
+        run: Any = vars(self).get("_run")
+        if run is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: it is not fitted.")
+        history: History = run.history
+        return history
+
+
+# What notebooks show of an estimator: scikit-learn's table, links to the documentation, graph and loss curve.
+#
+# Graph and curves are drawn as SVG by this package, so that they need no library and no network. All text in them is
+# escaped: the names of a graph may be anybody's.
+
+
+PACKAGE, DISTRIBUTION = "onnxtrain_sklearn", "onnxtrain-sklearn"
+
+PAGE = f"api/generated/{PACKAGE}.{{name}}.html"
+"""The page of a public class within the site of the documentation."""
+
+MOST_BOXES = 200
+"""Boxes up to which a graph is shown; larger ones cannot be read in a page."""
+
+MOST_CURVES = 16
+"""Curves that are shown at most, those of the first networks of an ensemble."""
+
+
+@lru_cache(maxsize=1)
+def documentation_url() -> str | None:
+    """Return the address of the documentation, as pyproject.toml declares it; None if it declares none."""
+    try:
+        declared = metadata.metadata(DISTRIBUTION).get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        return None
+    found = dict(re.split(r"\s*,\s*", entry, maxsplit=1) for entry in declared if "," in entry)
+    return found.get("Documentation")
+
+
+class HtmlRepr(BaseEstimator):
+    """An estimator that unfolds in notebooks."""
+
+    _doc_link_module = PACKAGE
+
+    @property
+    def _doc_link_template(self) -> str:
+        return f"{(documentation_url() or '').rstrip('/')}/{PAGE}"
+
+    def _doc_link_url_param_generator(self) -> dict[str, str]:
+        return {"name": type(self).__name__}
+
+    def _get_doc_link(self) -> str:
+        """Return the address of the page on the class; empty for classes of others, and without documentation."""
+        if documentation_url() is None or type(self).__module__.partition(".")[0] != self._doc_link_module:
+            return ""
+        return self._doc_link_template.format(**self._doc_link_url_param_generator())
+
+    def _repr_html_inner(self) -> str:
+        base: Any = super()
+        return f"{base._repr_html_inner()}{self._meanings()}{self._pictures()}"
+
+    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
+        base: Any = super()
+        bundle: dict[str, str] = base._repr_mimebundle_(**kwargs)
+        if "text/html" in bundle:
+            bundle["text/html"] += f"{self._meanings()}{self._pictures()}"
+        return bundle
+
+    def _meanings(self) -> str:
+        """Return what the parameters mean; where there are links to the documentation, scikit-learn says it."""
+        declared = getattr(type(self), "declared", {})
+        if documentation_url() is not None:
+            return ""
+        names = [name for name in inspect.signature(type(self)).parameters if name in declared]
+        entries = (_entry(name, declared[name].kind, declared[name].text) for name in names)
+        return _unfolding("What the parameters mean", f"<dl>{''.join(entries)}</dl>")
+
+    def _pictures(self) -> str:
+        """Return the curves and the graph of a fitted estimator, which unfold."""
+        rows = getattr(self, "history_", None)
+        if rows is None:
+            return ""
+        return f"{_unfolding('Training', _curve_drawings(rows))}{_unfolding('Graph', _graph(self))}"
+
+
+def _entry(name: str, kind: str, text: str) -> str:
+    """Return what a parameter means, without the marks of reStructuredText."""
+    plain = re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "").strip()
+    return f"<dt><code>{escape(name)}</code>: {escape(kind)}</dt><dd>{escape(plain)}</dd>"
+
+
+def _unfolding(title: str, content: str) -> str:
+    return (
+        f"<details><summary>{title}</summary>"
+        f'<div style="overflow: auto; max-height: 40em; background: white; color: black">{content}</div></details>'
+    )
+
+
+def _curve_drawings(rows: Iterable[HistoryRow]) -> str:
+    """Return the losses and the validation scores in a history."""
+    losses: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        network = f" of network {row['network'] + 1}" if "network" in row else ""
+        for found, key, name in (
+            (losses, "loss", "loss"),
+            (losses, "validation_loss", "validation loss"),
+            (scores, "validation_score", "validation score"),
+        ):
+            if key in row:
+                found.setdefault(name + network, []).append(_number_or_nan(row[key]))
+    return "".join(curves_svg(_first(curves)) for curves in (losses, scores) if curves)
+
+
+def _number_or_nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _first(curves: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    return dict(list(curves.items())[:MOST_CURVES])
+
+
+def _graph(estimator: Any) -> str:
+    """Return the graph that predicts."""
+    try:
+        graph = load(estimator.to_onnx()).graph
+    except ModelError as error:  # such as of labels that ONNX has no type for
+        return escape(str(error))
+    describe = getattr(estimator, "describe", None)
+    trained = graph.initializers if describe is None else {entry.name for entry in describe().of("trained")}
+    count = len(graph) + len(graph.inputs) + len(graph.outputs)
+    if count > MOST_BOXES:
+        return (
+            f"{count} nodes, inputs and outputs: too many to be read here. displays.plot_graph draws them for Graphviz."
+        )
+    layout = BoxLayout(graph, trained)
+    return graph_svg(layout.boxes, layout.edges)

@@ -1,31 +1,50 @@
-"""Training and validation examples: rows as graph inputs, with targets and weights, checked for consistency."""
+"""Check X and y, and make them training and validation examples."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import ArrayLike
-from sklearn.base import is_classifier
+from sklearn.base import BaseEstimator, is_classifier
 
 from .._data.batches import MERGE_LIMIT, Batches, distinct_rows, weighted_rows
-from .._data.columns import Column
-from .._data.ignored_labels import filled_labels, ignored_in, weights_of_counted
-from .._data.positions import position_targets, weighted_positions
-from .._data.target_scale import TargetScale
-from .._data.targets import Classes, Targets, checked_weights, require_labels, row_weights, weights_of_classes
-from .._fitted.encoding import as_trained
-from .._fitted.model import FittedModel
+from .._data.columns import Column, dimensions
+from .._data.inputs import has_several_inputs, input_columns
+from .._data.target_scale import TargetRange, TargetScale, target_range, target_scale
+from .._data.targets import (
+    Classes,
+    Targets,
+    checked_weights,
+    filled_labels,
+    ignored_in,
+    label_array,
+    position_targets,
+    require_labels,
+    row_weights,
+    weighted_positions,
+    weights_of_classes,
+    weights_of_counted,
+)
+from .._data.validation import split_rows
+from .._fitted.model import FEATURES, FittedModel, InputColumns, Specs, as_trained, table_columns
+from .._given.comparison import OwnOutput
 from .._given.ml_files import FittedFile
-from .._graph.trainable import TrainableModel
-from .._inference.head import Head
-from .._support.frozen import with_attributes
-from .._support.typing import MatrixLike, Validation
+from .._inference.graph import Head
+from .._model.activation import Positions
+from .._model.trainable import TensorSpec, TrainableModel
 from .._training.loss_graph import TARGET, StepSettings, TrainedPositions, target_layout
-from .class_axis import takes_positions
-from .graph_inputs import expected_inputs, graph_inputs, take_features
-from .run import Columns, Run
+from .._utils.cache import with_attributes
+from .._utils.typing import MatrixLike, Validation
+from ..exceptions import ModelError
+from ..losses import Loss, resolve_loss
+from ..models import ModelSource, keywords_of, resolve_builder
+from .parameters import Parameters
+from .state import Columns, Run
 
 
 @dataclass(frozen=True)
@@ -248,3 +267,199 @@ def _require_like(targets: Targets, head: Head) -> None:
     if (targets.task == "multilabel") != (head.task == "multilabel"):
         expected = "indicators of several labels a row" if head.task == "multilabel" else "one label a row"
         raise ValueError(f"y does not hold {expected}, as it did when training began.")
+
+
+# The rows that a call trains on and those that it holds out, with the scale and the range of their targets.
+
+
+class TrainingRows:
+    """The split of the rows of a call, drawn when it is first asked for, and the scale of the targets.
+
+    Parameters
+    ----------
+    estimator : BaseOrtGradient
+    call : Call
+    old : Run or None
+        The run that the call continues. Its targets keep their scale.
+    rng : numpy.random.RandomState
+        Draws the rows that are held out.
+    """
+
+    def __init__(self, estimator: Parameters, call: Call, old: Run | None, rng: np.random.RandomState) -> None:
+        self._estimator, self._call, self._rng = estimator, call, rng
+        self._head = None if old is None else old.head
+        self.scale: TargetScale | None = None if self._head is None else self._head.target_scale
+        self._split: tuple[np.ndarray, np.ndarray | None] | None = None
+
+    def split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the training rows and the rows held out for early stopping; the first call draws them."""
+        if self._split is None:
+            self._split = self._new_split(examples)
+        return self._split
+
+    def _new_split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
+        """Draw both parts; rows of weight zero are in neither."""
+        weights, estimator = examples.weights, self._estimator
+        rows = np.arange(len(examples)) if weights is None else np.flatnonzero(weights)
+        if not estimator.early_stopping or self._call.validation is not None or self._call.one_pass:
+            return rows, None
+        return split_rows(rows, examples.targets, float(estimator.validation_fraction), self._rng)
+
+    def choose_scale(self, examples: Examples) -> None:
+        """Choose the scale in which a graph that is built for these targets is trained."""
+        estimator, builder = self._estimator, resolve_builder(self._estimator.model)
+        if getattr(estimator, "target_scaling", None) is None or not getattr(builder, "scales_targets", False):
+            return
+        loss = resolve_loss(estimator.loss)
+        loss.check_targets(examples.targets.values)
+        rows, centered = self.split(examples)[0], getattr(builder, "fit_intercept", True)
+        self.scale = target_scale(loss.target_scaling, examples.targets, rows, examples.weights, centered=centered)
+
+    def require_same_units(self, loss: Loss) -> None:
+        """Raise if an earlier call scaled the targets in a way that the current loss does not support."""
+        if self.scale is not None and loss.target_scaling != self.scale.method:
+            raise ModelError(
+                f"The targets were scaled for another loss when training began, and {type(loss).__name__} cannot take "
+                f"them so. Call fit with warm_start=False, or begin with target_scaling=None."
+            )
+
+    def target_range(self, examples: Examples) -> TargetRange | None:
+        """Return the range of a regressor's targets that it has been trained on, with those of this call."""
+        if examples.targets.task != "regression":
+            return None
+        earlier = None if self._head is None else self._head.target_range
+        values = examples.targets.values[self.split(examples)[0]]
+        clips = bool(getattr(self._estimator, "clip_predictions", False))
+        shifts = getattr(resolve_builder(self._estimator.model), "fit_intercept", True)
+        return target_range(earlier, values, clips=clips, holds_constants=shifts and self.scale is not None)
+
+
+# Converts data to graph inputs, with scikit-learn's checks: features, feature names, missing values.
+
+
+def graph_inputs(
+    estimator: Any, X: MatrixLike, specs: Specs, fitted: FittedModel | None, *, reset: bool
+) -> InputColumns:
+    """Return the data as the graph's inputs; ``specs`` is None if the graph is not built yet.
+
+    ``reset`` says whether the estimator takes over the features of these data, or checks the data against its own.
+    """
+    if fitted is not None and fitted.table is not None:
+        return table_columns(estimator, X, fitted)
+    if fitted is not None and has_several_inputs(X):
+        raise TypeError("A fitted scikit-learn model takes X as it was fitted, got a dict of arrays.")
+    if reset:
+        _forget_features(estimator)
+    return input_columns(estimator, X, specs, reset=reset, missing=partial(_allows_missing, estimator, fitted))
+
+
+def expected_inputs(model: ModelSource, X: MatrixLike) -> Specs:
+    """Return the input of a graph that is not built yet, if rows have several axes and the builder accepts them."""
+    builder = resolve_builder(model)
+    if builder is None or "row_shape" not in keywords_of(builder) or dimensions(X) <= 2:
+        return None
+    return (TensorSpec("X", np.dtype(np.float32), (None,) * dimensions(X)),)
+
+
+def take_features(estimator: Parameters, fitted: FittedModel) -> None:
+    """Copy the features of the fitted model to the estimator, so that data are checked against them."""
+    _forget_features(estimator)
+    vars(estimator).update(fitted.features)
+
+
+def _forget_features(estimator: Parameters) -> None:
+    for name in FEATURES:
+        vars(estimator).pop(name, None)
+
+
+def _allows_missing(estimator: Any, fitted: FittedModel | None) -> bool:
+    allowed: bool = estimator.__sklearn_tags__().input_tags.allow_nan
+    return fitted.allows_missing if isinstance(fitted, FittedFile) else allowed
+
+
+def require_numbers(estimator: Parameters, run: Run, columns: Mapping[str, Column]) -> None:
+    """Raise if a fitted model returns NaN for missing values: one step accepts them, the next one does not."""
+    if run.fitted is None or run.fitted.table is not None or not _allows_missing(estimator, run.fitted):
+        return
+    rows = np.unique(np.concatenate([column.rows_with_missing() for column in columns.values()]))
+    if len(rows) and np.isnan(run.predictor(columns, with_scores=True).run(columns, rows, output=-1)).any():
+        raise ValueError(
+            f"Input X contains NaN in columns in which {type(estimator.model).__name__} takes no missing values. Fill "
+            f"them in before, with a SimpleImputer for instance."
+        )
+
+
+def predictions_on(estimator: Parameters, run: Run, rows: MatrixLike) -> dict[str, np.ndarray]:
+    """Return the predictions of the graph for some rows, by scikit-learn method."""
+    return run.predictions(graph_inputs(estimator, rows, run.source.inputs, run.fitted, reset=False))
+
+
+# Decides whether ``y`` has a label at each position of a row, and which axis of the scores is that of the classes.
+
+
+def takes_positions(estimator: BaseEstimator, source: TrainableModel | None, y: ArrayLike) -> bool:
+    """Whether ``y`` has a label at each position.
+
+    A matrix has, if the scores of a row have several axes; else its columns are several labels of the row.
+    """
+    axis = vars(estimator).get("class_axis")  # a parameter of classifiers
+    if axis is None or sp.issparse(y):
+        return False
+    if axis != "auto":
+        return True
+    axes = _axes(y)
+    if axes != 2 or source is None:
+        return axes > 2
+    row = source.output_row
+    long = [size for size in row if size != 1]
+    return len(long) > 1 or (len(row) == 2 and len(long) == 1 and _is_at(long[0], label_array(y)))
+
+
+def class_axis_of(estimator: object) -> int | str:
+    """Return the setting of a classifier."""
+    axis: int | str = vars(estimator)["class_axis"]
+    return axis
+
+
+def _is_at(places: int | None, labels: np.ndarray) -> bool:
+    """Whether labels of two classes are at the places of single scores; zeros and ones are indicators, as ever."""
+    return labels.shape[1] > 1 and places in (None, labels.shape[1]) and not np.isin(labels, (0, 1)).all()
+
+
+def _axes(y: ArrayLike) -> int:
+    """Return the number of axes; 2 if the rows of a list differ in length."""
+    if isinstance(y, list | tuple) and (not y or isinstance(y[0], str | bytes | int | float)):
+        return 1  # without a copy
+    shape = getattr(y, "shape", None)
+    try:
+        return np.asarray(y).ndim if shape is None else len(shape)
+    except ValueError:
+        return 2
+
+
+def positions_of(own: OwnOutput | None, source: TrainableModel, targets: Targets, setting: int | str) -> Positions:
+    """Return the axes of the scores; ValueError if they do not fit the labels, or both ends may be that of classes."""
+    if own is None:
+        raise ValueError(
+            f"y has a label at each of {targets.row_shape} positions, for which the graph must have scores: give an "
+            f"ONNX graph, or a builder of your own."
+        )
+    row, places, declared = own.row_shape, targets.row_shape, source.output_row
+    ends = {axis: rest for axis, rest in ((-1, row[:-1]), (1, row[1:])) if setting in ("auto", axis)}
+    fitting = [axis for axis, rest in ends.items() if rest == places]
+    if len(fitting) > 1 and len(declared) == len(row):  # an axis of any size is none of classes
+        fitting = [axis for axis in fitting if declared[min(axis, 0)] is not None] or fitting
+    if row == places:
+        return Positions(len(places), -1)
+    if len(fitting) == 1:
+        return Positions(len(places), fitting[0])
+    shape = ("n", *row)
+    if fitting:
+        raise ValueError(
+            f"The graph's output {own.name!r} has shape {shape}: its first axis after the rows and its last one may "
+            f"both be that of the classes. Say class_axis=1 or class_axis=-1."
+        )
+    raise ValueError(
+        f"The graph's output {own.name!r} has shape {shape}, but y has shape {('n', *places)}: labels at positions "
+        f"need scores of shape {('n', *places, 'k')} or {('n', 'k', *places)}."
+    )

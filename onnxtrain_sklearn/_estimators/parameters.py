@@ -5,16 +5,19 @@ Names of losses, engines and devices are checked where they are looked up.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from textwrap import fill
+from typing import Any, TypeVar
 
 import numpy as np
+from sklearn.base import BaseEstimator
 
-from .._callbacks.tasks import HOOKS
-from .._optimizers.lbfgs import BaseOptimizer
-from .._support.declared import Declared, Parameter, switch
-from .._support.rules import (
+from .._training.loss_graph import EXACT, LAZY
+from .._training.parameters import Trainable
+from .._utils.declared import Declared, Parameter, switch
+from .._utils.params import (
     BELOW_ONE,
     COUNT,
     FACTORS,
@@ -26,14 +29,14 @@ from .._support.rules import (
     OneOf,
     Range,
 )
-from .._training.loss_graph import EXACT, LAZY
-from .._training.parameters import Trainable
 from ..adapters import LoRA
+from ..callbacks.base import HOOKS
+from ..exceptions import instead_of
 from ..finetuning import FineTuner
-from ..losses import Loss, LossSource
-from ..models import MODELS, ModelSource
-from ..optimizers import OPTIMIZERS
-from ..schedules import SCHEDULES, Schedule
+from ..losses import Loss, LossSource, resolve_loss
+from ..models import MODELS, ModelSource, resolve_builder
+from ..optimizers import OPTIMIZERS, BaseOptimizer, resolve_optimizer
+from ..schedules import SCHEDULES, Schedule, resolve_schedule
 
 
 def _listed(registry: Mapping[str, object]) -> str:
@@ -305,3 +308,172 @@ class Parameters(Declared):
     providers: Sequence[str] | None
     provider_options: Sequence[Mapping[str, object]] | None
     session_options: Mapping[str, object] | None
+
+
+# The docstring section on the attributes of the estimators.
+
+
+def attributes(*, score: str, classes: str = "") -> str:
+    """Return the section on attributes.
+
+    Parameters
+    ----------
+    score : str
+        Description of the validation scores.
+    classes : str
+        The entry of ``classes_``, for a classifier.
+    """
+    return ATTRIBUTE_SECTION.replace("{classes}\n", classes).replace("{score}", score)
+
+
+def output_attributes() -> str:
+    """Return the section of the estimator of several outputs."""
+    text = attributes(score="Mean of the scores of the outputs", classes=OUTPUT_ENTRIES)
+    kept = text.replace("n_outputs_ : int\n    Scores a row.", "n_outputs_ : int\n    Number of outputs.")
+    entries = re.split(r"\n(?=\S)", kept)
+    return "\n".join(entry for entry in entries if not entry.startswith(_OF_ONE_OUTPUT))
+
+
+_OF_ONE_OUTPUT = ("fine_tuning_ ", "coef_, ")
+
+OUTPUT_ENTRIES = """\
+classes_ : dict of str to ndarray, or to a list of them
+    Sorted labels of each output with labels.
+output_names_ : list of str
+    The outputs.
+"""
+
+ATTRIBUTE_SECTION = """\
+Attributes
+----------
+{classes}
+n_features_in_ : int
+    Columns of ``X`` (not for a dict of inputs).
+feature_names_in_ : ndarray of str
+    Names of the columns, where ``X`` has them.
+n_outputs_ : int
+    Scores a row.
+n_iter_ : int
+    Epochs trained, over all calls with ``warm_start`` and ``partial_fit``; an interrupted epoch does not count.
+t_ : int
+    Rows seen in them.
+loss_ : float
+    Mean loss of the last epoch, the penalty included.
+loss_curve_ : list of float
+    Mean loss of each epoch, of the latest 100,000.
+history_ : list of dict
+    A dict for each epoch: ``epoch``, ``step``, ``loss``, ``learning_rate``, ``seconds``, with validation data
+    ``validation_score``, ``validation_loss`` where early stopping watches it, and what callbacks add.
+    ``history_.to_frame()`` returns a pandas DataFrame. Of epochs before the latest 10,000 only ``epoch`` and ``loss``
+    are kept.
+callbacks_ : dict of str to dict
+    What callbacks remember, by class.
+best_loss_ : float or None
+    Least loss of an epoch; None with early stopping.
+validation_scores_ : list of float or None
+    {score}, or the score that ``scoring`` names, on the validation data after each epoch, of the latest 100,000.
+best_validation_score_ : float or None
+    Best of these scores; with early stopping that of the best epoch, whose weights are kept.
+fine_tuning_ : dict of str to ndarray
+    The candidates of fine-tuning, in columns: ``candidate`` names the search ("old", "shifted", "rescaled", "zero",
+    "old rows"), ``strength`` that of its pull, infinite for its start, or the weight of the old rows, ``loss`` is that
+    of held-out rows, ``gain`` and ``standard_error`` say how far it is below that of the old model, ``share`` is the
+    share in the result. With ``X_val``, ``score`` replaces the losses. Plain training has no such attribute.
+engine_, device_ : str
+    The gradient engine and the device that were used.
+model_ : onnx.ModelProto
+    The trained inference graph.
+coef_, intercept_ : ndarray, or a number
+    Of graphs that are one linear layer of ``X``, a fitted linear model among them; others have none. Shapes are
+    those of scikit-learn's linear models.
+adapters_ : dict of str to ndarray
+    The low-rank factors by name, of estimators with ``adapters``.
+weights_ : dict of str to ndarray
+    Every float parameter by its name in the graph, trained or frozen, and running statistics."""
+
+
+# Nested parameters: a name such as ``optimizer="sgd"`` becomes an object when parameters within it are set.
+#
+# ``set_params(optimizer__momentum=0.9)`` needs an object that has a momentum. The constructor keeps the name, as
+# scikit-learn requires. The object replaces the name when a parameter within it is set; from then on ``get_params``,
+# ``clone`` and a search see the object.
+
+
+_RESOLVERS: dict[str, Callable[[Any], Any]] = {
+    "model": lambda model: resolve_builder(model) or model,
+    "loss": lambda loss: resolve_loss(loss) if isinstance(loss, str) else loss,
+    "optimizer": lambda optimizer: resolve_optimizer(optimizer) if isinstance(optimizer, str) else optimizer,
+    "adapters": lambda adapters: adapters,
+    "finetune": lambda tuner: FineTuner() if tuner == "auto" else tuner,
+    **dict.fromkeys(
+        ("learning_rate", "weight_decay_schedule", "dropout_schedule"),
+        lambda schedule: resolve_schedule(schedule) if isinstance(schedule, str) else schedule,
+    ),
+}
+
+
+def resolved(estimator: BaseEstimator, params: Mapping[str, object]) -> dict[str, Any]:
+    """Return ``params`` with objects in place of names for components whose own parameters are set.
+
+    The order of the parameters does not matter: ``optimizer__momentum`` applies to the ``optimizer`` of the same call.
+    """
+    result = dict(params)
+    for name, resolve in _RESOLVERS.items():
+        nested = {key: value for key, value in params.items() if key.startswith(f"{name}__")}
+        given: Any = params.get(name, getattr(estimator, name))
+        component = resolve(given) if nested else given
+        if nested and (isinstance(component, type) or not hasattr(component, "set_params")):
+            raise ValueError(
+                f"{next(iter(nested))} sets a parameter of {name}, which has none; {instead_of(component)}."
+            )
+        if component is not given:  # set on a new object, so that an invalid name leaves the estimator unchanged
+            own = {key.removeprefix(f"{name}__"): value for key, value in nested.items()}
+            result = {key: value for key, value in result.items() if key not in nested}
+            result[name] = component.set_params(**own)
+    return result
+
+
+# What scikit-learn's protocol of callbacks gives an estimator: ``set_callbacks``, where scikit-learn has it (1.9).
+
+
+R = TypeVar("R")
+
+try:
+    from sklearn.callback import AutoPropagatedCallback, with_callbacks
+    from sklearn.callback import CallbackSupportMixin as CallbackSupportMixin
+except ImportError:  # before 1.9: the parameter callbacks takes the same objects
+
+    class CallbackSupportMixin:  # type: ignore[no-redef]
+        """An estimator without ``set_callbacks``."""
+
+    class AutoPropagatedCallback:  # type: ignore[no-redef]
+        """No callback is one."""
+
+    def with_callbacks(method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``method``."""
+        return method
+
+
+SET = "_skl_callbacks"
+"""The attribute of scikit-learn that holds the callbacks of ``set_callbacks``."""
+
+
+def set_callbacks_of(estimator: object) -> list[Any]:
+    """Return the callbacks that were set by ``set_callbacks``, or that a search or a pipeline passed on."""
+    return list(vars(estimator).get(SET, ()))
+
+
+def is_propagated(callback: object) -> bool:
+    """Whether scikit-learn passes a callback on to nested estimators."""
+    return isinstance(callback, AutoPropagatedCallback)
+
+
+def call_with_teardown(estimator: object, call: Callable[[], R]) -> R:
+    """Return what a call returns; afterwards scikit-learn tears down the callbacks that it has set up in it.
+
+    The call is not made by a function of scikit-learn: warnings are to name the line of the user.
+    """
+    try:
+        return call()
+    finally:
+        with_callbacks(lambda _: None)(estimator)

@@ -13,31 +13,25 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.inputs import prediction_type
-from .._data.maps import r2_of_maps, r2_of_rows
 from .._data.targets import (
     Classes,
     Targets,
     regression_targets,
 )
-from .._inference.graph import OutputOptions
-from .._inference.head import Head
-from .._optimizers.lbfgs import BaseOptimizer
-from .._support.declared import documented
-from .._support.typing import MatrixLike
+from .._data.validation import r2_of_maps, r2_of_rows
+from .._inference.graph import Head, OutputOptions
+from .._utils.declared import documented
+from .._utils.typing import MatrixLike
 from ..adapters import LoRA
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import ModelSource
+from ..optimizers import BaseOptimizer
 from ..schedules import Schedule
-from .availability import (
-    check_one_pass,
-    takes_negative_numbers,
-    trains_in_minibatches,
-)
 from .base import BaseOrtGradient
-from .docstrings import attributes
 from .examples import Call
-from .parameters import REGRESSOR
+from .fit import check_one_pass, takes_negative_numbers, trains_in_minibatches
+from .parameters import REGRESSOR, attributes
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,4 +1,4 @@
-"""Validation scores by scikit-learn's scorers during training."""
+"""Score validation data during training, by scikit-learn's scorers or by losses."""
 
 from __future__ import annotations
 
@@ -6,19 +6,36 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, wraps
 from numbers import Real
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from .._data.validation_scores import log_loss_of_labels, squared_error_of_labels
+from .._data.several_targets import SeveralTargets
+from .._data.targets import (
+    IGNORED,
+    Targets,
+    given_weights,
+    position_shares,
+    require_same_places,
+    rows_with_labels,
+    weights_without_shares,
+)
+from .._data.validation import faults_of_validation_data, log_loss_of_labels, require_scorable, squared_error_of_labels
 from .._fitted import sklearn_private
-from .._graph.links import Task
-from .._inference.head import Head
+from .._inference.graph import Head
 from .._inference.predictor import Predictor
-from .._support.typing import MatrixLike
-from ..exceptions import nearest
-from .run import Columns, Run
+from .._model.activation import Task
+from .._training.loss_graph import StepSettings, TotalLoss, settings_of_output
+from .._training.score_loss import SCORED_PIECE, ScoreLoss, weighted_mean
+from .._utils.typing import MatrixLike
+from ..callbacks.base import Part
+from ..exceptions import ModelError, nearest
+from .examples import Call, Examples, ignoring, scaled_values, validation_examples
+from .parameters import Parameters
+from .state import Columns, Run
 
 Scoring: TypeAlias = "str | Callable[..., float]"
 
@@ -225,3 +242,346 @@ def _twin(estimator: Any, run: Run, predictions: Predictions[Any]) -> Any:
     twin._publish(run)
     twin._predict = predictions
     return twin
+
+
+# Losses and scores of the current parameters on training or validation rows, for callbacks.
+
+
+class Measures:
+    """What callbacks measure after an epoch; the functions are made once."""
+
+    def __init__(
+        self, estimator: Parameters, run: Run, settings: StepSettings, rows: Mapping[Part, ScoredRows | None]
+    ) -> None:
+        self._estimator, self._run, self._settings, self._rows = estimator, run, settings, rows
+        self._known: dict[tuple[str, Part], Callable[[], float]] = {}
+
+    def __call__(self, name: str, scoring: Scoring, on: Part) -> float:
+        """Return a score, or the loss where ``scoring`` is "loss"."""
+        if (name, on) not in self._known:
+            rows = self._rows[on]
+            if rows is None:
+                raise ValueError(
+                    f"{name!r} needs validation data: set early_stopping=True, or give X_val and y_val to fit."
+                )
+            self._known[name, on] = self._function(scoring, rows)
+        return self._known[name, on]()
+
+    def _function(self, scoring: Scoring, rows: ScoredRows) -> Callable[[], float]:
+        if isinstance(scoring, str) and scoring == "loss":
+            return self._loss(rows)
+        return score_by(self._estimator, scoring, self._run, rows)
+
+    def _loss(self, rows: ScoredRows) -> Callable[[], float]:
+        if self._run.model.link == "votes":
+            raise ModelError("The loss on validation data is not known for one-vs-one votes: take a score.")
+        predictor = self._run.live_predictor(rows.live, with_scores=True)
+        loss = loss_of_outputs if self._run.head.parts else loss_of_rows
+        return loss(self._run, self._settings, rows, predictor)
+
+
+def loss_of_rows(run: Run, settings: StepSettings, scored: ScoredRows, predictor: Predictor) -> Callable[[], float]:
+    """Return the function that computes the mean loss of rows by the current parameters.
+
+    Scores of many labels at many positions are large: there are never those of more rows than are predicted at a time.
+    """
+    mean = ScoreLoss(ignoring(settings, scored.targets), run.parameters.buffer.dtype, run.rows or SCORED_PIECE)
+    y, rows = scaled_values(run, scored.targets), scored.rows
+    weights = np.ones(len(rows)) if scored.weights is None else scored.weights
+    if mean.rows_meet:  # rows of weight zero are in no minibatch
+        y, rows, weights = y[weights > 0], rows[weights > 0], weights[weights > 0]
+    pieces = [slice(0, len(rows))] if mean.rows_meet else predictor.pieces_of(scored.live, rows)
+
+    def loss() -> float:
+        found = [mean(predictor.run(scored.live, rows[p], -1), y[p], weights[p]) for p in pieces]
+        return weighted_mean(found, [weights[p] for p in pieces])
+
+    return loss
+
+
+# The weighted sum of the mean losses on several outputs, by the scores of the current parameters.
+
+
+def loss_of_outputs(run: Run, settings: StepSettings, scored: ScoredRows, predictor: Predictor) -> Callable[[], float]:
+    """Return the function that computes the loss of rows; ``predictor`` gives the scores of each output last."""
+    total, targets, dtype = settings.loss, scored.targets, run.parameters.buffer.dtype
+    assert isinstance(total, TotalLoss)
+    assert isinstance(targets, SeveralTargets)
+    numbers = numbers_of_outputs(run.head, -1, with_scores=True)
+    batch = run.rows or SCORED_PIECE
+    parts = [
+        ignoring(settings_of_output(settings, one), own) for one, own in zip(total.outputs, targets.parts, strict=True)
+    ]
+    losses = [ScoreLoss(one, dtype, batch) for one in parts]
+    each = list(zip(total.outputs, losses, targets.parts, targets.weights, strict=True))
+
+    def loss() -> float:
+        found = predictor.run_several(scored.live, numbers, scored.rows)
+        parts = zip(found, each, strict=True)
+        return float(np.sum([one.weight * mean(s, part.values, w) for s, (one, mean, part, w) in parts]))
+
+    return loss
+
+
+# The score on validation data, split off or given, during training.
+
+
+Metric = Callable[[np.ndarray, Targets, "np.ndarray | None"], float]
+"""From predictions, targets and weights to a score."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRows:
+    """Rows that are scored during training.
+
+    Attributes
+    ----------
+    given : callable () -> tuple of data
+        Returns X and y of these rows as the user gave them. Of data mapped from a file that is a copy in memory, which
+        is made where a scorer or a callback reads them.
+    targets : Targets
+    weights : ndarray or None
+    live : mapping of str to Column
+        The data that contain the rows, as inputs of the trained graph.
+    rows : ndarray of int
+        The rows among them.
+    """
+
+    given: Callable[[], tuple[Any, Any]]
+    targets: Targets
+    weights: np.ndarray | None
+    live: Columns
+    rows: np.ndarray
+
+    @cached_property
+    def data(self) -> tuple[Any, Any]:
+        """X and y of these rows as the user gave them."""
+        return self.given()
+
+
+def validation_rows(
+    estimator: Parameters, run: Run, examples: Examples, held_out: np.ndarray | None, call: Call
+) -> ScoredRows | None:
+    """Return the validation data of the call, else the rows ``held_out`` of ``examples``; None without any."""
+    given = call.validation
+    if given is None:
+        return None if held_out is None else scored_rows(run, examples, held_out, call)
+    with faults_of_validation_data():
+        trained, examples = examples, validation_examples(estimator, run, *given)
+        require_same_places(trained.targets, examples.targets)
+    require_scorable(examples.targets, examples.weights)
+    rows = rows_with_labels(examples.targets)
+    if len(rows) == len(examples):
+        return rows_to_score(run, examples, rows, lambda: given[:2])
+    return rows_to_score(run, examples, rows, lambda: (rows_of(given[0], rows), rows_of(given[1], rows)))
+
+
+def scored_rows(run: Run, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:
+    """Return some rows of the training data of the call."""
+    X, y = call.X, call.y
+    if len(rows) == len(examples):
+        return rows_to_score(run, examples, rows, lambda: (X, y))
+    return rows_to_score(run, examples, rows, lambda: (rows_of(X, rows), rows_of(y, rows)))
+
+
+def rows_to_score(run: Run, examples: Examples, rows: np.ndarray, given: Callable[[], tuple[Any, Any]]) -> ScoredRows:
+    """Return some rows of the examples; ``given`` returns X and y of these rows as the user gave them."""
+    targets = examples.targets.take(rows)
+    weights = None if examples.weights is None else examples.weights[rows]
+    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
+    return ScoredRows(given, targets, weights, live, rows)
+
+
+def validation_score(estimator: Any, run: Run, scored: ScoredRows | None, call: Call) -> Callable[[], float] | None:
+    """Return the function that scores the current parameters; None without validation data."""
+    if scored is None:
+        require_no_scoring(estimator, call)
+        return None
+    if estimator.scoring is not None and not _is_own_score(estimator, run):
+        return score_by(estimator, estimator.scoring, run, scored)
+    return OwnScore(estimator._score, run, scored, with_scores=watches_loss(estimator, run, call))
+
+
+class OwnScore:
+    """The accuracy or R² of the current parameters on validation data.
+
+    Attributes
+    ----------
+    predictor : Predictor
+        A session holds memory for its largest values: the loss on the same rows is computed by this one too.
+    """
+
+    def __init__(self, metric: Metric, run: Run, scored: ScoredRows, *, with_scores: bool) -> None:
+        self._metric, self._scored = metric, scored
+        self.predictor = run.live_predictor(scored.live, with_scores=with_scores)
+
+    def __call__(self) -> float:
+        scored = self._scored
+        predicted = self.predictor.run(scored.live, scored.rows)
+        finite = predicted.dtype.kind != "f" or np.isfinite(predicted).all()
+        return self._metric(predicted, scored.targets, scored.weights) if finite else math.nan
+
+
+def watches_loss(estimator: Parameters, run: Run, call: Call) -> bool:
+    """Whether early stopping watches the loss on the validation data in place of the score.
+
+    The accuracy on few rows moves in steps and stands still for many epochs, also where the network goes on learning.
+    """
+    classifies = run.head.task != "regression" and not run.head.parts and run.model.link != "votes"
+    return bool(estimator.early_stopping) and not call.one_pass and estimator.scoring is None and classifies
+
+
+def _is_own_score(estimator: Parameters, run: Run) -> bool:
+    """Whether ``scoring`` names the accuracy that is computed anyway; the scorer of that name takes longer."""
+    known = run.head.task in ("binary", "multiclass", "multilabel") and run.head.positions is None
+    return known and isinstance(estimator.scoring, str) and estimator.scoring == "accuracy"
+
+
+def score_by(estimator: Parameters, scoring: Scoring, run: Run, scored: ScoredRows) -> Callable[[], float]:
+    """Return the function that scores the current parameters by a scorer of scikit-learn."""
+    weights, targets, (X, y) = scored.weights, scored.targets, scored.data
+    if run.head.parts:
+        _require_function(scoring)
+        return scorer_of(estimator, scoring, run, (X, y, None), LiveOutputs(run, X, scored.live, scored.rows))
+    if targets.row_shape and isinstance(scoring, str):
+        scoring = FlatScorer(estimator, scoring, targets, weights)
+    if isinstance(scoring, str) and targets.lacks_labels:
+        raise ValueError(
+            f"scoring={scoring!r} cannot leave out single labels of a row, which are ignored here (ignore_label). Take "
+            f"a function (estimator, X, y) -> float, or None, for the accuracy of the labels that count."
+        )
+    if weights is not None and targets.has_positions:
+        weights = given_weights(targets, weights)
+    elif weights is not None and targets.lacks_labels:
+        weights = weights_without_shares(targets, weights)
+    return scorer_of(estimator, scoring, run, (X, y, weights), LivePredictions(run, X, scored.live, scored.rows))
+
+
+def _require_function(scoring: Scoring) -> None:
+    if not callable(scoring):
+        raise ValueError(
+            f"scoring must be a function (estimator, X, y) -> float where y has several outputs, or None; "
+            f"scikit-learn's scorers take one. Got {scoring!r}."
+        )
+
+
+def require_no_scoring(estimator: Parameters, call: Call) -> None:
+    """Raise if ``scoring`` is set but there are no validation data."""
+    if estimator.scoring is not None and not call.one_pass:
+        raise ValueError(
+            f"scoring={estimator.scoring!r} needs validation data: set early_stopping=True, or give X_val and y_val."
+        )
+
+
+# Scikit-learn's scorers, by name, on images and series and on labels at positions, which its metrics do not take.
+#
+# The elements of a row are the columns of a target, which R² and the explained variance weight as ``score`` does: the
+# mean of their scores would be decided by elements that hardly vary. Each label that counts is a row of its own.
+
+
+RESPONSE_METHODS = ("predict", "predict_proba", "decision_function")
+
+
+class FlatScorer:
+    """A scorer of scikit-learn that is given flat targets and predictions.
+
+    Parameters
+    ----------
+    estimator : BaseOrtGradient
+    name : str
+        The name of the scorer.
+    targets : Targets
+        Those of the validation data, with rows of several axes.
+    weights : ndarray or None
+        The weights of rows, as training weights them.
+    """
+
+    def __init__(self, estimator: Any, name: str, targets: Targets, weights: np.ndarray | None) -> None:
+        self.name = name
+        self._scorer = _by_elements(name) or scorer_by_name(estimator, name, _classes_at_positions(targets))
+        flat = _flat_labels if targets.has_positions else _flat_elements
+        self._y, weights, self._flatten = flat(targets, weights)
+        self._more = {} if weights is None else {"sample_weight": weights}
+
+    def __repr__(self) -> str:
+        return repr(self.name)
+
+    def __call__(self, estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the score of the predictions; ``y`` and the weights are those given before."""
+        flat = object.__new__(type(estimator))
+        vars(flat).update(vars(estimator))
+        for name in RESPONSE_METHODS:
+            if hasattr(estimator, name):
+                setattr(flat, name, _flattened(getattr(estimator, name), self._flatten))
+        return float(self._scorer(flat, X, self._y, **self._more))
+
+
+def _classes_at_positions(targets: Targets) -> np.ndarray | None:
+    return np.asarray(targets.classes) if targets.has_positions else None
+
+
+def _flattened(method: Callable[..., Any], flatten: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @wraps(method)  # scikit-learn looks methods up by their names
+    def flat(X: Any) -> Any:
+        return flatten(method(X))
+
+    return flat
+
+
+def _by_elements(name: str) -> Callable[..., float] | None:
+    """Return the scorer in which each element weighs as much as it varies; None for scores that know no such mean."""
+    from sklearn.metrics import explained_variance_score, make_scorer, r2_score  # needs a fifth of scikit-learn
+
+    metric = {"r2": r2_score, "explained_variance": explained_variance_score}.get(name)
+    scorer: Callable[..., float] | None = metric and make_scorer(metric, multioutput="variance_weighted")
+    return scorer
+
+
+Flat = tuple[np.ndarray, "np.ndarray | None", Callable[[np.ndarray], np.ndarray]]
+
+
+def _flat_elements(targets: Targets, weights: np.ndarray | None) -> Flat:
+    return targets.values.reshape(len(targets.values), -1), weights, lambda found: found.reshape(len(found), -1)
+
+
+def _flat_labels(targets: Targets, weights: np.ndarray | None) -> Flat:
+    """Return the labels that count, their weights, None where all are one, and the function that selects them."""
+    counted = targets.values.ravel() != IGNORED
+    rows = None if weights is None else given_weights(targets, weights)
+    shares = position_shares(targets)
+    own = (shares if rows is None else rows[:, None] * shares).ravel()[counted]
+
+    def flatten(found: np.ndarray) -> np.ndarray:
+        axes = found.shape[1 + len(targets.row_shape) :]
+        chosen: np.ndarray = found.reshape(-1, *axes)[counted]
+        return chosen
+
+    labels = np.asarray(targets.classes)[targets.values.ravel()[counted]]
+    return labels, None if (own == 1).all() else own, flatten
+
+
+# The outputs of the inference graph of several heads, by number, and their values during training.
+
+
+def first_outputs(head: Head, *, with_scores: bool) -> list[int]:
+    """Return the number of the first output of the inference graph for each part: the label, or the number."""
+    sizes = [(1 if part.task == "regression" else 2) + with_scores for part in head.parts]
+    return [sum(sizes[:i]) for i in range(len(sizes))]
+
+
+def numbers_of_outputs(head: Head, output: int, *, with_scores: bool) -> list[int]:
+    """Return the number of an output of the inference graph for each part; -1: of its scores."""
+    first = first_outputs(head, with_scores=with_scores)
+    last = [1 if part.task == "regression" else 2 for part in head.parts]
+    return [begin + (end if output == -1 else min(output, end - 1)) for begin, end in zip(first, last, strict=True)]
+
+
+class LiveOutputs(Predictions[list[np.ndarray]]):
+    """The predictions of all outputs for the validation rows, computed once per score."""
+
+    def _computed(self, output: int, *, with_scores: bool) -> list[np.ndarray]:
+        numbers = numbers_of_outputs(self._run.head, output, with_scores=with_scores)
+        return self._predictor(with_scores=with_scores).run_several(self._live, numbers, self._rows)
+
+    def finite(self) -> bool:
+        return all(bool(np.isfinite(own).all()) for own in self(self._X, -1, with_scores=True))

@@ -1,4 +1,4 @@
-"""skl2onnx converters for both estimators, so that pipelines and ensembles that contain them convert.
+"""Converters of skl2onnx for the estimators, so that pipelines and ensembles that contain them convert.
 
 skl2onnx has none for ``TransformedTargetRegressor``, which regressors are often in: this is one for any regressor.
 
@@ -10,7 +10,13 @@ Only public names of skl2onnx are used here.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,24 +24,23 @@ import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
 from .._fitted import skl2onnx_bridge
-from .._fitted.tables import Table
-from .._graph.builder import GraphBuilder
-from .._graph.edits import replace_input
-from .._graph.fake_quantization import requantized
-from .._graph.meanings import converted
-from .._graph.protobuf import to_proto
-from .._graph.queries import graphs_in
-from .._graph.shapes import infer_shapes
-from .._graph.unrolling import unroll
-from .._inference.graph import OutputOptions, inference_model
-from .._inference.head import Head
-from .._support.refusal import reason
-from .._support.typing import Container, Operator, Scope
+from .._fitted.model import Table
+from .._importers.load import to_proto
+from .._importers.quantization import requantized
+from .._inference.graph import Head, OutputOptions, inference_model
+from .._ir.control_flow import unroll
+from .._ir.edits import replace_input
+from .._ir.opsets import converted
+from .._ir.queries import graphs_in
+from .._ir.shapes import infer_shapes
+from .._utils.errors import reason
+from .._utils.typing import Container, Operator, Scope
 from ..exceptions import ModelError
+from ..graph import GraphBuilder
 from .base import BaseOrtGradient
 from .classifier import OrtGradientClassifier
 from .regressor import OrtGradientRegressor
-from .snapshots import predicting_model
+from .state import predicting_model
 
 CLASSIFIER_OPTIONS = {
     "zipmap": [True, False, "columns"],
@@ -171,7 +176,7 @@ def _target_types(operator: Operator) -> None:
 def _convert_target(scope: Scope, operator: Operator, container: Container) -> None:
     """Convert the regressor, then the inverse of the transformer of its targets."""
     from .._fitted.converters.context import Source  # needs much of scikit-learn
-    from .._fitted.converters.transformed_target import inverse_of
+    from .._fitted.converters.meta import inverse_of
 
     outer = operator.raw_operator
     (made,) = skl2onnx_bridge.parse(scope, outer.regressor_, list(operator.inputs), {})
@@ -310,3 +315,47 @@ def in_opset(model: ir.Model, opset: int) -> ir.Model:
             f"Take opset {own}, or one nearer to it."
         ) from error
     return infer_shapes(ir.from_proto(proto))
+
+
+# Calls to make once another package has been imported, by whomever: nobody pays for it who does not need it.
+
+
+def after_import(package: str, call: Callable[[], object]) -> None:
+    """Call ``call`` when ``package`` has been imported; at once if it has been already."""
+    if package in sys.modules:
+        call()
+    else:
+        sys.meta_path.insert(0, _CallingFinder(package, call))
+
+
+class _CallingFinder(MetaPathFinder):
+    """Finds the package as the other finders do, and appends the call to what its loader executes."""
+
+    def __init__(self, package: str, call: Callable[[], object]) -> None:
+        self._package, self._call, self._searching = package, call, False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the package that the other finders find; None for other modules."""
+        if fullname != self._package or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            self._append(spec.loader)
+        return spec
+
+    def _append(self, loader: object) -> None:
+        load: Callable[[ModuleType], object] = loader.exec_module  # type: ignore[attr-defined]
+
+        def load_and_call(module: ModuleType) -> None:
+            load(module)
+            if module.__name__ == self._package and self in sys.meta_path:  # a loader of an archive is shared
+                sys.meta_path.remove(self)
+                self._call()
+
+        loader.exec_module = load_and_call  # type: ignore[attr-defined]

@@ -1,18 +1,37 @@
-"""The state of a training in plain values: what another process needs to go on to the same weights, bit by bit."""
+"""The state of a training in plain values, from which another process goes on to the same bits."""
 
 from __future__ import annotations
 
 import copy
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from hashlib import blake2b
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import DTypeLike
+from sklearn.utils import check_random_state
 
-from .._callbacks.base import State
-from .._support.refusal import refusing
+from .._data.several_targets import SeveralTargets
+from .._data.targets import Targets
+from .._importers.load import to_proto
+from .._ort import packages
 from .._training.history import Curve, EpochLog
-from ..schedules import Progress
-from .run import Run
+from .._training.parameters import FlatParameters
+from .._training.rates import swept_losses
+from .._training.trainer import Trainer
+from .._utils.cache import digest
+from .._utils.errors import refusing
+from ..callbacks.base import Callback, State
+from ..callbacks.checkpoint import Checkpoint
+from ..exceptions import ModelError
+from ..schedules import Progress, Restarts
+from .examples import Call, Examples
+from .parameters import Parameters, set_callbacks_of
+from .scoring import ScoredRows
+from .state import Run, require_single_scores
 
 PLAIN = ("least_loss", "best_loss", "best_score", "best_watched", "idle_epochs", "early_stopping", "warned_of_end")
 """The attributes of a history that are numbers."""
@@ -156,3 +175,199 @@ def size_of_state(run: Run) -> int:
 
 def _copied(array: np.ndarray | None) -> np.ndarray | None:
     return None if array is None else array.copy()
+
+
+# A training whose state is stored and restored: for checkpoints, and for steps beside the course of training.
+
+
+class StatefulTraining:
+    """The run and its loop.
+
+    Attributes
+    ----------
+    ended : bool
+        Whether training ends with this epoch, where that is decided.
+    """
+
+    ended = False
+    _run: Run
+    _trainer: Trainer
+
+    @property
+    def parameters(self) -> FlatParameters:
+        """The trained parameters."""
+        return self._run.parameters
+
+    def state(self) -> State:
+        """Return a copy of all that the training goes on from."""
+        self._trainer.step.synchronize()
+        return {**stored_state(self._run), "ended": self.ended}
+
+    def restore(self, state: State) -> None:
+        """Go on from a state."""
+        ended = state.get("ended")
+        if not isinstance(ended, bool | np.bool_):
+            raise ModelError("The stored state is none of this training: it does not say whether that had ended.")
+        restore_state(self._run, state)
+        self._trainer.step.reload()
+        self.ended = bool(ended)
+
+    def sweep(self, rates: np.ndarray) -> np.ndarray:
+        """Return the losses of steps at these learning rates; the training stays as it is."""
+        before = self.state()
+        try:
+            return swept_losses(self._trainer.step, self._trainer.batches, rates)
+        finally:
+            self.restore(before)
+
+    def refresh_statistics(self) -> None:
+        """Let running statistics follow the weights by a pass over the data that changes no weight."""
+        before = self.state()
+        swept_losses(self._trainer.step, self._trainer.batches, np.zeros(self._trainer.batches.steps))
+        statistics = self.parameters.statistics.copy()
+        self.restore(before)
+        self.parameters.statistics[...] = statistics
+
+    def restart_rates(self, ends: Sequence[int]) -> None:
+        """Let the learning rate fall to 0 up to each of these epochs of this call, and start again."""
+        step, total = self._run.history.progress.step, self._run.history.progress.total_steps or 0
+        each = (total - step) // ends[-1]
+        self._trainer.rates.follow(Restarts(step, [step + each * epochs for epochs in ends]))
+
+    def require_ensemble(self) -> None:
+        """Raise ValueError if :meth:`predict_by` cannot be."""
+        require_single_scores(self._run)
+
+    def predict_by(self, snapshots: Sequence[np.ndarray]) -> None:
+        """Let the mean of networks predict, whose parameters are copies of the buffer, until training goes on."""
+        self._run.snapshots = tuple(snapshots)
+        self._run.predictors.clear()
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Let the schedule start from this learning rate, in this call."""
+        self._trainer.rates.initial = rate
+
+
+# The random generator of a call. Without ``random_state`` a checkpoint holds the seed that the first call drew.
+
+
+SEEDS = 2**31 - 1
+"""Seeds are less than this."""
+
+
+class Seeded(Protocol):
+    """An estimator that draws random numbers."""
+
+    random_state: int | np.random.RandomState | None
+    callbacks: Sequence[object] | None
+
+
+def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.random.RandomState:
+    """Return the generator of a call that begins a training on ``rows``, which are read for a checkpoint alone."""
+    state, held = estimator.random_state, [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
+    checkpoint = next((one for one in held if isinstance(one, Checkpoint)), None)
+    if state is not None or checkpoint is None:
+        return seeded(state)
+    checkpoint.validate()
+    drawn = int(check_random_state(None).randint(SEEDS))
+    return np.random.RandomState(checkpoint.seed(_seed_key(estimator, rows()), drawn))
+
+
+class _Zeros(ISeedSequence):
+    """The first words of a generator that is seeded next; those that NumPy derives take most of the time of both."""
+
+    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> np.ndarray:
+        return np.zeros(n_words, dtype)
+
+
+def seeded(state: int | np.random.RandomState | None) -> np.random.RandomState:
+    """Return the generator that scikit-learn's ``check_random_state`` returns for ``state``."""
+    generator: np.random.RandomState
+    if isinstance(state, int | np.integer):
+        words: Any = _Zeros()  # of a type that NumPy takes and does not declare
+        generator = np.random.RandomState(np.random.MT19937(words))
+        generator.seed(int(state))
+    else:
+        generator = check_random_state(state)
+    return generator
+
+
+def generator_for(estimator: Seeded, call: Call, examples: Examples) -> np.random.RandomState:
+    """Return the generator of a call of an estimator that trains a graph."""
+    return generator_of(estimator, lambda: bytes_of(examples, call))
+
+
+def bytes_of(examples: Examples, call: Call) -> Iterable[bytes]:
+    """Yield the kind of the call and all rows, a few at a time."""
+    yield str(call.one_pass).encode()
+    for name, column in examples.columns.items():
+        yield name.encode()
+        for start in range(0, len(column), PIECE_ROWS):
+            yield column.rows(slice(start, start + PIECE_ROWS)).tobytes()
+    yield bytes_of_targets(examples.targets, examples.weights)
+
+
+def bytes_of_targets(targets: Targets, weights: np.ndarray | None) -> bytes:
+    """Return a digest of targets and weights of rows."""
+    several = list(targets.weights) if isinstance(targets, SeveralTargets) else None
+    return digest([np.asarray(targets.values), weights, several])
+
+
+def _seed_key(estimator: Seeded, rows: Iterable[bytes]) -> str:
+    """Return a digest of settings and rows; calls that differ in the model alone may share a seed."""
+    hasher = blake2b(digest_size=12)
+    names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
+    hasher.update(digest([type(estimator).__qualname__, {name: getattr(estimator, name) for name in names}]))
+    for part in rows:
+        hasher.update(part)
+    return hasher.hexdigest()
+
+
+# What tells one training from another: settings, graph, data, and the state that it begins from.
+
+
+IRRELEVANT = {"model", "callbacks", "verbose"}
+"""Parameters that are not compared: the graph is, and of callbacks those that steer."""
+
+NO_ORIGIN = {"memories", "rows", "fine_tuning"}
+"""Parts of the state on which no weight depends."""
+
+PIECE_ROWS = 4096
+"""Rows of the data that are read at a time."""
+
+
+def identity_of(estimator: Parameters, run: Run, trainer: Trainer, call: Call, held_out: ScoredRows | None) -> str:
+    """Return a digest that is equal for calls whose training is the same to the bit."""
+    hasher = blake2b(digest_size=12)
+    names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
+    parameters = {name: getattr(estimator, name) for name in names}
+    state = {name: value for name, value in stored_state(run).items() if name not in NO_ORIGIN}
+    settings = (type(estimator).__qualname__, run.engine, run.device.name, run.seed, packages.version())
+    padded_to = call.one_pass and trainer.step.batch  # a fit has the rows of its minibatches, which are data
+    for value in (settings, parameters, state, dict(run.frozen), padded_to, _steering(estimator)):
+        hasher.update(digest(value))
+    graph = to_proto(run.model.model)
+    graph.graph.name = ""  # skl2onnx draws one
+    hasher.update(graph.SerializeToString())
+    for data in trainer.data:
+        data.digest(hasher.update, PIECE_ROWS)
+    if held_out is not None:
+        _add_rows(hasher.update, held_out)
+    return hasher.hexdigest()
+
+
+def _steering(estimator: Parameters) -> list[object]:
+    """Return the callbacks on which the weights depend, with their settings."""
+    held = [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
+    found = [one for one in held if isinstance(one, Callback) and one.steers]
+    return [(type(one).__qualname__, one.get_params()) for one in found]
+
+
+def _add_rows(update: Callable[[bytes], object], scored: ScoredRows) -> None:
+    for name, column in scored.live.items():
+        update(name.encode())
+        for start in range(0, len(scored.rows), PIECE_ROWS):
+            update(column.rows(scored.rows[start : start + PIECE_ROWS]).tobytes())
+    update(digest([np.asarray(scored.targets.values), scored.weights]))
+    if isinstance(scored.targets, SeveralTargets):
+        update(digest(list(scored.targets.weights)))

@@ -13,17 +13,31 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from .._graph.builder import GraphBuilder
-from .._graph.edits import append_output, replace_inputs
-from .._training.dropout import FACTOR
-from .._training.loss_graph import LOSS, WEIGHT, ir_type
+from .._importers.load import from_bytes
+from .._ir.edits import append_output, replace_inputs
+from .._model.row_reads import take_first_products
+from .._training.loss_graph import LAZY, LOSS, TARGET, WEIGHT, ir_type, training_graph
+from .._training.programs import PassSource, pass_program
+from .._training.randomness import FACTOR
 from ..exceptions import ModelError
+from ..graph import GraphBuilder
 from ..optimizers import Optimizer
 from .source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, StateTensor, members_of
-from .state_names import reserve_names
-from .step_pass import step_pass
-from .target_inputs import TargetInput, emit_row_inputs
-from .update_nodes import StepScalars, decays, emit_average, emit_clipping, emit_penalty, emit_update
+from .step_parts import (
+    PassRoles,
+    StepScalars,
+    TargetInput,
+    decays,
+    emit_average,
+    emit_clipping,
+    emit_penalty,
+    emit_row_inputs,
+    emit_update,
+    pass_of_group,
+    reserve_names,
+    return_occurring_columns,
+    return_rows_added_up,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,3 +260,53 @@ def _is_double(node: ir.Node) -> bool:
     to = node.attributes.get("to")
     double = to is not None and to.as_int() == ir.DataType.DOUBLE
     return double or any(value is not None and value.dtype == ir.DataType.DOUBLE for value in node.inputs)
+
+
+# The forward and backward pass that a training step begins with, over all rows of the step.
+
+
+@dataclass(frozen=True, eq=False)
+class StepPass:
+    """The graph of a pass.
+
+    Attributes
+    ----------
+    model : onnx_ir.Model
+    random : tuple of str
+        Its inputs for uniform random numbers.
+    drops : bool
+        Whether it reads a factor of dropout.
+    occurs : mapping of str to str
+        Of the matrices whose rows are updated only where they occur: the outputs that say which.
+    """
+
+    model: ir.Model
+    random: tuple[str, ...]
+    drops: bool
+    occurs: Mapping[str, str]
+
+
+def step_pass(source: ExportSource) -> StepPass:
+    """Return the pass over the minibatches of a step."""
+    parts = source.parts
+    settings, rows = replace(parts.settings, engine="portable"), parts.batch // source.minibatches
+    lazy = settings.sparse_updates == LAZY
+    program = pass_program(PassSource(parts.model, settings, parts.parameters, parts.frozen, rows, adds_rows=lazy))
+    inputs = [value.name or "" for value in program.random]
+    random, model = tuple(name for name in inputs if name != FACTOR), from_bytes(program.graph)
+    occurs, kind = dict[str, str](), ir_type(parts.parameters.vector.dtype)
+    if lazy:
+        graph = training_graph(parts.model, settings, parts.frozen, rows)
+        products = take_first_products(graph, parts.sparse)
+        occurs |= return_occurring_columns(model, products, parts.parameters.names, kind)
+    occurs |= return_rows_added_up(model, program.lookups, kind)
+    if source.minibatches > 1:
+        model = pass_of_group(model, _roles_in_pass(source, random, occurs), source.minibatches)
+    return StepPass(model, random, FACTOR in inputs, occurs)
+
+
+def _roles_in_pass(source: ExportSource, random: tuple[str, ...], occurs: Mapping[str, str]) -> PassRoles:
+    own, layout = source.parts.model, source.parts.parameters
+    by_row = (*(spec.name for spec in own.inputs), TARGET, WEIGHT)
+    statistics = {name: own.running_statistics[name] for name in layout.running_statistics}
+    return PassRoles(by_row, WEIGHT, random, statistics, frozenset(occurs.values()))

@@ -18,16 +18,14 @@ import onnx.helper
 import onnx.numpy_helper
 import onnx_ir as ir
 
-from .._graph.builder import GraphBuilder, new_graph
-from .._graph.edits import append_output, replace_inputs
-from .._graph.files import read
-from .._graph.protobuf import to_proto
-from .._support.refusal import refusing
+from .._importers.load import to_proto
+from .._ir.edits import append_output, replace_inputs
+from .._ir.files import read
+from .._utils.errors import refusing
 from ..exceptions import ModelError
-from .compact import compact_proto
-from .folder import require_own_graph, require_state
-from .manifest import manifest_of
-from .manifest_checks import read_manifest
+from ..graph import GraphBuilder, new_graph
+from .folder import compact_proto, require_own_graph, require_state
+from .manifest import manifest_of, read_manifest
 from .source import AVERAGE, PARAMETERS, STATISTICS, ExportSource, StateTensor
 from .step_graph import StepGraph, cut_members, joined_vector, step_graph
 

@@ -1,4 +1,4 @@
-"""Corrections of converted graphs: conversions of skl2onnx that are inexact, and missing values before an imputer.
+"""Correct conversions of skl2onnx that are inexact, or refuse them.
 
 Each correction is a function of the graph, the fitted estimator and the nodes that its converter made, with one line in
 :data:`REPAIRS`. A wrong conversion without a correction is found when predictions are compared, and refused.
@@ -6,20 +6,56 @@ Each correction is a function of the graph, the fitted estimator and the nodes t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.neighbors import KNeighborsRegressor, RadiusNeighborsRegressor
-from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, PowerTransformer, RobustScaler, StandardScaler
+import onnx_ir.passes.common as common
+from sklearn.ensemble import (
+    BaggingClassifier,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    StackingClassifier,
+    VotingClassifier,
+)
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, TfidfVectorizer
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import WhiteKernel
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
+from sklearn.neighbors import (
+    KNeighborsClassifier,
+    KNeighborsRegressor,
+    LocalOutlierFactor,
+    RadiusNeighborsClassifier,
+    RadiusNeighborsRegressor,
+)
+from sklearn.preprocessing import (
+    MaxAbsScaler,
+    MinMaxScaler,
+    Normalizer,
+    OneHotEncoder,
+    PowerTransformer,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
+)
 
-from .._graph.builder import GraphBuilder
-from .._graph.edits import insert_behind
+from .._ir.edits import insert_behind
+from .._ir.queries import constant
+from .._ir.shapes import infer_shapes
 from .._ml_operators.preprocessing import is_imputed_later, restore_missing, split_missing
-from .._runtime import capabilities
-from .._support.typing import Estimator
+from .._ort import sessions
+from .._utils.typing import Estimator
+from ..exceptions import ModelError
+from ..graph import DOUBLE, FLOAT, GraphBuilder
+from . import sklearn_private
+from .converters.trees import exact_thresholds
+from .inspect import ModelRecord, record_of
+from .provenance import FORMS, Origin
+from .traversal import follow, walk
 
 Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
 
@@ -74,7 +110,7 @@ def _leave_missing_values_out(graph: ir.Graph, estimator: Estimator, nodes: list
 
 def _match_token_pattern(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Match scikit-learn's default token pattern in any script; lower-case in a locale that is installed."""
-    locale = capabilities.text_locale()
+    locale = sessions.text_locale()
     for node in nodes:
         if node.op_type == "Tokenizer" and estimator.analyzer == "word" and estimator.token_pattern == WORDS:
             node.attributes["tokenexp"] = ir.AttrString("tokenexp", r"[\p{L}\p{N}_]+")
@@ -100,3 +136,380 @@ REPAIRS: dict[type, tuple[Repair, ...]] = {
     StandardScaler: (_leave_missing_values_out,),
 }
 """The corrections by class."""
+
+
+# Fitted models that are refused: checks before the conversion, and why a model has no gradient.
+
+
+def refuse_untrainable(record: ModelRecord) -> None:
+    """Raise ModelError for a model without a trainable output, or whose decision rule training would not follow."""
+    _refuse_other_tasks(record)
+    _refuse_labels_alone(record)
+    last = record.last
+    if isinstance(last, LocalOutlierFactor) and not last.novelty:
+        raise ModelError(
+            f"This {record.last_name} has scores only for the rows that it was fitted to. Fit it with novelty=True."
+        )
+    if isinstance(last, OneVsRestClassifier):
+        _refuse_one_vs_rest(last)
+    for inner in _estimators_whose_labels_count(last):
+        _refuse_own_decision_rule(record, record_of(inner))
+    for _, part in walk(record.estimator):
+        if isinstance(part, TfidfTransformer | TfidfVectorizer) and part.sublinear_tf:
+            raise ModelError(f"{type(part).__name__}(sublinear_tf=True) has no right ONNX form. Fit it without.")
+
+
+def _refuse_other_tasks(record: ModelRecord) -> None:
+    if not (record.gives_labels or record.task == "regression"):
+        raise ModelError(
+            f"A fitted {record.name} predicts neither numbers nor classes{_other_outputs(record)}. Give a regressor, a "
+            f"classifier, a detector of outliers, or a pipeline that ends in one."
+        )
+
+
+def _other_outputs(record: ModelRecord) -> str:
+    if record.task == "clustering" or record.has_probabilities:  # mixture models
+        return ", but clusters"
+    return ", but transforms rows" if hasattr(record.estimator, "transform") else ""
+
+
+def _refuse_labels_alone(record: ModelRecord) -> None:
+    alone = record.task == "classification" and record.outputs is None
+    if alone and not (record.has_probabilities or record.has_decision_function or record.has_output_codes):
+        way = " Fit it with voting='soft'." if isinstance(record.last, VotingClassifier) else ""
+        raise ModelError(
+            f"This {record.last_name} has neither predict_proba() nor decision_function(): it predicts labels only, "
+            f"which have no gradient.{way}"
+        )
+
+
+def _refuse_one_vs_rest(last: OneVsRestClassifier) -> None:
+    if last.multilabel_:
+        _refuse_constant_labels(last)
+    elif len(last.estimators_) > 1:
+        _refuse_other_order(last)
+
+
+def _refuse_constant_labels(last: OneVsRestClassifier) -> None:
+    """Refuse a label that was constant in fit: it has no decision function."""
+    constant = [isinstance(one, sklearn_private._ConstantPredictor) for one in last.estimators_]
+    if any(constant) and not all(hasattr(one, "predict_proba") for one in last.estimators_):
+        raise ModelError(
+            f"Label {constant.index(True)} of this OneVsRestClassifier was the same in all rows that it was fitted to, "
+            f"and has no decision function. Fit it to rows that differ in every label."
+        )
+
+
+def _refuse_other_order(last: OneVsRestClassifier) -> None:
+    """Refuse estimators whose labels follow decision functions while probabilities are trained."""
+    inner = record_of(last.estimators_[0]).last_name
+    both = hasattr(last, "predict_proba") and hasattr(last, "decision_function")
+    if both and inner in ("BaggingClassifier", "NuSVC", "SVC", "StackingClassifier"):
+        raise ModelError(
+            f"This OneVsRestClassifier chooses labels by the decision functions of its {inner}. Training changes the "
+            f"probabilities, which need not agree with them. Give a classifier that has only one of the two."
+        )
+
+
+def _estimators_whose_labels_count(last: Estimator) -> Sequence[Any]:
+    """Return the nested estimators whose labels a model uses."""
+    if isinstance(last, StackingClassifier):
+        return [last.final_estimator_]
+    return list(last.estimators_) if isinstance(last, MultiOutputClassifier | ClassifierChain) else []
+
+
+def _refuse_own_decision_rule(outer: ModelRecord, inner: ModelRecord) -> None:
+    """Refuse nested estimators that do not predict the class of the largest probability or score."""
+    by_votes = inner.is_libsvm and inner.has_probabilities and isinstance(outer.last, StackingClassifier)
+    clipped = inner.is_linear_by_descent and inner.last.loss == "modified_huber" and len(inner.last.classes_) > 2
+    if inner.threshold is not None or by_votes or inner.is_one_vs_one or clipped:
+        name = inner.last_name if inner.threshold is None else type(inner.threshold.rule).__name__
+        raise ModelError(
+            f"{name} within {outer.last_name} chooses labels by a rule of its own, which training would not follow "
+            f"there. It is followed where {name} is the model itself, or the last step of a pipeline."
+        )
+
+
+_SCALERS = (
+    MaxAbsScaler,
+    MinMaxScaler,
+    Normalizer,
+    PowerTransformer,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
+)
+
+
+def where_float32_is_coarse(estimator: Estimator) -> str:
+    """Return what helps where the graph of a model differs from it: float32 is too coarse for some of its numbers."""
+    parts = [part for _, part in walk(estimator)]
+    why = "float32, in which graphs compute, may be too coarse for it"
+    if any(isinstance(part, GaussianProcessRegressor) and not _has_noise(part) for part in parts):
+        return (
+            f"{why}: a Gaussian process without noise passes through every row, by a tiny length scale or by large "
+            f"numbers that cancel. Fit it with noise, kernel=RBF() + WhiteKernel(), and with normalize_y=True."
+        )
+    if not any(isinstance(part, _SCALERS) for part in parts):
+        return f"{why}: fit it to scaled columns, by a StandardScaler."
+    if any(isinstance(part, OneHotEncoder) and part.drop is None and hasattr(part, "categories_") for part in parts):
+        return (
+            f"{why}: the columns of a OneHotEncoder add up to one, so that large coefficients may cancel. Fit it with "
+            f"OneHotEncoder(drop='first'), or with a stronger penalty."
+        )
+    return f"{why}: large numbers cancel. Fit it with a stronger penalty, or without columns that say the same."
+
+
+def _has_noise(process: GaussianProcessRegressor) -> bool:
+    parts = [part for _, part in walk(process.kernel_)]
+    return any(isinstance(part, WhiteKernel) and part.noise_level > 1e-3 for part in parts)
+
+
+_NEIGHBORS = (
+    "neighbors by weights or a metric without a form that can be trained. Fit it to dense rows with weights='uniform' "
+    "or 'distance', and with the metric 'euclidean', 'manhattan' or 'minkowski'"
+)
+
+_VOTE_COUNTERS = {
+    BaggingClassifier: (
+        "the votes of its estimators, which have no predict_proba(). Give it estimators that have: "
+        "SVC(probability=True), or CalibratedClassifierCV around others"
+    ),
+    KNeighborsClassifier: _NEIGHBORS,
+    RadiusNeighborsClassifier: _NEIGHBORS,
+}
+"""What the probabilities count, and what to do."""
+
+
+def without_gradient(record: ModelRecord) -> str:
+    """Return the message for a model none of whose parameters has a gradient."""
+    last, counted = record.last, _VOTE_COUNTERS.get(type(record.last))
+    if counted and not (isinstance(last, BaggingClassifier) and hasattr(last.estimators_[0], "predict_proba")):
+        return f"The probabilities of this {record.last_name} have no gradient: they count {counted}."
+    return (
+        f"This {record.name} has no parameter with a gradient: its predictions change in steps, as counts of neighbors "
+        f"and of votes do, or not at all."
+    )
+
+
+_WITHOUT_CONVERTER = re.compile(r"shape calculator for type '<class '(?:\w+\.)*(\w+)'>'")
+"""How skl2onnx says that it does not know a class."""
+
+_UNCLEAR = {
+    "LinearDiscriminantAnalysis": (
+        "at most 1 input(s)",
+        "transforms rows, and has an ONNX form as a classifier alone, which is the last step",
+    ),
+    "RandomTreesEmbedding": ("", "has no ONNX form"),
+    "TargetEncoder": (
+        "only support TargetEncoder",
+        "encodes by several classes; one that encodes by two, or by numbers, has an ONNX form",
+    ),
+}
+"""Steps of which skl2onnx does not say clearly why it refuses them: part of what it says, and what is meant."""
+
+
+def why_unconverted(estimator: Estimator, error: Exception) -> str:
+    """Return the message for a model whose conversion failed: the class, or the reason, and what to do."""
+    whole, words = type(estimator).__name__, " ".join(str(error).split())
+    for name in sorted({type(part).__name__ for _, part in walk(estimator)} & _UNCLEAR.keys()):
+        told, reason = _UNCLEAR[name]
+        if told in words:
+            return f"{name} in this {whole} {reason}. {_instead_of(name)}"
+    found = _WITHOUT_CONVERTER.search(words)
+    if found is None:
+        return f"skl2onnx cannot convert this {whole}: {words[:500].removesuffix('.')}. {_instead_of('what it names')}"
+    unknown = found[1]
+    if unknown == whole:
+        return (
+            f"{whole} has no converter to ONNX, neither here nor in skl2onnx. Give another model, or register a "
+            f"converter by skl2onnx.update_registered_converter."
+        )
+    return (
+        f"{unknown} in this {whole} has no converter to ONNX, neither here nor in skl2onnx. {_instead_of(unknown)} Or "
+        f"register a converter by skl2onnx.update_registered_converter."
+    )
+
+
+def _instead_of(step: str) -> str:
+    return (
+        f"Fit a model with other settings or another step in place of {step}; or apply that step to the data "
+        f"beforehand, and give what follows it as the model."
+    )
+
+
+# Rows that trees split, computed in float64 as scikit-learn does.
+#
+# A tree compares numbers with thresholds: where a scaler or another step computes these numbers, float32 may land on
+# the other side of a threshold, and another leaf predicts something else. So the steps before a tree are computed a
+# second time, in float64, with the fitted numbers as scikit-learn has them. The trees of scikit-learn round their rows
+# to float32; those over histograms compare float64. No gradient reaches a number before a tree, so that such numbers
+# are constants, whatever else reads them: else the splits would move while the leaves are trained.
+#
+# The data of such a model are float64, as rounding them to float32 could change a side, too: the input of the graph, or
+# each numeric column of its table.
+
+
+_MOVED = frozenset(
+    "Cast Concat Expand Flatten Gather GatherElements Identity Reshape Slice Split Squeeze Transpose Unsqueeze "
+    "Where".split()
+)
+"""Operators whose numbers are some of those that they read."""
+
+_COMPUTED = frozenset(
+    "Abs Add Clip Cos Div Exp Gemm Log MatMul Max Min Mul Neg Pow Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum "
+    "ReduceSumSquare Relu Sigmoid Sin Softmax Sqrt Sub Sum Tanh".split()
+)
+"""Operators that compute numbers, and have kernels for float64."""
+
+
+def split_in_double(model: ir.Model, origins: Sequence[Origin], root: Estimator) -> list[Origin]:
+    """Compute the rows of trees in float64, in place; return the origins of the parameters that are left."""
+    graph = model.graph
+    finders = [node for node in graph if node.domain == "ai.onnx.ml" and node.op_type.startswith("TreeEnsemble")]
+    if not finders:
+        return list(origins)
+    infer_shapes(model)
+    doubled = _Doubled(graph, {one.name: numbers for one in origins if (numbers := _numbers(one, root)) is not None})
+    finders = [node for node in finders if node.inputs[0] is not None and doubled.is_computed(node.inputs[0])]
+    if finders:
+        doubled.take_float64()
+    for node in finders:
+        rows = node.inputs[0]
+        assert rows is not None
+        booster = _histogram_booster(graph, node, origins, root)
+        rows = doubled.of(rows)
+        if booster is not None:
+            _compare_in_double(node, exact_thresholds(booster))
+        node.replace_input_with(0, rows if booster is not None else doubled.op.Cast(rows, to=FLOAT))
+    graph.sort()
+    common.RemoveUnusedNodesPass()(model)
+    return [one for one in origins if one.name in graph.initializers and one.name not in doubled.read]
+
+
+def _numbers(origin: Origin, root: Estimator) -> np.ndarray | None:
+    """Return the numbers of a parameter as the fitted model has them; None where no attribute holds them."""
+    if not origin.attribute:
+        return None
+    there, _ = FORMS[origin.form]
+    with np.errstate(all="ignore"):
+        return there(np.asarray(follow(follow(root, origin.owner), origin.attribute), np.float64))
+
+
+def _histogram_booster(graph: ir.Graph, node: ir.Node, origins: Sequence[Origin], root: Estimator) -> Any:
+    """Return the booster over histograms that a node finds the leaves of."""
+    for reshaped in [user for value in node.outputs for user, _ in value.uses()]:
+        for one in origins:
+            owner = follow(root, one.owner)
+            is_booster = isinstance(owner, HistGradientBoostingClassifier | HistGradientBoostingRegressor)
+            if is_booster and one.role == "leaf_values" and _gathers(reshaped, graph.initializers[one.name]):
+                return owner
+    return None
+
+
+def _gathers(node: ir.Node, leaves: ir.Value) -> bool:
+    """Whether the leaves are gathered by what a node begins: a cast, and a change of shape."""
+    if node.op_type == "Gather":
+        return node.inputs[0] is leaves
+    onward = node.op_type in ("Cast", "Reshape")
+    return onward and any(_gathers(user, leaves) for value in node.outputs for user, _ in value.uses())
+
+
+def _compare_in_double(node: ir.Node, thresholds: np.ndarray) -> None:
+    for name, numbers in (("nodes_values", thresholds), ("target_weights", None)):
+        old = node.attributes.pop(name)
+        array = np.asarray(old.value if numbers is None else numbers, np.float64)
+        node.attributes[f"{name}_as_tensor"] = ir.AttrTensor(f"{name}_as_tensor", ir.tensor(array))
+
+
+class _Doubled:
+    """Values of a graph in float64, each computed once.
+
+    Attributes
+    ----------
+    op : GraphBuilder
+    read : set of str
+        The parameters that were read.
+    """
+
+    def __init__(self, graph: ir.Graph, numbers: Mapping[str, np.ndarray]) -> None:
+        self.op = GraphBuilder(graph, prefix="double", constant_nodes=True)
+        self.read: set[str] = set()
+        self._graph, self._numbers = graph, numbers
+        self._made: dict[ir.Value, ir.Value] = {}
+
+    def take_float64(self) -> None:
+        """Let the real inputs of the graph be float64; what read them reads them as float32."""
+        for value in self._graph.inputs:
+            if value.dtype is ir.DataType.FLOAT:
+                users = list(value.uses())
+                value.dtype, single = ir.DataType.DOUBLE, self.op.Cast(value, to=FLOAT)
+                single.shape, self._made[single] = value.shape, value
+                for node, index in users:
+                    node.replace_input_with(index, single)
+
+    def is_computed(self, value: ir.Value) -> bool:
+        """Whether a number is computed before a value, and not only moved."""
+        return any(node.op_type in _COMPUTED for node in self._makers(value))
+
+    def _makers(self, value: ir.Value) -> Iterator[ir.Node]:
+        """Yield the nodes before a value that compute or move real numbers, up to others."""
+        seen, front = set[ir.Value](), [value]
+        while front:
+            value = front.pop()
+            node = value.producer()
+            if node is None or value in seen or node.domain or node.op_type not in _MOVED | _COMPUTED:
+                continue
+            seen.add(value)
+            yield node
+            front += [x for x in node.inputs if x is not None and _is_real(x)]
+
+    def of(self, value: ir.Value) -> ir.Value:
+        """Return a real value in float64; others as they are."""
+        if value not in self._made:
+            self._made[value] = self._in_double(value)
+        return self._made[value]
+
+    def _in_double(self, value: ir.Value) -> ir.Value:
+        node, array = value.producer(), constant(value)
+        if not _is_real(value) or value.dtype is ir.DataType.DOUBLE:
+            return value
+        if array is not None:
+            return self.op.constant(self._exact(value, array))
+        if node is None or node.domain or node.op_type not in _MOVED | _COMPUTED or self._is_exact(value):
+            return self.op.Cast(value, to=DOUBLE)
+        inputs = [x and self.of(x) for x in node.inputs]
+        attributes = {name: a.value for name, a in node.attributes.items()}
+        if node.op_type == "Cast":
+            attributes["to"] = DOUBLE
+        results = self.op.emit(node.op_type, *inputs, outputs=len(node.outputs), **attributes)
+        for old, new in zip(node.outputs, results, strict=True):
+            new.type = ir.TensorType(ir.DataType.DOUBLE) if _is_real(old) else old.type
+            new.shape = old.shape
+            self._made[old] = new
+        return self._made[value]
+
+    def _is_exact(self, value: ir.Value) -> bool:
+        """Whether float32 holds a value exactly: it is made of other types than real ones, such as codes of text."""
+        nodes = list(self._makers(value))
+        read = [x for node in nodes for x in node.inputs if x is not None and _is_real(x)]
+        return not any(node.op_type in _COMPUTED for node in nodes) and not any(
+            x in self._made or constant(x) is not None or x.is_graph_input() for x in read
+        )
+
+    def _exact(self, value: ir.Value, array: np.ndarray) -> np.ndarray:
+        """Return a constant as the fitted model has it, or as the graph has it."""
+        if value.is_initializer() and value.name:
+            self.read.add(value.name)
+        exact = self._numbers.get(value.name or "")
+        if (
+            exact is None
+            or exact.size != array.size
+            or not np.allclose(exact.ravel(), array.ravel(), 1e-6, equal_nan=True)
+        ):
+            return array.astype(np.float64)
+        return exact.reshape(array.shape)
+
+
+def _is_real(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()

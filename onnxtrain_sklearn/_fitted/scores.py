@@ -1,4 +1,4 @@
-"""Scores of converted models: changes the end of a graph so that a loss can be computed on it.
+"""Cut a converted graph at its trainable scores, and read the decision rule behind them.
 
 A converted graph ends in probabilities, or in scores that may be redundant. Here it is changed to end in scores, or in
 an activation of scores.
@@ -7,22 +7,29 @@ an activation of scores.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
+from sklearn.base import is_classifier
 from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+from sklearn.neighbors import NearestCentroid
 from sklearn.tree import DecisionTreeClassifier
 
-from .._graph.builder import GraphBuilder
-from .._graph.edits import bypass, copy_type, insert_behind, keep_outputs, replace_node
-from .._graph.final_activation import activation_of
-from .._graph.queries import dims
-from .._support.typing import Estimator
+from .._ir.edits import bypass, insert_behind, keep_outputs, replace_node
+from .._ir.queries import attribute, constant, dims
+from .._model.activation import activation_of
+from .._utils.typing import Estimator
 from ..exceptions import ModelError
-from .converters.context import EPSILON, several_labels
+from ..graph import GraphBuilder, copy_type
+from .converters.context import EPSILON, ConversionRecord, several_labels
+from .converters.kernels import APART
+from .converters.linear import MARGINS
+from .converters.meta import in_order_of_labels
+from .converters.svm import CONFIDENCES
+from .inspect import ModelRecord
 from .provenance import VOTES, Origin
-from .record import ModelRecord
 from .traversal import follow
 
 CLASSIFYING_TREES = (DecisionTreeClassifier, ExtraTreesClassifier, RandomForestClassifier)
@@ -205,3 +212,332 @@ def _is_negation(value: ir.Value | None, of: ir.Value | None) -> bool:
         return True
     factor = ir.convenience.get_const_tensor(node.inputs[1]) if node.op_type == "Mul" and node.inputs[1] else None
     return factor is not None and factor.numpy().ravel().tolist() == [-1.0]
+
+
+# Classifiers that predict several labels per row: one matrix of scores for all labels.
+#
+# Converters return the labels as a sequence, as one tensor of rank 3, or as columns of a matrix. Here the scores behind
+# them are found, as for a single label, and concatenated.
+
+
+Place = tuple[ir.Value, int, int]
+"""A matrix, the first column of an output in it, and the number of its columns."""
+
+
+def keep_votes_of_labels(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
+    """Add an output for classes that machines with probabilities predict by votes, one column per label."""
+    parts = in_order_of_labels(record.last, record.members) if record.members else []
+    machines = [one.last for one in parts if one.is_libsvm and one.has_probabilities]
+    if not machines:
+        return
+    op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
+    chosen = {id(one): op.Reshape(chosen_index(graph, one, conversions), np.array([-1, 1])) for one in machines}
+    nothing = op.Mul(chosen[id(machines[0])], 0)
+    columns = [chosen[id(p.last)] if id(p.last) in chosen else op.Add(nothing, int(p.last.y_[0])) for p in parts]
+    add_output(graph, CHOICE, op.Concat(*columns, axis=1))
+
+
+def expose_labels(model: ir.Model, record: ModelRecord) -> None:
+    """Change the graph to end in scores: one sigmoid for each label that is 0 or 1, else one score for each class."""
+    graph, probable, classes = model.graph, record.has_probabilities, record.outputs
+    assert classes is not None
+    if len(graph.outputs) == 1 and ends_in(source_of_columns(graph.outputs[0]), "Sigmoid"):
+        return
+    op = GraphBuilder(graph, prefix="labels", constant_nodes=True)
+    machine = bool(record.members) and record.members[0].is_libsvm
+    places, sizes = _label_columns(op, record), [len(known) for known in classes]
+    end_in_scores_of_labels(
+        op, model, places, sizes, indicators=record.has_indicators, probable=probable, machine=machine
+    )
+
+
+def end_in_scores_of_labels(
+    op: GraphBuilder,
+    model: ir.Model,
+    places: Sequence[Place],
+    sizes: Sequence[int],
+    *,
+    indicators: bool,
+    probable: bool,
+    machine: bool = False,
+) -> None:
+    """Change the graph to end in the scores behind the columns of each label, of which there are as many as classes."""
+    if indicators:
+        columns = [_logit(op, place) if probable else _margin(op, place) for place in places]
+    else:
+        columns = [_scores(op, place, size, probable, machine) for place, size in zip(places, sizes, strict=True)]
+    scores = op.Concat(*columns, axis=1)
+    output = op.Sigmoid(scores) if probable and indicators else scores
+    for value in (scores, output):
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+        value.shape = ir.Shape([None, len(sizes) if indicators else sum(sizes)])
+    model.graph.sort()
+    keep_outputs(model, [output, *(value for value in model.graph.outputs if value.name == CHOICE)])
+
+
+def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: bool) -> ir.Value:
+    """Return a score for each class of a label; their softmax gives the probabilities."""
+    value, start, width = place
+    if not probable:
+        return _margins(op, place, size, machine)
+    whole = source_of_columns(value)
+    if ends_in(whole, "Softmax") and _known_width(op, whole) == size:
+        return _input(whole)
+    if size == 2 and ends_in(p := _column(op, value, start + width - 1), "Sigmoid"):
+        return op.Concat(op.Mul(_input(p), 0.0), _input(p), axis=1)
+    own = value if _known_width(op, value) == size else op.Slice(value, [start], [start + size], [1])
+    return op.Log(op.Add(op.Relu(own), EPSILON))
+
+
+def _margins(op: GraphBuilder, place: Place, size: int, machine: bool) -> ir.Value:
+    if size == 2:
+        margin = _margin(op, place)
+        return op.Concat(op.Neg(margin), margin, axis=1)
+    if machine:
+        raise ModelError(
+            "The scores of support vector machines of several classes count votes, of which only the tie-break has "
+            "a gradient. Fit them with probability=True, whose probabilities can be trained."
+        )
+    return place[0]
+
+
+def _label_columns(op: GraphBuilder, record: ModelRecord) -> list[Place]:
+    """Return the columns of each label."""
+    values, sizes = [v for v in op.graph.outputs if v.name != CHOICE], [len(known) for known in record.outputs or ()]
+    if len(values) == len(sizes):
+        return [(value, 0, size) for value, size in zip(values, sizes, strict=True)]
+    (value,) = values
+    maker = value.producer()
+    if maker is not None and maker.op_type == "Concat" and record.has_one_per_label:
+        return [(part, 0, _known_width(op, part) or 1) for part in maker.inputs if part is not None]
+    shape = op.shape(value) or ()
+    if len(shape) == 3:
+        return [(op.Gather(value, i, axis=0), 0, size) for i, size in enumerate(sizes)]
+    if shape[-1:] == (sum(sizes),):
+        return [(value, sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+    return [(value, i, 1) for i in range(len(sizes))]
+
+
+def _logit(op: GraphBuilder, place: Place) -> ir.Value:
+    """Return the score whose sigmoid is the probability of the second class."""
+    value, start, size = place
+    p, whole = _column(op, value, start + size - 1), source_of_columns(value)
+    if ends_in(p, "Sigmoid"):
+        return _input(p)
+    if ends_in(whole, "Softmax") and _known_width(op, whole) == 2:
+        return op.Sub(*(_column(op, _input(whole), i) for i in (1, 0)))
+    q = _column(op, value, start) if size == 2 else op.Sub(1.0, p)
+    return op.Sub(*(op.Log(op.Add(op.Relu(side), EPSILON)) for side in (p, q)))
+
+
+def _margin(op: GraphBuilder, place: Place) -> ir.Value:
+    """Return the decision function of an output of two classes."""
+    value, start, size = place
+    return _column(op, value, start + size - 1)
+
+
+def _column(op: GraphBuilder, value: ir.Value, i: int) -> ir.Value:
+    """Return one column of a matrix, from before slices and concatenations."""
+    value = source_of_columns(value)
+    while (before := _before(op, value, i)) is not None:
+        value, i = source_of_columns(before[0]), before[1]
+    return value if _known_width(op, value) == 1 else op.Gather(value, np.array([i]), axis=1)
+
+
+def _before(op: GraphBuilder, value: ir.Value, i: int) -> tuple[ir.Value, int] | None:
+    """Return the matrix that the last node takes a column from, and the position there."""
+    node = value.producer()
+    if node is None or node.domain:
+        return None
+    settings = [None if x is None else constant(x) for x in node.inputs[1:]]
+    if node.op_type == "Slice" and len(settings) == 3 and _is(settings[2], 1) and settings[0] is not None:
+        return _input(value), int(settings[0].item()) + i
+    by_columns = attribute(node, "axis", 0) in (1, -1)
+    if node.op_type == "Gather" and by_columns and settings[0] is not None:
+        return _input(value), int(settings[0].ravel()[i])
+    if node.op_type != "Concat" or not by_columns:
+        return None
+    for part in node.inputs:
+        width = _known_width(op, part)
+        if part is None or width is None or i < width:
+            return None if part is None or width is None else (part, i)
+        i -= width
+    return None
+
+
+def _is(setting: np.ndarray | None, number: int) -> bool:
+    return setting is not None and setting.ravel().tolist() == [number]
+
+
+def _known_width(op: GraphBuilder, value: ir.Value | None) -> int | None:
+    shape = None if value is None else op.shape(value)
+    return shape[-1] if shape and isinstance(shape[-1], int) else None
+
+
+def source_of_columns(value: ir.Value) -> ir.Value:
+    """Return the value before nodes that do not change it."""
+    while (node := value.producer()) is not None and not node.domain and node.op_type in ("Identity", "Cast"):
+        before = node.inputs[0]
+        if before is None or (node.op_type == "Cast" and before.dtype is not ir.DataType.FLOAT):
+            break
+        value = before
+    return value
+
+
+def _input(value: ir.Value) -> ir.Value:
+    node = value.producer()
+    assert node is not None
+    assert node.inputs[0] is not None
+    return node.inputs[0]
+
+
+# Decision rules other than the largest score: one-vs-one votes and decision thresholds.
+#
+# Classifiers that compare classes by pairs choose the class with the most votes, whatever probabilities or decision
+# functions are made of their scores. The rule stays in the graph as an output of its own; the scores are trained.
+
+
+PAIRS, CHOICE = "pairs", "choice"
+"""Names of the outputs with the scores of pairs of classes, and with the index of the predicted class."""
+
+
+def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
+    """Add outputs for decisions by votes to a graph with operators of ai.onnx.ml, in place.
+
+    The index of the class, where probabilities need not agree with the votes and no threshold decides, and the scores
+    of pairs of classes, where the decision function counts votes: these have no gradient.
+    """
+    if record.is_libsvm:
+        _keep_votes_of_machine(graph, record, conversions)
+    elif record.is_one_vs_one:
+        _keep_confidences(graph, record, conversions)
+    elif record.is_linear_by_descent and record.has_probabilities and record.threshold is None:
+        _keep_largest_margin(graph, record, conversions)
+    elif isinstance(record.last, NearestCentroid) and record.threshold is None:
+        _keep_nearest(graph, record, conversions)
+
+
+def _keep_nearest(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
+    """Take the nearest centroid as scikit-learn does where no class is likelier before: in the units of the data."""
+    prior = np.asarray(record.last.class_prior_)
+    if np.isclose(prior, 1 / len(prior)).all():
+        made = next(one for one in conversions if one.estimator is record.last)
+        apart = graph.node(made.marked[APART]).outputs[0]
+        op = GraphBuilder(graph, prefix="nearest", constant_nodes=True)
+        away = op.ReduceSum(op.Mul(apart, apart), axes=[2], keepdims=False)
+        add_output(graph, CHOICE, op.ArgMin(away, axis=1, keepdims=False))
+
+
+def _keep_votes_of_machine(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
+    machine, probable, decides = record.last, record.has_probabilities, record.threshold is None
+    node = _node_of(graph, machine, conversions)
+    op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
+    if decides and (probable or (len(machine.classes_) > 2 and not machine.break_ties)):
+        add_output(graph, CHOICE, op.Identity(number_classes(node, len(machine.classes_))))
+    if not probable and len(machine.classes_) > 2:
+        add_output(graph, PAIRS, op.Neg(node.outputs[1]))
+
+
+def _keep_largest_margin(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
+    """Saturated probabilities tie; take the argmax of the margins instead."""
+    made = next(one for one in conversions if one.estimator is record.last)
+    if MARGINS in made.marked:
+        margin = graph.node(made.marked[MARGINS]).outputs[0]
+        op = GraphBuilder(graph, prefix="margins", constant_nodes=True)
+        add_output(graph, CHOICE, op.ArgMax(margin, axis=1, keepdims=False))
+
+
+def _node_of(graph: ir.Graph, machine: Estimator, conversions: Sequence[ConversionRecord]) -> ir.Node:
+    made = next(one for one in conversions if one.estimator is machine)
+    return next(node for node in graph if node.op_type == "SVMClassifier" and node.name in made.nodes)
+
+
+def chosen_index(graph: ir.Graph, machine: Estimator, conversions: Sequence[ConversionRecord]) -> ir.Value:
+    """Return the index of the class that a support vector machine predicts by votes."""
+    return number_classes(_node_of(graph, machine, conversions), len(machine.classes_))
+
+
+def number_classes(node: ir.Node, classes: int) -> ir.Value:
+    """Replace the labels of a classifier by their positions; return its label output."""
+    node.attributes.pop("classlabels_strings", None)
+    node.attributes["classlabels_ints"] = ir.AttrInt64s("classlabels_ints", range(classes))
+    node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+    return node.outputs[0]
+
+
+def _keep_confidences(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
+    """Add the confidences of pairs of classes as an output: they have a gradient, votes have none."""
+    estimator = record.last
+    made = next(one for one in conversions if one.estimator is estimator)
+    confidences = graph.node(made.marked[CONFIDENCES]).outputs[0]
+    op = GraphBuilder(graph, prefix="confidences", constant_nodes=True)
+    inner = estimator.estimators_[0]
+    if not hasattr(inner, "decision_function") and is_classifier(inner):
+        logarithms = [op.Log(op.Add(op.Relu(p), EPSILON)) for p in (confidences, op.Sub(1.0, confidences))]
+        confidences = op.Sub(*logarithms)
+        if record.threshold is None and len(estimator.classes_) == 2:  # the decision function is positive for both
+            second = op.Reshape(op.Greater(confidences, 0.0), np.array([-1]))
+            add_output(graph, CHOICE, op.Cast(second, to=int(ir.DataType.INT64)))
+    add_output(graph, PAIRS, op.Identity(confidences))
+
+
+TIE = 1e-6
+"""Difference of probabilities that counts as a tie: float32 sums of equal votes of a hundred trees differ by less."""
+
+
+def keep_first_of_ties(graph: ir.Graph, *, of_two: bool = False) -> None:
+    """Add an output for the class with the largest probability, the first one of a tie, in place.
+
+    Votes tie often. Trained votes are normalized, so that sums of equal votes differ in the last bits. With ``of_two``,
+    two classes are compared in this way, too.
+    """
+    p, named = graph.outputs[0], {value.name for value in graph.outputs}
+    if (
+        p.shape is None
+        or len(p.shape) != 2
+        or p.shape[1] in ((1,) if of_two else (1, 2))
+        or not {PAIRS, CHOICE}.isdisjoint(named)
+    ):
+        return
+    op = GraphBuilder(graph, prefix="ties", constant_nodes=True)
+    near = op.GreaterOrEqual(p, op.Sub(op.ReduceMax(p, axes=[1], keepdims=True), TIE))
+    first = op.ArgMax(op.Cast(near, to=ir.DataType.FLOAT), axis=1, keepdims=False)
+    add_output(graph, CHOICE, first)
+
+
+def add_output(graph: ir.Graph, name: str, value: ir.Value) -> None:
+    """Make a value an output of the graph with this name."""
+    value.name = name
+    graph.outputs.append(value)
+    graph.sort()
+
+
+# Thresholds
+
+
+def keep_threshold(graph: ir.Graph, record: ModelRecord) -> None:
+    """Add an output for the class that a threshold of the probability, or of the decision function, decides.
+
+    The first output of the graph is the one or the other, of one column or of two.
+    """
+    threshold = record.threshold
+    if threshold is None:
+        return
+    output, positive = graph.outputs[0], threshold.positive
+    op = GraphBuilder(graph, prefix="threshold", constant_nodes=True)
+    end = output.producer()
+    if not threshold.of_probabilities and end is not None and end.op_type == "Sigmoid" and end.inputs[0] is not None:
+        output = end.inputs[0]
+    elif not threshold.of_probabilities and end is not None and end.op_type == "Softmax":
+        raise ModelError(
+            f"{type(threshold.rule).__name__} chooses labels by decision_function(), which the trained probabilities "
+            f"do not determine. Fit it with response_method='predict_proba'."
+        )
+    shape = op.shape(output)
+    if shape is not None and shape[-1] == 2:
+        score = op.Gather(output, np.array([positive]), axis=1)
+    else:
+        negative = op.Sub(1.0, output) if threshold.of_probabilities else op.Neg(output)
+        score = output if positive else negative
+    reached = op.Reshape(op.GreaterOrEqual(score, threshold.limit), np.array([-1]))
+    add_output(graph, CHOICE, op.Where(reached, np.array(positive), np.array(1 - positive)))

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from .._support.typing import Estimator, Parsers, Scope, Variable
+from .._utils.typing import Estimator, Parsers, Scope, Variable
 from ..exceptions import ModelError
 
 PRIVATE = {

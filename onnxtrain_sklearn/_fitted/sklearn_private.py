@@ -12,7 +12,7 @@ from typing import Any
 
 import sklearn
 
-from .._support.typing import Estimator
+from .._utils.typing import Estimator
 from ..exceptions import ModelError
 
 NAMES = {

@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from .._graph.builder import GraphBuilder
-from .._graph.edits import keep_outputs, read_as_input, replace_value
-from .._graph.names import names_of
-from .._graph.protobuf import from_bytes, to_proto
-from .._graph.queries import reads
-from .._graph.shapes import infer_shapes
-from .._graph.trainable import TrainableModel, spec_of
+from .._importers.load import from_bytes, to_proto
+from .._ir.edits import keep_outputs, read_as_input, replace_value
+from .._ir.queries import reads
+from .._ir.shapes import infer_shapes
+from .._model.trainable import TrainableModel, spec_of
+from ..graph import GraphBuilder, names_of
 
 
 @dataclass(frozen=True)

@@ -1,188 +1,258 @@
-"""Tables with text: the columns that a fitted model takes, and conversion of data to these columns.
+"""The table that a fitted model takes.
 
-Missing text becomes a string, "nan" or "None", or another one where the model knows that string as text. A column in
-which it may also be a value is refused. So is unknown text where the encoder refuses it, as in scikit-learn's
-``predict``.
+The first step that takes a column tells its kind: an encoder by its categories, an imputer by its statistics, a
+vectorizer by its class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from sklearn.utils import check_array
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.ensemble import VotingRegressor
+from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
+from sklearn.utils import get_tags
 
-from .._support.typing import MatrixLike
+from .._utils.typing import Estimator
+from ..exceptions import ModelError
+from .converters.trees import categories_by_column
+from .inspect import features_of, unwrapped
+from .model import Table, TableColumn, is_gap
+from .traversal import walk
+
+
+def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
+    """Return the table of a model that takes text; None for a model that takes a numeric matrix.
+
+    ``has_text`` says whether the data have columns that are no numbers: they may be those that the model drops.
+    """
+    users = list(_first_steps(estimator, None))
+    _refuse_text_within(users)
+    _refuse_imputed_text(users)
+    if any(user.columns is None and user.steps and _is_vectorizer(user.steps[0]) for user in users):
+        return Table((TableColumn("text", "text", gaps=False),), documents=True)
+    _refuse_hidden_text(estimator, users)
+    features = features_of(estimator)
+    names = features.get("feature_names_in_", [f"x{i}" for i in range(features.get("n_features_in_", 0))])
+    marks = _free_marks(users, len(names))
+    columns = tuple(_agreed_column(str(name), i, users, marks) for i, name in enumerate(names))
+    kinds = {column.kind for column in columns}
+    return Table(columns) if "text" in kinds or (has_text and "unused" in kinds) else None
 
 
 @dataclass(frozen=True)
-class TableColumn:
-    """One column that a fitted model takes.
+class _FirstSteps:
+    """Steps that take some columns of the data first; None: all columns. They may be within an ensemble.
 
-    Attributes
-    ----------
-    name : str
-    kind : {"text", "number", "unused"}
-    gaps : bool
-        Whether values may be missing.
-    known : frozenset or None
-        The texts that it may hold, those that stand for missing ones included, or the numbers; None: any.
-    literal, missing : frozenset
-        What the model knows: as such, and the texts that stand for missing text.
-    gap : str or None
-        The text that a graph takes for missing text; None: the text that Python writes for the missing value.
-    marks : dict of str
-        What missing text is written as, by its usual form, where it is not that.
-    width : int
-        Texts in a row of documents.
+    ``later_steps`` take their outputs, together with those of other steps.
     """
 
-    name: str
-    kind: Literal["text", "number", "unused"]
-    gaps: bool = True
-    known: frozenset[Any] | None = None
+    steps: tuple[Estimator, ...]
+    columns: tuple[int, ...] | None
+    ensemble: Any = None
+    later_steps: tuple[Estimator, ...] = ()
+
+    @property
+    def allows_missing(self) -> bool:
+        """Whether missing values are allowed: every step allows them, up to one that imputes."""
+        for step in (*self.steps, *self.later_steps):
+            if not get_tags(step).input_tags.allow_nan:
+                return False
+            if _imputes(step):
+                return True
+        return True
+
+    def before(self, later: tuple[Estimator, ...]) -> _FirstSteps:
+        """Return the same followed by further steps."""
+        return replace(self, later_steps=(*self.later_steps, *later))
+
+    def place(self, column: int) -> int | None:
+        """Return the position of a column of the data among the columns of the step."""
+        if self.columns is None:
+            return column
+        return self.columns.index(column) if column in self.columns else None
+
+
+def _first_steps(
+    estimator: Estimator, columns: tuple[int, ...] | None, later: tuple[Estimator, ...] = ()
+) -> Iterator[_FirstSteps]:
+    """Yield the steps that take columns of the data first, with the steps that follow them."""
+    estimator = unwrapped(estimator)
+    if isinstance(estimator, Pipeline):
+        steps = (*(step for _, step in estimator.steps if not _is_passthrough(step)), *later)
+        yield from _first_steps(steps[0], columns, steps[1:]) if steps else [_FirstSteps((), columns)]
+    elif isinstance(estimator, ColumnTransformer):
+        for name, part, _ in estimator.transformers_:
+            taken = estimator._transformer_to_input_indices[name]
+            inner = _first_steps(part, tuple(i if columns is None else columns[i] for i in taken))
+            yield from (user.before(later) for user in inner)
+    elif isinstance(estimator, FeatureUnion):
+        for _, part in estimator.transformer_list:
+            yield from (user.before(later) for user in _first_steps(part, columns))
+    elif isinstance(estimator, str) and estimator == "drop":
+        return
+    elif isinstance(estimator, TransformedTargetRegressor):
+        yield from _first_steps(estimator.regressor_, columns, later)
+    elif parts := _inner_estimators(estimator):
+        for part in parts:
+            yield from (replace(user.before(later), ensemble=estimator) for user in _first_steps(part, columns))
+    else:
+        yield _FirstSteps(() if _is_passthrough(estimator) else (estimator, *later), columns)
+
+
+def _is_passthrough(step: object) -> bool:
+    return step is None or isinstance(step, str) or (isinstance(step, FunctionTransformer) and step.func is None)
+
+
+def _inner_estimators(estimator: Estimator) -> list[Any]:
+    """Return the pipelines and column transformers within an ensemble that get the same columns."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for path, part in walk(estimator):
+        same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", None)  # None: of texts
+        is_private = any(str(step).startswith("_") for step in path)
+        if not path or not same or is_private or not isinstance(part, Pipeline | ColumnTransformer):
+            continue
+        if not any(path[: len(outer)] == outer for outer in found):
+            found[path] = part
+    return list(found.values())
+
+
+def _free_marks(users: Sequence[_FirstSteps], columns: int) -> dict[str, str]:
+    """Return what missing text is written as, where its usual form is a text that the model knows."""
+    steps = [(step, user.place(i)) for user in users for i in range(columns) for step in user.steps[:2]]
+    known = {value for step, place in steps if place is not None for value in _fitted_values(step, place)}
+    marks: dict[str, str] = {}
+    for usual in ("nan", "None"):
+        mark = usual
+        while mark in known:
+            mark = f"<{mark}>"
+        marks |= {usual: mark} if mark != usual else {}
+    return marks
+
+
+def _takes_marks(step: Estimator) -> bool:
+    """Whether missing text may be written to a step in another form than the usual one."""
+    return isinstance(step, OneHotEncoder | OrdinalEncoder | SimpleImputer) or bool(categories_by_column(step))
+
+
+def _agreed_column(name: str, index: int, users: Sequence[_FirstSteps], marks: Mapping[str, str]) -> TableColumn:
+    """Return a column by all steps that take it."""
+    places = [(user, user.place(index)) for user in users]
+    taken = [(user.steps, place) for user, place in places if place is not None]
+    if not taken:
+        return TableColumn(name, "unused")
+    if not any(steps and _is_text(steps[0], place) for steps, place in taken):
+        column = TableColumn(name, "number", all(user.allows_missing for user, place in places if place is not None))
+    else:
+        takes = all(not steps or _takes_marks(steps[0]) for steps, _ in taken)
+        column = TableColumn(name, "text", marks=marks if takes else {})
+    for steps, place in taken:
+        column = _with_rules(column, steps, place) if steps else column
+    if unsure := column.literal & column.missing:
+        raise ModelError(
+            f"The text {min(unsure)!r} and missing text are two categories of column {name!r}, and the same in ONNX. "
+            f"Write it otherwise, and fit the model on that."
+        )
+    return column
+
+
+def _with_rules(column: TableColumn, steps: Sequence[Estimator], place: int) -> TableColumn:
+    """Add what one step tells: an encoder, an imputer and perhaps an encoder, or a vectorizer."""
     literal: frozenset[Any] = frozenset()
-    missing: frozenset[str] = frozenset()
-    gap: str | None = None
-    marks: Mapping[str, str] = field(default_factory=dict)
-    width: int = 1
+    for step in steps[: 2 if _imputes(steps[0]) else 1]:
+        values = [*_fitted_values(step, place), *([step.missing_values] if _imputes(step) else [])]
+        marks: Mapping[str, str] = column.marks if _takes_marks(step) else {}
+        absent = frozenset(marks.get(str(value), str(value)) for value in values if is_gap(value))
+        literal |= {value for value in values if not is_gap(value)}
+        column = replace(
+            column,
+            literal=column.literal | literal,
+            missing=column.missing | absent,
+            gaps=column.gaps and not _is_vectorizer(step),
+        )
+        if _refuses_unknown(step):
+            known = literal | column.missing if column.kind == "text" else literal
+            column = replace(column, known=known if column.known is None else column.known & known)
+    return column
 
-    def texts(self, values: np.ndarray) -> np.ndarray:
-        """Return the values of a column as text, validated; shape (n_samples, 1)."""
-        where, listed = f"column {self.name!r} of X", values.tolist()
-        written = {value: str(value) for value in set(listed)}
-        for value in filter(is_gap, set(listed)):
-            written[value] = self.marks.get(str(value), str(value)) if self.gap is None else self.gap
-        absent = {text for value, text in written.items() if is_gap(value)}
-        given = {value for value in written if not is_gap(value)}
-        if not listed:
-            raise ValueError(f"There is no text in {where}: it has no rows, and at least one is required.")
-        if odd := {type(value).__name__ for value in given if not isinstance(value, str)}:
-            raise ValueError(f"The fitted model takes text in {where}, got {', '.join(sorted(odd))}.")
-        if absent and not self.gaps:
-            raise ValueError(f"Text is missing in {where}, which the fitted model has no number for.")
-        if unsure := (absent - self.missing) & self.literal:
-            raise ValueError(
-                f"The text {min(unsure)!r} in {where} cannot be told from missing text, which is written as the same. "
-                f"Write it otherwise, and fit the model on that."
+
+def _is_text(step: Estimator | None, place: int) -> bool:
+    return _is_vectorizer(step) or any(isinstance(value, str) for value in _fitted_values(step, place))
+
+
+def _is_vectorizer(step: object) -> bool:
+    return isinstance(step, CountVectorizer | HashingVectorizer)
+
+
+def _imputes(step: Estimator) -> bool:
+    return type(step).__module__.startswith("sklearn.impute.")
+
+
+def _fitted_values(step: Estimator | None, place: int) -> list[Any]:
+    """Return the categories of one column of a fitted step."""
+    if isinstance(step, SimpleImputer):
+        return [step.statistics_[place]]
+    if (of_booster := categories_by_column(step)) and place in of_booster:
+        return list(of_booster[place].tolist())
+    categories = getattr(step, "categories_", ())
+    return np.asarray(categories[place]).tolist() if place < len(categories) else []
+
+
+def _refuses_unknown(step: Estimator) -> bool:
+    """Whether a step refuses unknown text, in scikit-learn or in the graph."""
+    if isinstance(step, OrdinalEncoder):
+        return step.handle_unknown == "error" or bool(np.isnan(step.unknown_value))
+    return isinstance(step, OneHotEncoder) and step.handle_unknown == "error"
+
+
+def _refuse_text_within(users: Sequence[_FirstSteps]) -> None:
+    """Refuse encoders of text within ensembles that give their members numeric matrices."""
+    for user in users:
+        ensemble, first = user.ensemble, user.steps[0] if user.steps else None
+        if ensemble is None or (isinstance(ensemble, VotingRegressor) and ensemble.weights is None):
+            continue
+        if _is_vectorizer(first) or any(_is_text(first, i) for i in range(getattr(first, "n_features_in_", 0))):
+            name = type(ensemble).__name__
+            raise ModelError(
+                f"Each estimator within this {name} encodes text for itself, which has no ONNX form. Put the encoder "
+                f"before the {name}, in a pipeline that ends in it."
             )
-        alike = given & self.missing  # unknown text that looks like missing text: other unknown text does as well
-        self._require_known(given - alike | absent)
-        if alike and self.known is not None:
-            raise ValueError(self._says_unknown(alike))
-        written |= {value: self._unknown_text(value) for value in alike}
-        return np.array([written[value] for value in listed], object).reshape(-1, self.width)
-
-    def _unknown_text(self, text: str) -> str:
-        while text in self.missing | self.literal:
-            text = f"<{text}>"
-        return text
-
-    def numbers(self, values: np.ndarray) -> np.ndarray:
-        """Return numbers, validated against the known categories; shape (n_samples, 1)."""
-        if self.known is not None:
-            self._require_known(set(values[~np.isnan(values)].tolist()))
-        return values.reshape(-1, 1)
-
-    def _require_known(self, values: set[str] | set[float]) -> None:
-        if unknown := set() if self.known is None else values - self.known:
-            raise ValueError(self._says_unknown(unknown))
-
-    def _says_unknown(self, values: set[Any]) -> str:
-        return f"Found unknown categories {sorted(values)} in column {self.name!r} of X."
 
 
-def is_gap(value: object) -> bool:
-    return value is None or (isinstance(value, float | np.floating) and bool(np.isnan(value)))
+def _refuse_imputed_text(users: Sequence[_FirstSteps]) -> None:
+    """Refuse imputers that take several columns of text from the data themselves: skl2onnx makes numbers of them."""
+    for user in users:
+        first = user.steps[0] if user.steps and user.columns is None else None
+        fills = first.statistics_ if isinstance(first, SimpleImputer) else ()
+        if len(fills) > 1 and any(isinstance(value, str) for value in fills):
+            raise ModelError(
+                "SimpleImputer takes several columns of text before anything else, which has no ONNX form. Let a "
+                "ColumnTransformer begin the pipeline: make_column_transformer((make_pipeline(SimpleImputer(...), "
+                "OneHotEncoder(...)), columns))."
+            )
 
 
-@dataclass(frozen=True)
-class Table:
-    """The columns that a fitted model takes, in their order in the data.
-
-    Attributes
-    ----------
-    columns : tuple of TableColumn
-    documents : bool
-        Whether the data are one sequence of texts, as vectorizers take it, and no table.
-    """
-
-    columns: tuple[TableColumn, ...]
-    documents: bool = False
-
-    @property
-    def marks(self) -> Mapping[str, str]:
-        """What missing text is written as, by its usual form, where it is not that in some column."""
-        return next((column.marks for column in self.columns if column.marks), {})
-
-    @property
-    def texts(self) -> dict[str, bool]:
-        """Whether each column is text, by name; unused columns count as numbers."""
-        return {column.name: column.kind == "text" for column in self.columns}
-
-    @property
-    def features(self) -> dict[str, Any]:
-        """The attributes that scikit-learn checks the data with, of a table that is known by its columns alone."""
-        names = [column.name for column in self.columns]
-        if names == [f"x{i}" for i in range(len(names))]:  # those of an array
-            return {"n_features_in_": len(names)}
-        return {"n_features_in_": len(names), "feature_names_in_": np.array(names, object)}
-
-    @property
-    def splits_words(self) -> bool:
-        """Whether a column is split into words, so that any text is valid."""
-        return any(column.kind == "text" and not column.literal for column in self.columns)
-
-    def arrays(self, X: MatrixLike) -> dict[str, np.ndarray]:
-        """Return the used columns as validated arrays of shape (n_samples, 1), by name.
-
-        Raises
-        ------
-        ValueError, TypeError
-            A column holds what the fitted model does not take.
-        """
-        if self.documents:
-            return {column.name: column.texts(_text_documents(X, column.width)) for column in self.columns}
-        arrays = self._numbers(X)
-        for i, column in enumerate(self.columns):
-            if column.kind == "text":
-                arrays[column.name] = column.texts(_table_values(X, [i])[:, 0])
-        return arrays
-
-    def _numbers(self, X: MatrixLike) -> dict[str, np.ndarray]:
-        arrays: dict[str, np.ndarray] = {}
-        for gaps in (False, True):
-            group = [i for i, c in enumerate(self.columns) if c.kind == "number" and c.gaps is gaps]
-            if group:
-                part = X.iloc[:, group] if hasattr(X, "iloc") else _table_values(X, group)
-                finite = "allow-nan" if gaps else True
-                matrix = check_array(part, ensure_all_finite=finite, input_name="X")
-                taken = [(self.columns[i], matrix[:, j]) for j, i in enumerate(group)]
-                arrays |= {column.name: column.numbers(values) for column, values in taken}
-        return arrays
+def _refuse_hidden_text(estimator: Estimator, users: Sequence[_FirstSteps]) -> None:
+    """Refuse encoders of text that follow other steps, whose effect on the text has no ONNX form."""
+    first = {id(step) for user in users for step in user.steps}
+    first |= {id(part) for user in users for step in user.steps[:1] for part in _own_encoders(step)}
+    for _, part in walk(estimator):
+        categories = getattr(part, "categories_", ())
+        if id(part) not in first and any(
+            isinstance(v, str) for i in range(len(categories)) for v in _fitted_values(part, i)
+        ):
+            raise ModelError(
+                f"{type(part).__name__} encodes text, but is not the first to take these columns. Encode them in a "
+                f"ColumnTransformer that begins the pipeline, after an imputer at most."
+            )
 
 
-def holds_text(X: MatrixLike) -> bool:
-    """Whether a data frame has columns that are not numeric."""
-    dtypes = X.dtypes if hasattr(X, "columns") and hasattr(X, "dtypes") else ()
-    return any(getattr(dtype, "kind", "O") not in "biuf" for dtype in dtypes)
-
-
-def _table_values(X: MatrixLike, columns: Sequence[int]) -> np.ndarray:
-    if hasattr(X, "iloc"):
-        return np.asarray(X.iloc[:, columns], dtype=object)
-    array = np.asarray(X, dtype=object)
-    if array.ndim != 2:
-        raise ValueError(f"The fitted model takes a data frame, or an array of two axes, got a {type(X).__name__}.")
-    return array[:, columns]
-
-
-def _text_documents(X: MatrixLike, width: int) -> np.ndarray:
-    """Return the texts of all rows in one sequence; rows of one text may be a column."""
-    values = np.asarray(X, dtype=object)
-    if isinstance(X, str) or (values.shape[1:] != (width,) and not (width == 1 and values.ndim == 1)):
-        what = "a sequence of texts" if width == 1 else f"{width} texts a row"
-        raise ValueError(f"The fitted model takes {what}, got {type(X).__name__} of shape {values.shape}.")
-    return values.ravel()
+def _own_encoders(step: Estimator) -> list[Any]:
+    """Return the encoder of a histogram booster, with what it is within."""
+    return [part for _, part in walk(step)] if categories_by_column(step) else []

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from .._support.typing import Estimator
+from .._utils.typing import Estimator
 
 Path: TypeAlias = "tuple[str | int, ...]"
 """Attributes and positions from a model to a nested object."""

@@ -18,7 +18,7 @@ from sklearn.covariance import EmpiricalCovariance
 from sklearn.svm import OneClassSVM
 from sklearn.tree import BaseDecisionTree
 
-from .._support.typing import Estimator
+from .._utils.typing import Estimator
 from ..exceptions import ModelError
 from .provenance import FORMS, Origin
 from .traversal import Path, assign, follow

@@ -1,4 +1,4 @@
-"""Comparison with the given graph: the kind of its output, and a check that training starts from it.
+"""Compare with the given graph: the kind of its output, and whether training starts from its predictions.
 
 The given graph runs on some rows of the data before training. If its operators do not determine whether its output
 holds scores or probabilities, its numbers do; and the untrained estimator must predict the same.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -16,22 +18,23 @@ from scipy.special import expit, softmax
 
 from .._data.columns import Column
 from .._data.targets import Targets
-from .._fitted.model import is_estimator
-from .._graph.batch_axis import has_fixed_batch
-from .._graph.edits import multiply_by_columns
-from .._graph.inference_form import alone
-from .._graph.patterns import NARROW
-from .._graph.positions import Positions
-from .._graph.queries import dims
-from .._graph.trainable import TrainableModel, with_output_for
-from .._inference.head import Head
-from .._inference.meeting_rows import meeting_in
+from .._fitted.model import FittedModel, is_estimator, sample_rows
+from .._inference.graph import Head
 from .._inference.predictor import Predictor
-from .._runtime.devices import Device
-from .._support.refusal import refusing
+from .._inference.row_dependence import meeting_in
+from .._ir.edits import multiply_by_columns
+from .._ir.queries import dims
+from .._model.activation import NARROW, Positions
+from .._model.batch_axis import has_fixed_batch
+from .._model.modes import alone
+from .._model.trainable import TrainableModel, with_output_for
+from .._ort import devices
+from .._ort.devices import Device
+from .._utils.errors import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelSource, resolve_builder
-from .as_given import FileCompared, require_file_as_given
+from .ml_files import FILE_TOLERANCE, FittedFile, Labels, are_indicators, outputs_of_file
+from .reference import FileCompared, require_file_as_given
 
 COMPARED_ROWS = 13
 COMPARED_NUMBERS = 2**20
@@ -400,3 +403,196 @@ def _refuse_start(own: OwnOutput, what: str, distance: float) -> None:
         f"{own.name!r} differ by up to {distance:.2g} on rows of X. Say what the output holds with output_kind=..., or "
         f"name another output with output=..."
     )
+
+
+# Check that training starts from the ONNX file: the untrained estimator must predict the same as the file.
+
+
+Predict: TypeAlias = Callable[[Mapping[str, Column]], Mapping[str, np.ndarray]]
+
+
+def started(known: FittedFile, model: Any, columns: Mapping[str, Column], predict: Predict) -> FittedFile:
+    """Compare ``predict`` with the file on rows of the data; return the description without the file.
+
+    ``model`` is the file as given, run by onnxruntime.
+
+    Raises
+    ------
+    ModelError
+        The results differ.
+    """
+    rows = sample_rows(np.arange(len(next(iter(columns.values())))))
+    sample = {name: Column(column.rows(rows), column.dtype) for name, column in columns.items()}
+    file, of_sample, of_file = known.file, np.arange(len(rows)), FileCompared()
+    if file is not None:
+        running = Predictor(file, devices.resolve_device(), None)
+        run = partial(running.run, sample, output=len(running.outputs) - 1)
+        last = running.outputs[-1]
+        of_file = require_file_as_given(model, file, (), sample, of_sample, run(of_sample), run, last) or of_file
+    _require_file_start(known, sample, predict(sample))
+    return replace(known, file=None, compared=of_file)
+
+
+Given: TypeAlias = "tuple[TrainableModel, FittedModel | None]"
+
+
+def of_kind(given: Given, *, classifies: bool) -> Given:
+    """Return ``given``; raise if a file that returns labels would be trained for regression, or the other way round."""
+    source, known = given
+    if isinstance(known, FittedFile) and known.is_plain:
+        return source, replace(known, loss="log_loss" if classifies else "squared_error")
+    if isinstance(known, FittedFile) and known.label is None and classifies:
+        raise ModelError(
+            f"The ONNX file has operators of ai.onnx.ml and returns {known.values!r} without labels, so it is a "
+            f"regressor: train it with OrtGradientRegressor, or make the label of its classifier an output too."
+        )
+    if isinstance(known, FittedFile) and known.label is not None and not classifies:
+        raise ModelError("The ONNX file is a classifier: train it with OrtGradientClassifier.")
+    return given
+
+
+def _require_file_start(known: FittedFile, columns: Mapping[str, Column], ours: Mapping[str, np.ndarray]) -> None:
+    label, values = outputs_of_file(known, columns)
+    values = values if known.order is None else values[:, known.order]
+    if label is None and len(ours) > 1:
+        _require_scores_start(values, ours)
+        return
+    if label is None:
+        _require_close("predict", values, ours["predict"].reshape(values.shape))
+        return
+    if known.labels is not None:
+        _require_labels_start(known, known.labels, label, values, ours)
+        return
+    method = "predict_proba" if known.of_probabilities else "decision_function"
+    numbers = ours.get(method)
+    if numbers is not None and numbers.shape == values.shape:
+        _require_close(method, values, numbers)
+    elif numbers is not None and method == "decision_function" and numbers.size == len(values):
+        _require_close(method, np.abs(values[:, -1]), np.abs(numbers.ravel()))
+    elif numbers is None and "predict_proba" in ours:  # margins, which the log loss takes for scores
+        _require_margins(values, ours["predict_proba"])
+    if not known.of_probabilities:
+        _require_consistent(known, label, values)
+    different = label.ravel() != ours["predict"]
+    if (different & (_distance_from_tie(values) > FILE_TOLERANCE)).any():
+        raise ModelError(
+            f"{_OTHER_MODEL} predict() differs from the label of the file in {different.mean():.0%} of the rows: its "
+            f"decision rule is not the class with the largest score."
+        )
+
+
+def _require_margins(values: np.ndarray, p: np.ndarray) -> None:
+    """Compare margins with the probabilities of the log loss; the margin of two classes may have either sign.
+
+    Random rows may not show that an output holds probabilities: naive Bayes gives zeros for far ones.
+    """
+    if p.shape == values.shape and np.allclose(p, values, rtol=FILE_TOLERANCE, atol=FILE_TOLERANCE):
+        return
+    if p.shape[1] == 2 and values.shape[1] <= 2:
+        opposite = values.shape[1] == 1 or np.allclose(values[:, 0], -values[:, 1], FILE_TOLERANCE, FILE_TOLERANCE)
+        margin = values[:, -1] if opposite else values[:, 1] - values[:, 0]
+        _require_close("predict_proba", expit(np.abs(margin)), p.max(axis=1))
+    elif p.shape == values.shape:
+        _require_close("predict_proba", softmax(values, axis=1), p)
+
+
+def _require_consistent(known: FittedFile, label: np.ndarray, values: np.ndarray) -> None:
+    """Raise if the scores of classes point to other classes than the labels: training would begin at the opposite.
+
+    Two margins that are each other's negatives may come in either order.
+    """
+    classes = known.classes
+    if not isinstance(classes, np.ndarray) or values.shape[1] != len(classes):
+        return
+    if len(classes) == 2 and np.allclose(values[:, 0], -values[:, 1], FILE_TOLERANCE, FILE_TOLERANCE):
+        return
+    if (classes[values.argmax(axis=1)] != label.ravel()).mean() > 0.5:
+        raise ModelError(
+            f"The labels of the file are not the classes of the largest scores in {known.values!r}, of which training "
+            f"would start. skl2onnx writes negative probabilities for raw_scores of support vector machines with "
+            f"probability=True: convert without raw_scores, or with probability=False."
+        )
+
+
+def _require_scores_start(values: np.ndarray, ours: Mapping[str, np.ndarray]) -> None:
+    """Compare a classifier with a file that returns scores, or probabilities by its last activation, and no labels."""
+    if "predict_proba" not in ours:
+        _require_close("decision_function", values, ours["decision_function"].reshape(values.shape))
+        return
+    p = ours["predict_proba"]
+    p = p[:, 1:] if p.shape[1] == 2 and values.shape[1] == 1 else p
+    if p.shape != values.shape:
+        raise ModelError(f"{_OTHER_MODEL} its output has {values.shape[1]} columns for {p.shape[1]} probabilities.")
+    if np.allclose(values, p, atol=FILE_TOLERANCE):
+        return
+    shares = bool((values >= 0).all()) and np.allclose(values.sum(axis=1), 1, atol=FILE_TOLERANCE)
+    if shares and values.shape[1] > 1:
+        raise ModelError(f"{_OTHER_MODEL} its output holds probabilities. End it in Softmax, or in the scores before.")
+    several = values.shape[1] == 1 or not np.allclose(p.sum(axis=1), 1, atol=FILE_TOLERANCE)
+    _require_close("predict_proba", expit(values) if several else softmax(values, axis=1), p)
+
+
+def _require_labels_start(
+    known: FittedFile, labels: Labels, label: np.ndarray, values: np.ndarray, ours: Mapping[str, np.ndarray]
+) -> None:
+    """Compare what several labels a row give; a label counts where its two best classes are not equally likely."""
+    expected = _columns_of_classes(values, labels)
+    method, likely = "predict_proba" if known.of_probabilities else "decision_function", expected
+    if not known.of_probabilities and "predict_proba" in ours:  # margins, which the log loss takes for scores
+        method, likely = "predict_proba", _probabilities_of_scores(expected, labels)
+    numbers = ours[method]
+    if numbers.shape != likely.shape:
+        raise ModelError(f"{_OTHER_MODEL} {known.values!r} does not hold a number for each label or class.")
+    _require_close(method, likely, numbers)
+    if are_indicators(labels):
+        margin = np.abs(expected - (0.5 if known.of_probabilities else 0.0))
+    else:
+        parts = np.split(expected, np.cumsum([len(one) for one in labels])[:-1], axis=1)
+        margin = np.stack([_distance_from_tie(part) for part in parts], axis=1)
+    different = label.reshape(margin.shape) != ours["predict"]
+    if (different & (margin > FILE_TOLERANCE)).any():
+        raise ModelError(
+            f"{_OTHER_MODEL} predict() differs from the labels of the file in {different.any(axis=1).mean():.0%} of "
+            f"the rows: its decision rule is not the class with the largest score."
+        )
+
+
+def _probabilities_of_scores(scores: np.ndarray, labels: Labels) -> np.ndarray:
+    if are_indicators(labels):
+        return np.asarray(expit(scores))
+    parts = np.split(scores, np.cumsum([len(one) for one in labels])[:-1], axis=1)
+    return np.hstack([softmax(part, axis=1) for part in parts])
+
+
+def _columns_of_classes(numbers: np.ndarray, labels: Labels) -> np.ndarray:
+    """Return numbers with a column for each class of each label; of indicators with one, that of 1.
+
+    Single columns of labels of two classes are margins, which the other class has with the other sign.
+    """
+    sizes, width = [len(one) for one in labels], numbers.shape[1]
+    if are_indicators(labels):
+        return numbers[:, 1::2] if width == sum(sizes) else numbers
+    if width != sum(1 if size == 2 else size for size in sizes) or width == sum(sizes):
+        return numbers
+    ends = np.cumsum([1 if size == 2 else size for size in sizes])
+    parts = np.split(numbers, ends[:-1], axis=1)
+    return np.hstack([np.hstack([-p, p]) if size == 2 else p for p, size in zip(parts, sizes, strict=True)])
+
+
+_OTHER_MODEL = "Training would not start from the ONNX file, so it is refused:"
+
+
+def _require_close(method: str, expected: np.ndarray, numbers: np.ndarray) -> None:
+    scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
+    if not np.allclose(numbers, expected, rtol=FILE_TOLERANCE, atol=FILE_TOLERANCE * scale):
+        distance = float(np.abs(numbers - expected).max())
+        raise ModelError(f"{_OTHER_MODEL} {method}() differs by up to {distance:.2g} on rows of X.")
+
+
+def _distance_from_tie(values: np.ndarray) -> np.ndarray:
+    """Return the distance of each row from a tie: of its two largest scores, or of a single score from zero."""
+    values = values.reshape(len(values), -1)
+    if values.shape[1] == 1:
+        return np.asarray(np.abs(values.ravel()))
+    top = np.sort(values, axis=1)
+    return np.asarray(top[:, -1] - top[:, -2])

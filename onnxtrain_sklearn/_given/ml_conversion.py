@@ -1,4 +1,4 @@
-"""Makes a fitted model that was given as an ONNX file trainable.
+"""Make a fitted model that was given as an ONNX file trainable.
 
 The graph becomes trainable as a fitted scikit-learn model does: it is pruned to its scores, its operators are
 rewritten, and its probabilities are replaced by scores. The labels of the classes, the decision rule, and whether the
@@ -7,57 +7,57 @@ output holds probabilities are read from the graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from .._fitted.decision_rules import CHOICE, PAIRS, keep_first_of_ties
-from .._fitted.scores import drop_needless_norms, end_in_scores
-from .._fitted.table_graph import in_parts
-from .._graph.batch_axis import free_batch_axis
-from .._graph.builder import GraphBuilder
-from .._graph.edits import keep_outputs
-from .._graph.protobuf import to_proto
-from .._graph.shapes import infer_shapes
-from .._graph.trainable import TrainableModel, spec_of, trainable_model
-from .._ml_operators.formulas import hold_formulas
-from .._ml_operators.post_transforms import post_transform_of
-from .._ml_operators.rewrite import rewrite
-from .._runtime import devices, sessions
-from ..exceptions import ModelError, UnsupportedOperatorError
-from .ml_endings import (
-    hold_as_constants,
-    is_fixed_role,
-    keep_leaf_shares,
-    keep_name,
-    keep_votes_of_machine,
-    machine_of_votes,
-    narrow_selected_doubles,
-    plain_value,
-    sort_classes,
+from .._fitted.scores import (
+    CHOICE,
+    PAIRS,
+    Place,
+    add_output,
+    drop_needless_norms,
+    end_in_scores,
+    end_in_scores_of_labels,
+    ends_in,
+    keep_first_of_ties,
+    normalize_leaves,
+    number_classes,
+    source_of_columns,
 )
-from .ml_files import FittedFile, Labels, is_plain_graph_of_text
-from .ml_graphs import (
+from .._fitted.table_graph import in_parts
+from .._importers.load import to_proto
+from .._ir.edits import hold_as_constant, keep_outputs
+from .._ir.queries import attribute, is_float
+from .._ir.shapes import infer_shapes
+from .._ml_operators.context import Role
+from .._ml_operators.linear import post_transform_of
+from .._ml_operators.rewrite import hold_formulas, rewrite
+from .._model.batch_axis import free_batch_axis
+from .._model.trainable import TrainableModel, spec_of, trainable_model
+from .._ort import devices, sessions
+from ..exceptions import ModelError, UnsupportedOperatorError
+from ..graph import GraphBuilder
+from .ml_files import (
     FILE_TOLERANCE,
     ML,
+    FittedFile,
+    Labels,
+    are_indicators,
     classes_of_graph,
     constant_of,
     declare_columns,
+    is_plain_graph_of_text,
+    is_sequence,
+    maker_of,
+    numbers_of_attribute,
     prepare_text,
     table_of_file,
     takes_missing_values,
     trained_output_of,
-)
-from .ml_labels import (
-    as_matrix,
-    classes_of_labels,
-    end_in_labels,
-    has_labels_first,
-    labels_of_graph,
-    parts_of,
 )
 
 
@@ -276,3 +276,240 @@ def _are_of_kind(labels: Labels | None, label: np.ndarray, found: Any) -> bool:
 
 def _are_probabilities(found: np.ndarray) -> bool:
     return bool((found >= -FILE_TOLERANCE).all() and np.allclose(found.sum(axis=1), 1, atol=FILE_TOLERANCE))
+
+
+# Edits of the end of a graph of ai.onnx.ml: votes, order of classes, leaves of forests, constants.
+
+
+def plain_value(value: ir.Value) -> ir.Value:
+    """Return the value before Identity, Casts to its own type, and multiplications by one."""
+    while (node := value.producer()) is not None and not node.domain and (x := node.inputs[0]) is not None:
+        same = node.op_type == "Identity" or (node.op_type == "Cast" and x.dtype == value.dtype and is_float(x))
+        if not same and not _is_times_one(node):
+            break
+        value = x
+    return value
+
+
+def _is_times_one(node: ir.Node) -> bool:
+    factor = constant_of(node.inputs[1]) if node.op_type == "Mul" else None
+    return factor is not None and factor.ravel().tolist() == [1.0]
+
+
+def narrow_selected_doubles(graph: ir.Graph) -> None:
+    """Store float64 constants as float32, in place, if nodes only select from them and cast the selection to float32.
+
+    skl2onnx keeps the targets of nearest neighbors so.
+    """
+    for value in [
+        v for v in graph.initializers.values() if v.dtype is ir.DataType.DOUBLE and v.const_value is not None
+    ]:
+        chain = _selected_before_cast(value)
+        if chain is not None and value.const_value is not None:
+            value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=value.name)
+            for one in (value, *chain):
+                one.type = ir.TensorType(ir.DataType.FLOAT)  # clones share types
+
+
+def _selected_before_cast(value: ir.Value) -> list[ir.Value] | None:
+    """Return the selections from a value, if each is read by selections and by casts to float32 alone."""
+    found: list[ir.Value] = []
+    if value.is_graph_output() or not value.uses():
+        return None
+    for node, index in value.uses():
+        if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT:
+            continue
+        if node.op_type not in SELECTIONS or index:
+            return None
+        inner = _selected_before_cast(node.outputs[0])
+        if inner is None:
+            return None
+        found += [node.outputs[0], *inner]
+    return found
+
+
+SELECTIONS = frozenset({"ArrayFeatureExtractor", "Gather", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+def machine_of_votes(label: ir.Value) -> ir.Node | None:
+    """Return the support vector machine that computes the label, if one does."""
+    node, index = maker_of(label)
+    machine = node is not None and node.domain == ML and node.op_type == "SVMClassifier" and index == 0
+    return node if machine and node is not None and sum(numbers_of_attribute(node, "vectors_per_class")) else None
+
+
+def keep_votes_of_machine(graph: ir.Graph, machine: ir.Node) -> None:
+    """Add the class chosen by votes as an output, and the scores of pairs of classes if votes are counted.
+
+    The first of two margin columns of LIBSVM is the score of the second class.
+    """
+    classes = len(numbers_of_attribute(machine, "vectors_per_class"))
+    of_probabilities = bool(numbers_of_attribute(machine, "prob_a"))
+    op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
+    if of_probabilities or classes > 2:
+        add_output(graph, CHOICE, op.Identity(number_classes(machine, classes)))
+    if classes > 2 and not of_probabilities:
+        add_output(graph, PAIRS, op.Neg(machine.outputs[1]))
+    if classes == 2 and not of_probabilities:
+        graph.outputs[0] = op.Gather(machine.outputs[1], np.array([0]), axis=1)
+        graph.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        graph.sort()
+
+
+def keep_leaf_shares(model: ir.Model, role: Role) -> None:
+    """Keep the leaves of a forest probabilities: each sums to the share of its tree, or is a number below it."""
+    value = model.graph.initializers[role.name].const_value
+    if role.role != "leaf_values" or value is None or role.places is None:
+        return
+    numbers, trees = value.numpy(), len(np.unique(role.places[..., 0]))
+    total = numbers.sum(axis=1) if numbers.ndim == 2 else np.full(1, 1 / trees)
+    share = float(total.mean())
+    within = bool((numbers >= 0).all() and (numbers <= share * (1 + FILE_TOLERANCE)).all())
+    if within and np.allclose(total, share, rtol=FILE_TOLERANCE):
+        normalize_leaves(model, role.name, share, np.ones((numbers.shape[-1], 1), np.float32), several=False)
+
+
+def sort_classes(graph: ir.Graph, classes: np.ndarray | list[np.ndarray]) -> np.ndarray | None:
+    """Reorder the columns of the scores and the index of the chosen class to sorted labels.
+
+    Returns the order, None if the labels are sorted.
+    """
+    order = np.argsort(classes, kind="stable")
+    if (order == np.arange(len(order))).all():
+        return None
+    if any(v.name == PAIRS for v in graph.outputs):
+        raise ModelError(f"The classes of the graph, {list(classes)}, are not sorted, as scikit-learn's are.")
+    op = GraphBuilder(graph, prefix="sorted", constant_nodes=True)
+    for i, value in enumerate(graph.outputs):
+        by_class = op.Gather(value, order, axis=1) if i == 0 else op.Gather(np.argsort(order), value)
+        by_class.type = value.type
+        graph.outputs[i] = by_class
+        if i:
+            value.name, by_class.name = None, value.name
+    graph.sort()
+    return order
+
+
+def keep_name(graph: ir.Graph, name: str | None) -> None:
+    """Give the trained output the requested name, unless another value has it."""
+    final, taken = graph.outputs[0], {v.name for v in (*graph.inputs, *graph.initializers.values())}
+    holder = next((v for node in graph for v in node.outputs if v.name == name and v is not final), None)
+    if final.name != name and holder is None and name not in taken and final.producer() is not None:
+        final.name = name
+
+
+def is_fixed_role(role: Role, source: TrainableModel) -> bool:
+    """Whether a parameter stays fixed: imputed values, codes of categories, neutral scaling.
+
+    Numbers added to trees that classify are a function of the shares of the classes, as in the estimators.
+    """
+    of_classes = role.operator == f"{ML}.TreeEnsembleClassifier"
+    if role.role in ("imputed", "default") or (role.role == "base_values" and of_classes):
+        return True
+    if role.name not in source.parameters:
+        return False
+    value = source.model.graph.initializers[role.name].const_value
+    numbers = np.empty(0) if value is None else value.numpy()
+    if role.role == "values":
+        first = np.min(numbers) if numbers.size else 0.0
+        return bool(first in (0.0, 1.0) and (np.sort(numbers) == first + np.arange(numbers.size)).all())
+    neutral = {"offset": 0.0, "scale": 1.0}.get(role.role)
+    return neutral is not None and bool((numbers == neutral).all())
+
+
+def hold_as_constants(graph: ir.Graph, names: Collection[str]) -> None:
+    """Turn initializers into Constant nodes, so that training the exported graph does not treat them as weights."""
+    op = GraphBuilder(graph, prefix="setting", constant_nodes=True)
+    for value in [value for name, value in graph.initializers.items() if name in names]:
+        hold_as_constant(op, value)
+    graph.sort()
+
+
+# Several labels a row in files of fitted classifiers: their classes, and the columns that hold the scores of each.
+#
+# skl2onnx writes the scores as a matrix with a column for each label, as a tensor whose first axis is that of the
+# labels, or as a sequence with a matrix for each. They become one matrix here.
+
+
+def labels_of_graph(label: ir.Value, found: np.ndarray | None) -> Labels | None:
+    """Return the classes of each of several labels a row, None if the graph returns one a row.
+
+    ``found`` are labels of some rows: what skl2onnx declares may be another shape. Labels that no operator names are
+    indicators: 0 or 1.
+
+    Raises
+    ------
+    ModelError
+        The labels are not 0 or 1 and no operator names them, or they are not sorted as scikit-learn's are.
+    """
+    node, _ = maker_of(label)
+    joined = node is not None and node.op_type == "Concat" and not node.domain and attribute(node, "axis", 0) in (1, -1)
+    parts = [value for value in node.inputs if value is not None] if joined and node is not None else []
+    declared = () if label.shape is None else tuple(label.shape)
+    shape = declared if found is None else found.shape
+    width = shape[1] if len(shape) == 2 and isinstance(shape[1], int) else len(parts)
+    if width < 2 or (found is not None and shape[0] == 1):  # QuadraticDiscriminantAnalysis: a row of labels
+        return None
+    named = [classes_of_graph(value, ()) for value in parts] if len(parts) == width else [None] * width
+    unknown = [i for i, one in enumerate(named) if one is None]
+    given = np.empty(0) if found is None else found[:, unknown]
+    if unknown and (label.dtype is not ir.DataType.INT64 or not np.isin(given, (0, 1)).all()):
+        raise ModelError(
+            f"The ONNX file returns {width} labels a row in {label.name!r} that are not 0 or 1, and no operator names "
+            f"their classes. Give the fitted scikit-learn model itself."
+        )
+    classes = tuple(np.arange(2) if one is None else one for one in named)
+    if any(not np.array_equal(np.sort(one), one) for one in classes):
+        raise ModelError(f"The classes of the labels of the graph, {classes}, are not sorted, as scikit-learn's are.")
+    return classes
+
+
+def classes_of_labels(labels: Labels) -> np.ndarray | list[np.ndarray]:
+    """Return the classes as the classifier has them: the positions of indicators, else those of each label."""
+    return np.arange(len(labels)) if are_indicators(labels) else list(labels)
+
+
+def parts_of(final: ir.Value) -> list[ir.Value]:
+    """Return the tensors that a trained output consists of: those of a sequence, or itself."""
+    node = final.producer()
+    return [value for value in node.inputs if value is not None] if node and is_sequence(final) else [final]
+
+
+def as_matrix(op: GraphBuilder, final: ir.Value, n_labels: int) -> ir.Value:
+    """Return a trained output as one matrix: the columns of each label side by side."""
+    parts = parts_of(final)
+    if has_labels_first(final, n_labels):
+        parts = [op.Gather(final, i, axis=0) for i in range(n_labels)]
+    return op.Concat(*parts, axis=1)
+
+
+def end_in_labels(model: ir.Model, labels: Labels, *, probable: bool, labels_first: bool) -> None:
+    """Change the graph to end in scores: one sigmoid for each indicator, else one score for each class."""
+    infer_shapes(model)
+    values, sizes = list(model.graph.outputs), [len(one) for one in labels]
+    if probable and len(values) == 1 and ends_in(source_of_columns(values[0]), "Sigmoid"):
+        return
+    op = GraphBuilder(model.graph, prefix="labels", constant_nodes=True)
+    places = _places(op, values, sizes, labels_first=labels_first)
+    end_in_scores_of_labels(op, model, places, sizes, indicators=are_indicators(labels), probable=probable)
+
+
+def _places(op: GraphBuilder, values: Sequence[ir.Value], sizes: Sequence[int], *, labels_first: bool) -> list[Place]:
+    if len(values) == len(sizes):
+        return [(value, 0, _width(op, value) or size) for value, size in zip(values, sizes, strict=True)]
+    (value,) = values
+    if labels_first:
+        return [(op.Gather(value, i, axis=0), 0, size) for i, size in enumerate(sizes)]
+    if _width(op, value) == sum(sizes):
+        return [(value, sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+    return [(value, i, 1) for i in range(len(sizes))]
+
+
+def has_labels_first(final: ir.Value, n_labels: int) -> bool:
+    """Whether a trained output is a tensor whose first axis is that of the labels."""
+    return final.shape is not None and len(final.shape) == 3 and final.shape[0] == n_labels
+
+
+def _width(op: GraphBuilder, value: ir.Value) -> int | None:
+    shape = op.shape(value)
+    return shape[-1] if shape and isinstance(shape[-1], int) else None

@@ -1,8 +1,9 @@
-"""Fitted models given as ONNX files: graphs with operators of ai.onnx.ml, as skl2onnx and onnxmltools write them."""
+"""Recognize fitted models in ONNX files, as skl2onnx and onnxmltools write them, and read their graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,13 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from .._data.columns import Column
-from .._fitted.model import FittedModel
-from .._graph.queries import is_float, reads
+from .._fitted.model import FittedModel, Table, TableColumn
 from .._inference.predictor import Predictor
-from .._runtime import devices
-from ..exceptions import ModelError
-from .as_given import FileCompared
-from .ml_graphs import ML, is_raw_table, takes_text
+from .._ir.queries import is_float, reads
+from .._ort import devices, sessions
+from ..exceptions import ModelError, nearest
+from .reference import FileCompared
 
 Labels: TypeAlias = "tuple[np.ndarray, ...]"
 """The classes of each of several labels a row."""
@@ -105,3 +105,230 @@ def outputs_of_file(known: FittedFile, columns: Mapping[str, Column]) -> tuple[n
                 f"{('one label' if several == 1 else f'{several} labels') if one else 'values of its own'}."
             )
     return label, values.reshape(rows, -1)
+
+
+# Queries of graphs with operators of ai.onnx.ml: inputs, class labels, the trained output.
+
+
+ML = "ai.onnx.ml"
+OWN = "onnxtrain_sklearn"
+"""The producer of the files of the estimators for raw tables."""
+
+TABLE_KEY = "onnxtrain_sklearn.table"
+"""The metadata entry of a file of the command line that describes its table, as JSON."""
+
+FILE_TOLERANCE = 1e-4
+"""Largest difference between numbers that count as equal, relative to the largest number."""
+
+
+CLASSIFIERS = {
+    "LinearClassifier": "classlabels_ints",
+    "SVMClassifier": "classlabels_ints",
+    "TreeEnsembleClassifier": "classlabels_int64s",
+}
+"""Operators whose first output is a label, with their attribute for integer labels."""
+
+
+_COLUMNS = frozenset({"ArrayFeatureExtractor", "Gather", "Reshape", "Slice", "Squeeze"})
+
+
+_SAME = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+def is_raw_table(model: ir.Model) -> bool:
+    """Return True if this package wrote the graph for a raw table: its preprocessing fills in missing numbers."""
+    return model.producer_name == OWN and any(node.op_type == "IsNaN" for node in model.graph)
+
+
+def takes_text(model: ir.Model) -> bool:
+    """Whether an input of a graph is text."""
+    return any(value.dtype is ir.DataType.STRING for value in model.graph.inputs)
+
+
+def table_of_file(model: ir.Model) -> Table | None:
+    """Return the table that a graph with inputs of text takes; None for a graph of numbers.
+
+    A single input of text is no table if its rows are split into words, or if they are several texts.
+
+    Raises
+    ------
+    ModelError
+        An input is neither a column of text nor one of float32.
+    """
+    inputs = list(model.graph.inputs)
+    if not takes_text(model):
+        return None
+    if len(inputs) == 1 and (width := _texts_of_document(inputs[0])) is not None:
+        return Table((TableColumn(inputs[0].name or "", "text", gaps=False, width=width),), documents=True)
+    for value in inputs:
+        sizes = None if value.shape is None else list(value.shape)[1:]
+        fits = sizes == [1] or (sizes == [] and value.dtype is ir.DataType.STRING)
+        if not fits or value.dtype not in (ir.DataType.STRING, ir.DataType.FLOAT):
+            raise ModelError(
+                f"The graph has inputs of text, and its input {value.name!r} is {value.dtype}{value.shape or ''}. "
+                f"Beside text, each input must be one column of shape (N, 1), text or float32: declare each column of "
+                f"the table so in initial_types of skl2onnx.to_onnx, or give the fitted scikit-learn model itself. Of "
+                f"another graph, onnx.utils.extract_model writes the part behind the text, to train on its results."
+            )
+    allows_missing = any(takes_missing_values(node) for node in model.graph)
+    return Table(tuple(_column_of_input(value, model, allows_missing=allows_missing) for value in inputs))
+
+
+def _texts_of_document(value: ir.Value) -> int | None:
+    """Return how many texts a row of the only input has; None if it is one that an encoder takes as it is."""
+    sizes = [None, None, None] if value.shape is None else list(value.shape)
+    if len(sizes) == 1:
+        return 1
+    width = sizes[1] if len(sizes) == 2 else None
+    if not isinstance(width, int) or (width == 1 and not _is_split(value)):
+        return None
+    return width
+
+
+def _is_split(value: ir.Value) -> bool:
+    """Whether a text is split into words, or each row counted, after changes of its letters and its shape at most."""
+    for node, _ in value.uses():
+        if node.op_type in _COUNTS_WORDS or (node.op_type in _AS_TEXT and _is_split(node.outputs[0])):
+            return True
+    return False
+
+
+_COUNTS_WORDS = frozenset({"RegexSplitWithOffsets", "StringSplit", "TfIdfVectorizer", "Tokenizer"})
+_AS_TEXT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "StringNormalizer", "Unsqueeze"})
+
+
+def prepare_text(graph: ir.Graph) -> None:
+    """Lower-case in a locale that is installed, where none is named; declare the columns of counted words."""
+    for node in graph:
+        if node.op_type == "StringNormalizer" and "locale" not in node.attributes and not node.domain:
+            locale = sessions.text_locale()
+            if locale is not None:
+                node.attributes["locale"] = ir.AttrString("locale", locale)
+        if node.op_type == "TfIdfVectorizer" and not node.domain:  # shape inference does not know their number
+            width, x = max(numbers_of_attribute(node, "ngram_indexes"), default=-1) + 1, node.inputs[0]
+            of_row = x is not None and x.shape is not None and len(x.shape) == 1
+            node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+            node.outputs[0].shape = ir.Shape([width] if of_row else [None, width])
+
+
+def _column_of_input(value: ir.Value, model: ir.Model, *, allows_missing: bool) -> TableColumn:
+    name = value.name or ""
+    if value.dtype is not ir.DataType.STRING:
+        return TableColumn(name, "number", gaps=allows_missing)
+    gap = _text_of_gaps(value, model)
+    return TableColumn(name, "text", gaps=gap is not None, gap=gap)
+
+
+def _text_of_gaps(value: ir.Value, model: ir.Model) -> str | None:
+    """Return the text that stands for missing text, as far as the file says: files of this package do."""
+    told = model.metadata_props.get(TABLE_KEY)
+    if told is not None:
+        found = json.loads(told).get("missing_text")
+        return found if isinstance(found, str) else None
+    if model.producer_name != OWN:
+        return None
+    encoders = [node for node, _ in value.uses() if node.op_type == "LabelEncoder"]
+    known = {key for node in encoders for key in _texts(numbers_of_attribute(node, "keys_strings"))}
+    return next(text for text in ("", *(f"nan{'_' * i}" for i in range(len(known) + 1))) if text not in known)
+
+
+def classes_of_graph(label: ir.Value, zipped: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Return the class labels in the order of the scores, None if the graph does not name them."""
+    node, _ = maker_of(label)
+    labels = list(zipped)
+    if not labels and node is not None and node.op_type in CLASSIFIERS and node.domain == ML:
+        labels = numbers_of_attribute(node, "classlabels_strings") or numbers_of_attribute(
+            node, CLASSIFIERS[node.op_type]
+        )
+    if not labels and node is not None and node.op_type in ("ArrayFeatureExtractor", "Gather"):
+        held = constant_of(node.inputs[0])
+        labels = [] if held is None else held.ravel().tolist()
+    return np.array(_texts(labels)) if len(set(labels)) == len(labels) > 1 else None
+
+
+def _texts(labels: Sequence[object]) -> list[Any]:
+    return [one.decode() if isinstance(one, bytes) else one for one in labels]
+
+
+def numbers_of_attribute(node: ir.Node, name: str) -> list[Any]:
+    """Return a list attribute, empty if it is missing."""
+    return list(node.attributes[name].value) if name in node.attributes else []
+
+
+def maker_of(value: ir.Value | None) -> tuple[ir.Node | None, int]:
+    """Return the node and output index that compute a value, skipping nodes that only cast or reshape it."""
+    while value is not None:
+        node = value.producer()
+        if node is None or node.domain or node.op_type not in _SAME:
+            return node, value.index() or 0
+        value = node.inputs[0]
+    return None, 0
+
+
+def trained_output_of(graph: ir.Graph, output: str | None, *, sequences: bool = False) -> ir.Value:
+    """Return the output of this name, or the first float output; for outputs that are columns, the scores.
+
+    ``sequences`` says whether it may be a sequence of tensors, as those of several labels are.
+    """
+    outputs = {v.name or "": v for v in graph.outputs}
+    floats = [v for v in outputs.values() if isinstance(v.type, ir.TensorType) and is_float(v) and v.producer()]
+    floats += [v for v in outputs.values() if sequences and is_sequence(v)]
+    if output is not None:
+        if output not in outputs:
+            raise ModelError(f"output={output!r} is no output of the graph.{nearest(output, outputs)}")
+        if (chosen := outputs[output]) not in floats and floats:
+            names = " or ".join(repr(v.name) for v in floats)
+            raise ModelError(f"output={output!r} is of type {chosen.type}; only floats are trained: name {names}.")
+        return chosen
+    if not floats:
+        kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
+        raise ModelError(f"No output of the graph is a tensor of floats, which alone can be trained: {kinds}.")
+    sources = {_source_of_column(value) for value in floats}
+    return sources.pop() or floats[0] if len(floats) > 1 and len(sources) == 1 else floats[0]
+
+
+def is_sequence(value: ir.Value) -> bool:
+    """Whether a value is a sequence of tensors that the graph computes; inference takes away its type."""
+    node = value.producer()
+    return node is not None and node.op_type == "SequenceConstruct" and not node.domain
+
+
+def _source_of_column(value: ir.Value | None) -> ir.Value | None:
+    """Return the value from which a column is selected; None if ``value`` is not a column."""
+    taken = None
+    while value is not None and (node := value.producer()) is not None and node.op_type in _COLUMNS:
+        taken = value = node.inputs[0]
+    return taken
+
+
+def takes_missing_values(node: ir.Node) -> bool:
+    """Whether an operator accepts missing values."""
+    if node.op_type in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "IsNaN"):
+        return True
+    return node.op_type == "Imputer" and bool(np.isnan(node.attributes["replaced_value_float"].as_float()))
+
+
+def declare_columns(graph: ir.Graph) -> None:
+    """Declare the number of columns of the inputs, inferred from the operators that read them."""
+    for value in graph.inputs:
+        if value.shape is not None and len(value.shape) == 2 and not isinstance(value.shape[1], int):
+            widths = {width for node, _ in value.uses() if (width := _columns_of_operator(node)) is not None}
+            if len(widths) == 1:
+                value.shape = ir.Shape([value.shape[0], widths.pop()])
+
+
+def _columns_of_operator(node: ir.Node) -> int | None:
+    """Return the number of columns that an operator has coefficients for."""
+    if node.domain != ML:
+        return None
+    if node.op_type in ("LinearClassifier", "LinearRegressor"):
+        rows = len(numbers_of_attribute(node, "intercepts")) or 1
+        return len(numbers_of_attribute(node, "coefficients")) // rows
+    lengths = [len(numbers_of_attribute(node, key)) for key in ("offset", "scale", "imputed_value_floats")]
+    return max(lengths) if max(lengths) > 1 else None
+
+
+def constant_of(value: ir.Value | None) -> np.ndarray | None:
+    """Return the array of a constant, None for any other value."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()

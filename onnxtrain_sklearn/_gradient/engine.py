@@ -1,4 +1,4 @@
-"""The engine protocol, the choice of an engine, and `gradient_graph`.
+"""Choose an engine and differentiate a graph with it: the protocol of engines, and `gradient_graph`.
 
 An engine is one function ``(model, wrt, of) -> model``: it returns a new graph with the inputs, initializers and
 outputs of the given one and an output ``NAME_grad`` for each name in ``wrt``. An engine returns correct gradients, or
@@ -15,29 +15,24 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from .._graph.as_given import PlainSession, compared, draws, plain_session, random_feeds
-from .._graph.builder import GraphBuilder
-from .._graph.contrib.lowering import lower
-from .._graph.edits import copy_type, multiply_by_columns
-from .._graph.files import read
-from .._graph.folding import fold
-from .._graph.identity_transposes import remove_identity_transposes
-from .._graph.limits import require_values_within_limits
-from .._graph.own_tensors import from_proto
-from .._graph.protobuf import checked
-from .._graph.queries import dims, every_node, graphs_in, is_float, reads
-from .._graph.shapes import infer_declared
-from .._graph.stable_forms import use_stable_forms
-from .._graph.survival import require_loadable, require_result_loads
-from .._graph.unrolling import unroll
-from .._runtime import capabilities, distributions, gradient_builder
-from .._support.refusal import refusing
+from .._importers.load import checked
+from .._importers.ort_fusions import lower
+from .._ir.control_flow import fold, unroll
+from .._ir.edits import multiply_by_columns, remove_identity_transposes
+from .._ir.files import read
+from .._ir.limits import require_loadable, require_result_loads, require_values_within_limits
+from .._ir.opsets import from_proto
+from .._ir.queries import dims, every_node, graphs_in, is_float, reads
+from .._ir.shapes import infer_declared
+from .._model.reference import PlainSession, compared, draws, plain_session, random_feeds
+from .._model.stable_forms import use_stable_forms
+from .._ort import gradient_builder, packages, sessions
+from .._utils.errors import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, instead_of, nearest
-from .ort_training import engine as ort
-from .path import path
-from .portable import engine as portable
-from .selection import mark_selected
-from .speed import portable_is_faster
+from ..graph import GraphBuilder, copy_type
+from . import ort_training as ort
+from . import portable
+from .context import mark_selected, path
 
 Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]
 
@@ -66,7 +61,7 @@ def choose_engine(engine: str, others: Sequence[str] = ()) -> str:
         raise ValueError(f"Unknown engine {engine!r}.{nearest(engine, ['auto', *ENGINES, *others])}")
     if engine not in ("auto", *available_engines()):
         raise RuntimeNotFoundError(
-            f"engine={engine!r} cannot run on the installed onnxruntime {distributions.version()}: it has no gradient "
+            f"engine={engine!r} cannot run on the installed onnxruntime {packages.version()}: it has no gradient "
             "builder. Install onnxruntime-training-cpu==1.19.2 in its place (Linux, Python 3.10-3.12; the extra "
             "onnxtrain-sklearn[ort-training]), or use engine='portable'."
         )
@@ -84,7 +79,7 @@ def differentiate_own(model: ir.Model, wrt: Sequence[str], of: str, engine: str)
 
 
 def _differentiate_by(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
-    model.ir_version = min(model.ir_version, capabilities.limits_for(ir_version=model.ir_version).ir_version)
+    model.ir_version = min(model.ir_version, sessions.limits_for(ir_version=model.ir_version).ir_version)
     if engine == "ort-training":  # it cannot differentiate subgraphs; with "auto" the portable engine does
         unroll(model)
     _require_free_names(model.graph, wrt)
@@ -303,3 +298,40 @@ def _order_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     outputs = {v.name: v for v in graph.outputs}
     graph.outputs.clear()
     graph.outputs.extend(outputs[name] for name in names)
+
+
+# Which engine is faster, by family of operators.
+#
+# ``python benchmarks/engine_families.py`` measured the table, with onnxruntime-training 1.19.2, in CPU time on one
+# thread. A number is the time of a training step of the portable engine by that of ort-training: below 1, the portable
+# engine is faster.
+#
+# The families stand in the order of the time that their operators take: of those that occur in a graph the first one
+# decides. Checked on networks of several families: an embedding and attention 1.07, LeNet 1.13, an embedding with a
+# hidden layer of tanh 0.94 and 1.09 in two runs, with a linear layer 0.90 and 1.00.
+
+
+FAMILIES: dict[str, tuple[float, str]] = {
+    "convolution": (1.03, "Conv"),
+    "attention": (1.06, "Softmax"),
+    "leaky rectifiers": (0.48, "LeakyRelu"),
+    "lookups": (0.76, "Gather"),
+    "pooling": (1.15, "MaxPool AveragePool"),
+    "normalization": (1.05, "LayerNormalization"),
+    "sigmoids": (1.16, "Tanh Sigmoid"),
+    "rectifiers": (0.99, "Relu Exp Erf"),
+    "shapes": (0.96, "Transpose Split Concat"),
+    "reductions": (0.90, "ReduceMean ReduceSum"),
+    "products": (0.94, "MatMul Gemm"),
+}
+"""For each family the ratio, and its operators."""
+
+CLEAR = 0.9
+"""Ratio below which the portable engine is taken: two runs of the benchmark differ by a tenth."""
+
+
+def portable_is_faster(nodes: Iterable[ir.Node]) -> bool:
+    """Whether the portable engine is clearly faster for a graph whose gradient passes through ``nodes``."""
+    operators = {node.op_type for node in nodes if not node.domain}
+    ratios = (ratio for ratio, names in FAMILIES.values() if operators.intersection(names.split()))
+    return next(ratios, 1.0) < CLEAR

@@ -19,9 +19,9 @@ from itertools import pairwise
 import numpy as np
 import onnx_ir as ir
 
-from .._graph.builder import GraphBuilder
-from .._graph.limits import bytes_per_element
-from .._graph.queries import dims, fixed, graphs_in, reads
+from .._ir.limits import bytes_per_element
+from .._ir.queries import dims, fixed, graphs_in, reads
+from ..graph import GraphBuilder
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 KEPT_OPERATORS = frozenset(

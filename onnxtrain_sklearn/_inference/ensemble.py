@@ -1,4 +1,4 @@
-"""One graph of several copies of a network, whose weights differ; what it predicts is the mean of theirs."""
+"""Average several networks, or several states of one, in one inference graph."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from .._graph.activation import as_rows
-from .._graph.builder import GraphBuilder
-from .._graph.edits import append_nodes
-from .._graph.trainable import TrainableModel
+from .._ir.edits import append_nodes
+from .._model.activation import Task, as_rows
+from .._model.trainable import TrainableModel
+from ..graph import GraphBuilder
+from .graph import class_constant
 
 MemberWeights = Mapping[str, np.ndarray]
 
@@ -52,3 +53,35 @@ def _rename_weights(op: GraphBuilder, graph: ir.Graph, weights: MemberWeights, n
         name = value.name or ""
         value.name = _member_name(name, number) if name in weights else op.taken.free(name)
         op.graph.register_initializer(value)
+
+
+# The mean of what several networks predict, whose probabilities give the labels.
+
+
+def averaged_predictions(
+    op: GraphBuilder, results: Sequence[Sequence[ir.Value]], task: Task, classes: np.ndarray | None
+) -> Sequence[ir.Value]:
+    """Return the mean of the last outputs, and for classifiers the labels before it.
+
+    A row has the label of the largest mean; of several labels that are 0 or 1, those above one half are 1.
+    """
+    if task == "regression":
+        return [_mean_around(op, [result[-1] for result in results])]
+    total = results[0][-1]
+    for result in results[1:]:
+        total = op.Add(total, result[-1])
+    mean = op.Mul(total, 1 / len(results))
+    if task == "multilabel":
+        return [op.Cast(op.Greater(mean, 0.5), to=ir.DataType.INT64), mean]
+    assert classes is not None
+    return [op.Gather(class_constant(classes), op.ArgMax(mean, axis=1, keepdims=False)), mean]
+
+
+def _mean_around(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
+    """Return the mean, which is exact where all values are equal."""
+    first, *others = values
+    differences = [op.Sub(other, first) for other in others]
+    total = differences[0]
+    for difference in differences[1:]:
+        total = op.Add(total, difference)
+    return op.Add(first, op.Mul(total, 1 / len(values)))

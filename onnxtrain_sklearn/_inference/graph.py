@@ -1,4 +1,4 @@
-"""The inference graph, which predicts and is exported: label, probabilities and decisions after the trained graph.
+"""Build the inference graph: scores, final activation, labels.
 
 Labels and probabilities are computed by ONNX operators, in the conventions of skl2onnx (``label`` and
 ``probabilities`` for classifiers), so an estimator and its exported file cannot disagree. Training-only operators are
@@ -15,20 +15,18 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .._graph.activation import as_rows
-from .._graph.builder import GraphBuilder
-from .._graph.edits import multiply_by_columns, swap_initializers
-from .._graph.fake_quantization import requantized
-from .._graph.inference_form import inference_form
-from .._graph.links import apply_link, split_columns
-from .._graph.members import mean_of_members
-from .._graph.narrow import narrowed
-from .._graph.positions import as_position_rows
-from .._graph.shapes import infer_shapes
-from .._graph.trainable import TrainableModel
-from .._support.refusal import refusing
+from .._data.target_scale import TargetRange, TargetScale
+from .._importers.quantization import requantized
+from .._ir.edits import multiply_by_columns, swap_initializers
+from .._ir.shapes import infer_shapes
+from .._model.activation import Link, Positions, Task, apply_link, as_position_rows, as_rows, split_columns
+from .._model.heads import mean_of_members
+from .._model.modes import inference_form
+from .._model.precision import narrowed
+from .._model.trainable import TrainableModel
+from .._utils.errors import refusing
 from ..exceptions import ModelError
-from .head import Head
+from ..graph import GraphBuilder
 
 
 @dataclass(frozen=True)
@@ -366,3 +364,52 @@ def _is_free(op: GraphBuilder, name: str) -> bool:
         value.name = op.name(name)
     kept = {v.name for v in op.graph.inputs} | set(op.graph.initializers)
     return name not in kept
+
+
+# The head of a graph, which follows the scores: task, link and labels.
+
+
+@dataclass(frozen=True)
+class Head:
+    """What comes after the scores.
+
+    Attributes
+    ----------
+    task : {"regression", "binary", "multiclass", "multilabel", "multioutput"}
+    link : str
+        The function from scores to predictions or probabilities.
+    n_outputs : int
+        Columns of the scores.
+    classes : ndarray, list of ndarray or None
+        Labels that the label indices stand for; a list for several labels a row, each with classes of its own.
+    target_scale : TargetScale or None
+        What the targets were scaled by for training; predictions are scaled back.
+    target_range : TargetRange or None
+        Of a regressor, the range of the targets that were trained on, and whether predictions are clipped to it.
+    row_shape : tuple of int
+        Shape of a row of numeric targets that has several axes, such as an image; else empty.
+    positions : Positions or None
+        Of a classifier that predicts a label at each position of a row; ``n_outputs`` are scores of one position.
+    parts : tuple of Head
+        The heads of a graph with several outputs; ``n_outputs`` are then the columns of all targets.
+    """
+
+    task: Task
+    link: Link
+    n_outputs: int
+    classes: np.ndarray | list[np.ndarray] | None = None
+    target_scale: TargetScale | None = None
+    target_range: TargetRange | None = None
+    row_shape: tuple[int, ...] = ()
+    positions: Positions | None = None
+    parts: tuple[Head, ...] = ()
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Columns of the scores that belong to each of several labels."""
+        return tuple(map(len, self.classes)) if isinstance(self.classes, list) else ()
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether the link of a classifier gives probabilities."""
+        return self.task != "regression" and self.link != "identity"

@@ -15,9 +15,8 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from .._graph.builder import GraphBuilder
-from .._graph.cast_types import FLOAT
 from ..exceptions import UnsupportedOperatorError
+from ..graph import FLOAT, GraphBuilder
 
 LazyValue: TypeAlias = Callable[[], ir.Value]
 RewriteRule: TypeAlias = "Callable[[RewrittenNode], Sequence[LazyValue | None]]"

@@ -8,8 +8,7 @@ from typing import cast
 import numpy as np
 import onnx_ir as ir
 
-from .._graph.builder import GraphBuilder
-from .._graph.cast_types import FLOAT, INT32, INT64
+from ..graph import FLOAT, INT32, INT64, GraphBuilder
 from .context import LazyValue, RewriteRule, RewrittenNode
 
 _TO_VECTOR = np.array([-1])

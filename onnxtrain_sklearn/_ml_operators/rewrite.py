@@ -1,4 +1,4 @@
-"""Rewrites operators of ai.onnx.ml to trainable operators of the default domain.
+"""Rewrite the operators of ai.onnx.ml in a graph as operators that have gradients.
 
 The operators of ai.onnx.ml hold their numbers in attributes and have no gradient. Each rule of :data:`RULES` replaces
 one such node by nodes of the default domain that compute what onnxruntime computes, with the numbers in initializers.
@@ -8,29 +8,87 @@ scikit-learn: :class:`Rewritten` tells which node each parameter comes from.
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .._graph.builder import GraphBuilder
-from .._graph.edits import copy_type, replace_value
-from .._graph.names import Names
-from .._graph.queries import reaching
-from .._graph.shapes import infer_over_declared
-from . import default_domain, distances, linear, preprocessing, svm, trees
-from .context import RewriteRule, RewrittenNode, Role
+from .._ir.edits import hold_as_constant, replace_value
+from .._ir.queries import reaching
+from .._ir.shapes import infer_over_declared
+from ..graph import GraphBuilder, Names, copy_type
+from . import linear, preprocessing, svm, trees
+from .context import LazyValue, RewriteRule, RewrittenNode, Role
 
-RULES: dict[tuple[str, str], RewriteRule] = {
-    **distances.RULES,
-    **preprocessing.RULES,
-    **linear.RULES,
-    **default_domain.RULES,
-    **svm.RULES,
-    **trees.RULES,
-}
-"""The rules by domain and operator."""
+# Constants of formulas in files that skl2onnx and onnxmltools wrote: they become Constant nodes.
+#
+# Both write the constants of their formulas as initializers, beside the weights. A file does not say which is which,
+# and the graph does not tell them apart either: the weight of a boosted classifier and the sum of all weights are both
+# single numbers that scores are multiplied by. The names of the converters' variables do. Fitted estimators do not need
+# this: their converters name each parameter.
+
+
+_FORMULA = re.compile(
+    r"(unity|negate|n_classes|num_classes|clf_length|exponent|prod_operand|mul_operand|half_scalar|est_weights_sum|"
+    r"symmetrix_weight|constant|zero_tensor|unit_float_tensor|const_[np]\d+|cst|eqp\w*cst|dec_\w*cst)\d*"
+)
+_ANY_NUMBER = re.compile(r"_[A-Z]\w*cst\d*$")
+
+
+def hold_formulas(model: ir.Model) -> None:
+    """Turn the constants of formulas into Constant nodes, in place.
+
+    onnxmltools has all weights in attributes, so that each single number that is an initializer is such a constant.
+    """
+    if model.producer_name not in ("OnnxMLTools", "skl2onnx"):
+        return
+    every_number = model.producer_name == "OnnxMLTools"
+    op = GraphBuilder(model.graph, prefix="setting", constant_nodes=True)
+    for name, value in list(model.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or not tensor.dtype.is_floating_point():
+            continue
+        if (every_number and tensor.size == 1) or _is_formula(name, tensor.numpy()):
+            hold_as_constant(op, value)
+    model.graph.sort()
+
+
+def _is_formula(name: str, array: np.ndarray) -> bool:
+    """Whether skl2onnx gives this name to constants of formulas, or to any number and this one is whole or a half."""
+    if _FORMULA.fullmatch(name):
+        return True
+    return array.size == 1 and bool(_ANY_NUMBER.search(name)) and float(2 * array.ravel()[0]).is_integer()
+
+
+# Rewriting rules for operators of the default domain that an engine does not differentiate.
+
+
+def _pairwise_sum(r: RewrittenNode) -> Sequence[LazyValue]:
+    """Replace Sum by a chain of Add."""
+    return (lambda: functools.reduce(r.op.Add, [r.input(i) for i in range(len(r.node.inputs))]),)
+
+
+def _rewrite_lp_normalization(r: RewrittenNode) -> Sequence[LazyValue]:
+    """Divide X by its norm along an axis, or by 1 where that is zero."""
+    op, axes = r.op, [int(r.attribute("axis", -1))]
+
+    def normalized() -> ir.Value:
+        x = r.input()
+        if int(r.attribute("p", 2)) == 1:
+            size = op.ReduceSum(op.Abs(x), axes=axes, keepdims=True)
+            return op.Div(x, op.Where(op.Equal(size, 0.0), 1.0, size))
+        size = op.ReduceSum(op.Mul(x, x), axes=axes, keepdims=True)
+        return op.Div(x, op.Sqrt(op.Where(op.Equal(size, 0.0), 1.0, size)))
+
+    return (normalized,)
+
+
+# Rewrites operators of ai.onnx.ml to trainable operators of the default domain.
+
 
 _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
 
@@ -118,3 +176,14 @@ def _parameter_stem(graph: ir.Graph, node: ir.Node) -> str:
     """Return an unused prefix for the names of the node's parameters."""
     stem = STEMS.get(node.op_type) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.op_type).lower()
     return Names(name.partition(".")[0] for name in graph.initializers).free(stem)
+
+
+RULES: dict[tuple[str, str], RewriteRule] = {
+    ("", "LpNormalization"): _rewrite_lp_normalization,
+    ("", "Sum"): _pairwise_sum,
+    **svm.RULES,
+    **preprocessing.RULES,
+    **linear.RULES,
+    **trees.RULES,
+}
+"""The rules by domain and operator."""

@@ -1,4 +1,4 @@
-"""Rewriting rules for ensembles of trees. The splits are frozen, the values of the leaves are trained.
+"""Rewrite tree ensembles so that the numbers of their leaves are parameters.
 
 The operator is kept to find the leaf of each row in each tree, as it is fast: its weights become the numbers of the
 leaves. It is not on the path of the gradient. The values of the leaves are parameters, which are gathered.
@@ -18,10 +18,108 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .._graph.cast_types import INT64
-from . import post_transforms
+from ..graph import INT64
+from . import linear
 from .context import LazyValue, RewriteRule, RewrittenNode
-from .tree_attributes import Forest, read_forest, read_forest_5
+
+# Leaves of the trees in attributes of ai.onnx.ml, and their weights.
+#
+# Leaves are numbered over all trees, in the order of the attributes. Each weight belongs to one leaf and one target.
+# The splits are not read: the operator itself finds the leaves.
+
+
+@dataclass(frozen=True)
+class Forest:
+    """The leaves of an ensemble.
+
+    Attributes
+    ----------
+    leaves, trees, targets : int
+        Their numbers; a target of a classifier is a class.
+    tree_of : array of int
+        The tree of each leaf, counted from zero.
+    places : array, (leaves, 2)
+        Tree id and node id of each leaf.
+    leaf, target, value : arrays of one entry per weight
+        The weights, in the order of the attributes.
+    only : int
+        The target in the attributes, where there is one column for it; else 0.
+    """
+
+    leaves: int
+    trees: int
+    targets: int
+    tree_of: np.ndarray
+    places: np.ndarray
+    leaf: np.ndarray
+    target: np.ndarray
+    value: np.ndarray
+    only: int = 0
+
+
+def read_forest(r: RewrittenNode, weights: str, targets: int) -> Forest:
+    """Return the leaves of a TreeEnsembleRegressor or TreeEnsembleClassifier, whose weights are named ``weights``."""
+    modes, trees, ids = list(r.attribute("nodes_modes", ())), r.ints("nodes_treeids"), r.ints("nodes_nodeids")
+    if not modes or not len(modes) == trees.size == ids.size:
+        r.refuse("its lists of nodes are empty or of different lengths")
+    ends = np.array([mode == "LEAF" for mode in modes])
+    places = np.stack([trees, ids], axis=1)[ends]
+    names, tree_of = np.unique(places[:, 0], return_inverse=True)
+    number = {place: i for i, place in enumerate(map(tuple, places.tolist()))}
+    spoken = zip(r.ints(f"{weights}_treeids").tolist(), r.ints(f"{weights}_nodeids").tolist(), strict=True)
+    leaf = np.array([number.get(place, -1) for place in spoken], np.int64)
+    known = leaf >= 0  # weights of other nodes are ignored
+    return Forest(
+        leaves=len(places),
+        trees=len(names),
+        targets=targets,
+        tree_of=tree_of.ravel(),
+        places=places,
+        leaf=leaf[known],
+        target=r.ints(f"{weights}_ids")[known],
+        value=r.floats(f"{weights}_weights")[known],
+    )
+
+
+def read_forest_5(r: RewrittenNode) -> Forest:
+    """Return the leaves of a TreeEnsemble (version 5), which have lists of their own and one weight each."""
+    weights = r.attribute("leaf_weights")
+    value = r.refuse("it has no leaf_weights") if weights is None else weights.numpy().ravel()
+    roots, own = r.ints("tree_roots"), np.arange(value.size)
+    tree_of = _tree_of(r, roots, value.size)
+    return Forest(
+        leaves=value.size,
+        trees=roots.size,
+        targets=int(r.attribute("n_targets", 1)),
+        tree_of=tree_of,
+        places=np.stack([tree_of, own], axis=1),
+        leaf=own,
+        target=r.ints("leaf_targetids"),
+        value=value,
+    )
+
+
+def _tree_of(r: RewrittenNode, roots: np.ndarray, leaves: int) -> np.ndarray:
+    """Return the tree of each leaf, found from the roots."""
+    result = np.zeros(leaves, np.int64)
+    sides = [(r.ints(f"nodes_{side}nodeids"), r.ints(f"nodes_{side}leafs")) for side in ("true", "false")]
+    for tree, root in enumerate(roots.tolist()):
+        front, seen = [root], set[int]()
+        while front:
+            node = front.pop()
+            if node in seen:
+                r.refuse("one of its trees has two paths to a node")
+            seen.add(node)
+            for children, is_leaf in sides:
+                if is_leaf[node]:
+                    result[children[node]] = tree
+                else:
+                    front.append(int(children[node]))
+    return result
+
+
+# Rewriting rules for ensembles of trees. The splits are frozen, the values of the leaves are trained.
+
 
 _COUNTABLE = 2**24
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
@@ -44,7 +142,7 @@ def _finished(r: RewrittenNode, total: ir.Value, targets: int) -> ir.Value:
     base = r.floats("base_values")
     if base.size == targets:
         total = r.op.Add(total, r.parameter("base_values", base))
-    return post_transforms.transformed(r, total) if targets > 1 else post_transforms.untransformed(r, total)
+    return linear.transformed(r, total) if targets > 1 else linear.untransformed(r, total)
 
 
 def _rewrite_tree_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
@@ -57,8 +155,8 @@ def _rewrite_tree_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
         r.refuse(f"onnxruntime is vague about its {base.size} base_values for {len(labels)} classes")
     raw = functools.cache(lambda: _with_base(r, _aggregated(r, forest, "SUM"), base))
     if len(labels) > 2 and not base.size and _names_leaves(forest):
-        return lambda: _class_of_leaf(r, forest, labels), lambda: post_transforms.transformed(r, raw())
-    return lambda: _leaf_label(r, forest, raw(), labels), lambda: post_transforms.transformed(r, raw())
+        return lambda: _class_of_leaf(r, forest, labels), lambda: linear.transformed(r, raw())
+    return lambda: _leaf_label(r, forest, raw(), labels), lambda: linear.transformed(r, raw())
 
 
 def _one_score(r: RewrittenNode, forest: Forest, base: np.ndarray, labels: np.ndarray) -> Sequence[LazyValue]:
@@ -73,13 +171,13 @@ def _one_score(r: RewrittenNode, forest: Forest, base: np.ndarray, labels: np.nd
     forest = replace(forest, targets=1, target=0 * forest.target, only=second)
     raw = functools.cache(lambda: _with_base(r, _aggregated(r, forest, "SUM"), base))
     positive = bool((forest.value >= 0).all())
-    finish = _with_zero_column if second else post_transforms.complement if positive else post_transforms.both_signs
-    return lambda: post_transforms.label_above(r, raw(), 0.5 if positive else 0.0, labels), lambda: finish(r, raw())
+    finish = _with_zero_column if second else linear.complement if positive else linear.both_signs
+    return lambda: linear.label_above(r, raw(), 0.5 if positive else 0.0, labels), lambda: finish(r, raw())
 
 
 def _with_zero_column(r: RewrittenNode, score: ir.Value) -> ir.Value:
     """Return the score of the second class beside that of the first, which is zero."""
-    return post_transforms.transformed(r, r.op.Concat(r.op.Mul(score, 0.0), score, axis=1))
+    return linear.transformed(r, r.op.Concat(r.op.Mul(score, 0.0), score, axis=1))
 
 
 def _with_base(r: RewrittenNode, total: ir.Value, base: np.ndarray) -> ir.Value:
@@ -96,18 +194,18 @@ def _class_of_leaf(r: RewrittenNode, forest: Forest, labels: np.ndarray) -> ir.V
     known = np.empty(forest.leaves, np.int64)
     known[forest.leaf] = forest.target
     number = r.op.Gather(known, r.op.Reshape(_leaf_indices(r, forest), np.array([-1])))
-    return post_transforms.selected_labels(r, number, labels)
+    return linear.selected_labels(r, number, labels)
 
 
 def _leaf_label(r: RewrittenNode, forest: Forest, raw: ir.Value, labels: np.ndarray) -> ir.Value:
     if len(labels) == 2:  # onnxruntime gives 0 and 1, whatever the labels are
         if labels.dtype == object:
             r.refuse("its labels are strings, and onnxruntime knows only 0 and 1 here")
-        return post_transforms.label_above(r, r.op.Gather(raw, np.array([1]), axis=1), 0.0, np.array([0, 1]))
+        return linear.label_above(r, r.op.Gather(raw, np.array([1]), axis=1), 0.0, np.array([0, 1]))
     always = [_always_has_weight(forest, target) for target in range(forest.targets)]
     if not all(always) and not r.floats("base_values").size:
         r.refuse("its label ignores classes without a weight in the leaves of a row")
-    return post_transforms.largest(r, raw, labels)
+    return linear.largest(r, raw, labels)
 
 
 def _always_has_weight(forest: Forest, target: int) -> bool:

@@ -2,35 +2,335 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
+import onnx
 from numpy.typing import ArrayLike
+from sklearn.base import is_classifier
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
 
-from .._estimators.availability import check_one_pass, is_on, trains_in_minibatches
+from .._data.inputs import prediction_type
+from .._data.targets import checked_weights, rows_that_count
+from .._data.validation import r2_of_maps
+from .._estimators.adaptation import adaptable_graph
 from .._estimators.base import GraphEstimator
-from .._estimators.docstrings import output_attributes
-from .._estimators.examples import Call, FitRows, GivenRows
-from .._estimators.run import Run
-from .._estimators.training_files import TrainingFiles
-from .._export.source import ExportSource
-from .._optimizers.lbfgs import BaseOptimizer
-from .._support.declared import documented
-from .._support.typing import MatrixLike
-from .._training.loop import Trainer
+from .._estimators.classifier import (
+    OrtGradientClassifier,
+    accuracy_of_several,
+    by_label,
+    decisions,
+    has_one_label,
+    typed_labels,
+)
+from .._estimators.examples import Call, FitRows, GivenRows, graph_inputs
+from .._estimators.files import TrainingFiles, constants_of, export_source, exported_class_weights, settings_of_step
+from .._estimators.fit import check_one_pass, is_on, links_classes, trains_in_minibatches
+from .._estimators.parameters import Parameters, output_attributes
+from .._estimators.regressor import OrtGradientRegressor, numbers_in_rows
+from .._estimators.scoring import numbers_of_outputs, rows_of
+from .._estimators.state import Run
+from .._export.folder import StateArrays
+from .._export.source import ExportSource, OutputSource
+from .._importers.load import to_proto
+from .._inference.graph import Head, OutputOptions
+from .._training.loss_graph import OutputLoss, TotalLoss
+from .._training.trainer import Trainer
+from .._utils.declared import documented
+from .._utils.typing import MatrixLike
 from ..adapters import LoRA
-from ..losses import Loss, LossSource
+from ..losses import Loss, LossSource, resolve_loss
 from ..models import ModelSource
+from ..optimizers import BaseOptimizer
 from ..schedules import Schedule
-from .export import export_source_of_outputs
-from .parameters import OUTPUTS
-from .preparation import prepared_outputs
-from .results import OutputResults
+from .fit import (
+    OUTPUTS,
+    OutputEstimator,
+    by_output,
+    loss_weights,
+    naming,
+    output_estimators,
+    prepared_outputs,
+    weights_by_output,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+# `export_training` as a function, for estimators and for models.
+
+
+def export_training(
+    model: ModelSource | TrainingFiles,
+    folder: str | os.PathLike[str],
+    X: MatrixLike | None = None,
+    y: MatrixLike | None = None,
+    *,
+    batch_size: int | None = None,
+    form: str = "both",
+    target: str = "any",
+    loss: str | Loss | Mapping[str, str | Loss] = "log_loss",
+    **parameters: Any,
+) -> None:
+    """Write a folder of graphs that train a model in any onnxruntime, in any language.
+
+    Parameters
+    ----------
+    model : estimator, onnx.ModelProto, bytes, path, builder or fitted model
+        An estimator of this package, whose method of this name is called, or what an estimator takes as ``model``.
+    folder : str or path
+        The folder to write.
+    X, y : data as for ``fit``, default=None
+        Some rows, for the shapes of the graph and the classes. A fitted estimator needs none.
+    batch_size : int, default=None
+        Rows of a minibatch; None: those of the estimator.
+    form : {"both", "step", "epoch"}, default="both"
+        The training graphs to write.
+    target : {"any", "web"}, default="any"
+        "web": the graphs run on WebGPU too, which lacks float64.
+    loss : str, Loss, or dict of str to str or Loss, default="log_loss"
+        The loss of a model, which decides between classification and regression. A dict by output, with ``y`` as one
+        too: those outputs are trained together, as by :class:`~onnxtrain_sklearn.OrtGradientMultiOutput`.
+    **parameters : object
+        Further parameters of the estimator that a model gets, such as ``optimizer``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from sklearn.datasets import load_diabetes
+    >>> from onnxtrain_sklearn import Linear, export_training, load_training
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = Linear().build(n_features=10, n_outputs=1, random_state=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     export_training(model, f"{folder}/linear", X, y, loss="squared_error", optimizer="sgd")
+    ...     load_training(f"{folder}/linear").manifest["optimizer"]["name"]
+    'sgd'
+    """
+    if isinstance(model, TrainingFiles):
+        if parameters or loss != "log_loss":
+            named = [*parameters, *(["loss"] if loss != "log_loss" else [])]
+            raise TypeError(f"{named[0]} is a parameter of the estimator: set it there, by set_params.")
+        model.export_training(folder, X, y, batch_size=batch_size, form=form, target=target)
+        return
+    if X is None or y is None:
+        raise ValueError("X and y must be some rows of data: the shapes of the graph and the classes follow from them.")
+    _estimator_for(model, loss, parameters).export_training(
+        folder, X, y, batch_size=batch_size, form=form, target=target
+    )
+
+
+def _estimator_for(model: ModelSource, loss: str | Loss | Mapping[str, str | Loss], parameters: Any) -> TrainingFiles:
+    if isinstance(loss, Mapping):
+        return OrtGradientMultiOutput(model, loss=loss, **parameters)
+    tasks = resolve_loss(loss).tasks
+    if {"regression", "multiclass"} <= tasks:
+        raise ValueError(f"{loss!r} is a loss for numbers and for classes: give an estimator in place of the model.")
+    kind = OrtGradientRegressor if "regression" in tasks else OrtGradientClassifier
+    return kind(model, loss=loss, **parameters)
+
+
+# What an estimator of several outputs gives: predictions and scores by output, weights, the graph.
+
+
+def _gives_probabilities(estimator: Parameters) -> bool:
+    run, losses = vars(estimator).get("_run"), estimator.loss
+    if run is not None:
+        some = any(part.has_probabilities for part in run.head.parts)
+    else:
+        some = not isinstance(losses, Mapping) or any(map(links_classes, losses.values()))
+    if not some:
+        raise AttributeError("predict_proba is not available: no output has a loss that gives probabilities.")
+    return True
+
+
+def _gives_scores_of_classes(estimator: Parameters) -> bool:
+    run, losses = vars(estimator).get("_run"), estimator.loss
+    if run is not None:
+        some = any(part.task != "regression" for part in run.head.parts)
+    else:
+        some = not isinstance(losses, Mapping) or any(map(is_classifier, output_estimators(estimator).values()))
+    if not some:
+        raise AttributeError("decision_function is not available: no output has a loss for classification.")
+    return True
+
+
+class OutputResults:
+    """An estimator of several outputs with a run."""
+
+    _run: Run
+
+    def predict(self, X: MatrixLike) -> dict[str, np.ndarray]:
+        """Predict labels and numbers.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        dict of str to ndarray
+            By output: labels as :meth:`OrtGradientClassifier.predict` gives them, numbers as
+            :meth:`OrtGradientRegressor.predict` does.
+        """
+        return OutputPredictions(
+            (name, numbers_in_rows(head, found, X) if head.task == "regression" else typed_labels(head, found))
+            for name, head, found in self._predicted(X)
+        )
+
+    @available_if(_gives_probabilities)
+    def predict_proba(self, X: MatrixLike) -> dict[str, Any]:
+        """Predict the probabilities of the classes.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        dict of str to ndarray
+            For each output whose loss gives probabilities, as :meth:`OrtGradientClassifier.predict_proba`.
+        """
+        number_type = prediction_type(X)
+        found = self._predicted(X, 1, with_scores=number_type is np.float64)
+        return OutputPredictions(
+            (name, by_label(head, p.astype(np.result_type(number_type, p), copy=False)))
+            for name, head, p in found
+            if head.has_probabilities
+        )
+
+    @available_if(_gives_scores_of_classes)
+    def decision_function(self, X: MatrixLike) -> dict[str, Any]:
+        """Return the scores of the classes.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        dict of str to ndarray
+            For each output with labels, as :meth:`OrtGradientClassifier.decision_function`.
+        """
+        found = self._predicted(X, -1, with_scores=True)
+        return OutputPredictions(
+            (name, decisions(head, own, X)) for name, head, own in found if head.task != "regression"
+        )
+
+    def score(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> float:
+        """Return the mean of the scores of the outputs: accuracy of labels, R² of numbers.
+
+        Parameters
+        ----------
+        X, y, sample_weight : dict of str to array-like
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+            The plain mean of :meth:`output_scores`; ``loss_weights`` have no part in it.
+        """
+        return float(np.mean(list(self.output_scores(X, y, sample_weight).values())))
+
+    def output_scores(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> dict[str, float]:
+        """Return the score of each output: accuracy of labels, R² of numbers.
+
+        Parameters
+        ----------
+        X, y, sample_weight : dict of str to array-like
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        dict of str to float
+            By output, as :meth:`OrtGradientClassifier.score` and :meth:`OrtGradientRegressor.score` define them. Rows
+            of weight zero in an output have no part in its score.
+        """
+        check_is_fitted(self)
+        singles, predicted, found = output_estimators(self), self.predict(X), {}
+        y, weights = by_output(y, singles, "y"), weights_by_output(sample_weight, singles)
+        for (name, single), head in zip(singles.items(), self._run.head.parts, strict=True):
+            with naming(name):
+                found[name] = _score(single, head, y[name], predicted[name], weights[name])
+        return found
+
+    def to_onnx(self, *, raw_scores: bool = False, adapter: bool = False) -> onnx.ModelProto:
+        """Return the trained inference graph.
+
+        Parameters
+        ----------
+        raw_scores : bool, default=False
+            Whether the values of :meth:`decision_function` replace the probabilities, one column per class.
+        adapter : bool, default=False
+            Whether the graph is the given model, in which what was trained are inputs with defaults, for the files of
+            :meth:`save_adapter`. False: low-rank factors are merged into the matrices of the given graph.
+
+        Returns
+        -------
+        onnx.ModelProto
+            A graph without training-only operators. An output of numbers keeps its name. One of labels is replaced by
+            two: ``NAME_label``, and ``NAME_probabilities`` with a column per class, or ``NAME_scores`` where the loss
+            gives no probabilities.
+        """
+        check_is_fitted(self)
+        for name, value in (("raw_scores", raw_scores), ("adapter", adapter)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be True or False, got {value!r}.")
+        form = OutputOptions(raw_scores=raw_scores)
+        return to_proto(adaptable_graph(self._run, form)) if adapter else self._run.to_onnx(form)
+
+    @property
+    def model_(self) -> onnx.ModelProto:
+        """The trained inference graph, as ``to_onnx()`` returns it."""
+        return self.to_onnx()
+
+    @property
+    def weights_(self) -> dict[str, np.ndarray]:
+        """A copy of every float parameter of the graph, trained or frozen, and of running statistics, by name."""
+        check_is_fitted(self)
+        return StateArrays(self._run.weights(), constants_of(self._run))
+
+    def _predicted(
+        self, X: MatrixLike, output: int = 0, *, with_scores: bool = False
+    ) -> list[tuple[str, Head, np.ndarray]]:
+        """Return the name, the head and one output of the inference graph of each part."""
+        check_is_fitted(self)
+        found, run = self._predict(X, output, with_scores=with_scores), self._run
+        return list(zip((form.output for form in run.source.forms), run.head.parts, found, strict=True))
+
+    def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> list[np.ndarray]:
+        run = self._run
+        columns = graph_inputs(self, X, run.source.inputs, None, reset=False)
+        numbers = numbers_of_outputs(run.head, output, with_scores=with_scores)
+        return run.predictor(columns, with_scores=with_scores).run_several(columns, numbers)
+
+
+def _score(single: OutputEstimator, head: Head, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
+    """Return the score of one output on the rows that have a weight."""
+    weights: Any = None
+    if sample_weight is not None:
+        weights = checked_weights(sample_weight, len(predicted))
+        rows = np.flatnonzero(weights)
+        if not len(rows):
+            raise ValueError("No row has a positive weight, so that there is no score.")
+        y, predicted, weights = rows_of(y, rows), predicted[rows], weights[rows]
+    from sklearn.metrics import accuracy_score, r2_score  # need a fifth of scikit-learn
+
+    if not is_classifier(single):
+        if head.row_shape:
+            return r2_of_maps(np.asarray(y), predicted, weights)
+        return float(r2_score(y, predicted, sample_weight=weights))
+    if head.positions is None:
+        y, predicted, weights = rows_that_count(y, predicted, weights, getattr(single, "ignore_label", None))
+    if has_one_label(head):
+        return float(accuracy_score(y, predicted, sample_weight=weights))
+    return accuracy_of_several(head, y, predicted, getattr(single, "ignore_label", None), weights)
+
+
+# The estimator that trains several outputs of a graph together.
 
 
 @documented(attributes=output_attributes())
@@ -225,3 +525,63 @@ class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
     def _prepare(self, call: Call) -> tuple[Run, Trainer]:
         run, trainer = prepared_outputs(self, call)
         return self._announced(run, vars(self).get("_run") if call.resume else None), trainer
+
+
+# What the training graphs of several outputs are made from: the loss of each, and what its labels weigh.
+
+
+def export_source_of_outputs(estimator: Parameters, run: Run, batch_size: int | None, target: str) -> ExportSource:
+    """Return the source of training graphs that go on as ``partial_fit`` would."""
+    singles, weights = output_estimators(estimator), loss_weights(estimator)
+    known = _losses_before(run) if any(head.positions is not None for head in run.head.parts) else {}
+    found = []
+    for head, (name, single), balanced in zip(run.head.parts, singles.items(), run.balanced_outputs, strict=True):
+        with naming(name):
+            loss = _loss_of_output(name, single, head, weights[name], known)
+            class_weights = exported_class_weights(single, head, balanced)
+        ignored = None if head.positions is None else getattr(single, "ignore_label", None)
+        found.append(OutputSource(loss, head, class_weights, ignored))
+    return export_source(estimator, run, batch_size, target, tuple(found))
+
+
+def _losses_before(run: Run) -> Mapping[str, OutputLoss]:
+    """Return the losses of the last call by output."""
+    total = settings_of_step(run).loss
+    assert isinstance(total, TotalLoss)
+    return {one.name: one for one in total.outputs}
+
+
+def _loss_of_output(
+    name: str, single: OutputEstimator, head: Head, weight: float, known: Mapping[str, OutputLoss]
+) -> OutputLoss:
+    loss: Any = single.loss
+    at_places = (head.positions, known[name].places, known[name].label_weights) if head.positions is not None else ()
+    return OutputLoss(name, loss, head.task, head.link, head.n_outputs, head.groups, weight, *at_places)
+
+
+# Predictions of several outputs: a dict that says why scikit-learn's metrics do not take it.
+
+
+OutputArray = TypeVar("OutputArray")
+
+
+class OutputPredictions(dict[str, OutputArray]):
+    """Predictions by output.
+
+    Metrics of scikit-learn ask for the shape of what they take, and would speak of the number of outputs, or print all
+    rows, where a dict has none.
+    """
+
+    @property
+    def shape(self) -> Any:
+        """Raise: a dict of arrays has no shape."""
+        raise TypeError(
+            f"Metrics of scikit-learn take one array, and these predictions are a dict by output: {list(self)}. Score "
+            f"one output, metric(y[{next(iter(self), '...')!r}], predictions[{next(iter(self), '...')!r}]), or all of "
+            f"them by score() and output_scores(); scoring= of searches and callbacks may be a function "
+            f"(estimator, X, y) that does."
+        )
+
+    def __reduce__(self) -> tuple[type[dict[str, OutputArray]], tuple[dict[str, OutputArray]]]:
+        """Pickle a plain dict."""
+        return dict, (dict(self),)

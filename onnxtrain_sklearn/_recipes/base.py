@@ -1,4 +1,4 @@
-"""Base class of the estimators for raw tables: preprocessing, training of the members, one graph that predicts.
+"""Base class of the estimators for raw tables: parameters, preprocessing, training, one graph that predicts.
 
 What is fitted is the graph alone: pickles hold its bytes, ``predict`` runs it, and ``to_onnx`` returns it. A recipe
 says how numbers are scaled and which network is trained by which settings.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,28 +18,34 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_consistent_length
 
 from .._data.targets import Targets, row_weights
-from .._estimators.html import HtmlRepr
-from .._estimators.interrupts import raise_or_warn
+from .._estimators import parameters
+from .._estimators.description import HtmlRepr
+from .._estimators.fit import raise_or_warn
 from .._estimators.scoring import Scoring
-from .._graph.links import Task
-from .._runtime import devices
-from .._runtime.devices import Device
-from .._support.declared import Declared
-from .._support.typing import MatrixLike
-from .examples import TableExamples
-from .fitted_graph import FittedGraph
-from .member_tasks import MemberTasks, TracedRecipe, epochs_of
+from .._model.activation import Task
+from .._ort import devices
+from .._ort.devices import Device
+from .._utils.declared import Declared, Parameter, switch
+from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Sizes
+from .._utils.typing import MatrixLike
+from ..losses import LogLoss
+from ..models.tables import RealMLP, TabM
 from .members import (
+    FittedGraph,
     MemberRecipe,
+    MemberTasks,
     MemberTraining,
     Network,
     PreparedMember,
+    TableExamples,
+    TracedRecipe,
     TrainedMembers,
+    epochs_of,
     prepared_members,
     train_members,
 )
 from .preprocessing import Preprocessing
-from .raw_table import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
+from .tables import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -180,3 +187,112 @@ class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, A
 def even_batch(n_rows: int, most: int) -> int:
     """Return the rows of a minibatch, at most ``most``, that make the fewest steps of about equal size."""
     return math.ceil(n_rows / math.ceil(n_rows / most))
+
+
+# The parameters of the recipes: valid values and documentation, declared once.
+#
+# Where a text depends on the estimator, it has a name in braces, which the estimator fills in.
+
+
+IN_ALL: Mapping[str, Parameter] = {
+    "n_ensembles": Parameter("int", """
+Models that are trained, each with another validation part, and averaged in one graph.""", (COUNT,)),
+    "validation_fraction": Parameter("float or None", """
+Share of the rows that each model holds out, at most one half: the epoch that scores best on them (``scoring``) is kept.
+None: nothing is held out, and {unvalidated}.""", (Range(Real, 0, 0.5, closed="right"), None)),
+    "scoring": Parameter("str, callable or None", """
+Score on the rows held out, higher is better: the name of a scorer of scikit-learn (``"neg_mean_absolute_error"``, for
+classes ``"neg_log_loss"`` or ``"roc_auc"``), or a function ``(estimator, X, y) -> float``, which is given a network and
+its preprocessed rows. None: {score}."""),
+    "categorical_features": Parameter('"from_dtype", list or None', """
+Columns that are categories. "from_dtype": text, booleans and pandas categories. A list of names, of indices or a mask
+of all columns; None: no column."""),
+    "random_state": Parameter("int, RandomState or None", """
+Seeds validation parts, initial weights, the order of the rows and dropout."""),
+    **{name: parameters.SHARED[name] for name in ("callbacks", "verbose", "engine", "device")},
+}  # fmt: skip
+
+CLASS_WEIGHT: Mapping[str, Parameter] = {
+    "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
+Weight of the rows of each class by label, multiplied with ``sample_weight``. Several labels a row: a list with a dict
+for each, or "balanced"; a row weighs the product of the weights of its labels."""),
+}  # fmt: skip
+
+LABEL_SMOOTHING: Mapping[str, Parameter] = {
+    "label_smoothing": Parameter("float", """
+Share of each target that is spread evenly over the classes, in [0, 1); each of several labels a row has two, 0 and 1.
+With the 0.1 of RealMLP's authors no probability of two classes is learned that is outside of 0.05 to 0.95. 0 is for
+probabilities of rare classes, together with ``scoring="neg_log_loss"``: where the accuracy chooses the epoch, they may
+be near 0 and 1 without reason.""",
+        LogLoss.valid["label_smoothing"]),
+}  # fmt: skip
+
+REALMLP: Mapping[str, Parameter] = {
+    **IN_ALL,
+    "variant": Parameter('{"td", "td-s"}', """
+Settings of the network and of its training. "td": periodic embeddings of numbers, dropout, weight decay. "td-s", the
+simple one: none of them; faster, and a little worse.""", (OneOf(("td", "td-s")),)),
+    "batch_size": Parameter("int", """
+Rows of a minibatch. Each epoch leaves out the rows at the end of its random order that do not fill one.""", (COUNT,)),
+    "hidden_layer_sizes": Parameter("int or sequence of int", "Units of each hidden layer.", (Sizes(),)),
+    "embedding": Parameter("str, Embedding or None", """
+Embedding of the numeric columns. "auto": that of the variant, "periodic" for "td" and none for "td-s";
+"piecewise_linear": better where the effect of a number has steps or edges, as that of a place has, or is one of single
+values, as that of amounts that are mostly 0.""",
+        RealMLP.valid["embedding"]),
+    "learning_rate_init": Parameter('float or "auto"', """
+Largest learning rate of the schedule; "auto": that of the variant, {rate}.""", (POSITIVE, OneOf(("auto",)))),
+    "max_iter": Parameter("int", "Epochs.", (COUNT,)),
+}  # fmt: skip
+
+TABM: Mapping[str, Parameter] = {
+    **IN_ALL,
+    "batch_size": Parameter("int", """
+Rows of a minibatch, at most; an epoch is divided into steps of about equal size.""", (COUNT,)),
+    "n_members": Parameter("int", "Networks that share weights.", TabM.valid["n_members"]),
+    "mini": switch("Whether they share all but a vector in front and the last layer."),
+    "embedding": Parameter("str, Embedding or None", """
+Embedding of the numeric columns: "piecewise_linear" is the one that TabM's authors take.""", TabM.valid["embedding"]),
+    "hidden_layer_sizes": Parameter('int, sequence of int or "auto"', """
+Units of each hidden layer; "auto": three layers of 512, or two behind an embedding.""",
+        TabM.valid["hidden_layer_sizes"]),
+    "dropout": Parameter("float", "Share of the hidden units that a training step leaves out.", TabM.valid["dropout"]),
+    "learning_rate_init": Parameter("float", "The learning rate, which is constant.", (POSITIVE,)),
+    "weight_decay": Parameter("float", "Decoupled decay of the weights.", (NOT_NEGATIVE,)),
+    "max_iter": Parameter("int", """
+Epochs, at most: training ends when the validation score has not risen for ``n_iter_no_change`` epochs.""", (COUNT,)),
+    "n_iter_no_change": Parameter("int", "The patience.", (COUNT,)),
+}  # fmt: skip
+
+_CLASSES = """\
+classes_ : ndarray of shape (n_classes,)
+    Sorted labels; for several labels a row, their indices.
+"""
+
+_ATTRIBUTES = """\
+n_features_in_ : int
+    Columns of ``X``.
+feature_names_in_ : ndarray of str
+    Names of the columns, where ``X`` has them.
+n_outputs_ : int
+    Scores a row.
+n_iter_ : int
+    Epochs trained.
+loss_curves_, validation_scores_ : list of list of float
+    Mean loss of each epoch and score on the validation part, a list for each network.
+history_ : list of dict
+    A dict for each epoch: ``network``, its number, ``epoch``, ``loss``, ``validation_score``, ``seconds`` and others;
+    ``history_.to_frame()`` returns a pandas DataFrame.
+engine_, device_ : str
+    What was used.
+model_ : onnx.ModelProto
+    The graph, as :meth:`to_onnx` returns it."""
+
+FOR_CLASSES: Mapping[str, str] = {
+    "attributes": f"Attributes\n----------\n{_CLASSES}{_ATTRIBUTES}",
+    "score": 'the accuracy; for several labels a row "neg_log_loss"',
+}
+"""What the documentation of a classifier says in place of names in braces."""
+
+FOR_NUMBERS: Mapping[str, str] = {"attributes": f"Attributes\n----------\n{_ATTRIBUTES}", "score": "R²"}
+"""The same for a regressor."""

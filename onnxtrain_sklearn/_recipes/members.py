@@ -1,21 +1,36 @@
-"""Training of the networks of a recipe: each has rows held out, a preprocessing, and a seed of its own."""
+"""Train the networks of a recipe, each with rows held out, and join them to one graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import onnx
+import onnx_ir as ir
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
+from .._data.targets import Targets
+from .._estimators.parameters import SET, CallbackSupportMixin, call_with_teardown, is_propagated, set_callbacks_of
 from .._estimators.scoring import Scoring
-from .._inference.predictor import PredictionGraph, prediction_graph
-from .._runtime.devices import Device
-from .assembly import Member, assembled
-from .examples import TableExamples
-from .folds import validation_folds
-from .preprocessing import Preprocessing, fit_preprocessing
-from .scaling import SCALINGS
+from .._estimators.storage import resumed_device
+from .._estimators.training_state import Seeded, bytes_of_targets, generator_of
+from .._importers.load import from_bytes
+from .._inference.ensemble import averaged_predictions
+from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
+from .._ir.edits import append_graph
+from .._ir.shapes import infer_shapes
+from .._model.activation import Task
+from .._ort import sessions
+from .._ort.devices import Device
+from .._training.history import EpochRows
+from .._utils.cache import digest
+from .._utils.typing import MatrixLike
+from ..graph import GraphBuilder
+from .preprocessing import SCALINGS, Preprocessing, fit_preprocessing
+from .tables import RawTable, read_table
 
 Network: TypeAlias = Any
 """An :class:`OrtGradientClassifier` or :class:`OrtGradientRegressor`; their attributes are set by ``fit``."""
@@ -131,3 +146,284 @@ def _train_member(
         settings["classes"] = examples.classes
     begun.append(member)
     training.fit(network, X, y, settings)
+
+
+# Callbacks of a recipe: its networks take them, each as a task of the recipe in the form of ``sklearn.callback``.
+#
+# Callbacks that scikit-learn passes on to nested estimators, such as its progress bar, are told of the recipe and of
+# its networks; all others of the networks alone, whose epochs they are about.
+
+
+Recipe: TypeAlias = Any
+"""An estimator for raw tables."""
+
+FitResult = TypeVar("FitResult")
+
+
+class MemberTasks:
+    """The tasks of a call of ``fit`` of a recipe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._root: Any = None
+        self._set = set_callbacks_of(recipe)
+
+    def run(self, fit: Callable[[], FitResult]) -> FitResult:
+        """Call ``fit`` as the task of the recipe."""
+        if not self._set:
+            return fit()
+        held = self._recipe.__dict__
+        given, held[SET] = held[SET], [one for one in self._set if is_propagated(one)]
+        try:
+            result: FitResult = call_with_teardown(self._recipe, lambda: self._told(fit))
+            return result
+        finally:
+            held[SET] = given
+
+    def _told(self, fit: Callable[[], FitResult]) -> FitResult:
+        recipe = self._recipe
+        self._root = root = recipe._init_callback_context(max_subtasks=recipe.n_ensembles)
+        root.call_on_fit_task_begin(estimator=recipe)
+        result = fit()
+        root.call_on_fit_task_end(estimator=recipe)
+        return result
+
+    def fit(self, network: Network, X: object, y: object, settings: Mapping[str, object]) -> None:
+        """Fit a network with the callbacks of the recipe."""
+        recipe, root = self._recipe, self._root
+        network.set_params(callbacks=recipe.callbacks)
+        if root is None:
+            network.fit(X, y, **settings)
+            return
+        network.set_callbacks(*(one for one in self._set if not is_propagated(one)))
+        task = root.subcontext(task_name="network")
+        with task.propagate_callback_context(network):
+            task.call_on_fit_task_begin(estimator=recipe)
+            network.fit(X, y, **settings)
+        task.call_on_fit_task_end(estimator=recipe)
+
+
+class TracedRecipe(CallbackSupportMixin):
+    """A recipe with the history of its networks."""
+
+    loss_curves_: list[list[float]]
+    _epochs: list[dict[str, Any]]
+
+    @property
+    def history_(self) -> EpochRows:
+        """A dict for each epoch of each network, as that of the networks; ``network`` is its number."""
+        if "loss_curves_" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'history_': it is not fitted.")
+        return EpochRows(map(dict, self._epochs))
+
+
+def epochs_of(networks: list[Network]) -> list[dict[str, Any]]:
+    """Return the history of all networks, as plain dicts."""
+    return [{"network": number, **row} for number, network in enumerate(networks) for row in network.history_]
+
+
+# The graph of a fitted recipe: it predicts, is given away by ``to_onnx``, and is what pickles hold.
+
+
+class FittedGraph(BaseEstimator):
+    """An estimator that predicts by one graph, which takes the columns of a raw table."""
+
+    _graph: bytes
+    _inputs: Preprocessing
+    _device: Device
+    _predictors: dict[int, Predictor]
+
+    def _predict(self, X: MatrixLike, output: int) -> np.ndarray:
+        """Return an output of the graph for the rows of a table."""
+        check_is_fitted(self)
+        table = read_table(self, X, reset=False)
+        rows = len(table)
+        # onnxruntime multiplies one row alone by another kernel, whose last bit differs: two rows are as any others.
+        columns = self._inputs.columns(table.rows(np.zeros(2, int)) if rows == 1 else table)
+        key = sessions.forks()
+        if key not in self._predictors:
+            graph = vars(self).get("_prediction") or prediction_graph(ir.from_proto(self.to_onnx()))
+            self._predictors[key] = Predictor(graph, self._device, None, width=self._inputs.width)
+        return self._predictors[key].run(columns, output=output)[:rows]
+
+    def to_onnx(self) -> onnx.ModelProto:
+        """Return the graph that predicts from the raw table.
+
+        Returns
+        -------
+        onnx.ModelProto
+            Preprocessing, networks and their mean. A table of numbers is one input ``X`` of shape (N, n_features);
+            missing numbers are NaN. A table with text has an input of shape (N, 1) for each column, by its name: text
+            as strings, all others as float32; missing text is the empty string. The outputs are those of
+            :meth:`predict`: ``variable`` for regression, ``label`` and ``probabilities`` for classification.
+        """
+        check_is_fitted(self)
+        return onnx.load_model_from_string(self._graph)
+
+    @property
+    def model_(self) -> onnx.ModelProto:
+        """The graph that predicts, as ``to_onnx()`` returns it."""
+        return self.to_onnx()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        kept = {name: value for name, value in state.items() if name != "_prediction"}  # the bytes are in _graph
+        return {**kept, "_predictors": {}} if "_predictors" in kept else kept
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore a copy; if its device is missing, it continues on the CPU."""
+        super().__setstate__(state)
+        if "_device" in vars(self):
+            self._device = resumed_device(self, self._device)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_graph")
+
+
+# The rows to fit, with their targets and weights.
+
+
+@dataclass(frozen=True, eq=False)
+class TableExamples:
+    """The rows to fit, with their targets and weights."""
+
+    table: RawTable
+    categorical: tuple[bool, ...]
+    targets: Targets
+    weights: np.ndarray | None
+
+    @property
+    def used(self) -> np.ndarray:
+        """The rows of positive weight."""
+        return np.arange(len(self.table)) if self.weights is None else np.flatnonzero(self.weights)
+
+    @property
+    def classes(self) -> np.ndarray | None:
+        """The labels of a classifier."""
+        return self.targets.classes if isinstance(self.targets.classes, np.ndarray) else None
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The class of each of these rows."""
+        return None if self.targets.stratify is None else self.targets.stratify[self.used]
+
+    def generator(self, estimator: Seeded) -> np.random.RandomState:
+        """Return the random numbers of a training on these rows."""
+        return generator_of(estimator, self.parts)
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield a digest of each column, and of targets and weights."""
+        for name, column in zip(self.table.names, self.table.columns, strict=True):
+            yield name.encode()
+            yield digest(column.tolist() if column.dtype == object else column)
+        yield digest(list(self.categorical)) + bytes_of_targets(self.targets, self.weights)
+
+    def prepared(
+        self, preprocessing: Preprocessing, rows: np.ndarray, device: Device
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return some of the rows as a network takes them: matrix, targets, weights."""
+        matrix = preprocessing.transform(self.table.rows(rows), device)
+        return (
+            matrix,
+            self._given_targets(self.targets.values[rows]),
+            None if self.weights is None else self.weights[rows],
+        )
+
+    def _given_targets(self, values: np.ndarray) -> np.ndarray:
+        """Return encoded targets as labels or numbers."""
+        if self.targets.task == "multilabel":
+            return values.astype(np.int64)
+        y = values if self.classes is None else self.classes[values]
+        return y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
+
+
+# Rows for training and for validation of each member of an ensemble.
+
+
+LEAST_HELD_OUT = 2
+"""Fewer rows give no score."""
+
+
+def validation_folds(
+    rows: np.ndarray, labels: np.ndarray | None, count: int, fraction: float | None, rng: np.random.RandomState
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield rows to train on and rows to validate on, ``count`` times.
+
+    The rows are split into folds of about ``fraction`` of them, and into ``count`` folds at least: each member holds
+    out another fold. Each fold gets the same share of each class; a row alone in its class is in no fold. Nothing
+    is held out for ``fraction`` None, or where there are too few rows.
+
+    Parameters
+    ----------
+    rows : ndarray of int
+    labels : ndarray of int or None
+        The class of each of these rows.
+    """
+    n_folds = 0 if fraction is None else max(count, round(1 / fraction))
+    fold = _fold_of_rows(len(rows), labels, n_folds, rng)
+    for member in range(count):
+        held = fold == member
+        if np.count_nonzero(held) < LEAST_HELD_OUT:
+            held = np.zeros(len(rows), bool)
+        yield rows[~held], rows[held]
+
+
+def _fold_of_rows(n_rows: int, labels: np.ndarray | None, n_folds: int, rng: np.random.RandomState) -> np.ndarray:
+    """Return the fold of each row; -1 for none."""
+    fold = np.full(n_rows, -1)
+    if not n_folds:
+        return fold
+    order = rng.permutation(n_rows)
+    if labels is not None:
+        order = order[np.argsort(labels[order], kind="stable")]
+        alone = np.bincount(labels)[labels] == 1
+        order = order[~alone[order]]
+    fold[order] = np.arange(len(order)) % n_folds
+    return fold
+
+
+# One graph from a raw table to predictions: preprocessing and network of each member, and the mean of the members.
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One trained network, and what comes before it.
+
+    Attributes
+    ----------
+    preprocessing : Preprocessing
+    model : bytes
+        The inference graph of the network: a matrix to the predictions, or to label and probabilities.
+    """
+
+    preprocessing: Preprocessing
+    model: bytes
+
+
+def assembled(members: Sequence[Member], task: Task, classes: np.ndarray | None = None) -> ir.Model:
+    """Return the graph that predicts from the raw table; ``classes`` are the labels of classifiers.
+
+    Several members are averaged: their predictions, or their probabilities, which give the labels.
+    """
+    op = members[0].preprocessing.new_graph()
+    results = [
+        _append_model(op, member.model, member.preprocessing.emit(op), f"{i}." if len(members) > 1 else "")
+        for i, member in enumerate(members)
+    ]
+    outputs = results[0] if len(members) == 1 else averaged_predictions(op, results, task, classes)
+    names = ["variable"] if task == "regression" else ["label", "probabilities"]
+    for name, value in zip(names, outputs, strict=True):
+        value.name = op.taken.free(name)
+        op.graph.outputs.append(value)
+    model = ir.Model(op.graph, ir_version=8, producer_name="onnxtrain_sklearn")
+    if any(value.type is None or value.shape is None for value in op.graph.outputs):
+        infer_shapes(model)
+    return model
+
+
+def _append_model(op: GraphBuilder, model: bytes, matrix: ir.Value, prefix: str) -> list[ir.Value]:
+    """Append a network under new names, its weights under ``prefix`` and their own; return its outputs."""
+    graph = from_bytes(model).graph
+    for domain, version in graph.opset_imports.items():
+        op.graph.opset_imports.setdefault(domain, version)
+    return append_graph(op, graph, [matrix], prefix)

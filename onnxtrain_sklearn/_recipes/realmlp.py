@@ -10,16 +10,16 @@ import numpy as np
 
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
-from .._models.embeddings import Embedding
-from .._models.realmlp import RealMLP
-from .._support.declared import documented
-from .._support.typing import ClassWeight
+from .._utils.declared import documented
+from .._utils.typing import ClassWeight
 from ..losses import LogLoss
+from ..models.embeddings import Embedding
+from ..models.tables import RealMLP
 from ..optimizers import AdamW
+from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, LABEL_SMOOTHING, REALMLP
 from .kinds import ClassifierRecipe, RegressorRecipe
-from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, LABEL_SMOOTHING, REALMLP
 from .preprocessing import Preprocessing
-from .raw_table import CategoricalFeatures
+from .tables import CategoricalFeatures
 
 BETA_2 = 0.95
 

@@ -19,11 +19,11 @@ from .._estimators.skl2onnx_plugin import (
     refuse_what_cannot_be_sorted,
 )
 from .._fitted import skl2onnx_bridge
-from .._graph.builder import GraphBuilder
-from .._graph.edits import replace_input
-from .._graph.protobuf import from_bytes
-from .._support.typing import Container, Operator, Scope, Variable
+from .._importers.load import from_bytes
+from .._ir.edits import replace_input
+from .._utils.typing import Container, Operator, Scope, Variable
 from ..exceptions import ModelError
+from ..graph import GraphBuilder
 from .kinds import ClassifierRecipe
 from .realmlp import RealMLPClassifier, RealMLPRegressor
 from .tabm import TabMClassifier, TabMRegressor

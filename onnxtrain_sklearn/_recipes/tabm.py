@@ -9,16 +9,15 @@ import numpy as np
 
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
-from .._models.embeddings import Embedding
-from .._models.tabm import TabM
-from .._support.declared import documented
-from .._support.typing import ClassWeight
+from .._utils.declared import documented
+from .._utils.typing import ClassWeight
+from ..models.embeddings import Embedding
+from ..models.tables import TabM
 from ..optimizers import AdamW
-from .base import even_batch
+from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, TABM, even_batch
 from .kinds import ClassifierRecipe, RegressorRecipe
-from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, TABM
 from .preprocessing import Preprocessing
-from .raw_table import CategoricalFeatures
+from .tables import CategoricalFeatures
 
 BUILT = ("n_members", "mini", "embedding", "hidden_layer_sizes", "dropout")
 """The parameters of the network."""

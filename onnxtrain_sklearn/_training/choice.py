@@ -8,17 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from .._data.batches import Batches
-from .._optimizers.lbfgs import LBFGS
 from ..exceptions import UnsupportedOperatorError
-from ..optimizers import Optimizer
-from .base_step import StepParts
-from .compiled_pass import COMPILED, auto_compiles, pays
+from ..optimizers import LBFGS, Optimizer
 from .device_step import DeviceStep
-from .full_batch import FullBatchTrainer
 from .history import History
-from .host_step import HostStep
-from .loop import Trainer, TrainerSettings
-from .step import TrainingStep
+from .programs import COMPILED, auto_compiles, pays
+from .state import TrainingStep
+from .step import HostStep, StepParts
+from .trainer import FullBatchTrainer, Trainer, TrainerSettings
 
 
 def new_step(parts: StepParts, steps: int = 0, *, compiled: bool = False) -> TrainingStep:

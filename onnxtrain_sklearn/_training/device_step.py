@@ -1,4 +1,4 @@
-"""The training step on a device with memory of its own.
+"""The training step in the memory of a device.
 
 Parameters, gradients and optimizer state live on the device. Data that fit are uploaded once, and the device gathers
 each minibatch. The order of the rows, their weights and the learning rates are uploaded once per epoch. Once per epoch
@@ -13,16 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._data.batches import BatchBuffers, Batches
-from .._runtime.binding import Array, Binding, DeviceArray
+from .._ort.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
-from .base_step import BaseStep, StepParts
-from .device_update import DeviceUpdate
-from .device_vectors import ALIGNMENT, DeviceVectors
-from .dropout import UniformNumbers
-from .gathering import DATA, ROW_NUMBERS
-from .loss_graph import LOSS, PENALTY, WEIGHT
-from .step import Rates
-from .vector_graphs import SHARE
+from .loss_graph import LOSS, PENALTY, WEIGHT, StepSettings
+from .parameters import FlatParameters
+from .pass_rewrites import DATA, ROW_NUMBERS
+from .randomness import UniformNumbers
+from .state import OptimizerState, Rates
+from .step import BaseStep, StepParts
+from .update_graph import SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
 
 RESIDENT_LIMIT = 2**31
 """Largest data, in bytes, that are uploaded at once; larger data are uploaded by minibatch."""
@@ -193,3 +192,166 @@ class DeviceStep(BaseStep):
         gradients = {name: vectors.gradient_of(name) for name in parameters.names}
         moved = {name: vectors.next_of(name) for name in parameters.running_statistics}
         return DevicePass(buffers, graph.bind(inputs, {}, gradients, moved), uniform)
+
+
+# What a device does after the gradient of a step: penalty, clipping, updates, average, with their scalars.
+
+
+class DeviceUpdate:
+    """The graphs that run after the gradient, in order.
+
+    Parameters
+    ----------
+    settings : StepSettings
+    parameters : FlatParameters
+        Their layout on the device.
+    vectors : DeviceVectors
+    bindings : VectorBindings
+    segments : sequence of SegmentUpdate
+    """
+
+    def __init__(
+        self,
+        settings: StepSettings,
+        parameters: FlatParameters,
+        vectors: DeviceVectors,
+        bindings: VectorBindings,
+        segments: Sequence[SegmentUpdate],
+    ) -> None:
+        self._decay, self._segments, self._vectors, self._bindings = settings.ema_decay, segments, vectors, bindings
+        self._dtype = parameters.vector.dtype
+        self._calls: list[tuple[Binding, dict[str, str]]] = []  # with what changes every step, and its keys in scalars
+        if settings.alpha and parameters.penalized.stop:
+            size = (parameters.penalized.stop,)
+            penalty = bindings.penalty(vectors.buffer.part(0, size), vectors.gradient.part(0, size))
+            self._calls.append((penalty, {name: name for name in ("strength", PENALTY)}))
+        if settings.max_grad_norm is not None:
+            self._calls.append((bindings.clipping(vectors.gradient), {}))
+        self._calls.extend(self._updating(one) for one in segments)
+        if parameters.average is not None:
+            shape, start = parameters.vector.shape, len(parameters.buffer) - len(parameters.vector)
+            average = bindings.average(vectors.buffer.part(start, shape), vectors.buffer.part(0, shape))
+            self._calls.append((average, {STEP_WEIGHT: STEP_WEIGHT}))
+
+    def _updating(self, one: SegmentUpdate) -> tuple[Binding, dict[str, str]]:
+        """Bind the update of a segment."""
+        vectors, part = self._vectors, one.segment.part
+        start, shape = part.start, (part.stop - part.start,)
+        arrays = {"parameters": vectors.buffer.part(start, shape)}
+        arrays |= {name: vectors.slots[name].part(start, shape) for name in one.program.slots}
+        binding = bind_update(one.open_session(), arrays, vectors.gradient.part(start, shape), {})
+        return binding, {name: _scalar_name(one, name) for name in one.coefficients(Rates(0.001), 1)}
+
+    def scalars(self, weights: np.ndarray, rates: Sequence[Rates], state: OptimizerState) -> dict[str, DeviceArray]:
+        """Return vectors of the scalars that the next steps read or write, by name; one element per step.
+
+        ``weights`` are the sums of the weights of their rows, and ``state`` is that before them.
+        """
+        arrays: dict[str, np.ndarray] = {}
+        for one in {one.factors: one for one in self._segments}.values():
+            steps = [one.coefficients(now, state.t + i + 1) for i, now in enumerate(rates)]
+            kinds = {name: np.int64 if isinstance(value, int) else self._dtype for name, value in steps[0].items()}
+            arrays |= {_scalar_name(one, n): np.array([step[n] for step in steps], kind) for n, kind in kinds.items()}
+        arrays["strength"] = np.divide(1.0, weights, out=np.zeros_like(weights), where=weights > 0).astype(self._dtype)
+        arrays[PENALTY] = np.zeros(len(rates), self._dtype)
+        if self._decay is not None:
+            first = state.averaged + 1
+            arrays[STEP_WEIGHT] = np.array(
+                [step_weight(self._decay, first + i) for i in range(len(rates))], self._dtype
+            )
+        return {name: self._vectors.new(array) for name, array in arrays.items()}
+
+    def run(self, now: Mapping[str, DeviceArray]) -> None:
+        """Take the step whose scalars are ``now``."""
+        for binding, names in self._calls:
+            binding.run(**{name: now[key] for name, key in names.items()})
+
+
+def _scalar_name(one: SegmentUpdate, name: str) -> str:
+    """Return the key of a coefficient among the scalars of a step."""
+    return f"{name} {one.factors}"
+
+
+# The vectors of a step in the memory of a device.
+
+
+ALIGNMENT = 64
+"""Elements of which each parameter begins at a multiple on a device: convolutions of cuDNN refuse other addresses."""
+
+
+class DeviceVectors:
+    """Parameters, gradients and optimizer state on a device; ``parameters`` and ``state`` are the host's copies.
+
+    Attributes
+    ----------
+    layout : FlatParameters
+        Where the parameters lie on the device. It has zeros between them, which have no gradient.
+    buffer, gradient : DeviceArray
+        Like those of :class:`~.parameters.FlatParameters`, in this layout.
+    moved : DeviceArray
+        The next running statistics.
+    slots : dict of str to DeviceArray
+        The optimizer's vectors.
+    """
+
+    def __init__(
+        self, parameters: FlatParameters, layout: FlatParameters, state: OptimizerState, memory: tuple[str, int]
+    ) -> None:
+        self.layout, self._parameters, self._state, self._memory = layout, parameters, state, memory
+        self._start = len(layout.vector)
+        self.buffer, self.gradient = self.new(layout.buffer), self.new(layout.gradient)
+        self.moved = self.new(layout.statistics)
+        self.slots = {name: self.new(self._spread(slot)) for name, slot in state.slots.items()}
+
+    def new(self, array: np.ndarray) -> DeviceArray:
+        """Return a copy of an array on the device."""
+        return DeviceArray(array, self._memory)
+
+    def parameter(self, name: str) -> DeviceArray:
+        """Return the parameter or statistic ``name``."""
+        return self._part(self.buffer, name)
+
+    def gradient_of(self, name: str) -> DeviceArray:
+        """Return the gradient of the parameter ``name``."""
+        return self._part(self.gradient, name)
+
+    def next_of(self, name: str) -> DeviceArray:
+        """Return the next value of the running statistic ``name``."""
+        return self._part(self.moved, name, self._start)
+
+    def _part(self, flat: DeviceArray, name: str, offset: int = 0) -> DeviceArray:
+        return flat.part(self.layout.span(name).start - offset, self.layout.view(name).shape)
+
+    def upload(self) -> None:
+        """Copy the host's parameters and optimizer state to the device."""
+        layout = self.layout
+        for name, view in self._parameters.views().items():
+            layout.view(name)[...] = view
+        if layout.average is not None and self._parameters.average is not None:
+            layout.average[...] = self._spread(self._parameters.average)
+        self.buffer.write(layout.buffer)
+        for name, slot in self.slots.items():
+            slot.write(self._spread(self._state.slots[name]))
+
+    def download(self) -> None:
+        """Bring the host's copies up to date."""
+        layout = self.layout
+        layout.buffer[...] = self.buffer.read()
+        for name, view in self._parameters.views().items():
+            view[...] = layout.view(name)
+        if layout.average is not None and self._parameters.average is not None:
+            self._gather(layout.average, self._parameters.average)
+        for name, slot in self.slots.items():
+            self._gather(slot.read(), self._state.slots[name])
+
+    def _spread(self, vector: np.ndarray) -> np.ndarray:
+        """Return a vector of the host in the layout of the device."""
+        spread = np.zeros_like(self.layout.vector)
+        for name in self.layout.names:
+            spread[self.layout.span(name)] = vector[self._parameters.span(name)]
+        return spread
+
+    def _gather(self, spread: np.ndarray, vector: np.ndarray) -> None:
+        """Copy from the layout of the device into a vector of the host."""
+        for name in self.layout.names:
+            vector[self._parameters.span(name)] = spread[self.layout.span(name)]

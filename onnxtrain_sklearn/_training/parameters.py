@@ -1,4 +1,4 @@
-"""All trained parameters in one flat vector, their gradients in a second.
+"""Parameters as named views of one vector: their selection, groups and segments.
 
 A parameter is a view into the vectors: sessions read and write the views, optimizers the whole vectors. Parameters of
 rank two and more come first, so that the penalized ones are one slice. Running statistics, which training updates
@@ -8,15 +8,22 @@ without a gradient, follow the parameters, so that a single copy holds everythin
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import accumulate
-from typing import Any, TypeAlias, cast
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
+import onnx_ir as ir
 
-from .._support.typing import DType
-from ..exceptions import nearest
+from .._ir.queries import operand
+from .._model.constants import rounded
+from .._model.trainable import TrainableModel, factors_of_matrices, why_quantized
+from .._model.weights import TRAINED_TYPES, form_of
+from .._utils.typing import DType
+from ..exceptions import ModelError, nearest, warn
+from ..optimizers import Optimizer
 
 
 def owned(array: np.ndarray) -> np.ndarray:
@@ -199,3 +206,235 @@ def select_trainable(weights: Mapping[str, np.ndarray], trainable: Trainable) ->
 def matches(name: str, pattern: str) -> bool:
     """Whether a parameter has this name, or one that the glob pattern matches; ``.T`` marks a transposed matrix."""
     return name == pattern or fnmatchcase(name, pattern) or fnmatchcase(name.removesuffix(".T"), pattern)
+
+
+# Factors of the learning rate and of the weight decay by parameter: segments of the flat vector.
+#
+# A segment is a run of neighboring parameters of equal factors. Each is updated on its own, by scalar coefficients:
+# that holds for any optimizer and for fused kernels, and it is faster than a product with a vector of factors.
+
+
+class Factors(NamedTuple):
+    """What the learning rate and the weight decay of a parameter are multiplied with."""
+
+    rate: float = 1.0
+    decay: float = 1.0
+
+
+NO_FACTORS: Mapping[str, Factors] = {}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A slice of the vector of parameters, and the factors of all parameters in it."""
+
+    part: slice
+    factors: Factors
+
+
+def segments(parameters: FlatParameters, factors: Mapping[str, Factors]) -> list[Segment]:
+    """Return the segments of the vector; parameters that ``factors`` does not name have factors of one."""
+    groups: Iterable[tuple[Factors, Iterable[str]]] = [(Factors(), parameters.names)]
+    if factors:
+        groups = groupby(parameters.names, lambda name: factors.get(name, Factors()))
+    found = []
+    for value, names in groups:
+        spans = [parameters.span(name) for name in names]
+        found.append(Segment(slice(spans[0].start, spans[-1].stop), value))
+    return found
+
+
+def with_decay_factor(optimizer: Optimizer, factor: float) -> Optimizer:
+    """Return the optimizer with its weight decay multiplied by ``factor``; one without weight decay is unchanged."""
+    decay = getattr(optimizer, "weight_decay", 0.0)
+    if factor == 1 or not decay:
+        return optimizer
+    twin = copy.copy(optimizer)
+    vars(twin)["weight_decay"] = float(decay) * factor
+    return twin
+
+
+def require_elementwise(optimizer: Optimizer, *, elementwise: bool) -> None:
+    """Raise unless the update of an element depends on that element alone."""
+    if not elementwise:
+        raise ModelError(
+            f"{type(optimizer).__name__}.update combines elements of the vector, so parameters cannot be updated with "
+            f"different learning_rate_factors or weight_decay_factors. Take one factor for all parameters."
+        )
+
+
+def require_rows_apart(optimizer: Optimizer, *, elementwise: bool) -> None:
+    """Raise unless single rows of a matrix can be updated."""
+    if not elementwise:
+        raise ModelError(
+            f"{type(optimizer).__name__}.update combines elements of the vector, so single rows cannot be updated. "
+            f"Set sparse_updates='exact'."
+        )
+
+
+# The parameters that are trained: the user's selection, checked against what can be trained.
+
+
+_UNREAD = np.empty(0)
+
+MOST_NAMED = 8
+"""Parameters that a warning names."""
+
+
+def selected(source: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
+    """Return the names of the parameters that ``trainable`` selects, and the model with these among its parameters.
+
+    A constant that was not recognized as a weight becomes one if it is named in full.
+    """
+    source = _with_named_constants(source, trainable)
+    if source.low_rank:
+        return _beside_factors(source, trainable)
+    weights = source.weights() if callable(trainable) else {}  # only predicates read the values, which may be large
+    names = select_trainable({name: weights.get(name, _UNREAD) for name in source.parameters}, trainable)
+    everything = isinstance(trainable, str) and trainable == "all"
+    if source.quantized:
+        _require_floats(source, names, everything=everything)
+    if source.narrow and everything:
+        _refuse_narrow_floats(source)
+    warn_of_missed_matrices(source, trainable, names)
+    return source, names
+
+
+def warn_of_doubtful(source: TrainableModel, names: Collection[str], trainable: Trainable) -> None:
+    """Warn of trained numbers that may be constants, unless the user has said what is trained."""
+    found = [name for name in source.doubtful if name in names]
+    if not found or not (isinstance(trainable, str) and trainable == "all"):
+        return
+    shown = ", ".join(f"{name!r} ({source.roles.get(name, '').split(',')[0]})" for name in found[:MOST_NAMED])
+    others = [name for name in source.parameters if name not in found]
+    few = repr(others) if 0 < len(others) <= MOST_NAMED else f"lambda name, array: name not in {found!r}"
+    warn(
+        f"Single numbers of the graph are trained that may be constants of its formulas: {shown}"
+        f"{f' and {len(found) - MOST_NAMED} more' if len(found) > MOST_NAMED else ''}. Say which: trainable='*' "
+        f"trains them, trainable={few} leaves them as they are."
+    )
+
+
+def _beside_factors(source: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
+    """Return the low-rank factors and what is selected beside them; the matrices that they change stay frozen."""
+    factors, changed = factors_of_matrices(source.low_rank), {one.matrix for one in source.low_rank}
+    if source.quantized:
+        _require_floats(source, [*factors], everything=False)
+    if isinstance(trainable, str) and trainable == "all":
+        return source, [name for name in source.parameters if name in factors]
+    if isinstance(trainable, str | Iterable) and (both := changed.intersection([*_listed_names(trainable)])):
+        raise ValueError(
+            f"trainable names {min(both)!r}, which stays as it is beside its low-rank factors. Leave it out of "
+            f"trainable, or out of the targets of the adapters."
+        )
+    others = tuple(name for name in source.parameters if name not in changed)
+    found, names = selected(replace(source, parameters=others, low_rank=()), trainable)
+    added = tuple(name for name in found.parameters if name not in others)
+    parameters = (*source.parameters, *added)
+    chosen = factors.union(names)
+    result = replace(found, parameters=parameters, low_rank=source.low_rank)
+    return result, [name for name in parameters if name in chosen]
+
+
+def _listed_names(trainable: str | Iterable[str]) -> list[str]:
+    return [trainable] if isinstance(trainable, str) else list(trainable)
+
+
+def _with_named_constants(source: TrainableModel, trainable: Trainable) -> TrainableModel:
+    if callable(trainable) or not isinstance(trainable, str | Iterable):
+        return source
+    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
+    named = [name for name in patterns if isinstance(name, str) and name in source.constants]
+    initializers = form_of(source.model).graph.initializers
+    for name in named:
+        if name in source.statistics:
+            raise ValueError(
+                f"trainable names {name!r}, a running statistic of a normalization, which batches move and no gradient "
+                f"does. Name its scale and bias; training_mode=True trains with the statistics of minibatches."
+            )
+        if name not in initializers or TRAINED_TYPES[initializers[name].dtype] != source.dtype:
+            raise ValueError(
+                f"trainable={name!r} names a constant that cannot be trained ({source.constants[name]}): it must be an "
+                f"initializer of type {source.dtype}, as the parameters are. Store it as one to train it."
+            )
+    if not named:
+        return source
+    roles = {**source.roles, **dict.fromkeys(named, "named in trainable")}
+    constants = {name: reason for name, reason in source.constants.items() if name not in named}
+    return replace(source, parameters=(*source.parameters, *named), roles=roles, constants=constants)
+
+
+def _refuse_narrow_floats(source: TrainableModel) -> None:
+    initializers = source.model.graph.initializers
+    narrow = ", ".join(f"{name!r} ({initializers[name].dtype})" for name in source.narrow[:3])
+    raise ModelError(
+        f"The graph has {len(source.narrow)} weight(s) of types that are not trained: {narrow}. Export the model in "
+        f"float32, or name the float32 parameters to train in trainable: the others stay as they are."
+    )
+
+
+def _require_floats(source: TrainableModel, names: list[str], *, everything: bool) -> None:
+    """Raise if quantization would leave weights out, or give them no gradient."""
+    initializers = source.model.graph.initializers
+    free = [name for name in source.parameters if not rounded(initializers[name])]
+    holds_weights = any("QuantizeLinear" not in node for node in source.quantized)  # integer products
+    if set(names) <= set(free) and not (everything and holds_weights):
+        return
+    behind = ", ".join(map(repr, free))
+    rest = f", or name parameters behind the last of these nodes in trainable: {behind}" if free else ""
+    raise ModelError(f"{why_quantized(source.quantized)}{rest}.")
+
+
+# A warning where a pattern selects the bias of a layer and misses its matrix, whose name the exporter made up.
+
+
+def warn_of_missed_matrices(source: TrainableModel, trainable: Trainable, names: Collection[str]) -> None:
+    """Warn if a pattern such as ``"encoder.1.*"`` selects the bias of a product, and nothing selects its matrix.
+
+    Names in full and patterns such as ``"*.bias"`` are taken to mean what they select.
+    """
+    if callable(trainable) or not isinstance(trainable, str | Iterable):
+        return
+    whole = [p for p in ([trainable] if isinstance(trainable, str) else trainable) if _takes_a_layer(p)]
+    biases = {name for name in names if any(matches(name, pattern) for pattern in whole)}
+    if not biases:
+        return
+    missed = {
+        matrix: bias
+        for bias, matrix in _biased_products(source)
+        if bias in biases and matrix in source.parameters and matrix not in names
+    }
+    if missed:
+        told = ", ".join(f"{matrix!r} (bias {bias!r})" for matrix, bias in [*missed.items()][:3])
+        more = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
+        warn(
+            f"trainable={trainable!r} selects biases and misses the matrices of the same layers, which have "
+            f"other names in the file: {told}{more}. They stay as they are. Add them to trainable to train the whole "
+            f"layers; describe() lists all names."
+        )
+
+
+def _takes_a_layer(pattern: str) -> bool:
+    """Whether a pattern ends with a ``*`` that stands for all parameters of a layer."""
+    return pattern.replace("/", ".").rpartition(".")[2] == "*" and pattern != "*"
+
+
+def _biased_products(source: TrainableModel) -> Iterator[tuple[str, str]]:
+    """Yield the names of bias and matrix of each product that has both as initializers."""
+    initializers = source.model.graph.initializers
+    for node in source.model.graph.all_nodes():
+        for bias, matrix in _bias_and_matrix(node):
+            if bias is not None and matrix is not None and {bias.name, matrix.name} <= initializers.keys():
+                yield bias.name or "", matrix.name or ""
+
+
+def _bias_and_matrix(node: ir.Node) -> Iterator[tuple[ir.Value | None, ir.Value | None]]:
+    if node.domain:
+        return
+    if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
+        yield operand(node, 2), operand(node, 1)
+    elif node.op_type == "Add":
+        for bias, product in (node.inputs, node.inputs[::-1]):
+            maker = None if product is None else product.producer()
+            if maker is not None and (maker.op_type, maker.domain) == ("MatMul", ""):
+                yield bias, maker.inputs[1]

@@ -1,4 +1,4 @@
-"""The learning rate, the weight decay and the dropout of each step, by their schedules."""
+"""Learning rate, weight decay and dropout of each step, and sweeps of growing rates."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from numbers import Real
 
 import numpy as np
 
+from .._data.batches import Batches
+from .._utils.errors import ignores_float_errors
 from ..exceptions import warn
 from ..schedules import Constant, Progress, Schedule
 from .history import History
-from .step import Rates
+from .state import Rates, TrainingStep
 
 NEGLIGIBLE_FACTOR = 1e-3
 """Factor of a schedule below which a step has practically no effect."""
@@ -96,3 +98,22 @@ class ScheduledRates:
         """Notify the schedule of a plateau; return whether training ends."""
         self._history.add_plateau()
         return self._schedule.stops_at_plateau(self._history.progress, self.initial)
+
+
+# Steps at growing learning rates, which show where training begins to learn and where it diverges.
+
+
+@ignores_float_errors
+def swept_losses(step: TrainingStep, batches: Batches, rates: np.ndarray) -> np.ndarray:
+    """Return the losses of steps at these rates, NaN from the first that is not finite on; the step is changed."""
+    losses, remaining = np.full(len(rates), np.nan), iter(rates.tolist())
+    count = 0
+    while count < len(rates):
+        for _, loss in step.train(batches, lambda: Rates(next(remaining, 0.0))):
+            if not math.isfinite(loss):
+                return losses
+            losses[count] = loss
+            count += 1
+            if count == len(rates):
+                break
+    return losses

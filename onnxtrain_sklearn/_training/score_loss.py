@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .._graph.protobuf import to_proto
-from .._runtime import devices, sessions
-from .._support.typing import DType
+from .._importers.load import to_proto
+from .._ort import devices, sessions
+from .._utils.typing import DType
 from .loss_graph import LOSS, TARGET, WEIGHT, StepSettings, score_loss_graph, target_layout
-from .meeting_rows import meet_in_loss, require_separate_labels
+from .row_dependence import meet_in_loss, require_separate_labels
 
 SCORED_PIECE = 8192
 """Rows whose losses are computed at once."""

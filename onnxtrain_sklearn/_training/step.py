@@ -1,99 +1,275 @@
-"""The interface of a training step that the loop uses, and the optimizer's state.
+"""The training step in host memory: pass, penalty, clipping, update, average.
 
-A step owns sessions and the arrays bound to them; the loop does not depend on either. There are two implementations:
-one for host memory, and one for devices with memory of their own.
+A step runs up to four graphs in this order: the gradient, the gradient of the penalty, the clipping of the norm, the
+update. The subclasses decide where the arrays are and when they are bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from .._data.batches import BatchBuffers, Batches
-from .parameters import FlatParameters, owned
+from .._model.trainable import TrainableModel
+from .._ort import device_graphs
+from ..exceptions import warn
+from ..optimizers import Optimizer, moves_without_gradient
+from .loss_graph import LAZY, Scheduled, StepSettings, as_float32
+from .parameters import FlatParameters
+from .passes import HostPass, PassGraph, RowGradients, host_pass, pass_graph, product_gradients, row_gradients
+from .programs import COMPILED, PassProgram, PassSize, PassSource
+from .randomness import FACTOR
+from .row_dependence import meeting
+from .state import OptimizerState, Rates
+from .update_graph import SegmentUpdate, ToMemory, VectorBindings
+from .updates import HostAccumulation, HostAverage, HostPenalty, HostUpdates, RowChoice
 
 
-class Rates(NamedTuple):
-    """The learning rate of a step, and the factors of weight decay and dropout by their schedules."""
-
-    learning_rate: float
-    decay: float = 1.0
-    dropout: float = 1.0
-
-
-@dataclass
-class OptimizerState:
-    """The number of steps, the optimizer's vectors by slot name, and the number of draws of dropout masks.
-
-    ``averaged`` is the number of steps in the moving average of the weights.
-    """
-
-    t: int = 0
-    slots: dict[str, np.ndarray] = field(default_factory=dict)
-    draws: int = 0
-    averaged: int = 0
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self.slots = {name: owned(slot) for name, slot in self.slots.items()}
-
-    def prepare(self, slots: Mapping[str, float], like: np.ndarray) -> None:
-        """Create these slots at their initial values, shaped as ``like``, unless they exist already."""
-        if {name: v.shape for name, v in self.slots.items()} != dict.fromkeys(slots, like.shape):
-            fresh = {name: np.full(like.shape, initial, like.dtype) for name, initial in slots.items()}
-            vars(self).update(t=0, slots=fresh)  # atomic: after an interrupt the state is the old one or the new one
-
-    def reset(self, slots: Mapping[str, float]) -> None:
-        """Reset to the state before the first step: slots at these initial values."""
-        self.t = self.averaged = 0
-        for name, initial in slots.items():
-            self.slots[name].fill(initial)
-
-
-class TrainingStep(Protocol):
-    """The part of a training step that the loop uses.
+@dataclass(frozen=True, eq=False)
+class StepParts:
+    """The arguments from which a step is built.
 
     Attributes
     ----------
+    model : TrainableModel
+    settings : StepSettings
     parameters : FlatParameters
-        The trained parameters: the host's copy.
+        Updated in place.
+    frozen : mapping of str to ndarray
+        Values of the parameters that are not trained.
     state : OptimizerState
-        The host's copy.
+        Updated in place; slots that the optimizer needs are created where they are missing.
     batch : int
         Rows of a full minibatch.
-    engine : str
-        Name of the engine that differentiated the graph.
-    updates_after_loss : bool
-        Whether ``train`` updates the weights of a minibatch after it has yielded their loss.
+    sparse : collection of str
+        Inputs whose rows come sparse. Their products with weights are computed without making the rows dense.
     """
 
+    model: TrainableModel
+    settings: StepSettings
     parameters: FlatParameters
+    frozen: Mapping[str, np.ndarray]
     state: OptimizerState
     batch: int
-    engine: str
-    updates_after_loss: ClassVar[bool]
+    sparse: Collection[str] = ()
 
-    def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
-        """Train on each minibatch of one pass; yield the sum of its weights and the loss of the weights before."""
+    @cached_property
+    def meeting(self) -> str | None:
+        """Where the rows of a minibatch meet, in the graph or in the loss; None: nowhere."""
+        return meeting(self.model, self.settings)
 
-    def synchronize(self) -> None:
-        """Bring the host's copies of parameters and optimizer state up to date."""
 
-    def reload(self) -> None:
-        """Go on from the host's copies, which were changed from outside."""
+class BaseStep:
+    """The construction of a step; to the attributes of :class:`~.state.TrainingStep` it adds ``size`` and ``program``.
+
+    Parameters
+    ----------
+    parts : StepParts
+    place : callable
+        Puts an array into the memory of the vectors.
+    layout : FlatParameters, optional
+        Where the parameters lie in these vectors, None: as in those of ``parts``.
+    """
+
+    adds_rows: ClassVar[bool] = False
+    """Whether the step adds up the gradients of the rows that the graph reads of large matrices."""
+
+    gives_shares: ClassVar[bool] = False
+    """Whether the step gives the graph the weights of the rows divided by their sum."""
+
+    for_cpu: ClassVar[bool] = False
+    """Whether the graph has the matrix products that are the fastest on a CPU."""
+
+    updates_after_loss: ClassVar[bool] = False
+
+    def __init__(self, parts: StepParts, place: ToMemory, layout: FlatParameters | None = None) -> None:
+        self.settings, self.parameters, self.state = parts.settings, parts.parameters, parts.state
+        self.batch, self.engine = parts.batch, parts.settings.engine
+        self._pads = parts.meeting is None  # rows that fill a minibatch up would meet the others
+        self._parts, self._bindings = parts, VectorBindings(parts.settings, layout or parts.parameters, place)
+        self._penalizes = bool(parts.settings.alpha and parts.parameters.penalized.stop)
+        self._initial_slots: Mapping[str, float] = {}
+        self.size = PassSize(0.0, 0, 0.0)
+        self.program: PassProgram | None = None
+        self._warned = False
 
     def forget_state(self) -> None:
         """Reset the optimizer to its state before the first step."""
+        self.state.reset(self._initial_slots)
+
+    def _pass_graph(self, batch: int, *, resident: bool = False) -> PassGraph:
+        """Return the gradient graph for ``batch`` rows; warn once if dropout is scheduled, but the graph has none."""
+        parts = self._parts
+        data = parts.model, parts.settings, parts.parameters, parts.frozen, batch, resident, parts.sparse
+        graph = pass_graph(PassSource(*data, self.adds_rows, self.gives_shares, any_shape=True, for_cpu=self.for_cpu))
+        self.program, self.engine, self.size = graph.program, graph.program.engine, graph.program.size
+        if self.settings.scheduled.dropout and FACTOR not in graph.uniform.arrays and not self._warned:
+            self._warned = True
+            warn("dropout_schedule has no effect: the graph has no Dropout in training mode.")
+        return graph
+
+    def _segment_updates(self, optimizer: Optimizer) -> list[SegmentUpdate]:
+        """Return the updates of all segments, and create the slots of the optimizer's state that they need."""
+        updates = self._bindings.segment_updates(optimizer)
+        self._initial_slots = {name: value for one in updates for name, value in one.program.slots.items()}
+        self.state.prepare(self._initial_slots, self.parameters.vector)
+        return updates
 
 
-class GradientStep(TrainingStep, Protocol):
-    """A step that also gives the gradient of a minibatch without an update."""
+# The training step in the host's memory: a gradient session, then an update session, over the same flat vectors.
+#
+# The gradient graph sees one fixed batch size. It reads its minibatch from static buffers and the parameters from views
+# into their vector, and writes the gradients into views of theirs. The update graph then rewrites the parameters in
+# place. It is a second session on purpose: an update inside the gradient graph would overwrite weights that the layer
+# below has not used yet. Everything is bound once, so a step neither allocates nor copies.
+
+
+class HostStep(BaseStep):
+    """Train on one minibatch after the other."""
+
+    adds_rows = True
+    gives_shares = True
+    for_cpu = True
+    updates_after_loss = True
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts, np.asarray)
+        settings, parameters, bindings = parts.settings, parts.parameters, self._bindings
+        self._passes: dict[int, HostPass] = {}
+        self._tables: dict[str, RowGradients] | None = None
+        self.buffers(self.batch)
+        self._penalty = HostPenalty(bindings, parameters) if self._penalizes else None
+        self._clip = None if settings.max_grad_norm is None else bindings.clipping(parameters.gradient)
+        self._group = HostAccumulation(bindings, parameters) if settings.accumulate > 1 else None
+        decay = settings.ema_decay
+        self._average = None if decay is None else HostAverage(bindings, parameters, parts.state, decay)
+        self._updates: HostUpdates | None = None
+        if isinstance(settings.optimizer, Optimizer):
+            segments = self._segment_updates(settings.optimizer)
+            lazy = settings.sparse_updates == LAZY
+            rows = RowChoice(self._tables or {}, parameters, settings.optimizer, lazy=lazy, penalized=self._penalizes)
+            self._updates = HostUpdates(segments, parameters, parts.state.slots, rows)
 
     def buffers(self, rows: int) -> BatchBuffers:
-        """Return the buffers that the next step reads, for a minibatch of ``rows`` rows."""
+        """Return the buffers that the next step reads, for a minibatch of ``rows`` rows.
 
-    def gradients(self, weight: float) -> float:
-        """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included."""
+        Their columns are the graph's inputs and the target (:data:`TARGET`). They hold a full minibatch, whatever
+        ``rows`` is. A minibatch in which rows meet is never padded: its buffers have exactly ``rows`` rows.
+        """
+        size = self.batch if self._pads else rows
+        if size not in self._passes:
+            self._passes = {n: known for n, known in self._passes.items() if n == self.batch}  # one remainder
+            graph = self._pass_graph(size)
+            if self._tables is None:
+                self._tables = self._row_gradients(graph.program)
+            self._passes[size] = host_pass(graph, self._tables)
+        self._current = self._passes[size]
+        self._current.buffers.forget()
+        return self._current.buffers
+
+    def _row_gradients(self, program: PassProgram) -> dict[str, RowGradients]:
+        """Return the gradients of the matrices of which a minibatch reads some rows."""
+        settings, parameters = self.settings, self.parameters
+        rewritten = self._penalizes or settings.max_grad_norm is not None or settings.accumulate > 1
+        found = row_gradients(parameters, program.lookups, rewritten=rewritten)
+        lazy, optimizer = settings.sparse_updates == LAZY, settings.optimizer
+        rests = isinstance(optimizer, Optimizer) and not (self._penalizes or moves_without_gradient(optimizer))
+        if lazy or rests:
+            found |= product_gradients(parameters, program.products, rewritten=rewritten, lazy=lazy)
+        return found
+
+    def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
+        """Train on each minibatch of one pass; before its update, yield the sum of its weights and its loss."""
+        if self._updates is not None:
+            self._updates.prepare(batches.steps // self.settings.accumulate)
+        if self._group is not None:
+            yield from self._train_groups(self._group, batches, next_rates)
+            return
+        for weight in batches.fill(self.buffers):
+            rates = next_rates()
+            yield weight, self.gradients(weight, rates.dropout)
+            self.update(rates)
+
+    def _train_groups(
+        self, mean: HostAccumulation, batches: Batches, next_rates: Callable[[], Rates]
+    ) -> Iterator[tuple[float, float]]:
+        """Take one step for each group of minibatches; before it, yield the sum of its weights and its loss."""
+        minibatches, count = batches.minibatches(), self.settings.accumulate
+        for start in range(0, len(minibatches), count):
+            group, rates = minibatches[start : start + count], next_rates()
+            weights = [batches.weight_of(rows) for rows in group]
+            total, loss = sum(weights), 0.0
+            self._begin()
+            for i, (rows, weight) in enumerate(zip(group, weights, strict=True)):
+                batches.gather(rows, self.buffers(len(rows)))
+                share = weight / total if total > 0 else 0.0
+                loss += share * self._current.run(self.state, rates.dropout)
+                mean.add(i, len(group), share)
+            loss += 0.0 if self._penalty is None else self._penalty.run(total)
+            yield total, loss
+            self.update(rates)
+
+    def gradients(self, weight: float, dropout: float = 1.0) -> float:
+        """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included.
+
+        The penalty is divided by ``weight``, the sum of the weights of the rows that the gradients stand for. Scheduled
+        dropout ratios are multiplied by ``dropout``.
+        """
+        if self._tables:
+            self._begin()
+        loss = self._current.run(self.state, dropout)
+        return loss if self._penalty is None else loss + self._penalty.run(weight)
+
+    def loss(self) -> float:
+        """Return the loss of the minibatch in the buffers, without the penalty; its gradients are overwritten."""
+        self._begin()
+        return self._current.run(self.state, 1.0)
+
+    def _begin(self) -> None:
+        """Begin a step: no row of a matrix has occurred."""
+        for table in (self._tables or {}).values():
+            table.begin()
+
+    def update(self, rates: Rates) -> None:
+        """Update the parameters by the gradients."""
+        if self._clip is not None:
+            self._clip.run()
+        self.state.t += 1
+        if self._updates is not None:
+            self._updates.run(rates, self.state.t)
+        if self._average is not None:
+            self._average.run()
+
+    def synchronize(self) -> None:
+        """Do nothing: the host's arrays are trained in place."""
+
+    def reload(self) -> None:
+        """Do nothing, for the same reason."""
+
+
+def in_trainable_type(
+    model: TrainableModel, settings: StepSettings, names: Sequence[str], sparse: Collection[str] = ()
+) -> TrainableModel:
+    """Return ``model``, or its float32 form if the engine lacks float64 kernels for its gradients.
+
+    Inputs named in ``sparse`` come sparse.
+    """
+    if model.dtype == np.float32:
+        return model
+    if settings.engine == COMPILED:
+        return as_float32(model)
+    weights, plain = model.weights(), replace(settings, accumulate=1, ema_decay=None, scheduled=Scheduled())
+    trained = FlatParameters(
+        {n: weights[n] for n in names}, model.dtype, {n: weights[n] for n in model.running_statistics}
+    )
+    try:
+        HostStep(StepParts(model, plain, trained, {}, OptimizerState(), batch=2, sparse=sparse))
+    except Exception as error:
+        if not device_graphs.not_implemented(error):
+            raise
+        return as_float32(model)
+    return model

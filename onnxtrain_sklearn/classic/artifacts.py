@@ -16,20 +16,18 @@ from typing import Any, TypeAlias
 import onnx
 import onnx_ir as ir
 
-from .._graph.protobuf import load, to_proto
-from .._graph.weights import parameters_of
-from .._runtime.capabilities import Limits
-from .._runtime.objects import require_ort_format, to_ort_format
-from .._support.whole_files import whole_files
+from .._importers.load import load, to_proto
+from .._model.weights import parameters_of
+from .._ort.objects import require_ort_format, to_ort_format
+from .._ort.sessions import Limits
+from .._utils.atomic_files import whole_files
 from ..exceptions import ModelError, OnnxTrainError, nearest
-from .onnxblock.accessor import IR_VERSION, OPSET, base, empty_base
-from .onnxblock.accessor import custom_op_library as known_operators
-from .onnxblock.blocks import Block, PassThrough
+from .onnxblock.blocks import IR_VERSION, OPSET, Block, PassThrough, base, empty_base
+from .onnxblock.blocks import custom_op_library as known_operators
 from .onnxblock.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
-from .onnxblock.forward import ForwardBlock
 from .onnxblock.loss import BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss
 from .onnxblock.optim import SGD, AdamW
-from .onnxblock.training import TrainingBlock
+from .onnxblock.training import ForwardBlock, TrainingBlock
 
 __all__ = ["Checkpoint", "LossType", "OptimType", "UnknownBlockError", "generate_artifacts", "read_checkpoint"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .._runtime import objects as runtime
-from .._runtime.devices import resolve_device
-from .._support.typing import DType
+from .._ort import objects as runtime
+from .._ort.devices import resolve_device
+from .._utils.typing import DType
 from ..exceptions import ModelError, nearest
 
 

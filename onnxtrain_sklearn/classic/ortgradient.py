@@ -18,14 +18,13 @@ import onnx
 import onnx_ir as ir
 
 from .._gradient.engine import choose_engine
-from .._graph.edits import initializers_to_inputs, keep_outputs
-from .._graph.protobuf import checked, load, to_proto
-from .._runtime import objects as runtime
-from .._runtime.devices import OWN_MEMORY
+from .._importers.load import checked, load, to_proto
+from .._ir.edits import initializers_to_inputs, keep_outputs
+from .._ort import objects as runtime
+from .._ort.devices import OWN_MEMORY
 from ..exceptions import ModelError, nearest
-from .forward_backward import GraphInfo, OrtGradientForwardBackwardFunction
-from .two_sessions import PassState, TwoSessions
-from .vjp import float_names, require_names, vjp_graph, with_yield
+from .forward_backward import GraphInfo, OrtGradientForwardBackwardFunction, PassState, TwoSessions
+from .grad_helper import float_names, require_names, vjp_graph, with_yield
 
 __all__ = ["OrtGradientForwardBackward", "OrtGradientForwardBackwardFunction"]
 

@@ -6,8 +6,8 @@ again. matplotlib is imported where something is drawn, and nowhere else.
 
 from __future__ import annotations
 
-from .gradients import GradientDisplay as GradientDisplay
 from .graph import GraphDisplay as GraphDisplay
 from .graph import plot_graph as plot_graph
 from .training import TrainingDisplay as TrainingDisplay
+from .weights import GradientDisplay as GradientDisplay
 from .weights import WeightsDisplay as WeightsDisplay

@@ -12,12 +12,11 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
 from .._fitted.model import is_estimator
-from .._graph.layout import Box, BoxLayout, Edge
-from .._graph.protobuf import load
-from .._graph.svg import graph_svg
+from .._importers.load import load
+from .._ir.drawing import Box, BoxLayout, Edge, graph_svg
 from ..exceptions import ModelError
 from ..models import ModelSource, resolve_builder
-from .axes import given_axes, new_axes
+from .training import given_axes, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

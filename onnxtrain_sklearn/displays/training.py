@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
-from .._support.typing import Estimator, HistoryRow
-from .axes import fitted_last_step, given_axes, new_axes
+from .._utils.typing import Estimator, HistoryRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -232,3 +232,39 @@ def _column_of(rows: Iterable[HistoryRow], key: str) -> list[list[float]]:
     if all(value is None for value in found):
         return []
     return [[np.nan if value is None else float(value) for value in found]]
+
+
+# Axes of matplotlib for the panels of a display, and the estimator whose data it shows.
+
+
+def new_axes(panels: int, size: tuple[float, float]) -> list[Axes]:
+    """Return axes below each other in a new figure of pyplot."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError("Displays draw with matplotlib: pip install matplotlib.") from error
+    _, axes = plt.subplots(panels, 1, figsize=size, squeeze=False, layout="constrained")
+    return list(axes[:, 0])
+
+
+def given_axes(ax: Axes | Iterable[Axes], panels: int, what: str) -> list[Axes]:
+    """Return the axes that a caller gave; ``what`` names the panels.
+
+    Raises
+    ------
+    ValueError
+        There are more axes than panels, or fewer.
+    """
+    axes: list[Any] = list(np.ravel(np.array(ax, dtype=object)))
+    if len(axes) != panels:
+        raise ValueError(f"ax must be {panels} axes, for {what}, got {len(axes)}.")
+    return axes
+
+
+def fitted_last_step(estimator: Estimator) -> Estimator:
+    """Return the fitted estimator itself, or the last step of a pipeline, or the best of a search."""
+    estimator = getattr(estimator, "best_estimator_", estimator)
+    steps = getattr(estimator, "steps", None)
+    last: Estimator = estimator if steps is None else steps[-1][1]
+    check_is_fitted(last)
+    return last

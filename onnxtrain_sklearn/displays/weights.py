@@ -1,14 +1,15 @@
-"""The distribution of the numbers in each weight of an estimator."""
+"""Histograms of the weights of an estimator, and the norms of its gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._support.typing import Estimator
-from .axes import fitted_last_step, given_axes, new_axes
+from .._utils.typing import Estimator, HistoryRow
+from .training import fitted_last_step, given_axes, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,3 +125,197 @@ def _quantiles(array: np.ndarray) -> np.ndarray:
 
 def _told_shape(array: np.ndarray) -> str:
     return "x".join(map(str, array.shape)) or "scalar"
+
+
+# The norms of the gradients of a training run, by layer and epoch.
+
+
+RECORDED = "gradient_norm/"
+"""What precedes the name of a parameter in the entries of a history."""
+
+DISPLAYED_BY = ("layer", "parameter")
+
+
+class GradientDisplay:
+    """Norms of gradients by layer and epoch, as colors on a logarithmic scale: where they vanish, or explode.
+
+    It is recommended to use :meth:`from_estimator` or :meth:`from_history`. The norms are those that the callback
+    ``GradientStatistics(by_parameter=True)`` records.
+
+    Parameters
+    ----------
+    norms : sequence of mapping of str to sequence of float
+        For each network of an ensemble the norms of each layer in each epoch, by the name of the layer. A single
+        network is a sequence of one.
+    estimator_name : str, default=None
+        Title of the picture.
+
+    Attributes
+    ----------
+    axes_ : list of matplotlib.axes.Axes
+        A panel for each network.
+    figure_ : matplotlib.figure.Figure
+    meshes_ : list of matplotlib.collections.QuadMesh
+        The colors of each panel; norms of zero and missing epochs have none.
+
+    See Also
+    --------
+    TrainingDisplay : The curves of a training run, with the norm of all gradients.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("agg")
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+    >>> from onnxtrain_sklearn.callbacks import GradientStatistics
+    >>> from onnxtrain_sklearn.displays import GradientDisplay
+    >>> statistics = GradientStatistics(by_parameter=True)
+    >>> net = OrtGradientClassifier(MLP((8, 4)), callbacks=[statistics], tol=1e-2, random_state=0)
+    >>> display = GradientDisplay.from_estimator(net.fit(*load_iris(return_X_y=True)))
+    >>> [label.get_text() for label in display.axes_[0].get_yticklabels()]
+    ['layers.0', 'layers.1', 'layers.2']
+    """
+
+    def __init__(self, norms: Sequence[Mapping[str, Sequence[float]]], *, estimator_name: str | None = None) -> None:
+        self.norms = norms
+        self.estimator_name = estimator_name
+
+    @classmethod
+    def from_estimator(
+        cls, estimator: Estimator, *, by: str = "layer", ax: Axes | Iterable[Axes] | None = None, **kwargs: object
+    ) -> Self:
+        """Draw the norms of a fitted estimator.
+
+        Parameters
+        ----------
+        estimator : estimator
+            A fitted estimator of this package, a pipeline that ends in one, or a search over them.
+        by : {"layer", "parameter"}, default="layer"
+            A row for each layer, whose parameters have one name up to the last dot, or for each parameter.
+        ax : matplotlib.axes.Axes or iterable of them, default=None
+            An axes for each network; None: those of a new figure.
+        **kwargs : object
+            Keywords of :meth:`matplotlib.axes.Axes.pcolormesh`.
+
+        Returns
+        -------
+        GradientDisplay
+
+        Raises
+        ------
+        ValueError
+            No norms were recorded.
+        """
+        net = fitted_last_step(estimator)
+        return cls.from_history(net.history_, by=by, estimator_name=type(net).__name__, ax=ax, **kwargs)
+
+    @classmethod
+    def from_history(
+        cls,
+        history: Iterable[Mapping[str, object]],
+        *,
+        by: str = "layer",
+        estimator_name: str | None = None,
+        ax: Axes | Iterable[Axes] | None = None,
+        **kwargs: object,
+    ) -> Self:
+        """Draw the norms of a history, as fitted estimators have it in ``history_``.
+
+        Parameters
+        ----------
+        history : iterable of mapping, or data frame
+            A row for each epoch, with the norm of the gradient of each parameter as ``gradient_norm/NAME``.
+        by : {"layer", "parameter"}, default="layer"
+            A row for each layer, whose parameters have one name up to the last dot, or for each parameter.
+        estimator_name : str, default=None
+            Title of the picture.
+        ax : matplotlib.axes.Axes or iterable of them, default=None
+            An axes for each network; None: those of a new figure.
+        **kwargs : object
+            Keywords of :meth:`matplotlib.axes.Axes.pcolormesh`.
+
+        Returns
+        -------
+        GradientDisplay
+
+        Raises
+        ------
+        ValueError
+            No norms were recorded.
+        """
+        if by not in DISPLAYED_BY:
+            raise ValueError(f"by must be 'layer' or 'parameter', got {by!r}.")
+        rows = list(history.to_dict("records") if hasattr(history, "to_dict") else history)
+        return cls(_norms_of(rows, by), estimator_name=estimator_name).plot(ax=ax, **kwargs)
+
+    def plot(self, ax: Axes | Iterable[Axes] | None = None, **kwargs: object) -> Self:
+        """Draw the norms.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes or iterable of them, default=None
+            An axes for each network; None: those of a new figure.
+        **kwargs : object
+            Keywords of :meth:`matplotlib.axes.Axes.pcolormesh`.
+
+        Returns
+        -------
+        GradientDisplay
+            The display itself, with ``axes_``, ``figure_`` and ``meshes_``.
+        """
+        panels, layers = len(self.norms), max(map(len, self.norms))
+        size = (6.4, panels * (1.2 + 0.3 * layers))
+        self.axes_ = new_axes(panels, size) if ax is None else given_axes(ax, panels, "the norms of each network")
+        self.figure_ = self.axes_[0].figure
+        self.meshes_ = [_draw_norms(one, each, kwargs) for one, each in zip(self.axes_, self.norms, strict=True)]
+        for number, one in enumerate(self.axes_ if panels > 1 else (), start=1):
+            one.set_title(f"network {number}", fontsize="small")
+        self.axes_[-1].set_xlabel("epoch")
+        if self.estimator_name is not None:
+            self.axes_[0].set_title(self.estimator_name)
+        return self
+
+
+def _norms_of(rows: Sequence[HistoryRow], by: str) -> list[dict[str, list[float]]]:
+    """Return the norms in the rows of a history, for each network the curve of each layer."""
+    networks = dict.fromkeys(row.get("network", 0) for row in rows)
+    found = [_curves_by_name([row for row in rows if row.get("network", 0) == one], by) for one in networks]
+    if not any(found):
+        raise ValueError(
+            "The history has no norms of the gradients of parameters. Train with the callback "
+            "GradientStatistics(by_parameter=True), which records them."
+        )
+    return found
+
+
+def _curves_by_name(rows: Sequence[HistoryRow], by: str) -> dict[str, list[float]]:
+    names = [name for row in rows for name in row if name.startswith(RECORDED)]
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        parameter = name.removeprefix(RECORDED)
+        groups.setdefault(_layer_of(parameter) if by == "layer" else parameter, []).append(name)
+    return {group: [_joint_norm(row, members) for row in rows] for group, members in groups.items()}
+
+
+def _layer_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0] or parameter
+
+
+def _joint_norm(row: HistoryRow, names: Iterable[str]) -> float:
+    """Return the norm of several gradients together; NaN where the epoch has none."""
+    return math.hypot(*(np.nan if row.get(name) is None else float(row[name]) for name in names))
+
+
+def _draw_norms(ax: Axes, norms: Mapping[str, Sequence[float]], style: Mapping[str, object]) -> Any:
+    from matplotlib.colors import LogNorm
+
+    table = np.array(list(norms.values()), dtype=np.float64).reshape(len(norms), -1)
+    shown = np.ma.masked_where(~(np.isfinite(table) & (table > 0)), table)
+    keywords: dict[str, Any] = {"norm": LogNorm(), "cmap": "viridis", **style}
+    edges = np.arange(table.shape[1] + 1) + 0.5, np.arange(len(norms) + 1) - 0.5
+    mesh = ax.pcolormesh(*edges, shown, **keywords)
+    ax.set_yticks(np.arange(len(norms)), list(norms))
+    ax.invert_yaxis()
+    ax.figure.colorbar(mesh, ax=ax, label="gradient norm")
+    return mesh

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import scipy.sparse as sp
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, schedules
-from onnxtrain_sklearn._graph.precision import in_dtype
+from onnxtrain_sklearn._model.precision import in_dtype
 from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from tests.combinations.tape import ACTIVATIONS

@@ -9,30 +9,23 @@ from unittest import mock
 import numpy as np
 
 from onnxtrain_sklearn import clear_cache
-from onnxtrain_sklearn._data import sparse_rows
+from onnxtrain_sklearn._data import columns
 from onnxtrain_sklearn._estimators import examples
-from onnxtrain_sklearn._runtime import devices
-from onnxtrain_sklearn._training import (
-    compiled_update,
-    device_step,
-    host_update,
-    many_classes,
-    numpy_update,
-    row_update,
-)
+from onnxtrain_sklearn._ort import devices
+from onnxtrain_sklearn._training import device_step, loss_graph, update_executors, updates
 from tests.combinations.draws import Draw
 
 PATCHES: dict[str, list[tuple[object, str, object]]] = {
     "usual": [],
-    "vectors in pieces": [(host_update, "PIECE", 3), (numpy_update, "BLOCK", 4), (row_update, "BLOCK", 4)],
+    "vectors in pieces": [(updates, "PIECE", 3), (update_executors, "BLOCK", 4), (updates, "BLOCK", 4)],
     "NumPy updates in blocks": [
-        (host_update, "PIECE", 3), (numpy_update, "BLOCK", 4), (host_update, "LEAST_ELEMENTS", 0),
+        (updates, "PIECE", 3), (update_executors, "BLOCK", 4), (updates, "LEAST_ELEMENTS", 0),
     ],
-    "compiled updates": [(compiled_update.SAVINGS, "suffice", True), (host_update, "LEAST_ELEMENTS", 0)],
+    "compiled updates": [(update_executors.SAVINGS, "suffice", True), (updates, "LEAST_ELEMENTS", 0)],
     "device": [],
     "device without the data": [(device_step, "RESIDENT_LIMIT", 0)],
-    "class indices": [(many_classes, "MANY_CLASSES", 2)],
-    "sparse rows": [(sparse_rows, "LEAST_COLUMNS", 1), (sparse_rows, "DENSE", 2.0), (examples, "MERGE_LIMIT", 0)],
+    "class indices": [(loss_graph, "MANY_CLASSES", 2)],
+    "sparse rows": [(columns, "LEAST_COLUMNS", 1), (columns, "DENSE", 2.0), (examples, "MERGE_LIMIT", 0)],
     "rows that are not merged": [(examples, "MERGE_LIMIT", 0)],
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from onnxtrain_sklearn._data.batches import Batches
-from onnxtrain_sklearn._training.loop import Trainer
+from onnxtrain_sklearn._training.trainer import Trainer
 from tests.combinations.draws import Draw
 
 

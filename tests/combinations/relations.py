@@ -25,7 +25,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 from onnxtrain_sklearn import load_training
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._runtime import devices
+from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn.callbacks import Checkpoint, EpochScoring, GradientStatistics
 from tests.combinations.draws import LABELS
 from tests.combinations.outcomes import NotApplicable, applies, difference, near, outcome, same

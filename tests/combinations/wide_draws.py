@@ -26,7 +26,7 @@ from onnxtrain_sklearn import (
     RealMLP,
     TabM,
 )
-from onnxtrain_sklearn._graph.precision import in_dtype
+from onnxtrain_sklearn._model.precision import in_dtype
 from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.schedules import Constant, resolve_schedule
 from tests.combinations import draws

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from sklearn import datasets
 
-from onnxtrain_sklearn._command_line import program
+from onnxtrain_sklearn._cli import program
 
 FAST = ["--set", "max_iter=30", "learning_rate_init=0.01", "--quiet"]
 

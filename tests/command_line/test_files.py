@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from onnxtrain_sklearn._command_line import program
+from onnxtrain_sklearn._cli import program
 from tests.command_line.tables import FAST, program_json, read_back, write_iris
 
 ROWS = 60

@@ -14,10 +14,10 @@ from sklearn import datasets
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
-from onnxtrain_sklearn._command_line import doctor, program
+from onnxtrain_sklearn._cli import doctor, program
 from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines
-from onnxtrain_sklearn._runtime import integer_products
-from onnxtrain_sklearn._training.compiled_pass import is_measured
+from onnxtrain_sklearn._ort import integer_products
+from onnxtrain_sklearn._training.programs import is_measured
 from tests.command_line.tables import program_json
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'
@@ -142,7 +142,7 @@ def test_doctor_tests_every_engine(capsys):
 def test_doctor_fails_and_advises(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "gradient_graph", lambda model, **options: model)
     two = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}
-    monkeypatch.setattr(doctor.distributions, "installed_distributions", lambda: two)
+    monkeypatch.setattr(doctor.packages, "installed_distributions", lambda: two)
     monkeypatch.setattr(doctor, "_check_training", lambda engine, device: "")
     assert program.main(["doctor", "-q"]) == 1
     printed = capsys.readouterr().out
@@ -163,7 +163,7 @@ def test_doctor_compares_compiled_updates(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "FAILED updates by llvmlite" in printed
     assert "advice: pip install -U llvmlite" in printed
-    monkeypatch.setattr(doctor.machine_code, "is_installed", lambda: False)
+    monkeypatch.setattr(doctor.llvm, "is_installed", lambda: False)
     assert program_json(capsys, "doctor")[1]["self_test"] == []
 
 

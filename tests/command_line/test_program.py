@@ -12,10 +12,9 @@ import pandas as pd
 import pytest
 
 import onnxtrain_sklearn_script
-from onnxtrain_sklearn._command_line import program
-from onnxtrain_sklearn._command_line.command import Command, Outcome
-from onnxtrain_sklearn._command_line.settings import parsed_settings
-from onnxtrain_sklearn._runtime.distributions import installed_distributions
+from onnxtrain_sklearn._cli import program
+from onnxtrain_sklearn._cli.console import Command, Outcome, parsed_settings
+from onnxtrain_sklearn._ort.packages import installed_distributions
 from tests.command_line.tables import program_json, write_iris
 from tests.helpers.processes import run_in_new_process
 
@@ -158,7 +157,7 @@ def test_every_command_explains_its_arguments(listed, capsys):
 def test_help_lists_the_commands_and_imports_none():
     run_in_new_process("""
 import contextlib, io
-from onnxtrain_sklearn._command_line import program
+from onnxtrain_sklearn._cli import program
 with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.suppress(SystemExit):
     program.main(["--help"])
 assert not [name for name in sys.modules if name.endswith((".train", ".demo", ".bench", ".doctor"))]
@@ -212,10 +211,10 @@ def test_the_console_script_runs_the_program(monkeypatch, capsys):
 @pytest.mark.parametrize("command", [["doctor"], ["doctor", "--json"], ["train", "t.csv"]])
 def test_the_console_script_answers_where_the_package_cannot_be_imported(command, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["onnxtrain-sklearn", *command])
-    monkeypatch.setitem(sys.modules, "onnxtrain_sklearn._command_line.program", None)
+    monkeypatch.setitem(sys.modules, "onnxtrain_sklearn._cli.program", None)
     assert onnxtrain_sklearn_script.main() == 1
     printed = capsys.readouterr()
-    assert printed.err.startswith("error: import of onnxtrain_sklearn._command_line.program halted")
+    assert printed.err.startswith("error: import of onnxtrain_sklearn._cli.program halted")
     installed = installed_distributions()
     if "--json" in command:
         told = json.loads(printed.out)

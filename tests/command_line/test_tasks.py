@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from onnxtrain_sklearn._command_line import program
+from onnxtrain_sklearn._cli import program
 from tests.command_line.tables import program_json
 
 LINEAR = ["--target", "t", "--model", "linear", "--set", "max_iter=3"]

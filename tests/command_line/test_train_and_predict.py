@@ -20,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import OrtGradientClassifier
-from onnxtrain_sklearn._command_line import program
+from onnxtrain_sklearn._cli import program
 from tests.command_line.tables import FAST, program_json, read_back, write_iris, write_patients
 
 
@@ -318,7 +318,7 @@ def handled_interrupts():
 @pytest.mark.usefixtures("handled_interrupts")
 @pytest.mark.parametrize("model", ["mlp", "realmlp"])
 def test_ctrl_c_keeps_the_weights_reached_so_far(folder, tmp_path, capsys, monkeypatch, model):
-    from onnxtrain_sklearn._command_line import progress
+    from onnxtrain_sklearn._cli import console as progress
 
     def interrupt(shown, epoch):
         if epoch.number == 3:
@@ -333,7 +333,7 @@ def test_ctrl_c_keeps_the_weights_reached_so_far(folder, tmp_path, capsys, monke
 
 
 def test_a_difference_from_the_estimator_fails(folder, tmp_path, capsys, monkeypatch):
-    from onnxtrain_sklearn._command_line import train
+    from onnxtrain_sklearn._cli import train
 
     monkeypatch.setattr(train, "prediction_difference", lambda *arguments: 0.5)
     options = ["--target", "species", "--output", str(tmp_path / "m.onnx"), "--set", "max_iter=1", "-q"]
@@ -342,7 +342,7 @@ def test_a_difference_from_the_estimator_fails(folder, tmp_path, capsys, monkeyp
 
 
 def test_a_pipeline_that_is_not_converted_leaves_the_network(folder, tmp_path, capsys, monkeypatch):
-    from onnxtrain_sklearn._command_line import train
+    from onnxtrain_sklearn._cli import train
 
     def refuse(*arguments):
         raise RuntimeError("no converter")

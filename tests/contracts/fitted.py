@@ -26,9 +26,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._fitted.equivalence import margins, margins_of_labels, values
-from onnxtrain_sklearn._fitted.record import record_of
+from onnxtrain_sklearn._fitted.inspect import record_of
 from onnxtrain_sklearn._fitted.traversal import walk
-from onnxtrain_sklearn._runtime import distributions
+from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainError
 from tests.contracts.fitted_settings import FITTED_ON, SETTINGS, Setting
 
@@ -212,7 +212,7 @@ def away_from_kinks(numbers: np.ndarray, role: str) -> np.ndarray:
 def reason(error: Exception) -> str:
     """Return an error's message as far as it does not depend on the machine."""
     text = " ".join(str(error).split())
-    text = re.sub(r"by up to \S+", "by too much", text).replace(distributions.version(), "").replace("  ", " ")
+    text = re.sub(r"by up to \S+", "by too much", text).replace(packages.version(), "").replace("  ", " ")
     return text if len(text) < 300 else text[:300] + "..."
 
 

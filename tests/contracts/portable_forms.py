@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import onnx
 
-from onnxtrain_sklearn._graph.versions import MAX_OPSET
-from onnxtrain_sklearn._runtime import capabilities
+from onnxtrain_sklearn._ir.opsets import MAX_OPSET
+from onnxtrain_sklearn._ort import sessions
 from tests.contracts import ort_training_cases
 from tests.contracts.gradient_cases import operators
 
-NEWEST = min(MAX_OPSET, capabilities.limits().opset)
+NEWEST = min(MAX_OPSET, sessions.limits().opset)
 
 MAY_REFUSE = {
     "its auto_pad needs fixed sizes": "the pads that it stands for depend on the sizes",

@@ -18,8 +18,7 @@ from sklearn.preprocessing import scale
 
 import onnxtrain_sklearn
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, losses, models, optimizers, schedules
-from onnxtrain_sklearn._support.components import Component, registered
-from onnxtrain_sklearn._support.rules import accepts
+from onnxtrain_sklearn._utils.params import Component, accepts, registered
 from onnxtrain_sklearn.callbacks import CALLBACKS
 from onnxtrain_sklearn.losses import LOSSES, Loss, resolve_loss
 from onnxtrain_sklearn.models import MODELS

@@ -9,13 +9,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxtrain_sklearn import gradient_graph
+from onnxtrain_sklearn._gradient import control_flow as control
+from onnxtrain_sklearn._gradient import lowering, portable
+from onnxtrain_sklearn._gradient import lowering as expand
+from onnxtrain_sklearn._gradient import ort_training as ort
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._gradient.ort_training import engine as ort
-from onnxtrain_sklearn._gradient.portable import control_flow as control
-from onnxtrain_sklearn._gradient.portable import engine as portable
-from onnxtrain_sklearn._gradient.portable.lowering import registry as expand
-from onnxtrain_sklearn._gradient.portable.lowering import sequences
-from onnxtrain_sklearn._graph.supported import ANY, Supported
+from onnxtrain_sklearn._ir.supported import ANY, Supported
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 TABLES = {
@@ -23,7 +22,7 @@ TABLES = {
     "lowerings": expand.LOWERINGS,
     "ort-training": ort.PROVEN,
     "rules": portable.RULES,
-    "sequences": sequences.MAKERS,
+    "sequences": lowering.MAKERS,
 }
 KNOWN = [
     pytest.param(name, known, id=f"{table}-{name}") for table, rules in TABLES.items() for name, known in rules.items()

@@ -19,12 +19,12 @@ from sklearn.base import clone
 
 from onnxtrain_sklearn import losses
 from onnxtrain_sklearn._gradient.engine import gradient_graph
-from onnxtrain_sklearn._graph.builder import GraphBuilder
-from onnxtrain_sklearn._graph.versions import MAX_OPSET
-from onnxtrain_sklearn._runtime import capabilities
+from onnxtrain_sklearn._ir.opsets import MAX_OPSET
+from onnxtrain_sklearn._ort import sessions
+from onnxtrain_sklearn.graph import GraphBuilder
 from tests.helpers.engines import each_engine
 
-OPSETS = (11, 12, 13, 17, 18, 19, 20, *range(21, min(MAX_OPSET, capabilities.limits().opset) + 1))
+OPSETS = (11, 12, 13, 17, 18, 19, 20, *range(21, min(MAX_OPSET, sessions.limits().opset) + 1))
 COLUMNS = {"regression": (1, 3), "binary": (1,), "multiclass": (2, 4), "multilabel": (3,)}
 VARIANTS: dict[str, list[dict[str, float]]] = {
     "huber": [{"delta": 0.25}],

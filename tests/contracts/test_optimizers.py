@@ -17,9 +17,7 @@ import onnxruntime
 import pytest
 from sklearn.base import clone
 
-from onnxtrain_sklearn._optimizers.lbfgs import LBFGS
-from onnxtrain_sklearn._optimizers.update_graph import UpdateGraph, update_graph
-from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer, resolve_optimizer
+from onnxtrain_sklearn.optimizers import LBFGS, OPTIMIZERS, Optimizer, UpdateGraph, resolve_optimizer, update_graph
 
 P = 1003
 STEPS = 50

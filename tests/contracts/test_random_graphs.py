@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from onnx.reference import ReferenceEvaluator
 
+from onnxtrain_sklearn._gradient import ort_training as ort
+from onnxtrain_sklearn._gradient import portable
 from onnxtrain_sklearn._gradient.engine import available_engines, gradient_graph
-from onnxtrain_sklearn._gradient.ort_training import engine as ort
-from onnxtrain_sklearn._gradient.portable import engine as portable
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts.random_graphs import GENERATORS, sketches
 from tests.contracts.references import Erf, Gelu

@@ -25,7 +25,7 @@ import onnx.numpy_helper
 
 from onnxtrain_sklearn import OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._runtime import capabilities
+from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.exceptions import OnnxTrainError
 from tests.fuzz.reference import File
 
@@ -43,7 +43,7 @@ class Drawn:
     def __init__(self, number: int) -> None:
         self.rng = random.Random(number)
         self.numbers = np.random.RandomState(number % 2**31)
-        self.opset = self.rng.randint(7, min(26, capabilities.limits().opset))
+        self.opset = self.rng.randint(7, min(26, sessions.limits().opset))
         self.shape = list(SHAPES[self.rng.choice([2, 2, 3, 3, 4])])
         self.row = list(self.shape)
         self.nodes: list[onnx.NodeProto] = []

@@ -17,11 +17,11 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from onnxtrain_sklearn._graph.batch_axis import with_batch
-from onnxtrain_sklearn._graph.builder import GraphBuilder
-from onnxtrain_sklearn._graph.protobuf import to_proto
-from onnxtrain_sklearn._graph.row_dependence import meeting_of_rows
-from onnxtrain_sklearn._graph.shapes import infer_shapes
+from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ir.shapes import infer_shapes
+from onnxtrain_sklearn._model.batch_axis import with_batch
+from onnxtrain_sklearn._model.row_dependence import meeting_of_rows
+from onnxtrain_sklearn.graph import GraphBuilder
 
 ROWS = 5
 RESHAPES = ([-1, 4], [-1, 2], [2, -1], [-1, 2, 2], [2, -1, 2], [-1, 1], [-1], [0, -1], [8, -1])

@@ -22,7 +22,7 @@ import onnx
 import onnx.helper
 import pandas as pd
 
-from onnxtrain_sklearn._command_line.program import main
+from onnxtrain_sklearn._cli.program import main
 from tests.fuzz import messages, mutations
 from tests.fuzz.seeds import SEEDS, Seed, seed
 
@@ -33,7 +33,7 @@ HOSTILE = [
 ]
 COMMANDS = ["inspect"] * 3 + ["gradient"] * 3 + ["predict"] * 2 + ["train"]
 JOINERS = "\u200c\u200d"
-"""Parts of words and pictures, which :func:`onnxtrain_sklearn._support.printable.printable` leaves too."""
+"""Parts of words and pictures, which :func:`onnxtrain_sklearn._utils.untrusted_text.printable` leaves too."""
 
 
 def hostile(rng: random.Random) -> str:

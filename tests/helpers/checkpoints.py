@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain_sklearn._callbacks.archive import read_state
+from onnxtrain_sklearn.callbacks.checkpoint import read_state
 from tests.helpers.callbacks import without_seconds
 from tests.helpers.training import weights_equal
 

@@ -10,10 +10,9 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain_sklearn._compiler.bound_code import BoundCode
-from onnxtrain_sklearn._compiler.code import graph_code
+from onnxtrain_sklearn._compiler.code import BoundCode, graph_code
 from onnxtrain_sklearn._compiler.kernels import tile_of
-from onnxtrain_sklearn._runtime.machine_code import features
+from onnxtrain_sklearn._ort.llvm import features
 
 GUARD = 32
 OPSET = 18

@@ -6,13 +6,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain_sklearn._gradient.engine import differentiate
-from onnxtrain_sklearn._graph import protobuf as border
-from onnxtrain_sklearn._graph.builder import GraphBuilder
-from onnxtrain_sklearn._graph.edits import initializers_to_inputs
-from onnxtrain_sklearn._graph.precision import in_dtype
-from onnxtrain_sklearn._graph.shapes import infer_shapes
-from onnxtrain_sklearn._graph.weights import parameters_of
-from onnxtrain_sklearn._runtime import devices, sessions
+from onnxtrain_sklearn._importers import load as border
+from onnxtrain_sklearn._ir.edits import initializers_to_inputs
+from onnxtrain_sklearn._ir.shapes import infer_shapes
+from onnxtrain_sklearn._model.precision import in_dtype
+from onnxtrain_sklearn._model.weights import parameters_of
+from onnxtrain_sklearn._ort import devices, sessions
+from onnxtrain_sklearn.graph import GraphBuilder
 
 
 def run(model, feeds):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 import onnx.parser
 
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._graph.trainable import trainable_model
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._model.trainable import trainable_model
 
 W = "float[3, 1] W = {1, -2, 3}"
 

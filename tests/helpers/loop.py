@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from onnxtrain_sklearn._training.history import History
-from onnxtrain_sklearn._training.loop import Trainer, TrainerSettings
-from onnxtrain_sklearn._training.step import Rates
+from onnxtrain_sklearn._training.state import Rates
+from onnxtrain_sklearn._training.trainer import Trainer, TrainerSettings
 from onnxtrain_sklearn.optimizers import SGD
 from onnxtrain_sklearn.schedules import resolve_schedule
 

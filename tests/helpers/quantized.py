@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, numpy_helper
 
-from onnxtrain_sklearn._runtime import integer_products
+from onnxtrain_sklearn._ort import integer_products
 
 SATURATING = integer_products.saturate()
 """Whether this processor, or what the environment says of it, needs unsigned weights."""

@@ -8,10 +8,10 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from onnxtrain_sklearn._runtime import capabilities
+from onnxtrain_sklearn._ort import sessions
 
 NEWEST = onnx.defs.onnx_opset_version()
-OLDER = capabilities.Limits("onnxruntime 1.19.2", opset=21, ml_opset=5, ir_version=10)
-NEWER = capabilities.Limits("onnxruntime 1.31.1", opset=26, ml_opset=5, ir_version=13)
-INSTALLED = capabilities.limits()
+OLDER = sessions.Limits("onnxruntime 1.19.2", opset=21, ml_opset=5, ir_version=10)
+NEWER = sessions.Limits("onnxruntime 1.31.1", opset=26, ml_opset=5, ir_version=13)
+INSTALLED = sessions.limits()
 each_runtime = pytest.mark.parametrize("limits", [OLDER, NEWER], ids=["older", "newer"])

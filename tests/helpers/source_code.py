@@ -15,9 +15,12 @@ FOLDER = Path(onnxtrain_sklearn.__file__).parent
 
 @cache
 def modules() -> list[str]:
-    """Return the names of the package's modules, without those of the packages (``__init__``)."""
-    files = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.py"))
-    return sorted(".".join(file.parts) for file in files if file.name != "__init__")
+    """Return the names of the package's modules, with those packages that hold more than a docstring."""
+    files = (path.relative_to(FOLDER) for path in FOLDER.rglob("*.py"))
+    plain = [file.with_suffix("") for file in files if file.name != "__init__.py"]
+    packages = [path.parent.relative_to(FOLDER) for path in FOLDER.glob("*/**/__init__.py")]
+    full = [folder for folder in packages if len(tree_of_file(FOLDER / folder / "__init__.py").body) > 1]
+    return sorted(".".join(file.parts) for file in [*plain, *full])
 
 
 @cache
@@ -31,7 +34,8 @@ def nodes_of_file(path: Path) -> list[ast.AST]:
 
 
 def file_of(module: str) -> Path:
-    return FOLDER / f"{module.replace('.', '/')}.py"
+    path = FOLDER / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def syntax_tree(module: str) -> ast.Module:
@@ -49,7 +53,7 @@ def imports(module: str) -> list[str]:
 
 def _imports(module: str) -> Iterator[str]:
     """Yield the full names of what ``module`` imports, wherever in it: ``from a import b`` gives ``a.b``."""
-    parent = [PACKAGE, *module.split(".")[:-1]]
+    parent = [PACKAGE, *file_of(module).parent.relative_to(FOLDER).parts]
     for node in nodes_of(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -61,8 +65,11 @@ def _imports(module: str) -> Iterator[str]:
 @cache
 def own_imports(module: str) -> list[str]:
     """Return the modules of the package that ``module`` imports; "" stands for the package root."""
-    names = [name.removeprefix(f"{PACKAGE}.") for name in imports(module) if name.partition(".")[0] == PACKAGE]
-    return [next((m for m in modules() if name == m or name.startswith(f"{m}.")), "") for name in names]
+    names = (name.split(".") for name in imports(module))
+    known = set(modules())
+    paths = [name[1:] for name in names if name[0] == PACKAGE]
+    prefixes = ([".".join(path[:n]) for n in range(len(path), 0, -1)] for path in paths)
+    return [next((name for name in found if name in known), "") for found in prefixes]
 
 
 def imports_package(module: str, package: str) -> bool:

@@ -9,14 +9,13 @@ import onnx.parser
 
 from onnxtrain_sklearn import MLP, SGD
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._graph.protobuf import load
-from onnxtrain_sklearn._graph.trainable import trainable_model
-from onnxtrain_sklearn._runtime import devices
-from onnxtrain_sklearn._training.base_step import StepParts
-from onnxtrain_sklearn._training.host_step import HostStep
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._model.trainable import trainable_model
+from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training.loss_graph import TARGET, StepSettings
 from onnxtrain_sklearn._training.parameters import FlatParameters
-from onnxtrain_sklearn._training.step import OptimizerState, Rates
+from onnxtrain_sklearn._training.state import OptimizerState, Rates
+from onnxtrain_sklearn._training.step import HostStep, StepParts
 from onnxtrain_sklearn.losses import SquaredError
 
 

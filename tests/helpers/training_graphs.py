@@ -11,8 +11,8 @@ import onnx_ir as ir
 import onnxruntime
 from sklearn.base import clone
 
-from onnxtrain_sklearn._export.tensor_files import tensors_of
-from onnxtrain_sklearn._training.dropout import UniformNumbers
+from onnxtrain_sklearn._export.folder import tensors_of
+from onnxtrain_sklearn._training.randomness import UniformNumbers
 from tests.helpers.training import NEVER, quietly
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "training_manifest.schema.json").read_text())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 
-from onnxtrain_sklearn._fitted.conversion import converted
-from onnxtrain_sklearn._graph.protobuf import to_proto
+from onnxtrain_sklearn._fitted.convert import converted
+from onnxtrain_sklearn._importers.load import to_proto
 
 rng = np.random.default_rng(0)
 

@@ -17,8 +17,8 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 from sklearn.base import is_outlier_detector
 
-from ..._graph.builder import GraphBuilder
-from ..._support.typing import Estimator
+from ..._utils.typing import Estimator
+from ...graph import GraphBuilder
 from ..traversal import Path, follow
 
 EPSILON = 1e-6

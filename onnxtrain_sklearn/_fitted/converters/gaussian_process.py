@@ -16,11 +16,10 @@ import onnx_ir as ir
 from scipy.linalg import solve_triangular
 from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor, kernels
 
-from ..._graph.builder import GraphBuilder
-from ..._graph.cast_types import DOUBLE, FLOAT
-from ..._ml_operators.distances import root, squared_distances
-from ..._support.typing import Estimator
+from ..._ml_operators.svm import root, squared_distances
+from ..._utils.typing import Estimator
 from ...exceptions import ModelError
+from ...graph import DOUBLE, FLOAT, GraphBuilder
 from .. import sklearn_private
 from ..traversal import Path
 from .context import Converter, Source

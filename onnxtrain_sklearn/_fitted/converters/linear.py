@@ -1,4 +1,4 @@
-"""Converters of linear models: regressors, generalized linear models, classifiers, discriminants.
+"""Convert linear models, naive Bayes, perceptrons and projections.
 
 Each is one product with ``coef_`` and ``intercept_``, which are parameters. The probabilities are sigmoids or a softmax
 of the scores, so that losses are computed on the scores.
@@ -6,18 +6,24 @@ of the scores, so that losses are computed on the scores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 from sklearn import linear_model
 from sklearn.cross_decomposition import PLSRegression
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.decomposition import PCA, IncrementalPCA, TruncatedSVD
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
+from sklearn.naive_bayes import BernoulliNB, CategoricalNB, ComplementNB, GaussianNB, MultinomialNB
+from sklearn.neighbors import NeighborhoodComponentsAnalysis
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.random_projection import GaussianRandomProjection
 from sklearn.svm import LinearSVC, LinearSVR
 
-from ..._graph.cast_types import FLOAT, INT64
-from ..._support.typing import Estimator
-from .context import Converter, Source
+from ..._utils.typing import Estimator
+from ...graph import FLOAT, INT64, GraphBuilder
+from .context import Converter, Source, of_rows
 
 MINUS_LOG_OF_ZERO = 1e9
 """How far below zero the logarithm of a probability of zero is taken to be."""
@@ -184,6 +190,138 @@ BY_GRADIENT_DESCENT = (
     linear_model.SGDClassifier,
 )
 
+
+# Converters of classifiers by densities: naive Bayes and quadratic discriminants.
+#
+# The scores are logarithms of joint densities. Their softmax is the probability of each class.
+
+
+def _generative_classifier(log_densities: Callable[[Source], ir.Value]) -> Converter:
+    """Return the converter of a classifier by its scores."""
+
+    def emit(s: Source) -> Sequence[ir.Value]:
+        scores = log_densities(s)
+        return s.chosen(scores), scores if s.raw_scores else s.op.Softmax(scores, axis=1)
+
+    return Converter(emit)
+
+
+def _gaussian(s: Source) -> ir.Value:
+    """Log p - sum(log(2 pi var) + (x - mean)**2 / var) / 2, with one mean and variance per class and feature."""
+    op, model = s.op, s.estimator
+    mean, variance = s.parameter(model, "theta_"), s.parameter(model, "var_")
+    apart = op.Sub(op.Unsqueeze(s.x, axes=[1]), mean)  # (rows, classes, features)
+    distance = op.ReduceSum(op.Div(op.Mul(apart, apart), variance), axes=[2], keepdims=False)
+    normalizer = op.ReduceSum(op.Log(op.Mul(variance, 2 * math.pi)), axes=[1], keepdims=False)
+    prior = s.parameter(model, "class_prior_", np.log(model.class_prior_), form="logarithm")
+    return op.Add(op.Mul(op.Add(distance, normalizer), -0.5), prior)
+
+
+def _multinomial(s: Source) -> ir.Value:
+    prior = s.parameter(s.estimator, "class_log_prior_")
+    return s.op.Gemm(s.x, s.parameter(s.estimator, "feature_log_prob_"), prior, transB=1)
+
+
+def _complement_bayes(s: Source) -> ir.Value:
+    """The prior counts for a single class alone, as in scikit-learn."""
+    if len(s.estimator.classes_) == 1:
+        return _multinomial(s)
+    return s.op.Gemm(s.x, s.parameter(s.estimator, "feature_log_prob_"), transB=1)
+
+
+def _bernoulli(s: Source) -> ir.Value:
+    """Log p + sum(x log q + (1 - x) log(1 - q)), with one probability q per class and feature."""
+    op, model = s.op, s.estimator
+    x = s.x if model.binarize is None else op.Cast(op.Greater(s.x, np.float32(model.binarize)), to=FLOAT)
+    present = s.parameter(model, "feature_log_prob_")
+    absent = op.Log(op.Sub(1.0, op.Exp(present)))
+    constant = op.ReduceSum(absent, axes=[1], keepdims=False)
+    scores = op.Gemm(x, op.Sub(present, absent), constant, transB=1)
+    return op.Add(scores, s.parameter(model, "class_log_prior_"))
+
+
+def _categorical(s: Source) -> ir.Value:
+    op, model = s.op, s.estimator
+    total: ir.Value | None = None
+    for i in range(model.n_features_in_):
+        category = op.Cast(op.Squeeze(op.Gather(s.x, np.array([i]), axis=1), axes=[1]), to=INT64)
+        part = op.Gather(s.parameter(model, ("feature_log_prob_", i)), category, axis=1)  # (classes, rows)
+        total = part if total is None else op.Add(total, part)
+    assert total is not None
+    return op.Add(op.Transpose(total, perm=[1, 0]), s.parameter(model, "class_log_prior_"))
+
+
+def _quadratic_scores(s: Source) -> ir.Value:
+    """Log p - (sum(log S) + |(x - mean) R / sqrt(S)|**2) / 2 with the rotation R and the variances S of each class.
+
+    The means are not trained.
+    """
+    op, model, columns = s.op, s.estimator, list[ir.Value]()
+    for i, mean in enumerate(model.means_):
+        rotation, variances = (s.parameter(model, (name, i)) for name in ("rotations_", "scalings_"))
+        turned = op.Div(op.MatMul(op.Sub(s.x, mean.astype(np.float32)), rotation), op.Sqrt(variances))
+        distance = op.ReduceSum(op.Mul(turned, turned), axes=[1], keepdims=True)
+        columns.append(op.Add(distance, op.ReduceSum(op.Log(variances), axes=[0], keepdims=True)))
+    return op.Add(op.Mul(op.Concat(*columns, axis=1), -0.5), op.Log(s.parameter(model, "priors_")))
+
+
+# Converters of scikit-learn's multilayer perceptrons: one Gemm and one activation per layer.
+
+
+NETWORK_ACTIVATIONS = {"identity": "Identity", "logistic": "Sigmoid", "relu": "Relu", "tanh": "Tanh"}
+"""The operators of the activations."""
+
+
+def _mlp_regressor(s: Source) -> Sequence[ir.Value]:
+    return (_network_activation(s.op, _network_outputs(s), s.estimator.out_activation_),)
+
+
+def _mlp_classifier(s: Source) -> Sequence[ir.Value]:
+    """The softmax of several classes, the sigmoid of one score for two, or one sigmoid for each of several labels."""
+    op, model, scores = s.op, s.estimator, _network_outputs(s)
+    if model._label_binarizer.y_type_.startswith("multilabel"):
+        return op.Cast(op.Greater(scores, 0.0), to=INT64), op.Sigmoid(scores)
+    if len(model.classes_) > 2:
+        return s.chosen(scores), op.Softmax(scores, axis=1)
+    return s.chosen(op.Concat(op.Neg(scores), scores, axis=1)), s.columns(scores)
+
+
+def _network_outputs(s: Source) -> ir.Value:
+    """Return what the last layer computes before its activation."""
+    model, x = s.estimator, s.x
+    for i in range(model.n_layers_ - 1):
+        x = x if i == 0 else _network_activation(s.op, x, model.activation)
+        x = s.op.Gemm(x, s.parameter(model, ("coefs_", i)), s.parameter(model, ("intercepts_", i)))
+    return x
+
+
+def _network_activation(op: GraphBuilder, x: ir.Value, activation: str) -> ir.Value:
+    if activation == "exp":  # the inverse link of the loss "poisson"
+        return op.Exp(x)
+    result: ir.Value = getattr(op, NETWORK_ACTIVATIONS[activation])(x)
+    return result
+
+
+# Converters of linear projections: ``(X - mean_) @ components_.T``, whitened where that is set.
+
+
+def _centered(s: Source) -> ir.Value:
+    op, model = s.op, s.estimator
+    projected = _projected(s, op.Sub(s.x, s.parameter(model, "mean_")))
+    if not model.whiten:
+        return projected
+    variance = s.parameter(model, "explained_variance_")
+    return op.Div(projected, op.Max(op.Sqrt(variance), np.float32(np.finfo(np.float64).eps)))
+
+
+def _uncentered(s: Source) -> ir.Value:
+    return _projected(s, s.x)
+
+
+def _projected(s: Source, x: ir.Value) -> ir.Value:
+    return s.op.Gemm(x, s.parameter(s.estimator, "components_"), transB=1)
+
+
 CONVERTERS: dict[type, Converter] = {
     **_table(_fitted_regressor, REGRESSORS),
     **_table(_generalized, GENERALIZED),
@@ -193,4 +331,17 @@ CONVERTERS: dict[type, Converter] = {
     ),
     **_table(_linear_margins, [LinearSVC, linear_model.RidgeClassifier, linear_model.RidgeClassifierCV]),
     **_table(_by_gradient_descent, BY_GRADIENT_DESCENT),
+    BernoulliNB: _generative_classifier(_bernoulli),
+    CategoricalNB: _generative_classifier(_categorical),
+    ComplementNB: _generative_classifier(_complement_bayes),
+    GaussianNB: _generative_classifier(_gaussian),
+    MultinomialNB: _generative_classifier(_multinomial),
+    QuadraticDiscriminantAnalysis: _generative_classifier(_quadratic_scores),
+    MLPClassifier: Converter(_mlp_classifier),
+    MLPRegressor: Converter(_mlp_regressor),
+    GaussianRandomProjection: of_rows(_uncentered, lambda model: len(model.components_)),
+    IncrementalPCA: of_rows(_centered, lambda model: len(model.components_)),
+    NeighborhoodComponentsAnalysis: of_rows(_uncentered, lambda model: len(model.components_)),
+    PCA: of_rows(_centered, lambda model: len(model.components_)),
+    TruncatedSVD: of_rows(_uncentered, lambda model: len(model.components_)),
 }

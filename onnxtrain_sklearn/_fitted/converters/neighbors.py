@@ -22,12 +22,11 @@ from sklearn.neighbors import (
     RadiusNeighborsRegressor,
 )
 
-from ..._graph.builder import GraphBuilder
-from ..._graph.cast_types import FLOAT, INT64
-from ..._graph.queries import constant
-from ..._ml_operators.distances import root, squared_distances
-from ..._support.typing import Estimator
+from ..._ir.queries import constant
+from ..._ml_operators.svm import root, squared_distances
+from ..._utils.typing import Estimator
 from ...exceptions import ModelError
+from ...graph import FLOAT, INT64, GraphBuilder
 from .context import Converter, Source, of_rows, several_labels
 
 METRICS = ("euclidean", "manhattan", "minkowski")

@@ -1,22 +1,33 @@
-"""Converters of transformers: functions, distances to centers, imputers, indicators of missing values."""
+"""Convert transformers: scalers, encoders, imputers, functions."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 from scipy import special
 from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
-from sklearn.preprocessing import FunctionTransformer, Normalizer
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    Normalizer,
+    OneHotEncoder,
+    OrdinalEncoder,
+    PowerTransformer,
+    RobustScaler,
+    StandardScaler,
+)
 
-from ..._graph.builder import GraphBuilder
-from ..._graph.cast_types import DOUBLE, FLOAT
-from ..._support.typing import Estimator
+from ..._utils.typing import Estimator
 from ...exceptions import ModelError
+from ...graph import DOUBLE, FLOAT, INT64, GraphBuilder
+from ..traversal import Path, follow
 from .context import Converter, Source, of_rows
 from .neighbors import distances
 
@@ -182,6 +193,203 @@ def _mean_of_donors(op: GraphBuilder, order: ir.Value, imputer: KNNImputer, i: o
     return op.Where(op.Greater(share, 0.0), op.Div(total, op.Max(share, 1.0)), float(numbers.mean(dtype=float)))
 
 
+# Converters of scalers and power transforms: one shift and one factor, or one exponent, per feature.
+
+
+NEAR_ZERO = 1e-3
+"""Exponents below it are too close to zero to divide by in float32."""
+
+
+def _standardized(s: Source) -> ir.Value:
+    return standardized(s, s.x)
+
+
+def standardized(s: Source, x: ir.Value, path: Path = ()) -> ir.Value:
+    """Return ``(x - mean_) / scale_`` of a StandardScaler, which ``path`` leads to from the estimator."""
+    scaler = follow(s.estimator, path)
+    if scaler.with_mean:
+        x = s.op.Sub(x, s.parameter(s.estimator, (*path, "mean_")))
+    return s.op.Div(x, s.parameter(s.estimator, (*path, "scale_"))) if scaler.with_std else x
+
+
+def _robust(s: Source) -> ir.Value:
+    op, scaler, x = s.op, s.estimator, s.x
+    if scaler.with_centering:
+        x = op.Sub(x, s.parameter(scaler, "center_"))
+    return op.Div(x, s.parameter(scaler, "scale_")) if scaler.with_scaling else x
+
+
+def _scaled_by_largest(s: Source) -> ir.Value:
+    scaled = s.op.Div(s.x, s.parameter(s.estimator, "scale_"))
+    return _clipped_to_range(s.op, scaled, s.estimator, (-1, 1))
+
+
+def _into_range(s: Source) -> ir.Value:
+    op, scaler = s.op, s.estimator
+    scaled = op.Add(op.Mul(s.x, s.parameter(scaler, "scale_")), s.parameter(scaler, "min_"))
+    return _clipped_to_range(op, scaled, scaler, scaler.feature_range)
+
+
+def _clipped_to_range(op: GraphBuilder, x: ir.Value, scaler: Estimator, limits: tuple[float, float]) -> ir.Value:
+    low, high = map(np.float32, limits)
+    return op.Clip(x, low, high) if getattr(scaler, "clip", False) else x
+
+
+# Powers
+
+
+def _power_transform(s: Source) -> ir.Value:
+    """Powers of positive numbers only: others have the gradient NaN.
+
+    A number x becomes ((x + 1)**lambda - 1) / lambda, and -((1 - x)**(2 - lambda) - 1) / (2 - lambda) if it is
+    negative (Yeo and Johnson), or (x**lambda - 1) / lambda (Box and Cox).
+    """
+    op, transformer = s.op, s.estimator
+    exponent = s.parameter(transformer, "lambdas_")
+    lambdas = np.asarray(transformer.lambdas_, np.float64)
+    if transformer.method == "box-cox":
+        result = _power_of(op, op.Log(s.x), exponent, lambdas)
+    else:
+        above, below = (op.Log(op.Add(op.Relu(side), 1.0)) for side in (s.x, op.Neg(s.x)))
+        parts = (
+            _power_of(op, above, exponent, lambdas),
+            _power_of(op, below, op.Sub(2.0, exponent), 2 - lambdas),
+        )
+        result = op.Sub(*parts)
+    return standardized(s, result, ("_scaler",)) if transformer.standardize else result
+
+
+def _power_of(op: GraphBuilder, logarithm: ir.Value, exponent: ir.Value, values: np.ndarray) -> ir.Value:
+    """Return (exp(exponent logarithm) - 1) / exponent; its series where one of the ``values`` is next to zero."""
+    product = op.Mul(logarithm, exponent)
+    if np.abs(values).min() >= NEAR_ZERO:
+        return op.Div(op.Sub(op.Exp(product), 1.0), exponent)
+    small = op.Less(op.Abs(exponent), NEAR_ZERO)
+    series = op.Mul(logarithm, op.Add(op.Mul(op.Add(op.Mul(product, 1 / 3), 1.0), op.Mul(product, 0.5)), 1.0))
+    divisor = op.Where(small, 1.0, exponent)
+    return op.Where(small, series, op.Div(op.Sub(op.Exp(op.Mul(logarithm, divisor)), 1.0), divisor))
+
+
+def _per_feature(emit: Callable[[Source], ir.Value]) -> Converter:
+    return of_rows(emit, lambda scaler: scaler.n_features_in_)
+
+
+# Converters of encoders of categories: a table for each column, with a row for each category and one for unknown ones.
+#
+# scikit-learn itself fills the tables: it knows which categories are dropped, which ones are infrequent together, and
+# the code of missing values.
+
+
+Encoder: TypeAlias = OneHotEncoder | OrdinalEncoder
+
+
+def _encoded(s: Source) -> list[ir.Value] | None:
+    columns = _single_columns(s)
+    if columns is None:
+        return None
+    op, encoder, parts = s.op, s.estimator, list[ir.Value]()
+    for i, (column, known, table) in enumerate(zip(columns, encoder.categories_, _tables(encoder), strict=True)):
+        if column.dtype is ir.DataType.STRING and encoder.handle_unknown == "error":
+            parts.append(op.Gather(table[1:], _place_or_error(op, column, known), axis=0))
+        else:
+            parts.append(op.Gather(table, op.Squeeze(_place(op, column, known, encoder, i), np.array([1])), axis=0))
+    return [parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1)]
+
+
+def _place_or_error(op: GraphBuilder, column: ir.Value, known: np.ndarray) -> ir.Value:
+    """Return the place of each category, (rows,), by the operator that raises an error for unknown ones."""
+    texts = [str(one) for one in known]
+    found = op.emit("OneHotEncoder", column, domain="ai.onnx.ml", cats_strings=texts, zeros=0)[0]
+    found.dtype = ir.DataType.FLOAT
+    return op.ArgMax(op.Reshape(found, np.array([-1, len(texts)])), axis=1, keepdims=False)
+
+
+def _single_columns(s: Source) -> list[ir.Value] | None:
+    """Return the columns of the data one by one; None where the inputs do not say how many they are."""
+    columns, left = list[ir.Value](), int(s.estimator.n_features_in_)
+    for value in s.inputs:
+        size = value.shape[1] if value.shape is not None else None
+        count = size if isinstance(size, int) else left if len(s.inputs) == 1 else None
+        if count is None:
+            return None
+        columns += [value] if count == 1 else [s.op.Gather(value, np.array([i]), axis=1) for i in range(count)]
+        left -= count
+    for column in columns:
+        column.type = column.type or s.inputs[0].type
+    return columns if left == 0 else None
+
+
+def _place(op: GraphBuilder, column: ir.Value, known: np.ndarray, encoder: Encoder, index: int) -> ir.Value:
+    """Return the place of each category among the known ones, counted from 1; 0 is that of unknown ones."""
+    if column.dtype is ir.DataType.STRING:
+        texts, places = [str(one) for one in known], list(range(1, len(known) + 1))
+        place = op.emit(
+            "LabelEncoder", column, domain="ai.onnx.ml", keys_strings=texts, values_int64s=places, default_int64=0
+        )[0]
+        place.dtype = ir.DataType.INT64
+        return place
+    numbers = np.asarray([np.nan if one is None else one for one in known.tolist()], np.float32)
+    if len(np.unique(numbers)) < len(known):
+        raise ModelError(
+            f"Categories in column {index} of this {type(encoder).__name__} are equal as float32: its ONNX form "
+            f"cannot tell them apart. Number the categories from 0, and fit the model on that."
+        )
+    x = column if column.dtype is ir.DataType.FLOAT else op.Cast(column, to=FLOAT)
+    found = op.Equal(x, numbers[np.newaxis])
+    if (gap := np.isnan(numbers)).any():
+        found = op.Or(found, op.And(op.IsNaN(x), gap[np.newaxis]))
+    position = op.MatMul(op.Cast(found, to=FLOAT), np.arange(1, len(known) + 1, dtype=np.float32)[:, np.newaxis])
+    return op.Cast(position, to=INT64)
+
+
+def _tables(encoder: Encoder) -> list[np.ndarray]:
+    """Return what becomes of each category of each column: that of unknown ones, then that of each known one."""
+    twin = copy.copy(encoder)
+    if isinstance(encoder, OneHotEncoder):
+        vars(twin).update(sparse_output=False)
+    for name in ("feature_names_in_", "_sklearn_output_config"):
+        vars(twin).pop(name, None)
+    known, tables = encoder.categories_, []
+    ends = np.cumsum([0, *(_width(encoder, i) for i in range(len(known)))])
+    for i, own in enumerate(known):
+        rows = np.empty((len(own), len(known)), object if any(one.dtype.kind in "OUS" for one in known) else float)
+        for j, one in enumerate(known):
+            rows[:, j] = own if j == i else one[0]
+        table = np.asarray(twin.transform(rows), np.float32)[:, ends[i] : ends[i + 1]]
+        tables.append(np.concatenate([_unknown(encoder, i, table), table]))
+    return tables
+
+
+def _rare(encoder: Encoder, column: int) -> np.ndarray | None:
+    """Return the infrequent categories of a column, None where it has none."""
+    found = getattr(encoder, "infrequent_categories_", None)
+    return None if found is None else found[column]
+
+
+def _width(encoder: Encoder, column: int) -> int:
+    if isinstance(encoder, OrdinalEncoder):
+        return 1
+    rare = _rare(encoder, column)
+    groups = len(encoder.categories_[column]) - (0 if rare is None else len(rare) - 1)
+    return groups - int(encoder.drop_idx_ is not None and encoder.drop_idx_[column] is not None)
+
+
+def _unknown(encoder: Encoder, column: int, table: np.ndarray) -> np.ndarray:
+    """Return the row of unknown categories: zeros, or that of the infrequent ones; of codes the one for them."""
+    if isinstance(encoder, OrdinalEncoder):  # NaN for an unknown number, which no operator raises an error for
+        code = encoder.unknown_value if encoder.handle_unknown == "use_encoded_value" else np.nan
+        return np.array([[code]], np.float32)
+    rare = _rare(encoder, column)
+    if rare is None or encoder.handle_unknown not in ("infrequent_if_exist", "warn"):
+        return np.zeros((1, table.shape[1]), np.float32)
+    place = encoder.categories_[column].tolist().index(rare[0])
+    return table[place : place + 1]
+
+
+def _columns(encoder: Estimator) -> int:
+    return sum(_width(encoder, i) for i in range(len(encoder.categories_)))
+
+
 CONVERTERS: dict[type, Converter] = {
     BisectingKMeans: of_rows(_distances_to_centers, lambda clusters: len(clusters.cluster_centers_)),
     FunctionTransformer: of_rows(
@@ -203,4 +411,11 @@ CONVERTERS: dict[type, Converter] = {
         lambda imputer: _count_filled(imputer, ~np.isnan(np.asarray(imputer.statistics_, float))),
         _imputes_numbers,
     ),
+    MaxAbsScaler: _per_feature(_scaled_by_largest),
+    MinMaxScaler: _per_feature(_into_range),
+    PowerTransformer: _per_feature(_power_transform),
+    RobustScaler: _per_feature(_robust),
+    StandardScaler: _per_feature(_standardized),
+    OneHotEncoder: Converter(_encoded, _columns, takes_text=True),
+    OrdinalEncoder: Converter(_encoded, _columns, takes_text=True),
 }

@@ -1,4 +1,4 @@
-"""Converters of LIBSVM's machines by the operators of ai.onnx.ml, which keep LIBSVM's layout of the numbers.
+"""Convert LIBSVM's machines, one-vs-one classifiers and outlier detectors.
 
 The operators are rewritten afterwards. Their numbers become parameters there, each of the attribute that is named here.
 A positive score of a pair of classes speaks for its first class.
@@ -6,18 +6,165 @@ A positive score of a pair of classes speaks for its first class.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 import onnx_ir as ir
 import scipy.sparse as sp
+from sklearn.base import is_classifier
+from sklearn.covariance import EllipticEnvelope
+from sklearn.ensemble import IsolationForest
+from sklearn.linear_model import SGDOneClassSVM
+from sklearn.multiclass import OneVsOneClassifier, OutputCodeClassifier
+from sklearn.neighbors import LocalOutlierFactor
 from sklearn.svm import SVC, SVR, NuSVC, NuSVR, OneClassSVM
 
-from ..._graph.cast_types import FLOAT
-from ..._support.typing import Estimator, SparseLike
+from ..._utils.typing import Estimator, SparseLike
+from ...graph import FLOAT, GraphBuilder
+from .. import sklearn_private
 from .context import Converter, Source, labels, of_rows
-from .one_vs_one import decision_of_pairs
-from .trees import Attributes
+from .neighbors import nearest_points, power_of
+from .trees import Attributes, branches, leaves, leaves_of, tree_sum
+
+# Converters of outlier detectors: the score is ``decision_function``, which is positive for inliers.
+
+
+def _linear_machine(s: Source) -> ir.Value:
+    coef = s.parameter(s.estimator, "coef_", shape=(-1, 1))
+    return s.op.Sub(s.op.MatMul(s.x, coef), s.parameter(s.estimator, "offset_"))
+
+
+def _elliptic_envelope(s: Source) -> ir.Value:
+    """The negative squared Mahalanobis distance, minus an offset."""
+    op, envelope = s.op, s.estimator
+    centered = op.Sub(s.x, s.parameter(envelope, "location_"))
+    kept = envelope.precision_ is not None
+    precision = s.parameter(envelope, "precision_") if kept else envelope.get_precision().astype(np.float32)
+    distance = op.ReduceSum(op.Mul(op.MatMul(centered, precision), centered), axes=[1], keepdims=True)
+    return op.Sub(op.Neg(distance), s.parameter(envelope, "offset_"))
+
+
+def _isolation_forest(s: Source) -> ir.Value:
+    """-2 ** (-length / usual length), minus an offset: outliers have short paths to their leaves.
+
+    The weight of a leaf is the length of the path to it, plus the expected length of a path within it.
+    """
+    op, forest = s.op, s.estimator
+    trees = [estimator.tree_ for estimator in forest.estimators_]
+    paths = tree_sum(s, branches(trees, forest.estimators_features_), _path_lengths(forest, leaves(trees)))
+    usual = len(forest.estimators_) * float(sklearn_private._average_path_length([forest._max_samples])[0])
+    scores = op.Neg(op.Exp(op.Mul(paths, -math.log(2) / usual)))
+    return op.Sub(scores, s.parameter(forest, "offset_"))
+
+
+def _path_lengths(forest: IsolationForest, ends: Sequence[np.ndarray]) -> Attributes:
+    """Return the attributes of the leaves: the length of the path to each."""
+    paths = zip(forest._decision_path_lengths, forest._average_path_length_per_tree, ends, strict=True)
+    return leaves_of(ends, [(depths + beyond - 1.0)[own][:, np.newaxis] for depths, beyond, own in paths])
+
+
+def _local_outlier_factor(s: Source) -> ir.Value:
+    """The negative ratio of the density at the neighbors to that at the row, minus an offset.
+
+    The density is the inverse of the mean reachability distance: the distance to a neighbor, but at least that of the
+    neighbor to its own farthest neighbor.
+    """
+    op, factor = s.op, s.estimator
+    power, points = power_of(factor), s.parameter(factor, "_fit_X")
+    assert power is not None
+    nearest, distance = nearest_points(op, s.x, points, factor.n_neighbors_, power)
+    usual = np.ascontiguousarray(factor._distances_fit_X_[:, factor.n_neighbors_ - 1], np.float32)
+    reached = op.Max(distance, op.Gather(usual, nearest, axis=0))
+    mean = op.Add(op.ReduceMean(reached, axes=[1], keepdims=True), 1e-10)
+    ratios = op.Mul(op.Gather(s.parameter(factor, "_lrd"), nearest, axis=0), mean)
+    score = op.Neg(op.ReduceMean(ratios, axes=[1], keepdims=True))
+    return op.Sub(score, s.parameter(factor, "offset_"))
+
+
+# Converters of classifiers made of two-class ones: one against one, and by output codes.
+#
+# The decision function of the first is made of the scores of pairs of classes. Output codes have none in scikit-learn:
+# the class is that of the nearest code. Here it is by how much each code is nearer than the nearest other one.
+
+
+CONFIDENCES = "confidences"
+"""Marks the confidences of the estimators of pairs: decision functions, or probabilities of the second class."""
+
+
+def _one_vs_one(s: Source) -> Sequence[ir.Value]:
+    op, pairs = s.op, [_prediction(s, one) for one in s.estimator.estimators_]
+    second, confidences = (op.Concat(*side, axis=1) if len(side) > 1 else side[0] for side in zip(*pairs, strict=True))
+    s.mark(CONFIDENCES, confidences)
+    scores = decision_of_pairs(op, second, confidences, len(s.estimator.classes_))
+    return s.chosen(scores), scores
+
+
+def _prediction(s: Source, estimator: Estimator) -> tuple[ir.Value, ir.Value]:
+    """Return whether a classifier of a pair predicts the second class, and its confidence, (rows, 1) each."""
+    op = s.op
+    label, scores = s.convert_inner(estimator, s.x, hasattr(estimator, "decision_function"))
+    return op.Cast(op.Reshape(label, np.array([-1, 1])), to=FLOAT), op.Gather(scores, np.array([1]), axis=1)
+
+
+def decision_of_pairs(op: GraphBuilder, second: ir.Value, confidences: ir.Value, classes: int) -> ir.Value:
+    """Return one score per class: its votes, and less than a third of a vote from the sum of its confidences.
+
+    ``second`` is 1 where the second class of a pair is predicted, else 0. A positive confidence speaks for it.
+    """
+    one = np.eye(classes, dtype=np.float32)
+    first, last = (one[list(side)] for side in zip(*combinations(range(classes), 2), strict=True))
+    votes = op.Add(op.MatMul(second, last), op.MatMul(op.Sub(1.0, second), first))
+    total = op.MatMul(confidences, last - first)
+    return op.Add(votes, op.Div(total, op.Mul(op.Add(op.Abs(total), 1.0), 3.0)))
+
+
+def _is_known(model: Estimator) -> bool:
+    """Whether all pairs have classifiers of two classes for the same columns."""
+    pairs = all(is_classifier(one) and len(getattr(one, "classes_", ())) == 2 for one in model.estimators_)
+    return pairs and model.pairwise_indices_ is None
+
+
+def _output_codes(s: Source) -> Sequence[ir.Value]:
+    op, model = s.op, s.estimator
+    codes = np.asarray(model.code_book_, np.float32)
+    parts = [_digit(s, estimator) for estimator in model.estimators_]
+    given = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
+    # The square of the row's own numbers is the same for all codes.
+    away = op.Sub((codes**2).sum(axis=1)[np.newaxis], op.Mul(op.MatMul(given, codes.T.copy()), 2.0))
+    nearest = op.emit("TopK", away, np.array([2]), axis=1, largest=0, outputs=2)[1]
+    nearest.dtype = ir.DataType.INT64
+    chosen = op.OneHot(nearest, np.array(len(codes)), np.array([0, 1], np.float32))
+    least = op.ReduceSum(op.Mul(op.Unsqueeze(away, axes=[1]), chosen), axes=[2], keepdims=False)
+    first, second = (op.Gather(least, np.array([i]), axis=1) for i in range(2))
+    is_first = op.Gather(chosen, np.array(0), axis=1)
+    other = op.Add(op.Mul(is_first, second), op.Mul(op.Sub(1.0, is_first), first))
+    margins = op.Mul(op.Sub(other, away), unit_of_codes(model))
+    if len(codes) > 2:
+        return s.chosen(margins), margins
+    score = op.Gather(margins, np.array([1]), axis=1)
+    return s.chosen(margins), op.Concat(op.Neg(score), score, axis=1)
+
+
+def _digit(s: Source, estimator: Estimator) -> ir.Value:
+    """Return the prediction of one digit of the code, (rows, 1)."""
+    op = s.op
+    if isinstance(estimator, sklearn_private._ConstantPredictor):
+        return op.Add(op.Mul(op.Gather(s.x, np.array([0]), axis=1), 0.0), float(estimator.y_[0]))
+    if hasattr(estimator, "decision_function"):
+        return op.Reshape(s.decision(estimator), np.array([-1, 1]))
+    return op.Gather(s.probabilities(estimator), np.array([1]), axis=1)
+
+
+def unit_of_codes(model: OutputCodeClassifier) -> float:
+    """Return the factor of squared distances by which codes that differ in half their digits are 1 apart."""
+    codes = np.asarray(model.code_book_)
+    return float(2.0 / (codes.shape[1] * (np.ptp(codes) or 1.0) ** 2))
+
+
+# Converters of LIBSVM's machines by the operators of ai.onnx.ml, which keep LIBSVM's layout of the numbers.
+
 
 CONVERTED_KERNELS = ("linear", "poly", "rbf", "sigmoid")
 
@@ -92,6 +239,12 @@ def _supports_kernel(model: Estimator) -> bool:
 
 
 CONVERTERS: dict[type, Converter] = {
+    EllipticEnvelope: of_rows(_elliptic_envelope, lambda envelope: 1),
+    IsolationForest: of_rows(_isolation_forest, lambda forest: 1, lambda forest: forest._max_samples > 1),
+    LocalOutlierFactor: of_rows(_local_outlier_factor, lambda factor: 1, lambda factor: power_of(factor) is not None),
+    SGDOneClassSVM: of_rows(_linear_machine, lambda machine: 1),
+    OneVsOneClassifier: Converter(_one_vs_one, takes=_is_known),
+    OutputCodeClassifier: Converter(_output_codes),
     NuSVC: Converter(_machine_classifier, takes=_supports_kernel),
     NuSVR: of_rows(_machine_regression, lambda model: 1, _supports_kernel),
     OneClassSVM: of_rows(_machine_regression, lambda model: 1, _supports_kernel),

@@ -1,4 +1,4 @@
-"""Trees as attributes of the operators of ai.onnx.ml, for converters.
+"""Convert trees, forests and gradient boosting.
 
 The operators walk through trees twenty times faster than operators of the default domain would, so that they are kept.
 The numbers of their leaves become parameters where the graph is rewritten.
@@ -7,13 +7,28 @@ The numbers of their leaves become parameters where the graph is rewritten.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.preprocessing import OrdinalEncoder
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, ExtraTreeClassifier, ExtraTreeRegressor
 
-from ..._support.typing import Estimator
-from .context import Source
+from ..._utils.typing import Estimator
+from ...exceptions import ModelError
+from ...graph import FLOAT, INT64
+from .context import Converter, Source, several_labels
 
 Attributes = dict[str, Any]
 
@@ -107,3 +122,280 @@ def float32_cuts(thresholds: np.ndarray) -> np.ndarray:
     distance = decimal - thresholds
     just_above = (distance > 0) & (distance <= 2 * np.spacing(np.abs(thresholds))) & (below != thresholds)
     return np.where(just_above, np.nextafter(decimal.astype(np.float32), np.float32(-np.inf)), nearest)
+
+
+# Converters of decision trees and forests, whose leaves hold numbers, or a probability for each class of each output.
+#
+# The probabilities of two classes are one number per leaf, that of the second class. Labels of several outputs are
+# stand-ins: labels are made of the scores where predictions are.
+
+
+def _forest_regressor(s: Source) -> Sequence[ir.Value]:
+    return (_mean_of_trees(s, [tree.value[:, :, 0] for tree in _trees(s.estimator)]),)
+
+
+def _forest_classifier(s: Source) -> Sequence[ir.Value]:
+    op, model = s.op, s.estimator
+    sizes = np.atleast_1d(model.n_classes_)
+    shares = [_probabilities(tree, sizes) for tree in _trees(model)]
+    if several_labels(model):
+        joined = _mean_of_trees(s, shares)
+        return op.Cast(joined, to=INT64), joined
+    if len(model.classes_) == 2:
+        p = _mean_of_trees(s, [share[:, 1:] for share in shares])
+        both = op.Concat(op.Sub(1.0, p), p, axis=1)
+        return s.chosen(both), both
+    mean = _mean_of_trees(s, shares)
+    return s.chosen(mean), mean
+
+
+def _mean_of_trees(s: Source, values: Sequence[np.ndarray]) -> ir.Value:
+    """Return the mean over trees of what the leaves hold; ``values`` has a row for each node."""
+    trees = _trees(s.estimator)
+    ends = leaves(trees)
+    weights = [value[own] / len(trees) for value, own in zip(values, ends, strict=True)]
+    return tree_sum(s, branches(trees), leaves_of(ends, weights))
+
+
+def _trees(model: Estimator) -> list[Estimator]:
+    return [one.tree_ for one in getattr(model, "estimators_", [model])]
+
+
+def _probabilities(tree: Estimator, n_classes: np.ndarray) -> np.ndarray:
+    """Return what each node of a tree holds for the classes of each output in turn; they add up to one an output."""
+    parts = [tree.value[:, i, :n] for i, n in enumerate(n_classes)]
+    return np.concatenate([part / part.sum(axis=1, keepdims=True) for part in parts], axis=1)
+
+
+# Splits of histogram trees by categories, as splits by numbers.
+#
+# A split sends some categories of a column to the left and the others to the right. Missing and unknown ones go where
+# the split sends missing values. Each different split becomes a column of its own, 1 for the rows that go to the right,
+# which the trees compare with one half. Nodes that compare categories are not used: onnxruntime 1.21 computes some
+# trees of them wrongly, and 1.19 has no set membership.
+#
+# Scikit-learn puts the columns of categories before the others, and replaces each category by its place among those of
+# the fit. The graph keeps the order of the data. It compares numbers with the categories in float32.
+
+
+Nodes = dict[str, np.ndarray]
+
+
+def categories_by_column(model: Estimator | None) -> dict[int, np.ndarray]:
+    """Return the categories of the columns that a histogram booster encodes itself, by position in the data."""
+    preprocessor = getattr(model, "_preprocessor", None)
+    if model is None or preprocessor is None:
+        return {}
+    columns = np.flatnonzero(model.is_categorical_)
+    encoder = preprocessor.named_transformers_["encoder"]
+    return dict(zip(columns.tolist(), encoder.categories_, strict=True))
+
+
+def with_category_splits(s: Source, trees: Sequence[Any]) -> tuple[ir.Value, list[Nodes]]:
+    """Return the rows with a column for each split by categories, and the nodes of each tree on these columns."""
+    nodes = np.concatenate([tree.nodes for tree in trees])
+    feature, threshold = _columns_of_data(s.estimator)[nodes["feature_idx"]], float32_cuts(nodes["num_threshold"])
+    by_category, rows = nodes["is_categorical"].astype(bool), s.x
+    if by_category.any():
+        splits = _different_splits(feature[by_category], _rights(trees))
+        rows = s.op.Concat(rows, *(_columns_of_splits(s, splits, column) for column in splits.columns), axis=1)
+        feature[by_category], threshold[by_category] = s.estimator.n_features_in_ + splits.place, 0.5
+    columns = {"feature": feature, "threshold": threshold}
+    columns |= {name: nodes[name] for name in ("is_leaf", "left", "missing_go_to_left", "right")}
+    ends = np.cumsum([len(tree.nodes) for tree in trees])
+    return rows, [
+        {name: column[end - len(tree.nodes) : end] for name, column in columns.items()}
+        for tree, end in zip(trees, ends, strict=True)
+    ]
+
+
+def exact_thresholds(model: Estimator) -> np.ndarray:
+    """Return the thresholds of all nodes in float64, those of splits by categories as the graph has them."""
+    nodes = np.concatenate([tree.nodes for stage in model._predictors for tree in stage])
+    by_category, is_leaf = nodes["is_categorical"].astype(bool), nodes["is_leaf"].astype(bool)
+    return np.where(is_leaf, 0.0, np.where(by_category, 0.5, nodes["num_threshold"]))
+
+
+def _columns_of_data(model: Estimator) -> np.ndarray:
+    """Return the position in the data of each column of the trees."""
+    if model.is_categorical_ is None:
+        return np.arange(model.n_features_in_)
+    return np.argsort(~model.is_categorical_, kind="stable")
+
+
+@dataclass(frozen=True)
+class _Splits:
+    """The different splits by categories, in the order of their columns.
+
+    Attributes
+    ----------
+    column : array of int
+        The column of the data that each split reads.
+    right : array of bool, (splits, 257)
+        Whether rows go to the right: those without a known category, then those of each category.
+    place : array of int
+        The split of each node that splits by categories.
+    """
+
+    column: np.ndarray
+    right: np.ndarray
+    place: np.ndarray
+
+    @property
+    def columns(self) -> list[int]:
+        """The columns that splits read."""
+        return list(dict.fromkeys(self.column.tolist()))
+
+
+def _rights(trees: Sequence[Any]) -> np.ndarray:
+    """Return which rows each node that splits by categories sends to the right, as in :class:`_Splits`."""
+    rights = []
+    for tree in trees:
+        nodes = tree.nodes[tree.nodes["is_categorical"].astype(bool)]
+        bits = (tree.raw_left_cat_bitsets[nodes["bitset_idx"]][:, :, None] >> np.arange(32, dtype=np.uint32)) & 1
+        left = np.concatenate([nodes["missing_go_to_left"][:, None], bits.reshape(len(nodes), 256)], axis=1)
+        rights.append(left == 0)
+    return np.concatenate(rights)
+
+
+def _different_splits(columns: np.ndarray, rights: np.ndarray) -> _Splits:
+    keys = [(column, right.tobytes()) for column, right in zip(columns.tolist(), rights, strict=True)]
+    node_of = {key: i for i, key in enumerate(keys)}
+    place_of = {key: place for place, key in enumerate(sorted(node_of))}
+    chosen = [node_of[key] for key in place_of]
+    return _Splits(columns[chosen], rights[chosen], np.array([place_of[key] for key in keys]))
+
+
+def _columns_of_splits(s: Source, splits: _Splits, column: int) -> ir.Value:
+    """Return the columns of the splits that read one column of the data, (rows, splits)."""
+    known = _numbers(s.estimator, column)
+    table = splits.right[splits.column == column, : len(known) + 1].T.astype(np.float32)
+    return s.op.Gather(table, _category_places(s, column, known), axis=0)
+
+
+def _category_places(s: Source, column: int, known: np.ndarray) -> ir.Value:
+    """Return the place of each row's category, counted from 1; 0 is that of missing and unknown ones."""
+    op = s.op
+    values = op.Gather(s.x, np.array([column]), axis=1)
+    found = op.Cast(op.Equal(values, known[None]), to=FLOAT)
+    places = op.MatMul(found, np.arange(1, len(known) + 1, dtype=np.float32)[:, None])
+    return op.Cast(op.Squeeze(places, np.array([1])), to=INT64)
+
+
+def _numbers(model: Estimator, column: int) -> np.ndarray:
+    """Return the known categories of a column as the graph has them: numbers, or the places of texts."""
+    known = _without_missing(categories_by_column(model)[column])
+    if _are_texts(known):
+        return np.arange(len(known), dtype=np.float32)
+    numbers = known.astype(np.float32)
+    if len(np.unique(numbers)) < len(known):
+        raise ModelError(
+            f"Categories in column {column} of this {type(model).__name__} are equal as float32, so that its ONNX form "
+            f"cannot tell them apart. Number the categories from 0, and fit the model on that."
+        )
+    return numbers
+
+
+def _without_missing(categories: np.ndarray) -> np.ndarray:
+    return categories[[value is not None and value == value for value in categories.tolist()]]  # NaN is not equal
+
+
+def _are_texts(categories: np.ndarray) -> bool:
+    return any(isinstance(value, str) for value in categories.tolist())
+
+
+def encoder_of_text(model: Estimator, column: int) -> OrdinalEncoder | None:
+    """Return an encoder of the known categories of a column, -1 for the others; None where they are no texts."""
+    known = _without_missing(categories_by_column(model).get(column, np.empty(0)))
+    if not _are_texts(known):
+        return None
+    encoder = OrdinalEncoder(categories=[known], handle_unknown="use_encoded_value", unknown_value=-1)
+    return encoder.fit(known[:, None])
+
+
+# Converters of gradient boosting: a start, and the sum of the trees' leaves.
+#
+# The start is a parameter where an attribute holds it. The scores of classes go through a sigmoid or a softmax.
+
+
+def _boosting_regressor(s: Source) -> Sequence[ir.Value]:
+    model, total = s.estimator, _sum_of_trees(s)
+    if isinstance(model.init_, str):  # "zero"
+        return (total,)
+    if hasattr(model.init_, "constant_"):
+        return (s.op.Add(total, s.parameter(model, ("init_", "constant_"), held=(-1,))),)
+    return (s.op.Add(total, s.number(model.init_)),)
+
+
+def _boosting_classifier(s: Source) -> Sequence[ir.Value]:
+    """The start is a function of the shares of the classes, and is not trained."""
+    model, scores = s.estimator, _sum_of_trees(s)
+    if not isinstance(model.init_, str):
+        if model.init is not None:
+            raise ModelError(
+                f"{type(model).__name__}(init=...) with an estimator has no ONNX form. Fit it without init."
+            )
+        start = model._raw_predict_init(np.zeros((1, model.n_features_in_), np.float32))
+        scores = s.op.Add(scores, start.ravel().astype(np.float32))
+    doubled = model.loss == "exponential" and not s.raw_scores
+    return _booster_classes(s, s.op.Mul(scores, 2.0) if doubled else scores)
+
+
+def _booster_classes(s: Source, scores: ir.Value) -> Sequence[ir.Value]:
+    op = s.op
+    if len(s.estimator.classes_) == 2:
+        return s.chosen(op.Concat(op.Neg(scores), scores, axis=1)), s.columns(scores)
+    return s.chosen(scores), scores if s.raw_scores else op.Softmax(scores, axis=1)
+
+
+def _sum_of_trees(s: Source) -> ir.Value:
+    model = s.estimator
+    trees = [one.tree_ for one in model.estimators_.ravel()]
+    ends = leaves(trees)
+    weights = [tree.value[own, 0, 0] * model.learning_rate for tree, own in zip(trees, ends, strict=True)]
+    return tree_sum(s, branches(trees), _by_stage(ends, weights, model.estimators_.shape[1]))
+
+
+def _by_stage(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray], targets: int) -> Attributes:
+    """Return the attributes of the leaves where each stage has one tree per target."""
+    return leaves_of_targets(ends, weights, [i % targets for i in range(len(ends))], targets)
+
+
+# Trees over histograms
+
+
+def _histogram_regressor(s: Source) -> Sequence[ir.Value]:
+    """With a log link the trees are fitted to the logarithm of the mean."""
+    scores = _sum_over_histograms(s)
+    return (s.op.Exp(scores) if s.estimator.loss in ("gamma", "poisson") else scores,)
+
+
+def _histogram_classifier(s: Source) -> Sequence[ir.Value]:
+    return _booster_classes(s, _sum_over_histograms(s))
+
+
+def _sum_over_histograms(s: Source) -> ir.Value:
+    model = s.estimator
+    trees = [tree for stage in model._predictors for tree in stage]
+    rows, columns = with_category_splits(s, trees)
+    ends = [np.flatnonzero(nodes["is_leaf"]) for nodes in columns]
+    weights = [tree.nodes["value"][own] for tree, own in zip(trees, ends, strict=True)]
+    attributes = _by_stage(ends, weights, len(model._predictors[0]))
+    total = tree_sum(s, nodes_in(columns), attributes, rows)
+    return s.op.Add(total, s.parameter(model, "_baseline_prediction", held=(-1,)))
+
+
+CONVERTERS: dict[type, Converter] = {
+    DecisionTreeClassifier: Converter(_forest_classifier),
+    DecisionTreeRegressor: Converter(_forest_regressor),
+    ExtraTreeClassifier: Converter(_forest_classifier),
+    ExtraTreeRegressor: Converter(_forest_regressor),
+    ExtraTreesClassifier: Converter(_forest_classifier),
+    ExtraTreesRegressor: Converter(_forest_regressor),
+    RandomForestClassifier: Converter(_forest_classifier),
+    RandomForestRegressor: Converter(_forest_regressor),
+    GradientBoostingClassifier: Converter(_boosting_classifier),
+    GradientBoostingRegressor: Converter(_boosting_regressor),
+    HistGradientBoostingClassifier: Converter(_histogram_classifier),
+    HistGradientBoostingRegressor: Converter(_histogram_regressor),
+}

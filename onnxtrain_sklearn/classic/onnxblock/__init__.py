@@ -1,11 +1,9 @@
 """Graphs built from blocks: losses, optimizers and training models, with the interface of onnxruntime-training."""
 
 from . import blocks, loss, optim
-from .accessor import base, custom_op_library, empty_base
-from .blocks import Block
+from .blocks import Block, base, custom_op_library, empty_base
 from .checkpoint import load_checkpoint_to_model, save_checkpoint
-from .forward import ForwardBlock
-from .training import TrainingBlock
+from .training import ForwardBlock, TrainingBlock
 
 __all__ = [
     "Block",

@@ -21,10 +21,10 @@ import onnx.numpy_helper
 import onnx_ir as ir
 from flatbuffers import number_types as types
 
-from ..._graph.files import content_of
-from ..._graph.limits import LARGEST_MESSAGE
-from ..._support.refusal import refusing
-from ..._support.whole_files import whole_file
+from ..._ir.files import content_of
+from ..._ir.limits import LARGEST_MESSAGE
+from ..._utils.atomic_files import whole_file
+from ..._utils.errors import refusing
 from ...exceptions import ModelError
 
 IDENTIFIER, VERSION = b"ODTC", 2

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 
-from ..._graph.links import Link, Task
+from ..._model.activation import Link, Task
 from . import blocks
-from .accessor import current_accessor
+from .blocks import current_accessor
 
 
 class _ResidualLoss(blocks.Block):

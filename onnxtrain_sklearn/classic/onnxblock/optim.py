@@ -11,7 +11,7 @@ import onnx.helper
 
 from ...exceptions import ModelError
 from . import blocks
-from .forward import ForwardBlock
+from .training import ForwardBlock
 
 ParameterLists = tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
 

@@ -1,4 +1,4 @@
-"""Blocks that build a model with gradients, in the form that onnxruntime-training's Module runs.
+"""Blocks that build a forward model, or one with gradients in the form that onnxruntime-training's Module runs.
 
 Trained and frozen parameters are inputs of both models, so that a module shares them between training and evaluation.
 The training model accumulates its gradients in buffers, ``NAME_grad.accumulation.buffer``; ``lazy_reset_grad`` resets
@@ -15,19 +15,18 @@ import onnx
 import onnx.helper
 import onnx_ir as ir
 
+from ..._gradient.context import path
 from ..._gradient.engine import available_engines, choose_engine, differentiate
-from ..._gradient.ort_training.engine import differentiate_as_built
-from ..._gradient.path import path
-from ..._graph.builder import GraphBuilder
-from ..._graph.edits import multiply_by_columns
-from ..._graph.queries import attribute, dims
-from ..._graph.shapes import infer_shapes
-from ..._runtime.gradient_builder import optimized_for_training
-from ..._support.refusal import refusing
+from ..._gradient.ort_training import differentiate_as_built
+from ..._ir.edits import multiply_by_columns
+from ..._ir.queries import attribute, dims
+from ..._ir.shapes import infer_shapes
+from ..._ort.gradient_builder import optimized_for_training
+from ..._utils.errors import refusing
 from ...exceptions import ModelError, UnsupportedOperatorError, nearest
+from ...graph import GraphBuilder
 from . import blocks
-from .accessor import IR_VERSION
-from .forward import set_outputs
+from .blocks import IR_VERSION
 
 RESET = "lazy_reset_grad"
 
@@ -227,3 +226,60 @@ def accumulate(model: onnx.ModelProto, wanted: Collection[str]) -> None:
     graph.output.extend(kept)
     if not any(one.domain == "com.microsoft" for one in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+
+
+# Blocks that build a complete model.
+
+
+class ForwardBlock(blocks.Block):
+    """Base class of blocks that build a model to run: the names that ``build`` returns become its outputs.
+
+    Examples
+    --------
+    >>> import onnx.parser
+    >>> from onnxtrain_sklearn.classic import onnxblock
+    >>> class Squared(onnxblock.ForwardBlock):
+    ...     def build(self, name):
+    ...         return onnxblock.blocks.Pow(2.0)(name)
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 18]>
+    ...     linear (float[N, 2] X) => (float[N, 1] Y) <float[2, 1] W = {1, -2}> { Y = MatMul(X, W) }''')
+    >>> block = Squared()
+    >>> with onnxblock.base(model):
+    ...     name = block("Y")
+    >>> [output.name for output in block.to_model_proto().graph.output] == [name]
+    True
+    """
+
+    _model: onnx.ModelProto | None = None
+
+    def to_model_proto(self) -> onnx.ModelProto:
+        """Return the model; raise RuntimeError if the block has not been called."""
+        if self._model is None:
+            raise RuntimeError("The model has not been built: call the block within `with onnxblock.base(model)`.")
+        return self._model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Add the block to the model; the names that ``build`` returns become the outputs."""
+        output = self.build(*args, **kwargs)
+        self._model = self.infer_shapes_on_base()
+        set_outputs(self._model, output)
+        self.base.CopyFrom(self._model)
+        return output
+
+
+def set_outputs(model: onnx.ModelProto, names: str | Sequence[str]) -> list[str]:
+    """Make the values of these names the outputs of the model, in place; raise UnknownValueError for another name."""
+    chosen = [names] if isinstance(names, str) else list(names)
+    graph = model.graph
+    known = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
+    outputs = []
+    for name in chosen:
+        if name not in known:
+            raise blocks.UnknownValueError(
+                f"The graph has no value {name!r}, or its type is not known.{nearest(str(name), known)}"
+            )
+        outputs.append(onnx.ValueInfoProto())
+        outputs[-1].CopyFrom(known[name])
+    del graph.output[:]
+    graph.output.extend(outputs)
+    return chosen

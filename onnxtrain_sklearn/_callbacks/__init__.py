@@ -1,1 +1,0 @@
-"""Callbacks: their base class, the context that they are called with, and the callbacks of this package."""

@@ -1,0 +1,272 @@
+"""`inspect` and `gradient`: what a file is made of, what is differentiated of it, and its gradient graph."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.helper
+import onnx_ir as ir
+
+from .._estimators.classifier import OrtGradientClassifier
+from .._estimators.description import Description
+from .._estimators.regressor import OrtGradientRegressor
+from .._estimators.source import source_of
+from .._gradient.engine import ENGINES, available_engines, differentiate, gradient_graph
+from .._importers.load import to_proto
+from .._ir.files import read
+from .._ir.opsets import from_proto
+from .._ir.queries import is_float
+from .._ir.shapes import infer_shapes
+from .._model.batch_axis import with_batch
+from .._model.trainable import TrainableModel
+from .._training.parameters import selected
+from ..exceptions import ModelError, nearest
+from ..graph import GraphBuilder
+from .console import Command, Console, Outcome, Record, UsageError, sentence
+from .deploy import save
+from .sources import SECURITY, ModelOption, is_classifier_option, own_estimator, source_named
+
+MOST_PARAMETERS = 100
+"""Parameters that are tried one by one where an engine refuses all of them together."""
+
+BATCH, SCALAR = 2, "onnxtrain/inspected"
+
+
+def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="ONNX file, or a fitted model as .joblib, .pkl or .skops")
+    add("--of", metavar="OUTPUT", help="the output that would be trained; default: found as the estimators do")
+    add("--trainable", nargs="+", metavar="PATTERN", help="names or patterns of what would be trained; default: all")
+    add("--trust", nargs="+", default=[], metavar="TYPE", help="types in a skops file that may be loaded")
+
+
+def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
+    option = source_named(options.model, options.trust)
+    if option.kind == "own":
+        option = _as_graph(option, console)
+    if option.kind not in ("graph", "fitted"):
+        raise UsageError(f"{options.model!r} is built for the data of a fit: inspect takes a file.")
+    record: dict[str, Any] = {"model": option.text}
+    if option.kind == "graph":
+        record |= _facts(from_proto(read(option.model)))
+    try:
+        described, source = _inspected(option, options)
+    except ModelError as error:
+        if not record.get("nodes"):
+            raise
+        record |= {"trainable": False, "reason": sentence(error), "parameters": [], "engines": {}}
+        return Outcome(record, _lines(record))
+    if option.kind == "fitted":
+        record |= _facts(source.model)
+    names = [entry.name for entry in described.of("trained")]
+    console.progress(f"{len(names)} parameters to train")
+    record |= _told_description(described)
+    record["engines"] = {engine: _verdict_of(engine, source, names) for engine in ENGINES}
+    return Outcome(record, _lines(record))
+
+
+def _as_graph(option: ModelOption, console: Console) -> ModelOption:
+    """Return the graph of an estimator of this package, of a pipeline that of its last step."""
+    net = own_estimator(option.model)
+    if net is not option.model:
+        console.progress(f"inspected: the last step, {type(net).__name__}; it takes what the steps before it give")
+    return ModelOption("graph", net.to_onnx(), option.text)
+
+
+def _inspected(option: ModelOption, options: argparse.Namespace) -> tuple[Description, TrainableModel]:
+    """Return the description of what would be trained, and the graph itself."""
+    patterns = options.trainable or "all"
+    kind = OrtGradientClassifier if is_classifier_option(option) else OrtGradientRegressor
+    described = kind(option.model, output=options.of, trainable=patterns).describe()
+    source, names = selected(source_of(option.model, options.of)[0], patterns)
+    return described, source.with_frozen_statistics(names)
+
+
+def _facts(model: ir.Model) -> dict[str, Any]:
+    graph = model.graph
+    constants = set(graph.initializers.values())
+    operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.all_nodes())
+    return {
+        "producer": " ".join(filter(None, [model.producer_name, model.producer_version])) or None,
+        "ir_version": model.ir_version,
+        "opsets": {domain or "ai.onnx": version for domain, version in graph.opset_imports.items()},
+        "nodes": sum(operators.values()),
+        "operators": dict(operators.most_common()),
+        "inputs": [_told_value(value) for value in graph.inputs if value not in constants],
+        "outputs": [_told_value(value) for value in graph.outputs],
+    }
+
+
+def _told_value(value: ir.Value) -> dict[str, Any]:
+    shape = None if value.shape is None else [size if isinstance(size, int) else _symbol(size) for size in value.shape]
+    kind = str(value.type) if value.dtype is None else value.dtype.name.lower()
+    return {"name": value.name, "type": kind, "shape": shape}
+
+
+def _symbol(size: object) -> str | None:
+    name = getattr(size, "value", None)
+    return None if name is None else str(name)
+
+
+def _told_description(described: Description) -> dict[str, Any]:
+    return {
+        "trainable": True,
+        "trained_output": described.output,
+        "loss": described.loss,
+        "n_trained": described.n_trained,
+        "parameters": [
+            {"name": e.name, "shape": e.shape, "type": e.dtype.name, "status": e.status, "reason": e.reason}
+            for e in described.entries
+        ],
+    }
+
+
+def _verdict_of(engine: str, source: TrainableModel, names: Sequence[str]) -> dict[str, Any]:
+    """Return whether an engine differentiates the graph; if not, which nodes are in the way of which parameters."""
+    if engine not in available_engines():
+        return {"available": False, "differentiable": None, "obstacles": []}
+    whole = _refusal_of(engine, source, names)
+    if whole is None:
+        return {"available": True, "differentiable": True, "obstacles": []}
+    obstacles: dict[str, list[str]] = {}
+    for name in names[:MOST_PARAMETERS]:
+        if (reason := _refusal_of(engine, source, [name])) is not None:
+            obstacles.setdefault(reason, []).append(name)
+    found = [{"reason": reason, "parameters": blocked} for reason, blocked in obstacles.items()]
+    return {"available": True, "differentiable": False, "obstacles": found or [{"reason": whole, "parameters": names}]}
+
+
+def _refusal_of(engine: str, source: TrainableModel, names: Sequence[str]) -> str | None:
+    """Return why an engine does not differentiate the scores of a fixed batch; None: it does."""
+    model = with_batch(source.model, BATCH)
+    graph = model.graph
+    scores = next(value for value in graph.outputs if value.name == source.scores)
+    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(source.dtype), prefix="inspected")
+    total = op.ReduceSum(scores, keepdims=0)
+    total.name, total.dtype, total.shape = SCALAR, op.dtype, ir.Shape([])
+    graph.outputs.clear()
+    graph.outputs.append(total)
+    try:
+        to_proto(differentiate(model, list(names), SCALAR, engine).model)
+    except ModelError as error:
+        return sentence(error)
+    return None
+
+
+def _lines(record: Record) -> list[str]:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in record["opsets"].items())
+    operators = ", ".join(f"{name} {count}" for name, count in list(record["operators"].items())[:12])
+    lines = [
+        f"{record['model']}: {record['nodes']} nodes, opset {opsets}, IR {record['ir_version']}",
+        f"producer: {record['producer'] or 'unknown'}",
+        f"operators: {operators}{', ...' if len(record['operators']) > 12 else ''}",
+        *(f"input  {_line_of(value)}" for value in record["inputs"]),
+        *(f"output {_line_of(value)}" for value in record["outputs"]),
+    ]
+    if not record["trainable"]:
+        return [*lines, f"not trainable: {record['reason']}"]
+    lines.append(f"trained output {record['trained_output']!r}, loss taken {record['loss']}")
+    lines.append(f"{record['n_trained']:,} trained numbers")
+    lines += [_parameter_line(entry) for entry in record["parameters"]]
+    for engine, verdict in record["engines"].items():
+        lines += _engine_lines(engine, verdict)
+    return lines
+
+
+def _line_of(value: Record) -> str:
+    sizes = "?" if value["shape"] is None else f"[{', '.join(str(size or '?') for size in value['shape'])}]"
+    return f"{value['name']}: {value['type']} {sizes}"
+
+
+def _parameter_line(entry: Record) -> str:
+    shape = "x".join(map(str, entry["shape"])) or "scalar"
+    return f"  {entry['status']:9} {entry['name']} {shape} {entry['type']}: {entry['reason']}"
+
+
+def _engine_lines(engine: str, verdict: Record) -> list[str]:
+    if not verdict["available"]:
+        return [f"engine {engine}: not installed"]
+    if verdict["differentiable"]:
+        return [f"engine {engine}: differentiates all trained parameters"]
+    obstacles = (f"  {', '.join(one['parameters'])}: {one['reason']}" for one in verdict["obstacles"])
+    return [f"engine {engine}: does not differentiate", *obstacles]
+
+
+INSPECT = Command(
+    _inspect_arguments,
+    _inspect,
+    SECURITY,
+)
+
+
+# ``gradient``: write the graph that computes the gradient of an output.
+
+
+def _gradient_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="ONNX file")
+    add("--wrt", nargs="+", metavar="NAME", help="initializers or inputs; default: the weights, as inspect shows them")
+    add("--of", metavar="OUTPUT", help="a scalar output; default: the first")
+    add("--sum", action="store_true", help="differentiate the sum of all numbers of the output, which is added")
+    add("--engine", choices=["auto", *ENGINES], default="auto", help="default: %(default)s")
+    add("--output", type=Path, metavar="FILE", help="default: MODEL.gradient.onnx")
+
+
+def _gradient(options: argparse.Namespace, console: Console) -> Outcome:
+    if not options.model.is_file():
+        raise UsageError(f"There is no file {str(options.model)!r}.")
+    proto = read(options.model)
+    of = options.of or proto.graph.output[0].name
+    if of not in (known := [value.name for value in proto.graph.output]):
+        raise UsageError(f"--of {of!r} is no output of the graph.{nearest(of, known)}")
+    names = options.wrt or _weights_of(proto, of)
+    if options.sum:
+        proto, of = _with_sum(proto, of)
+    console.progress(f"differentiating {of!r} by {', '.join(names)}")
+    result = gradient_graph(proto, wrt=names, of=of, engine=options.engine)
+    path = options.output or options.model.with_suffix(".gradient.onnx")
+    size = save(result, path)
+    record = {
+        "output": str(path),
+        "bytes": size,
+        "of": of,
+        "wrt": names,
+        "nodes": len(result.graph.node),
+        "inputs": [value.name for value in result.graph.input],
+        "outputs": [value.name for value in result.graph.output],
+    }
+    return Outcome(record, [f"{path}: {record['nodes']} nodes, outputs {', '.join(record['outputs'])}"])
+
+
+def _weights_of(proto: onnx.ModelProto, of: str) -> list[str]:
+    """Return the initializers that an estimator would train."""
+    described = OrtGradientRegressor(proto, output=of).describe()
+    stored = {tensor.name for tensor in proto.graph.initializer}
+    names = [entry.name for entry in described.of("trained") if entry.name in stored]
+    if not names:
+        raise UsageError("No initializer of the graph is a weight under its own name: say by --wrt what is wanted.")
+    return names
+
+
+def _with_sum(proto: onnx.ModelProto, of: str) -> tuple[onnx.ModelProto, str]:
+    """Return the model, otherwise as given, with the sum of an output as a further output, and its name."""
+    graph = infer_shapes(from_proto(proto)).graph
+    value, name = next(one for one in graph.outputs if one.name == of), f"{of}_sum"
+    if not is_float(value):
+        raise UsageError(f"--of {of!r} holds no floats, which alone have a gradient.")
+    if name in {one.name for node in graph.all_nodes() for one in node.outputs} | {v.name for v in graph.inputs}:
+        raise UsageError(f"The graph has a value {name!r} already, the name of the sum of {of!r}.")
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    result.graph.node.append(onnx.helper.make_node("ReduceSum", [of], [name], name=f"summed/{of}", keepdims=0))
+    kind = (value.dtype or ir.DataType.FLOAT).value
+    result.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, []))
+    return result, name
+
+
+GRADIENT = Command(_gradient_arguments, _gradient)

@@ -1,0 +1,135 @@
+"""The program: the table of commands, the parser made of it, and the exit status.
+
+The exit status is 0 if all went well, 1 if the work failed, and 2 if the arguments are wrong. An error is one sentence
+on stderr. argparse of the standard library parses the arguments: the program is there wherever the package is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import NoReturn
+
+from .._ort import packages
+from .._utils.untrusted_text import printable
+from .console import Command, Console, UsageError, sentence
+
+
+@dataclass(frozen=True)
+class ListedCommand:
+    """A command in the table: its name, a line of help, and the function that imports its module."""
+
+    name: str
+    summary: str
+    load: Callable[[], Command]
+
+
+def _command_at(name: str, summary: str, module: str, variable: str) -> ListedCommand:
+    def load() -> Command:
+        found: Command = getattr(importlib.import_module(f".{module}", __package__), variable)
+        return found
+
+    return ListedCommand(name, summary, load)
+
+
+COMMANDS: tuple[ListedCommand, ...] = (
+    _command_at("doctor", "show what is installed and what it can do, and test it", "doctor", "DOCTOR"),
+    _command_at(
+        "inspect", "show inputs, outputs and parameters, and what each engine differentiates", "inspect", "INSPECT"
+    ),
+    _command_at("train", "train a network on a table and write it as ONNX", "train", "TRAIN"),
+    _command_at("predict", "run an ONNX file on a table and write its outputs as CSV", "deploy", "PREDICT"),
+    _command_at("gradient", "write the graph that computes the gradient of an output", "inspect", "GRADIENT"),
+    _command_at("export-training", "write graphs that train a model in any onnxruntime", "deploy", "EXPORT_TRAINING"),
+    _command_at("bench", "time a training step of a network with each engine", "doctor", "BENCH"),
+    _command_at("demo", "train on digits, breast_cancer and diabetes beside scikit-learn's MLP", "demo", "DEMO"),
+)
+"""Every command, in the order of the help."""
+
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line with ``arguments``, by default the process's own, and return its exit status."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = build_parser(given).parse_args(given)
+    name, console = options.command_name, Console(options.json, options.quiet)
+    try:
+        with console.warnings_in_a_line():
+            outcome = options.run(options, console)
+        console.show({"command": name, "succeeded": outcome.succeeded, **outcome.record}, outcome.lines)
+        sys.stdout.flush()
+        return 0 if outcome.succeeded else FAILED
+    except BrokenPipeError:  # the reader, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if options.traceback:
+            raise
+        return _report(error, name, console)
+
+
+def _report(error: Exception, name: str, console: Console) -> int:
+    """Print an error in a sentence, and return the exit status."""
+    status, text = WRONG_USAGE if isinstance(error, UsageError) else FAILED, sentence(error)
+    console.error(f"error: {text}")
+    if status == WRONG_USAGE:
+        console.error(f"See onnxtrain-sklearn {name} --help.")
+    told = {"type": type(error).__name__, "message": text}
+    console.show({"command": name, "succeeded": False, "error": told}, [])
+    return status
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the program, with a subparser for each command.
+
+    The command that ``arguments`` name alone is imported and has its arguments: importing the others takes time.
+    """
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+    parser = _Parser(
+        "onnxtrain-sklearn",
+        description="Train ONNX graphs on tables, run and inspect them.",
+        epilog="Exit status: 0 if all went well, 1 if the work failed, 2 if the arguments are wrong.",
+    )
+    parser.add_argument("--version", action="version", version=versions())
+    commands = parser.add_subparsers(title="commands", required=True)
+    for listed in COMMANDS:
+        one = commands.add_parser(listed.name, help=listed.summary)
+        if listed.name == chosen:
+            _add_arguments_of(one, listed)
+    return parser
+
+
+def _add_arguments_of(one: argparse.ArgumentParser, listed: ListedCommand) -> None:
+    """Give the subparser of a command its arguments and its help."""
+    command = listed.load()
+    one.formatter_class = argparse.RawDescriptionHelpFormatter
+    one.description, one.epilog = f"{listed.summary[0].upper()}{listed.summary[1:]}.", command.notes
+    command.add_arguments(one)
+    common = one.add_argument_group("output")
+    common.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
+    common.add_argument("--quiet", "-q", action="store_true", help="print no progress on stderr")
+    common.add_argument("--traceback", action="store_true", help="raise errors with their traceback")
+    one.set_defaults(command_name=listed.name, run=command.run)
+
+
+def versions() -> str:
+    """Return the versions of the package and of onnxruntime."""
+    try:
+        own = metadata.version("onnxtrain-sklearn")
+    except metadata.PackageNotFoundError:
+        own = "(a checkout that is not installed)"
+    return f"onnxtrain-sklearn {own} on onnxruntime {packages.version()}"

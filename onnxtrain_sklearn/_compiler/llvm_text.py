@@ -1,0 +1,373 @@
+"""Write LLVM instructions: text, floating-point arithmetic, vectors of lanes.
+
+Every value has a number for its name, every block too. Numbers are float32, alone or as vectors; indices are integers
+of 64 bits. No instruction allows LLVM to contract or to reorder, so that results do not depend on what it finds. The
+reference of the language is https://llvm.org/docs/LangRef.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+Index: TypeAlias = "str | int"
+"""An integer: the name of a value, or a number."""
+
+
+def vector_type(width: int, element: str = "float") -> str:
+    """Return the type of a vector of so many numbers; of one number for a width of one."""
+    return element if width == 1 else f"<{width} x {element}>"
+
+
+def integers(width: int) -> str:
+    """Return the type of as many integers of 32 bits."""
+    return "i32" if width == 1 else f"<{width} x i32>"
+
+
+def literal(number: float, width: int) -> str:
+    """Return a number of float32, or a vector of equal ones, as an operand."""
+    bits = f"0x{np.float64(np.float32(number)).view(np.uint64):016X}"
+    return bits if width == 1 else f"splat (float {bits})"
+
+
+@dataclass(eq=False)
+class Loop:
+    """A loop while it is written: ``index`` and ``carried`` may be read in it; ``following`` is set in it.
+
+    Attributes
+    ----------
+    index : str
+        The integer that the loop counts with.
+    carried : sequence of str
+        Values that pass from one iteration to the next.
+    following : sequence of str
+        What the next iteration has in their place. After the loop: their last values.
+    """
+
+    index: str
+    carried: Sequence[str]
+    following: Sequence[str] = field(default_factory=list)
+
+
+class Text:
+    """The lines of a function."""
+
+    def __init__(self) -> None:
+        self.lines, self._count, self._block = list[str](), 0, "entry"
+        self._declared = dict[str, None]()
+
+    def function(self, name: str, arguments: Sequence[str]) -> str:
+        """Return the whole text: what is declared, and the function with the lines so far.
+
+        Parameters
+        ----------
+        name : str
+        arguments : sequence of str
+            Names of pointers, with their percent signs.
+        """
+        head = f"define void @{name}({', '.join(f'ptr noalias {one}' for one in arguments)}) {{"
+        return "\n".join([*self._declared, head, "entry:", *self.lines, "  ret void", "}", ""])
+
+    def value(self, expression: str) -> str:
+        """Add a value; return its name."""
+        self._count += 1
+        self.lines.append(f"  %v{self._count} = {expression}")
+        return f"%v{self._count}"
+
+    def add(self, a: Index, b: Index) -> Index:
+        """Add the sum of two indices."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a + b
+        return self.value(f"add i64 {a}, {b}") if a != 0 and b != 0 else (a or b)
+
+    def multiply(self, a: Index, b: Index) -> Index:
+        """Add the product of two indices."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a * b
+        if 0 in (a, b):
+            return 0
+        return self.value(f"mul i64 {a}, {b}") if 1 not in (a, b) else (b if a == 1 else a)
+
+    def address(self, array: str, offset: Index) -> str:
+        """Add the address of an element of an array of float32."""
+        return self.value(f"getelementptr float, ptr {array}, i64 {offset}") if offset != 0 else array
+
+    def load(self, array: str, offset: Index, width: int = 1) -> str:
+        """Add ``width`` neighboring elements of an array."""
+        return self.value(f"load {vector_type(width)}, ptr {self.address(array, offset)}, align 4")
+
+    def store(self, value: str, array: str, offset: Index, width: int = 1) -> None:
+        """Write ``width`` neighboring elements of an array."""
+        self.lines.append(f"  store {vector_type(width)} {value}, ptr {self.address(array, offset)}, align 4")
+
+    def repeat(self, value: str, width: int) -> str:
+        """Add a vector of equal numbers."""
+        if width == 1:
+            return value
+        type_, zeros = vector_type(width), f"{integers(width)} zeroinitializer"
+        first = self.value(f"insertelement {type_} poison, float {value}, i64 0")
+        return self.value(f"shufflevector {type_} {first}, {type_} poison, {zeros}")
+
+    def call(self, name: str, operands: Sequence[str], width: int, element: str = "float") -> str:
+        """Add the result of one of LLVM's functions, such as "fma", for each element: of float32, or of "double"."""
+        type_, bits = vector_type(width, element), "f32" if element == "float" else "f64"
+        own = f"@llvm.{name}.{bits if width == 1 else f'v{width}{bits}'}"
+        self.declare(f"declare {type_} {own}({', '.join([type_] * len(operands))})")
+        return self.value(f"call {type_} {own}({', '.join(f'{type_} {one}' for one in operands)})")
+
+    def declare(self, line: str) -> None:
+        """Declare a function, once."""
+        self._declared[line] = None
+
+    def define(self, name: str, arguments: Sequence[str], body: Text) -> None:
+        """Define a function of the module, once; ``arguments`` are their types and names."""
+        self._declared.update(body._declared)
+        head = f"define internal void @{name}({', '.join(arguments)}) {{"
+        self.declare("\n".join([head, "entry:", *body.lines, "  ret void", "}"]))
+
+    def execute(self, name: str, operands: Sequence[str]) -> None:
+        """Call a function that returns nothing; ``operands`` are their types and names."""
+        self.lines.append(f"  call void @{name}({', '.join(operands)})")
+
+    @contextmanager
+    def loop(self, stop: Index, step: int = 1, carried: Sequence[tuple[str, str]] = ()) -> Iterator[Loop]:
+        """Write a loop from 0 to ``stop``, which is not 0; ``carried`` are the types and first values."""
+        before, label, after = self._block, *self._labels()
+        loop = Loop(f"%{label}_i", [f"%{label}_{i}" for i in range(len(carried))])
+        self.lines += [f"  br label %{label}", f"{label}:"]
+        self._block, place = label, len(self.lines)
+        yield loop
+        following = self.value(f"add i64 {loop.index}, {step}")
+        more = self.value(f"icmp slt i64 {following}, {stop}")
+        first = [("i64", "0"), *carried]
+        each = zip(first, (loop.index, *loop.carried), (following, *loop.following), strict=True)
+        self.lines[place:place] = [
+            f"  {name} = phi {type_} [{start}, %{before}], [{next_}, %{self._block}]"
+            for (type_, start), name, next_ in each
+        ]
+        self.lines += [f"  br i1 {more}, label %{label}, label %{after}", f"{after}:"]
+        self._block = after
+
+    def _labels(self) -> tuple[str, str]:
+        self._count += 1
+        return f"b{self._count}", f"e{self._count}"
+
+
+# Formulas of floating-point numbers that write their instructions.
+#
+# An operator of :class:`Floats` adds one instruction, for one number or for a vector. Every operation rounds as IEEE
+# 754 says, so that a number has the same result alone and within a vector of any width.
+
+
+Term: TypeAlias = "Floats | float"
+
+
+@dataclass(frozen=True, eq=False)
+class Floats:
+    """A number, or a vector of ``width`` of them.
+
+    Attributes
+    ----------
+    text : Text
+        The function that gets the instructions.
+    width : int
+    name : str
+        The value's name, or a constant.
+    element : str
+        "float", or "double" for float64.
+    """
+
+    text: Text
+    width: int
+    name: str
+    element: str = "float"
+
+    def of(self, value: Term) -> str:
+        """Return the operand that stands for a value: a number is repeated for the width."""
+        if isinstance(value, Floats):
+            return value.name
+        return literal(value, self.width) if self.element == "float" else _double(value, self.width)
+
+    def like(self, name: str) -> Floats:
+        """Return the value of this name, of the same type."""
+        return Floats(self.text, self.width, name, self.element)
+
+    def call(self, function: str, *others: Term) -> Floats:
+        """Call one of LLVM's functions with this value first."""
+        operands = [self.name, *map(self.of, others)]
+        return self.like(self.text.call(function, operands, self.width, self.element))
+
+    def __add__(self, other: Term) -> Floats:
+        return self._binary("fadd", self, other)
+
+    def __sub__(self, other: Term) -> Floats:
+        return self._binary("fsub", self, other)
+
+    def __rsub__(self, other: float) -> Floats:
+        return self._binary("fsub", other, self)
+
+    def __mul__(self, other: Term) -> Floats:
+        return self._binary("fmul", self, other)
+
+    def __truediv__(self, other: Term) -> Floats:
+        return self._binary("fdiv", self, other)
+
+    def __rtruediv__(self, other: float) -> Floats:
+        return self._binary("fdiv", other, self)
+
+    def __neg__(self) -> Floats:
+        return self.like(self.text.value(f"fneg {_type(self)} {self.name}"))
+
+    def __abs__(self) -> Floats:
+        return self.call("fabs")
+
+    def times_plus(self, factor: Term, summand: Term) -> Floats:
+        """Return ``self * factor + summand``, rounded once."""
+        return self.call("fma", factor, summand)
+
+    def where(self, predicate: str, bound: Term, then: Term, otherwise: Term) -> Floats:
+        """Choose ``then`` where this value compares so, such as "olt" for less; NaN compares with nothing."""
+        type_ = _type(self)
+        mask = self.text.value(f"fcmp {predicate} {type_} {self.name}, {self.of(bound)}")
+        truth = "i1" if self.width == 1 else f"<{self.width} x i1>"
+        chosen = f"{type_} {self.of(then)}, {type_} {self.of(otherwise)}"
+        return self.like(self.text.value(f"select {truth} {mask}, {chosen}"))
+
+    def bits(self) -> Words:
+        """Return the bits of the numbers, the last 32 ones of float64."""
+        single, words = self.element == "float", integers(self.width)
+        whole = words if single else vector_type(self.width, "i64")
+        name = self.text.value(f"bitcast {_type(self)} {self.name} to {whole}")
+        last = name if single else self.text.value(f"trunc {whole} {name} to {words}")
+        return Words(self.text, self.width, last)
+
+    def _binary(self, instruction: str, a: Term, b: Term) -> Floats:
+        return self.like(self.text.value(f"{instruction} {_type(self)} {self.of(a)}, {self.of(b)}"))
+
+
+def in_precision(x: Floats, element: str) -> Floats:
+    """Return the numbers as float64 for "double", rounded to float32 for "float"."""
+    change = "fpext" if element == "double" else "fptrunc"
+    name = x.text.value(f"{change} {_type(x)} {x.name} to {vector_type(x.width, element)}")
+    return Floats(x.text, x.width, name, element)
+
+
+def _type(x: Floats) -> str:
+    return vector_type(x.width, x.element)
+
+
+def _double(number: float, width: int) -> str:
+    bits = f"0x{np.float64(number).view(np.uint64):016X}"
+    return bits if width == 1 else f"splat (double {bits})"
+
+
+def at_least(bound: float, x: Floats) -> Floats:
+    """Return the larger of the two; NaN stays."""
+    return x.where("olt", bound, bound, x)
+
+
+def at_most(bound: float, x: Floats) -> Floats:
+    """Return the smaller of the two; NaN stays."""
+    return x.where("ogt", bound, bound, x)
+
+
+def polynomial(coefficients: Sequence[float], x: Floats) -> Floats:
+    """Return a polynomial by Horner's rule; the first coefficient is the constant one."""
+    *lower, before, last = coefficients
+    result = x.times_plus(last, before)
+    for coefficient in reversed(lower):
+        result = result.times_plus(x, coefficient)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """An integer of 32 bits, or a vector of them; overflows wrap around."""
+
+    text: Text
+    width: int
+    name: str
+
+    def like(self, name: str) -> Words:
+        """Return the value of this name, of the same width."""
+        return Words(self.text, self.width, name)
+
+    def __add__(self, other: Words | int) -> Words:
+        return self._binary("add", other)
+
+    def __sub__(self, other: Words | int) -> Words:
+        return self._binary("sub", other)
+
+    def __neg__(self) -> Words:
+        return self.like(self.text.value(f"sub {integers(self.width)} zeroinitializer, {self.name}"))
+
+    def __and__(self, other: Words | int) -> Words:
+        return self._binary("and", other)
+
+    def __lshift__(self, places: int) -> Words:
+        return self._binary("shl", places)
+
+    def __rshift__(self, places: int) -> Words:
+        return self._binary("ashr", places)
+
+    def numbers(self) -> Floats:
+        """Return the numbers that have these bits."""
+        return self._converted("bitcast")
+
+    def as_numbers(self) -> Floats:
+        """Return the numbers that are equal to these integers."""
+        return self._converted("sitofp")
+
+    def _converted(self, instruction: str) -> Floats:
+        change = f"{instruction} {integers(self.width)} {self.name} to {vector_type(self.width)}"
+        return Floats(self.text, self.width, self.text.value(change))
+
+    def _binary(self, instruction: str, other: Words | int) -> Words:
+        repeated = f"{other}" if self.width == 1 else f"splat (i32 {other})"
+        operand = other.name if isinstance(other, Words) else repeated
+        return self.like(self.text.value(f"{instruction} {integers(self.width)} {self.name}, {operand}"))
+
+
+# Lanes of registers: chosen ones as a register, and the numbers of a register joined to one.
+
+
+Join: TypeAlias = Callable[[Text, str, str, int], str]
+"""Adds what two values are joined to, lane by lane: called with a text, their names, and how many lanes they have."""
+
+
+def summed(text: Text, a: str, b: str, width: int) -> str:
+    """Add the sum of two values."""
+    return text.value(f"fadd {vector_type(width)} {a}, {b}")
+
+
+def shuffled(text: Text, pair: tuple[str, str], width: int, places: Sequence[int]) -> str:
+    """Add the lanes at some places of two values that stand one behind the other; a single one as a number.
+
+    Parameters
+    ----------
+    text : Text
+    pair : tuple of str
+        The second is not read for a single place, which is one of the first.
+    width : int
+        Lanes of each.
+    places : sequence of int
+    """
+    own = vector_type(width)
+    if len(places) == 1:
+        return pair[0] if width == 1 else text.value(f"extractelement {own} {pair[0]}, i64 {places[0]}")
+    numbers = ", ".join(f"i32 {i}" for i in places)
+    return text.value(f"shufflevector {own} {pair[0]}, {own} {pair[1]}, {integers(len(places))} <{numbers}>")
+
+
+def joined_halves(text: Text, pair: tuple[str, str], width: int, size: int, total: int, join: Join) -> str:
+    """Join the halves of each group of ``size`` lanes, of which the first ``total`` lanes of two values consist."""
+    starts = range(0, total, size)
+    low, high = (
+        shuffled(text, pair, width, [start + i for start in starts for i in range(half, half + size // 2)])
+        for half in (0, size // 2)
+    )
+    return join(text, low, high, total // 2)

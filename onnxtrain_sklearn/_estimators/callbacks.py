@@ -1,0 +1,267 @@
+"""Call the callbacks of an estimator in the course of its training.
+
+The callbacks of the parameter ``callbacks`` are told of a tree of their own, on every version of scikit-learn; those of
+``set_callbacks`` of scikit-learn's, which joins that of a pipeline or a search around the estimator.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from .._data.inputs import Inputs
+from .._training.step import HostStep
+from .._training.trainer import Trainer, Watcher
+from ..callbacks.base import ACTIVE, EPOCH, Callback, Hooked, Part, TaskContext, Values, has_hooks
+from .examples import Call
+from .parameters import Parameters, call_with_teardown, set_callbacks_of
+from .scoring import Measures, ScoredRows, Scoring, rows_of
+from .state import Run
+from .training_state import StatefulTraining, identity_of
+
+SharedContext: TypeAlias = Any
+"""A context of scikit-learn."""
+
+BEGIN, END = "on_fit_task_begin", "on_fit_task_end"
+
+
+class SharedTask:
+    """A task of scikit-learn's context, called as a :class:`TaskContext` is."""
+
+    def __init__(self, context: SharedContext, attributes: Callable[[], dict[str, object]]) -> None:
+        self._context, self._attributes = context, attributes
+
+    def subcontext(self, task_name: str) -> SharedTask:
+        """Return the next task within this one."""
+        return SharedTask(self._context.subcontext(task_name=task_name), self._attributes)
+
+    def call(self, hook: str, estimator: object, values: Values) -> bool:
+        """Call a hook of all callbacks; return whether one of them returned True."""
+        given = {name: value for name, value in values.items() if name != "fitted_estimator"}
+        tell = getattr(self._context, f"call_{hook}")
+        answer = tell(estimator=estimator, reconstruction_attributes=self._attributes, **given)
+        return hook == END and bool(answer)
+
+
+def own_hooks(estimator: Parameters) -> list[Hooked]:
+    """Return the callbacks of the parameter that have hooks; the others are functions."""
+    return [cast("Hooked", one) for one in estimator.callbacks or () if has_hooks(one)]
+
+
+def hooks_of(estimator: Parameters) -> list[Hooked]:
+    """Return the callbacks of an estimator that have hooks, those of its parameter first."""
+    return [*own_hooks(estimator), *set_callbacks_of(estimator)]
+
+
+class CallbackWatcher:
+    """Tells the callbacks of an estimator of its training; it is a :class:`~.trainer.Watcher`."""
+
+    def __init__(self, training: ActiveTraining, values: HookValues) -> None:
+        self.estimator, self._training = training.estimator, training
+        self._values, self._attributes = values.functions(), values.fitted_attributes
+        self._roots: list[TaskContext | SharedTask] = []
+        self._epochs: list[TaskContext | SharedTask] = []
+        self._set_up: list[tuple[Hooked, TaskContext]] = []
+
+    def begin(self) -> bool:
+        """Set the callbacks up and tell them; return whether one restored a state that had ended."""
+        estimator, training = self.estimator, self._training
+        name, epochs = "partial_fit" if training.one_pass else "fit", training.max_iter
+        vars(estimator)[ACTIVE] = training
+        training.name(hooks_of(estimator))
+        if own := own_hooks(estimator):
+            root = TaskContext(own, type(estimator).__name__, name, max_subtasks=epochs)
+            self._roots.append(root)
+            for callback in own:
+                self._set_up.append((callback, root))
+                callback.setup(estimator, root)
+        if set_callbacks_of(estimator):
+            context = cast("Any", estimator)._init_callback_context(task_name=name, max_subtasks=epochs)
+            self._roots.append(SharedTask(context, self._attributes))
+        self._call(self._roots, BEGIN)
+        training.settle(ended=False)  # a state is restored when all callbacks have begun
+        return training.ended
+
+    def begin_epoch(self) -> None:
+        """Tell of the begin of an epoch."""
+        self._epochs = [root.subcontext(EPOCH) for root in self._roots]
+        self._call(self._epochs, BEGIN)
+
+    def end_epoch(self) -> bool:
+        """Tell of the end of an epoch; return whether a callback ends training."""
+        if not self._epochs:  # of a search on all rows, whose iterations are known when they have ended
+            self.begin_epoch()
+        epochs, self._epochs = self._epochs, []
+        return self._call(epochs, END)
+
+    def settle(self, *, ended: bool) -> None:
+        """Note that all is decided on the epoch."""
+        self._training.settle(ended=ended)
+
+    def end(self) -> None:
+        """Tell of the end of training."""
+        self._call(self._roots, END)
+
+    def close(self) -> None:
+        """Tear down what was set up; the first error is raised when all have been told."""
+        errors = [error for one, root in self._set_up if (error := self._torn_down(one, root)) is not None]
+        vars(self.estimator).pop(ACTIVE, None)
+        if errors:
+            raise errors[0]
+
+    def _torn_down(self, callback: Hooked, root: TaskContext) -> Exception | None:
+        try:
+            callback.teardown(self.estimator, root)
+        except Exception as error:
+            return error
+        return None
+
+    def _call(self, tasks: Sequence[TaskContext | SharedTask], hook: str) -> bool:
+        answers = [task.call(hook, self.estimator, self._values) for task in tasks]
+        return any(answers)
+
+
+def train_watched(watcher: Watcher | None, train: Callable[[], None]) -> None:
+    """Train, and tear down the callbacks when training has ended, in whatever way; without a watcher there are none."""
+    if not isinstance(watcher, CallbackWatcher):
+        train()
+        return
+    try:
+        call_with_teardown(watcher.estimator, train)
+    finally:
+        watcher.close()
+
+
+# A training in progress as callbacks see it: its rows and weights, its state, losses and scores on demand.
+
+
+class ActiveTraining(StatefulTraining):
+    """A training in progress; the public attributes are those of :class:`~.base.TrainingInProgress`.
+
+    Parameters
+    ----------
+    estimator : BaseOrtGradient
+    run : Run
+    trainer : Trainer
+    call : Call
+    measures : Measures
+    held_out : ScoredRows or None
+        The validation data.
+    """
+
+    def __init__(
+        self,
+        estimator: Parameters,
+        run: Run,
+        trainer: Trainer,
+        call: Call,
+        measures: Measures,
+        held_out: ScoredRows | None,
+    ) -> None:
+        self.estimator, self.one_pass = estimator, call.one_pass
+        self.max_iter = 1 if call.one_pass else int(estimator.max_iter)
+        self._run, self._trainer, self._call, self._measures, self._held_out = run, trainer, call, measures, held_out
+        self._names: dict[int, str] = {}
+        self._deferred: list[Callable[[], None]] = []
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The entries of the last epoch in ``history_``."""
+        return self._run.history.log.last()
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether training goes in epochs of minibatches, so that its state after each is known."""
+        return type(self._trainer) is Trainer
+
+    @property
+    def holds_gradient(self) -> bool:
+        """Whether the gradient of the last step is in the host's memory."""
+        return self.is_resumable and isinstance(self._trainer.step, HostStep)
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs of this call."""
+        return self._run.history.progress.epoch - self._trainer.first_epoch
+
+    def name(self, callbacks: Sequence[object]) -> None:
+        """Name the callbacks, which may remember something, by class and by number among those of the class."""
+        kinds = [type(one).__name__ for one in callbacks]
+        counts = [kinds[:i].count(kind) for i, kind in enumerate(kinds)]
+        names = [f"{kind} {count + 1}" if count else kind for kind, count in zip(kinds, counts, strict=True)]
+        self._names = dict(zip(map(id, callbacks), names, strict=True))
+
+    def memory(self, callback: Callback) -> dict[str, Any]:
+        """Return what a callback remembers of this run."""
+        return self._run.history.memories.setdefault(self._names[id(callback)], {})
+
+    def measure(self, name: str, scoring: Scoring, on: Part) -> float:
+        """Return an entry of the row, and compute it if it is missing."""
+        if name not in self.row:
+            self.row[name] = self._measures(name, scoring, on)
+        return float(self.row[name])
+
+    def identity(self) -> str:
+        """Return a text that two calls share whose training is the same to the bit."""
+        return identity_of(self.estimator, self._run, self._trainer, self._call, self._held_out)
+
+    def defer(self, call: Callable[[], None]) -> None:
+        """Call ``call`` when all is decided on the epoch."""
+        self._deferred.append(call)
+
+    def settle(self, *, ended: bool) -> None:
+        """Make the calls that were deferred."""
+        self.ended, calls, self._deferred = ended, self._deferred, []
+        for call in calls:
+            call()
+
+
+# What hooks of callbacks may ask for: the rows that are trained on, and an estimator as if training had ended now.
+
+
+UNFITTED = (ACTIVE, "_parent_callback_ctx", "_callback_fit_ctx", "_skl_callbacks_to_teardown")
+"""Attributes of an estimator in training that a copy of it does not have."""
+
+
+class HookValues:
+    """The values of a training, each computed on demand."""
+
+    def __init__(self, estimator: object, run: Run, trainer: Trainer, call: Call, trained: ScoredRows) -> None:
+        self._estimator, self._run, self._trainer, self._call, self._trained = estimator, run, trainer, call, trained
+
+    def functions(self) -> Mapping[str, Callable[[], Any]]:
+        """Return the functions that compute them, by name."""
+        return {
+            "X": lambda: self._trained.data[0],
+            "y": lambda: self._trained.data[1],
+            "metadata": self._metadata,
+            "fitted_estimator": self._fitted_estimator,
+        }
+
+    def _metadata(self) -> dict[str, Any] | None:
+        given = self._call.sample_weight
+        if given is None:
+            return None
+        rows = self._trained.rows
+        if isinstance(given, Mapping):  # by output
+            return {"sample_weight": {n: None if w is None else np.asarray(w)[rows] for n, w in given.items()}}
+        return {"sample_weight": rows_of(given, rows) if isinstance(given, Inputs) else np.asarray(given)[rows]}
+
+    def fitted_attributes(self) -> dict[str, Any]:
+        """Return the fitted attributes as if training had ended now; later epochs do not change them."""
+        self._trainer.step.synchronize()
+        run = copy.copy(self._run)
+        run.parameters, run.state = copy.deepcopy(run.parameters), copy.deepcopy(run.state)
+        run.rng = copy.deepcopy(run.rng)
+        run.history = copy.copy(run.history)
+        run.history.change(progress=copy.copy(run.history.progress), memories=copy.deepcopy(run.history.memories))
+        return run.fitted_attributes()
+
+    def _fitted_estimator(self) -> Any:
+        twin = object.__new__(type(self._estimator))
+        vars(twin).update({n: v for n, v in vars(self._estimator).items() if n not in UNFITTED})
+        vars(twin).update(self.fitted_attributes())
+        return twin

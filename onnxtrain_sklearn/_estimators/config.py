@@ -1,0 +1,294 @@
+"""Validate the parameters of an estimator, and resolve those of the loop and of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from sklearn.base import is_classifier, is_outlier_detector, is_regressor
+
+from .._given.comparison import is_foreign
+from .._gradient.engine import choose_engine
+from .._inference.graph import Head
+from .._model.trainable import TrainableModel
+from .._ort.custom_operators import know_libraries
+from .._ort.devices import Device
+from .._training.loss_graph import EXACT, LAZY, Scheduled, StepSettings, TotalLoss, TrainedPositions
+from .._training.parameters import NO_FACTORS, Factors, Trainable, matches
+from .._training.programs import COMPILED, require_compiler
+from .._training.trainer import TrainerSettings
+from .._utils.cache import with_attributes
+from .._utils.params import FACTORS, check_parameters
+from .._utils.typing import ClassWeight
+from ..callbacks.base import has_hooks
+from ..exceptions import ModelError, nearest
+from ..losses import Loss
+from ..models import resolve_builder
+from ..optimizers import LBFGS, BaseOptimizer, resolve_optimizer
+from ..schedules import resolve_schedule
+from .parameters import Parameters
+
+AUTO_BATCH = 200
+"""Rows of a minibatch with ``batch_size="auto"``, as in scikit-learn's MLP."""
+
+LBFGS_PIECE = 4096
+"""Rows of the pieces from which L-BFGS accumulates the full batch."""
+
+
+def check_estimator_parameters(estimator: Parameters) -> None:
+    """Raise TypeError or ValueError, naming the parameter, if one is invalid for any data.
+
+    Names of losses, optimizers, schedules, engines and devices are checked where they are looked up.
+    """
+    estimator.check_declared()
+    _check_output(estimator)
+    _check_output_kind(estimator)
+    _check_training_mode(estimator)
+    if not isinstance(estimator.loss, Mapping):  # else each output checks its own
+        _check_class_weight(getattr(estimator, "class_weight", None))
+
+
+def _check_output(estimator: Parameters) -> None:
+    output, model = estimator.output, estimator.model
+    if output is not None and resolve_builder(model) is not None:
+        builder = "None (MLP())" if model is None else repr(model) if isinstance(model, str) else type(model).__name__
+        raise ValueError(
+            f"output={output!r} names an output of a given ONNX graph; model is {builder}, whose graph has one output. "
+            f"Leave output=None."
+        )
+
+
+def _check_output_kind(estimator: Parameters) -> None:
+    kind = estimator.output_kind
+    if kind != "auto" and not is_foreign(estimator.model):
+        raise ValueError(
+            f"output_kind={kind!r} is for given ONNX graphs: what a fitted model or a builder of this package gives is "
+            f"known. Leave output_kind='auto'."
+        )
+
+
+def _check_training_mode(estimator: Parameters) -> None:
+    if estimator.training_mode and not is_foreign(estimator.model):
+        raise ValueError(
+            "training_mode=True is for given ONNX graphs: what a builder of this package makes trains in that mode "
+            "anyway, and fitted models have none. Leave training_mode=False."
+        )
+
+
+def require_own_kind(estimator: Parameters) -> None:
+    """Raise ModelError if the estimator and its fitted model are of different kinds, e.g. regressor and classifier."""
+    model, name = estimator.model, type(estimator.model).__name__
+    if is_classifier(model) and not is_classifier(estimator):
+        raise ModelError(f"{name} is a classifier: take OrtGradientClassifier to train it.")
+    if is_outlier_detector(model) and not is_classifier(estimator):
+        raise ModelError(
+            f"{name} tells outliers from inliers: take OrtGradientClassifier to train it, with -1 and 1 in y."
+        )
+    if is_regressor(model) and not is_regressor(estimator):
+        raise ModelError(f"{name} is a regressor: take OrtGradientRegressor to train it.")
+
+
+def _check_class_weight(class_weight: ClassWeight) -> None:
+    dicts = class_weight if isinstance(class_weight, list) else [class_weight]
+    numbers = [w for one in dicts if isinstance(one, Mapping) for w in one.values()]
+    if wrong := [w for w in numbers if not isinstance(w, Real) or not 0 <= float(w) < math.inf]:
+        raise ValueError(f"class_weight must contain non-negative numbers, got {wrong[0]!r}.")
+
+
+def trainer_settings(estimator: Parameters) -> TrainerSettings:
+    """Return the settings of the loop; TypeError or ValueError names an invalid parameter."""
+    check_estimator_parameters(estimator)
+    know_libraries(estimator.session_options)  # before the graph is read, in sessions of its own
+    return TrainerSettings(
+        learning_rate_init=float(estimator.learning_rate_init),
+        schedule=resolve_schedule(estimator.learning_rate),
+        max_iter=int(estimator.max_iter),
+        tol=float(estimator.tol),
+        n_iter_no_change=float(estimator.n_iter_no_change),
+        early_stopping=bool(estimator.early_stopping),
+        accumulate=int(estimator.accumulate),
+        all_epochs=isinstance(estimator.early_stopping, str),
+        verbose=int(estimator.verbose),
+        callbacks=[one for one in estimator.callbacks or () if callable(one) and not has_hooks(one)],
+        decay_schedule=resolve_schedule(estimator.weight_decay_schedule, "weight_decay_schedule"),
+        dropout_schedule=resolve_schedule(estimator.dropout_schedule, "dropout_schedule"),
+    )
+
+
+def batch_limit(batch_size: int | str, optimizer: BaseOptimizer) -> int:
+    """Return the largest number of rows per batch; the data may have fewer."""
+    if isinstance(optimizer, LBFGS):
+        return LBFGS_PIECE
+    return AUTO_BATCH if isinstance(batch_size, str) else int(batch_size)
+
+
+# The settings of a training step, by the parameters of the estimator: for training, and for training graphs.
+#
+# They are known in two parts: most with the head, those about parameters by name once the graph is known.
+
+
+def settings_with_head(
+    estimator: Parameters,
+    loss: Loss | TotalLoss,
+    head: Head,
+    device: Device,
+    engine: str,
+    seed: int,
+    positions: TrainedPositions | None = None,
+) -> StepSettings:
+    """Return the settings that need no graph; ``positions``: None for whole rows."""
+    return StepSettings(
+        loss=loss,
+        task=head.task,
+        link=head.link,
+        n_outputs=head.n_outputs,
+        groups=head.groups,
+        positions=positions,
+        optimizer=resolve_optimizer(estimator.optimizer),
+        alpha=float(estimator.alpha),
+        l1_ratio=float(estimator.l1_ratio),
+        max_grad_norm=None if estimator.max_grad_norm is None else float(estimator.max_grad_norm),
+        engine=engine,
+        device=device,
+        accumulate=int(estimator.accumulate),
+        ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
+        session_options=estimator.session_options,
+        seed=seed,
+        checkpoint_activations=bool(estimator.checkpoint_activations),
+        sparse_updates=sparse_updates_of(estimator, device),
+    )
+
+
+def settings_with_graph(
+    estimator: Parameters, settings: StepSettings, source: TrainableModel, scheduled: Scheduled
+) -> StepSettings:
+    """Return the settings with those that depend on the parameters of the graph."""
+    factors = factors_of(estimator, source, settings.optimizer)
+    require_schedulable(scheduled, settings.optimizer)
+    return with_attributes(settings, factors=factors, scheduled=scheduled)
+
+
+def engine_of(estimator: Parameters, device: Device) -> str:
+    """Return the name of the engine; activations are computed again by the portable one."""
+    if estimator.engine == COMPILED:
+        require_compiler(device)
+        _require_all_activations(estimator)
+        return COMPILED
+    chosen = choose_engine(estimator.engine, [COMPILED])
+    if not estimator.checkpoint_activations:
+        return chosen
+    if chosen == "ort-training":
+        _require_all_activations(estimator)
+    return "portable"
+
+
+def _require_all_activations(estimator: Parameters) -> None:
+    """Raise if activations are to be computed again, which neither ort-training nor compiled code does."""
+    if estimator.checkpoint_activations:
+        raise ValueError(
+            f"checkpoint_activations=True needs the portable engine, and engine={estimator.engine!r} keeps all "
+            "activations. Set engine='auto' or 'portable'."
+        )
+
+
+# Factors by parameter: the glob patterns of the builder and of the user, resolved to names.
+
+
+RATE, DECAY = "learning_rate_factors", "weight_decay_factors"
+
+
+def factors_of(estimator: Parameters, source: TrainableModel, optimizer: BaseOptimizer) -> Mapping[str, Factors]:
+    """Return the factors of the parameters by name, where any of them is not one.
+
+    The patterns of a builder, its attributes of the same names, come before those of the estimator: the last pattern
+    that matches counts.
+    """
+    _require_effect(estimator, optimizer)
+    builder: Any = resolve_builder(estimator.model)
+    owners = [] if builder is None or isinstance(optimizer, LBFGS) else [builder]
+    names = _parameter_names(source, estimator.trainable)
+    rates, decays = (_resolved(attribute, [*owners, estimator], names) for attribute in (RATE, DECAY))
+    if not (rates or decays):
+        return NO_FACTORS
+    every = {name: Factors(rates.get(name, 1.0), decays.get(name, 1.0)) for name in names}
+    return {name: factors for name, factors in every.items() if factors != Factors()}
+
+
+def _require_effect(estimator: Parameters, optimizer: BaseOptimizer) -> None:
+    """Raise if factors are given to an optimizer that has nothing to multiply by them."""
+    kind = type(optimizer).__name__
+    for attribute in (RATE, DECAY):
+        if getattr(estimator, attribute) and isinstance(optimizer, LBFGS):
+            raise ValueError(f"{attribute} has no effect with {kind}, which has no learning rate. Set it to None.")
+    if estimator.weight_decay_factors and not hasattr(optimizer, "weight_decay"):
+        raise ValueError(
+            f"{DECAY} multiplies the parameter weight_decay of the optimizer, which {kind} lacks. Set it to None, or "
+            f"take another optimizer, such as AdamW()."
+        )
+
+
+def require_schedulable(scheduled: Scheduled, optimizer: BaseOptimizer) -> None:
+    """Raise if a schedule is given to an optimizer that takes no steps, or has no weight decay."""
+    kind = type(optimizer).__name__
+    for used, name in zip(scheduled, ("weight_decay_schedule", "dropout_schedule"), strict=True):
+        if used and isinstance(optimizer, LBFGS):
+            raise ValueError(f"{name} has no effect with {kind}, which takes no minibatch steps. Set it to 'constant'.")
+    if scheduled.decay and not hasattr(optimizer, "weight_decay"):
+        raise ValueError(
+            f"weight_decay_schedule multiplies the parameter weight_decay of the optimizer, which {kind} lacks. Set it "
+            f"to 'constant', or take another optimizer, such as AdamW()."
+        )
+
+
+def require_steps(estimator: Parameters, optimizer: BaseOptimizer) -> None:
+    """Raise if what applies to the steps of minibatches is given to an optimizer that takes none."""
+    defaults: Mapping[str, object] = {
+        "ema_decay": None,
+        "accumulate": 1,
+        "drop_last": False,
+        "max_grad_norm": None,
+        "sparse_updates": EXACT,
+    }
+    for name, default in defaults.items():
+        if isinstance(optimizer, LBFGS) and getattr(estimator, name) != default:
+            raise ValueError(
+                f"{name} has no effect with {type(optimizer).__name__}, which takes no minibatch steps. Set it to "
+                f"{default!r}."
+            )
+
+
+def sparse_updates_of(estimator: Parameters, device: Device) -> str:
+    """Return what happens to the rows of matrices that do not occur; devices update all of them."""
+    if estimator.sparse_updates == LAZY and device.memory is not None:
+        raise ValueError(
+            f"sparse_updates={LAZY!r} updates single rows in the host's memory, but training runs on {device.name!r}. "
+            f"Set sparse_updates={EXACT!r}, or device='cpu'."
+        )
+    return estimator.sparse_updates
+
+
+def _parameter_names(source: TrainableModel, trainable: Trainable) -> list[str]:
+    """Return the names of all parameters, of constants too where ``trainable`` names them in full."""
+    if isinstance(trainable, str):
+        trainable = [trainable]
+    named = set(trainable) if isinstance(trainable, Iterable) else set()
+    return [*source.parameters, *(name for name in source.constants if name in named)]
+
+
+def _resolved(attribute: str, owners: Sequence[object], names: Sequence[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for owner in owners:
+        if getattr(owner, attribute, None):
+            check_parameters(owner, {attribute: (FACTORS, None)})
+            for pattern, factor in getattr(owner, attribute).items():
+                found |= dict.fromkeys(_matched(attribute, pattern, names), float(factor))
+    return found
+
+
+def _matched(attribute: str, pattern: str, names: Sequence[str]) -> list[str]:
+    matched = [name for name in names if matches(name, pattern)]
+    if not matched:
+        raise ValueError(f"{attribute}: {pattern!r} matches no parameter of the graph.{nearest(pattern, names)}")
+    return matched

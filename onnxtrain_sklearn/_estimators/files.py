@@ -1,0 +1,617 @@
+"""Write training graphs and load the states that were trained with them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import ArrayLike
+from sklearn.base import clone
+from sklearn.utils.validation import check_is_fitted
+
+from .._data.targets import weights_of_classes
+from .._export.folder import (
+    StateArrays,
+    read_folder,
+    read_state_file,
+    require_known_form,
+    training_folder,
+    write_folder,
+)
+from .._export.manifest import component_fact, json_value
+from .._export.source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, OutputSource
+from .._export.training_info import training_model
+from .._fitted.table_graph import encoding_graph
+from .._inference.graph import Head
+from .._ir.queries import constant, every_node
+from .._ort.gradient_builder import read_adapter
+from .._training.loss_graph import StepSettings, TotalLoss, TrainedPositions
+from .._training.parameters import FlatParameters
+from .._training.randomness import draws_numbers
+from .._training.row_dependence import outputs_that_meet
+from .._training.state import OptimizerState
+from .._training.step import StepParts
+from .._training.trainer import TrainerSettings
+from .._utils.errors import refusing
+from .._utils.typing import MatrixLike
+from ..adapters import without_low_rank
+from ..exceptions import ModelError, instead_of, nearest
+from ..optimizers import BaseOptimizer, Optimizer, resolve_optimizer
+from ..schedules import Progress, resolve_schedule
+from .config import batch_limit, settings_with_graph, settings_with_head, trainer_settings
+from .examples import FitRows
+from .heads import loss_of
+from .state import Run
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+SCHEDULE_PARAMETERS = ("learning_rate", "weight_decay_schedule", "dropout_schedule")
+FACTS = ("learning_rate_init", "shuffle", "drop_last", "accumulate", "max_iter", "random_state")
+"""Parameters of the estimator that the graphs do not hold and a loop may want."""
+
+
+def export_source(
+    estimator: Any, run: Run, batch_size: int | None, target: str = "any", outputs: tuple[OutputSource, ...] = ()
+) -> ExportSource:
+    """Return the source of training graphs that go on as ``partial_fit`` would; ``outputs``: of several trained."""
+    loop = trainer_settings(estimator)
+    total = TotalLoss(tuple(one.loss for one in outputs), has_factors=True) if outputs else None
+    settings = _step_settings(estimator, run, loop, total)
+    parameters = run.parameters
+    if parameters.averages != (settings.ema_decay is not None):
+        parameters = parameters.with_averages(settings.ema_decay is not None)
+    rows = loop.accumulate * batch_limit(estimator.batch_size, settings.optimizer)
+    rows = rows if batch_size is None else _checked_batch(batch_size)
+    facts = {
+        "generator": "onnxtrain-sklearn",
+        "estimator": type(estimator).__name__,
+        **{name: component_fact(resolve_schedule(getattr(estimator, name), name)) for name in SCHEDULE_PARAMETERS},
+        "progress": dict(vars(run.history.progress)),
+        "hyperparameters": {name: json_value(getattr(estimator, name)) for name in FACTS},
+        "constants": constants_of(run),
+    }
+    parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows, run.sparse)
+    if found := outputs_that_meet(run.model, settings):
+        raise ModelError(
+            f"Output {found[0]!r}: rows meet in its loss. In training graphs of several outputs, rows without a label "
+            f"for an output would meet those with one: train it in Python, or take a loss of single rows."
+        )
+    minibatches = _separate_minibatches(parts, loop.accumulate)
+    ignored = None if run.head.positions is None else getattr(estimator, "ignore_label", None)
+    weights = None if outputs else exported_class_weights(estimator, run.head, run.balanced)
+    table = None if run.fitted is None else run.fitted.parts
+    front = None if table is None else encoding_graph(table)
+    return ExportSource(parts, run.head, facts, weights, ignored, target, outputs, front, minibatches)
+
+
+def _step_settings(estimator: Any, run: Run, loop: TrainerSettings, total: TotalLoss | None) -> StepSettings:
+    """Return the settings of a step on all rows of its minibatches."""
+    loss = loss_of(estimator, run.fitted, run.source) if total is None else total
+    positions = _trained_positions(run)
+    found = settings_with_head(estimator, loss, run.head, run.device, "portable", run.seed, positions)
+    found = replace(found, session_options=None, accumulate=1)
+    found = found if total is None else replace(found, n_outputs=total.width)
+    return settings_with_graph(estimator, found, run.source, loop.scheduled)
+
+
+def _checked_batch(batch_size: object) -> int:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise ValueError(f"batch_size must be an int of at least 1, or None, {instead_of(batch_size)}.")
+    return int(batch_size)
+
+
+def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
+    """Return how many minibatches are passes of their own: where rows meet, or each draws numbers.
+
+    Rows that are no whole number of minibatches are no step of the estimator: they are one minibatch.
+    """
+    rows = parts.batch
+    if parts.meeting is not None:
+        if rows % accumulate:
+            raise ValueError(
+                f"batch_size must be a multiple of {accumulate}, got {rows}: a step takes the rows of all accumulate="
+                f"{accumulate} minibatches, and rows meet within each of them ({parts.meeting})."
+            )
+        return accumulate
+    return accumulate if draws_numbers(parts.model.model) and not rows % accumulate else 1
+
+
+def exported_class_weights(estimator: Any, head: Head, balanced: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    """Return the weight of each class; labels at positions have theirs in the loss."""
+    given, classes = getattr(estimator, "class_weight", None), head.classes
+    if given is None or head.positions is not None:
+        return None
+    if head.task not in ("binary", "multiclass") or isinstance(classes, list):
+        raise ModelError(
+            "Training graphs weigh rows by one label, and these have several: set class_weight=None, and multiply the "
+            "weights into sample_weight (sklearn.utils.class_weight.compute_sample_weight)."
+        )
+    if isinstance(given, str):
+        return _required_balance(balanced)
+    return tuple(weights_of_classes(given, classes, np.zeros(0, np.int64), np.ones(0)).tolist())
+
+
+def _required_balance(balanced: tuple[float, ...] | None) -> tuple[float, ...]:
+    if balanced is None:
+        raise ModelError(
+            "Training graphs hold the weight of each class, and class_weight='balanced' takes them from the rows of a "
+            "fit, which this estimator was not fitted with: call fit again, or give a dict, such as "
+            "sklearn.utils.class_weight.compute_class_weight makes."
+        )
+    return balanced
+
+
+def _trained_positions(run: Run) -> TrainedPositions | None:
+    if run.head.positions is None:
+        return None
+    return settings_of_step(run).positions
+
+
+def settings_of_step(run: Run) -> StepSettings:
+    """Return the settings of the last call, which know how many labels a row has."""
+    settings: StepSettings | None = getattr(run.step, "settings", None)
+    if settings is None:
+        raise ModelError(
+            "The number of labels in a row is not known after loading a pickle. Call partial_fit on some rows first."
+        )
+    return settings
+
+
+def untrained_run(estimator: Any, X: MatrixLike, y: MatrixLike) -> Run:
+    """Return the run that a fit of a copy of ``estimator`` would begin from."""
+    twin = clone(estimator)
+    rows = (X, cast("ArrayLike", y), None)
+    run, _ = twin._prepare(FitRows(rows, (None, None, None), (None, None, None)).call(None, resume=False))
+    prepared: Run = run
+    return prepared
+
+
+# Loads what was trained elsewhere into a run: weights by name, or the vectors of training graphs.
+
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class LoadsState:
+    """An estimator that takes what was trained elsewhere."""
+
+    _run: Run
+    optimizer: str | BaseOptimizer
+
+    def load_state(self, state: str | os.PathLike[str] | dict[str, np.ndarray]) -> Self:
+        """Load weights that were trained elsewhere, and the optimizer's state where it is there too.
+
+        Parameters
+        ----------
+        state : str, path or dict of str to ndarray
+            A folder of :meth:`export_training`, a file in the format of safetensors that a loop over its graphs wrote,
+            a file of :meth:`save_adapter`, or arrays by name: those of the graph, as in ``weights_``, or the vectors of
+            the training graphs.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ModelError
+            A name, a shape or a number does not fit, or the state was trained in a graph with other constants, such as
+            another scale of the inputs, or with other labels of classes; the estimator is unchanged.
+
+        Notes
+        -----
+        What the graph has beside its weights is compared where the state says it: folders, files of training graphs,
+        and ``weights_`` as it is. A dict that was put together by hand, and a file of a loop that leaves out the
+        metadata, are compared by names and shapes alone.
+
+        Arrays by the names of the graph hold no state of the optimizer: it starts anew. Where the estimator has
+        low-rank adapters, such arrays are matrices with the change merged into them: the change is zero then. With the
+        vectors of training graphs :meth:`partial_fit` goes on exactly: schedules too are where they would be after
+        the steps of the state. Only the masks of dropout are others, as their numbers are drawn by the estimator.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> one, other = (OrtGradientClassifier(MLP((8,)), random_state=i) for i in (0, 1))
+        >>> one, other = (net.partial_fit(X, y, classes=[0, 1, 2]) for net in (one, other))
+        >>> bool((other.load_state(one.weights_).predict_proba(X) == one.predict_proba(X)).all())
+        True
+        """
+        check_is_fitted(self)
+        arrays = read_arrays(state, self._run)
+        if isinstance(arrays, StateArrays) and arrays.constants is not None:
+            require_same_constants(self._run, arrays.constants)
+        load_arrays(self._run, arrays, resolve_optimizer(self.optimizer))
+        return self
+
+
+def read_arrays(source: object, run: Run) -> dict[str, np.ndarray]:
+    """Return the arrays of a mapping, a folder of training graphs, a file of safetensors, or an adapter file."""
+    if isinstance(source, StateArrays):
+        return source
+    if isinstance(source, Mapping):
+        return {str(name): np.asarray(array) for name, array in source.items()}
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"The state must be a path or a dict of arrays by name, {instead_of(source)}.")
+    path = Path(source)
+    if path.is_dir():
+        folder = read_folder(path)
+        return StateArrays(folder.state, folder.manifest.get("constants"))
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file or folder {path}.")
+    if path.suffix == ".onnx_adapter":
+        return _unscaled(read_adapter(path), run)
+    return read_state_file(path)
+
+
+def _unscaled(arrays: dict[str, np.ndarray], run: Run) -> dict[str, np.ndarray]:
+    """Return the arrays of an adapter file without the scale in the factors."""
+    for one in run.source.low_rank:
+        last = one.factors[1]
+        if last in arrays:
+            arrays[last] = (arrays[last].astype(np.float64) / one.scale).astype(arrays[last].dtype)
+    return arrays
+
+
+def load_arrays(run: Run, arrays: Arrays, optimizer: BaseOptimizer) -> None:
+    """Set the weights, and the optimizer's state where it is among the arrays; an error leaves the run unchanged."""
+    slots = optimizer.state() if isinstance(optimizer, Optimizer) else {}
+    if not arrays:
+        raise ModelError("The state is empty: give the trained arrays by name.")
+    arrays = _as_vectors(run, arrays)
+    vectors = PARAMETERS in arrays and PARAMETERS not in run.trained_weights()
+    parameters, frozen, state = _of_vectors(run, arrays, slots) if vectors else _of_names(run, arrays)
+    if vectors and STEP in arrays:
+        run.history.change(progress=_progress_at(run.history.progress, state.t - run.state.t))
+    changed = {
+        "parameters": parameters,
+        "frozen": frozen,
+        "state": state,
+        "step": None,
+        "snapshots": (),
+        "predictors": {},
+    }
+    run.history.last_finite = None
+    vars(run).update(changed)
+
+
+def _as_vectors(run: Run, arrays: Arrays) -> Arrays:
+    """Return a state of ``to_training_onnx``, with weights by name beside the vectors of the optimizer, as vectors."""
+    known = {*run.parameters.names, *run.parameters.running_statistics}
+    named = {name: array for name, array in arrays.items() if name in known}
+    rest = {name: array for name, array in arrays.items() if name not in known}
+    if STEP not in rest or named.keys() != known:
+        return arrays
+    parameters = run.parameters.with_averages(False)
+    for name, array in named.items():
+        _require_fitting_array(name, array, parameters.view(name).shape, parameters.buffer.dtype)
+        parameters.view(name)[...] = array
+    weights = AVERAGE if PARAMETERS in rest else PARAMETERS  # predictions are made by the average
+    statistics = {STATISTICS: parameters.statistics} if parameters.statistics.size else {}
+    return {**rest, **statistics, weights: parameters.vector}
+
+
+def _progress_at(progress: Progress, steps: int) -> Progress:
+    """Return the progress so many steps later, of as many rows each: learning rates go on from there."""
+    step = max(0, progress.step + steps)
+    return replace(progress, step=step, samples=round(progress.samples * step / max(1, progress.step)))
+
+
+def _of_names(run: Run, arrays: Arrays) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
+    """Return the parameters with the values of arrays by name; the optimizer starts anew."""
+    current = run.trained_weights()
+    arrays = _with_unchanged_factors(arrays, run)
+    for name, array in arrays.items():
+        if name not in current:
+            raise ModelError(f"The state holds {name!r}, which the graph lacks.{nearest(name, current)}")
+        _require_fitting_array(name, array, current[name].shape, run.parameters.buffer.dtype)
+    if missing := [name for name in run.parameters.names if name not in arrays]:
+        raise ModelError(f"The state lacks {missing[0]!r}, which is trained: it belongs to another model.")
+    parameters = run.parameters.with_averages(run.parameters.averages)
+    frozen = dict(run.frozen)
+    for name, array in arrays.items():
+        if name in parameters.views():
+            parameters.view(name)[...] = array
+        else:
+            frozen[name] = array.astype(frozen[name].dtype)
+    parameters = parameters.with_averages(parameters.averages)  # the average begins from these weights
+    return parameters, frozen, OptimizerState(draws=run.state.draws)
+
+
+def _with_unchanged_factors(arrays: Arrays, run: Run) -> Arrays:
+    """Return arrays with the low-rank factors that merged matrices lack: their change is zero."""
+    changes, held = run.source.low_rank, run.parameters.views()
+    if not changes or any(name in arrays for one in changes for name in one.factors):
+        return arrays
+    if missing := [one.matrix for one in changes if one.matrix not in arrays]:
+        raise ModelError(f"The state lacks {missing[0]!r}, which low-rank factors change: it belongs to another model.")
+    return {**arrays, **{f: held[f] * (f == one.first) for one in changes for f in one.factors}}
+
+
+def _of_vectors(
+    run: Run, arrays: Arrays, slots: Collection[str]
+) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
+    """Return the parameters and the optimizer's state with the values of the vectors of training graphs."""
+    old, size = run.parameters, run.parameters.vector.shape
+    known = {PARAMETERS: size, AVERAGE: size, STATISTICS: (old.statistics.size,), STEP: ()}
+    moments = {name: array for name, array in arrays.items() if name not in known}
+    for name, array in arrays.items():
+        _require_fitting_array(name, array, known.get(name, size), old.vector.dtype)
+    t = _steps_of_state(arrays.get(STEP, np.array(0)))
+    if moments.keys() != set(slots) and (moments or t):
+        raise ModelError(
+            f"The state holds the vectors {sorted(moments)} of an optimizer, and that of the estimator has "
+            f"{sorted(slots)}: set the optimizer that the state was trained with, or leave its vectors and "
+            f"the step out."
+        )
+    if old.statistics.size and STATISTICS not in arrays:
+        raise ModelError(f"The state lacks {STATISTICS!r}, the running statistics of the graph.")
+    parameters = old.with_averages(AVERAGE in arrays)
+    parameters.vector[...] = arrays[PARAMETERS]
+    if old.statistics.size:
+        parameters.statistics[...] = arrays[STATISTICS]
+    if parameters.average is not None:
+        parameters.average[...] = arrays[AVERAGE]
+    typed = {name: array.astype(old.vector.dtype) for name, array in moments.items()}
+    averaged = run.state.averaged + t - run.state.t if AVERAGE in arrays else 0
+    state = replace(run.state, t=t, slots=typed, averaged=max(0, averaged))
+    return parameters, run.frozen, state
+
+
+def _steps_of_state(array: np.ndarray) -> int:
+    """Return the number of steps that a state holds."""
+    if not 0 <= array < 2**63 or array != np.floor(array):
+        raise ModelError(f"The state holds {STEP!r} = {array}, which must be a number of steps: an integer >= 0.")
+    return int(array)
+
+
+def _require_fitting_array(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    if array.dtype.kind not in "fiu":
+        raise ModelError(f"The state holds {name!r} of type {array.dtype}; weights are numbers.")
+    if array.shape != shape:
+        raise ModelError(
+            f"The state holds {name!r} of shape {list(array.shape)}, and the estimator has {list(shape)}: it belongs "
+            f"to another model."
+        )
+    if not np.isfinite(array).all():
+        raise ModelError(f"The state holds {name!r} with values that are NaN or infinite: that training diverged.")
+    if np.abs(array).max(initial=0) > np.finfo(dtype).max:
+        raise ModelError(
+            f"The state holds {name!r} with values that are too large for {dtype}, in which it is trained."
+        )
+
+
+# Training graphs of an estimator as files, and the state that was trained with them.
+
+
+class TrainingFiles(LoadsState):
+    """An estimator whose training can go on in any onnxruntime."""
+
+    _run: Run
+    to_onnx: Callable[[], onnx.ModelProto]
+    optimizer: str | BaseOptimizer
+
+    def export_training(
+        self,
+        folder: str | os.PathLike[str],
+        X: MatrixLike | None = None,
+        y: MatrixLike | None = None,
+        *,
+        batch_size: int | None = None,
+        form: str = "both",
+        target: str = "any",
+    ) -> None:
+        """Write a folder of graphs that train this model in any onnxruntime, in any language.
+
+        The folder holds ``step.onnx``, a step on a minibatch, ``epoch.onnx``, a loop over the minibatches of an epoch,
+        ``predict.onnx``, whose weights are inputs, ``state.safetensors`` with the weights and the optimizer's state,
+        and ``manifest.json``, which says what the inputs and outputs are. The graphs consist of ONNX's own operators.
+        Training goes on as by :meth:`partial_fit`; :meth:`load_state` brings the result back.
+
+        Parameters
+        ----------
+        folder : str or path
+            The folder to write. One that holds an earlier export is replaced as a whole.
+        X, y : data as for :meth:`fit`, default=None
+            Of an estimator that is not fitted: some rows, for the shapes of the graph and the classes. It is exported
+            as it is before training, and stays as it is.
+        batch_size : int, default=None
+            Rows of a minibatch; None: those of the estimator, of ``accumulate`` minibatches together.
+        form : {"both", "step", "epoch"}, default="both"
+            The training graphs to write.
+        target : {"any", "web"}, default="any"
+            What the graphs are to run on. "web": also on WebGPU in browsers, which lacks float64: the scalars of a
+            step, such as the bias corrections of Adam, and targets that are scaled are computed in float32.
+
+        Raises
+        ------
+        ModelError
+            A setting has no place in the graphs: L-BFGS; or an input or a weight has the name of a tensor of the
+            state.
+        FileExistsError
+            The folder holds other files.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> classifier = OrtGradientClassifier(MLP((8,)), random_state=0).partial_fit(X, y, classes=[0, 1, 2])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     classifier.export_training(f"{folder}/iris", batch_size=32)
+        ...     sorted(os.listdir(f"{folder}/iris"))
+        ['epoch.onnx', 'manifest.json', 'predict.onnx', 'state.safetensors', 'step.onnx']
+        """
+        require_known_form(form, target)
+        if X is None or y is None:
+            check_is_fitted(self)
+            run = self._run
+        else:
+            run = untrained_run(self, X, y)
+        with refusing("The training graphs cannot be made"):
+            content = training_folder(self._export_source(run, batch_size, target), form)
+        write_folder(content, folder)
+
+    def to_training_onnx(self, *, batch_size: int | None = None) -> onnx.ModelProto:
+        """Return the graph of ``to_onnx()`` with a training step in ``training_info``, ONNX's own form.
+
+        The step (``algorithm``) reads the weights of the inference graph by their names; its own initializers are the
+        optimizer's state, which ``initialization`` sets back, and ``update_binding`` says which output replaces which
+        initializer. Runtimes that only predict ignore it. :func:`load_training` goes on training the file.
+
+        Parameters
+        ----------
+        batch_size : int, default=None
+            Rows of a minibatch; None: those of the estimator, of ``accumulate`` minibatches together.
+
+        Raises
+        ------
+        ModelError
+            A setting has no place in the graphs, as for :meth:`export_training`, or the step needs more than operators
+            of the default domain, or the inference graph lacks what is trained: low-rank factors, float16 weights; or
+            the model encodes columns of a table.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import SGD, MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> classifier = OrtGradientClassifier(MLP((8,)), optimizer=SGD(), random_state=0)
+        >>> classifier = classifier.partial_fit(X, y, classes=[0, 1, 2])
+        >>> info = classifier.to_training_onnx().training_info[0]
+        >>> sorted(binding.key for binding in info.update_binding)
+        ['layers.0.bias', 'layers.0.weight', 'layers.1.bias', 'layers.1.weight', 'step']
+        """
+        check_is_fitted(self)
+        with refusing("The training step cannot be made"):
+            return training_model(self._export_source(self._run, batch_size, "any"), self.to_onnx())
+
+    def _export_source(self, run: Run, batch_size: int | None, target: str) -> ExportSource:
+        """Return what the training graphs are made from."""
+        return export_source(self, run, batch_size, target)
+
+
+# The constants that are built into a graph beside its weights, and whether two graphs have the same ones.
+#
+# Scales of inputs and of targets, and the labels of the classes, are among them, which a fit takes from its data.
+
+
+LISTED = 1024
+"""Numbers of a constant that are listed; a longer one is represented by a digest."""
+
+CLOSE = 1e-6
+"""Relative difference of floats that are equal: means of the same data differ in the last bits between processors."""
+
+CLASSES = "classes of "
+"""Before the name of an output: its labels, in the order of their scores."""
+
+_LISTED_IN_ERRORS = 6
+
+
+def constants_of(run: Run) -> dict[str, Any]:
+    """Return the constants by name as values of JSON; those that only training reads are left out."""
+    source = without_low_rank(run.source)
+    own = {*source.parameters, *source.statistics}
+    found = {name: _fact(array) for name, array in _arrays(source.model) if name not in own}
+    if (scale := run.head.target_scale) is not None:
+        found |= {"center of y": _fact(scale.center), "scale of y": _fact(scale.scale)}
+    heads = {form.output or "": head for form, head in zip(run.source.forms, run.head.parts, strict=False)}
+    for name, head in (heads or {"y": run.head}).items():
+        several = head.classes if isinstance(head.classes, list) else None
+        labels = {"": head.classes} if several is None else {f"[:, {i}]": one for i, one in enumerate(several)}
+        found |= {f"{CLASSES}{name}{i}": _labels_fact(one) for i, one in labels.items() if one is not None}
+    return found
+
+
+def _arrays(model: ir.Model) -> Iterator[tuple[str, np.ndarray]]:
+    for node in every_node(model.graph):
+        drops = node.op_type == "Dropout" and not node.domain
+        for value in node.inputs[:1] if drops else node.inputs:
+            if value is not None and value.name and (array := constant(value)) is not None:
+                yield value.name, array
+        for name, attribute in () if drops or node.op_type == "Constant" else node.attributes.items():
+            if isinstance(attribute, ir.Attr) and attribute.type in _FLOATS and not attribute.is_ref():
+                yield f"{node.outputs[0].name}.{name}", np.array(attribute.value, np.float32)
+
+
+def _labels_fact(labels: Any) -> dict[str, Any]:
+    """Return the fact of labels, whose integers may be of any width."""
+    array = np.asarray(labels)
+    return _fact(array.astype(np.int64) if array.dtype.kind in "biu" else array)
+
+
+_FLOATS = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
+
+
+def _fact(array: np.ndarray) -> dict[str, Any]:
+    plain = array if array.dtype.kind in "biuf" else array.astype(str)
+    fact: dict[str, Any] = {"type": array.dtype.name, "shape": list(array.shape)}
+    if array.size <= LISTED and plain.dtype.kind != "f":
+        return {**fact, "values": plain.ravel().tolist()}
+    if array.size <= LISTED:
+        return {**fact, "values": [float(x) if math.isfinite(x) else str(x) for x in plain.ravel().astype(np.float64)]}
+    content = "\0".join(plain.ravel().tolist()).encode() if plain.dtype.kind == "U" else plain.tobytes()
+    return {**fact, "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def require_same_constants(run: Run, given: object) -> None:
+    """Raise ModelError if the graph of a state has other constants than the one of a run."""
+    known = constants_of(run)
+    facts = given if isinstance(given, Mapping) else {}
+    names = [*known, *(str(name) for name in facts if name not in known)]
+    for name in sorted(names, key=lambda name: not name.startswith(CLASSES)):
+        ours, theirs = known.get(name), facts.get(name)
+        if not _are_equal(ours, theirs) and name.startswith(CLASSES):
+            raise ModelError(
+                f"The state was trained with other {name}: {_told(theirs)}; the estimator has {_told(ours)}, so that "
+                f"its scores mean other labels. Load the state into the estimator that it comes from, or into one that "
+                f"was fitted to the same labels; dict(state), of arrays by name, loads the weights alone."
+            )
+        if not _are_equal(ours, theirs):
+            raise ModelError(
+                f"The state was trained in a graph whose constant {name!r} is {_told(theirs)}, and that of the "
+                f"estimator is {_told(ours)}: it belongs to another model, whose weights mean something else here. "
+                f"Load it into the estimator that it comes from, or into one that was fitted to the same data."
+            )
+
+
+def _are_equal(ours: object, theirs: object) -> bool:
+    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+        return False
+    if ours.get("shape") != theirs.get("shape") or ("values" in ours) != ("values" in theirs):
+        return False
+    if "values" not in ours:
+        return bool(ours == theirs)
+    pairs = zip(ours["values"], theirs["values"], strict=False) if isinstance(theirs["values"], list) else ()
+    return len(ours["values"]) == len(theirs["values"]) and all(_are_close(a, b) for a, b in pairs)
+
+
+def _are_close(a: object, b: object) -> bool:
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return a == b or (isinstance(a, float) and math.isclose(a, b, rel_tol=CLOSE, abs_tol=1e-30))
+    return bool(a == b)
+
+
+def _told(fact: object) -> str:
+    """Return what a constant is, for a message."""
+    if not isinstance(fact, dict):
+        return "nothing"
+    values = fact.get("values")
+    if not isinstance(values, list):
+        return f"an array of shape {fact.get('shape')} with the SHA-256 {str(fact.get('sha256'))[:12]}..."
+    listed = [f"{one:.6g}" if isinstance(one, float) else str(one)[:40] for one in values[:_LISTED_IN_ERRORS]]
+    text = ", ".join([*listed, *(["..."] if len(values) > _LISTED_IN_ERRORS else [])])
+    return text if fact.get("shape") == [] else f"[{text}]"

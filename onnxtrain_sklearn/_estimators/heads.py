@@ -1,0 +1,296 @@
+"""Choose the head, that is, what follows the scores: task, link, labels; and plan the training of a call.
+
+The loss, the targets and the number of scores determine the head. For a given graph, the content of its output is
+determined first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from sklearn.base import is_classifier
+
+from .._data.targets import Targets
+from .._fitted.model import FittedModel, is_estimator
+from .._given.comparison import (
+    OwnOutput,
+    as_columns,
+    own_output,
+    require_column_shape,
+    require_own_features,
+    require_target_shape,
+    run_graph,
+    settled,
+)
+from .._given.ml_files import is_fitted_graph
+from .._importers.load import LABELS
+from .._inference.graph import Head
+from .._ir.shapes import infer_shapes
+from .._model.activation import Link, Positions, Task
+from .._model.heads import SAME_TYPES, HeadTypes, graph_of_features, types_of_head, with_head
+from .._model.trainable import TrainableModel, trainable_model
+from .._ort import devices
+from .._ort.devices import Device
+from .._training.loss_graph import StepSettings, n_classes_of
+from .._training.trainer import TrainerSettings
+from ..exceptions import ModelError
+from ..finetuning import FineTuner
+from ..losses import LOSSES, Loss, resolve_loss
+from ..models import resolve_builder
+from .config import engine_of, settings_with_head
+from .examples import Call, Examples, TrainingRows, class_axis_of, ignoring, positions_of, trained_positions
+from .parameters import Parameters
+from .source import given_graph, source_of
+from .state import Columns, Run
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """The head of a run and related decisions.
+
+    Attributes
+    ----------
+    source : TrainableModel
+        The graph, with the kind of its output resolved.
+    seen : TrainableModel
+        The graph with the loss placed before or after its final activation.
+    head : Head
+    settings : StepSettings
+    own : OwnOutput or None
+        The output of a given graph on some rows of the data.
+    """
+
+    source: TrainableModel
+    seen: TrainableModel
+    head: Head
+    settings: StepSettings
+    own: OwnOutput | None
+
+
+def choose_head(
+    estimator: Parameters,
+    old: Run | None,
+    source: TrainableModel,
+    fitted: FittedModel | None,
+    examples: Examples,
+    rng: np.random.RandomState,
+    *,
+    is_new: bool = False,
+) -> HeadChoice:
+    """Return the head for the loss and the targets, and the settings of the step.
+
+    ``is_new`` says whether the graph has a new head, which gives scores.
+    """
+    loss = loss_of(estimator, fitted, source)
+    loss.check_targets(examples.targets.values)
+    device = devices.resolve_device(estimator.device, estimator.providers, estimator.provider_options)
+    own = None
+    if source.members is not None or is_new:
+        _require_scores(estimator)
+    elif old is None and fitted is None:
+        own = own_output(estimator.model, source, examples.columns, device)
+    positions = places_of_labels(estimator, None if old is None else old.head, source, own, examples.targets)
+    if own is not None:
+        own = own.at(positions) if positions is not None else of_whole_rows(own, examples.targets)
+        source, n_columns = settled(source, own, estimator.output_kind, classifies=is_classifier(estimator))
+    elif old is not None:
+        n_columns = old.head.n_outputs
+    elif fitted is not None:
+        n_columns = _score_columns(source, examples.columns, device)
+    else:
+        n_columns = examples.targets.n_outputs
+    seen, head = head_for(source, loss, examples.targets, n_columns, positions)
+    seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
+    known = trained_positions(head, examples.targets)
+    settings = settings_with_head(estimator, loss, head, device, engine_of(estimator, device), seed, known)
+    return HeadChoice(source, seen, head, ignoring(settings, examples.targets), own)
+
+
+def places_of_labels(
+    estimator: Parameters, old: Head | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
+) -> Positions | None:
+    """Return the axes of the scores at each position, where the targets have labels there."""
+    if old is not None:
+        return old.positions
+    return positions_of(own, source, targets, class_axis_of(estimator)) if targets.has_positions else None
+
+
+def of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
+    """Return the output of a given graph; its rows must have the shape of those of the targets."""
+    if targets.task == "regression":
+        require_target_shape(own, targets)
+    else:
+        require_column_shape(own.row_shape, own.name)
+    return own
+
+
+def _require_scores(estimator: Parameters) -> None:
+    if estimator.output_kind not in ("auto", "scores"):
+        raise ValueError(
+            f"output_kind={estimator.output_kind!r}: the graph of an ensemble (n_members), or with a new head, gives "
+            f"scores. Set 'auto'."
+        )
+
+
+def loss_of(estimator: Any, fitted: FittedModel | None, source: TrainableModel) -> Loss:
+    """Return the loss; the default for a fitted model is the loss that the model minimizes."""
+    follows = isinstance(estimator.loss, str) and estimator.loss == estimator._default_loss
+    return resolve_loss(fitted.loss if follows and fitted is not None else estimator.loss, source.joined)
+
+
+def _score_columns(source: TrainableModel, columns: Columns, device: Device) -> int:
+    """Return the number of scores per row, determined by running the graph on three rows of the data."""
+    graph = source.model.clone()
+    keep = next(v for v in graph.graph.outputs if v.name == source.scores)
+    graph.graph.outputs.clear()
+    graph.graph.outputs.append(keep)
+    last = len(next(iter(columns.values()))) - 1
+    return int(as_columns(run_graph(graph, columns, np.array([0, last, 0]), device), source.scores).shape[1])
+
+
+def head_for(
+    source: TrainableModel, loss: Loss, targets: Targets, n_columns: int, positions: Positions | None
+) -> tuple[TrainableModel, Head]:
+    """Return the head, and the model with the loss placed before or after its final activation."""
+    of_pairs = source.link == "votes"
+    task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
+    of_label: Task = "multiclass" if task == "multioutput" else task
+    if of_label not in loss.tasks:
+        valid = ", ".join(repr(name) for name, kind in LOSSES.items() if of_label in kind.tasks)
+        raise ValueError(f"loss={type(loss).__name__} is not for {task} targets. Losses for them: {valid}.")
+    link = loss.link(of_label)
+    if task == "regression":
+        seen = source if source.link == link else source.ignoring_activation()
+        return seen, Head(task, link, n_columns, row_shape=targets.row_shape)
+    if of_pairs:
+        return source, Head(task, "identity", n_columns, targets.classes)
+    if source.link not in ("sigmoid", "softmax"):
+        return source.ignoring_activation(), Head(task, link, n_columns, targets.classes, positions=positions)
+    if task == "multioutput":
+        raise ValueError(
+            f"The graph ends in a {source.link}, which cannot model several labels of several classes each; let it end "
+            f"in the scores of all classes."
+        )
+    if source.link == "softmax" and task != "multiclass":
+        raise ValueError(
+            f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid."
+        )
+    own: Link = source.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
+    return source, Head(task, own, n_columns, targets.classes, positions=positions)
+
+
+def _task(targets: Targets, n_columns: int) -> Task:
+    """Return the task for ``n_columns`` scores; two classes with two scores are trained as multiclass."""
+    if targets.task == "binary" and n_columns == 2:
+        return "multiclass"
+    if n_columns != targets.n_outputs:
+        what = {"regression": "outputs", "multilabel": "labels"}.get(targets.task, "classes")
+        count = targets.n_outputs if targets.classes is None else len(targets.classes)
+        known = targets.task in ("binary", "multiclass") and count < n_columns
+        hint = " Where y lacks some of the classes, name them all: fit(X, y, classes=...)." if known else ""
+        raise ValueError(
+            f"The graph's output has {n_columns} column(s), but y has {count} {what}.{hint} A trained model gets a new "
+            f"last layer, for other {what}, by finetune=FineTuner(new_head=True)."
+        )
+    return targets.task
+
+
+# What is decided about the training of a call before its run exists.
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The decisions about a call of ``fit`` or ``partial_fit``.
+
+    Attributes
+    ----------
+    estimator : BaseOrtGradient
+    call : Call
+    loop : TrainerSettings
+    old : Run or None
+        The run that the call continues.
+    rng : numpy.random.RandomState
+    rows : TrainingRows
+    fitted : FittedModel or None
+        Description of the fitted model that is trained with its own head.
+    tuner : FineTuner or None
+        The settings of fine-tuning; None: plain training.
+    body : Body or None
+        The part of the given model that gets a new head.
+    head_names : tuple of str
+        The weights of the new head.
+    """
+
+    estimator: Any
+    call: Call
+    loop: TrainerSettings
+    old: Run | None
+    rng: np.random.RandomState
+    rows: TrainingRows
+    fitted: FittedModel | None
+    tuner: FineTuner | None
+    body: Body | None
+    head_names: tuple[str, ...]
+
+
+# A new head for other classes or targets than those of the given model: the features behind it, and its weights.
+
+
+@dataclass(frozen=True)
+class Body:
+    """The part of a given model that a new head is put on.
+
+    Attributes
+    ----------
+    source : TrainableModel
+        The graph that ends in the features.
+    fitted : FittedModel or None
+        The fitted model from which it comes: its transformers stay as they are.
+    types : HeadTypes
+        The types in which the file keeps what the head replaces.
+    """
+
+    source: TrainableModel
+    fitted: FittedModel | None
+    types: HeadTypes = SAME_TYPES
+
+
+def gets_new_head(estimator: Parameters, old: Run | None) -> bool:
+    """Whether a call of ``fit`` replaces the head of the given model."""
+    tuner = estimator.finetune
+    if old is not None or not isinstance(tuner, FineTuner) or resolve_builder(estimator.model) is not None:
+        return False
+    tuner.validate()
+    return bool(tuner.new_head)
+
+
+def body_of(estimator: Parameters) -> Body:
+    """Return the part of the given model before its head."""
+    model, output = estimator.model, estimator.output
+    whole = None if is_estimator(model) else given_graph(cast("bytes", model))
+    if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole, output)):
+        whole = infer_shapes(whole.clone())  # the final activation is recognized by the axes that it normalizes
+        graph, features = graph_of_features(whole, output)
+        source = replace(trainable_model(graph, features, foreign=True), reference=None)
+        return Body(source, None, types_of_head(whole, output))
+    source, fitted = source_of(model, None)
+    if fitted is not None and fitted.table is not None:
+        raise ModelError(
+            f"new_head=True needs a model that takes numbers, and {type(model).__name__} encodes text. Convert the "
+            f"table by its transformers first, and give the model behind them."
+        )
+    final = next(v for v in source.model.graph.outputs if v.name == source.scores)
+    graph, features = graph_of_features(source.model, output, final)
+    return Body(trainable_model(graph, features), fitted)
+
+
+def headed(body: Body, examples: Examples) -> tuple[TrainableModel, tuple[str, str]]:
+    """Return the graph with a head for the targets, and the names of the head's weights."""
+    rows = np.array([0, len(examples) - 1, 0])
+    found = run_graph(body.source.model, examples.columns, rows, devices.resolve_device())
+    require_own_features(body.source.model, body.source.output, body.source.parameters)
+    width = as_columns(found, body.source.output).shape[1]
+    graph, names = with_head(body.source.model, body.source.output, width, examples.targets.n_outputs, body.types)
+    return trainable_model(graph, foreign=body.fitted is None), names

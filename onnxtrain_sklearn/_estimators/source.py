@@ -1,0 +1,393 @@
+"""Find or build the graph that is trained: a given one, a fitted estimator's, a builder's, an earlier call's."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import scipy.sparse as sp
+from sklearn.base import is_classifier
+
+from .._data.columns import Column
+from .._fitted.model import FittedModel, holds_text, is_estimator
+from .._given.comparison import of_kind
+from .._given.ml_files import is_fitted_graph, is_plain_graph_of_text
+from .._importers.keras import join_normalizations
+from .._importers.load import LABELS, erase_initializers, load
+from .._importers.quantization import fake_quantized, with_float_products
+from .._ir.files import without_program
+from .._ir.limits import current_limits
+from .._model.constants import dequantized
+from .._model.heads import join_outputs
+from .._model.modes import in_training_mode
+from .._model.precision import widened
+from .._model.trainable import TrainableModel, trainable_model
+from .._utils.cache import Cache, content, is_plain
+from .._utils.errors import ignores_float_errors, refusing
+from .._utils.typing import MatrixLike
+from ..exceptions import ModelError, instead_of, nearest
+from ..graph import GraphBuilder, operators_of
+from ..losses import LossSource
+from ..models import MODELS, Builder, ModelSource, keywords_of, resolve_builder
+from ..models.base import BY_CHANNEL, BY_COLUMN, Draft, makes_drafts
+from .config import require_own_kind
+from .examples import Call, Examples, TrainingRows, graph_inputs, scaled
+from .parameters import Parameters
+from .state import Run
+
+LONGEST_NAME = 40
+"""Largest length of a string that may be a misspelled builder name; longer strings are paths."""
+
+
+def given_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
+    """Return the graph of a file in the form that is trained: in floats of one type, with layers as single nodes."""
+    return join_normalizations(dequantized(fake_quantized(with_float_products(widened(load(model))))))
+
+
+def source_of(
+    model: ModelSource,
+    output: str | None,
+    *,
+    has_text: bool = False,
+    joined: bool = False,
+    training_mode: bool = False,
+    several: Sequence[str] = (),
+) -> tuple[TrainableModel, FittedModel | None]:
+    """Return the trainable form of the user's ``model``, and for a fitted model its description.
+
+    ``has_text`` says whether the data have columns that are not numeric, ``joined`` whether the loss is computed on the
+    concatenation of all outputs of the graph, ``training_mode`` whether its nodes are switched over to training,
+    ``several`` names the outputs that are trained together.
+    """
+    model = without_program(model)
+    if is_estimator(model):
+        if output is not None:
+            raise ValueError(f"output={output!r} names an output of an ONNX graph; model is a {type(model).__name__}.")
+        from .._fitted.prepare import fitted_model  # needs skl2onnx and private names of scikit-learn
+
+        return fitted_model(model, has_text=has_text)
+    if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
+        raise TypeError(
+            f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a fitted scikit-learn model, a "
+            f"graph builder such as MLP(), its name, or None, {instead_of(model)}."
+        )
+    if isinstance(model, str) and len(model) < LONGEST_NAME and model.isidentifier() and not os.path.exists(model):
+        raise ValueError(
+            f"Unknown model {model!r}.{nearest(model, MODELS)} Other strings are paths of ONNX files, and there is no "
+            f"file {model!r}."
+        )
+    whole = given_graph(model)
+    whole = in_training_mode(whole) if training_mode else whole
+    plain = is_plain_graph_of_text(whole, output) and (joined or bool(several))  # of which training says what it takes
+    if (labels := whole.meta[LABELS]) or (is_fitted_graph(whole, output) and not plain):
+        _require_one_output(several)
+        from .._given.ml_conversion import fitted_file  # needs much of scikit-learn
+
+        with refusing("The graph cannot be prepared for training"):
+            return fitted_file(whole, output, labels)
+    whole, widths = join_outputs(whole) if joined and output is None else (whole, ())
+    found = trainable_model(whole, output, foreign=True, several=several)
+    return replace(found, reference=whole, joined=widths), None
+
+
+def _require_one_output(several: Sequence[str]) -> None:
+    if several:
+        raise ModelError(
+            f"The graph is that of a fitted model (ai.onnx.ml), which is trained on one output, not on "
+            f"{list(several)}: take OrtGradientClassifier or OrtGradientRegressor."
+        )
+
+
+def known_source(
+    estimator: Parameters, old: Run | None, X: MatrixLike
+) -> tuple[TrainableModel | None, FittedModel | None]:
+    """Return the graph if it is known before the data: given, or trained by an earlier call."""
+    if old is not None:
+        if old.began is not None:
+            old.began.require_same(estimator)
+        return old.given, old.fitted
+    if resolve_builder(estimator.model) is not None:
+        return None, None
+    if is_estimator(estimator.model):
+        require_own_kind(estimator)
+    joined = isinstance(estimator.loss, LossSource)
+    text, mode = holds_text(X), estimator.training_mode
+    found = source_of(estimator.model, estimator.output, has_text=text, joined=joined, training_mode=mode)
+    return of_kind(found, classifies=is_classifier(estimator))
+
+
+# The graph that a builder builds for the data of a call.
+#
+# The data are prepared before the graph exists, as float32 in their own shape. If the graph expects another type, or
+# flat rows in another shape, they are prepared again.
+
+
+NEEDS_ROWS = {"X", "y", "sample_weight"}
+"""The keywords of a builder that depend on the split into training and validation rows."""
+
+
+def built_for(
+    estimator: Parameters, call: Call, examples: Examples, rows: TrainingRows, rng: np.random.RandomState
+) -> tuple[TrainableModel, Examples]:
+    """Return the graph that the builder of an estimator builds for the data, and the data as its input."""
+    builder = resolve_builder(estimator.model)
+    assert builder is not None
+    trained = rows.split(examples)[0] if needs_rows(builder) else None
+    scale = scale_for(estimator, builder, examples, rows)
+    source = built_source(builder, scaled(examples, rows.scale), trained, rng, scale)
+    (column,) = examples.columns.values()
+    if column.matches(source.inputs[0]):
+        return source, replace(examples, columns={source.inputs[0].name: column})
+    columns = graph_inputs(estimator, call.X, source.inputs, None, reset=False)
+    return source, replace(examples, columns=columns)
+
+
+def needs_rows(builder: Builder) -> bool:
+    """Whether the builder uses the training rows."""
+    return not NEEDS_ROWS.isdisjoint(keywords_of(builder))
+
+
+def built_source(
+    builder: Builder,
+    examples: Examples,
+    rows: np.ndarray | None,
+    rng: np.random.RandomState,
+    scale: InputScale | None = None,
+) -> TrainableModel:
+    """Return the trainable form of the graph that a builder builds for ``rows`` of the data; None: for all rows.
+
+    A graph of this package's own scales the rows that it gets by ``scale``.
+    """
+    (column,) = examples.columns.values()
+    n_features, n_outputs = math.prod(column.shape[1:]), examples.targets.n_outputs
+    keywords = _keywords(builder, column, examples, rows)
+    if is_plain(builder) and makes_drafts(builder):
+        draft = builder.draft(n_features, n_outputs, rng, **keywords)
+        numbers = None if scale is None else scale.key
+        key = content(builder), n_features, n_outputs, draft.form, numbers, current_limits()
+        source = _sources.get(key, lambda: _form_of_source(builder, draft, scale))
+        _require_one_input(source, column, f"{type(builder).__name__}.build")
+        return source.with_weights(draft.weights)
+    with operators_of(f"{type(builder).__name__}.build"):
+        built = builder.build(n_features, n_outputs, rng, **keywords)
+    whole = with_scaled_rows(load(built), scale)
+    source = replace(_source_built_by(builder, whole), reference=whole)
+    _require_one_input(source, column, f"{type(builder).__name__}.build")
+    return source
+
+
+_sources: Cache[TrainableModel] = Cache(64, 2**25, lambda source: sum(a.nbytes for a in source.weights().values()))
+
+
+def _form_of_source(builder: Builder, draft: Draft, scale: InputScale | None) -> TrainableModel:
+    """Return the graph of a draft with zeros in place of the weights of this fit."""
+    proto = draft.graph()
+    erase_initializers(proto, draft.weights)
+    source = _source_built_by(builder, with_scaled_rows(load(proto), scale))
+    return source.with_weights(source.weights())  # as arrays: those of a file are read anew each time
+
+
+def _source_built_by(builder: Builder, whole: ir.Model) -> TrainableModel:
+    source = replace(trainable_model(whole), members=_declared_members(builder))
+    _require_scores_of_members(source)
+    return source
+
+
+def _declared_members(builder: Builder) -> int | None:
+    """Return how many members the graphs of the builder have; the builder has validated its parameters before."""
+    members = getattr(builder, "n_members", None)
+    if members is None or (isinstance(members, int | np.integer) and members >= 1):
+        return None if members is None else int(members)
+    raise ValueError(f"n_members of {type(builder).__name__} must be an int, at least 1, or None, got {members!r}.")
+
+
+def _require_scores_of_members(source: TrainableModel) -> None:
+    if source.members is not None and source.link is not None:
+        raise ModelError(
+            f"The graph ends in the function {source.link!r}; where the builder has n_members, it must return the "
+            f"scores of the members, and the link of the loss follows."
+        )
+
+
+def _require_one_input(source: TrainableModel, column: Column, name: str) -> None:
+    """Raise if the graph does not accept the rows; ``name`` is the method that built it."""
+    if len(source.inputs) != 1:
+        raise ModelError(f"{name} made a graph with {len(source.inputs)} inputs, not 1.")
+    spec, row = source.inputs[0], column.shape[1:]
+    if len(spec.shape) <= len(row):
+        shape = ", ".join(["'N'", *map(str, row)])
+        raise ModelError(
+            f"{name} made a graph whose input {spec.name!r} has {len(spec.shape)} axes, but X has {len(row) + 1}. Give "
+            f"the input the shape ({shape}), and flatten the rows inside the graph."
+        )
+
+
+def _keywords(builder: Builder, column: Column, examples: Examples, rows: np.ndarray | None) -> dict[str, Any]:
+    """Return the arguments that the builder declares."""
+    every = np.arange(len(examples)) if rows is None else np.sort(rows)
+    targets, weights = examples.targets.values, examples.weights
+    makers: dict[str, Callable[[], object]] = {
+        "row_shape": lambda: column.shape[1:],
+        "X": lambda: column.read_only(every),
+        "y": lambda: targets[every],
+        "sample_weight": lambda: None if weights is None else weights[every],
+    }
+    return {name: makers[name]() for name in keywords_of(builder)}
+
+
+# Large numbers in the rows: the networks that are built for them subtract a center and divide by a power of two.
+#
+# A network of initial weights gives outputs as large as its inputs, and follows the largest column alone. Both numbers
+# are constants of the graph, not weights: the exported file takes the columns in their own units. A center is a whole
+# multiple of its divisor, so that neither depends on each row, and graphs of equal constants share what was compiled.
+
+
+LEAST_SIZE = 2.0
+"""Root mean square from which on a column is scaled: standardized columns, of about one, stay as they are."""
+
+CLEARLY_SMALL = 0.9 * LEAST_SIZE**2
+"""Mean square below which rounding in float32 does not matter."""
+
+LOOKED_AT_ROWS, LOOKED_AT_NUMBERS, LEAST_ROWS = 10_000, 2**23, 100
+"""Rows that tell the size of the numbers, at most, and numbers of them, unless these are of fewer than 100 rows."""
+
+_NUMBERS_AT_ONCE = 2**17
+"""Numbers that are looked at together: rows may be images, and mapped from a file."""
+
+_LARGEST_EXPONENT = 120
+"""The reciprocal of a greater power of two would not be a normal number of float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class InputScale:
+    """What rows are scaled by: ``(row - center) / divisor``, both float32 and of the axes of a row."""
+
+    center: np.ndarray
+    divisor: np.ndarray
+
+    @property
+    def key(self) -> bytes:
+        """The numbers as a comparable value."""
+        return self.center.tobytes() + self.divisor.tobytes()
+
+
+def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows: TrainingRows) -> InputScale | None:
+    """Return what the graph of a builder scales its rows by; None: nothing.
+
+    Without scaled targets a regressor is in the units of its data. The weights of other builders may have been chosen
+    for the rows as they are. What a penalty on a linear model means depends on the units of the columns.
+    """
+    unscaled = examples.targets.task == "regression" and rows.scale is None
+    kind = getattr(builder, "scales_rows", None)
+    if kind is None or unscaled or not is_plain(builder):
+        return None
+    if estimator.alpha and not _has_hidden_layers(builder):
+        return None
+    (column,) = examples.columns.values()
+    centered = bool(getattr(builder, "fit_intercept", True)) and not column.is_sparse
+    chosen = _looked_at(column, rows.split(examples)[0])
+    shares = np.ones(len(chosen)) if examples.weights is None else examples.weights[chosen].astype(np.float64)
+    if _are_small(column, chosen, shares):
+        return None
+    return _scale_of(_spread(column, chosen, shares, kind), centered=centered)
+
+
+def _has_hidden_layers(builder: Builder) -> bool:
+    by_channel = getattr(builder, "scales_rows", None) == BY_CHANNEL
+    return by_channel or bool(np.size(getattr(builder, "hidden_layer_sizes", ())))
+
+
+@dataclass(frozen=True, eq=False)
+class _Spread:
+    """Mean, standard deviation and root mean square of the numbers of each column, or channel."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    size: np.ndarray
+
+
+@ignores_float_errors
+def _are_small(column: Column, chosen: np.ndarray, shares: np.ndarray) -> bool:
+    """Whether a short look at few rows shows that no column is large: their mean squares are far enough below it."""
+    numbers = math.prod(column.shape[1:])
+    if column.is_sparse or len(chosen) * numbers > _NUMBERS_AT_ONCE:
+        return False
+    rows = np.asarray(column.read_only(chosen)).reshape(-1, numbers)
+    mean_squares = shares.astype(rows.dtype) @ (rows * rows) / shares.sum()
+    return bool((mean_squares < CLEARLY_SMALL).all())
+
+
+def _spread(column: Column, chosen: np.ndarray, shares: np.ndarray, kind: str) -> _Spread:
+    n_numbers = math.prod(column.shape[1:])
+    origin, axes = _origin(column, chosen[:1], kind), _joined_axes(column, kind)
+    sums = np.zeros((2, *column.shape[1:]))
+    for piece in np.array_split(np.arange(len(chosen)), max(1, len(chosen) * n_numbers // _NUMBERS_AT_ONCE)):
+        sums += _weighted_sums(column.read_only(chosen[piece]), shares[piece], origin)
+    first, second = (sums / shares.sum()).mean(axis=tuple(axis + 1 for axis in axes), keepdims=True)
+    variance, mean = np.maximum(second - first**2, 0.0), origin + first
+    return _Spread(mean, np.sqrt(variance), np.sqrt(variance + mean**2))
+
+
+def _looked_at(column: Column, rows: np.ndarray) -> np.ndarray:
+    """Return rows, in order and evenly chosen, that tell the size of the numbers."""
+    most = min(LOOKED_AT_ROWS, max(LEAST_ROWS, LOOKED_AT_NUMBERS // math.prod(column.shape[1:])))
+    return np.sort(rows)[:: max(1, -(-len(rows) // most))]
+
+
+def _joined_axes(column: Column, kind: str) -> tuple[int, ...]:
+    """Return the axes of a row whose numbers are scaled alike: those of images, without the axis of channels."""
+    axes = range(len(column.shape) - 1)
+    return () if kind == BY_COLUMN else tuple(axes[1:] if len(axes) == 3 else axes)
+
+
+def _origin(column: Column, row: np.ndarray, kind: str) -> Any:
+    """Return numbers that squares are summed up around: far from 0 they would lose the spread."""
+    if column.is_sparse or not len(row):
+        return 0.0
+    first = np.asarray(column.read_only(row), np.float64)[0]
+    return first.mean(axis=_joined_axes(column, kind), keepdims=True)
+
+
+def _weighted_sums(numbers: Any, shares: np.ndarray, origin: Any) -> np.ndarray:
+    """Return the sums over rows of the numbers and of their squares."""
+    if sp.issparse(numbers):
+        matrix: Any = numbers
+        matrix = matrix.astype(np.float64)
+        return np.stack([np.ravel(shares @ matrix), np.ravel(shares @ matrix.multiply(matrix))])
+    numbers = np.asarray(numbers, np.float64) - origin
+    return np.stack([np.tensordot(shares, numbers, 1), np.tensordot(shares, numbers * numbers, 1)])
+
+
+def _scale_of(spread: _Spread, *, centered: bool) -> InputScale | None:
+    """Return the scale of large columns, by their deviation where they are centered; None: no column is large.
+
+    Smaller deviations than 1 are not scaled up, unless all numbers of a column are equal: its deviation is not known.
+    """
+    around = np.where(spread.deviation > 0, np.maximum(spread.deviation, 1.0), spread.size)
+    large = (spread.size >= LEAST_SIZE) & np.isfinite(spread.size)
+    if not large.any():
+        return None
+    sizes = np.where(large, around if centered else spread.size, 1.0)
+    divisor = np.ldexp(1.0, np.minimum(np.frexp(sizes)[1] - 1, _LARGEST_EXPONENT))
+    center = np.where(large & centered, np.round(spread.mean / divisor) * divisor, 0.0)
+    return InputScale(center.astype(np.float32), divisor.astype(np.float32))
+
+
+def with_scaled_rows(model: ir.Model, scale: InputScale | None) -> ir.Model:
+    """Return ``model``, changed in place, scaling its rows first."""
+    if scale is None:
+        return model
+    (rows,) = model.graph.inputs
+    uses, op = list(rows.uses()), GraphBuilder(model.graph, prefix="scaled", constant_nodes=True)
+    scaled = op.Sub(rows, scale.center[np.newaxis]) if scale.center.any() else rows
+    scaled = op.Mul(scaled, 1 / scale.divisor[np.newaxis]) if (scale.divisor != 1).any() else scaled
+    for node, index in uses:
+        node.replace_input_with(index, scaled)
+    model.graph.sort()
+    return model

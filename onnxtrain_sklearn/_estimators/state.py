@@ -1,0 +1,358 @@
+"""The state of a training: the graph, its weights and everything that a later call needs to predict or continue.
+
+Sessions and derived graphs are caches of a run; pickles omit them, and they are rebuilt on first use. Nothing here
+depends on scikit-learn's interface.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+
+from .._data.columns import Column
+from .._fitted.model import FittedModel
+from .._importers.load import to_proto
+from .._importers.quantization import holds_fakes
+from .._inference.ensemble import ensemble_of
+from .._inference.graph import Head, OutputOptions, exported_model, inference_model
+from .._inference.predictor import Predictor, filled_graph
+from .._inference.row_dependence import where_rows_meet
+from .._ir.files import without_program
+from .._model.trainable import TrainableModel, merged
+from .._ort import sessions
+from .._ort.devices import Device
+from .._training.history import History
+from .._training.loss_graph import as_float32
+from .._training.parameters import FlatParameters
+from .._training.state import OptimizerState, TrainingStep
+from .._utils.cache import content
+from .._utils.params import copied
+from .._utils.typing import DType
+from ..adapters import LoRA, without_low_rank
+from ..exceptions import ModelError
+from ..models import ModelSource, resolve_builder
+from .parameters import Parameters
+
+Columns = Mapping[str, Column]
+
+
+@dataclass
+class Run:
+    """State of a training run.
+
+    Attributes
+    ----------
+    source : TrainableModel
+        The graph with the loss placed before or after its final activation. All other forms are derived from it.
+    activation : dict
+        How the graph computes its output from the scores: another loss may need the final activation again.
+    shapes : dict of str to tuple
+        The shape of a row of each input, as in the data of the last call.
+    frozen : dict of str to ndarray
+        Parameters that are not trained, and fixed running statistics.
+    parameters : FlatParameters
+        The trained parameters, and the updated running statistics.
+    rng : numpy.random.RandomState
+        Draws the order of the rows in each epoch and the validation split.
+    seed : int
+        Seed of dropout.
+    fitted : FittedModel or None
+        Description of the fitted model from which the graph was made.
+    sample : data or None
+        Some rows as scikit-learn takes them, to compare predictions. Pickles omit it: they hold no data.
+    began : Start or None
+        The given model and its selected output.
+    snapshots : tuple of ndarray
+        The buffers of several moments of training whose networks predict together; empty: the parameters predict.
+    balanced : tuple of float or None
+        The weight of each class that ``class_weight="balanced"`` came to in the last fit.
+    balanced_outputs : tuple of (tuple of float or None)
+        The same for each of several outputs that are trained together.
+    rows : int or None
+        Rows of a full minibatch in the last step, to which a later call pads. None: not known.
+    sparse : tuple of str
+        The inputs that were sparse matrices in the last call.
+    compared : str
+        What was compared before the first step of a given file, for users.
+    """
+
+    source: TrainableModel
+    activation: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    frozen: dict[str, np.ndarray]
+    parameters: FlatParameters
+    head: Head
+    rng: np.random.RandomState
+    device: Device
+    session_options: Mapping[str, Any] | None
+    engine: str
+    seed: int
+    fitted: FittedModel | None = None
+    sample: Any = None
+    began: Start | None = None
+    state: OptimizerState = field(default_factory=OptimizerState)
+    history: History = field(default_factory=History)
+    form: TrainableModel | None = None
+    step: TrainingStep | None = None
+    step_key: object = None
+    snapshots: tuple[np.ndarray, ...] = ()
+    balanced: tuple[float, ...] | None = None
+    balanced_outputs: tuple[tuple[float, ...] | None, ...] = ()
+    rows: int | None = None
+    sparse: tuple[str, ...] = ()
+    compared: str = ""
+    predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "sample": None, "form": None, "step": None, "step_key": None, "predictors": {}}
+
+    @property
+    def model(self) -> TrainableModel:
+        """The trained form of the graph; it is made on first use, and pickles omit it."""
+        if self.form is None:
+            dtype = self.parameters.buffer.dtype
+            self.form = trained_form(self.source, self.shapes, self.parameters.names, dtype)
+        return self.form
+
+    @property
+    def given(self) -> TrainableModel:
+        """The graph as it was given."""
+        return replace(self.source, **self.activation)
+
+    @property
+    def deployed(self) -> TrainableModel:
+        """The graph for prediction and export, without adapters: for a table it has one input per column."""
+        source = without_low_rank(self.source)
+        if self.fitted is None or self.fitted.parts is None:
+            return source
+        whole = self.fitted.parts.whole
+        return replace(source, model=whole.model, inputs=whole.inputs)
+
+    def fitted_attributes(self) -> dict[str, Any]:
+        """Return the attributes of an estimator with this run; those of the history are properties."""
+        found: dict[str, Any] = {
+            "_run": self,
+            "n_outputs_": self.head.n_outputs,
+            "engine_": self.engine,
+            "device_": self.device.name,
+        }
+        if self.head.parts:
+            names = [form.output for form in self.source.forms]
+            known = {
+                n: part.classes for n, part in zip(names, self.head.parts, strict=True) if part.classes is not None
+            }
+            return {**found, "n_outputs_": len(names), "output_names_": names, "classes_": known}
+        return found if self.head.classes is None else {**found, "classes_": self.head.classes}
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Return a copy of every parameter and running statistic of predictions, in the graph's order and type.
+
+        Adapters are merged into the matrices.
+        """
+        return self.source.kept.rounded(merged(self.prediction_weights(), self.source.low_rank))
+
+    def prediction_weights(self) -> dict[str, np.ndarray]:
+        """Return :meth:`weights` with the factors of adapters beside the matrices."""
+        return self.source.weights({**self.frozen, **self.parameters.prediction_views()})
+
+    def trained_weights(self) -> dict[str, np.ndarray]:
+        """Return :meth:`weights` without the average of the weights, as they are trained."""
+        return self.source.weights({**self.frozen, **self.parameters.views()})
+
+    def predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
+        """Return a predictor with the current weights for data like ``columns``; the scores can be its last output."""
+        sparse = sparse_inputs(columns)
+        key = ("scores" if with_scores else "predict", sessions.forks(), sparse)
+        if key not in self.predictors:
+            make: Callable[..., Any] = inference_model if sparse else filled_graph
+            graph = make(*predicting_model(self), self.head, with_scores=with_scores)
+            width = sum(math.prod(shape) for shape in self.shapes.values())
+            self.predictors[key] = Predictor(
+                graph,
+                self.device,
+                self.session_options,
+                width=width,
+                sparse=sparse,
+                rows_meet=self.rows_of_predictions_meet,
+            )
+        return self.predictors[key]
+
+    def predictions(self, columns: Columns) -> dict[str, np.ndarray]:
+        """Return the predictions of the graph, by scikit-learn method."""
+        predictor = self.predictor(columns)
+        results = {"predict": predictor.run(columns)}
+        if self.head.has_probabilities:
+            results["predict_proba"] = predictor.run(columns, output=1)
+        elif self.head.task != "regression":
+            results["decision_function"] = predictor.run(columns, output=1)
+        return results
+
+    def plain_predictor(self) -> Predictor:
+        """Return a predictor for the outputs of the graph itself; the scores are last.
+
+        It reads the parameters where they are, if the graph takes them so: a session has two copies of what it holds.
+        """
+        head = replace(self.head, target_scale=None, target_range=None)
+        source, dtype = self.source, self.parameters.buffer.dtype
+        live = self.fitted is None and source.dtype == dtype and not source.changes_weights
+        weights = {**self.frozen, **self.parameters.prediction_views()} if live else self.weights()
+        graph = inference_model(self.deployed, weights, head, with_scores=True, in_double=False)
+        live_parameters = self.parameters if live else None
+        rows_meet = self.rows_of_predictions_meet
+        return Predictor(graph, self.device, self.session_options, live=live_parameters, rows_meet=rows_meet)
+
+    def to_onnx(self, options: OutputOptions) -> onnx.ModelProto:
+        """Return the inference graph with the current weights."""
+        return to_proto(exported_model(*predicting_model(self), self.head, options))
+
+    def graph_to_predict(self) -> bytes:
+        """Return the inference graph of :meth:`predictor`, with the current weights."""
+        return filled_graph(*predicting_model(self), self.head).content
+
+    def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
+        """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""
+        sparse = sparse_inputs(columns)
+        if sparse:
+            graph: Any = inference_model(self.model, self.frozen, self.head, with_scores=with_scores)
+        else:
+            live = self.parameters.prediction_views()
+            every = {**self.frozen, **live}
+            graph = filled_graph(self.model, every, self.head, with_scores=with_scores, live=live)
+        rows_meet = self.rows_of_predictions_meet
+        return Predictor(
+            graph, self.device, self.session_options, live=self.parameters, sparse=sparse, rows_meet=rows_meet
+        )
+
+    def rows_of_predictions_meet(self) -> bool:
+        """Whether the prediction of a row depends on the rows that are predicted with it."""
+        return where_rows_meet(self.model, self.session_options, in_training=False) is not None
+
+
+def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:
+    """Return the inputs whose rows are to be multiplied without making them dense; with ``every`` all sparse ones."""
+    return tuple(name for name, one in columns.items() if one.stays_sparse or (every and one.is_sparse))
+
+
+def trained_form(
+    source: TrainableModel, shapes: Mapping[str, tuple[int, ...]], trained: Collection[str], dtype: DType | None = None
+) -> TrainableModel:
+    """Return the trained form of a graph: rows have ``shapes``, and statistics that training does not affect are fixed.
+
+    ``dtype`` float32 converts a float64 graph; None keeps its type.
+    """
+    fixed = source.with_shapes(shapes).with_frozen_statistics(trained)
+    return fixed if dtype in (None, fixed.dtype) else as_float32(fixed)
+
+
+# The ``model`` from which a run was started. Later calls continue with its graph; another model is refused.
+
+
+@dataclass(frozen=True)
+class Start:
+    """The parameters of the first call that determine the graph; objects are copied."""
+
+    model: ModelSource
+    output: str | None
+    output_kind: str = "auto"
+    training_mode: bool = False
+    adapters: LoRA | None = None
+
+    @classmethod
+    def by(cls, estimator: Parameters) -> Start:
+        """Return the start of an estimator with these parameters."""
+        model, others = estimator.model, [copied(getattr(estimator, name)) for name in _COMPARED]
+        return cls(copied(model) if hasattr(model, "build") else without_program(model), *others)
+
+    def require_same(self, estimator: Parameters) -> None:
+        """Raise ModelError if a later call has another model, or takes another form of it."""
+        for name in _COMPARED:
+            first, now = getattr(self, name), getattr(estimator, name)
+            if content(first) != content(now):
+                raise ModelError(_message(name, first, now))
+        model = estimator.model
+        if model is not self.model and content(_default(model)) != self._content:
+            raise ModelError(_message("model", _model_text(self.model), _model_text(model)))
+
+    @cached_property
+    def _content(self) -> object:
+        return content(_default(self.model))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_content"}
+
+
+_COMPARED = ("output", "output_kind", "training_mode", "adapters")
+
+
+def _default(model: ModelSource) -> Any:
+    if isinstance(model, os.PathLike):
+        return os.fspath(model)
+    return resolve_builder(model) or without_program(model)
+
+
+def _model_text(model: ModelSource) -> str:
+    model = without_program(model)
+    return repr(model) if model is None or isinstance(model, str) or hasattr(model, "build") else type(model).__name__
+
+
+def _message(name: str, first: object, now: object) -> str:
+    change = f"from {first} to {now}" if str(first) != str(now) else f"to another {now}"
+    return (
+        f"{name} was changed {change}, but warm_start and partial_fit go on training the graph of the first call. Give "
+        f"the earlier {name} back to go on; to train another, set warm_start=False and call fit, or take a new "
+        f"estimator (sklearn.base.clone)."
+    )
+
+
+# Networks that predict by the weights of several moments of their training.
+
+
+class RunOfMembers(Protocol):
+    """What is needed of a run; ``snapshots`` are buffers of its parameters."""
+
+    source: TrainableModel
+    head: Head
+    frozen: dict[str, np.ndarray]
+    parameters: FlatParameters
+    snapshots: tuple[np.ndarray, ...]
+
+    @property
+    def deployed(self) -> TrainableModel: ...
+    def weights(self) -> dict[str, np.ndarray]: ...
+
+
+def predicting_model(run: RunOfMembers) -> tuple[TrainableModel, dict[str, np.ndarray]]:
+    """Return the graph that predicts, and its weights: those of the run, or of each of its snapshots."""
+    if not run.snapshots:
+        return run.deployed, run.weights()
+    return ensemble_of(run.deployed, [_weights_at(run, buffer) for buffer in run.snapshots])
+
+
+def _weights_at(run: RunOfMembers, buffer: np.ndarray) -> dict[str, np.ndarray]:
+    ordered = run.source.weights({**run.frozen, **run.parameters.with_buffer(buffer).prediction_views()})
+    return run.source.kept.rounded(merged(ordered, run.source.low_rank))
+
+
+def require_single_scores(run: RunOfMembers) -> None:
+    """Raise ValueError where the mean of several copies of a graph is not made."""
+    source, head = run.source, run.head
+    reasons = {
+        "its graph has several outputs": bool(head.parts),
+        "its labels are at positions of a row": head.positions is not None,
+        "its targets have several axes": bool(head.row_shape),
+        "its graph is an ensemble already": source.members is not None,
+        "its classes are chosen by votes or by a threshold": source.link == "votes" or source.choice is not None,
+        "its file keeps weights in a narrow type": bool(source.kept.weights),
+        "its graph is quantized": holds_fakes(source.model),
+        "it trains low-rank factors": bool(source.low_rank),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(f"SnapshotEnsemble is for one network with a score a target or class, but {reason}.")

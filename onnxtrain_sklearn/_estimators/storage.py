@@ -1,0 +1,172 @@
+"""Pickle, clone and copy estimators: their state as plain data that name classes.
+
+A pickle contains no path of a private module: only public types have to be trusted, and modules can move.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .._fitted.model import is_estimator
+from .._ir.files import without_program
+from .._ort import devices, packages
+from .._ort.devices import Device
+from .._training.programs import is_usable
+from .._utils.params import Parametrized, copied
+from ..callbacks.base import ACTIVE
+from ..exceptions import warn
+from .parameters import SET
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+PACKAGE = __name__.partition(".")[0]
+
+CLASSES: Mapping[str, str] = {
+    "Curve": "_training.history",
+    "Device": "_ort.devices",
+    "EpochLog": "_training.history",
+    "FittedFile": "_given.ml_files",
+    "FittedModel": "_fitted.model",
+    "FlatParameters": "_training.parameters",
+    "Head": "_inference.graph",
+    "History": "_training.history",
+    "KeptTypes": "_model.precision",
+    "OptimizerState": "_training.state",
+    "LowRank": "_model.trainable",
+    "Origin": "_fitted.provenance",
+    "OutputForm": "_model.trainable",
+    "Positions": "_model.activation",
+    "Run": "_estimators.state",
+    "Start": "_estimators.state",
+    "TargetRange": "_data.target_scale",
+    "TargetScale": "_data.target_scale",
+    "Table": "_fitted.model",
+    "TableColumn": "_fitted.model",
+    "TablePipeline": "_fitted.table_graph",
+    "TensorSpec": "_model.trainable",
+    "TrainableModel": "_model.trainable",
+}
+"""The private classes whose objects a run holds, with their current modules."""
+
+_KIND, _STATE = f"{PACKAGE} class", "state"
+
+
+def plain(value: object) -> Any:
+    """Return ``value`` with objects of private classes replaced by dicts; :func:`restored` is the inverse."""
+    return _plain(value, {})
+
+
+def _plain(value: Any, seen: dict[int, tuple[object, object]]) -> Any:
+    """Convert recursively; ``seen`` holds visited objects, so that shared objects stay shared."""
+    if id(value) in seen:
+        return seen[id(value)][1]
+    kind = type(value)
+    if f"{PACKAGE}.{CLASSES.get(kind.__name__)}" == kind.__module__:
+        result: dict[str, Any] = {_KIND: kind.__name__}
+        seen[id(value)] = value, result
+        state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)
+        result[_STATE] = {name: _plain(item, seen) for name, item in (state or {}).items()}
+        return result
+    if kind is dict:
+        return {key: _plain(item, seen) for key, item in value.items()}
+    return kind(_plain(item, seen) for item in value) if kind in (list, tuple) else value
+
+
+def restored(value: object) -> Any:
+    """Return ``value`` with the objects that dicts represent."""
+    return _restored(value, {})
+
+
+def _restored(value: Any, seen: dict[int, Any]) -> Any:
+    if id(value) in seen:
+        return seen[id(value)][1]
+    kind: Any = type(value)
+    if kind is dict and _KIND in value:
+        return _object(value, value[_KIND], value[_STATE], seen)
+    if kind is dict:
+        return {key: _restored(item, seen) for key, item in value.items()}
+    return kind(_restored(item, seen) for item in value) if kind in (list, tuple) else value
+
+
+def _object(value: Any, name: str, state: Mapping[str, Any], seen: dict[int, Any]) -> Any:
+    """Return the object of the class ``name`` that ``value`` represents."""
+    cls = getattr(importlib.import_module(f"{PACKAGE}.{CLASSES[name]}"), name)
+    result = cls.__new__(cls)
+    seen[id(value)] = value, result
+    found = {key: _restored(item, seen) for key, item in state.items()}
+    if hasattr(result, "__setstate__"):
+        result.__setstate__(found)
+    else:
+        vars(result).update(found)
+    return result
+
+
+# Copies of an estimator: clones, deep copies, and pickles, which load even if their device or engine is missing.
+
+
+def _without_programs(state: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters whose model can be copied."""
+    return state | {"model": without_program(state["model"])} if "model" in state else state
+
+
+class Copied(Parametrized):
+    """An estimator whose clones keep a given fitted model, and whose pickles hold the run as plain data."""
+
+    engine: str
+    device_: str
+
+    def __sklearn_clone__(self) -> Self:
+        """Return an unfitted copy; a fitted model among the parameters stays fitted."""
+        parameters = _without_programs(self.get_params(deep=False))
+        copies: dict[str, Any] = {
+            n: v if n == "model" and is_estimator(v) else copied(v) for n, v in parameters.items()
+        }
+        twin = type(self)(**copies)
+        for name in ("_metadata_request", "_sklearn_output_config"):
+            if name in vars(self):
+                setattr(twin, name, copy.deepcopy(vars(self)[name]))
+        if SET in vars(self):  # one instance serves all clones, as in scikit-learn
+            vars(twin)[SET] = vars(self)[SET]
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy: parameters, and the fitted state as plain data."""
+        state: dict[str, Any] = _without_programs(super().__getstate__())
+        state.pop(ACTIVE, None)  # a callback copies the estimator in training
+        return {**state, "_run": plain(state["_run"])} if "_run" in state else state
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore a copy; if its device or engine is missing, it continues on the CPU or with engine="auto"."""
+        super().__setstate__(state)
+        if "_run" not in state:
+            return
+        run = self._run = restored(state["_run"])
+        run.device = resumed_device(self, run.device)
+        if not is_usable(self.engine):
+            _go_on_with(self, f"by the engine {self.engine!r}", engine="auto")
+
+
+def resumed_device(estimator: object, device: Device) -> Device:
+    """Return the device of a loaded estimator, started; the CPU, with a warning, where it cannot be had."""
+    found = devices.resumed(device)
+    if found is not None:
+        return found
+    _go_on_with(estimator, f"on {device.providers[0]}", device="cpu", providers=None, provider_options=None)
+    cpu = devices.resolve_device()
+    vars(estimator)["device_"] = cpu.name
+    return cpu
+
+
+def _go_on_with(estimator: object, was: str, **parameters: object) -> None:
+    """Set those of the parameters that the estimator has, and warn of the first."""
+    name, value = next(iter(parameters.items()))
+    warn(
+        f"This {type(estimator).__name__} was trained {was}, which this environment (onnxruntime "
+        f"{packages.version()}) lacks: it goes on with {name}={value!r}."
+    )
+    vars(estimator).update({name: value for name, value in parameters.items() if hasattr(estimator, name)})

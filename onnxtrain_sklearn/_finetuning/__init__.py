@@ -1,0 +1,1 @@
+"""Fine-tuning of fitted models: objective, search, trainer."""

@@ -1,0 +1,269 @@
+"""The objective of fine-tuning: the loss of weighted rows, and the recalibration of outputs.
+
+The rows stay in the buffers; what changes are their weights. A fold of a cross-validation is a vector of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.optimize
+
+from .._data.batches import Batches
+from .._training.loss_graph import TARGET
+from .._training.parameters import FlatParameters
+from .._training.state import GradientStep
+
+SAMPLED_ROWS = 64
+"""Number of rows whose gradients are squared."""
+
+
+class RowObjective:
+    """The mean loss of weighted rows.
+
+    Attributes
+    ----------
+    rows : ndarray of int
+        The rows, in the order of the weights of a call.
+    weights : ndarray of shape (n_rows,)
+        The weights that the rows have in the data.
+    """
+
+    def __init__(self, step: GradientStep, batches: Batches) -> None:
+        self._step, self._batches = step, batches
+        self._pieces = batches.minibatches()
+        self._loaded: np.ndarray | None = None
+        ends = np.cumsum([0, *map(len, self._pieces)]).tolist()
+        self._parts = [slice(*ends[i : i + 2]) for i in range(len(self._pieces))]
+        self.rows = np.concatenate(self._pieces)
+        self.weights = batches.weights_of(self.rows)
+
+    @property
+    def parameters(self) -> FlatParameters:
+        """The parameters; a call leaves its vector in them."""
+        return self._step.parameters
+
+    def digest(self, update: Callable[[bytes], object], size: int) -> None:
+        """Call ``update`` with the rows and their weights, ``size`` rows at a time."""
+        self._batches.digest(update, size)
+
+    def first(self) -> np.ndarray:
+        """Return the weights with those of the first rows only, which are in the buffers at once."""
+        return np.where(np.arange(len(self.rows)) < len(self._pieces[0]), self.weights, 0.0)
+
+    def targets(self) -> np.ndarray:
+        """Return one target of each row: the first of those that differ between rows, as a corner of a map may not."""
+        first = self._targets_of(self._pieces[0])[0].copy()
+        differ = ((self._targets_of(piece) != first).any(axis=0) for piece in self._pieces)
+        column = next((int(np.argmax(some)) for some in differ if some.any()), 0)
+        return np.concatenate([self._targets_of(piece)[:, column].copy() for piece in self._pieces])
+
+    def __call__(self, vector: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the mean loss of the weighted rows and its gradient, in float64."""
+        self.parameters.vector[...] = vector
+        loss, gradient = 0.0, np.zeros(len(vector))
+        sizes = [float(weights[part].sum()) for part in self._parts]
+        total = sum(sizes)
+        for piece, part, size in zip(self._pieces, self._parts, sizes, strict=True):
+            if size:
+                self._load(piece)
+                share = size / total
+                loss += share * self._weighted(weights[part], total)
+                gradient += np.multiply(self.parameters.gradient, share, dtype=np.float64)
+        return loss, gradient
+
+    def loss(self, vector: np.ndarray, weights: np.ndarray) -> float:
+        """Return the mean loss of the weighted rows."""
+        return self(vector, weights)[0]
+
+    def squared_gradients(self, vector: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+        """Return the mean square of the gradients of single rows, their targets shuffled.
+
+        With the targets as they are, the square would be largest where the model errs. Shuffled, it tells how much a
+        parameter changes the predictions.
+        """
+        self.parameters.vector[...] = vector
+        chosen = rng.permutation(np.arange(len(self._pieces[0])))[:SAMPLED_ROWS]
+        targets = self._load(self._pieces[0])
+        targets[chosen] = targets[rng.permutation(chosen)]
+        squares = np.zeros(len(vector))
+        for i in chosen:
+            self._weighted(np.eye(1, len(self._pieces[0]), i)[0], 1.0)
+            squares += self.parameters.gradient.astype(np.float64) ** 2
+        self._loaded = None
+        return squares / len(chosen)
+
+    def _targets_of(self, piece: np.ndarray) -> np.ndarray:
+        """Return the targets of the rows, a line for each; the next call may write over them."""
+        return self._load(piece)[: len(piece)].reshape(len(piece), -1)
+
+    def _load(self, piece: np.ndarray) -> np.ndarray:
+        """Gather the rows into the buffers; return the buffer of the targets."""
+        buffers = self._step.buffers(len(piece))
+        if self._loaded is not piece:
+            self._batches.gather(piece, buffers)
+            self._loaded = piece
+        return buffers.columns[TARGET]
+
+    def _weighted(self, weights: np.ndarray, total: float) -> float:
+        """Compute the gradients of the loaded rows; return their loss."""
+        buffer = self._step.buffers(len(weights)).sample_weight
+        buffer[: len(weights)], buffer[len(weights) :] = weights, 0.0
+        return self._step.gradients(total)
+
+
+# Recalibration of the output of a model by its own weights: scaling and shifting the scores.
+#
+# Which weights scale the scores, and which shift them, is found by trying: whatever the form of the graph, the scores
+# on some rows tell.
+
+
+Scores = Callable[[], np.ndarray]
+"""Returns the scores of some rows by the current parameters."""
+
+MOST_NAMES = 64
+"""Number of parameters beyond which those with the output's scale and shift are not looked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class OutputWeights:
+    """The weights that scale and shift the scores.
+
+    Attributes
+    ----------
+    scaled : ndarray of bool
+        Multiplying these weights by a number multiplies the scores by it, up to a shift; no weight, if there are no
+        such weights.
+    shifts : ndarray of int, of shape (n_columns, n_weights)
+        Places of the weights that are added to the scores, for each column; no column if there are none.
+    size : float
+        Root mean square of the scores.
+    effect : float
+        What a unit of the shifting weights adds to the scores.
+    """
+
+    scaled: np.ndarray
+    shifts: np.ndarray
+    size: float
+    effect: float = 1.0
+
+    @property
+    def linear(self) -> bool:
+        """Whether all weights together scale the scores, as they do in linear models and sums of trees."""
+        return bool(len(self.shifts) and self.scaled.all())
+
+    def shifted(self, vector: np.ndarray, by: np.ndarray) -> np.ndarray:
+        """Return the weights with numbers added to the columns of the scores."""
+        result: np.ndarray = vector.copy()
+        for places, number in zip(self.shifts, by, strict=True):
+            result[places] += number / self.effect
+        return result
+
+    def shift_gradient(self, gradient: np.ndarray) -> np.ndarray:
+        """Return the derivatives by the numbers added to the columns, from those by the weights."""
+        return np.asarray(gradient[self.shifts].sum(axis=1) / self.effect)
+
+
+def no_output_weights(size: int) -> OutputWeights:
+    """Return the description of a model whose output is not recalibrated."""
+    return OutputWeights(np.zeros(size, bool), np.empty((0, 1), int), 1.0)
+
+
+def output_weights(parameters: FlatParameters, scores: Scores) -> OutputWeights:
+    """Return the weights that scale and shift the scores."""
+    before = _columns(scores)
+    names = parameters.names if len(parameters.names) <= MOST_NAMES else ()
+    columns = before.shape[1]  # a number for each column comes before leaves of trees
+    own = [name for name in reversed(names) if len(parameters.vector[parameters.span(name)]) == columns]
+    likely = [*own, *(name for name in reversed(names) if name not in own)]
+    found = ((name, _effect(parameters, name, scores, before)) for name in likely)
+    shifting, effect = next(((name, one) for name, one in found if one), (None, 1.0))
+    bias = () if shifting is None else (shifting,)
+    sets = [names, *((name, *bias) for name in names if name not in bias)]
+    if not before.any() or np.ptp(before, axis=0).max() == 0:
+        sets = []
+    scaling = next((one for one in sets if one and _scales(parameters, one, scores, before, bool(bias))), ())
+    scaled = np.zeros(len(parameters.vector), bool)
+    for name in scaling:
+        scaled[parameters.span(name)] = True
+    shifts = np.empty((0, 1), int)
+    if shifting is not None:
+        shifts = np.arange(len(scaled))[parameters.span(shifting)].reshape(columns, -1)
+    return OutputWeights(scaled, shifts, float(np.sqrt(np.mean(before**2))) or 1.0, effect)
+
+
+def _columns(scores: Scores) -> np.ndarray:
+    found = scores()
+    return np.asarray(found, np.float64).reshape(len(found), -1)
+
+
+def _effect(parameters: FlatParameters, name: str, scores: Scores, before: np.ndarray) -> float:
+    """Return what adding a number to a parameter adds to the scores, as a multiple of the number; 0: no shift.
+
+    The parameter has a number for each column; or, of a single column, many that are all added to, as leaves of trees.
+    """
+    span, columns = parameters.span(name), before.shape[1]
+    if columns not in (1, span.stop - span.start):
+        return 0.0
+    steps = np.abs(before).max() * (0.5 + np.arange(columns) / columns) + 1.0
+    added = _after(parameters, parameters.vector[span] + steps, span, scores) - before
+    factor = float(added[0, 0] / steps[0])
+    shifts = factor and np.allclose(added, factor * steps, rtol=1e-3, atol=1e-3 * abs(factor) * steps[0])
+    return factor if shifts else 0.0
+
+
+def _scales(
+    parameters: FlatParameters, names: Sequence[str], scores: Scores, before: np.ndarray, up_to_shift: bool
+) -> bool:
+    """Whether multiplying these parameters by 1.5 multiplies the scores by 1.5."""
+    vector = parameters.vector.copy()
+    for name in names:
+        vector[parameters.span(name)] *= 1.5
+    difference = _after(parameters, vector, slice(None), scores) - 1.5 * before
+    difference -= difference.mean(axis=0) if up_to_shift else 0.0
+    return bool(np.allclose(difference, 0.0, atol=1e-3 * np.abs(before).max()))
+
+
+def _after(parameters: FlatParameters, values: np.ndarray, span: slice, scores: Scores) -> np.ndarray:
+    """Return the scores after the parameters in ``span`` have been replaced for a moment."""
+    kept = parameters.vector.copy()
+    try:
+        parameters.vector[span] = values
+        return _columns(scores)
+    finally:
+        parameters.vector[...] = kept
+
+
+def anchors(
+    objective: RowObjective, old: np.ndarray, output: OutputWeights, weights: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the anchors by name: the old weights, and those with an output recalibrated on the weighted rows."""
+    found = {"old": old}
+    if len(output.shifts):
+        found["shifted"] = _fitted(objective, old, output, weights, scales=False)
+    if output.scaled.any():
+        found["rescaled"] = _fitted(objective, old, output, weights, scales=True)
+    if output.linear:
+        zero = np.where(output.scaled, 0.0, old)
+        found["zero"] = _fitted(objective, zero, output, weights, scales=False)
+    return found
+
+
+def _fitted(
+    objective: RowObjective, start: np.ndarray, output: OutputWeights, weights: np.ndarray, *, scales: bool
+) -> np.ndarray:
+    """Return ``start`` with the shift of the scores, or with shift and scale, of the least loss."""
+    factor = np.where(output.scaled, start, 0.0) / output.size
+
+    def moved(z: np.ndarray) -> np.ndarray:
+        return output.shifted(start + z[0] * factor if scales else start, z[1:])
+
+    def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = objective(moved(z), weights)
+        return value, np.concatenate([[gradient @ factor if scales else 0.0], output.shift_gradient(gradient)])
+
+    zero = np.zeros(1 + len(output.shifts))
+    end = scipy.optimize.minimize(loss, zero, jac=True, method="L-BFGS-B", options={"maxiter": 50})
+    return start if not np.isfinite(end.fun) else moved(np.asarray(end.x))

@@ -1,0 +1,244 @@
+"""Fine-tune a model in one call, also through a new head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._data.batches import Batches
+from .._training.history import History
+from .._training.state import GradientStep
+from .._training.trainer import Trainer, TrainerSettings
+from ..exceptions import warn
+from ..finetuning import FineTuner
+from .objective import OutputWeights, RowObjective, Scores, anchors, no_output_weights, output_weights
+from .search import UNUSED, Choice, Paths, cross_validated, folds_of, fraction_used, metric
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """What fine-tuning needs beside the step and its rows.
+
+    Attributes
+    ----------
+    tuner : FineTuner
+    scores : callable () -> ndarray
+        Scores of some rows by the current parameters.
+    rng : numpy.random.RandomState
+        Draws the folds.
+    old_rows : RowObjective or None
+        The loss of old rows, by a step that shares the parameters.
+    head : tuple of str
+        The weights of a new head.
+    damping : ndarray of shape (P,) or None
+        What each weight is divided by in the damped anchors.
+    """
+
+    tuner: FineTuner
+    scores: Scores
+    rng: np.random.RandomState
+    old_rows: RowObjective | None = None
+    head: tuple[str, ...] = ()
+    damping: np.ndarray | None = None
+
+    def digest(self, update: Callable[[bytes], object], size: int) -> None:
+        """Call ``update`` with the old rows, ``size`` rows at a time, and the damping, which depends on the columns."""
+        if self.old_rows is not None:
+            self.old_rows.digest(update, size)
+        if self.damping is not None:
+            update(self.damping.tobytes())
+
+
+@dataclass(frozen=True, eq=False)
+class TuningResult:
+    """The weights that were found, the strength of the best candidate, and the record of all candidates."""
+
+    vector: np.ndarray
+    strength: float
+    report: dict[str, np.ndarray]
+
+
+class FineTuningTrainer(Trainer):
+    """Fine-tune the parameters of ``step``; the other arguments are those of :class:`~.trainer.Trainer`."""
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        settings: TrainerSettings,
+        step: GradientStep,
+        batches: Batches,
+        history: History,
+        validate: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(settings, step, batches, history, validate)
+        self.data = (batches, tuning)
+        self._tuning, self._tuner, self._rng = tuning, tuning.tuner, tuning.rng
+        self._objective = RowObjective(step, batches)
+
+    def _train(self) -> bool:
+        """Choose among the candidates; the history holds the loss before and after."""
+        self._kept.note()
+        objective, old = self._objective, self._vector.astype(np.float64)
+        before = objective.loss(old, objective.weights)
+        if self._record(before):
+            return self._settle(True)
+        vector = self._tuned(old)
+        loss = objective.loss(vector, objective.weights)
+        if not (np.isfinite(loss) and np.isfinite(vector).all()):
+            self._diverge()
+        self._kept.renew()
+        self._record(loss)
+        return self._settle(True)
+
+    def _tuned(self, old: np.ndarray) -> np.ndarray:
+        targets = self._objective.targets()
+        if len(np.unique(targets)) < 2 and self._validate is None and not self._tuning.head:
+            warn(
+                "Fine-tuning leaves the model as it is: y holds a single value for all rows, on which no choice can be "
+                "validated.",
+                UserWarning,
+            )
+            return old
+        folds = None
+        if self._validate is None:
+            folds = folds_of(targets, len(self._vector), self._tuner.cv, self._rng)
+        found = self._with_new_head(old, folds) if self._tuning.head else self._found(self._paths(old), folds)
+        self.history.change(fine_tuning=found.report)
+        return found.vector
+
+    def _with_new_head(self, start: np.ndarray, folds: np.ndarray | None) -> TuningResult:
+        """Return the weights with a new head, which is fitted alone first, and then with the others."""
+        heads = HeadPaths(self._tuner, self._objective, start, self._tuning.head, self._rng)
+        first = self._found(heads, folds)
+        if heads.output.scaled.all():
+            return first
+        second = self._found(WholePaths(heads, first.strength, self._rng), folds)
+        earlier = {**first.report, "share": np.zeros_like(first.report["share"])}
+        report = {name: np.concatenate([earlier[name], column]) for name, column in second.report.items()}
+        return TuningResult(second.vector, second.strength, report)
+
+    def _found(self, paths: Paths, folds: np.ndarray | None) -> TuningResult:
+        """Return the result of the searches; without folds it is chosen by the score on the validation data."""
+        if folds is None:
+            assert self._validate is not None
+            return self._best_scored(paths, self._validate)
+        choice = cross_validated(paths, folds)
+        if (folds == UNUSED).any():
+            return TuningResult(refitted(choice, paths, folds), choice.strength, choice.report())
+        return TuningResult(mean_of(choice, paths), choice.strength, choice.report())
+
+    def _paths(self, old: np.ndarray) -> Paths:
+        objective, output = self._objective, self._output()
+        damping = self._tuning.damping
+        cost = metric(objective, old, self._rng, damping)
+        return Paths(self._tuner, objective, old, output, cost, self._tuning.old_rows, damping)
+
+    def _output(self) -> OutputWeights:
+        if self._tuner.recalibrate:
+            return output_weights(self._objective.parameters, self._tuning.scores)
+        return no_output_weights(len(self._vector))
+
+    def _best_scored(self, paths: Paths, validate: Callable[[], float]) -> TuningResult:
+        """Return the candidate with the best score on the validation data; the first of equal ones."""
+        found: list[tuple[str, float, float]] = []
+        best, best_score, best_strength = paths.old, -np.inf, np.inf
+        for name, strength, vector in every_candidate(paths):
+            self._vector[...] = vector
+            found.append((name, strength, validate()))
+            if found[-1][2] > best_score:
+                best, best_score, best_strength = vector, found[-1][2], strength
+        return TuningResult(best, best_strength, _report_of_scores(found))
+
+
+def every_candidate(paths: Paths) -> Iterator[tuple[str, float, np.ndarray]]:
+    """Yield the name of each search, the strengths, and the weights that it finds on all rows."""
+    weights = paths.objective.weights
+    for name, anchor in paths.anchors(weights).items():
+        for strength, vector in paths.along(name, anchor, weights, paths.strengths(name)):
+            yield name, strength, vector
+
+
+def _report_of_scores(found: list[tuple[str, float, float]]) -> dict[str, np.ndarray]:
+    names, strengths, scores = (np.array(column) for column in zip(*found, strict=True))
+    shares = np.eye(1, len(scores), int(np.argmax(scores)))[0]
+    return {"candidate": names, "strength": strengths, "score": scores, "share": shares}
+
+
+def mean_of(choice: Choice, paths: Paths) -> np.ndarray:
+    """Return the mean of the candidates, trained on all rows, weighted by their shares."""
+    weights, result = paths.objective.weights, np.zeros(len(paths.old))
+    for name, anchor in paths.anchors(weights).items():
+        pairs = zip(choice.candidates, choice.shares, strict=True)
+        own = {one.strength: share for one, share in pairs if one.anchor == name and share}
+        if own:
+            tried = [strength for strength in paths.strengths(name) if strength >= min(own)]
+            result += sum(own[s] * vector for s, vector in paths.along(name, anchor, weights, tried) if s in own)
+    return result
+
+
+def refitted(choice: Choice, paths: Paths, folds: np.ndarray) -> np.ndarray:
+    """Return the candidate that was chosen on some of the rows, after a search on all rows."""
+    taken = choice.candidates[int(np.argmax(choice.shares))]
+    anchor = next(one for one in choice.candidates if one.anchor == taken.anchor).vectors[0]
+    return paths.refitted(taken.anchor, taken.strength, anchor, taken.vectors[0], fraction_used(folds))
+
+
+# Training of a new head: first alone, on the features as they are, then with the weights before it.
+
+
+HEAD_ONLY, NEW_HEAD = "head only", "new head"
+"""Names of the searches: of the head alone, and of all weights."""
+
+
+def head_weights(objective: RowObjective, head: Sequence[str]) -> OutputWeights:
+    """Return the weights of the head, which scale the scores, and its bias, which shifts them."""
+    parameters, places = objective.parameters, np.arange(len(objective.parameters.vector))
+    scaled = np.zeros(len(places), bool)
+    for name in head:
+        scaled[parameters.span(name)] = True
+    return OutputWeights(scaled, places[parameters.span(head[1])].reshape(-1, 1), 1.0)
+
+
+class HeadPaths(Paths):
+    """The search of the weights of a head on fixed features: a penalized linear model, whose start is a constant."""
+
+    base = HEAD_ONLY
+
+    def __init__(
+        self,
+        tuner: FineTuner,
+        objective: RowObjective,
+        start: np.ndarray,
+        head: Sequence[str],
+        rng: np.random.RandomState,
+    ) -> None:
+        output, cost = head_weights(objective, head), metric(objective, start, rng)
+        super().__init__(tuner, objective, start, output, np.where(output.scaled, cost, np.inf))
+
+    def anchors(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the head that predicts the best constant."""
+        return {HEAD_ONLY: anchors(self.objective, self.old, self.output, weights)["shifted"]}
+
+    def fitted(self, weights: np.ndarray, strength: float) -> np.ndarray:
+        """Return the weights with the head that is fitted on the weighted rows by this strength of the penalty."""
+        strengths = [one for one in self.strengths(HEAD_ONLY) if one >= strength]
+        *_, (_, vector) = self.along(HEAD_ONLY, self.anchors(weights)[HEAD_ONLY], weights, strengths)
+        return vector
+
+
+class WholePaths(Paths):
+    """The search of all weights, with a pull towards the fitted head and the old weights before it."""
+
+    base = NEW_HEAD
+
+    def __init__(self, heads: HeadPaths, strength: float, rng: np.random.RandomState) -> None:
+        objective = heads.objective
+        start = heads.fitted(objective.weights, strength)
+        super().__init__(heads.tuner, objective, start, heads.output, metric(objective, start, rng))
+        self._heads, self._strength = heads, strength
+
+    def anchors(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the head that is fitted on the weighted rows."""
+        return {NEW_HEAD: self._heads.fitted(weights, self._strength)}

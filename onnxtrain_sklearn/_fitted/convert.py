@@ -1,0 +1,593 @@
+"""Convert fitted scikit-learn models to ONNX, by the converters of this package and of skl2onnx."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx_ir as ir
+from sklearn.base import ClassifierMixin, is_classifier, is_outlier_detector
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.impute import SimpleImputer
+from sklearn.multioutput import MultiOutputClassifier
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, OrdinalEncoder
+
+from .._importers.load import load, to_proto
+from .._utils.typing import Container, Estimator, Operator, Parsers, Scope, Variable
+from ..exceptions import ModelError
+from ..graph import GraphBuilder
+from . import skl2onnx_bridge
+from .converters import gaussian_process, kernels, linear, meta, neighbors, preprocessing, svm, trees
+from .converters.context import ConversionRecord, Converter, Source, labels
+from .converters.trees import encoder_of_text
+from .corrections import repair, why_unconverted
+from .inspect import columns_taken, record_of, unwrapped
+from .model import is_gap
+from .table_graph import name_inputs
+from .traversal import walk
+
+CONVERTERS: dict[type, Converter] = {
+    **trees.CONVERTERS,
+    **meta.CONVERTERS,
+    **preprocessing.CONVERTERS,
+    **gaussian_process.CONVERTERS,
+    **linear.CONVERTERS,
+    **kernels.CONVERTERS,
+    **neighbors.CONVERTERS,
+    **svm.CONVERTERS,
+}
+"""The converters by class; each comes before the one of skl2onnx."""
+
+
+def converter_of(estimator: Estimator) -> Converter | None:
+    """Return the converter for an estimator, None where that of skl2onnx is used."""
+    found = CONVERTERS.get(type(estimator))
+    return found if found is not None and found.takes(estimator) else None
+
+
+# Conversion of fitted scikit-learn models to ONNX graphs, by the converters of this package and of skl2onnx.
+#
+# skl2onnx orders the estimators and calls the converter of each: that of this package where there is one for the
+# settings and the types of data, else its own. The nodes and initializers that each converter adds are recorded with
+# the estimator. The graph has one input, a numeric matrix, or one input per column where some columns hold text.
+
+
+def converted(
+    estimator: Estimator, columns: Mapping[str, bool] | None = None, marks: Mapping[str, str] | None = None
+) -> tuple[ir.Model, list[ConversionRecord]]:
+    """Return a fitted model as a graph, and what each converter added to it.
+
+    The graph takes one numeric matrix. Given ``columns``, it has one input for each by name; True stands for text.
+    ``marks`` are what missing text is written as, by its usual form, where it is not that.
+
+    Raises
+    ------
+    ModelError
+        It cannot be converted.
+    """
+    skl2onnx = skl2onnx_bridge.package()
+    estimator = _with_counted_classes(unwrapped(estimator))
+    records: list[ConversionRecord] = []
+    parts, inputs = list(_parts(estimator)), _inputs(estimator, columns)
+    _require_no_network(estimator, parts)
+    watching = _recording(skl2onnx_bridge.converter, records, marks or {})
+    try:
+        with converters_of_boosters(parts), warnings.catch_warnings():
+            kinds = {type(part) for part in parts} & {*skl2onnx_bridge.converted_classes(), *CONVERTERS}
+            warnings.simplefilter("ignore", FutureWarning)  # it reads attributes that scikit-learn deprecates
+            warnings.filterwarnings("ignore", "The conversion of", UserWarning)  # predictions are compared afterwards
+            proto = skl2onnx.convert_sklearn(
+                estimator,
+                name=type(estimator).__name__,  # its default is random, and equal models would not be equal files
+                initial_types=inputs,
+                target_opset={"": CONVERTED_OPSET, "ai.onnx.ml": 3},
+                options=_options(estimator),
+                custom_conversion_functions=dict.fromkeys(kinds, watching),
+                custom_shape_calculators=shape_calculators(),
+                custom_parsers=parsers(),
+            )
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(why_unconverted(estimator, error)) from error
+    model = _stamped(load(proto))
+    if columns is not None:
+        name_inputs(model.graph, list(columns))
+    for one in records:
+        repair(model.graph, one.estimator, one.nodes)
+    return model, records
+
+
+def _require_no_network(root: Estimator, parts: Iterable[Estimator]) -> None:
+    """Raise if an estimator of this package is among the parts: its weights would stay constants."""
+    own = next((part for part in parts if hasattr(type(part), "to_onnx")), None)
+    if own is not None:
+        within = "" if own is root else f" in this {type(root).__name__}"
+        raise ModelError(
+            f"{type(own).__name__}{within} is a network of onnxtrain_sklearn, not a fitted model of scikit-learn. Go "
+            f"on training it by its own partial_fit, or by fit with warm_start=True; or give an ONNX graph as model: "
+            f"its to_onnx(), or skl2onnx.to_onnx of a pipeline."
+        )
+
+
+def _with_counted_classes(estimator: Estimator) -> Any:
+    """Return a model with one estimator per output whose classes are numbered: skl2onnx does not mix their types."""
+    if isinstance(estimator, MultiOutputClassifier):
+        estimator = copy.copy(estimator)
+        estimator.classes_ = [np.arange(len(known)) for known in estimator.classes_]
+    elif isinstance(estimator, Pipeline):
+        (name, last), estimator = estimator.steps[-1], copy.copy(estimator)
+        estimator.steps = [*estimator.steps[:-1], (name, _with_counted_classes(last))]
+    return estimator
+
+
+def _inputs(estimator: Estimator, columns: Mapping[str, bool] | None) -> list[tuple[str, Any]]:
+    """Return the inputs of the graph: one matrix, or one input for each named column."""
+    types = skl2onnx_bridge.types()
+    if columns is not None:
+        kinds = {True: types.StringTensorType, False: types.FloatTensorType}
+        return [(name, kinds[is_text]([None, 1])) for name, is_text in columns.items()]
+    if not hasattr(estimator, "n_features_in_"):
+        raise ModelError(
+            f"This {type(estimator).__name__} has no n_features_in_, the number of columns that it was fitted to. Give "
+            f"a model that is fitted to a matrix, or to texts in a pipeline that begins with their encoder."
+        )
+    return [("X", types.FloatTensorType([None, estimator.n_features_in_]))]
+
+
+def _options(estimator: Estimator) -> dict[int, dict[str, Any]] | None:
+    """Return the options of skl2onnx, None where there are none: given any, it searches all estimators of ensembles.
+
+    The last classifier of a pipeline needs an entry, if an empty one: else it gets a zipmap, which not all take.
+    """
+    last = record_of(estimator).last
+    if "zipmap" in skl2onnx_bridge.allowed_options(type(last)):
+        return {id(last): {"zipmap": False}}
+    return {id(step): {} for step in _last_steps(estimator)} or None
+
+
+def _last_steps(estimator: Estimator) -> Iterator[Estimator]:
+    while isinstance(estimator, Pipeline):
+        estimator = estimator.steps[-1][1]
+        yield estimator
+
+
+def _with_marks(estimator: Estimator, marks: Mapping[str, str]) -> Any:
+    """Return an encoder whose missing categories are what they are written as, where that is not the usual form."""
+    if not marks or not isinstance(estimator, OneHotEncoder | OrdinalEncoder):
+        return estimator
+    twin = copy.copy(estimator)
+    twin.categories_ = [
+        np.array([marks.get(str(one), one) if is_gap(one) else one for one in known], known.dtype)
+        for known in estimator.categories_
+    ]
+    return twin
+
+
+def _convertible(estimator: Estimator, marks: Mapping[str, str]) -> Any:
+    """Return an estimator with equivalent settings that skl2onnx supports.
+
+    It imputes text only where a string marks missing values.
+    """
+    changed: dict[str, object] = {}
+    if isinstance(estimator, SimpleImputer) and any(isinstance(s, str) for s in estimator.statistics_):
+        missing = str(estimator.missing_values)
+        changed = {"missing_values": marks.get(missing, missing) if is_gap(estimator.missing_values) else missing}
+    if isinstance(estimator, KBinsDiscretizer) and estimator.encode == "onehot":  # graphs have no sparse matrices
+        changed = {"encode": "onehot-dense"}
+    twin = copy.copy(estimator) if changed else estimator
+    vars(twin).update(changed)
+    return twin
+
+
+def _parts(root: Estimator) -> Iterator[Any]:
+    """Yield the estimators within ``root``, itself included."""
+    for _, part in walk(root):
+        yield part
+
+
+def _stamped(model: ir.Model) -> ir.Model:
+    """Set the opset that the converters were asked for: skl2onnx writes the oldest one that has all operators."""
+    newer = model.clone()
+    newer.graph.opset_imports[""] = CONVERTED_OPSET
+    checked = newer.clone()
+    for output in checked.graph.outputs:  # declared types of several labels are often wrong
+        output.type = output.shape = None
+    checked.graph.outputs.clear()
+    try:
+        onnx.checker.check_model(to_proto(checked), full_check=True)
+    except onnx.checker.ValidationError:
+        return model
+    except Exception:  # inference fails on operators of other domains
+        return model
+    return newer
+
+
+def _recording(
+    theirs: Callable[[str], Callable[..., None]], records: list[ConversionRecord], marks: Mapping[str, str]
+) -> Callable[..., None]:
+    """Return a converter that records what it adds; booleans in attributes become the integers that ONNX needs."""
+
+    def converted(scope: Scope, operator: Operator, container: Container) -> None:
+        nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
+        estimator = operator.raw_operator
+        container.add_node = lambda *names, **attributes: add_node(
+            *names, **{key: _without_booleans(value) for key, value in attributes.items()}
+        )
+        container.initializers_strings.clear()  # else equal arrays of different estimators would be shared
+        try:
+            operator.raw_operator = _with_marks(estimator, marks)
+            source = convert(scope, operator, container)
+            if source is None:
+                operator.raw_operator = _convertible(estimator, marks)
+                theirs(operator.type)(scope, operator, container)
+        finally:
+            container.add_node, operator.raw_operator = add_node, estimator
+        records.append(
+            ConversionRecord(
+                estimator,
+                frozenset(node.name for node in container.nodes[nodes:]),
+                frozenset(tensor.name for tensor in container.initializers[initializers:]),
+                *((tuple(source.known), source.marked) if source else ()),
+            )
+        )
+
+    return converted
+
+
+def _without_booleans(value: object) -> object:
+    if isinstance(value, list | tuple) and any(isinstance(v, bool | np.bool_) for v in value):
+        return [int(v) if isinstance(v, bool | np.bool_) else v for v in value]
+    if isinstance(value, np.ndarray) and value.dtype == bool:
+        return value.astype(np.int64)
+    return value
+
+
+# Adapter that runs this package's converters inside skl2onnx.
+#
+# What a converter emits becomes nodes and initializers of skl2onnx's container. skl2onnx orders the estimators and
+# converts those without a converter here, also where they are nested in an estimator that has one.
+
+
+CONVERTED_OPSET = 18
+
+_NUMBERS = {
+    "BooleanTensorType": ir.DataType.BOOL,
+    "FloatTensorType": ir.DataType.FLOAT,
+    "Int64TensorType": ir.DataType.INT64,
+}
+_DTYPES = {**_NUMBERS, "StringTensorType": ir.DataType.STRING}
+"""The types of data by their classes in skl2onnx."""
+
+
+def convert(scope: Scope, operator: Operator, container: Container) -> Source | None:
+    """Convert an estimator by a converter of this package and return what it noted, None where there is none."""
+    estimator = operator.raw_operator
+    own = converter_of(estimator)
+    taken = _DTYPES if own is not None and own.takes_text else _NUMBERS
+    if own is None or any(type(variable.type).__name__ not in taken for variable in operator.inputs):
+        return None
+    inputs = [_given(variable, taken) for variable in operator.inputs]
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": CONVERTED_OPSET, "ai.onnx.ml": 3}, name="converted")
+    name = scope.get_unique_operator_name(type(estimator).__name__)
+    op = GraphBuilder(graph, prefix=name, constant_nodes=True)
+    rows = inputs[0] if own.takes_text else _joined(op, inputs, columns_taken(estimator))
+    options = container.get_options(estimator, {"raw_scores": False}, fail=False) or {}
+
+    def convert_inner(estimator: Estimator, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
+        variable = operator.inputs[0] if x is inputs[0] else _variable(scope, estimator, op.Identity(x))
+        outputs = _declared(scope, container, estimator, variable, raw_scores)
+        graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
+        return list(graph.inputs[-len(outputs) :])
+
+    source = Source(op, estimator, rows, name, bool(options.get("raw_scores")), convert_inner, inputs=inputs)
+    results = own.emit(source)
+    if results is not None:
+        _add(graph, results, [variable.full_name for variable in operator.outputs], container)
+    return None if results is None else source
+
+
+def _given(variable: Variable, dtypes: Mapping[str, ir.DataType]) -> ir.Value:
+    columns = list(variable.type.shape or [])[1:]
+    return ir.val(variable.full_name, dtypes[type(variable.type).__name__], ("N", *(columns or [None])))
+
+
+def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -> ir.Value:
+    """Return the inputs of an estimator as one matrix of float32."""
+    parts = [x if x.dtype is ir.DataType.FLOAT else op.Cast(x, to=int(ir.DataType.FLOAT)) for x in inputs]
+    if len(parts) > 1:
+        return op.Concat(*parts, axis=1)
+    parts[0].shape = ir.Shape(["N", columns])
+    return parts[0]
+
+
+def _variable(scope: Scope, estimator: Estimator, rows: ir.Value) -> Any:
+    """Return rows that a converter computes as a variable of skl2onnx, for another converter."""
+    variable = scope.declare_local_variable(
+        "rows", skl2onnx_bridge.types().FloatTensorType([None, estimator.n_features_in_])
+    )
+    variable.init_status(is_fed=True)  # skl2onnx does not find inputs behind constants
+    rows.name = variable.full_name
+    return variable
+
+
+def _declared(scope: Scope, container: Container, estimator: Estimator, rows: Variable, raw_scores: bool) -> list[Any]:
+    """Let skl2onnx convert a nested estimator; return its outputs."""
+    estimator = unwrapped(estimator)
+    record = record_of(estimator)
+    known = skl2onnx_bridge.allowed_options(type(record.last))
+    if raw_scores and "raw_scores" not in known and record.has_probabilities:
+        raise ModelError(f"The ONNX form of {record.last_name} gives probabilities and no decision function.")
+    options = {"zipmap": False} if "zipmap" in known else {}
+    options |= {"raw_scores": raw_scores} if "raw_scores" in known else {}
+    for holder in (scope, container):
+        holder.add_options(id(record.last), options)
+    return list(skl2onnx_bridge.parse(scope, estimator, [rows], parsers()))
+
+
+def _add(graph: ir.Graph, results: Sequence[ir.Value], names: Sequence[str], container: Container) -> None:
+    """Add the nodes and parameters of a graph to the container; the results get the names of the outputs."""
+    op = GraphBuilder(graph, prefix=f"{names[0]}/out", constant_nodes=True)
+    for value, name in zip(results, names, strict=True):
+        value = op.Identity(value) if value.producer() is None else value
+        value.name = name
+        graph.outputs.append(value)
+    proto = to_proto(ir.Model(graph, ir_version=10))
+    container.initializers.extend(proto.graph.initializer)
+    container.nodes.extend(proto.graph.node)
+    container.node_domain_version_pair_sets.update((d, v) for d, v in graph.opset_imports.items())
+
+
+# Declarations for skl2onnx
+
+
+def parsers() -> dict[type, Callable[..., Any]]:
+    """Return the parsers for skl2onnx, by class; it has its own for classifiers."""
+    declared = [kind for kind, own in CONVERTERS.items() if own.columns is not None]
+    made = {kind: _declared_outputs for kind in declared if not issubclass(kind, ClassifierMixin)}
+    made |= dict.fromkeys(_classifiers_of_our_own(), _declared_classifier)
+    boosters = dict.fromkeys((HistGradientBoostingClassifier, HistGradientBoostingRegressor), _behind_encoders)
+    return {**made, **boosters, ColumnTransformer: _by_position, TransformedTargetRegressor: _behind_steps}
+
+
+def _by_position(
+    scope: Scope, transformer: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
+) -> list[Any]:
+    """Parse a ColumnTransformer by positions: matrices within ensembles have no column names.
+
+    skl2onnx ignores the order of the columns where all of them are taken, so that they are selected here.
+    """
+    parts = [(name, part, list(transformer._transformer_to_input_indices[name]))
+             for name, part, _ in transformer.transformers_]  # fmt: skip
+    if len(inputs) == 1:
+        (rows,), inputs = inputs, []
+        for i, (name, part, places) in enumerate(parts):
+            start = sum(len(before) for _, _, before in parts[:i])
+            inputs += [_selected_columns(scope, rows, places, transformer.n_features_in_)] if places else []
+            parts[i] = (name, part, list(range(start, start + len(places))))
+    twin = copy.copy(transformer)
+    twin.transformers_ = parts
+    return list(skl2onnx_bridge.parse_column_transformer(scope, twin, inputs, custom_parsers=custom_parsers))
+
+
+def _selected_columns(scope: Scope, rows: Variable, places: list[int], columns: int) -> Any:
+    """Return some columns of a matrix, with their number declared."""
+    if places == list(range(columns)) and list(rows.type.shape)[1:] == [columns]:
+        return rows
+    operator = scope.declare_local_operator("SklearnArrayFeatureExtractor")
+    operator.inputs, operator.column_indices = [rows], places
+    operator.outputs.append(scope.declare_local_variable("columns", type(rows.type)([None, len(places)])))
+    return operator.outputs[0]
+
+
+def _behind_encoders(
+    scope: Scope, booster: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
+) -> list[Any]:
+    """Parse a histogram booster behind encoders of the columns of text that it encodes itself."""
+    if any(type(variable.type).__name__ == "StringTensorType" for variable in inputs):
+        columns = [_encoded_column(scope, booster, i, one) for i, one in enumerate(inputs)]
+        operator = scope.declare_local_operator("SklearnConcat")
+        operator.inputs = columns
+        operator.outputs.append(
+            scope.declare_local_variable("columns", skl2onnx_bridge.types().FloatTensorType([None, len(columns)]))
+        )
+        inputs = list(operator.outputs)
+    return _parsed_by_skl2onnx(scope, booster, inputs, custom_parsers)
+
+
+def _behind_steps(
+    scope: Scope, regressor: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
+) -> list[Any]:
+    """Parse a regressor of transformed targets behind the steps before its last one, which may take text."""
+    inner = unwrapped(regressor.regressor_)
+    while isinstance(inner, Pipeline):
+        if len(inner.steps) > 1:
+            inputs = list(skl2onnx_bridge.parse(scope, inner[:-1], inputs, parsers()))
+        inner = unwrapped(inner.steps[-1][1])
+    return _declared_outputs(scope, regressor, inputs, custom_parsers)
+
+
+def _encoded_column(scope: Scope, booster: Estimator, column: int, variable: Variable) -> Any:
+    """Return a column as numbers: of text, the places of the categories."""
+    encoder = encoder_of_text(booster, column)
+    if encoder is None:
+        return variable
+    return skl2onnx_bridge.parse(scope, encoder, [variable], parsers())[0]
+
+
+def _parsed_by_skl2onnx(
+    scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers
+) -> list[Any]:
+    """Return the outputs that skl2onnx declares for an estimator without a parser of this package."""
+    others = {kind: parser for kind, parser in (custom_parsers or {}).items() if kind is not type(estimator)}
+    return list(skl2onnx_bridge.parse(scope, estimator, inputs, others))
+
+
+def shape_calculators() -> dict[type, Callable[..., Any]]:
+    """Return the shape calculators for skl2onnx, by class."""
+    declared = {kind: _declare_columns for kind, own in CONVERTERS.items() if own.columns is not None}
+    return declared | dict.fromkeys(_classifiers_of_our_own(), _declare_classes)
+
+
+def _classifiers_of_our_own() -> list[type]:
+    """Return the classifiers that skl2onnx does not know."""
+    return [
+        kind for kind in CONVERTERS if issubclass(kind, ClassifierMixin) and not skl2onnx_bridge.has_converter(kind)
+    ]
+
+
+def _declared_classifier(
+    scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
+) -> list[Any]:
+    """Declare the outputs of a classifier that skl2onnx does not know: labels and scores."""
+    if converter_of(estimator) is None:
+        raise ModelError(f"{' '.join(repr(estimator).split())} has no ONNX form: other settings of it have one.")
+    types = skl2onnx_bridge.types()
+    operator = scope.declare_local_operator(type(estimator).__name__, estimator)
+    operator.inputs = inputs
+    of_text = not isinstance(estimator.classes_, list) and labels(estimator).dtype.kind == "U"
+    label = types.StringTensorType if of_text else types.Int64TensorType  # several labels are 0 and 1
+    operator.outputs.append(scope.declare_local_variable("label", label()))
+    operator.outputs.append(scope.declare_local_variable("probabilities", types.FloatTensorType()))
+    return list(operator.outputs)
+
+
+def _declare_classes(operator: Operator) -> None:
+    label, scores = operator.outputs
+    label.type = type(label.type)([None])
+    scores.type = type(scores.type)([None, len(operator.raw_operator.classes_)])
+
+
+def _declared_outputs(
+    scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
+) -> list[Any]:
+    """Declare the outputs of a converter of this package: one, and labels before it for an outlier detector."""
+    known = skl2onnx_bridge.has_converter(type(estimator))
+    if converter_of(estimator) is None and not known:
+        raise ModelError(f"{' '.join(repr(estimator).split())} has no ONNX form: other settings of it have one.")
+    if converter_of(estimator) is None:
+        return _parsed_by_skl2onnx(scope, estimator, inputs, custom_parsers)
+    operator = scope.declare_local_operator(type(estimator).__name__, estimator)
+    operator.inputs = inputs
+    if is_outlier_detector(estimator):
+        operator.outputs.append(scope.declare_local_variable("label", skl2onnx_bridge.types().Int64TensorType()))
+    operator.outputs.append(scope.declare_local_variable("variable", skl2onnx_bridge.types().FloatTensorType()))
+    return list(operator.outputs)
+
+
+def _declare_columns(operator: Operator) -> None:
+    """Declare the number of columns of a converter of this package; skl2onnx declares those of its own."""
+    own = converter_of(operator.raw_operator)
+    if own is None or own.columns is None:
+        operator.infer_types()
+        return
+    for output in operator.outputs:
+        output.type = type(output.type)([None, own.columns(operator.raw_operator)])
+
+
+# Converts the estimators of LightGBM and XGBoost by the converters of onnxmltools.
+#
+# A converter that the user has registered with skl2onnx is used. Otherwise that of onnxmltools is registered while a
+# model is converted, and removed afterwards.
+
+
+_CONVERTERS = {
+    "lightgbm": "onnxmltools.convert.lightgbm.operator_converters.LightGbm:convert_lightgbm",
+    "xgboost": "onnxmltools.convert.xgboost.operator_converters.XGBoost:convert_xgboost",
+}
+"""The functions that convert, by the package of the estimator."""
+
+_ESTIMATORS = frozenset(
+    "LGBMClassifier LGBMRegressor XGBClassifier XGBRegressor XGBRFClassifier XGBRFRegressor".split()
+)
+_OPTIONS = {"zipmap": [True, False, "columns"], "nocl": [True, False]}
+_LOCK = threading.RLock()
+
+
+def library_of(estimator: Estimator) -> str | None:
+    """Return the package of an estimator, LightGBM or XGBoost; None for other ones."""
+    for kind in type(estimator).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if package in _CONVERTERS and kind.__name__ in _ESTIMATORS:
+            return package
+    return None
+
+
+@contextmanager
+def converters_of_boosters(parts: Iterable[Estimator]) -> Iterator[None]:
+    """Register missing converters of ``parts`` within the context."""
+    boosters = {type(part): part for part in parts if library_of(part)}
+    found = {kind: part for kind, part in boosters.items() if not skl2onnx_bridge.has_converter(kind)}
+    if not found:
+        yield
+        return
+    with _LOCK:
+        try:
+            for part in found.values():
+                _register(part)
+            yield
+        finally:
+            for kind in found:
+                skl2onnx_bridge.forget(kind, _alias(kind))
+
+
+def _register(part: Estimator) -> None:
+    shapes = skl2onnx_bridge.shapes()
+    kind, of_classes = type(part), is_classifier(part)
+    if part.get_params().get("zero_as_missing"):
+        raise ModelError(f"{kind.__name__}(zero_as_missing=True) has no right ONNX form. Fit it without.")
+    declare = (
+        shapes.calculate_linear_classifier_output_shapes
+        if of_classes
+        else shapes.calculate_linear_regressor_output_shapes
+    )
+    skl2onnx_bridge.package().update_registered_converter(
+        kind, _alias(kind), declare, _converter(part), options=_OPTIONS if of_classes else None
+    )
+
+
+def _converter(part: Estimator) -> Callable[..., None]:
+    library = library_of(part)
+    assert library is not None
+    module, _, function = _CONVERTERS[library].partition(":")
+    try:
+        found: Callable[..., None] = getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        raise ModelError(
+            f"skl2onnx has no converter for {type(part).__name__}. Install onnxmltools, whose converter is then used "
+            f"(pip install onnxmltools), or register another one with skl2onnx.update_registered_converter."
+        ) from error
+    return found
+
+
+def _alias(kind: type) -> str:
+    return f"Onnxtrain{kind.__module__}{kind.__qualname__}"
+
+
+_OBJECTIVES = {
+    "count:poisson": "poisson",
+    "gamma": "gamma",
+    "l1": "absolute_error",
+    "mae": "absolute_error",
+    "poisson": "poisson",
+    "reg:absoluteerror": "absolute_error",
+    "reg:gamma": "gamma",
+    "regression_l1": "absolute_error",
+}
+"""The losses by the objective of a regressor; all others are trained with the squared error."""
+
+
+def loss_of_booster(estimator: Estimator) -> str:
+    """Return the loss of a regressor."""
+    objective = getattr(estimator, "objective_", None) or getattr(estimator, "objective", None)
+    return _OBJECTIVES.get(str(objective), "squared_error")

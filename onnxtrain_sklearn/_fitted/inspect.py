@@ -1,0 +1,284 @@
+"""Find the steps of a fitted model, and record its last step, task, classes and decision rule.
+
+This module imports a third of scikit-learn, so only what deals with a fitted model imports it.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from sklearn.base import is_classifier, is_clusterer, is_outlier_detector, is_regressor
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import SGDClassifier
+from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier, OutputCodeClassifier
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
+from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.semi_supervised import SelfTrainingClassifier
+from sklearn.svm import SVC, NuSVC
+from sklearn.utils import get_tags
+
+from .._utils.typing import Estimator
+from . import sklearn_private
+from .model import FEATURES, is_estimator
+
+
+def last_step(estimator: Estimator) -> Any:
+    """Return the last estimator of a pipeline."""
+    estimator = unwrapped(estimator)
+    while hasattr(estimator, "steps"):
+        estimator = unwrapped(estimator.steps[-1][1])
+    return estimator
+
+
+def first_step(estimator: Estimator) -> Any:
+    """Return the first estimator of a pipeline, also within a TransformedTargetRegressor."""
+    estimator = unwrapped(estimator)
+    if hasattr(estimator, "steps"):
+        return first_step(estimator.steps[0][1])
+    return first_step(estimator.regressor_) if isinstance(estimator, TransformedTargetRegressor) else estimator
+
+
+def columns_taken(estimator: Estimator) -> int | None:
+    """Return the number of columns that the converter of an estimator takes, None where it is not known.
+
+    A TransformedTargetRegressor is converted behind the steps that come before its last one.
+    """
+    if isinstance(estimator, TransformedTargetRegressor):
+        return columns_taken(last_step(estimator.regressor_))
+    return getattr(estimator, "n_features_in_", None)
+
+
+def features_of(estimator: Estimator) -> dict[str, Any]:
+    """Return the attributes that scikit-learn checks data with; a TransformedTargetRegressor keeps names within."""
+    found = {name: getattr(estimator, name) for name in FEATURES if hasattr(estimator, name)}
+    inner = unwrapped(estimator)
+    if len(found) < len(FEATURES) and isinstance(inner, TransformedTargetRegressor):
+        return features_of(inner.regressor_) | found
+    return found
+
+
+def unwrapped(estimator: Estimator) -> Any:
+    """Return the estimator within searches, thresholds, self-training and FrozenEstimators, also in pipelines.
+
+    skl2onnx does not support all of them, and ignores thresholds.
+    """
+    if isinstance(estimator, FrozenEstimator):
+        return unwrapped(estimator.estimator)
+    if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV | SelfTrainingClassifier):
+        return unwrapped(estimator.estimator_)
+    if isinstance(estimator, sklearn_private.BaseSearchCV) and hasattr(estimator, "best_estimator_"):
+        return unwrapped(estimator.best_estimator_)
+    if isinstance(estimator, Pipeline):
+        steps = [(name, unwrapped(step)) for name, step in estimator.steps]
+        if any(new is not old for (_, new), (_, old) in zip(steps, estimator.steps, strict=True)):
+            estimator = copy.copy(estimator)
+            estimator.steps = steps
+    return estimator
+
+
+def takes_nan(model: Estimator) -> bool:
+    """Whether a scikit-learn model takes missing values, in some columns at least."""
+    first = first_step(model)
+    if isinstance(first, FeatureUnion):
+        return all(takes_nan(part) for _, part in first.transformer_list if is_estimator(part))
+    if isinstance(first, ColumnTransformer):  # each has columns of its own
+        parts = getattr(first, "transformers_", first.transformers)
+        return any(takes_nan(part) for _, part, _ in parts if is_estimator(part))
+    return bool(get_tags(first).input_tags.allow_nan)
+
+
+# Record of a fitted scikit-learn model: its last step, its task, its classes and its decision rule, found once.
+#
+# Every module of the room reads the record; none asks an estimator again what it ends in.
+
+
+EstimatorTask: TypeAlias = Literal["regression", "classification", "outlier_detection", "clustering", "none"]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A decision threshold of a classifier of two classes.
+
+    Attributes
+    ----------
+    rule : estimator
+        The meta-estimator that holds it.
+    limit : float
+    positive : int
+        Index of the class that is chosen where the limit is reached.
+    of_probabilities : bool
+        Whether the limit is one of probabilities; else it is one of the decision function.
+    """
+
+    rule: Any
+    limit: float
+    positive: int
+    of_probabilities: bool
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The last step of a fitted model and what it predicts.
+
+    Attributes
+    ----------
+    estimator : estimator
+        The model itself.
+    last : estimator
+        The last step of its pipelines, without searches, thresholds and other wrappers.
+    task : {"regression", "classification", "outlier_detection", "clustering", "none"}
+    outputs : tuple of ndarray or None
+        The classes of each label, where a classifier predicts several labels per row.
+    has_probabilities, has_decision_function : bool
+        Whether the model has ``predict_proba`` and ``decision_function``.
+    threshold : Threshold or None
+    """
+
+    estimator: Any
+    last: Any
+    task: EstimatorTask
+    outputs: tuple[np.ndarray, ...] | None
+    has_probabilities: bool
+    has_decision_function: bool
+    threshold: Threshold | None
+
+    @property
+    def name(self) -> str:
+        """The class of the model."""
+        return type(self.estimator).__name__
+
+    @property
+    def last_name(self) -> str:
+        """The class of its last step."""
+        return type(self.last).__name__
+
+    @property
+    def gives_labels(self) -> bool:
+        """Whether it predicts classes: a classifier, or an outlier detector, whose classes are -1 and 1."""
+        return self.task in ("classification", "outlier_detection")
+
+    @property
+    def has_indicators(self) -> bool:
+        """Whether it predicts several labels per row, each of which is 0 or 1."""
+        return self.outputs is not None and len(self.outputs) > 1 and all(map(_is_indicator, self.outputs))
+
+    @property
+    def is_libsvm(self) -> bool:
+        """Whether it is a classifier of LIBSVM, which compares classes by pairs."""
+        return isinstance(self.last, SVC | NuSVC)
+
+    @property
+    def is_one_vs_one(self) -> bool:
+        """Whether it holds a classifier for each pair of classes."""
+        return isinstance(self.last, OneVsOneClassifier)
+
+    @property
+    def has_output_codes(self) -> bool:
+        """Whether it chooses the class with the nearest code, and has no decision function."""
+        return isinstance(self.last, OutputCodeClassifier)
+
+    @property
+    def is_linear_by_descent(self) -> bool:
+        """Whether it is a linear classifier that was fitted by stochastic gradient descent."""
+        return isinstance(self.last, SGDClassifier)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it passes the label of each estimator to the next ones."""
+        return isinstance(self.last, ClassifierChain)
+
+    @property
+    def has_one_per_label(self) -> bool:
+        """Whether it holds a fitted estimator for each of several labels."""
+        several = isinstance(self.last, OneVsRestClassifier) and bool(getattr(self.last, "multilabel_", False))
+        return several or isinstance(self.last, MultiOutputClassifier | ClassifierChain)
+
+    @cached_property
+    def members(self) -> tuple[ModelRecord, ...]:
+        """The records of the estimators of the labels, in the order in which they were fitted."""
+        return tuple(map(record_of, self.last.estimators_)) if self.has_one_per_label else ()
+
+    @cached_property
+    def classes(self) -> np.ndarray | list[np.ndarray] | None:
+        """The labels of a classifier in the order of its scores, a list of them where there are several labels.
+
+        Those of labels that are 0 or 1 are the positions of the labels.
+        """
+        if self.outputs is not None:
+            return np.arange(len(self.outputs)) if self.has_indicators else list(self.outputs)
+        if self.task == "outlier_detection":
+            return np.array([-1, 1])
+        return np.asarray(self.estimator.classes_) if self.task == "classification" else None
+
+
+def record_of(estimator: Estimator) -> ModelRecord:
+    """Return the record of a fitted model."""
+    last, task = last_step(estimator), _task_of_step(estimator)
+    return ModelRecord(
+        estimator=estimator,
+        last=last,
+        task=task,
+        outputs=_outputs_of_step(last) if task == "classification" else None,
+        has_probabilities=hasattr(estimator, "predict_proba"),
+        has_decision_function=hasattr(estimator, "decision_function"),
+        threshold=_threshold(_threshold_rule(estimator)),
+    )
+
+
+def _task_of_step(estimator: Estimator) -> EstimatorTask:
+    if is_classifier(estimator):
+        return "classification"
+    if is_outlier_detector(estimator):
+        return "outlier_detection"
+    if is_regressor(estimator):
+        return "regression"
+    return "clustering" if is_clusterer(estimator) else "none"
+
+
+def _outputs_of_step(last: Estimator) -> tuple[np.ndarray, ...] | None:
+    classes = getattr(last, "classes_", None)
+    if isinstance(classes, list):
+        return tuple(np.asarray(known) for known in classes)
+    binarizer = getattr(last, "_label_binarizer", None)  # of ridge classifiers and neural networks
+    several = bool(getattr(last, "multilabel_", False)) or getattr(binarizer, "y_type_", "").startswith("multilabel")
+    return tuple(np.arange(2) for _ in np.asarray(classes)) if several else None
+
+
+def _is_indicator(classes: np.ndarray) -> bool:
+    return classes.dtype.kind in "biuf" and np.array_equal(classes, [0, 1])
+
+
+def _threshold_rule(estimator: Estimator) -> Any:
+    """Return the meta-estimator that holds a decision threshold, or None."""
+    while True:
+        if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV):
+            return estimator
+        if isinstance(estimator, FrozenEstimator):
+            estimator = estimator.estimator
+        elif isinstance(estimator, SelfTrainingClassifier):
+            estimator = estimator.estimator_
+        elif isinstance(estimator, sklearn_private.BaseSearchCV):
+            estimator = estimator.best_estimator_
+        elif hasattr(estimator, "steps"):
+            estimator = estimator.steps[-1][1]
+        else:
+            return None
+
+
+def _threshold(rule: Estimator | None) -> Threshold | None:
+    if rule is None:
+        return None
+    of_probabilities = sklearn_private.response_method(rule) == "predict_proba"
+    if isinstance(rule, TunedThresholdClassifierCV):
+        limit, label = rule.best_threshold_, sklearn_private.positive_label(rule)
+    else:
+        automatic = isinstance(rule.threshold, str)
+        limit, label = (0.5 if of_probabilities else 0.0) if automatic else rule.threshold, rule.pos_label
+    positive = list(rule.classes_).index(label) if label is not None else 1
+    return Threshold(rule, float(limit), positive, of_probabilities)

@@ -1,0 +1,617 @@
+"""Lower recurrent, attention and sequence operators to operators that have gradient rules.
+
+Queries whose keys are all masked give zeros and have zero gradients. Batch size and sequence lengths may be symbolic;
+the number and the size of heads are fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isnan, nan
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from .._ir.edits import replace_node
+from .._ir.queries import attribute, constant, dims, graphs_in, is_float, kind, operand
+from .._ir.shapes import infer_shapes
+from .._ir.supported import ANY, Supported
+from ..graph import GraphBuilder, Operand
+from .context import Lowering, Passage, passages, require, require_types, unsupported
+from .control_flow import inner_builder
+
+
+def _expand_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
+    q, k, v, mask, past_key, past_value = (operand(node, i) for i in range(6))
+    assert q is not None
+    flat = len(dims(q) or []) == 3
+    queries = _as_heads(op, node, q, "q_num_heads")
+    keys, values = _as_heads(op, node, k, "kv_num_heads"), _as_heads(op, node, v, "kv_num_heads")
+    if past_key is not None and past_value is not None:
+        keys, values = _longer(op, past_key, keys), _longer(op, past_value, values)
+    heads, width = _fixed_size(node, queries, 1), _fixed_size(node, queries, 3)
+    scale = attribute(node, "scale", None)
+    every = op.Transpose(_shared(op, node, keys, heads), perm=[0, 1, 3, 2])
+    scores = op.MatMul(op.Mul(queries, 1 / np.sqrt(width).item() if scale is None else float(scale)), every)
+    softcap = attribute(node, "softcap", 0.0)
+    if softcap:
+        scores = op.Mul(op.Tanh(op.Mul(scores, 1.0 / softcap)), float(softcap))
+    y = op.MatMul(_attention_weights(op, node, scores, mask, past_key), _shared(op, node, values, heads))
+    if flat:
+        y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, heads * _fixed_size(node, values, 3)])
+    return [y, keys, values]
+
+
+def _fixed_size(node: ir.Node, value: ir.Value, axis: int) -> int:
+    sizes = dims(value)
+    size = None if sizes is None else sizes[axis]
+    if not isinstance(size, int):
+        raise unsupported(node, "the numbers and sizes of its heads must be fixed")
+    return size
+
+
+def _as_heads(op: GraphBuilder, node: ir.Node, value: ir.Value | None, name: str) -> ir.Value:
+    """Return queries, keys or values as (batch, heads, sequence, size)."""
+    assert value is not None
+    sizes = dims(value)
+    if sizes is None or len(sizes) not in (3, 4):
+        raise unsupported(node, "the ranks of its inputs are not known")
+    if len(sizes) == 4:
+        return value
+    heads = attribute(node, name, 0)
+    width = _fixed_size(node, value, 2) // heads
+    parted = op.Reshape(value, [0, 0, heads, width])
+    parted.shape = ir.Shape([*sizes[:2], heads, width])
+    return _shaped(op.Transpose(parted, perm=[0, 2, 1, 3]), [sizes[0], heads, sizes[1], width])
+
+
+def _shaped(value: ir.Value, sizes: Sequence[int | str | None]) -> ir.Value:
+    value.shape = ir.Shape(sizes)
+    return value
+
+
+def _longer(op: GraphBuilder, past: ir.Value, new: ir.Value) -> ir.Value:
+    sizes = dims(new) or [None] * 4
+    return _shaped(op.Concat(past, new, axis=2), [*sizes[:2], None, sizes[3]])
+
+
+def _shared(op: GraphBuilder, node: ir.Node, value: ir.Value, heads: int) -> ir.Value:
+    """Repeat the heads of keys or values for consecutive groups of query heads (grouped-query attention)."""
+    own = _fixed_size(node, value, 1)
+    if own == heads:
+        return value
+    if heads % own:
+        raise unsupported(node, f"{heads} heads of queries cannot share {own} heads of keys")
+    wide = op.Expand(op.Unsqueeze(value, axes=[2]), np.array([1, 1, heads // own, 1, 1]))
+    return op.Reshape(wide, [0, heads, -1, _fixed_size(node, value, 3)])
+
+
+def _attention_weights(
+    op: GraphBuilder, node: ir.Node, scores: ir.Value, mask: ir.Value | None, past: ir.Value | None
+) -> ir.Value:
+    """Return the softmax over the allowed keys, zero elsewhere; infinities, which have no gradient, are avoided."""
+    allowed = [_causal_keys(op, scores, past)] if attribute(node, "is_causal", 0) else []
+    if mask is not None:
+        _require_full_width(node, mask, scores)
+        if mask.dtype is ir.DataType.BOOL:
+            allowed.append(mask)
+        else:
+            scores = op.Add(scores, mask)
+            allowed.append(op.Greater(mask, -np.inf))
+    if not allowed:
+        return op.Softmax(scores, axis=-1)
+    both = allowed[0] if len(allowed) == 1 else op.And(*allowed)
+    lowest = float(np.finfo(op.dtype.numpy()).min) / 2
+    return op.Where(both, op.Softmax(op.Where(both, scores, lowest), axis=-1), 0.0)
+
+
+def _causal_keys(op: GraphBuilder, scores: ir.Value, past: ir.Value | None) -> ir.Value:
+    """Return the causal mask: for each query the keys up to its position; past keys precede all queries."""
+    shape = op.Shape(scores)
+    rows, columns = (
+        op.Range(np.array(0), op.Squeeze(op.Slice(shape, [axis], [axis + 1], [0]), axes=[0]), np.array(1))
+        for axis in (2, 3)
+    )
+    if past is not None:
+        rows = op.Add(rows, op.Slice(op.Shape(past), [2], [3], [0]))
+    return op.LessOrEqual(op.Unsqueeze(columns, axes=[0]), op.Unsqueeze(rows, axes=[1]))
+
+
+def _require_full_width(node: ir.Node, mask: ir.Value, scores: ir.Value) -> None:
+    """Refuse a mask narrower than the keys: its meaning has changed between versions."""
+    width = (dims(mask) or [None])[-1]
+    keys = (dims(operand(node, 1)) or [None, None])[-2]
+    past = operand(node, 4)
+    more = 0 if past is None else (dims(past) or [None] * 4)[2]
+    total = keys + more if isinstance(keys, int) and isinstance(more, int) else keys if more == 0 else None
+    if width is None or width != total:
+        raise unsupported(node, "its mask is not known to be as wide as its keys")
+
+
+def _expand_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+    """Rotate pairs of features; the axes are (batch, sequence, heads, features) here."""
+    x, cosine, sine, positions = (operand(node, i) for i in range(4))
+    assert x is not None
+    sizes = dims(x)
+    flat = sizes is not None and len(sizes) == 3
+    heads = attribute(node, "num_heads", 0)
+    if flat and not heads:
+        raise unsupported(node, "num_heads is missing")
+    width = _fixed_size(node, x, 2) // heads if flat else _fixed_size(node, x, 3)
+    value = op.Reshape(x, [0, 0, heads, width]) if flat else op.Transpose(x, perm=[0, 2, 1, 3])
+    turned = attribute(node, "rotary_embedding_dim", 0) or width
+    c, s = (_angles_of_positions(op, table, positions, turned // 2) for table in (cosine, sine))
+    paired = bool(attribute(node, "interleaved", 0))
+    a, b = _rotated_pairs(op, value, turned, paired)
+    parts = [op.Sub(op.Mul(c, a), op.Mul(s, b)), op.Add(op.Mul(s, a), op.Mul(c, b))]
+    if paired:
+        stacked = op.Concat(*(op.Unsqueeze(part, axes=[4]) for part in parts), axis=4)
+        parts = [op.Reshape(stacked, [0, 0, 0, turned])]
+    if turned < width:
+        parts.append(op.Slice(value, [turned], [width], [3]))
+    y = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=3)
+    return [op.Reshape(y, [0, 0, heads * width]) if flat else op.Transpose(y, perm=[0, 2, 1, 3])]
+
+
+def _angles_of_positions(op: GraphBuilder, table: ir.Value | None, positions: ir.Value | None, count: int) -> ir.Value:
+    assert table is not None
+    chosen = table if positions is None else op.Gather(table, positions, axis=0)
+    return op.Unsqueeze(op.Slice(chosen, [0], [count], [2]), axes=[2])
+
+
+def _rotated_pairs(op: GraphBuilder, value: ir.Value, turned: int, paired: bool) -> tuple[ir.Value, ir.Value]:
+    """Return the two features of each rotated pair: interleaved neighbors, or the two halves."""
+    if paired:
+        return op.Slice(value, [0], [turned], [3], [2]), op.Slice(value, [1], [turned], [3], [2])
+    return op.Slice(value, [0], [turned // 2], [3]), op.Slice(value, [turned // 2], [turned], [3])
+
+
+# Lowering of LSTM, GRU and RNN to one Scan over the time steps for each direction, as the standard defines them.
+#
+# The input projections of all steps are one product before the Scan; a step computes only the recurrent product. Sizes
+# and the number of steps may be symbolic, and the graph does not grow with the latter. After its end, a shorter
+# sequence keeps its state and gives zeros.
+
+
+ActivationFunction = Callable[[GraphBuilder, ir.Value], ir.Value]
+
+RECURRENT_ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callable[..., ir.Value]]] = {
+    "affine": ((nan, nan), lambda op, x, a, b: op.Add(op.Mul(x, a), b)),
+    "elu": ((1.0, None), lambda op, x, a, b: op.Elu(x, alpha=a)),
+    "hardsigmoid": ((0.2, 0.5), lambda op, x, a, b: op.HardSigmoid(x, alpha=a, beta=b)),
+    "leakyrelu": ((0.01, None), lambda op, x, a, b: op.LeakyRelu(x, alpha=a)),
+    "relu": ((None, None), lambda op, x, a, b: op.Relu(x)),
+    "scaledtanh": ((nan, nan), lambda op, x, a, b: op.Mul(op.Tanh(op.Mul(x, b)), a)),
+    "sigmoid": ((None, None), lambda op, x, a, b: op.Sigmoid(x)),
+    "softplus": ((None, None), lambda op, x, a, b: op.Softplus(x)),
+    "softsign": ((None, None), lambda op, x, a, b: op.Softsign(x)),
+    "tanh": ((None, None), lambda op, x, a, b: op.Tanh(x)),
+    "thresholdedrelu": ((1.0, None), lambda op, x, a, b: op.ThresholdedRelu(x, alpha=a)),
+}
+"""Defaults of alpha and beta (None: not a parameter; NaN: required), and the function."""
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A kind of recurrent cell: number of gates, default activations, number of states, and the step function."""
+
+    gates: int
+    activations: tuple[str, ...]
+    states: int
+    step: Callable[[_Step], list[ir.Value]]
+
+
+@dataclass(frozen=True)
+class _Direction:
+    """The settings and weights of one direction that its steps use."""
+
+    node: ir.Node
+    size: int
+    functions: Sequence[ActivationFunction]
+    recurrence: ir.Value  # (size, gates * size)
+    bias: ir.Value | None  # the recurrent bias, if it cannot be added to the input projection
+    peepholes: Sequence[ir.Value]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One time step inside the Scan: ``x`` is the input projection of all gates."""
+
+    op: GraphBuilder
+    d: _Direction
+    x: ir.Value
+    states: Sequence[ir.Value]
+
+    def activate(self, index: int, x: ir.Value) -> ir.Value:
+        """Apply an activation; its argument is clipped if the node has ``clip``."""
+        bound = attribute(self.d.node, "clip", None)
+        return self.d.functions[index](self.op, x if bound is None else self.op.Clip(x, -float(bound), float(bound)))
+
+    def parts(self, value: ir.Value, count: int) -> Sequence[ir.Value]:
+        """Split the last axis into the gates."""
+        sizes = [self.d.size] * count
+        return self.op.emit("Split", value, outputs=count, axis=-1, split=sizes)
+
+
+def _rnn_step(s: _Step) -> list[ir.Value]:
+    (h,) = s.states
+    return [s.activate(0, s.op.Add(s.x, s.op.MatMul(h, s.d.recurrence)))]
+
+
+def _gru_step(s: _Step) -> list[ir.Value]:
+    """A GRU step; ``linear_before_reset`` says whether the reset gate applies before or after the recurrent product."""
+    op, (h,), size = s.op, s.states, s.d.size
+    xz, xr, xh = s.parts(s.x, 3)
+    if attribute(s.d.node, "linear_before_reset", 0):
+        hz, hr, product = s.parts(op.MatMul(h, s.d.recurrence), 3)
+        if s.d.bias is not None:
+            product = op.Add(product, s.d.bias)
+        z, r = s.activate(0, op.Add(xz, hz)), s.activate(0, op.Add(xr, hr))
+        candidate = s.activate(1, op.Add(xh, op.Mul(r, product)))
+    else:
+        both, last = op.emit("Split", s.d.recurrence, outputs=2, axis=-1, split=[2 * size, size])
+        hz, hr = s.parts(op.MatMul(h, both), 2)
+        z, r = s.activate(0, op.Add(xz, hz)), s.activate(0, op.Add(xr, hr))
+        candidate = s.activate(1, op.Add(xh, op.MatMul(op.Mul(r, h), last)))
+    return [op.Add(op.Mul(op.Sub(1.0, z), candidate), op.Mul(z, h))]
+
+
+def _lstm_step(s: _Step) -> list[ir.Value]:
+    """An LSTM step: gates i, o, f, c. Peepholes read the old cell state; the one of the output gate reads the new."""
+    op, (h, c) = s.op, s.states
+    i, o, f, g = s.parts(op.Add(s.x, op.MatMul(h, s.d.recurrence)), 4)
+    if s.d.peepholes:
+        p_i, p_o, p_f = s.d.peepholes
+        i, f = op.Add(i, op.Mul(p_i, c)), op.Add(f, op.Mul(p_f, c))
+    i = s.activate(0, i)
+    f = op.Sub(1.0, i) if attribute(s.d.node, "input_forget", 0) else s.activate(0, f)
+    cell = op.Add(op.Mul(f, c), op.Mul(i, s.activate(1, g)))
+    if s.d.peepholes:
+        o = op.Add(o, op.Mul(p_o, cell))
+    return [op.Mul(s.activate(0, o), s.d.functions[2](op, cell)), cell]
+
+
+CELLS = {
+    "GRU": _Cell(3, ("Sigmoid", "Tanh"), 1, _gru_step),
+    "LSTM": _Cell(4, ("Sigmoid", "Tanh", "Tanh"), 2, _lstm_step),
+    "RNN": _Cell(1, ("Tanh",), 1, _rnn_step),
+}
+
+
+def _lower_recurrent(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+    """Return the hidden states of all steps, and the final value of each state."""
+    cell = CELLS[node.op_type]
+    if attribute(node, "layout", 0):
+        raise unsupported(node, "with layout=1 no onnxruntime computes it")
+    directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
+    ways = directions[attribute(node, "direction", "forward")]
+    ends = [_one_direction(op, node, cell, i, backwards) for i, backwards in enumerate(ways)]
+    return [_concat_parts(op, parts, axis=1 if k == 0 else 0) for k, parts in enumerate(zip(*ends, strict=True))]
+
+
+def _concat_parts(op: GraphBuilder, parts: Sequence[ir.Value], axis: int) -> ir.Value:
+    wide = [op.Unsqueeze(part, axes=[axis]) for part in parts]
+    return wide[0] if len(wide) == 1 else op.Concat(*wide, axis=axis)
+
+
+def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, backwards: bool) -> list[ir.Value]:
+    """Emit the Scan of one direction; return the hidden states of all steps, and the final value of each state."""
+    x, w, r, b, lengths = (operand(node, i) for i in range(5))
+    assert x is not None
+    size = _hidden_size(node, r)
+    projected = op.MatMul(x, op.Transpose(_part(op, w, index), perm=[1, 0]))
+    bias, apart = _biases(op, node, cell, size, None if b is None else _part(op, b, index))
+    d = _Direction(
+        node,
+        size,
+        _activations(node, cell)[index * len(cell.activations) :],
+        op.Transpose(_part(op, r, index), perm=[1, 0]),
+        apart,
+        _peepholes(op, operand(node, 7), index, size),
+    )
+    starts = [_start(op, x, size, operand(node, 5 + i), index) for i in range(cell.states)]
+    scanned = [projected if bias is None else op.Add(projected, bias)]
+    if lengths is not None:
+        scanned.append(_mask_of_steps(op, x, lengths))
+        begun = op.Greater(op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1]), 0)
+        starts = [op.Where(begun, start, 0.0) for start in starts]  # runtimes return zero states for empty sequences
+    ways: dict[str, Any] = {}
+    if backwards:
+        ways = {"scan_input_directions": [1] * len(scanned), "scan_output_directions": [1]}
+    body = _body(op, d, cell, _batch(x), [x.dtype or op.dtype] * cell.states, masked=lengths is not None)
+    *last, y = op.emit(
+        "Scan", *starts, *scanned, outputs=cell.states + 1, body=body, num_scan_inputs=len(scanned), **ways
+    )
+    return [y, *last]
+
+
+def _hidden_size(node: ir.Node, r: ir.Value | None) -> int:
+    shape = dims(r)
+    size = attribute(node, "hidden_size", None if shape is None else shape[-1])
+    if not isinstance(size, int):
+        raise unsupported(node, "the size of its state is not known")
+    return size
+
+
+def _batch(x: ir.Value) -> int | str | None:
+    shape = dims(x)
+    return None if shape is None else shape[1]
+
+
+def _part(op: GraphBuilder, value: ir.Value | None, index: int) -> ir.Value:
+    """Return the slice of one direction."""
+    assert value is not None
+    sizes = dims(value)
+    one = value if sizes is not None and sizes[0] == 1 else op.Slice(value, [index], [index + 1], [0])
+    return op.Squeeze(one, axes=[0])
+
+
+def _biases(
+    op: GraphBuilder, node: ir.Node, cell: _Cell, size: int, b: ir.Value | None
+) -> tuple[ir.Value | None, ir.Value | None]:
+    """Return the bias to add to the input projection, and the recurrent bias that must be added separately."""
+    if b is None:
+        return None, None
+    n = cell.gates * size
+    of_input, of_state = op.emit("Split", b, outputs=2, axis=-1, split=[n, n])
+    if not (node.op_type == "GRU" and attribute(node, "linear_before_reset", 0)):
+        return op.Add(of_input, of_state), None
+    early, late = op.emit("Split", of_state, outputs=2, axis=-1, split=[2 * size, size])
+    return op.Add(of_input, op.Pad(early, [0, size])), late
+
+
+def _peepholes(op: GraphBuilder, p: ir.Value | None, index: int, size: int) -> Sequence[ir.Value]:
+    return () if p is None else op.emit("Split", _part(op, p, index), outputs=3, axis=-1, split=[size] * 3)
+
+
+def _start(op: GraphBuilder, x: ir.Value, size: int, given: ir.Value | None, index: int) -> ir.Value:
+    if given is not None:
+        return _part(op, given, index)
+    batch = _batch(x)
+    shape: Operand = [batch, size] if isinstance(batch, int) else None
+    if shape is None:
+        shape = op.Concat(op.Slice(op.Shape(x), [1], [2], [0]), np.array([size]), axis=0)
+    return op.ConstantOfShape(shape, value=ir.tensor([0], dtype=x.dtype or op.dtype))
+
+
+def _mask_of_steps(op: GraphBuilder, x: ir.Value, lengths: ir.Value) -> ir.Value:
+    """Return a mask of the steps that are within the length of each sequence."""
+    steps = op.Range(np.array(0), op.Squeeze(op.Slice(op.Shape(x), [0], [1], [0]), axes=[0]), np.array(1))
+    column = op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1])
+    return op.Less(op.Unsqueeze(steps, axes=[1, 2]), column)
+
+
+def _body(
+    op: GraphBuilder,
+    d: _Direction,
+    cell: _Cell,
+    batch: int | str | None,
+    dtypes: Sequence[ir.DataType],
+    *,
+    masked: bool,
+) -> ir.Graph:
+    """Return the body of the Scan: the graph of one step."""
+    graph = ir.Graph([], [], nodes=[], name=op.name("steps"))
+    inner = inner_builder(op, graph)
+
+    def given(stem: str, width: int, dtype: ir.DataType) -> ir.Value:
+        shape = ir.Shape([batch, width])
+        value = ir.Value(name=inner.name(stem), type=ir.TensorType(dtype), shape=shape)
+        graph.inputs.append(value)
+        return value
+
+    states = [given("state", d.size, dtype) for dtype in dtypes]
+    x = given("step", cell.gates * d.size, dtypes[0])
+    going = given("going", 1, ir.DataType.BOOL) if masked else None
+    new = cell.step(_Step(inner, d, x, states))
+    y = new[0]
+    if going is not None:
+        y = inner.Where(going, y, 0.0)
+        new = [inner.Where(going, after, before) for after, before in zip(new, states, strict=True)]
+    graph.outputs.extend([*(inner.Identity(v) for v in new), inner.Identity(y)])
+    return graph
+
+
+def _activations(node: ir.Node, cell: _Cell) -> list[ActivationFunction]:
+    """Return the activations of all directions; those with parameters consume alphas and betas in order."""
+    count = 2 if attribute(node, "direction", "forward") == "bidirectional" else 1
+    names = attribute(node, "activations", None) or list(cell.activations) * count
+    alphas, betas = (iter(attribute(node, f"activation_{k}", None) or []) for k in ("alpha", "beta"))
+    functions: list[ActivationFunction] = []
+    unheard = [name for name in names if name.lower() not in RECURRENT_ACTIVATIONS]
+    if unheard:
+        raise unsupported(node, f"no gradient is known of its activation {unheard[0]}")
+    known = [RECURRENT_ACTIVATIONS[name.lower()][0] for name in names]
+    if node.op_type == "RNN" and any(None in given and any(given) for given in zip(*known, strict=True)):
+        raise unsupported(node, "runtimes count activation_alpha and activation_beta for all its directions")
+    for name in names:
+        (alpha, beta), function = RECURRENT_ACTIVATIONS[name.lower()]
+        a, b = _next_parameter(node, name, alphas, alpha), _next_parameter(node, name, betas, beta)
+        functions.append(partial(_apply, function, a, b))
+    return functions
+
+
+def _next_parameter(node: ir.Node, name: str, values: Iterator[float], default: float | None) -> float | None:
+    """Return the next alpha or beta, or the default. An RNN must give it: its default depends on the runtime."""
+    if default is None:
+        return None
+    value = next(values, nan if node.op_type == "RNN" else default)
+    if isnan(value):
+        raise unsupported(node, f"its activation {name} has no activation_alpha or activation_beta of its own")
+    return float(value)
+
+
+def _apply(
+    function: Callable[..., ir.Value], a: float | None, b: float | None, op: GraphBuilder, x: ir.Value
+) -> ir.Value:
+    return function(op, x, a, b)
+
+
+_RECURRENT_ATTRIBUTES = """
+    activation_alpha activation_beta activations clip direction=bidirectional|forward|reverse hidden_size layout
+"""
+
+
+# Lowering of sequences and optionals: nodes that read an element read the tensor directly.
+#
+# There is no gradient with respect to a sequence. If its length and all positions are constant, the graph says which
+# tensor each element is; other sequences are refused.
+
+
+Members: TypeAlias = list[ir.Value]
+Maker: TypeAlias = Supported[Callable[[GraphBuilder, ir.Node], Members]]
+
+
+def _members(op: GraphBuilder, node: ir.Node, value: ir.Value | None) -> Members:
+    """Return the elements of the sequence ``value``, an input of ``node``; refuse if they are unknown."""
+    producer = None if value is None else value.producer()
+    if producer is None or kind(producer) not in MAKERS:
+        raise unsupported(node, "the sequence that it reads is not made of known tensors")
+    maker = MAKERS[kind(producer)]
+    require(maker, producer)
+    return maker.rule(op, producer)
+
+
+def _constructed(op: GraphBuilder, node: ir.Node) -> Members:
+    return [x for x in node.inputs if x is not None]
+
+
+def _unchanged_members(op: GraphBuilder, node: ir.Node) -> Members:
+    return _members(op, node, operand(node, 0))
+
+
+def _inserted(op: GraphBuilder, node: ir.Node) -> Members:
+    members, x = _unchanged_members(op, node), operand(node, 1)
+    assert x is not None
+    at = len(members) if operand(node, 2) is None else _member_position(node, 2, len(members) + 1)
+    return [*members[:at], x, *members[at:]]
+
+
+def _erased(op: GraphBuilder, node: ir.Node) -> Members:
+    members = _unchanged_members(op, node)
+    at = len(members) - 1 if operand(node, 1) is None else _member_position(node, 1, len(members))
+    return members[:at] + members[at + 1 :]
+
+
+def _member_position(node: ir.Node, index: int, length: int) -> int:
+    """Return the constant position at input ``index``, non-negative, in a sequence of ``length``."""
+    given = operand(node, index)
+    at = None if given is None else constant(given)
+    if at is None:
+        raise unsupported(node, "the position must be constant")
+    position = int(at.item())
+    if not -length <= position < length:
+        raise unsupported(node, f"position {position} is outside of the sequence")
+    return position % length
+
+
+def _split_members(op: GraphBuilder, node: ir.Node) -> Members:
+    """Lower SplitToSequence to Split; without keepdims the axis is squeezed."""
+    x, axis = node.inputs[0], attribute(node, "axis", 0)
+    sizes = _member_sizes(node, axis)
+    split = op.emit("Split", x, outputs=len(sizes), axis=axis, split=sizes) if len(sizes) > 1 else [x]
+    parts = [v for v in split if v is not None]
+    if operand(node, 1) is None and not attribute(node, "keepdims", 1):
+        parts = [op.Squeeze(v, axes=[axis]) for v in parts]
+    return parts
+
+
+def _member_sizes(node: ir.Node, axis: int) -> list[int]:
+    """Return the sizes of the parts along the axis; they must be fixed."""
+    shape, split = dims(node.inputs[0]), operand(node, 1)
+    total = None if shape is None else shape[axis]
+    lengths = None if split is None else constant(split)
+    if lengths is not None and lengths.ndim:
+        return [int(n) for n in lengths]
+    if not isinstance(total, int) or (split is not None and lengths is None):
+        raise unsupported(node, "the number and the lengths of the parts must be fixed")
+    size = 1 if lengths is None else int(lengths)
+    return [min(size, total - start) for start in range(0, total, size)]
+
+
+MAKERS: dict[str, Maker] = {
+    "Identity": Supported(_unchanged_members),
+    "Optional": Supported(_unchanged_members, "type"),
+    "OptionalGetElement": Supported(_unchanged_members),
+    "SequenceConstruct": Supported(_constructed, inputs=ANY),
+    "SequenceEmpty": Supported(lambda op, node: [], "dtype", inputs=0),
+    "SequenceErase": Supported(_erased, inputs=2),
+    "SequenceInsert": Supported(_inserted, inputs=3),
+    "SplitToSequence": Supported(_split_members, "axis keepdims", inputs=2),
+}
+
+
+def _sequence_at(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+    members = _unchanged_members(op, node)
+    return [op.Identity(members[_member_position(node, 1, len(members))])]
+
+
+def _concatenated(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+    members, axis = _unchanged_members(op, node), attribute(node, "axis", 0)
+    if attribute(node, "new_axis", 0):
+        members = [op.Unsqueeze(v, axes=[axis]) for v in members]
+    return [op.Concat(*members, axis=axis)]
+
+
+def _element(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
+    """Return the element of an optional tensor; an optional sequence is resolved by the nodes that read it."""
+    x = node.inputs[0]
+    producer = None if x is None else x.producer()
+    if producer is not None and kind(producer) == "Optional":
+        x = operand(producer, 0)
+    elif x is None or isinstance(x.type, ir.OptionalType):
+        raise unsupported(node, "the optional that it reads is not made of a known value")
+    return [x]
+
+
+# Lowering: replaces operators without a gradient rule by operators that have one.
+#
+# Recurrent operators become a Scan over the time steps, attention becomes matrix products, and nodes that read a
+# sequence read its tensors instead. The graph computes the same values as before. Nothing is differentiated here.
+
+
+def expand(model: ir.Model, sources: Collection[ir.Value], end: ir.Value, known: Collection[str]) -> None:
+    """Lower the nodes between ``sources`` and ``end`` that are not ``known`` and have a lowering, in place."""
+    op = GraphBuilder(model.graph, prefix="expanded", constant_nodes=True)
+    steps = passages(model.graph, set(sources), {end})
+    lowered = [step for step in _unknown_nodes(steps, known) if kind(step.node) in LOWERINGS]
+    for step in lowered:
+        require_types(step)
+        _apply_lowering(op, step.node)
+    if lowered:
+        infer_shapes(model)
+
+
+def _unknown_nodes(steps: Sequence[Passage], known: Collection[str]) -> Iterator[Passage]:
+    """Yield the nodes on the path that are not ``known``, including those in subgraphs."""
+    for step in steps:
+        for body in graphs_in(step.node):
+            sources = step.sources | set(filter(is_float, body.inputs))
+            yield from _unknown_nodes(passages(body, sources, set(filter(is_float, body.outputs))), known)
+        if kind(step.node) not in known:
+            yield step
+
+
+def _apply_lowering(op: GraphBuilder, node: ir.Node) -> None:
+    graph, lowering = node.graph, LOWERINGS[kind(node)]
+    require(lowering, node)
+    assert isinstance(graph, ir.Graph)
+    builder = op if graph is op.graph else inner_builder(op, graph)
+    builder.dtype = next((v.dtype for v in node.outputs if v.dtype is not None and is_float(v)), op.dtype)
+    replace_node(builder, node, lowering.rule(builder, node))
+    graph.sort()
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "Attention": Supported(_expand_attention, "is_causal kv_num_heads q_num_heads scale softcap", inputs=6, outputs=3),
+    "RotaryEmbedding": Supported(_expand_rotary, "interleaved num_heads rotary_embedding_dim", inputs=4),
+    "GRU": Supported(_lower_recurrent, f"linear_before_reset {_RECURRENT_ATTRIBUTES}", inputs=6, outputs=2),
+    "LSTM": Supported(_lower_recurrent, f"input_forget {_RECURRENT_ATTRIBUTES}", inputs=8, outputs=3),
+    "RNN": Supported(_lower_recurrent, _RECURRENT_ATTRIBUTES, inputs=6, outputs=2),
+    "ConcatFromSequence": Supported(_concatenated, "axis new_axis"),
+    "OptionalGetElement": Supported(_element),
+    "SequenceAt": Supported(_sequence_at, inputs=2),
+}

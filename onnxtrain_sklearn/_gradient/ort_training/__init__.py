@@ -1,1 +1,0 @@
-"""The engine `ort-training`: onnxruntime-training's gradient builder, restricted to verified gradients."""

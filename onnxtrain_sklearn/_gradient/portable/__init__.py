@@ -1,1 +1,0 @@
-"""The engine `portable`: reverse-mode differentiation that emits standard ONNX operators."""

@@ -1,1 +1,0 @@
-"""Lowering: replaces operators without a gradient rule by operators that have one."""

@@ -1,0 +1,387 @@
+"""Convolutions and their gradients as few large matrix products, for layouts where these are faster.
+
+onnxruntime computes a convolution image by image, each as a product of the kernel with the windows of one image.
+That product is slow where an image has few positions, and the gradient of the kernel, written as a convolution, is a
+product with as few columns as the kernel has elements. The forms here take all images at once:
+
+- *patches*: the elements that windows read, (channels * taps, positions of all images), beside the positions of the
+  output. Of small images a product with a constant matrix of 0 and 1 reads them, and adds their cotangents up.
+- *pixels*: the same elements with the channels last, one matrix (images * positions, channels) per tap.
+- *tiles*: Winograd's algorithm for kernels of 3x3 and 3x3x3, in ``winograd.py``.
+- *bands*: each channel has a kernel of its own. A window's sum along the last axis is a product with a band matrix that
+  holds the kernel's last axis; the windows' other axes are laid side by side.
+- *whole matrices*: of small images, each channel has one matrix from all pixels to all positions instead.
+
+Which form is used depends on the layout alone; the bounds come from ``benchmarks/convolutions.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graph import GraphBuilder
+from . import winograd
+from .winograd import Layout, Windows
+
+MANY_TAPS = 49
+"""Windows with more elements would need more nodes than they save time."""
+
+FEW_CHANNELS = 8
+"""With fewer channels, slices of the windows cost more than their products."""
+
+FEW_POSITIONS = 16
+"""With at most so many positions in an image, products over all images are faster than image by image."""
+
+MANY_POSITIONS = 1024
+"""From so many positions on, turning a kernel around, or a product for each of its elements, costs little."""
+
+MANY_OUTPUTS = 64
+"""With fewer channels, adding patches up costs more than their product saves."""
+
+FEW_READS = 768
+"""With more elements, a constant matrix that says which pixel is read where takes longer than slices of the images."""
+
+SHORT_LINE = 16
+"""Band matrices of longer lines hold too many zeros."""
+
+SMALL_LINE = 8
+"""Copying lines of at most so many pixels with Gather takes longer than slices of all lines, and longer ones less."""
+
+FEW_ELEMENTS, MANY_ELEMENTS = 320, 4096
+"""A matrix with more elements than this for each image, or with more in all, takes longer to make than it saves."""
+
+
+LONG_LINE = 16
+"""Longer lines make the sums of Winograd's algorithm, products with matrices as long, slower than what they save."""
+
+FEW_TILES, FEW_SMALL_IMAGES = 32, 8
+"""With fewer tiles in all images, or fewer images of 2x2, reading the sums of the kernel takes longer than products."""
+
+LARGE_KERNEL = 8192
+"""With more pairs of channels for each tile too, unless the sums are few beside the elements of the kernel."""
+
+
+def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value | None:
+    """Return the gradient of the kernel as matrix products, None where a convolution is not slower."""
+    if _in_tiles(op, c):
+        return winograd.kernel_cotangent_by_tiles(op, c, x, g)
+    if _in_whole_matrices(c):
+        return _kernel_by_whole_matrices(op, c, x, g)
+    if c.by_channel and c.sizes[-1] <= 2 * SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
+        return _kernel_by_bands(op, c, x, g)
+    if c.groups > 1 or c.taps > MANY_TAPS or (c.taps > 1 and c.inputs < FEW_CHANNELS):
+        return None
+    few = c.taps == 1 or _reads_few(c) or c.images * c.positions <= 4 * FEW_POSITIONS
+    return _kernel_by_patches(op, c, x, g) if few else _kernel_by_pixels(op, c, x, g)
+
+
+def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value | None:
+    """Return the gradient of the input in another form than a transposed convolution, None where it is not slower."""
+    if _in_tiles(op, c):
+        return winograd.input_cotangent_by_tiles(op, c, kernel, g)
+    if _in_whole_matrices(c):
+        return _input_by_whole_matrices(op, c, kernel, g)
+    if c.by_channel and c.dense and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
+        return by_bands(op, _turned(c), g, _flipped(op, c, kernel))
+    if c.groups > 1:
+        return None
+    if c.dense and (c.positions >= MANY_POSITIONS or (c.taps == 1 and 2 * c.positions > FEW_POSITIONS)):
+        return _input_by_convolution(op, c, kernel, g)
+    adds_up = op.opset >= 18 and len(c.sizes) < 3 and c.positions <= FEW_POSITIONS and c.outputs >= MANY_OUTPUTS
+    return _input_by_patches(op, c, kernel, g) if adds_up or _reads_few(c) else None
+
+
+def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value | None:
+    """Return the convolution as matrix products, None where the operator is not slower."""
+    if _in_tiles(op, c):
+        return winograd.convolution_by_tiles(op, c, x, kernel)
+    if _in_whole_matrices(c):
+        return _by_whole_matrices(op, c, x, kernel)
+    if c.by_channel and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
+        return by_bands(op, c, x, kernel)
+    if c.groups > 1 or c.taps > MANY_TAPS or c.images == 1:
+        return None
+    few = 2 * c.positions <= FEW_POSITIONS
+    if _reads_few(c):
+        return _by_patches(op, c, x, kernel) if few or c.taps > 1 else None
+    return _by_patches(op, c, x, kernel) if few and c.inputs * c.taps >= 1024 else None
+
+
+def _in_tiles(op: GraphBuilder, c: Layout) -> bool:
+    """Whether Winograd's algorithm is faster: its sums take the less time, the more channels there are to a line.
+
+    Float16 holds no sum of four large pixels, and rounding the sums to it doubles the error.
+    """
+    axes, w = len(c.sizes), c.windows
+    plain = c.groups == 1 and c.dense and set(w.dilations) == {1}
+    if not plain or axes < 2 or w.kernel != [3] * axes or op.dtype is ir.DataType.FLOAT16:
+        return False
+    line, tiles = max(*c.sizes, *c.steps), c.images * math.prod(-(-n // 2) for n in c.steps)
+    channels, numbers = c.inputs * c.outputs, winograd.count_numbers(c)
+    if line > LONG_LINE or line * (c.inputs + c.outputs) > channels:
+        return False
+    if 3 * numbers <= c.taps:
+        return c.images > 1
+    large = tiles >= FEW_SMALL_IMAGES if numbers <= c.taps else tiles >= FEW_TILES and c.positions >= FEW_POSITIONS
+    return large and channels <= LARGE_KERNEL * tiles
+
+
+def _rows(w: Windows) -> int:
+    """Return the number of elements of a window that are not along its last axis."""
+    return int(np.prod(w.kernel[:-1]))
+
+
+def _swapped(op: GraphBuilder, value: ir.Value, rank: int) -> ir.Value:
+    """Exchange images and channels."""
+    swapped = op.Transpose(value, perm=[1, 0, *range(2, rank + 2)])
+    return winograd.apart_from_products(op, swapped) if rank == 1 else swapped
+
+
+def _slices(
+    op: GraphBuilder, padded: ir.Value, w: Windows, steps: Sequence[int], axes: Sequence[int]
+) -> list[ir.Value]:
+    """Return what each element of the windows reads along ``axes``, which are the first of the spatial ones."""
+    found, n = [], len(axes)
+    for tap in itertools.product(*(range(k) for k in w.kernel[:n])):
+        start = [i * d for i, d in zip(tap, w.dilations, strict=False)]
+        stop = [i + (m - 1) * s + 1 for i, m, s in zip(start, steps, w.strides, strict=False)]
+        found.append(op.Slice(padded, start, stop, list(axes), w.strides[:n]))
+    return found
+
+
+def _side_by_side(op: GraphBuilder, parts: Sequence[ir.Value], axis: int) -> ir.Value:
+    return op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
+
+
+def _padded(op: GraphBuilder, value: ir.Value, begin: Sequence[int], end: Sequence[int]) -> ir.Value:
+    return op.Pad(value, np.array([*begin, *end])) if any([*begin, *end]) else value
+
+
+def _patches(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
+    """Return the elements that windows read, (channels * taps, positions of all images)."""
+    w, n = c.windows, len(c.sizes)
+    if _reads_few(c):
+        pixels = _images_last(op, c, x)
+        read = pixels if _reads_each(c) else op.MatMul(_reads(op, c), op.Reshape(pixels, [c.inputs, -1, c.images]))
+        return op.Reshape(read, [c.inputs * c.taps, -1])
+    padded = _padded(op, _swapped(op, x, n), [0, 0, *w.begin], [0, 0, *w.end])
+    if c.taps == 1 and c.dense:
+        return op.Reshape(padded, [c.inputs, -1])
+    parts = _slices(op, padded, w, c.steps, range(2, n + 2))
+    return op.Reshape(_side_by_side(op, parts, 1), [c.inputs * c.taps, -1])
+
+
+def _reads_each(c: Layout) -> bool:
+    """Whether each position reads one pixel and all pixels are read in their order."""
+    return c.taps == 1 and c.dense and not any(c.windows.begin + c.windows.end)
+
+
+def _reads_few(c: Layout) -> bool:
+    """Whether a constant matrix that says what each position reads is small: then images are the last axis."""
+    return c.taps * c.positions * math.prod(c.sizes) <= FEW_READS
+
+
+def _reads(op: GraphBuilder, c: Layout) -> np.ndarray:
+    """Return 1 where an element of the kernel reads a pixel at a position, else 0: (taps * positions, pixels)."""
+    n, axes = len(c.sizes), [_read_places(c, axis) for axis in range(len(c.sizes))]
+    whole = reduce(np.multiply.outer, axes).transpose(*range(0, 3 * n, 3), *range(1, 3 * n, 3), *range(2, 3 * n, 3))
+    return np.asarray(whole.reshape(c.taps * c.positions, -1), op.dtype.numpy())
+
+
+def _read_places(c: Layout, axis: int) -> np.ndarray:
+    """Return where the elements of the kernel stand along an axis, (elements, positions, pixels)."""
+    w = c.windows
+    elements, positions = np.arange(w.kernel[axis])[:, None], np.arange(c.steps[axis])
+    reads = positions * w.strides[axis] - w.begin[axis] + elements * w.dilations[axis]
+    return np.asarray(reads[..., None] == np.arange(c.sizes[axis]))
+
+
+def _images_last(op: GraphBuilder, c: Layout, value: ir.Value) -> ir.Value:
+    """Return images as (channels * pixels, images)."""
+    return op.Transpose(op.Reshape(value, [c.images, -1]), perm=[1, 0])
+
+
+def _images_first(op: GraphBuilder, c: Layout, rows: ir.Value, sizes: Sequence[int]) -> ir.Value:
+    """Return images of (channels * pixels, images), in any shape."""
+    whole = op.Transpose(op.Reshape(rows, [-1, c.images]), perm=[1, 0])
+    return op.Reshape(whole, [c.images, -1, *sizes])
+
+
+def _positions_of(op: GraphBuilder, c: Layout, g: ir.Value) -> ir.Value:
+    """Return the output's values, (channels, images * positions)."""
+    return op.Reshape(_swapped(op, g, len(c.steps)), [c.outputs, -1])
+
+
+def _beside_patches(op: GraphBuilder, c: Layout, g: ir.Value) -> ir.Value:
+    """Return the output's values, (channels, positions of all images), in the order of the patches."""
+    return op.Reshape(_images_last(op, c, g), [c.outputs, -1]) if _reads_few(c) else _positions_of(op, c, g)
+
+
+def _images_of(op: GraphBuilder, c: Layout, rows: ir.Value, sizes: Sequence[int]) -> ir.Value:
+    """Return images of ``rows``, (channels, images * pixels)."""
+    return _swapped(op, op.Reshape(rows, [-1, c.images, *sizes]), len(sizes))
+
+
+def _by_patches(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
+    rows = op.Gemm(op.Reshape(kernel, [c.outputs, -1]), _patches(op, c, x))
+    return _images_first(op, c, rows, c.steps) if _reads_few(c) else _images_of(op, c, rows, c.steps)
+
+
+def _kernel_by_patches(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
+    return op.Reshape(op.Gemm(_beside_patches(op, c, g), _patches(op, c, x), transB=1), c.kernel_shape)
+
+
+def _kernel_by_pixels(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
+    """Multiply the cotangents with the pixels that each element of the kernel reads."""
+    w, n = c.windows, len(c.sizes)
+    last = op.Transpose(x, perm=[0, *range(2, n + 2), 1])
+    padded = _padded(op, last, [0, *w.begin, 0], [0, *w.end, 0])
+    pixels, cotangents = _slices(op, padded, w, c.steps, range(1, n + 1)), _positions_of(op, c, g)
+    if c.images * c.positions < MANY_POSITIONS:
+        together = op.Reshape(_side_by_side(op, pixels, n + 1), [-1, c.taps * c.inputs])
+        product = op.Reshape(op.Gemm(cotangents, together), [c.outputs, c.taps, c.inputs])
+        return op.Reshape(op.Transpose(product, perm=[0, 2, 1]), c.kernel_shape)
+    matrices = [op.Gemm(cotangents, op.Reshape(one, [-1, c.inputs])) for one in pixels]
+    return op.Reshape(
+        op.Concat(*(op.Reshape(one, [c.outputs, c.inputs, 1]) for one in matrices), axis=2), c.kernel_shape
+    )
+
+
+def _input_by_patches(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value:
+    """Compute the cotangents of all patches and add them up, lines as images: onnxruntime 1.19 is right in 2-D only."""
+    w, cotangents, matrix = c.windows, _beside_patches(op, c, g), op.Reshape(kernel, [c.outputs, -1])
+    if _reads_few(c):
+        patches = op.Gemm(matrix, cotangents, transA=1)
+        if not _reads_each(c):
+            patches = op.MatMul(_reads(op, c).T.copy(), op.Reshape(patches, [c.inputs, -1, c.images]))
+        return _images_first(op, c, patches, c.sizes)
+    patches = op.Gemm(cotangents, matrix, transA=1)
+    columns = op.Transpose(op.Reshape(patches, [c.images, -1, c.inputs * c.taps]), perm=[0, 2, 1])
+    if _reads_each(c):
+        return op.Reshape(columns, [c.images, c.inputs, *c.sizes])
+    one, none = [1] * (2 - len(c.sizes)), [0] * (2 - len(c.sizes))
+    settings = {"strides": one + w.strides, "dilations": one + w.dilations, "pads": none + w.begin + none + w.end}
+    image = op.Col2Im(columns, np.array(one + c.sizes), np.array(one + w.kernel), **settings)
+    return op.Reshape(image, [c.images, c.inputs, *c.sizes])
+
+
+def _flipped(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
+    """Reverse the spatial axes of the kernel."""
+    if c.taps == 1:
+        return kernel
+    n, before = len(c.sizes), np.iinfo(np.int64).min
+    return op.Slice(kernel, [-1] * n, [before] * n, list(range(2, n + 2)), [-1] * n)
+
+
+def _turned(c: Layout) -> Layout:
+    """Return the layout of the convolution that maps cotangents of the output to those of the input."""
+    w, axes = c.windows, range(len(c.sizes))
+    begin = [w.reach(i) - 1 - w.begin[i] for i in axes]
+    end = [w.reach(i) - 1 - w.end[i] for i in axes]
+    windows = Windows(w.kernel, w.strides, w.dilations, begin, end)
+    return Layout(windows, c.groups, c.images, c.outputs, c.inputs, c.steps, c.sizes)
+
+
+def _input_by_convolution(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value | None:
+    turned = _turned(c).windows
+    if min(turned.begin + turned.end) < 0:
+        return None
+    back = _flipped(op, c, _swapped(op, kernel, len(c.sizes)))
+    return op.Conv(g, back, dilations=turned.dilations, pads=turned.begin + turned.end)
+
+
+def _in_whole_matrices(c: Layout) -> bool:
+    """Whether each channel has a kernel of its own, and a small matrix from all pixels to all positions."""
+    elements = c.positions * math.prod(c.sizes)
+    return c.by_channel and c.taps <= MANY_TAPS and elements <= min(FEW_ELEMENTS * c.images, MANY_ELEMENTS)
+
+
+def _by_whole_matrices(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
+    return _images_of(op, c, op.MatMul(_channels_first(op, c, x), _whole_matrices(op, c, kernel)), c.steps)
+
+
+def _input_by_whole_matrices(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value:
+    matrices = winograd.matrices_transposed(op, _whole_matrices(op, c, kernel))
+    return _images_of(op, c, op.MatMul(_channels_first(op, c, g), matrices), c.sizes)
+
+
+def _kernel_by_whole_matrices(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
+    pixels = winograd.matrices_transposed(op, _channels_first(op, c, x))
+    products = op.Reshape(op.MatMul(pixels, _channels_first(op, c, g)), [c.inputs, -1])
+    return op.Reshape(op.MatMul(products, _elements_of_matrices(op, c).T.copy()), c.kernel_shape)
+
+
+def _channels_first(op: GraphBuilder, c: Layout, value: ir.Value) -> ir.Value:
+    """Return images as (channels, images, pixels)."""
+    return op.Reshape(_swapped(op, value, len(c.sizes)), [c.inputs, c.images, -1])
+
+
+def _whole_matrices(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
+    """Return the matrix of each channel, (channels, pixels, positions)."""
+    rows = op.MatMul(op.Reshape(kernel, [c.inputs, -1]), _elements_of_matrices(op, c))
+    return op.Reshape(rows, [c.inputs, -1, c.positions])
+
+
+def _elements_of_matrices(op: GraphBuilder, c: Layout) -> np.ndarray:
+    """Return 1 where an element of the kernel stands in its channel's matrix, else 0: (taps, pixels * positions)."""
+    reads = _reads(op, c).reshape(c.taps, c.positions, -1)
+    return np.asarray(reads.transpose(0, 2, 1).reshape(c.taps, -1))
+
+
+def by_bands(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
+    """Convolve each channel with its kernel."""
+    product = op.MatMul(_lines(op, c, x), _bands(op, c, kernel))
+    return _images_of(op, c, op.Reshape(product, [c.inputs, -1]), c.steps)
+
+
+def _kernel_by_bands(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
+    cotangents = op.Reshape(_positions_of(op, c, g), [c.inputs, -1, c.steps[-1]])
+    products = op.MatMul(winograd.matrices_transposed(op, cotangents), _lines(op, c, x))  # the narrower is transposed
+    bands = op.Transpose(op.Reshape(products, [c.inputs, c.steps[-1], -1, c.sizes[-1]]), perm=[0, 2, 3, 1])
+    places = _places(op, c)
+    return op.Reshape(op.MatMul(op.Reshape(bands, [-1, places.shape[1]]), places.T.copy()), c.kernel_shape)
+
+
+def _lines(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
+    """Return the lines that windows read, side by side: (channels, images * lines of the output, rows * length)."""
+    w, n = c.windows, len(c.sizes)
+    swapped, length = _swapped(op, x, n), c.sizes[-1]
+    if n == 1:
+        return swapped
+    padded = _padded(op, swapped, [0, 0, *w.begin[:-1], 0], [0, 0, *w.end[:-1], 0])
+    if length > SMALL_LINE:
+        lines = op.Gather(op.Reshape(padded, [c.inputs * c.images, -1, length]), _lines_read(c), axis=1)
+    else:
+        lines = _side_by_side(op, _slices(op, padded, w, c.steps, range(2, n + 1)), n + 1)
+    return op.Reshape(lines, [c.inputs, -1, _rows(w) * length])
+
+
+def _lines_read(c: Layout) -> np.ndarray:
+    """Return which of the padded lines of an image are read: those of the first window, of the second, and so on."""
+    w, axes = c.windows, range(len(c.sizes) - 1)
+    sizes = [c.sizes[i] + w.begin[i] + w.end[i] for i in axes]
+    lines = np.arange(math.prod(sizes)).reshape(sizes)
+    for i in axes:
+        reads = np.arange(c.steps[i])[:, None] * w.strides[i] + np.arange(w.kernel[i]) * w.dilations[i]
+        lines = lines.take(reads, axis=2 * i)
+    return np.asarray(lines.transpose(*range(0, 2 * len(axes), 2), *range(1, 2 * len(axes), 2)).ravel())
+
+
+def _bands(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
+    """Return the band matrices, (channels, rows * length of a line, positions in it)."""
+    rows = op.Reshape(kernel, [-1, c.windows.kernel[-1]])
+    return op.Reshape(op.MatMul(rows, _places(op, c)), [c.inputs, -1, c.steps[-1]])
+
+
+def _places(op: GraphBuilder, c: Layout) -> np.ndarray:
+    """Return 1 where an element of the kernel stands in a band matrix, else 0: (elements, length * positions)."""
+    w, (length, steps) = c.windows, (c.sizes[-1], c.steps[-1])
+    reads = np.arange(steps) * w.strides[-1] - w.begin[-1] + np.arange(w.kernel[-1])[:, None] * w.dilations[-1]
+    places: np.ndarray = (reads[:, None] == np.arange(length)[:, None]).astype(op.dtype.numpy())
+    return places.reshape(w.kernel[-1], length * steps)

@@ -1,0 +1,217 @@
+"""Gradient rules of gather and scatter operators. Indices have no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ..._importers.torch_program import padding_row
+from ..._ir.queries import constant, dims
+from ..._ir.supported import Supported
+from ..context import (
+    GradientRule,
+    Reverse,
+    Thunk,
+    filled_like,
+    flat_index,
+    mask,
+    reshape_to,
+    scatter_add,
+    scatter_flat,
+    shape_of,
+    zeros_like,
+)
+
+Pick: TypeAlias = Callable[[ir.Value], ir.Value]
+
+
+def _gather_rule(r: Reverse) -> Sequence[Thunk]:
+    """Gradients of repeated indices are summed."""
+    op, x, rank = r.op, r.x(), r.rank()
+    axis = r.attribute("axis", 0) % rank
+    pads = _gather_pads(r, axis)
+    if pads is not None:
+        return [lambda: _among_zeros(r, axis, pads)]
+    before, after = np.arange(axis, dtype=np.int64), np.arange(axis + 1, rank, dtype=np.int64)
+    size = op.Reshape(op.Size(r.x(1)), [1])
+    shape = op.Concat(*_sizes_along(r, before), size, *_sizes_along(r, after), axis=0)
+    index = op.Reshape(r.x(1), np.array([1] * axis + [-1] + [1] * (rank - axis - 1), np.int64))
+    index = op.Cast(index, to=7)
+
+    def gradient() -> ir.Value:
+        cotangent = op.Reshape(_without_padding(r), shape)
+        return scatter_add(r, zeros_like(op, x), op.Expand(index, shape), cotangent, axis, repeats=True)
+
+    return [gradient]
+
+
+def _gather_pads(r: Reverse, axis: int) -> tuple[int, int] | None:
+    """Return the sizes before and after constant indices that follow each other, None for others.
+
+    PyTorch takes queries, keys and values apart by single indices: scattering takes many times the time of padding.
+    """
+    index, size = constant(r.x(1)), (dims(r.x()) or [None] * (axis + 1))[axis]
+    if index is None or index.ndim > 1 or not index.size or not isinstance(size, int):
+        return None
+    if padding_row(r.node) is not None:
+        return None
+    places = index.ravel() + size * (index.ravel() < 0)
+    if not np.array_equal(places, places[0] + np.arange(len(places))):
+        return None
+    return int(places[0]), size - 1 - int(places[-1])
+
+
+def _among_zeros(r: Reverse, axis: int, sizes: tuple[int, int]) -> ir.Value:
+    """Return the cotangent with zeros around it."""
+    cotangent = r.op.Unsqueeze(r.g, axes=[axis]) if dims(r.x(1)) == [] else r.g
+    pads = np.zeros((2, r.rank()), np.int64)
+    pads[:, axis] = sizes
+    return r.op.Pad(cotangent, pads.ravel()) if any(sizes) else cotangent
+
+
+def _without_padding(r: Reverse) -> ir.Value:
+    """Return the cotangent, zero where an embedding of PyTorch reads the row that stands for padding."""
+    row = padding_row(r.node)
+    if row is None:
+        return r.g
+    op = r.op
+    others = op.Not(op.Equal(op.Cast(r.x(1), to=7), np.array(row, np.int64)))
+    return op.Mul(r.g, op.Unsqueeze(mask(op, others), axes=[-1]))
+
+
+def _sizes_along(r: Reverse, axes: np.ndarray) -> list[object]:
+    return [r.op.Gather(shape_of(r.op, r.x()), axes)] if len(axes) else []
+
+
+def _gather_elements_rule(r: Reverse) -> Sequence[Thunk]:
+    axis = r.attribute("axis", 0)
+    return [lambda: scatter_add(r, zeros_like(r.op, r.x()), r.x(1), r.g, axis, repeats=True)]
+
+
+def _gather_nd_rule(r: Reverse) -> Sequence[Thunk]:
+    places = r.again(flat_index(r.op, r.x()), r.x(1))
+    return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=True)]
+
+
+def _scatter_elements_rule(r: Reverse) -> Sequence[Thunk | None]:
+    axis = r.attribute("axis", 0)
+    return _scatter(r, lambda value: r.op.GatherElements(value, r.x(1), axis=axis))
+
+
+def _scatter_nd_rule(r: Reverse) -> Sequence[Thunk | None]:
+    return _scatter(r, lambda value: r.op.GatherND(value, r.x(1)))
+
+
+def _scatter(r: Reverse, pick: Pick) -> Sequence[Thunk | None]:
+    """The rule of the scatter operators; ``pick`` gathers at the indices, which may repeat."""
+    rules = {"none": _replaced, "add": _sums, "mul": _products, "max": _extremes, "min": _extremes}
+    of_data, of_updates = rules[r.attribute("reduction", "none")](r, pick)
+    return of_data, None, of_updates
+
+
+def _scattered(r: Reverse, base: ir.Value, updates: ir.Value, reduction: str | None = None) -> ir.Value:
+    """Scatter like the node, or with another reduction."""
+    if reduction is None:
+        return r.again(base, r.x(1), updates)
+    return r.again(base, r.x(1), updates, reduction=reduction)
+
+
+def _replaced(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    return lambda: _scattered(r, r.g, zeros_like(r.op, r.x(2))), lambda: pick(r.g)
+
+
+def _sums(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    return lambda: r.g, lambda: pick(r.g)
+
+
+def _products(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    """Zeros are excluded from the product and counted: the gradient of a single zero is the product of the others."""
+    op, x, updates = r.op, r.x(), r.x(2)
+
+    def of_updates() -> ir.Value:
+        zero = op.Equal(updates, 0.0)
+        nonzero, zeros = op.Where(zero, 1.0, updates), mask(op, zero)
+        others = op.Div(pick(_scattered(r, x, nonzero)), nonzero)
+        others_zero = op.Sub(pick(_scattered(r, zeros_like(op, x), zeros, reduction="add")), zeros)
+        return op.Mul(pick(r.g), op.Where(op.Greater(others_zero, 0.5), 0.0, others))
+
+    return lambda: op.Mul(r.g, _scattered(r, filled_like(op, x, 1), updates)), of_updates
+
+
+def _extremes(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
+    """Equal extremes share the gradient."""
+    op = r.op
+    kept, put = mask(op, op.Equal(r.x(), r.y)), mask(op, op.Equal(r.x(2), pick(r.y)))
+    share = op.Div(r.g, _scattered(r, kept, put, reduction="add"))
+    return lambda: op.Mul(kept, share), lambda: op.Mul(put, pick(share))
+
+
+def _tensor_scatter_rule(r: Reverse) -> Sequence[Thunk | None]:
+    """Overwritten elements of the cache have a zero gradient.
+
+    The update never overlaps itself: it is at most as long as the cache. A longer update, or a negative index, makes
+    the operator itself fail at run time.
+    """
+    axis = r.attribute("axis", -2) % r.rank()
+    cache, update = (shape[axis] if (shape := dims(x)) is not None else None for x in (r.x(), r.x(1)))
+    if isinstance(cache, int) and isinstance(update, int) and update > cache:
+        r.refuse(f"its update of {update} steps is longer than its cache of {cache}, which the standard forbids")
+    indices = [r.x(2)] if r.has(2) else []
+    return lambda: r.again(r.g, zeros_like(r.op, r.x(1)), *indices), lambda: _read_back(r, axis), None
+
+
+def _read_back(r: Reverse, axis: int) -> ir.Value:
+    """Return the gradient of the update: that of the output at the positions where it was written."""
+    op, rank, shape = r.op, r.rank(), shape_of(r.op, r.x(1))
+    length = op.Gather(shape_of(op, r.x()), np.array([axis]))
+    steps = op.Range(np.array(0), op.Gather(shape, np.array(axis)), np.array(1))
+    places = op.Reshape(steps, [-1] + [1] * (rank - axis - 1))
+    if r.has(2):
+        places = op.Add(places, op.Reshape(r.x(2), [-1] + [1] * (rank - 1)))
+    if r.attribute("mode", "linear") == "circular":
+        places = op.Mod(places, length)
+    return op.GatherElements(r.g, op.Expand(places, shape), axis=axis)
+
+
+def _one_hot_rule(r: Reverse) -> Sequence[Thunk | None]:
+    """The values are (off, on); the gradient of ``off`` is the sum over the elements that are not ``on``."""
+    op = r.op
+
+    def of_values() -> ir.Value:
+        hot = r.again(r.x(0), r.x(1), np.array([0, 1], op.dtype.numpy()))
+        on, total = op.ReduceSum(op.Mul(r.g, hot), keepdims=False), op.ReduceSum(r.g, keepdims=False)
+        return op.Concat(op.Reshape(op.Sub(total, on), [1]), op.Reshape(on, [1]), axis=0)
+
+    return lambda: None, lambda: None, of_values
+
+
+def _unique_rule(r: Reverse) -> Sequence[Thunk]:
+    """Equal elements share the gradient of the unique value."""
+    op, axis = r.op, r.attribute("axis", None)
+    inverse, counts = (r.further_output(i, ir.DataType.INT64) for i in (2, 3))
+    column = [-1] if axis is None else [-1, *[1] * (r.rank() - 1 - axis % r.rank())]
+    share = op.Div(r.g, op.Reshape(op.Cast(counts, to=op.dtype), column))
+    picked = op.Gather(share, inverse, axis=axis or 0)
+    return [lambda: reshape_to(op, picked, r.x()) if axis is None else picked]
+
+
+def _top_k_rule(r: Reverse) -> Sequence[Thunk]:
+    axis = r.attribute("axis", -1)
+    places = r.further_output(1, ir.DataType.INT64, r.y.shape)
+    return [lambda: r.op.ScatterElements(zeros_like(r.op, r.x()), places, r.g, axis=axis)]
+
+
+RULES: dict[str, GradientRule] = {
+    "Gather": Supported(_gather_rule, "axis", inputs=2),
+    "GatherElements": Supported(_gather_elements_rule, "axis", inputs=2),
+    "GatherND": Supported(_gather_nd_rule, "batch_dims", inputs=2),
+    "OneHot": Supported(_one_hot_rule, "axis", inputs=3),
+    "ScatterElements": Supported(_scatter_elements_rule, "axis reduction=add|max|min|mul|none", inputs=3),
+    "ScatterND": Supported(_scatter_nd_rule, "reduction=add|max|min|mul|none", inputs=3),
+    "TensorScatter": Supported(_tensor_scatter_rule, "axis mode=circular|linear", inputs=3),
+    "TopK": Supported(_top_k_rule, "axis largest sorted", inputs=2, outputs=2),
+    "Unique": Supported(_unique_rule, "axis sorted", outputs=4),
+}

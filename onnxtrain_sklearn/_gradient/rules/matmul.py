@@ -1,0 +1,291 @@
+"""Gradient rules of matrix products and of cross-entropies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from string import ascii_letters
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ..._ir.queries import Dims, dims, fixed
+from ..._ir.supported import ANY, Supported
+from ..context import GradientRule, Reverse, Thunk, mask, shape_of, sum_to
+
+Size: TypeAlias = "int | str | None"
+
+
+def _gemm_rule(r: Reverse) -> Sequence[Thunk]:
+    op, a, b, g = r.op, r.x(0), r.x(1), r.g
+    ta, tb = int(r.attribute("transA", 0)), int(r.attribute("transB", 0))
+    alpha, beta = r.attribute("alpha", 1.0), r.attribute("beta", 1.0)
+    return (
+        lambda: op.Gemm(b, g, transA=tb, transB=1, alpha=alpha) if ta else op.Gemm(g, b, transB=1 - tb, alpha=alpha),
+        lambda: op.Gemm(g, a, transA=1, transB=ta, alpha=alpha) if tb else op.Gemm(a, g, transA=1 - ta, alpha=alpha),
+        lambda: r.sum_to(g if beta == 1 else op.Mul(g, beta), 2),
+    )
+
+
+def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
+    """A vector on the left counts as a row, on the right as a column; the product lacks this axis."""
+    op = r.op
+    left, right = dims(r.x(0)), dims(r.x(1))
+    if left is None or right is None:
+        r.refuse("the rank of an operand is not known; declare its shape in the value_info of the graph")
+    if len(left) == len(right) == 2:
+        return lambda: op.Gemm(r.g, r.x(1), transB=1), lambda: op.Gemm(r.x(0), r.g, transA=1)
+    a = op.Unsqueeze(r.x(0), axes=[0]) if len(left) == 1 else r.x(0)
+    b = op.Unsqueeze(r.x(1), axes=[1]) if len(right) == 1 else r.x(1)
+    rank = max(len(left), len(right), 2)
+    lost = [rank - 2] * (len(left) == 1) + [rank - 1] * (len(right) == 1)
+    g = op.Unsqueeze(r.g, axes=lost) if lost else r.g
+    rows, columns = [1, *left] if len(left) == 1 else left, [*right, 1] if len(right) == 1 else right
+    lead = _batch_sizes(r, rank)
+    return (
+        lambda: _reduce(r, _times_transposed(r, g, b, len(columns)), [*lead, *rows[-2:]], 0, len(left) == 1),
+        lambda: _weight(r, a, g, rows, columns, lead),
+    )
+
+
+def _batch_sizes(r: Reverse, rank: int) -> list[int | str | None]:
+    y = dims(r.y)
+    return [None] * (rank - 2) if y is None else y[: rank - 2]
+
+
+def _weight(r: Reverse, a: ir.Value, g: ir.Value, rows: Dims, columns: Dims, lead: Dims) -> ir.Value:
+    """Return the gradient of the right operand; if it is one matrix, all rows on the left go into one product."""
+    op, vector = r.op, len(dims(r.x(1)) or []) == 1
+    if len(columns) == 2 and len(rows) > 2 and all(isinstance(d, int) for d in (rows[-1], columns[-1])):
+        flat = op.Gemm(op.Reshape(a, [-1, rows[-1]]), op.Reshape(g, [-1, columns[-1]]), transA=1)
+        return op.Squeeze(flat, axes=[1]) if vector else flat
+    return _reduce(r, _transposed_times(r, a, g, len(rows)), [*lead, *columns[-2:]], 1, vector)
+
+
+def _times_transposed(r: Reverse, g: ir.Value, b: ir.Value, rank: int) -> ir.Value:
+    return _prevent_fusion(r, lambda value: r.op.MatMul(g, value), _transposed_matrices(r, b, rank))
+
+
+def _transposed_times(r: Reverse, a: ir.Value, g: ir.Value, rank: int) -> ir.Value:
+    return _prevent_fusion(r, lambda value: r.op.MatMul(value, g), _transposed_matrices(r, a, rank))
+
+
+def _prevent_fusion(r: Reverse, product: Callable[[ir.Value], ir.Value], transposed: ir.Value) -> ir.Value:
+    """Prevent a fusion: onnxruntime-training 1.19 fuses Transpose and MatMul to an operator that lacks float64."""
+    if r.op.dtype is not ir.DataType.DOUBLE:
+        return product(transposed)
+    return r.op.Neg(product(r.op.Neg(transposed)))
+
+
+def _transposed_matrices(r: Reverse, value: ir.Value, rank: int) -> ir.Value:
+    return r.op.Transpose(value, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool) -> ir.Value:
+    """Drop the axis that was added to a vector, then sum over the broadcast batch axes."""
+    if vector:
+        axis = len(source) - 2 + index
+        value, source = r.op.Squeeze(value, axes=[axis]), source[:axis] + source[axis + 1 :]
+    return sum_to(r, value, source, r.x(index))
+
+
+def _einsum_rule(r: Reverse) -> Sequence[Thunk]:
+    """The cotangent replaces the operand, and the operand's indices become those of the output."""
+    terms, output = _expanded_indices(r)
+    for letter, sizes in _seen(terms, [r.x(i) for i in range(len(terms))]).items():
+        if letter in r.attribute("equation", "") and 1 in sizes and any(isinstance(n, int) and n > 1 for n in sizes):
+            r.refuse(f"the sizes of the index {letter!r} differ, which only an ellipsis may")
+    return [partial(_einsum_cotangent, r, terms, output, i) for i in range(len(terms))]
+
+
+def _expanded_indices(r: Reverse) -> tuple[list[str], str]:
+    """Return the indices of the operands and of the output, with ellipses expanded to letters."""
+    equation = r.attribute("equation", "").replace(" ", "")
+    left, arrow, output = equation.partition("->")
+    terms = left.split(",")
+    spare = [c for c in ascii_letters if c not in equation]
+    hidden = [r.rank(r.x(i)) - len(term) + 3 if "." in term else 0 for i, term in enumerate(terms)]
+    names = "".join(spare[: max(hidden)])
+    if not arrow:
+        single = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
+        if any(c.isupper() for c in single) and any(c.islower() for c in single):
+            r.refuse("the order of capital and small letters in the output that it does not name is not defined")
+        output = "".join(["..." * ("." in left), *single])
+    terms = [term.replace("...", names[len(names) - n :]) for term, n in zip(terms, hidden, strict=True)]
+    return terms, output.replace("...", names)
+
+
+def _einsum_cotangent(r: Reverse, terms: Sequence[str], output: str, i: int) -> ir.Value:
+    """Rename the second letter of a repeated index, and equate it with the first by an identity matrix."""
+    x, term, others = r.x(i), terms[i], [output, *terms[:i], *terms[i + 1 :]]
+    operands: list[ir.Value] = [r.g, *(r.x(j) for j in range(len(terms)) if j != i)]
+    spare = (c for c in ascii_letters if c not in "".join([*terms, output]))
+    sizes = _index_sizes(others, operands)
+    for axis, letter in enumerate(terms[i]):
+        if letter in term[:axis]:
+            other = next(spare)
+            term = term[:axis] + other + term[axis + 1 :]
+            others, operands = [*others, letter + other], [*operands, _identity(r, x, axis)]
+            sizes[letter] = sizes[other] = (dims(x) or [])[axis]
+    return _fit_to_operand(r, operands, others, term, sizes, x)
+
+
+def _index_sizes(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, Size]:
+    """Return the broadcast size of each index, None if it is known only at run time."""
+    wide = {letter: sizes - {1} or {1} for letter, sizes in _seen(terms, operands).items()}
+    return {letter: sizes.pop() if len(sizes) == 1 else None for letter, sizes in wide.items()}
+
+
+def _seen(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, set[Size]]:
+    sizes: dict[str, set[Size]] = {}
+    for term, value in zip(terms, operands, strict=True):
+        for letter, size in zip(term, dims(value) or [None] * len(term), strict=True):
+            sizes.setdefault(letter, set()).add(size)
+    return sizes
+
+
+def _fit_to_operand(
+    r: Reverse, operands: Sequence[ir.Value], others: Sequence[str], term: str, sizes: dict[str, Size], x: ir.Value
+) -> ir.Value:
+    """Sum over the indices of size 1 in ``x``, and repeat along those that only ``x`` has."""
+    op, shape = r.op, dims(x) or [None] * len(term)
+    kept = [axis for axis, letter in enumerate(term) if letter in sizes and shape[axis] != 1]
+    lost = [axis for axis in range(len(term)) if axis not in kept]
+    cotangent = op.Einsum(*operands, equation=f"{','.join(others)}->{''.join(term[axis] for axis in kept)}")
+    cotangent = op.Unsqueeze(cotangent, axes=lost) if lost else cotangent
+    have = [1 if axis in lost else sizes[letter] for axis, letter in enumerate(term)]
+    if have == shape and None not in shape:
+        return cotangent
+    wide = [n if m in (1, n) or isinstance(n, int) else None for n, m in zip(shape, have, strict=True)]
+    return sum_to(r, op.Expand(cotangent, shape_of(op, x)), wide, x)
+
+
+def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:
+    size = (dims(x) or [])[axis]
+    if isinstance(size, int):
+        return r.op.constant(np.eye(size, dtype=r.op.dtype.numpy()))
+    op = r.op
+    places = op.Range(np.array(0), op.Squeeze(op.Slice(op.Shape(x), [axis], [axis + 1], [0]), axes=[0]), np.array(1))
+    return mask(op, op.Equal(places, op.Unsqueeze(places, axes=[1])))
+
+
+# SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss; classes are on axis 1, and rows may be ignored.
+
+
+def _loss_rule(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
+    op, x = r.op, r.x()
+    _require_labels(r)
+    if cross_entropy and _plain_mean(r):
+        return [lambda: _mean_cotangent(r)]
+    log_p = op.Sub(x, op.ReduceLogSumExp(x, axes=[1], keepdims=True)) if cross_entropy else x
+    chosen = _class_weight_of_rows(r)
+    g, total = _cotangent(r, chosen)
+    return (
+        lambda: _score_cotangents(r, log_p, op.Mul(chosen, op.Neg(g)) if g is not None else None, cross_entropy),
+        None,
+        lambda: _class_weight_cotangents(r, log_p, chosen, g, total),
+    )
+
+
+def _require_labels(r: Reverse) -> None:
+    """Refuse labels whose shape cannot match the scores: not every kernel checks it."""
+    scores, labels = dims(r.x()), dims(r.x(1))
+    if scores is None or labels is None:
+        return
+    rows = [*scores[:1], *scores[2:]]
+    if len(rows) == len(labels) and all(_may_be_equal(m, n) for m, n in zip(rows, labels, strict=True)):
+        return
+    r.refuse(
+        f"its labels are of shape {_shape_text(labels)}, its scores of {_shape_text(scores)}: each row needs a label"
+    )
+
+
+def _may_be_equal(rows: int | str | None, labels: int | str | None) -> bool:
+    return rows == labels or not (isinstance(rows, int) and isinstance(labels, int))
+
+
+def _shape_text(sizes: Dims) -> str:
+    return f"({', '.join('?' if n is None else str(n) for n in sizes)})"
+
+
+def _plain_mean(r: Reverse) -> bool:
+    """Whether the loss is an unweighted mean over a known number of rows."""
+    simple = r.attribute("reduction", "mean") == "mean" and r.attribute("ignore_index", None) is None
+    return (
+        simple
+        and not r.has(2)
+        and r.cotangents[1:] in ((), (None,))
+        and fixed(dims(r.x(1)))
+        and len(dims(r.x()) or ()) == 2
+    )
+
+
+def _mean_cotangent(r: Reverse) -> ir.Value:
+    """Return the probabilities minus the one-hot labels, divided by the number of rows."""
+    op, rows = r.op, (dims(r.x(1)) or [1])[0]
+    excess = op.Sub(op.Softmax(r.x(), axis=1), _class_weight_of_rows(r))
+    return op.Mul(op.Mul(excess, 1.0 / int(str(rows))), r.g)
+
+
+def _class_weight_of_rows(r: Reverse) -> ir.Value:
+    """Return the class weight at each row's class, else 0; for ignored rows it is 0."""
+    op, target = r.op, _target(r)
+    shape, rank = dims(r.x()), r.rank()
+    n = shape[1] if shape is not None else None
+    if not isinstance(n, int):
+        r.refuse("the number of classes is not known")
+    column = (-1, *[1] * (rank - 2))
+    classes = np.arange(n).reshape(column).astype((target.dtype or ir.DataType.INT64).numpy())
+    hit = op.Equal(target, classes)
+    ignored = r.attribute("ignore_index", None)
+    if ignored is not None:
+        hit = op.And(hit, op.Not(op.Equal(target, np.array(ignored, classes.dtype))))
+    return op.Mul(mask(op, hit), op.Reshape(r.x(2), list(column))) if r.has(2) else mask(op, hit)
+
+
+def _target(r: Reverse) -> ir.Value:
+    """Return the class indices with an added axis for the classes."""
+    return r.op.Unsqueeze(r.x(1), axes=[1])
+
+
+def _cotangent(r: Reverse, chosen: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
+    """Return the cotangent of each row's weighted loss, broadcastable, and the divisor of the mean."""
+    op, g, reduction = r.op, r.cotangents[0], r.attribute("reduction", "mean")
+    total = op.ReduceSum(chosen, keepdims=False) if reduction == "mean" else None
+    if g is None or reduction == "sum":
+        return g, total
+    return (op.Div(g, total), total) if total is not None else (op.Unsqueeze(g, axes=[1]), total)
+
+
+def _score_cotangents(r: Reverse, log_p: ir.Value, cotangent: ir.Value | None, cross_entropy: bool) -> ir.Value | None:
+    op, cotangents = r.op, [s for s in (cotangent, *r.cotangents[1:]) if s is not None]
+    total = cotangents[0] if len(cotangents) == 1 else op.Add(*cotangents)
+    if not cross_entropy:
+        return total
+    return op.Sub(total, op.Mul(op.Exp(log_p), op.ReduceSum(total, axes=[1], keepdims=True)))
+
+
+def _class_weight_cotangents(
+    r: Reverse, log_p: ir.Value, chosen: ir.Value, g: ir.Value | None, total: ir.Value | None
+) -> ir.Value | None:
+    """Return the cotangents of the class weights, which scale the losses and enter the divisor of the mean."""
+    if g is None:
+        return None
+    op, rank = r.op, r.rank()
+    column = [-1, *[1] * (rank - 2)]
+    hits = op.Where(op.Equal(chosen, 0.0), 0.0, op.Div(chosen, op.Reshape(r.x(2), column)))
+    losses = op.Neg(log_p) if total is None else op.Sub(op.Neg(log_p), r.y)
+    return op.ReduceSum(op.Mul(op.Mul(hits, losses), g), axes=[0, *range(2, rank)], keepdims=False)
+
+
+_LOSS_SETTINGS = "ignore_index reduction=mean|none|sum"
+
+
+RULES: dict[str, GradientRule] = {
+    "Einsum": Supported(_einsum_rule, "equation", inputs=ANY),
+    "Gemm": Supported(_gemm_rule, "alpha beta transA transB", inputs=3),
+    "MatMul": Supported(_matmul_rule, inputs=2),
+    "NegativeLogLikelihoodLoss": Supported(partial(_loss_rule, False), _LOSS_SETTINGS, inputs=3),
+    "SoftmaxCrossEntropyLoss": Supported(partial(_loss_rule, True), _LOSS_SETTINGS, inputs=3, outputs=2, cotangents=2),
+}

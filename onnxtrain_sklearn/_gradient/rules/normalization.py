@@ -1,0 +1,379 @@
+"""Gradient rules of normalizations.
+
+With ``z`` the normalized value, ``s`` the deviation and means over the normalized axes, the cotangent ``h`` of ``z``
+gives ``x`` the cotangent ``(h - mean(h) - z mean(h z)) / s``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ..._ir.edits import replace_node
+from ..._ir.queries import dims, fixed
+from ..._ir.supported import Supported
+from ...graph import GraphBuilder, Operand
+from ..context import GradientRule, Reverse, Thunk, positive_axes, reshape_to, shape_of
+
+SMALL = 1e-5
+
+
+def _mean_over(op: GraphBuilder, x: ir.Value, axes: list[int]) -> ir.Value:
+    return op.ReduceMean(x, axes=axes, keepdims=True)
+
+
+def _standardize(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value]:
+    """Return the normalized value and the reciprocal of the deviation."""
+    op = r.op
+    centered, variance = _moments(r, x, axes)
+    inverse = reciprocal_deviation(r, variance)
+    return op.Mul(centered, inverse), inverse
+
+
+def reciprocal_deviation(r: Reverse, variance: ir.Value) -> ir.Value:
+    return r.op.Reciprocal(r.op.Sqrt(r.op.Add(variance, r.attribute("epsilon", SMALL))))
+
+
+def _moments(r: Reverse, x: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value]:
+    op = r.op
+    centered = op.Sub(x, _mean_over(op, x, axes))
+    return centered, _mean_over(op, op.Mul(centered, centered), axes)
+
+
+def _centered_back(op: GraphBuilder, h: ir.Value, z: ir.Value, inverse: ir.Value, axes: list[int]) -> ir.Value:
+    means = op.Add(_mean_over(op, h, axes), op.Mul(z, _mean_over(op, op.Mul(h, z), axes)))
+    return op.Mul(op.Sub(h, means), inverse)
+
+
+def elements_along(r: Reverse, axes: list[int]) -> Operand:
+    """Return the number of elements along these axes, as a float."""
+    sizes = [(dims(r.x()) or [])[axis] for axis in axes]
+    if fixed(sizes):
+        return float(np.prod([int(str(size)) for size in sizes]))
+    return r.op.Cast(r.op.ReduceProd(r.op.Gather(r.op.Shape(r.x()), np.array(axes)), keepdims=False), to=r.op.dtype)
+
+
+def cotangent_of_statistic(r: Reverse, index: int) -> ir.Value | None:
+    """Return the cotangent of a statistic, cast to the type of the value."""
+    cotangent = r.cotangents[index] if index < len(r.cotangents) else None
+    return (
+        cotangent
+        if cotangent is None or r.node.outputs[index].dtype is r.op.dtype
+        else r.op.Cast(cotangent, to=r.op.dtype)
+    )
+
+
+def _layer_normalization_rule(r: Reverse) -> Sequence[Thunk]:
+    """The optional outputs are the mean and the reciprocal of the deviation."""
+    op, rank, g = r.op, r.rank(), r.cotangents[0]
+    axes = list(range(r.attribute("axis", -1) % rank, rank))
+    z, inverse = _layer_statistics(r, axes)
+
+    def of_value() -> ir.Value:
+        cotangents = [] if g is None else [_centered_back(op, op.Mul(g, r.x(1)), z, inverse, axes)]
+        of_mean, of_inverse = cotangent_of_statistic(r, 1), cotangent_of_statistic(r, 2)
+        if of_mean is not None:
+            cotangents.append(op.Expand(op.Div(of_mean, elements_along(r, axes)), shape_of(op, r.x())))
+        if of_inverse is not None:
+            cotangents.append(
+                op.Mul(z, op.Div(op.Mul(op.Neg(of_inverse), op.Mul(inverse, inverse)), elements_along(r, axes)))
+            )
+        return cotangents[0] if len(cotangents) == 1 else op.Sum(*cotangents)
+
+    return (
+        of_value,
+        lambda: None if g is None else r.sum_to(op.Mul(g, z), 1),
+        lambda: None if g is None else r.sum_to(g, 2),
+    )
+
+
+def _layer_statistics(r: Reverse, axes: list[int]) -> tuple[ir.Value, ir.Value]:
+    """Return mean and reciprocal deviation; the kernel's own are float32 whatever the type of the input."""
+    if r.op.dtype is not ir.DataType.FLOAT:
+        return _standardize(r, r.x(), axes)
+    mean, inverse = (r.further_output(i, ir.DataType.FLOAT) for i in (1, 2))
+    return r.op.Mul(r.op.Sub(r.x(), mean), inverse), inverse
+
+
+def _rms_normalization_rule(r: Reverse) -> Sequence[Thunk]:
+    """As for LayerNormalization, without the means."""
+    op, x, rank = r.op, r.x(), r.rank()
+    axes = list(range(r.attribute("axis", -1) % rank, rank))
+    inverse = op.Reciprocal(op.Sqrt(op.Add(_mean_over(op, op.Mul(x, x), axes), r.attribute("epsilon", SMALL))))
+    z, h = op.Mul(x, inverse), op.Mul(r.g, r.x(1))
+    return (
+        lambda: op.Mul(op.Sub(h, op.Mul(z, _mean_over(op, op.Mul(h, z), axes))), inverse),
+        lambda: r.sum_to(op.Mul(r.g, z), 1),
+    )
+
+
+def _channels(r: Reverse, value: ir.Value) -> ir.Value:
+    """Reshape a vector with one number per channel so that it broadcasts to the input, (N, C, ...)."""
+    rank = r.rank()
+    return r.op.Reshape(value, [-1, *[1] * (rank - 2)]) if rank > 2 else value
+
+
+def _channel_sums(r: Reverse, value: ir.Value) -> ir.Value:
+    rank = r.rank()
+    return r.op.ReduceSum(value, axes=[0, *range(2, rank)], keepdims=False)
+
+
+def _instance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
+    op, axes = r.op, list(range(2, r.rank()))
+    z, inverse = _standardize(r, r.x(), axes)
+    return (
+        lambda: _centered_back(op, r.g, z, op.Mul(inverse, _channels(r, r.x(1))), axes),
+        lambda: _channel_sums(r, op.Mul(r.g, z)),
+        lambda: _channel_sums(r, r.g),
+    )
+
+
+def _group_normalization_rule(r: Reverse) -> Sequence[Thunk]:
+    """Scale and bias have one number per group before opset 21, and one per channel since."""
+    op, groups = r.op, r.attribute("num_groups", 1)
+    shape = [0, groups, -1]  # 0 keeps the batch size
+    z, inverse = _standardize(r, op.Reshape(r.x(), shape), [2])
+    whole = reshape_to(op, z, r.x())
+    if r.opset >= 21:
+        h = op.Reshape(op.Mul(r.g, _channels(r, r.x(1))), shape)
+        scale, bias = (lambda: _channel_sums(r, op.Mul(r.g, whole))), (lambda: _channel_sums(r, r.g))
+    else:
+        grouped = op.Reshape(r.g, shape)
+        h = op.Mul(grouped, op.Reshape(r.x(1), [-1, 1]))
+        scale = lambda: op.ReduceSum(op.Mul(grouped, z), axes=[0, 2], keepdims=False)  # noqa: E731
+        bias = lambda: op.ReduceSum(grouped, axes=[0, 2], keepdims=False)  # noqa: E731
+    return lambda: reshape_to(op, _centered_back(op, h, z, inverse, [2]), r.x()), scale, bias
+
+
+def _lp_normalization_rule(r: Reverse) -> Sequence[Thunk]:
+    """A zero vector stays zero; the gradient at this kink is 0."""
+    op, x, axes, p = r.op, r.x(), [r.attribute("axis", -1)], r.attribute("p", 2)
+    # Sums, as onnxruntime 1.19 lacks ReduceL1 and ReduceL2 in float64 below opset 18.
+    total = op.ReduceSum(op.Abs(x) if p == 1 else op.Mul(x, x), axes=axes, keepdims=True)
+    norm = total if p == 1 else op.Sqrt(total)
+    along = op.ReduceSum(op.Mul(r.g, r.y), axes=axes, keepdims=True)
+    direction = r.y if p == 2 else op.Sign(x)
+    cotangent = op.Div(op.Sub(r.g, op.Mul(direction, along)), norm)
+    return [lambda: op.Where(op.Equal(norm, 0.0), 0.0, cotangent)]
+
+
+def _mean_variance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
+    """Runtimes agree only on the magnitude of the epsilon that is added to the deviation."""
+    op, rank = r.op, r.rank()
+    axes = positive_axes(r, r.attribute("axes", [0, 2, 3]), rank)
+    centered, variance = _moments(r, r.x(), axes)
+    inverse = op.Reciprocal(op.Add(op.Sqrt(variance), 1e-9))
+    return [lambda: _centered_back(op, r.g, op.Mul(centered, inverse), inverse, axes)]
+
+
+def _local_response_normalization_rule(r: Reverse) -> Sequence[Thunk]:
+    """The output is ``x s**-beta``; a band matrix sums squares, and their cotangents, over neighboring channels."""
+    op, shape, size = r.op, dims(r.x()) or [None, None], r.attribute("size", 1)
+    alpha, beta, bias = r.attribute("alpha", 1e-4) / size, r.attribute("beta", 0.75), r.attribute("bias", 1.0)
+    if not isinstance(shape[1], int):
+        r.refuse("the number of its channels is not known")
+    places = np.arange(shape[1])
+    ahead = places - places[:, None]
+    band = ((-((size - 1) // 2) <= ahead) & (ahead <= size // 2)).astype(op.dtype.numpy())
+    x, g = (op.Reshape(value, [0, shape[1], -1]) for value in (r.x(), r.g))
+    sums = op.Add(op.Mul(op.MatMul(band, op.Mul(x, x)), alpha), bias)
+    direct = op.Mul(g, op.Pow(sums, -beta))
+    around = op.MatMul(band.T.copy(), op.Div(op.Mul(direct, x), sums))
+    return [lambda: reshape_to(op, op.Sub(direct, op.Mul(op.Mul(x, 2 * alpha * beta), around)), r.x())]
+
+
+# Gradient rule of BatchNormalization, and the form of its forward pass that shares the statistics of the batch.
+#
+# In training mode the gradient needs mean and variance of the batch, which the operator does not return. So the forward
+# pass computes them by reductions too, and normalizes by them in inference mode, which takes half the time of training
+# mode.
+#
+# Each channel has a number of its own in most of the products and sums here. Where a channel has few pixels, runtimes
+# broadcast these numbers slowly, and BatchNormalization in inference mode stands for product and sum.
+
+
+FEW_PIXELS = 64
+"""With more pixels to a channel, broadcasting takes no longer, and on several threads less time."""
+
+ADDED_TO_VARIANCE = 2.0**-10
+"""What BatchNormalization adds to a variance: it then divides by one, without rounding, where that is one less this."""
+
+NORMALIZED_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+"""The types in which a CPU has BatchNormalization."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Arithmetic on values of one shape, (N, C, ...), and vectors with a number for each channel."""
+
+    op: GraphBuilder
+    rank: int
+    plain: int
+    """The number of channels where BatchNormalization is the faster form of products and sums, else 0."""
+
+    @property
+    def axes(self) -> list[int]:
+        """The axes along which there are the numbers of one channel."""
+        return [0, *range(2, self.rank)]
+
+    def sums(self, value: ir.Value) -> ir.Value:
+        return self.op.ReduceSum(value, axes=self.axes, keepdims=False)
+
+    def means(self, value: ir.Value) -> ir.Value:
+        return self.op.ReduceMean(value, axes=self.axes, keepdims=False)
+
+    def spread(self, vector: ir.Value) -> ir.Value:
+        """Return the vector in a shape that broadcasts to the values."""
+        return self.op.Reshape(vector, [-1, *[1] * (self.rank - 2)]) if self.rank > 2 else vector
+
+    def less(self, value: ir.Value, vector: ir.Value) -> ir.Value:
+        """Return ``value - vector``."""
+        if self.plain:
+            return self._normalized(value, self._all(1), self._all(0), vector)
+        return self.op.Sub(value, self.spread(vector))
+
+    def times(self, value: ir.Value, factor: ir.Value, shift: ir.Value | None = None) -> ir.Value:
+        """Return ``value * factor``, or ``value * factor + shift``."""
+        if self.plain:
+            return self._normalized(value, factor, self._all(0) if shift is None else shift, self._all(0))
+        product = self.op.Mul(value, self.spread(factor))
+        return product if shift is None else self.op.Add(product, self.spread(shift))
+
+    def _normalized(self, value: ir.Value, scale: Operand, shift: Operand, mean: Operand) -> ir.Value:
+        return self.op.BatchNormalization(
+            value, scale, shift, mean, self._all(1 - ADDED_TO_VARIANCE), epsilon=ADDED_TO_VARIANCE
+        )
+
+    def _all(self, number: float) -> np.ndarray:
+        return np.full(self.plain, number, self.op.dtype.numpy())
+
+
+def _channels_of(r: Reverse) -> Channels:
+    channels, *pixels = (dims(r.x()) or [None])[1:] or [None]
+    few = fixed(pixels) and bool(pixels) and math.prod(int(str(size)) for size in pixels) <= FEW_PIXELS
+    plain = channels if isinstance(channels, int) and few and r.op.dtype in NORMALIZED_TYPES else 0
+    return Channels(r.op, r.rank(), plain)
+
+
+def _batch_normalization_rule(r: Reverse) -> Sequence[Thunk]:
+    return _with_batch_statistics(r) if _in_training_mode(r) else _with_running_statistics(r)
+
+
+def _in_training_mode(r: Reverse) -> bool:
+    """Before opset 14, a node with more than one output is in training mode."""
+    further = r.opset < 14 and any(output.name for output in r.node.outputs[1:])
+    return further or bool(r.attribute("training_mode", 0))
+
+
+def _batch_moments(r: Reverse, c: Channels) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Return the mean of each channel, the values less it, and the variance."""
+    mean = c.means(r.x())
+    centered = c.less(r.x(), mean)
+    return mean, centered, c.means(r.op.Mul(centered, centered))
+
+
+def normalize_by_moments(op: GraphBuilder, node: ir.Node) -> None:
+    """Put the statistics of the batch that the gradient needs into the place of those of a node in training mode."""
+    r = Reverse(op, node, (), frozenset())
+    types = {value.dtype for value in (*node.inputs, *node.outputs) if value is not None and value.name}
+    if r.opset < 14 or not _in_training_mode(r) or len(types) > 1 or r.x().dtype not in NORMALIZED_TYPES:
+        return
+    mean, _, variance = _batch_moments(r, _channels_of(r))
+    result = op.BatchNormalization(*(r.x(i) for i in range(3)), mean, variance, epsilon=r.attribute("epsilon", SMALL))
+    replace_node(op, node, [result, _running(r, 1, mean), _running(r, 2, variance)])
+
+
+def _running(r: Reverse, output: int, new: ir.Value) -> ir.Value | None:
+    """Return the average of a running statistic and that of the batch; None if it is not an output."""
+    if len(r.node.outputs) <= output or not r.node.outputs[output].name:
+        return None
+    old = r.attribute("momentum", 0.9)
+    return r.op.Add(r.op.Mul(r.x(output + 2), old), r.op.Mul(new, 1 - old))
+
+
+def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
+    """Training mode; the other outputs are the running statistics: averages of their inputs and the batch's."""
+    op, g, c, old = r.op, r.cotangents[0], _channels_of(r), r.attribute("momentum", 0.9)
+    if any(cotangent is not None for cotangent in r.cotangents[3:]):
+        r.refuse("runtimes disagree on what its saved statistics are")
+    of_mean, of_variance = (cotangent_of_statistic(r, i) for i in (1, 2))
+    _, centered, variance = _batch_moments(r, c)
+    inverse, count = reciprocal_deviation(r, variance), elements_along(r, c.axes)
+    rows, divided = _before_division(r, c, centered, inverse)
+
+    def of_scale(g: ir.Value) -> ir.Value:
+        return divided(c.sums(op.Mul(g, rows)))
+
+    def of_output(g: ir.Value) -> ir.Value:
+        means = c.times(rows, op.Div(divided(of_scale(g)), count), op.Div(c.sums(g), count))
+        return c.times(op.Sub(g, means), op.Mul(inverse, r.x(1)))
+
+    def of_value() -> ir.Value:
+        cotangents = [] if g is None else [of_output(g)]
+        if of_mean is not None:
+            share = op.Div(op.Mul(of_mean, 1 - old), count)
+            cotangents.append(op.Expand(c.spread(share), shape_of(op, r.x())))
+        if of_variance is not None:
+            cotangents.append(c.times(centered, op.Div(op.Mul(of_variance, 2 * (1 - old)), count)))
+        return cotangents[0] if len(cotangents) == 1 else op.Sum(*cotangents)
+
+    return (
+        of_value,
+        lambda: None if g is None else of_scale(g),
+        lambda: None if g is None else c.sums(g),
+        lambda: _of_old_statistic(r, of_mean, 3),
+        lambda: _of_old_statistic(r, of_variance, 4),
+    )
+
+
+def _of_old_statistic(r: Reverse, cotangent: ir.Value | None, index: int) -> ir.Value | None:
+    if cotangent is not None and r.x(index).producer() is not None:
+        r.refuse("kernels overwrite its running statistics, which the gradient of what computes them may need")
+    return None if cotangent is None else r.op.Mul(cotangent, r.attribute("momentum", 0.9))
+
+
+def _before_division(
+    r: Reverse, c: Channels, centered: ir.Value, inverse: ir.Value
+) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
+    """Return the value to multiply cotangents with, and the function that divides sums over it by the deviation.
+
+    A sum has one number per channel, so dividing it takes less time. Undivided sums may be infinite in float16.
+    """
+    if r.op.dtype is ir.DataType.FLOAT16:
+        return c.times(centered, inverse), lambda value: value
+    return centered, lambda value: r.op.Mul(value, inverse)
+
+
+def _with_running_statistics(r: Reverse) -> Sequence[Thunk]:
+    op, c, inverse = r.op, _channels_of(r), reciprocal_deviation(r, r.x(4))
+    factor = op.Mul(r.x(1), inverse)
+
+    def of_scale() -> ir.Value:
+        rows, divided = _before_division(r, c, c.less(r.x(), r.x(3)), inverse)
+        return divided(c.sums(op.Mul(r.g, rows)))
+
+    return (
+        lambda: c.times(r.g, factor),
+        of_scale,
+        lambda: c.sums(r.g),
+        lambda: op.Neg(op.Mul(c.sums(r.g), factor)),
+        lambda: op.Mul(op.Mul(of_scale(), -0.5), op.Mul(factor, inverse)),
+    )
+
+
+RULES: dict[str, GradientRule] = {
+    "GroupNormalization": Supported(_group_normalization_rule, "epsilon num_groups", inputs=3),
+    "InstanceNormalization": Supported(_instance_normalization_rule, "epsilon", inputs=3),
+    "LRN": Supported(_local_response_normalization_rule, "alpha beta bias size"),
+    "LayerNormalization": Supported(_layer_normalization_rule, "axis epsilon", inputs=3, outputs=3, cotangents=3),
+    "LpNormalization": Supported(_lp_normalization_rule, "axis p"),
+    "MeanVarianceNormalization": Supported(_mean_variance_normalization_rule, "axes"),
+    "RMSNormalization": Supported(_rms_normalization_rule, "axis epsilon", inputs=2),
+    "BatchNormalization": Supported(
+        _batch_normalization_rule, "epsilon momentum training_mode", inputs=5, outputs=5, cotangents=5
+    ),
+}

@@ -1,1 +1,0 @@
-"""Operators that onnxruntime's optimizers write (com.microsoft), lowered to standard operators."""

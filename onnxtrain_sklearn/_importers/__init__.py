@@ -1,0 +1,1 @@
+"""Read models into onnx-ir and restore what exporters changed."""

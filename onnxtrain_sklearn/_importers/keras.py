@@ -1,0 +1,320 @@
+"""Restore the layers of Keras in the files of tf2onnx, where parameters that begin equal are one constant.
+
+Names of nodes hold the path of the layer: ``model/dense_1/BiasAdd``. A constant that several layers read is one
+parameter for each, unless its numbers were drawn: then a layer is called twice, and its other constants stay shared.
+Biases of zeros are dropped altogether; the file does not tell where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod, sqrt
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from .._ir.edits import copy_initializer, replace_node, swap_initializers
+from .._ir.queries import constant, dims, int_attribute, operand
+from .._model.weights import array_of
+from ..exceptions import warn
+from ..graph import GraphBuilder, names_of
+from .tensorflow import TF2ONNX
+from .torch_program import is_tensorflow_constant
+
+
+def restore_layers(model: ir.Model) -> None:
+    """Give each layer of a model that ``tf2onnx`` wrote parameters of its own, in place."""
+    if model.producer_name == TF2ONNX:
+        _separate_layers(model.graph)
+        for node in list(model.graph):
+            _keep_one_bias(model.graph, node)
+        warn_of_lost_biases(model.graph)
+
+
+def _separate_layers(graph: ir.Graph) -> None:
+    values = [v for v in graph.initializers.values() if v.dtype is not None and v.dtype.is_floating_point()]
+    weights = [v for v in values if v.shape is not None and len(v.shape) and not v.is_graph_output()]
+    drawn = {v for v in weights if v.const_value is not None and is_drawn(array_of(v))}
+    layers = _Layers()
+    for value in drawn:
+        layers.join(value)
+    for value in (v for v in weights if v not in drawn):
+        readers: dict[str, list[tuple[ir.Node, int]]] = {}
+        for node, index in value.uses():
+            readers.setdefault(layers.find(layer_of(node)), []).append((node, index))
+        first = next(iter(readers), "")
+        for layer, uses in list(readers.items())[1:]:
+            name = value.name or ""
+            own = f"{layer}{name.removeprefix(first)}" if name.startswith(f"{first}/") else f"{layer}/{name}"
+            copied = copy_initializer(graph, value, names_of(graph).free(own))
+            for node, index in uses:
+                node.replace_input_with(index, copied)
+
+
+def is_drawn(array: np.ndarray) -> bool:
+    """Whether all numbers of an array differ, as those that a random initialization or training gives."""
+    return array.size > 1 and np.unique(array).size == array.size
+
+
+def layer_of(node: ir.Node) -> str:
+    """Return the path of the layer that a node belongs to; the name of the node where it holds none."""
+    path, _, name = (node.name or "").rpartition("/")
+    return path or name
+
+
+class _Layers:
+    """Calls that are of one layer, by their paths."""
+
+    def __init__(self) -> None:
+        self._same: dict[str, str] = {}
+
+    def find(self, path: str) -> str:
+        while path in self._same:
+            path = self._same[path]
+        return path
+
+    def join(self, value: ir.Value) -> None:
+        """Record that the calls that read a value are of one layer, and so are those around them."""
+        first, *others = dict.fromkeys(layer_of(node) for node, _ in value.uses()) or [""]
+        for path in others:
+            self._join(first, path)
+
+    def _join(self, one: str, other: str) -> None:
+        a, b = self.find(one), self.find(other)
+        if a != b:
+            self._same[b] = a
+        (outer, _, name), (other_outer, _, other_name) = one.rpartition("/"), other.rpartition("/")
+        if name == other_name and outer != other_outer:
+            self._join(outer, other_outer)
+
+
+def _keep_one_bias(graph: ir.Graph, node: ir.Node) -> None:
+    """Store the one bias that Keras has for each gate of a recurrent layer, and pad it with the zeros of the second.
+
+    Both trained, their sum would move twice as far as in Keras. A bias of zeros alone was filled in for an LSTM without
+    one: that of Keras begins with ones, for the forget gate.
+    """
+    bias = operand(node, 3) if _has_one_bias(node) else None
+    if bias is None or bias.name not in graph.initializers or len(bias.uses()) > 1:
+        return
+    array = array_of(bias)
+    half = array.shape[-1] // 2
+    if array[:, half:].any():
+        return
+    if node.op_type == "LSTM" and not array.any():
+        node.replace_input_with(3, None)
+        return
+    swap_initializers(graph, {bias.name or "": array[:, :half]})
+    bias.shape = ir.Shape((len(array), half))
+    op = GraphBuilder(graph, prefix="keras", dtype=bias.dtype or ir.DataType.FLOAT)
+    node.replace_input_with(3, op.Pad(bias, pads=[0, 0, 0, half]))
+    graph.sort()
+
+
+def _has_one_bias(node: ir.Node) -> bool:
+    """Whether Keras has one bias for a layer; its GRU has two with ``reset_after=True``, the default."""
+    resets_after = node.op_type == "GRU" and int_attribute(node, "linear_before_reset", 0) == 1
+    return not node.domain and node.op_type in ("GRU", "LSTM", "RNN") and not resets_after
+
+
+# BatchNormalization that Keras writes as arithmetic, where a file holds all of it: put together to one node.
+#
+# Keras on PyTorch computes ``(x - mean) * (gamma / sqrt(variance + epsilon)) + beta``. A file whose constants are not
+# folded holds the four arrays, so that the node can be switched over to training. Its running variance takes variances
+# of populations, as in Keras, and not those that PyTorch takes.
+
+
+NODES = "keras/BatchNormalization"
+"""The beginning of the names of such nodes."""
+
+MOMENTUM = 0.99
+"""The default of Keras; files do not hold it."""
+
+_SHAPES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+class _Layer(NamedTuple):
+    """A normalization: its input, its arrays, and where they are read."""
+
+    x: ir.Value
+    arrays: tuple[ir.Value, ...]
+    epsilon: float
+    axis: int
+
+
+def join_normalizations(model: ir.Model) -> ir.Model:
+    """Return the model with a BatchNormalization in place of each such arithmetic."""
+    clone = model.clone()
+    clone.meta.update(model.meta)
+    found = [(node, layer) for node in clone.graph if (layer := _normalization_at(node)) is not None]
+    if not found:
+        return model
+    taken: set[ir.Value] = set()
+    for node, layer in found:
+        op = GraphBuilder(clone.graph, dtype=layer.x.dtype or ir.DataType.FLOAT, prefix="keras")
+        replace_node(op, node, [_emit_normalization(op, layer, taken, node.name or "")])
+    clone.graph.sort()
+    return clone
+
+
+def _normalization_at(node: ir.Node) -> _Layer | None:
+    """Return the normalization that ends in a node; None if it is none."""
+    for product, beta in _both_orders(node, "Add"):
+        for difference, factor in _both_orders(product.producer(), "Mul"):
+            for inverse, gamma in _both_orders(factor.producer(), "Mul"):
+                found = _with_statistics(difference.producer(), inverse, beta, gamma)
+                if found is not None:
+                    return found
+    return None
+
+
+def _with_statistics(node: ir.Node | None, inverse: ir.Value, beta: ir.Value, gamma: ir.Value) -> _Layer | None:
+    if node is None or node.op_type != "Sub" or node.domain:
+        return None
+    x, mean = node.inputs
+    root = _square_root_below(inverse.producer())
+    for variance, number in _both_orders(None if root is None else root.producer(), "Add"):
+        epsilon = constant(number)
+        arrays = [None if value is None else _initializer_of(value) for value in (gamma, beta, mean, variance)]
+        axis = None if mean is None else _channel_axis(mean)
+        known = [array for array in arrays if array is not None]
+        if x is not None and epsilon is not None and epsilon.size == 1 and axis is not None and len(known) == 4:
+            same = {None if v.shape is None else tuple(v.shape) for v in known}
+            return _Layer(x, tuple(known), float(epsilon.ravel()[0]), axis) if len(same) == 1 else None
+    return None
+
+
+def _both_orders(node: ir.Node | None, kind: str) -> list[tuple[ir.Value, ir.Value]]:
+    """Return the two operands of a node of this kind, in both orders; nothing for other nodes."""
+    if node is None or node.op_type != kind or node.domain:
+        return []
+    first, second = node.inputs
+    return [] if first is None or second is None else [(first, second), (second, first)]
+
+
+def _square_root_below(node: ir.Node | None) -> ir.Value | None:
+    """Return x where a node computes ``1 / sqrt(x)``."""
+    if node is None or node.domain or node.op_type not in ("Reciprocal", "Div"):
+        return None
+    one = constant(node.inputs[0]) if node.op_type == "Div" and node.inputs[0] is not None else np.ones(1)
+    below = node.inputs[-1]
+    root = None if below is None else below.producer()
+    is_root = root is not None and root.op_type == "Sqrt" and not root.domain
+    return root.inputs[0] if root is not None and is_root and one is not None and (one == 1).all() else None
+
+
+def _initializer_of(value: ir.Value) -> ir.Value | None:
+    """Return the initializer of one axis that a value only shapes."""
+    node = value.producer()
+    while node is not None and node.op_type in _SHAPES and not node.domain and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    is_array = node is None and value.is_initializer() and value.shape is not None and len(value.shape) == 1
+    return value if is_array else None
+
+
+def _channel_axis(mean: ir.Value) -> int | None:
+    """Return the axis of the channels, by the shape in which the mean is subtracted."""
+    sizes = dims(mean)
+    long = [i for i, size in enumerate(sizes or []) if size != 1]
+    return long[0] if sizes is not None and len(sizes) >= 2 and len(long) == 1 else None
+
+
+def _emit_normalization(op: GraphBuilder, layer: _Layer, taken: set[ir.Value], name: str) -> ir.Value:
+    arrays = [_array_of_its_own(op, array, taken) for array in layer.arrays]
+    rank = len(layer.x.shape) if layer.x.shape is not None else layer.axis + 1
+    order = [0, layer.axis, *(i for i in range(1, rank) if i != layer.axis)]
+    moves = order != list(range(rank))
+    x = op.Transpose(layer.x, perm=order) if moves else layer.x
+    y = op.BatchNormalization(x, *arrays, epsilon=layer.epsilon, momentum=MOMENTUM)
+    node = y.producer()
+    assert node is not None
+    node.name = op.taken.free(f"{NODES}/{name}")
+    return op.Transpose(y, perm=[order.index(i) for i in range(rank)]) if moves else y
+
+
+def _array_of_its_own(op: GraphBuilder, array: ir.Value, taken: set[ir.Value]) -> ir.Value:
+    """Return an array that no other layer reads: exporters merge equal ones."""
+    if array in taken:
+        return copy_initializer(op.graph, array, names_of(op.graph).free(f"{array.name}/own"))
+    taken.add(array)
+    return array
+
+
+# Biases that ``tf2onnx`` leaves out of files of fresh networks: a warning.
+#
+# It removes sums with zeros, which the biases of a fresh layer of Keras are. The file of a layer without a bias looks
+# the same. A layer counts as fresh where none in the file has a bias, or where its kernel is drawn by Keras' default.
+
+
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul"})
+_PASSING = frozenset({"Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators between a product and the sum with its bias."""
+
+_TELLING = 256
+"""Numbers of a kernel that tell how it was drawn."""
+
+
+def warn_of_lost_biases(graph: ir.Graph) -> None:
+    """Warn of products without a bias that seem to be of fresh layers."""
+    products = [node for node in graph if _kernel_of(node) is not None and not _is_depthwise_part(node)]
+    without = [node for node in products if not _has_bias(node)]
+    fresh = without if len(without) == len(products) else [node for node in without if _is_drawn_by_default(node)]
+    if fresh:
+        names = list(dict.fromkeys(repr(_layer(node)) for node in fresh))
+        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        warn(
+            f"tf2onnx leaves out biases and shifts that are zeros, and scales that are ones, as those of a fresh "
+            f"network are; they are then not trained. The file holds no bias of {listed}. If these layers of Keras "
+            f"have biases, export after a step of training, or first move the weights a little: for v in "
+            f"model.trainable_variables: v.assign_add(1e-6 * np.random.standard_normal(v.shape))."
+        )
+
+
+def _kernel_of(node: ir.Node) -> np.ndarray | None:
+    value = node.inputs[1] if not node.domain and node.op_type in _PRODUCTS else None
+    array = None if value is None or is_tensorflow_constant(value.name or "") else constant(value)
+    return array if array is not None and array.ndim > 1 and np.issubdtype(array.dtype, np.floating) else None
+
+
+def _is_depthwise_part(node: ir.Node) -> bool:
+    """Whether a product is the first of a separable convolution, whose bias is behind the second."""
+    return "separable" in (node.name or "") and (node.name or "").endswith("/depthwise")
+
+
+def _has_bias(node: ir.Node) -> bool:
+    return len(node.inputs) > 2 or any(
+        user.op_type in ("Add", "Sub", "Sum") and any(x is not None and _is_array(x) for x in user.inputs)
+        for user in _computing_with(node.outputs[0])
+    )
+
+
+def _is_array(value: ir.Value) -> bool:
+    array = constant(value)
+    return array is not None and array.ndim > 0
+
+
+def _computing_with(value: ir.Value) -> Iterator[ir.Node]:
+    """Yield the nodes that compute with a product, or with a sum of products, as recurrent cells do."""
+    for node, _ in value.uses():
+        sums = node.op_type == "Add" and not any(x is not None and _is_array(x) for x in node.inputs)
+        yield node
+        if node.op_type in _PASSING or sums:
+            yield from _computing_with(node.outputs[0])
+
+
+def _is_drawn_by_default(node: ir.Node) -> bool:
+    """Whether a kernel is uniform within the bounds of Glorot and Bengio: training would have left them."""
+    kernel = _kernel_of(node)
+    if kernel is None or kernel.size < _TELLING:
+        return False
+    shape = kernel.shape if node.op_type == "MatMul" else (*kernel.shape[2:], *kernel.shape[1::-1])
+    bound = sqrt(6 / (prod(shape[:-2]) * sum(shape[-2:])))
+    most = float(np.abs(kernel).max())
+    return bound * (1 - 5 / kernel.size) <= most <= bound * (1 + 1e-6)
+
+
+def _layer(node: ir.Node) -> str:
+    path, _, name = (node.name or "").rpartition("/")
+    return path or name

@@ -1,0 +1,349 @@
+"""The border to protobuf: validated `onnx_ir` models from what users give, and back.
+
+A model from :func:`load` has named nodes, no local functions, one default opset, and an IR version. The installed
+onnxruntime supports both versions, which stay unchanged where possible. No function changes the model that it is given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.helper
+import onnx.shape_inference
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from .._ir.control_flow import complete_shapes
+from .._ir.edits import over_no_axes, remove_identity_transposes, without_empty_reductions
+from .._ir.files import read, source
+from .._ir.limits import nodes_of, require_loadable, require_survivable, require_values_within_limits
+from .._ir.opsets import RENEWED_OPSET, from_proto, inlined, readable
+from .._ir.queries import all_values, every_node
+from .._ir.shapes import infer_declared
+from .._model.stable_forms import use_stable_forms
+from .._ort import devices, sessions
+from .._ort.integer_products import make_exact
+from .._ort.sessions import Limits
+from .._utils.errors import refusing
+from ..exceptions import ModelError
+from .custom_operators import with_types_of_custom_operators
+from .ort_fusions import is_fused, lower
+from .tensorflow import without_tensorflow_operators
+from .torch_parameters import drop_zero_biases
+
+DEFAULT_DOMAINS = ("", "ai.onnx")
+RESERVED = "onnxtrain/"
+LABELS = "labels of dictionaries"
+"""Key of a model's ``meta``: the keys of the dictionaries that a classifier returns its scores in."""
+
+
+def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits | None = None) -> ir.Model:
+    """Return a validated model in versions within ``limits``, by default those of the installed onnxruntime.
+
+    Opset and IR version stay unchanged where possible. Raises ModelError if the model is not valid.
+    """
+    given = _with_graph(model)
+    with refusing("The ONNX graph is not valid"):
+        proto = _valid(without_zip_maps(_with_one_default_opset(given)))
+        proto = with_types_of_custom_operators(proto)
+        of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)  # they may be of opset 8 or 9
+        result = readable(proto, limits, renew=of_fitted_model)
+        _free_negative_sizes(result.graph)
+        drop_zero_biases(result.graph)
+        remove_identity_transposes(result.graph)
+        _refuse_contradictions(result)
+        common.RemoveInitializersFromInputsPass()(result)
+        _refuse_reserved_names(result)
+        infer_declared(result, complete_shapes)
+        use_stable_forms(result.graph)
+        require_values_within_limits(result)
+        require_loadable(result)
+        result.meta[LABELS] = zipped_labels(given)
+    return result
+
+
+def from_bytes(content: bytes) -> ir.Model:
+    """Return the model that :func:`to_proto` wrote."""
+    return from_proto(onnx.load_model_from_string(content))
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """Return ``model`` as protobuf, with only the opset domains that its nodes use.
+
+    Where this processor's integer products need unsigned weights, the graph has them.
+    """
+    nodes = every_node(model.graph)
+    used = {node.domain for node in nodes} | {""}
+    for domain in set(model.opset_imports) - used:
+        del model.opset_imports[domain]
+    proto = ir.to_proto(model)
+    _type_dicts(proto)
+    make_exact(proto)
+    return proto
+
+
+def fill_initializers(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> None:
+    """Give initializers other values of their types, in place."""
+    for tensor in proto.graph.initializer:
+        if tensor.name in arrays:
+            tensor.raw_data = np.ascontiguousarray(arrays[tensor.name]).tobytes()
+
+
+def erase_initializers(proto: onnx.ModelProto, names: Collection[str]) -> None:
+    """Make initializers zeros, in place."""
+    for tensor in proto.graph.initializer:
+        if tensor.name in names:
+            tensor.raw_data = bytes(len(tensor.raw_data))
+
+
+def _type_dicts(proto: onnx.ModelProto) -> None:
+    """Set the type of the outputs of ZipMap nodes, in place: onnx_ir has no type for dicts."""
+    zipped = {node.output[0]: node for node in proto.graph.node if node.op_type == "ZipMap"}
+    for output in (value for value in proto.graph.output if value.name in zipped):
+        keys = {attribute.name for attribute in zipped[output.name].attribute}
+        key = onnx.TensorProto.STRING if "classlabels_strings" in keys else onnx.TensorProto.INT64
+        number = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+        row = onnx.helper.make_map_type_proto(key, number)
+        output.type.CopyFrom(onnx.helper.make_sequence_type_proto(row))
+
+
+def zipped_labels(proto: onnx.ModelProto) -> list[Any]:
+    """Return the keys of the dictionaries that hold a classifier's scores; empty if the scores are tensors."""
+    zips = (node for node in proto.graph.node if node.op_type == "ZipMap")
+    attributes = (a for node in zips for a in node.attribute if a.name.startswith("classlabels_"))
+    return next(([*a.ints, *(text.decode() for text in a.strings)] for a in attributes), [])
+
+
+def checked(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """Return a valid model within the limits, in its own versions, without local functions."""
+    proto = _with_graph(model)
+    with refusing("The ONNX graph is not valid"):
+        return _valid(proto)
+
+
+def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """Return a model within the limits that has nodes and outputs."""
+    proto = read(model)
+    if not proto.graph.node or not proto.graph.output:
+        raise ModelError(
+            f"There is no ONNX graph with nodes and outputs in {source(model)}: it is not an ONNX model, or a "
+            f"truncated or empty one."
+        )
+    _refuse_sparse(proto)
+    return proto
+
+
+def _refuse_sparse(proto: onnx.ModelProto) -> None:
+    """Raise for sparse tensors: they would not stay sparse when they are trained."""
+    if proto.graph.sparse_initializer:
+        raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
+    for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
+        inner = (graph for a in node.attribute for graph in (a.g, *a.graphs))
+        if any(a.HasField("sparse_tensor") or a.sparse_tensors for a in node.attribute) or any(
+            graph.sparse_initializer for graph in inner
+        ):
+            raise ModelError(
+                f"Node {node.name!r} ({node.op_type}) holds sparse tensors, which cannot be trained; store them as "
+                "dense ones (a Constant: as its attribute value)."
+            )
+
+
+def _valid(proto: onnx.ModelProto) -> onnx.ModelProto:
+    require_survivable(proto)
+    return _inlined(_with_one_default_opset(_without_own_marks(proto)))
+
+
+def _without_own_marks(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without metadata under the names by which this package marks values and nodes in memory."""
+
+    def marked(model: onnx.ModelProto) -> list[Any]:
+        found: list[Any] = [model.graph, *model.functions]
+        for whole in list(found):
+            nodes = list(nodes_of(whole))
+            bodies = [body for node in nodes for a in node.attribute for body in (a.g, *a.graphs)]
+            found += [*nodes, *bodies]
+            for graph in (whole, *bodies):  # inputs and outputs of functions are names
+                fields = ("value_info", *(("initializer", "input", "output") if hasattr(graph, "initializer") else ()))
+                found += [one for field in fields for one in getattr(graph, field)]
+        return [one for one in found if any(entry.key.startswith(RESERVED) for entry in one.metadata_props)]
+
+    if not marked(proto):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for one in marked(result):
+        kept = [entry for entry in one.metadata_props if not entry.key.startswith(RESERVED)]
+        del one.metadata_props[:]
+        one.metadata_props.extend(kept)
+    return result
+
+
+def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with scores as tensors in place of dictionaries, for which onnx_ir has no type."""
+    if not any(node.op_type == "ZipMap" for node in proto.graph.node):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    declared = {value.name: value for value in [*result.graph.output, *result.graph.value_info]}
+    for node in [n for n in result.graph.node if n.op_type == "ZipMap"]:
+        node.op_type, node.domain = "Identity", ""
+        del node.attribute[:]
+        if node.output and (value := declared.get(node.output[0])) is not None:
+            value.type.Clear()
+            value.type.tensor_type.elem_type = ir.DataType.FLOAT.value
+            value.type.tensor_type.shape.dim.add()
+            value.type.tensor_type.shape.dim.add()
+    return result
+
+
+def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with one import of the default domain, named ""; the last counts, as in onnxruntime."""
+    versions = [o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS]
+    graphs = [proto.graph, *proto.functions]
+    domains = {node.domain for graph in graphs for node in nodes_of(graph)}
+    if not versions and not proto.functions and domains.isdisjoint(DEFAULT_DOMAINS):
+        versions = [RENEWED_OPSET]  # onnxmltools writes such graphs for XGBoost
+    if not versions:
+        raise ModelError(
+            "The ONNX graph imports no opset of the default domain, and has nodes of it: the model is not valid, or "
+            "truncated. Runtimes that take it guess an opset, each another one. Add the import of the opset that it "
+            "was written for."
+        )
+    aliased = not domains.isdisjoint(DEFAULT_DOMAINS[1:])
+    if [o.domain for o in proto.opset_import if o.domain in DEFAULT_DOMAINS] == [""] and not aliased:
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    del result.opset_import[:]
+    result.opset_import.extend(o for o in proto.opset_import if o.domain not in DEFAULT_DOMAINS)
+    result.opset_import.add(domain="", version=versions[-1])
+    for node in (node for graph in (result.graph, *result.functions) for node in nodes_of(graph)):
+        node.domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
+    return result
+
+
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model, checked, without local functions: they may have another opset, and the converter drops them."""
+    what = "local functions cannot be inlined" if proto.functions else "graph is not valid"
+    with refusing(f"The ONNX {what}"):
+        proto = _typed_outputs(_lowered(without_tensorflow_operators(inlined(proto))))
+        onnx.checker.check_model(_with_some_shapes(proto))
+    return proto
+
+
+def _typed_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with types of outputs that declare none, as onnxruntime infers them."""
+    if all(_is_declared(value) for value in proto.graph.output):
+        return proto
+    inferred = onnx.shape_inference.infer_shapes(proto)
+    known = {value.name: value.type for value in (*inferred.graph.value_info, *inferred.graph.output)}
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for value in (value for value in result.graph.output if not _is_declared(value)):
+        if value.name in known:
+            value.type.CopyFrom(known[value.name])
+    if any(not _has_type(value) for value in result.graph.output):
+        _take_types_of_runtime(proto, result)
+    return result
+
+
+def _take_types_of_runtime(given: onnx.ModelProto, result: onnx.ModelProto) -> None:
+    """Give outputs the types of onnxruntime, which knows operators that the inference of onnx does not."""
+    session = sessions.create_session(given.SerializeToString(), devices.resolve_device())
+    found = {value.name: value.type for value in session.get_outputs()}
+    for value in (value for value in result.graph.output if not _has_type(value)):
+        kind = found[value.name]
+        if not kind.startswith("tensor("):
+            raise ModelError(f"Output {value.name!r} has no declared type, and is a {kind}: declare it.")
+        value.type.tensor_type.elem_type = _ELEMENT_TYPES[kind[len("tensor(") : -1]]
+
+
+_ELEMENT_TYPES = {
+    "float": onnx.TensorProto.FLOAT,
+    "double": onnx.TensorProto.DOUBLE,
+    "float16": onnx.TensorProto.FLOAT16,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
+    "int64": onnx.TensorProto.INT64,
+    "int32": onnx.TensorProto.INT32,
+    "bool": onnx.TensorProto.BOOL,
+    "string": onnx.TensorProto.STRING,
+}
+
+
+def _has_type(value: Any) -> bool:
+    kind = value.type.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or bool(value.type.tensor_type.elem_type))
+
+
+def _is_declared(value: Any) -> bool:
+    return _has_type(value) and not _lacks_shape(value)
+
+
+def _lacks_shape(value: Any) -> bool:
+    return value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.HasField("shape")
+
+
+def _with_some_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with a shape for each output, which the checker demands and onnxruntime does not."""
+    if not any(_lacks_shape(value) for value in proto.graph.output):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for value in result.graph.output:
+        if _lacks_shape(value):
+            value.type.tensor_type.shape.SetInParent()
+    return result
+
+
+def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with fused operators lowered; the checker does not know some of them."""
+    opset = next(o.version for o in proto.opset_import if not o.domain)
+    proto = _without_empty_reductions(proto)
+    if not any(is_fused(node.domain, node.op_type, opset) for node in nodes_of(proto.graph)):
+        return proto
+    return ir.to_proto(lower(from_proto(proto)))
+
+
+def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with elementwise operators in place of reductions over no axes."""
+    if not over_no_axes(proto.graph):
+        return proto
+    onnx.checker.check_model(proto)  # before invalid nodes are replaced
+    return without_empty_reductions(proto)
+
+
+def _free_negative_sizes(graph: ir.Graph) -> None:
+    """Make sizes that are declared as -1 dynamic, as onnxruntime does: older files of PaddlePaddle have them."""
+    for value in (*graph.inputs, *(v for node in every_node(graph) for v in node.outputs)):
+        sizes = list(value.shape or ())
+        if any(isinstance(size, int) and size < 0 for size in sizes):
+            value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in sizes])
+
+
+def _refuse_contradictions(model: ir.Model) -> None:
+    """Raise if a graph input or a declared value has another type or shape than its initializer."""
+    initializers = [v for graph in model.graphs() for v in graph.initializers.values()]
+    for value in initializers:
+        held = value.const_value
+        if held is None or not isinstance(value.type, ir.TensorType):
+            continue
+        sizes = None if value.shape is None else list(value.shape)
+        fits = sizes is None or len(sizes) == len(held.shape)
+        if fits and sizes is not None:
+            fits = all(not isinstance(n, int) or n == m for n, m in zip(sizes, held.shape, strict=True))
+        if not fits or value.dtype != held.dtype:
+            raise ModelError(
+                f"The graph declares {value.name!r} as {value.dtype}{value.shape}, but its initializer is "
+                f"{held.dtype}{held.shape}. Correct the declaration, among the inputs or in value_info, or remove it."
+            )
+
+
+def _refuse_reserved_names(model: ir.Model) -> None:
+    for value in all_values(model):
+        if (value.name or "").startswith(RESERVED):
+            raise ModelError(f"The graph has a value {value.name!r}; names that begin so, {RESERVED!r}, are reserved.")

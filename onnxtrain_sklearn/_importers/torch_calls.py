@@ -1,0 +1,446 @@
+"""Split the calls of modules that PyTorch's exporter merged because their parameters began equal.
+
+Two layers that normalize one input are one node in the file of a fresh network. The calls behind the second still name
+its result, and the signature lists its parameters, which no call reads. A module that is called twice on one input is
+merged too, but leaves no such parameters: it stays one.
+
+The exporter also removes calls that do nothing. A reader behind one, as in ``norm(x) + 0``, names neither layer. What
+both layers read tells then: it says how many calls read it, and the file lacks one of them.
+
+The same numbers tell apart what was never two layers: where the file lacks a reader of the result of a layer, and none
+of what the layer reads, the calls behind it were made twice, on one result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from .._ir.edits import bypass, copy_initializer
+from .._model.weights import array_of
+from ..exceptions import warn
+from ..graph import Names, copy_type, names_of
+from .keras import is_drawn
+from .quantization import is_fake
+from .torch_program import CALL, TorchProgram, call_of, names_read
+
+ReadAt = tuple[ir.Node, int]
+NodesByCall = Mapping[str, Sequence[ir.Node]]
+"""The nodes of each call, by its name."""
+
+FindReads: TypeAlias = "Callable[[ir.Node, TorchProgram], Iterator[tuple[str, str, int]]]"
+
+_READ_NAME, _NUMBERED_NAME = re.compile(r"%(\w+)"), re.compile(r"(.*?)(?:_(\d+))?")
+
+MERGED_CALLS = 3
+"""Calls without parameters, such as an activation, that may be merged behind one that reads parameters."""
+
+
+@dataclass(frozen=True)
+class MergedCall:
+    """A call that stands for others too.
+
+    ``calls``: the names of the calls from one that reads ``parameters`` to this one. ``missing``: the nodes that should
+    read the results of the others, by the names of these results.
+    """
+
+    calls: tuple[str, ...]
+    parameters: tuple[str, ...]
+    missing: Mapping[str, Sequence[ReadAt]]
+
+    @property
+    def module(self) -> str:
+        return self.parameters[0].rpartition(".")[0]
+
+
+def separate_merged(graph: ir.Graph, program: TorchProgram) -> bool:
+    """Give calls that were merged with an equal one nodes of their own, in place; return whether there are any."""
+    nodes = _nodes_by_call(graph)
+    replaced = list(_merged_calls(nodes, program, _replaced_reads))
+    found = [(m, _twins(m, program.unseen)) for m in replaced if not _repeats_one_result(m, nodes, program)]
+    claims = Counter(twin for _, twins in found for twin in twins)
+    suspected = _suspected(nodes, program, claims, {merged.calls[-1] for merged in replaced})
+    known = [(m, twins) for m, twins in found if len(twins) == len(m.missing) and all(claims[t] == 1 for t in twins)]
+    known = [(m, twins) for m, twins in known if _stands_for_others(m, nodes, program)]
+    claims.update(twin for _, twins in suspected for twin in twins)
+    known += [(m, t) for m, t in suspected if len(t) == 1 and claims[t[0]] == 1 and _stands_for_one(m, nodes)]
+    inputs = {target: name for name, target in program.targets.items()}
+    for merged, twins in known:
+        for name, twin in zip(merged.missing, twins, strict=True):
+            pairs = [*zip(merged.parameters, twin, strict=True), *_buffers(merged, twin, nodes, program)]
+            said = {inputs[old]: inputs[new] for old, new in pairs}
+            _separate_call(graph, nodes, merged, name, said)
+    for merged, twins in (*found, *suspected):
+        if twins and (merged, twins) not in known:
+            _warn_of_merged(merged, twins)
+    return bool(known)
+
+
+def _nodes_by_call(graph: ir.Graph) -> dict[str, list[ir.Node]]:
+    found: dict[str, list[ir.Node]] = {}
+    for node in graph:
+        call = call_of(node)
+        if call is not None:
+            found.setdefault(call.name, []).append(node)
+    return found
+
+
+def _suspected(
+    nodes: NodesByCall, program: TorchProgram, claims: Mapping[tuple[str, ...], int], but: Collection[str]
+) -> list[tuple[MergedCall, list[tuple[str, ...]]]]:
+    """Return calls that may stand for others, with parameters that no call reads, though no reader names these others.
+
+    The exporter left out the calls between them, such as ``x + 0``: which reader had which parameters is not known.
+    A single reader, beside none that names the call, reads what it always read, behind a call that did nothing.
+    """
+    suspects = [m for m in _merged_calls(nodes, program, _reads_past_removed) if m.calls[-1] not in but]
+    found = [(m, [twin for twin in _twins(m, program.unseen) if twin not in claims]) for m in suspects]
+    return [(m, twins) for m, twins in found if twins and _may_stand_for(m, len(twins), nodes)]
+
+
+def _may_stand_for(merged: MergedCall, others: int, nodes: NodesByCall) -> bool:
+    if len(merged.missing) > 1:
+        return len(merged.missing) >= others
+    return bool(_further_readers(merged, nodes)) and (
+        _lost_readers(merged.calls[0], nodes) != 0 or _lacks_number(merged, nodes)
+    )
+
+
+def _stands_for_one(merged: MergedCall, nodes: NodesByCall) -> bool:
+    """Whether a call stands for one other, and all that do not name its result read that of the other.
+
+    The file lacks one call of those that read what this call reads, and a later one of this function. The other call
+    has readers, for PyTorch leaves out what nothing reads, and they are not those that name this one.
+    """
+    further = _further_readers(merged, nodes)
+    all_name_it = all({value.name, merged.calls[-1]} & {*names_read(node)} for node, value in further)
+    single = len(merged.missing) == 1 and bool(further) and all_name_it
+    return single and _lost_readers(merged.calls[0], nodes) == 1 and _lacks_number(merged, nodes)
+
+
+def _repeats_one_result(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> bool:
+    """Whether nothing tells that the call which reads parameters was merged, and those behind it tell of all others."""
+    lost, before = _lost_readers(merged.calls[0], nodes), _lost_before(merged, nodes, program)
+    return lost == 0 and (before or 0) <= 0 and _lost_behind(merged, nodes) >= len(merged.missing)
+
+
+def _stands_for_others(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> bool:
+    """Whether a call that is named otherwise stands for calls that read other parameters, as far as the file tells."""
+    return _lost_before(merged, nodes, program) != 0 and not _lost_behind(merged, nodes)
+
+
+def _lost_before(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> int | None:
+    """Return how many readers are lost of what a call reads, or of what that was computed from without parameters."""
+    call = merged.calls[0]
+    for _ in range(MERGED_CALLS):
+        lost = _lost_readers(call, nodes)
+        before = {source for node in nodes[call] for source in _positions_of_calls(node)}
+        if lost != 0 or len(before) != 1:
+            return lost
+        call = before.pop()
+        if _parameters_read(program, nodes[call][0]):
+            break
+    return 0
+
+
+def _lost_behind(merged: MergedCall, nodes: NodesByCall) -> int:
+    """Return how many readers are lost of the results from the call that reads parameters on."""
+    return sum(max(0, _lost_readers(call, nodes) or 0) for call in merged.calls[1:])
+
+
+def _further_readers(merged: MergedCall, nodes: NodesByCall) -> list[tuple[ir.Node, ir.Value]]:
+    """Return the nodes that read the result of a call and do not name another, and what they read."""
+    own, missing = nodes[merged.calls[-1]], {use for uses in merged.missing.values() for use in uses}
+    uses = [(node, index, value) for part in own for value in part.outputs for node, index in value.uses()]
+    return [(node, value) for node, index, value in uses if node not in own and (node, index) not in missing]
+
+
+def _lost_readers(name: str, nodes: NodesByCall) -> int | None:
+    """Return how many of the calls that read what a call reads are not in the file; None: it does not tell."""
+    read = {node.inputs[i] for node in nodes[name] for where in _positions_of_calls(node).values() for i in where}
+    value = read.pop() if len(read) == 1 else None
+    producer = None if value is None else value.producer()
+    call = None if producer is None else call_of(producer)
+    if value is None or call is None or call.users is None or value.name != call.name or value.is_graph_output():
+        return None
+    readers = [(node, call_of(node)) for node, _ in value.uses()]
+    return call.users - len({node if reader is None else reader.name for node, reader in readers} - {call.name})
+
+
+def _lacks_number(merged: MergedCall, nodes: NodesByCall) -> bool:
+    """Whether a later call of the same function is not in the file: PyTorch numbers them."""
+    function, own = _function_and_number(merged.calls[0])
+    numbers = {number for name, number in map(_function_and_number, nodes) if name == function}
+    return not numbers.issuperset(range(own, max(numbers)))
+
+
+def _merged_calls(nodes: NodesByCall, program: TorchProgram, reads: FindReads) -> Iterator[MergedCall]:
+    """Return the calls whose result is read in place of others."""
+    missing: dict[str, dict[str, list[ReadAt]]] = {}
+    for node in (node for own in nodes.values() for node in own):
+        for source, name, index in reads(node, program):
+            missing.setdefault(source, {}).setdefault(name, []).append((node, index))
+    for source, uses in missing.items():
+        calls = _calls_from_parameters(source, nodes, program)
+        parameters = _parameters_read(program, nodes[calls[0]][0]) if calls else []
+        if len({name.rpartition(".")[0] for name in parameters}) == 1:
+            missing_calls = {name: uses[name] for name in sorted(uses, key=_function_and_number)}
+            yield MergedCall(calls, tuple(parameters), missing_calls)
+
+
+def _replaced_reads(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str, str, int]]:
+    """Return the call whose result a node reads, the name of the one that it should read, and the position."""
+    names, missing = names_read(node), program.folded_names(node)
+    sources = _positions_of_calls(node) if missing else {}
+    for source, positions in sources.items():
+        value = node.inputs[positions[0]]
+        known = {source, "" if value is None else value.name or ""}  # one of several results: getitem_3
+        alike = [name for name in names if name in known or (name in missing and _is_of_function(name, known))]
+        alike = alike * len(positions) if len(set(alike)) == 1 else alike
+        if len(alike) == len(positions):
+            yield from ((source, name, i) for name, i in zip(alike, positions, strict=True) if name not in known)
+
+
+def _reads_past_removed(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str, str, int]]:
+    """As :func:`_replaced_reads`, where the node names the result of a call of any function that the file lacks."""
+    names, read = names_read(node), {value.name for value in node.inputs if value is not None}
+    missing = [name for name in program.folded_names(node) if name not in read]
+    sources = _positions_of_calls(node) if missing else {}
+    unnamed = [(i, source) for source, positions in sources.items() if source not in names for i in positions]
+    unnamed = [(i, source) for i, source in unnamed if (value := node.inputs[i]) is None or value.name not in names]
+    missing = missing[:1] * len(unnamed) if len({*missing}) == 1 else missing
+    if len({source for _, source in unnamed}) == 1 and len(missing) == len(unnamed):
+        yield from ((source, name, i) for name, (i, source) in zip(missing, unnamed, strict=True))
+
+
+def _function_and_number(name: str) -> tuple[str, int]:
+    """Split the name of a result, ``layer_norm_3``, into that of the function and the number."""
+    found = _NUMBERED_NAME.fullmatch(name)
+    assert found is not None
+    return found[1], int(found[2] or 0)
+
+
+def _is_of_function(name: str, others: Collection[str]) -> bool:
+    """Whether the name of a result is that of the function of another."""
+    return any(_function_and_number(name)[0] == _function_and_number(other)[0] for other in others if other)
+
+
+def _positions_of_calls(node: ir.Node) -> dict[str, list[int]]:
+    """Return the positions at which a node reads the results of other calls, by the names of these."""
+    found: dict[str, list[int]] = {}
+    own = call_of(node)
+    for index, value in enumerate(node.inputs):
+        producer = None if value is None else value.producer()
+        call = None if producer is None else call_of(producer)
+        if call is not None and own is not None and call.name != own.name:
+            found.setdefault(call.name, []).append(index)
+    return found
+
+
+def _calls_from_parameters(name: str, nodes: NodesByCall, program: TorchProgram) -> tuple[str, ...]:
+    """Return the calls from the next one that reads parameters to this one; none if the way to it branches."""
+    calls = [name]
+    while len(calls) <= MERGED_CALLS + 1:
+        if _parameters_read(program, nodes[calls[0]][0]):
+            return tuple(calls)
+        before = {source for node in nodes[calls[0]] for source in _positions_of_calls(node)}
+        if len(before) != 1:
+            break
+        calls.insert(0, before.pop())
+    return ()
+
+
+def _parameters_read(program: TorchProgram, node: ir.Node) -> list[str]:
+    """Return the parameters, by their names in the module, that a node's call reads."""
+    return [program.targets.get(name, "") for name in names_read(node) if program.kinds.get(name) == "PARAMETER"]
+
+
+def _buffers(
+    merged: MergedCall, twin: Sequence[str], nodes: NodesByCall, program: TorchProgram
+) -> Iterator[tuple[str, str]]:
+    """Return the buffers that a call reads, with those of the module of other parameters."""
+    module, known = twin[0].rpartition(".")[0], set(program.targets.values())
+    for name in names_read(nodes[merged.calls[0]][0]):
+        target = program.targets.get(name, "")
+        other = f"{module}.{target.rpartition('.')[2]}".lstrip(".")
+        if program.kinds.get(name) == "BUFFER" and _outer_module(target) == merged.module and other in known:
+            yield target, other
+
+
+def _twins(merged: MergedCall, unseen: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the parameters, as many as the call reads, that the calls which were merged into it may read.
+
+    They belong to parts of the same module, or to one of the same path but for numbers or one part, or to the same one.
+    """
+    leaves = [name.rpartition(".")[2] for name in merged.parameters]
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in unseen)
+    alike = [(module, tuple(f"{module}.{leaf}".lstrip(".") for leaf in leaves)) for module in modules]
+    alike = [(module, twin) for module, twin in alike if set(twin) <= set(unseen)]
+    beside = [twin for module, twin in alike if _outer_module(module) == _outer_module(merged.module)]
+    numbered = [twin for module, twin in alike if _without_numbers(module) == _without_numbers(merged.module)]
+    own: list[tuple[str, ...]] = (
+        [(name,) for name in unseen if name.rpartition(".")[0] == merged.module] if len(leaves) == 1 else []
+    )
+    near = [twin for module, twin in alike if _differs_in_one_part(module, merged.module)]
+    found = (beside, numbered, near, own)
+    return next((twins for twins in found if len(twins) == len(merged.missing)), beside or numbered or near or own)
+
+
+def _differs_in_one_part(module: str, other: str) -> bool:
+    """Whether two paths are those of ``norm.identity`` and ``mixer.identity``."""
+    parts, others = module.split("."), other.split(".")
+    return len(parts) == len(others) and sum(a != b for a, b in zip(parts, others, strict=True)) == 1
+
+
+def _outer_module(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "", name)
+
+
+def _separate_call(graph: ir.Graph, nodes: NodesByCall, merged: MergedCall, name: str, said: Mapping[str, str]) -> None:
+    """Copy the calls, let the copies say that they read other parameters, and let the readers read the last one."""
+    names, copies = names_of(graph), dict[ir.Value, ir.Value]()
+    said = {**said, **{call: f"{call}_of_{name}" for call in merged.calls[:-1]}, merged.calls[-1]: name}
+    for node in (node for call in merged.calls for node in nodes[call]):
+        copy = _separated_copy(node, copies, names, said)
+        graph.insert_after(node, copy)
+        copies |= dict(zip(node.outputs, copy.outputs, strict=True))
+    for node, index in merged.missing[name]:
+        value = node.inputs[index]
+        assert value is not None
+        node.replace_input_with(index, copies[value])
+
+
+def _separated_copy(
+    node: ir.Node, copies: Mapping[ir.Value, ir.Value], names: Names, said: Mapping[str, str]
+) -> ir.Node:
+    inputs = [value if value is None else copies.get(value, value) for value in node.inputs]
+    copy = ir.Node(
+        node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs),
+        version=node.version, name=names.free(f"{node.name}/separated"), metadata_props=dict(node.metadata_props),
+    )  # fmt: skip
+    for old, new in zip(node.outputs, copy.outputs, strict=True):
+        copy_type(new, old).name = names.free(f"{old.name}/separated") if old.name else old.name
+    copy.metadata_props[CALL] = _READ_NAME.sub(lambda m: f"%{said.get(m[1], m[1])}", copy.metadata_props[CALL])
+    return copy
+
+
+def _warn_of_merged(merged: MergedCall, twins: Sequence[Sequence[str]]) -> None:
+    others = ", ".join(repr(name) for twin in twins for name in twin)
+    warn(
+        f"PyTorch's exporter merged calls that begin equal: {merged.calls[-1]!r}, which reads the parameters of "
+        f"{merged.module!r}, stands for {', '.join(map(repr, merged.missing))} too. The file does not tell which of "
+        f"{others} these read: they are trained as one with those of {merged.module!r}, or not at all. Export "
+        f"with torch.onnx.export(..., optimize=False), which merges nothing."
+    )
+
+
+# Modules in files of PyTorch's older exporter: paths in the names of nodes, and copies of equal parameters.
+#
+# That exporter makes one initializer of equal parameters, and leaves an Identity for each of the others, whose output
+# has the lost name. The names of nodes hold the path of the module: ``/body/layers.1/linear1/MatMul``.
+
+
+_FOLDED = re.compile(r"onnx::\w+")
+_LATER_CALL = re.compile(r"(.*?)_\d+")
+
+
+def separate_identities(graph: ir.Graph) -> None:
+    """Replace each Identity of an initializer by an initializer of its own, or by the one where a module shares it."""
+    nodes = [node for node in graph if _is_copy(graph, node)]
+    if not nodes:
+        return
+    modules = TracedModules(graph)
+    for node in nodes:
+        source, output = node.inputs[0], node.outputs[0]
+        assert source is not None
+        folded = _FOLDED.fullmatch(output.name or "") is not None
+        callers = modules.callers(output)
+        unknown = callers == {""} and not is_drawn(array_of(source))
+        if folded and not unknown and not callers.isdisjoint(modules.callers(source)):
+            bypass(node, source)
+            continue
+        name, output.name = output.name or "", None
+        bypass(node, copy_initializer(graph, source, names_of(graph).free(name)))
+
+
+def _is_copy(graph: ir.Graph, node: ir.Node) -> bool:
+    source = node.inputs[0] if node.op_type == "Identity" and not node.domain else None
+    return source is not None and source.name in graph.initializers and not node.outputs[0].is_graph_output()
+
+
+class TracedModules:
+    """The paths of the modules in the names of nodes.
+
+    Parameters
+    ----------
+    graph : onnx_ir.Graph
+        It must not change while this object is used.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+
+    @cached_property
+    def _known(self) -> set[str]:
+        """The paths that begin the name of a parameter."""
+        values = [*self._graph.initializers.values(), *(v for node in self._graph for v in node.outputs)]
+        return {path for v in values if v.name and v.name[0] != "/" for path in _beginnings(v.name)}
+
+    def readers(self, value: ir.Value) -> set[str]:
+        """Return the modules that read a value."""
+        return {self.module_of(node) for node, _ in value.uses()}
+
+    def callers(self, value: ir.Value) -> set[str]:
+        """As :meth:`readers`; ``linear_1`` is the second call of ``linear`` unless there is such a module."""
+        return {self.module_of(node, again=True) for node, _ in value.uses()}
+
+    def module_of(self, node: ir.Node, *, again: bool = False) -> str:
+        """Return the path of the module that a node belongs to, "" if its name holds none.
+
+        The second call of a module is numbered, ``linear_1``, which may be another module's name; with ``again`` that
+        needs no parameter of the first.
+        """
+        path = ""
+        if is_fake(node):
+            return path
+        for part in (node.name or "").split("/")[1:-1]:
+            whole, numbered = f"{path}.{part}".lstrip("."), _LATER_CALL.fullmatch(part)
+            first = f"{path}.{numbered[1]}".lstrip(".") if numbered else whole
+            path = first if whole not in self._known and (again or first in self._known) else whole
+        return path
+
+    def name_of(self, value: ir.Value) -> str | None:
+        """Return a name for a parameter that has a number in place of it, None if the file does not tell its module."""
+        modules = self.readers(value) - {""}
+        if not _FOLDED.fullmatch(value.name or "") or len(modules) != 1:
+            return None
+        bias = self._bias_behind(value)
+        if bias is not None and all((node.op_type, i) == ("MatMul", 1) for node, i in value.uses()):
+            return f"{bias.removesuffix('bias')}weight.T"
+        return f"{modules.pop()}/{value.name}"
+
+    def _bias_behind(self, value: ir.Value) -> str | None:
+        """Return the name of the bias that is added to a product with a matrix in the same module."""
+        for node, _ in value.uses():
+            for user, _ in node.outputs[0].uses():
+                names = [x.name or "" for x in user.inputs if x is not None and x.name in self._graph.initializers]
+                if user.op_type == "Add" and self.module_of(user) == self.module_of(node):
+                    own = [n for n in names if n.endswith("bias") and n.rpartition(".")[0] == self.module_of(node)]
+                    return next(iter(own), None)
+        return None
+
+
+def _beginnings(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    for i in range(1, len(parts)):
+        yield ".".join(parts[:i])

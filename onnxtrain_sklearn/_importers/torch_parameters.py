@@ -1,0 +1,358 @@
+"""Restore each parameter of a PyTorch module under its own name.
+
+The exporters make one initializer of all that hold equal numbers, such as the zeros of fresh biases, and drop biases
+that are zero. Trained so, they would stay equal. Here each gets its own again, as far as the file tells; what the
+module shares stays shared. :func:`own_names` names the weights for which the exporter made up names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from .._ir.edits import copy_initializer, replace_value
+from .._ir.queries import every_node, int_attribute, operand, reaching
+from .._model.constants import tensor_of
+from .._model.weights import array_of
+from ..exceptions import warn
+from ..graph import GraphBuilder, names_of, stop_gradient
+from .torch_calls import TracedModules, separate_identities, separate_merged
+from .torch_constants import recompute_folded, restore_bounds, separate_folded, warn_of_unrecorded_bounds
+from .torch_program import TorchProgram, call_of, scope_of, sources_of
+
+TRANSPOSED = ".T"
+"""What the name of a matrix ends in that is transposed as compared with the module's."""
+
+
+def restore_parameters(graph: ir.Graph) -> None:
+    """Give each parameter of the exported module an initializer of its own, in place."""
+    separate_identities(graph)
+    program = TorchProgram(graph)
+    if program.kinds:
+        program = TorchProgram(graph) if separate_merged(graph, program) else program
+        _separate_parameters(graph, program)
+        separate_folded(graph, program)
+        stop_at_detached(graph, program)
+        _restore_biases(graph, program)
+        warn_of_lost(graph, program)
+        recompute_folded(graph, program)
+        _share_copies(graph, program)
+        restore_bounds(graph, program)
+    else:
+        warn_of_unrecorded_bounds(graph)
+    _share_tables(graph)
+
+
+def _separate_parameters(graph: ir.Graph, program: TorchProgram) -> None:
+    """Separate initializers that stand for several parameters, or for a parameter and a constant."""
+    for value in list(graph.initializers.values()):
+        readers: dict[str | None, list[tuple[ir.Node, int]]] = {}
+        merged = program.status(value) == "parameter"
+        for node, index in value.uses():
+            name = program.parameter_at(node, index)
+            if name is None and merged:
+                name = _merged_parameter(node, value, program) or program.unread_parameter(node)
+            readers.setdefault(name, []).append((node, index))
+        known = [name for name in readers if name is not None]
+        if known or merged:
+            fixed = [(node, i) for node, i in readers.get(None, ()) if program.reads_constant(node, i)]
+            _read_copy(graph, value, f"{value.name}/constant", fixed)
+        first = value.name if value.name in readers else next(iter(known), None)
+        for name in known:
+            if name != first and name not in graph.initializers:
+                _read_copy(graph, value, name, readers[name])
+
+
+def _merged_parameter(node: ir.Node, value: ir.Value, program: TorchProgram) -> str | None:
+    """Return the parameter, by its name in the module, that a call reads where the file may have another's numbers.
+
+    The call names one parameter: that which ``value`` is called after, or one that has no initializer.
+    """
+    call = call_of(node)
+    read = [] if call is None else [name for name in call.names if program.kinds.get(name) == "PARAMETER"]
+    found = program.targets.get(read[0]) if len(read) == 1 else None
+    if call is None or found == value.name or node.graph is None or found in node.graph.initializers:
+        return found if found == value.name else None
+    is_number = value.const_value is not None and value.const_value.size == 1
+    is_literal = is_number and any(map(_NUMBER.fullmatch, call.arguments))
+    return None if is_literal or program.folded_names(node) else found
+
+
+_NUMBER = re.compile(r"-?[\d.]+(?:e-?\d+)?")
+
+
+def _read_copy(graph: ir.Graph, value: ir.Value, name: str, readers: Sequence[tuple[ir.Node, int]]) -> None:
+    if not readers:
+        return
+    is_transposed = all(_transposes(node, index) for node, index in readers)
+    own = copy_initializer(graph, value, names_of(graph).free(f"{name}{TRANSPOSED}" if is_transposed else name))
+    for node, index in readers:
+        node.replace_input_with(index, own)
+
+
+def _transposes(node: ir.Node, index: int) -> bool:
+    """Whether the exporter wrote a linear layer as a product with the transposed matrix."""
+    return (node.op_type, index) == ("MatMul", 1)
+
+
+def _restore_biases(graph: ir.Graph, program: TorchProgram) -> None:
+    """Add the biases that the exporter dropped because they are zero; a layer that is called twice has one."""
+    restored: dict[str, ir.Value] = {}
+    for node in list(graph):
+        name = program.bias_of(node) if len(node.inputs) == 2 else None
+        weight = None if name is None else node.inputs[1]
+        if name is None or weight is None or weight.const_value is None or weight.name not in graph.initializers:
+            continue
+        if name not in restored:
+            zeros = np.zeros(_count_of_outputs(node, weight))
+            restored[name] = copy_initializer(graph, weight, names_of(graph).free(name), zeros)
+        node.resize_inputs(3)
+        node.replace_input_with(2, restored[name])
+
+
+def _share_copies(graph: ir.Graph, program: TorchProgram) -> None:
+    """Let a layer that is called twice read one matrix: the exporter copies the large ones that it transposes.
+
+    Only matrices that are equal and not constant are shared: slices of one parameter may all be zeros.
+    """
+    first: dict[str, list[ir.Value]] = {}
+    for value in list(graph.initializers.values()):
+        names = {program.parameter_at(node, index) for node, index in value.uses()}
+        name = names.pop() if len(names) == 1 else None
+        if name is None or value.const_value is None or len(value.const_value.shape) < 2:
+            continue
+        known = first.setdefault(name, [])
+        same = next((other for other in known if _are_copies(other, value)), None)
+        if same is None:
+            known.append(value)
+        elif not value.is_graph_output() and not value.is_graph_input():
+            for node, index in list(value.uses()):
+                node.replace_input_with(index, same)
+            del graph.initializers[value.name or ""]
+
+
+def _are_copies(one: ir.Value, other: ir.Value) -> bool:
+    a, b = array_of(one), array_of(other)
+    return a.dtype == b.dtype and np.array_equal(a, b) and bool(np.ptp(a))
+
+
+def _count_of_outputs(node: ir.Node, weight: ir.Value) -> int:
+    """Return the number of outputs of a product."""
+    shape, groups = array_of(weight).shape, int_attribute(node, "group", 1)
+    if node.op_type == "Gemm":
+        return int(shape[0] if int_attribute(node, "transB", 0) else shape[1])
+    return int(shape[0] if node.op_type == "Conv" else shape[1] * groups)
+
+
+def _share_tables(graph: ir.Graph) -> None:
+    """Let products with the transposed table of an embedding read that table: the exporter copied it.
+
+    Tables are random numbers: two that are equal are the same.
+    """
+    tables = {v: array_of(v) for v in graph.initializers.values() if _is_table(v)}
+    op = GraphBuilder(graph, prefix="shared")
+    for value in list(graph.initializers.values()):
+        if value in tables or not value.uses() or not all(_transposes(*use) for use in value.uses()):
+            continue
+        table = next((t for t, array in tables.items() if _is_transpose(array, value)), None)
+        if table is not None and value.name:
+            op.dtype = table.dtype or op.dtype
+            del graph.initializers[value.name]
+            replace_value(op, value, op.Transpose(table, perm=[1, 0]))
+            graph.sort()
+
+
+def _is_table(value: ir.Value) -> bool:
+    return value.const_value is not None and any(n.op_type == "Gather" and not i for n, i in value.uses())
+
+
+def _is_transpose(table: np.ndarray, value: ir.Value) -> bool:
+    assert value.const_value is not None
+    if table.ndim != 2 or table.shape[::-1] != tuple(value.const_value.shape) or table.dtype.kind != "f":
+        return False
+    return bool(np.ptp(table)) and np.array_equal(table.T, array_of(value))
+
+
+def own_names(graph: ir.Graph, weights: Sequence[str]) -> dict[str, str]:
+    """Rename the initializers among ``weights`` that PyTorch's exporters made names up for; return old to new names."""
+    program, modules, names = TorchProgram(graph), TracedModules(graph), names_of(graph)
+    renamed = {}
+    for old in weights:
+        value = graph.initializers.get(old)
+        wanted = None if value is None else _own_name(value, program, modules)
+        if value is not None and wanted is not None and wanted != old and wanted not in names:
+            renamed[old] = names.free(wanted)
+    for old, new in renamed.items():
+        graph.initializers[old].name = new
+    return renamed
+
+
+def _own_name(value: ir.Value, program: TorchProgram, modules: TracedModules) -> str | None:
+    name = value.name or ""
+    if not program.kinds:
+        return modules.name_of(value)
+    if name in program.targets.values() or "." in name or "/" in name:
+        return None
+    found = {program.parameter_at(node, index) for node, index in value.uses()}
+    if len(found) == 1 and (own := next(iter(found))) is not None:
+        return f"{own}{TRANSPOSED}" if all(_transposes(*use) for use in value.uses()) else own
+    scopes = {scope_of(node) for node, _ in value.uses()} - {""}
+    return f"{scopes.pop()}/{name}" if len(scopes) == 1 else None
+
+
+# Biases of convolutions that PyTorch's newer exporter computes as zeros, where the module has none.
+#
+# With ``optimize=False`` it expands a zero to the shape of the bias. For ``Conv3d``, and for ``padding="same"``, that
+# shape has an axis too many, which current releases of onnxruntime refuse. A bias of zeros is removed.
+
+
+def drop_zero_biases(graph: ir.Graph) -> None:
+    """Remove the computed zeros that convolutions add, in place; their nodes stay for the removal of unused ones."""
+    for node in every_node(graph):
+        bias = operand(node, 2) if node.op_type == "Conv" and not node.domain else None
+        if bias is not None and _expands_zero(bias.producer()):
+            node.resize_inputs(2)
+
+
+def _expands_zero(node: ir.Node | None) -> bool:
+    """Whether a node expands a constant zero, which only type conversions may stand before."""
+    if node is None or node.op_type != "Expand":
+        return False
+    source = node.inputs[0]
+    while source is not None and (cast := source.producer()) is not None and cast.op_type in ("Cast", "CastLike"):
+        source = cast.inputs[0]
+    return source is not None and _is_constant_zero(source)
+
+
+def _is_constant_zero(value: ir.Value) -> bool:
+    node = value.producer()
+    tensor = tensor_of(value) if node is not None and node.op_type == "Constant" else None
+    return tensor is not None and not tensor.numpy().any()
+
+
+# Parameters of a PyTorch module of which the exported file does not tell where the module reads them: a warning.
+#
+# PyTorch's exporter leaves out calls that change nothing: a product with a scale that begins as one, a sum with a shift
+# that begins as zero. It makes one of calls whose parameters begin equal. The signature still lists the parameters, and
+# the calls behind name results that nothing computes.
+
+
+_MAY_CHANGE_NOTHING = re.compile(r"(?:add|addcmul|addmm|div|lerp|mul|pow|rsub|sub)(?:_\d+)?")
+"""Results of functions that return their operand for a parameter of ones or zeros."""
+
+
+def warn_of_lost(graph: ir.Graph, program: TorchProgram) -> None:
+    """Warn of parameters that are not trained, or not as in PyTorch, for all that the file tells."""
+    unclear = any(program.status(v) == "folded" and not sources_of(v, program) for v in graph.initializers.values())
+    removed = set[str]() if unclear else {*_removed_calls(graph, program)}  # else these may come from the parameters
+    held = {name.removesuffix(".T") for name in graph.initializers}
+    held = held.union(*(sources_of(value, program) for value in graph.initializers.values()))
+    unread = [name for name in program.unseen if name not in held and not _is_of_statistics(name, program)]
+    merged = any(_merges_values(node, program) for node in graph)
+    lost = [name for name in unread if merged or (removed and not _is_of_unused_layer(name, unread))]
+    doubtful = [value.name or "" for value in graph.initializers.values() if _stands_for(value, removed, program)]
+    if lost or doubtful:
+        warn(
+            f"PyTorch's exporter left out calls that do not change the numbers of this file, or merged calls that "
+            f"begin equal, and the file does not tell which parameters they read. In PyTorch these parameters may be "
+            f"trained, or otherwise than here: {', '.join(map(repr, dict.fromkeys([*lost, *doubtful])))}. Export with "
+            f"torch.onnx.export(..., optimize=False), which leaves nothing out."
+        )
+
+
+def _removed_calls(graph: ir.Graph, program: TorchProgram) -> Iterator[str]:
+    """Yield the results of calls of arithmetic that are named, and that no node computes."""
+    held = {name.rpartition("/")[2] for name in graph.initializers}
+    for node in graph:
+        call = call_of(node)
+        yield from (
+            name for name in program.folded_names(node) if name not in held and _MAY_CHANGE_NOTHING.fullmatch(name)
+        )
+        for value in node.outputs if call is not None else ():
+            own = value.name or ""
+            if value.is_graph_output() and own != call.name and _MAY_CHANGE_NOTHING.fullmatch(own):  # type: ignore[union-attr]
+                yield own
+
+
+def _is_of_statistics(parameter: str, program: TorchProgram) -> bool:
+    """Whether a parameter belongs to a BatchNormalization, which the exporter makes part of the convolution before."""
+    return f"{parameter.rpartition('.')[0]}.running_var".lstrip(".") in program.targets.values()
+
+
+def _is_of_unused_layer(parameter: str, unread: Collection[str]) -> bool:
+    """Whether a parameter is one of the weight and the bias of a layer that the module does not call."""
+    layer = parameter.rpartition(".")[0]
+    return {f"{layer}.weight", f"{layer}.bias"} <= {*unread}
+
+
+def _merges_values(node: ir.Node, program: TorchProgram) -> bool:
+    """Whether a node reads one value at two positions, where its call names two results that are not in the file."""
+    call = call_of(node)
+    values = [value for value in node.inputs if value is not None and not value.is_initializer()]
+    repeated = {value.name for value in values if values.count(value) > 1}
+    return call is not None and not repeated <= {*call.names} and len({*program.folded_names(node)}) > 1
+
+
+def _stands_for(value: ir.Value, removed: set[str], program: TorchProgram) -> bool:
+    """Whether a call that reads a parameter of equal numbers does not name it, but a result that was left out."""
+    if program.status(value) != "parameter" or np.ptp(array_of(value)):
+        return False
+    calls = [call for node, _ in value.uses() if (call := call_of(node)) is not None]
+    own = {name for name, target in program.targets.items() if target == value.name}
+    return any(own.isdisjoint(call.names) and not removed.isdisjoint(call.names) for call in calls)
+
+
+# Values that a PyTorch module detaches: constants to the gradient here too.
+#
+# ONNX has no such operator. The newer exporter writes an Identity with the call ``detach``, or leaves it out; then the
+# calls behind it still name its result.
+
+
+_DETACHED = re.compile(r"detach(?:_default)?_?(?:_\d+)?")
+
+
+def stop_at_detached(graph: ir.Graph, program: TorchProgram) -> None:
+    """End the path of the gradient at each detached value that depends on a parameter, in place."""
+    parameters = {
+        name for name, value in graph.initializers.items() if program.status(value) in ("parameter", "folded")
+    }
+    op, stopped = GraphBuilder(graph, prefix="detached"), dict[ir.Value, ir.Value]()
+    for node in list(graph):
+        for index in _detached_inputs(node, program):
+            value = node.inputs[index]
+            assert value is not None
+            if reaching(value) & parameters:
+                stopped[value] = stopped[value] if value in stopped else stop_gradient(op, value)
+                node.replace_input_with(index, stopped[value])
+    if stopped:
+        graph.sort()
+
+
+def _detached_inputs(node: ir.Node, program: TorchProgram) -> Iterator[int]:
+    """Yield the positions at which a node reads detached values."""
+    call = call_of(node)
+    if call is None:
+        return
+    if call.function.rstrip("_") == "detach":
+        yield 0
+        return
+    missing = {*program.folded_names(node)}
+    if not any(map(_DETACHED.fullmatch, missing)):
+        return
+    others = [
+        i for i, value in enumerate(node.inputs) if value is not None and _is_unnamed(value, call.name, call.names)
+    ]
+    if others and all(map(_DETACHED.fullmatch, missing)):
+        yield from others
+    elif len(call.names) == len(node.inputs):
+        yield from (i for i, name in enumerate(call.names) if name in missing and _DETACHED.fullmatch(name))
+
+
+def _is_unnamed(value: ir.Value, call: str, names: list[str]) -> bool:
+    """Whether a node of a call reads the result of another, which the call does not name."""
+    producer = value.producer()
+    other = None if producer is None else call_of(producer)
+    return other is not None and other.name != call and value.name not in names

@@ -1,0 +1,397 @@
+"""Read what PyTorch's exporters record of a program: names of parameters, calls and module paths.
+
+``torch.onnx.export`` (dynamo) merges equal constants, computes with parameters in advance, and then gives the results
+names of its own. Its metadata still tell what the program read: the signature lists parameters and buffers, and each
+node holds the call that it was made for, with the names of what that call read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+import onnx_ir as ir
+
+from .._ir.queries import every_node, graphs_in, reads
+
+CALL, SCOPES = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
+KIND, ORIGINAL = "pkg.torch.export.graph_signature.InputSpec.kind", "pkg.torch.onnx.original_node_name"
+
+Status = Literal["parameter", "constant", "folded"]
+
+_SIGNATURE_LINE = re.compile(r"^(\w+): (\w+)(?: target='([^']*)')?", re.MULTILINE)
+_CALLED = re.compile(
+    r"%(\w+) : (?:\[num_users=(\d+)\])?.*?target=([\w.]+)\]\(args = \((.*)\), kwargs = \{(.*)\}\)", re.DOTALL
+)
+_NAME = re.compile(r"%(\w+)")
+_QUOTED = re.compile(r"'([^']*)'")
+
+_SLOTS: dict[str, tuple[int | None, int | None]] = {
+    "_native_batch_norm_legit": (1, 2),
+    "_native_batch_norm_legit_no_training": (1, 2),
+    "addmm": (2, 0),
+    "batch_norm": (1, 2),
+    "conv1d": (1, 2),
+    "conv2d": (1, 2),
+    "conv3d": (1, 2),
+    "conv_transpose1d": (1, 2),
+    "conv_transpose2d": (1, 2),
+    "convolution": (1, 2),
+    "embedding": (0, None),
+    "group_norm": (2, 3),
+    "instance_norm": (1, 2),
+    "layer_norm": (2, 3),
+    "linear": (1, 2),
+    "native_layer_norm": (2, 3),
+    "prelu": (1, None),
+    "rms_norm": (2, None),
+}
+"""Functions of PyTorch: the positions of weight and bias among their arguments."""
+
+_WEIGHTS = frozenset(
+    {("Gather", 0)}
+    | {(kind, 1) for kind in ("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "PRelu")}
+    | {(f"{kind}Normalization", 1) for kind in ("Batch", "Group", "Instance", "Layer", "RMS")}
+    | {("Mul", 0)}
+)
+_BIASES = frozenset(
+    {(kind, 2) for kind in ("Conv", "ConvTranspose", "Gemm")}
+    | {(f"{kind}Normalization", 2) for kind in ("Batch", "Group", "Instance", "Layer")}
+    | {("Add", 0), ("Add", 1)}
+)
+"""Operands that hold the weight and the bias of such a function: operator and position."""
+
+
+PRODUCER = "pytorch"
+"""The name of the producer in the files of both exporters."""
+
+
+def is_from_torch(model: ir.Model) -> bool:
+    """Whether PyTorch exported a model, by its producer or by the metadata, which other tools may leave."""
+    return model.producer_name == PRODUCER or SIGNATURE in model.graph.metadata_props
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A call of the traced program: its result, the function, its arguments, and how many calls read the result."""
+
+    name: str
+    function: str
+    arguments: tuple[str, ...]
+    users: int | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of what the call reads."""
+        return [name for argument in self.arguments for name in _NAME.findall(argument)]
+
+
+@lru_cache(maxsize=4096)
+def _traced_call(text: str) -> TracedCall | None:
+    found = _CALLED.match(text)
+    if found is None:
+        return None
+    name, users, target, arguments, options = found.groups()
+    parts = target.removeprefix("torch.ops.").split(".")
+    function = parts[1] if len(parts) > 1 else parts[0]
+    return TracedCall(name, function, (*_split(arguments), *_split(options)), int(users) if users else None)
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split arguments at their commas, but not within brackets."""
+    depth, start = 0, 0
+    for i, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            yield text[start:i].strip()
+            start = i + 1
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+def call_of(node: ir.Node) -> TracedCall | None:
+    """Return the call that a node was made for, None where the file does not tell."""
+    text = node.metadata_props.get(CALL)
+    return None if text is None else _traced_call(text)
+
+
+def names_read(node: ir.Node) -> list[str]:
+    """Return the names of what a node's call reads; none where the file does not tell."""
+    call = call_of(node)
+    return [] if call is None else call.names
+
+
+def padding_row(node: ir.Node) -> int | None:
+    """Return the row of the table that an embedding reads but does not train (``padding_idx``), if there is one."""
+    call = call_of(node)
+    if call is None or call.function != "embedding" or (node.domain, node.op_type) != ("", "Gather"):
+        return None
+    row = call.arguments[2] if len(call.arguments) > 2 else "-1"
+    return int(row) if row.isdecimal() else None
+
+
+def scope_of(node: ir.Node) -> str:
+    """Return the path of the module whose ``forward`` made the call, "" if there is none."""
+    scopes = _QUOTED.findall(node.metadata_props.get(SCOPES, ""))
+    return scopes[-2] if len(scopes) > 1 else ""
+
+
+def _copies_parameters(graph: ir.Graph, kinds: Mapping[str, str]) -> bool:
+    """Whether a program reads constants and none of its parameters: Keras copies its variables at each call.
+
+    The record tells nothing then: the constants are the weights.
+    """
+    if "CONSTANT_TENSOR" not in kinds.values() or "PARAMETER" not in kinds.values():
+        return False
+    calls = (call_of(node) for node in every_node(graph))
+    read = {name for call in calls if call is not None for name in call.names}
+    return not any(kind == "PARAMETER" and name in read for name, kind in kinds.items())
+
+
+class TorchProgram:
+    """The program that a graph was exported from.
+
+    Parameters
+    ----------
+    graph : onnx_ir.Graph
+        It must not change while this object is used.
+
+    Attributes
+    ----------
+    kinds : dict of str to str
+        "PARAMETER", "BUFFER", ... by the names that the program gives to its inputs; empty: the file does not tell.
+    targets : dict of str to str
+        The names in the module, by the same names.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        signed = _SIGNATURE_LINE.findall(graph.metadata_props.get(SIGNATURE, "").partition("# outputs")[0])
+        stored = [v for v in graph.initializers.values() if KIND in v.metadata_props and ORIGINAL in v.metadata_props]
+        if not signed:
+            signed = [(v.metadata_props[ORIGINAL], v.metadata_props[KIND], v.name or "") for v in stored]
+        self.kinds = {name: kind for name, kind, _ in signed}
+        self.targets = {name: target for name, _, target in signed if target}
+        if _copies_parameters(graph, self.kinds):
+            self.kinds, self.targets = {}, {}
+        self._names = {target: name for name, target in self.targets.items()}
+
+    @cached_property
+    def _parameters(self) -> set[str]:
+        return {name for name, kind in self.kinds.items() if kind == "PARAMETER"}
+
+    @cached_property
+    def _computed(self) -> set[str]:
+        """The results of calls that have nodes in the graph."""
+        calls = (call_of(node) for node in every_node(self._graph))
+        return {call.name for call in calls if call is not None}
+
+    @cached_property
+    def _read(self) -> dict[str, set[str]]:
+        """The names of the values that the nodes of each call read."""
+        found: dict[str, set[str]] = {}
+        for node in every_node(self._graph):
+            call = call_of(node)
+            if call is not None:
+                found.setdefault(call.name, set()).update(x.name or "" for x in reads(node))
+        return found
+
+    @cached_property
+    def unseen(self) -> list[str]:
+        """The parameters, by their names in the module, that no node's call reads: what was computed from them is."""
+        seen = {name for node in every_node(self._graph) for name in _names_seen_by(node, self.targets)}
+        return [self.targets.get(name, "") for name in self.kinds if name in self._parameters - seen]
+
+    def unread_parameter(self, node: ir.Node) -> str | None:
+        """Return the one parameter, by its name in the module, that a node without a call of its own may stand for.
+
+        It is the only one of the modules that read the results, which no call names and the file does not hold.
+        """
+        if call_of(node) is not None:
+            return None
+        scopes = {scope_of(reader) for value in node.outputs for reader, _ in value.uses()} - {""}
+        within = tuple(f"{scope}." for scope in scopes)
+        found = [name for name in self.unseen if name.startswith(within) and name not in self._graph.initializers]
+        return found[0] if len(scopes) == len(found) == 1 else None
+
+    def status(self, value: ir.Value) -> Status | None:
+        """Return what a constant of the graph is in the program; None: its role has to decide.
+
+        "folded": computed in advance, possibly from a parameter.
+        """
+        name = self._names.get(value.name or "")
+        if name is not None:
+            return "parameter" if name in self._parameters else "constant"
+        if not self.kinds:
+            return None
+        if sources_of(value, self):
+            return "folded"
+        if any(name in self._names for name in folded_from(value)):
+            return "constant"  # computed from buffers alone
+        found = [self._status_of_use(node) for node, _ in value.uses()]
+        if not found or None in found:
+            return None
+        return "folded" if "folded" in found else "constant"
+
+    def _status_of_use(self, node: ir.Node) -> Status | None:
+        call = call_of(node)
+        if call is None:
+            return None
+        read = self._read[call.name]
+        if any(self.targets.get(name) not in read for name in call.names if name in self._parameters):
+            return None
+        module = scope_of(node) if node.graph is self._graph else ""  # bodies of loops are modules of their own
+        is_plausible = bool(self.folded_names(node) and self.unseen_within(module))
+        return "folded" if is_plausible else "constant"
+
+    def folded_names(self, node: ir.Node) -> list[str]:
+        """Return the names of what a node's call read that no node computes: the exporter did so in advance."""
+        names = (name for name in names_read(node) if name not in self.kinds and name not in self._computed)
+        return [name for name in names if not _OF_NUMBERS.fullmatch(name)]
+
+    def unseen_within(self, module: str) -> list[str]:
+        """Return the parameters of a module, by their names, that no node's call reads."""
+        within = f"{module}." if module else ""
+        return [target for target in self.unseen if target.startswith(within)]
+
+    def reads_constant(self, node: ir.Node, index: int) -> bool:
+        """Whether what a node reads at a position is neither a parameter nor may come from one."""
+        call = call_of(node)
+        if call is not None and (call.function, node.op_type) in _FILLERS:
+            return index > 0
+        known = self._computed | (self.kinds.keys() - self._parameters)
+        return call is not None and all(name in known for name in call.names)
+
+    def parameter_at(self, node: ir.Node, index: int) -> str | None:
+        """Return the name, in the module, of the parameter that a node reads at a position, None if it is not clear."""
+        call = call_of(node)
+        if call is None or node.domain:
+            return None
+        found = [name for name in call.names if name in self._parameters]
+        if call.function in _SLOTS:
+            return self._in_slot(call, node.op_type, index)
+        return self.targets.get(found[0]) if len(found) == 1 and (node.op_type, index) in _WEIGHTS | _BIASES else None
+
+    def _in_slot(self, call: TracedCall, kind: str, index: int) -> str | None:
+        weight, bias = _SLOTS[call.function]
+        slot = weight if (kind, index) in _WEIGHTS else bias if (kind, index) in _BIASES else None
+        if slot is None or slot >= len(call.arguments) or (call.function, kind) in _FILLERS:
+            return None
+        names = _NAME.findall(call.arguments[slot])
+        return self.targets.get(names[0]) if len(names) == 1 and names[0] in self._parameters else None
+
+    def buffer_at(self, node: ir.Node, index: int) -> str | None:
+        """Return the name, in the module, of the running statistic that a BatchNormalization reads at a position."""
+        call = call_of(node)
+        if call is None or "batch_norm" not in call.function or index >= len(call.arguments):
+            return None
+        names = _NAME.findall(call.arguments[index])
+        return self.targets.get(names[0]) if len(names) == 1 else None
+
+    def bias_of(self, node: ir.Node) -> str | None:
+        """Return the name, in the module, of the bias of a product; the exporter drops one that is zero."""
+        call = call_of(node)
+        if call is None or call.function not in _SLOTS or node.domain or (node.op_type, 2) not in _BIASES:
+            return None
+        return self._in_slot(call, node.op_type, 2)
+
+
+def folded_from(value: ir.Value) -> list[str]:
+    """Return the names of what a constant was computed from in advance; none where the file does not tell."""
+    return _QUOTED.findall(value.metadata_props.get(FOLDED_FROM, ""))
+
+
+def sources_of(value: ir.Value, program: TorchProgram) -> list[str]:
+    """Return the parameters, by their names in the module, that the file says a constant was computed from."""
+    kinds = {target: program.kinds[name] for name, target in program.targets.items()} if folded_from(value) else {}
+    return [name for name in folded_from(value) if kinds.get(name) == "PARAMETER"]
+
+
+def _names_seen_by(node: ir.Node, targets: Mapping[str, str]) -> list[str]:
+    """Return the names that a node's call reads; of a loop's, those that it reads itself."""
+    call = call_of(node)
+    if call is None or not graphs_in(node):
+        return [] if call is None else list(call.names)
+    read = {value.name for value in reads(node)}
+    return [name for name in call.names if targets.get(name, name) in read]
+
+
+_OF_NUMBERS = re.compile(r"(?:arange|empty|eye|full|linspace|ones|scalar_tensor|zeros)(?:_default)?(?:_\d+)?")
+"""Results of calls that read numbers of the program alone."""
+
+_FILLERS = frozenset({("group_norm", "InstanceNormalization"), ("native_group_norm", "InstanceNormalization")})
+"""Normalization by groups is written so, with a scale and a bias that are no parameters."""
+
+
+# What the name of a constant tells: whether an exporter made it up, or a framework gave it to a parameter.
+
+
+_ATEN = (
+    "add alias arange bmm cat clone copy cos cumsum detach div empty exp expand eye fill flatten full gather index "
+    "index_put index_select lift_fresh_copy linspace log logical_not masked_fill matmul mm mul neg new_full new_ones "
+    "new_zeros ones outer permute pow reciprocal repeat reshape rsqrt scalar_tensor scatter select select_scatter sin "
+    "slice slice_scatter sqrt squeeze stack sub sum t to to_copy transpose tril triu unsqueeze value view where zeros"
+).replace(" ", "|")
+_MADE_UP = re.compile(
+    rf"""
+    val_\d+ | \d+ | _?(?:{_ATEN})(?:_like)?(?:_default)?(?:_\d+)?  # PyTorch: nodes of its traced program, folded
+    | (?:c_)?_?(?:lifted_|tensor_)?(?:tensor|constant)_?\d*
+    | onnx::\w+ | .*\bConstant(?:_\d+)?(?:_output_\d+)?   # the older exporter of PyTorch, and Constant nodes anywhere
+    | /.+_output_\d+                                      # its nodes, which tools that simplify graphs have folded
+    | (?:p2o\.)?helper\.constant\.\d+ | Constant@\d+      # PaddlePaddle
+    | (?:.*[/.])?(?:[Cc]onst(?:ant)?|zeros|ones|Fill)(?:_like)?(?:_\d+)?(?:__\d+)?(?::\d+)?  # TensorFlow, Keras
+    | .*/[xy](?::\d+)? | (?:.*/)?Select(?:V2)?(?:_\d+)?/[et](?::\d+)? | (?:.*/)?Atan2_(?:one|pi)__\d+
+    | const_\w+?__\d+ | .*const_fold_opt__\d+
+    """,
+    re.VERBOSE,
+)
+_TENSORFLOW_OPERATION = re.compile(
+    r"(?:.*/)?(?:add|AddV2|Cast|Const|div|div_no_nan|Exp|Log|Log1p|Maximum|Minimum|mul|Mul|Neg|pow|Pow|RealDiv|Rsqrt"
+    r"|Sqrt|Square|sub|Sub|truediv)(?:_\d+)?(?:_recip)?(?:__\d+)?(?::\d+)?"
+)
+"""Names of what tf2onnx or TensorFlow Lite computed in advance; a variable is named after the node that reads it."""
+_TENSORFLOW_CONSTANT = re.compile(r"(?:.*/)?Const(?:_\d+)?:\d+")
+_TENSORFLOW_VARIABLE = re.compile(r"(?:.*/)?ReadVariableOp(?:_\d+)?(?:/resource)?:\d+")
+
+_PADDLE_PARAMETER = re.compile(r".+\.[wb]_\d+(?:_deepcopy_\d+)?")
+_PADDLE_CAST = re.compile(r"auto\.cast\.\d+")
+_BUFFER = re.compile(r"(?:.*[._/])?(?:\w+_)?buffer\d*")
+
+
+def is_made_up(value: ir.Value) -> bool:
+    """Whether an exporter generated the name of a constant; parameters mostly have other names."""
+    name, shape = value.name or "0", value.shape
+    if _MADE_UP.fullmatch(name) or shape is None:
+        return _MADE_UP.fullmatch(name) is not None
+    if not len(shape):
+        return _is_of_tensorflow_operations(name)
+    return all(length == 1 for length in shape) and _PADDLE_CAST.fullmatch(name) is not None
+
+
+def is_paddle_parameter(value: ir.Value) -> bool:
+    """Whether PaddlePaddle gave a parameter its name, such as ``conv2d_0.w_0``: its exporter writes Constant nodes."""
+    return _PADDLE_PARAMETER.fullmatch(value.name or "") is not None
+
+
+def is_buffer(value: ir.Value) -> bool:
+    """Whether the name says that a constant is a buffer of a PyTorch module, such as ``stft.forward_basis_buffer``."""
+    return _BUFFER.fullmatch(value.name or "") is not None
+
+
+def is_tensorflow_constant(name: str) -> bool:
+    """Whether the name is that of ``tf.constant``; TensorFlow itself gives it, and not to variables."""
+    return _TENSORFLOW_CONSTANT.fullmatch(name) is not None
+
+
+def is_tensorflow_variable(name: str) -> bool:
+    return _TENSORFLOW_VARIABLE.fullmatch(name) is not None
+
+
+def _is_of_tensorflow_operations(name: str) -> bool:
+    """Whether all operations in a name are arithmetic; TensorFlow Lite joins those that it fuses by semicolons."""
+    return all(_TENSORFLOW_OPERATION.fullmatch(part) for part in name.split(";"))

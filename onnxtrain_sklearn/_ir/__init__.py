@@ -1,0 +1,1 @@
+"""Graphs as onnx-ir models: queries, edits, opsets, files, limits, shapes."""

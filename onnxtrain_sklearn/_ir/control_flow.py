@@ -1,0 +1,524 @@
+"""Follow If, Loop and Scan: shapes in bodies, constant branches, unchanged states, unrolling, folding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ..graph import GraphBuilder
+from .edits import (
+    append_copy,
+    append_nodes,
+    read_from_outside,
+    remove_states,
+    remove_unread,
+    replace_by_constant,
+    replace_node,
+)
+from .queries import Dims, attribute, constant, dims, every_node, graphs_in, operand
+from .shape_values import WHOLE_TYPES, Integers, evaluate, is_complete, note_constant
+from .shapes import infer_node, infer_shapes
+from .supported import ANY, Supported
+
+_LEADING = {"Loop": (2, 1), "Scan": (0, 0)}
+"""Inputs of a node and of its body, and outputs of the body, before those of the states."""
+
+
+def read_constant_states(graph: ir.Graph) -> None:
+    """Let bodies read from outside what no iteration changes, in place: JAX's loops take their weights as states."""
+    for node in every_node(graph):
+        if node.op_type in _LEADING and not node.domain:
+            first, done = _LEADING[node.op_type]
+            remove_states(node, _constant_states(node), first, done)
+
+
+def _constant_states(node: ir.Node) -> list[int]:
+    """Return the numbers of the states that each iteration returns as it got them."""
+    body = node.attributes["body"].as_graph()
+    first, done = _LEADING[node.op_type]
+    last = len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)  # a Scan may return what it goes along
+    pairs = zip(list(body.inputs)[first:last], list(body.outputs)[done:], node.outputs, strict=False)
+    return [i for i, (x, y, end) in enumerate(pairs) if _before_identities(y) is x and not end.is_graph_output()]
+
+
+def _before_identities(value: ir.Value) -> ir.Value:
+    while (node := value.producer()) is not None and node.op_type == "Identity" and not node.domain:
+        assert node.inputs[0] is not None
+        value = node.inputs[0]
+    return value
+
+
+# Unrolling of Loops and Scans with a known number of iterations, for consumers without subgraphs.
+#
+# Each iteration becomes nodes of the outer graph. A Loop that may end early computes all its iterations; those after
+# its end keep the states unchanged. Nodes that cannot be unrolled stay: those with an unknown number of iterations,
+# with stacked outputs of a Loop that may end early, with states that change shape, or with more than :data:`MAX_NODES`
+# nodes.
+
+
+MAX_NODES = 20_000
+
+
+def unroll(model: ir.Model) -> ir.Model:
+    """Unroll the Loops and Scans of ``model``, in place, including nested ones; weights keep their names."""
+    if any(_is_iterated(node) for node in model.graph):
+        complete_shapes(model)
+        op = GraphBuilder(model.graph, prefix="unrolled", constant_nodes=True, shared=True)
+        _unroll_all(op, list(model.graph))
+        remove_unread(model.graph, [node for node in model.graph if node.op_type == "Constant"])
+        model.graph.sort()
+        infer_shapes(model)
+    return model
+
+
+def _unroll_all(op: GraphBuilder, nodes: Sequence[ir.Node]) -> None:
+    for node in nodes:
+        iteration = _unrollable(node)
+        if iteration is not None and iteration.size() <= MAX_NODES:
+            before = len(op.graph)
+            results = iteration.run(op)
+            inside = list(op.graph)[before:]
+            replace_node(op, node, results)
+            _unroll_all(op, inside)
+
+
+def _is_iterated(node: ir.Node) -> bool:
+    return node.op_type in _ITERATED and not node.domain
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """The axis along which iterations read or stack slices, and whether from its end."""
+
+    axis: int
+    backwards: bool
+
+    def order(self, rounds: int) -> Iterator[int]:
+        return iter(range(rounds - 1, -1, -1) if self.backwards else range(rounds))
+
+
+@dataclass(frozen=True)
+class _FixedLoop:
+    """A Loop or Scan of ``rounds`` iterations.
+
+    ``early`` tells whether a Loop may end earlier; ``go_on`` is then its initial condition, None for true.
+    """
+
+    body: ir.Graph
+    rounds: int
+    states: list[ir.Value]
+    scanned: list[tuple[ir.Value, _Slices]]
+    stacked: list[_Slices]
+    is_loop: bool = False
+    early: bool = False
+    go_on: ir.Value | None = None
+
+    def size(self) -> int:
+        """Return about how many nodes it becomes."""
+        inner = (_unrollable(node) for node in self.body)
+        return self.rounds * sum(1 if iteration is None else iteration.size() for iteration in inner)
+
+    def run(self, op: GraphBuilder) -> list[ir.Value]:
+        """Emit the iterations; return the outputs of the node."""
+        _share_constants(op, self.body)
+        states, go_on, rows = self.states, None if self.go_on is None else _as_scalar(op, self.go_on), []
+        taken = [list(_scanned_slices(op, value, way, self.rounds)) for value, way in self.scanned]
+        for number in range(self.rounds):
+            leading = [op.constant(np.array(number)), op.constant(np.array(True))] if self.is_loop else []
+            results = append_copy(op, self.body, [*leading, *states, *(column[number] for column in taken)])
+            more = results.pop(0) if self.is_loop else None
+            after, stacked = results[: len(states)], results[len(states) :]
+            if go_on is not None:
+                after = [_select(op, go_on, new, old) for new, old in zip(after, states, strict=True)]
+                more = None if more is None else op.And(go_on, _as_scalar(op, more))
+            states, go_on = after, _as_scalar(op, more) if self.early and more is not None else None
+            rows.append(stacked)
+        columns = list(zip(*rows, strict=True))
+        return [*states, *(_stack_slices(op, c, way) for c, way in zip(columns, self.stacked, strict=True))]
+
+
+def _unrollable(node: ir.Node) -> _FixedLoop | None:
+    """Return a Loop or Scan that can be unrolled, None for any other node."""
+    if not _is_iterated(node):
+        return None
+    known = _ITERATED[node.op_type]
+    found = known.rule(node) if known.unknown(node) is None else None
+    return found if found is not None and found.rounds > 0 else None
+
+
+def _scan_iteration(node: ir.Node) -> _FixedLoop | None:
+    body, count = node.attributes["body"].as_graph(), node.attributes["num_scan_inputs"].as_int()
+    values = [x for x in node.inputs if x is not None]
+    states, scanned = values[:-count], values[-count:]
+    inputs = _slice_directions(node, "input", count)
+    lengths = [(dims(x) or [None] * (way.axis + 1))[way.axis] for x, way in zip(scanned, inputs, strict=True)]
+    rounds = next((n for n in lengths if isinstance(n, int)), None)
+    if rounds is None:
+        return None
+    stacked = _slice_directions(node, "output", len(body.outputs) - len(states))
+    return _FixedLoop(body, rounds, states, list(zip(scanned, inputs, strict=True)), stacked)
+
+
+def _slice_directions(node: ir.Node, side: str, count: int) -> list[_Slices]:
+    axes = attribute(node, f"scan_{side}_axes", [0] * count)
+    directions = attribute(node, f"scan_{side}_directions", [0] * count)
+    return [_Slices(int(axis), bool(way)) for axis, way in zip(axes, directions, strict=True)]
+
+
+def _loop_iteration(node: ir.Node) -> _FixedLoop | None:
+    body, trips, start = node.attributes["body"].as_graph(), operand(node, 0), operand(node, 1)
+    rounds = None if trips is None else constant(trips)
+    states = [x for x in list(node.inputs)[2:] if x is not None]
+    stacked = [_Slices(0, False)] * (len(body.outputs) - 1 - len(states))
+    given = True if start is None else constant(start)
+    early = given is None or not _never_ends(body)
+    unlike = any(dims(x) is None or dims(x) != dims(y) for x, y in zip(states, list(body.outputs)[1:], strict=False))
+    if rounds is None or (given is not None and not np.all(given)) or (early and (stacked or unlike)):
+        return None
+    return _FixedLoop(body, int(rounds.item()), states, [], stacked, True, early, start if given is None else None)
+
+
+def _never_ends(body: ir.Graph) -> bool:
+    """Whether the body of a Loop always returns a true condition."""
+    condition = body.outputs[0]
+    while (producer := condition.producer()) is not None and producer.op_type == "Identity" and producer.inputs[0]:
+        condition = producer.inputs[0]
+    known = constant(condition)
+    return condition is body.inputs[1] or (known is not None and bool(np.all(known)))
+
+
+def _as_scalar(op: GraphBuilder, condition: ir.Value) -> ir.Value:
+    """Return a condition of one element as a scalar, which broadcasts to any shape."""
+    return condition if dims(condition) == [] else op.Reshape(condition, np.array([], np.int64))
+
+
+def _select(op: GraphBuilder, condition: ir.Value, new: ir.Value, old: ir.Value) -> ir.Value:
+    if old.dtype is not ir.DataType.BOOL:
+        return op.Where(condition, new, old)
+    return op.Or(op.And(condition, new), op.And(op.Not(condition), old))  # onnxruntime has no Where of booleans
+
+
+def _share_constants(op: GraphBuilder, body: ir.Graph) -> None:
+    """Move the constants of the body to the outer graph, so that all iterations share them."""
+    held = [*body.initializers.values()]
+    held += [node.outputs[0] for node in body if node.op_type == "Constant" and not node.domain]
+    for value in held:
+        known = constant(value)
+        if known is not None:
+            read_from_outside(body, value, op.constant(known))
+
+
+def _scanned_slices(op: GraphBuilder, value: ir.Value, way: _Slices, rounds: int) -> Iterator[ir.Value]:
+    known = constant(value)
+    for i in way.order(rounds):
+        if known is None:
+            yield op.Gather(value, np.array(i), axis=way.axis)
+        else:
+            yield op.constant(np.take(known, i, axis=way.axis))
+
+
+def _stack_slices(op: GraphBuilder, slices: Sequence[ir.Value], way: _Slices) -> ir.Value:
+    ordered = [slices[i] for i in way.order(len(slices))]
+    return op.Concat(*(op.Unsqueeze(value, axes=[way.axis]) for value in ordered), axis=way.axis)
+
+
+_SCAN_ATTRIBUTES = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
+
+_ITERATED: dict[str, Supported[Callable[[ir.Node], _FixedLoop | None]]] = {
+    "Loop": Supported(_loop_iteration, "body", inputs=ANY, outputs=ANY),
+    "Scan": Supported(_scan_iteration, _SCAN_ATTRIBUTES, inputs=ANY, outputs=ANY),
+}
+
+
+# Shapes that a graph computes itself, by Shape, Gather, Concat and the like, followed through the whole graph.
+#
+# ONNX's inference stops where a shape comes from such a chain, and knows no rank behind it. Here the integers of a
+# chain are evaluated as far as they are known, the outputs behind them get their shapes, and :func:`fold` replaces
+# integers that are known in full by constants.
+
+
+def complete_shapes(model: ir.Model) -> ir.Model:
+    """Infer types and shapes, in place, including those behind computed shapes."""
+    infer_shapes(model)
+    if _computes_shapes(model.graph):
+        _follow_integers(model)
+    return model
+
+
+def complete_bodies(model: ir.Model) -> None:
+    """Infer the shapes in bodies, in place, and give bodies the opsets of the model."""
+    if any(graphs_in(node) for node in model.graph):
+        complete_shapes(model)
+
+
+def fold(model: ir.Model) -> ir.Model:
+    """As :func:`complete_shapes`; also replace computed integers that are always the same by constants.
+
+    An If whose condition is known becomes the nodes of its branch: the older exporter of PyTorch writes one where an
+    axis is removed if its size is one. CastLike becomes Cast, for which both engines have a gradient.
+    """
+    infer_shapes(model)
+    _name_types_of_casts(model.graph)
+    if _computes_shapes(model.graph):
+        while _simplify(model) and any(node.op_type == "If" for node in model.graph):
+            pass  # a branch that was taken gives the shapes that further conditions depend on
+    return model
+
+
+def _simplify(model: ir.Model) -> bool:
+    """Take known branches and put constants for known integers, in place; return whether anything changed."""
+    known = _follow_integers(model)
+    taken = take_known_branches(model.graph, known)
+    changed = _put_constants(model.graph, known) or taken
+    if changed:
+        infer_shapes(model)
+    return changed
+
+
+def _computes_shapes(graph: ir.Graph) -> bool:
+    """Whether a node reads sizes, computes integers from constants alone, has a body, or is unknown to ONNX."""
+    return any(
+        node.domain == "com.microsoft" if node.domain else _tells_sizes(node) or graphs_in(node) for node in graph
+    )
+
+
+def _tells_sizes(node: ir.Node) -> bool:
+    return node.op_type in ("Shape", "Size") or _is_of_constants(node)
+
+
+def _is_of_constants(node: ir.Node) -> bool:
+    whole = len(node.outputs) == 1 and node.outputs[0].dtype in WHOLE_TYPES
+    return whole and bool(node.inputs) and all(x is None or _is_known_value(x) for x in node.inputs)
+
+
+def _is_known_value(value: ir.Value) -> bool:
+    node = value.producer()
+    return value.is_initializer() if node is None else node.op_type == "Constant" and not node.domain
+
+
+def _name_types_of_casts(graph: ir.Graph) -> None:
+    """Make CastLike a Cast, in place, also in subgraphs, where the type is known."""
+    for node in every_node(graph):
+        like = node.inputs[1] if node.op_type == "CastLike" and not node.domain else None
+        if like is not None and like.dtype is not None:
+            node.op_type = "Cast"
+            node.replace_input_with(1, None)
+            node.resize_inputs(1)
+            node.attributes["to"] = ir.AttrInt64("to", int(like.dtype))
+
+
+def _follow_integers(model: ir.Model) -> Integers:
+    """Visit the nodes in order, complete their shapes, also in bodies, and return the known integers."""
+    tracker = IntegerTracker(model)
+    for node in model.graph:
+        tracker.visit(node)
+        if graphs_in(node):
+            infer_bodies(node, tracker.visit_body, tracker.forget)
+    return tracker.known
+
+
+class IntegerTracker:
+    """The known integers of a model, collected node by node in their order."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.known: Integers = {}
+        self._model = model
+        self._note_initializers(model.graph)
+
+    def _note_initializers(self, graph: ir.Graph) -> None:
+        for value in graph.initializers.values():
+            whole = value.const_value is not None and value.const_value.dtype in WHOLE_TYPES  # floats may be trained
+            if whole and value.const_value is not None and not value.is_graph_input():
+                note_constant(self.known, value, value.const_value)
+
+    def visit(self, node: ir.Node) -> None:
+        """Infer missing shapes and types of a node's outputs, and evaluate its integers."""
+        if any(v.shape is None or v.dtype is None for v in node.outputs if v.name):
+            infer_node(self._model, node, self.known)
+        if not node.domain and len(node.outputs) == 1:
+            evaluate(node, self.known)
+
+    def visit_body(self, graph: ir.Graph) -> None:
+        """Visit the nodes of a body, and of those inside it."""
+        graph.opset_imports.update(self._model.graph.opset_imports)
+        self._note_initializers(graph)
+        for node in graph:
+            self.visit(node)
+            if graphs_in(node):
+                infer_bodies(node, self.visit_body, self.forget)
+
+    def forget(self, graph: ir.Graph) -> None:
+        """Forget the shapes and integers that a body computes."""
+        for value in (value for node in every_node(graph) for value in node.outputs):
+            value.shape = None
+            self.known.pop(value, None)
+
+
+def _put_constants(graph: ir.Graph, known: Integers, outer: GraphBuilder | None = None) -> bool:
+    """Replace values that are known in full where other nodes read them; remove nodes that nothing reads then."""
+    op = GraphBuilder(graph, prefix="folded", constant_nodes=True)
+    if outer is not None:
+        op.taken = outer.taken
+    inside = [_put_constants(inner, known, op) for node in list(graph) for inner in graphs_in(node)]
+    made = {v: known[v] for node in graph if node.op_type != "Constant" and (v := node.outputs[0]) in known}
+    whole = {v: array for v, array in made.items() if is_complete(array) and not v.is_graph_output()}
+    ends = [v for v in whole if any(not whole.keys() >= set(user.outputs) for user, _ in v.uses())]
+    for value in ends:
+        assert value.dtype is not None
+        replace_by_constant(op, value, whole[value].astype(value.dtype.numpy()))
+    if ends:
+        graph.sort()
+        remove_unread(graph, [node for node in graph if node.outputs[0] in known])
+    return bool(ends) or any(inside)
+
+
+# Shapes in the bodies of If, Loop and Scan, and of what these nodes return.
+#
+# ONNX's inference knows no constant of the outer graph in a body, and leaves the states of a Loop unknown, as each
+# iteration may change their shapes. Here the nodes of a body are visited with what is known around it. A state of a
+# Loop starts with the shape of its initial value, and loses each size that an iteration changes: what is left holds in
+# every iteration.
+
+
+Visit = Callable[[ir.Graph], None]
+"""Infers the shapes in a body, as far as they are missing."""
+
+
+def infer_bodies(node: ir.Node, visit: Visit, forget: Visit) -> None:
+    """Complete the shapes in the bodies of a node and of its outputs, in place; ``forget`` removes those in a body."""
+    if node.domain or node.op_type not in _RULES:
+        for graph in graphs_in(node):
+            visit(graph)
+    else:
+        _RULES[node.op_type](node, visit, forget)
+
+
+def states_of_known_start(graph: ir.Graph) -> list[ir.Value]:
+    """Return the inputs of bodies whose shapes follow from the values that they start with, or are slices of."""
+    found: list[ir.Value] = []
+    for node in every_node(graph):
+        if node.op_type in ("Loop", "Scan") and not node.domain:
+            skipped = 2 if node.op_type == "Loop" else 0
+            pairs = zip(list(node.inputs)[skipped:], list(_body(node).inputs)[skipped:], strict=False)
+            found += [x for start, x in pairs if start is not None and start.shape is not None]
+    return found
+
+
+def _body(node: ir.Node) -> ir.Graph:
+    return node.attributes["body"].as_graph()
+
+
+def _infer_if(node: ir.Node, visit: Visit, _: Visit) -> None:
+    branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+    for branch in branches:
+        visit(branch)
+    for value, a, b in zip(node.outputs, *(branch.outputs for branch in branches), strict=False):
+        _complete(value, _common(dims(a), dims(b)), a)
+
+
+def _infer_loop(node: ir.Node, visit: Visit, forget: Visit) -> None:
+    body = _body(node)
+    starts, before, after = list(node.inputs)[2:], list(body.inputs)[2:], list(body.outputs)[1:]
+    known = [
+        i for i, x in enumerate(starts) if x is not None and isinstance(x.type, ir.TensorType) and dims(x) is not None
+    ]
+    held = {i: dims(starts[i]) for i in known}
+    changed = False
+    for i in known:
+        changed = dims(before[i]) != held[i] or changed
+        before[i].type = starts[i].type  # type: ignore[union-attr]
+    while True:
+        for i, sizes in held.items():
+            before[i].shape = None if sizes is None else ir.Shape(sizes)
+        if changed:
+            forget(body)
+        visit(body)
+        kept = {i: _common(sizes, dims(after[i])) for i, sizes in held.items()}
+        changed = kept != held
+        if not changed:
+            break
+        held = kept
+    for i, sizes in held.items():
+        _complete(node.outputs[i], sizes, before[i])
+    for value, row in zip(list(node.outputs)[len(before) :], after[len(before) :], strict=False):
+        _complete(value, _stacked(dims(row), 0, None), row)
+
+
+def _infer_scan(node: ir.Node, visit: Visit, _: Visit) -> None:
+    body, count = _body(node), node.attributes["num_scan_inputs"].as_int()
+    first = len(node.inputs) - count
+    axes = attribute(node, "scan_input_axes", [0] * count)
+    for start, state in zip(list(node.inputs)[:first], body.inputs, strict=False):
+        _complete(state, dims(start), start)  # each iteration keeps it, by the definition of Scan
+    lengths: Dims = []
+    for value, part, axis in zip(list(node.inputs)[first:], list(body.inputs)[first:], axes, strict=False):
+        sizes = dims(value)
+        if sizes is not None:
+            lengths.append(sizes.pop(axis))
+            _complete(part, sizes, value)
+    visit(body)
+    for value, start in zip(list(node.outputs)[:first], node.inputs, strict=False):
+        _complete(value, dims(start), start)
+    stacks = list(node.outputs)[first:]
+    axes, length = attribute(node, "scan_output_axes", [0] * len(stacks)), next(iter(lengths), None)
+    for value, row, axis in zip(stacks, list(body.outputs)[first:], axes, strict=False):
+        _complete(value, _stacked(dims(row), axis, length), row)
+
+
+_RULES: dict[str, Callable[[ir.Node, Visit, Visit], None]] = {"If": _infer_if, "Loop": _infer_loop, "Scan": _infer_scan}
+
+
+def _common(a: Dims | None, b: Dims | None) -> Dims | None:
+    """Return the sizes that two shapes share; None: they have different ranks, or one is not known."""
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return [x if x == y else None for x, y in zip(a, b, strict=True)]
+
+
+def _stacked(row: Dims | None, axis: int, length: int | str | None) -> Dims | None:
+    if row is None:
+        return None
+    position = axis if axis >= 0 else axis + len(row) + 1
+    return [*row[:position], length, *row[position:]]
+
+
+def _complete(value: ir.Value, sizes: Sequence[int | str | None] | None, like: ir.Value | None) -> None:
+    """Give a tensor its shape and the type of the elements of ``like`` where they are missing."""
+    if like is None or not isinstance(like.type, ir.TensorType):
+        return
+    value.type = like.type if value.type is None else value.type
+    if value.shape is None and sizes is not None and isinstance(value.type, ir.TensorType):
+        value.shape = ir.Shape(sizes)
+
+
+# If nodes whose condition is known: the nodes of the branch that is taken, in their place.
+
+
+def take_known_branches(graph: ir.Graph, known: Integers) -> bool:
+    """Replace each If of the main graph with a condition in ``known``, in place; return whether there was one."""
+    found = [node for node in graph if _is_known(node, known)]
+    op = GraphBuilder(graph, prefix="branch")
+    for node in found:
+        condition = node.inputs[0]
+        assert condition is not None
+        _put_branch(op, node, taken=bool(known[condition].item()))
+    if found:
+        graph.sort()
+    return bool(found)
+
+
+def _is_known(node: ir.Node, known: Integers) -> bool:
+    condition = known.get(node.inputs[0]) if node.op_type == "If" and not node.domain and node.inputs[0] else None
+    return condition is not None and condition.size == 1 and is_complete(condition)
+
+
+def _put_branch(op: GraphBuilder, node: ir.Node, *, taken: bool) -> None:
+    body = node.attributes["then_branch" if taken else "else_branch"].as_graph()
+    for value in list(body.initializers.values()):
+        del body.initializers[value.name or ""]
+        value.name = op.name(value.name or "constant")
+        op.graph.initializers.add(value)
+    replace_node(op, node, append_nodes(op, body, []))

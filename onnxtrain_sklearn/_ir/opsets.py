@@ -1,0 +1,670 @@
+"""Convert models to a supported opset and IR version, and inline functions, so that every operator keeps its meaning.
+
+Other versions are converted by ONNX's converter, or refused: no graph is interpreted by the rules of another opset.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.helper
+import onnx.inliner
+import onnx.numpy_helper
+import onnx.shape_inference
+import onnx.version_converter
+import onnx_ir as ir
+
+from .._ort import sessions
+from .._ort.sessions import Limits
+from .._utils.errors import reason
+from ..exceptions import ModelError
+from ..graph import INT64, Names
+from .queries import all_values, every_node
+from .shapes import infer_shapes
+
+MIN_OPSET, MAX_OPSET = 11, 26
+"""The opsets that the gradients are tested with; later ones add settings to operators (28: SpaceToDepth)."""
+
+OLDEST_IR = 4
+"""In earlier versions, initializers had to be inputs too."""
+
+OLD_OPSET, RENEWED_OPSET = 13, 18
+"""Graphs below the first opset that are to be rewritten are converted to the second."""
+
+TYPES_SINCE = {
+    ir.DataType.FLOAT4E2M1: 11,
+    ir.DataType.FLOAT8E8M0: 12,
+    ir.DataType.INT2: 13,
+    ir.DataType.UINT2: 13,
+    ir.DataType.FLOAT6E2M3: 14,
+    ir.DataType.FLOAT6E3M2: 14,
+}
+"""Element types that were added after IR version 10: type -> version."""
+
+
+def readable(proto: onnx.ModelProto, limits: Limits | None = None, *, renew: bool = False) -> ir.Model:
+    """Return the model in supported versions, converted if necessary; ``renew`` converts old opsets upwards.
+
+    ``limits`` are by default those of the installed onnxruntime.
+    """
+    limits = _installed_limits(proto) if limits is None else limits
+    least = RENEWED_OPSET if renew and _opset(proto) < OLD_OPSET else MIN_OPSET
+    model = from_proto(_in_opset_range(without_old_forms(proto), limits, least))
+    _name_nodes(model.graph)  # the converter drops names
+    _refuse_newer_ml(model, limits)
+    _restamp(model, limits)
+    return model
+
+
+def _installed_limits(proto: onnx.ModelProto) -> Limits:
+    opset, ml_opset = _opset(proto), max((o.version for o in proto.opset_import if o.domain == "ai.onnx.ml"), default=0)
+    if opset < OLD_OPSET:  # it may be converted, and an error of the converter names the limits
+        return sessions.limits()
+    return sessions.limits_for(opset=opset, ml_opset=ml_opset, ir_version=proto.ir_version)
+
+
+def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.ModelProto:
+    """Convert the default opset into the range that can be trained, or raise ModelError."""
+    opset = _opset(proto)
+    newest = min(MAX_OPSET, limits.opset)
+    target = min(max(opset, least), newest)
+    if opset == target:
+        return proto
+    try:
+        result = converted(proto, target)
+    except Exception as error:
+        other = " or use a newer onnxruntime" if newest < opset <= MAX_OPSET else ""
+        raise ModelError(
+            f"The graph is of opset {opset}; {limits.runtime} can train opsets {MIN_OPSET} to {newest}, and ONNX's "
+            f"converter cannot bring it to {target}: {reason(error)}. Export the model again with an opset in that "
+            f"range (18 is a good choice){other}."
+        ) from error
+    _copy_metadata(proto, result)
+    return result
+
+
+def _copy_metadata(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
+    """Copy what exporters record of graph, nodes (by first output) and values; the converter drops it."""
+    nodes = {node.output[0]: node for node in source.graph.node if node.output}
+    values = {value.name: value for value in source.graph.value_info}
+    for node in (node for node in target.graph.node if node.output and node.output[0] in nodes):
+        node.metadata_props.extend(nodes[node.output[0]].metadata_props)
+    kept = {value.name for value in target.graph.value_info}
+    target.graph.metadata_props.extend(source.graph.metadata_props)
+    target.graph.value_info.extend(v for name, v in values.items() if v.metadata_props and name not in kept)
+
+
+def in_opset(model: ir.Model, opset: int) -> ir.Model:
+    """Return the model in a newer default opset, with inferred shapes; ModelError if ONNX's converter fails."""
+    try:
+        proto = converted(ir.to_proto(model), opset)
+    except Exception as error:
+        raise ModelError(f"ONNX's converter cannot bring the graph to opset {opset}: {reason(error)}") from error
+    result = from_proto(proto)
+    _name_nodes(result.graph)
+    return infer_shapes(result)
+
+
+def _opset(proto: onnx.ModelProto) -> int:
+    return int(next(o.version for o in proto.opset_import if not o.domain))
+
+
+def _refuse_newer_ml(model: ir.Model, limits: Limits) -> None:
+    """Refuse a newer version of ai.onnx.ml, for which ONNX has no converter."""
+    version = model.opset_imports.get("ai.onnx.ml", 0)
+    if version > limits.ml_opset and any(node.domain == "ai.onnx.ml" for node in every_node(model.graph)):
+        raise ModelError(
+            f"The graph is of opset {version} of ai.onnx.ml; {limits.runtime} reads opsets up to {limits.ml_opset}. "
+            f"Export the model again with one of these, or use a newer onnxruntime."
+        )
+
+
+def _restamp(model: ir.Model, limits: Limits) -> None:
+    """Lower the IR version to the newest supported one; only newer element types prevent that."""
+    newest = limits.ir_version
+    model.ir_version = max(model.ir_version, OLDEST_IR)
+    if model.ir_version <= newest:
+        return
+    infer_shapes(model)  # to know the types
+    newer = [v for v in all_values(model) if v.dtype is not None and TYPES_SINCE.get(v.dtype, 0) > newest]
+    if newer:
+        raise ModelError(
+            f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which IR "
+            f"version {newest}, the newest that {limits.runtime} reads, lacks."
+        )
+    model.ir_version = newest
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    names = Names()
+    for node in every_node(graph):
+        node.name = names.free(node.name, 0) if node.name else names.numbered(node.op_type, 0)
+
+
+# Conversion to another opset, and of functions to nodes, by which every operator keeps its meaning.
+#
+# ONNX's converter and its inliner change the meaning of a few nodes without an error. They are written in another form
+# here, or refused.
+
+
+COERCING = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
+"""Before opset 13, they flatten their input to a matrix at their axis; since then, they work along it."""
+
+CHANGES = {
+    **dict.fromkeys(COERCING, 13),
+    "BatchNormalization": 14,
+    "GroupNormalization": 21,
+    "Resize": 11,
+    "Scan": 9,
+    "Upsample": 10,
+}
+"""The opsets since which a node, read as it stands, computes something else."""
+
+_CONSTANT_OF = "onnxtrain/constant of "
+"""Begins the documentation of a constant while functions are inlined: conversion to another opset keeps it."""
+
+
+# --- another opset ---
+
+
+def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Return the model, checked, in another default opset; raise what the converter raises, or ModelError."""
+    own = _opset_of_proto(proto)
+    affected = [node for graph in _graphs(proto.graph) for node in graph.node if _changes(node, own, opset)]
+    doubles = set[str]()
+    if affected or own < CHANGES["Resize"] <= opset:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(proto)
+        proto = copy
+        types = _types(proto)
+        doubles = {name for name, kind in types.items() if kind.elem_type == onnx.TensorProto.DOUBLE}
+        for graph in _graphs(proto.graph):
+            _keep_meanings(graph, own, opset, types)
+    result = onnx.version_converter.convert_version(proto, opset)
+    if own < CHANGES["Resize"] <= opset:
+        for graph in _graphs(result.graph):
+            _resize_as_before(graph)
+            _widen_bounds(graph, doubles)
+    onnx.checker.check_model(result)
+    return result
+
+
+def _opset_of_proto(proto: onnx.ModelProto | onnx.FunctionProto) -> int:
+    return int(next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0))
+
+
+def _changes(node: onnx.NodeProto, own: int, other: int) -> bool:
+    low, high = sorted((own, other))
+    return node.domain in ("", "ai.onnx") and low < CHANGES.get(node.op_type, 0) <= high
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and the graphs in its nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                yield from _graphs(inner)
+
+
+def _types(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto.Tensor]:
+    """Return the types of values as far as they are known."""
+    found: dict[str, onnx.TypeProto.Tensor] = {}
+    for graph in _graphs(onnx.shape_inference.infer_shapes(proto).graph):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            found[value.name] = value.type.tensor_type
+        for tensor in graph.initializer:
+            found[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
+    return found
+
+
+def _keep_meanings(graph: onnx.GraphProto, own: int, opset: int, types: Mapping[str, onnx.TypeProto.Tensor]) -> None:
+    """Rewrite the nodes of a graph that the converter would leave as they are, in place; refuse what cannot be."""
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        graph.node.extend(_kept(node, nodes, own, opset, types) if _changes(node, own, opset) else [node])
+
+
+def _kept(
+    node: onnx.NodeProto,
+    nodes: list[onnx.NodeProto],
+    own: int,
+    opset: int,
+    types: Mapping[str, onnx.TypeProto.Tensor],
+) -> list[onnx.NodeProto]:
+    """Return nodes that have the meaning of ``node`` before and after the converter."""
+    if node.op_type in COERCING:
+        return _kept_softmax(node, nodes, own < opset, _rank(node, types))
+    if (node.op_type == "Resize" and own < opset) or node.op_type == "Upsample":
+        return [node]
+    if node.op_type == "BatchNormalization":
+        mode = next((a.i for a in node.attribute if a.name == "training_mode"), 0)
+        if not mode and not any(node.output[1:]):
+            return [node]
+        raise _refused(node, own, opset, "it computes the statistics of the batch")
+    why = {
+        "GroupNormalization": "its scales were those of groups, and are those of channels since then",
+        "Scan": "its first axis was that of the rows, and there is none since then",
+        "Resize": "its coordinates were others",
+    }
+    raise _refused(node, own, opset, why[node.op_type])
+
+
+def _rank(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto.Tensor]) -> int | None:
+    kind = types.get(node.input[0])
+    return len(kind.shape.dim) if kind is not None and kind.HasField("shape") else None
+
+
+def _kept_softmax(
+    node: onnx.NodeProto, nodes: list[onnx.NodeProto], upwards: bool, rank: int | None
+) -> list[onnx.NodeProto]:
+    given = next((a.i for a in node.attribute if a.name == "axis"), 1 if upwards else -1)
+    axis = given + rank if given < 0 and rank is not None else given
+    is_last = given == -1 or (rank is not None and axis == rank - 1)
+    if upwards:
+        if is_last:
+            return [_with_axis(node, -1 if rank is None else rank - 1)]
+        return _flattened(node, given)
+    others = {name for other in nodes if other.op_type == "Reshape" for name in other.input}
+    flattened = any(other.op_type == "Flatten" and node.input[0] in other.output for other in nodes)
+    if not is_last or rank is None or flattened or node.output[0] in others:  # the converter removes these
+        raise _refused(node, 13, 12, "it works along an axis, and on a matrix before")
+    return [_with_axis(node, rank - 1)]
+
+
+def _with_axis(node: onnx.NodeProto, axis: int) -> onnx.NodeProto:
+    result = onnx.NodeProto()
+    result.CopyFrom(node)
+    kept = [a for a in node.attribute if a.name != "axis"]
+    del result.attribute[:]
+    result.attribute.extend([*kept, onnx.helper.make_attribute("axis", axis)])
+    return result
+
+
+def _flattened(node: onnx.NodeProto, axis: int) -> list[onnx.NodeProto]:
+    """Return the node on a matrix, whose columns are the axes from ``axis`` on."""
+    x, y = node.input[0], node.output[0]
+    inner = _with_axis(node, 1)
+    inner.input[0], inner.output[0] = f"{y}/matrix", f"{y}/of_matrix"
+    return [
+        onnx.helper.make_node("Shape", [x], [f"{y}/shape"]),
+        onnx.helper.make_node("Flatten", [x], [f"{y}/matrix"], axis=axis),
+        inner,
+        onnx.helper.make_node("Reshape", [f"{y}/of_matrix", f"{y}/shape"], [y]),
+    ]
+
+
+def _refused(node: onnx.NodeProto, own: int, opset: int, why: str) -> ModelError:
+    return ModelError(
+        f"{describe(node)} means something else in opset {opset} than in opset {own}, and cannot be converted: {why}. "
+        f"Export the model again in an opset from 18 on."
+    )
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """Return the operator and the name of a node, or its first output if it has none."""
+    return f"{node.op_type} node {node.name or next(iter(node.output), '')!r}"
+
+
+def _resize_as_before(graph: onnx.GraphProto) -> None:
+    """Give nodes that were Upsample, or Resize of opset 10, the coordinates that they had, in place.
+
+    Those are the numbers of the pixels divided by the scale; the nearest pixel is the one before along an axis that
+    grows, and the one behind along an axis that shrinks.
+    """
+    nodes = list(graph.node)
+    known = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in nodes:
+        value = next((a.t for a in node.attribute if a.name == "value"), None)
+        if node.op_type == "Constant" and value is not None:
+            known[node.output[0]] = onnx.numpy_helper.to_array(value)
+    del graph.node[:]
+    for node in nodes:
+        graph.node.extend(_as_before(node, known) if node.op_type == "Resize" else [node])
+
+
+def _as_before(node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> list[onnx.NodeProto]:
+    node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+    if next((a.s for a in node.attribute if a.name == "mode"), b"nearest") != b"nearest":
+        return [node]
+    scales, x, y = node.input[2], node.input[0], node.output[0]
+    sizes = known.get(scales)
+    if sizes is not None and ((sizes >= 1).all() or (sizes <= 1).all()):
+        node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor" if (sizes >= 1).all() else "ceil"))
+        return [node]
+    grow, shrink = onnx.NodeProto(), onnx.NodeProto()  # axis by axis, first those that grow
+    for other, mode in ((grow, "floor"), (shrink, "ceil")):
+        other.CopyFrom(node)
+        other.attribute.append(onnx.helper.make_attribute("nearest_mode", mode))
+    shrink.name = ""
+    grow.input[:], grow.output[:] = [x, node.input[1], f"{y}/grown_scales"], [f"{y}/grown"]
+    shrink.input[:] = [f"{y}/grown", node.input[1], f"{y}/shrunk_scales"]
+    if sizes is not None:
+        return [
+            _constant(f"{y}/grown_scales", np.maximum(sizes, 1)),
+            _constant(f"{y}/shrunk_scales", np.minimum(sizes, 1)),
+            grow,
+            shrink,
+        ]
+    return [
+        _constant(f"{y}/one", np.ones(1, np.float32)),
+        onnx.helper.make_node("Max", [scales, f"{y}/one"], [f"{y}/grown_scales"]),
+        onnx.helper.make_node("Min", [scales, f"{y}/one"], [f"{y}/shrunk_scales"]),
+        grow,
+        shrink,
+    ]
+
+
+def _constant(name: str, numbers: np.ndarray) -> onnx.NodeProto:
+    return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(numbers))
+
+
+def _widen_bounds(graph: onnx.GraphProto, doubles: set[str]) -> None:
+    """Make the constants that were attributes of Clip and Pad float64 where the operands are, in place."""
+    read = {
+        name
+        for node in graph.node
+        if node.op_type in ("Clip", "Pad") and node.input[0] in doubles
+        for name in node.input[1:]
+    }
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output[0] in read:
+            for attribute in node.attribute:
+                if attribute.t.data_type == onnx.TensorProto.FLOAT:
+                    wide = onnx.numpy_helper.to_array(attribute.t).astype(np.float64)
+                    attribute.t.CopyFrom(onnx.numpy_helper.from_array(wide))
+
+
+# --- functions ---
+
+
+def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the bodies of its functions in place of their calls."""
+    if not proto.functions:
+        return proto
+    result = onnx.shape_inference.infer_shapes(proto)
+    functions = {_key(function): function for function in result.functions}
+    opset = _opset_of_proto(result)
+    for function in functions.values():
+        own = _opset_of_proto(function)
+        for node in (node for graph in _function_graphs(function) for node in graph.node):
+            if own and opset and _changes(node, own, opset):
+                raise ModelError(
+                    f"{describe(node)} in the function {function.name!r} of opset {own} means something else in opset "
+                    f"{opset}, that of the graph; runtimes differ in which of them they take. Export the model with "
+                    f"one opset for both."
+                )
+    for graph in (*_graphs(result.graph), *(g for f in functions.values() for g in _function_graphs(f))):
+        for node in graph.node:
+            if (called := functions.get((node.domain, node.op_type, node.overload))) is not None:
+                _fill_defaults(node, called, functions)
+    for function in functions.values():
+        for i, node in enumerate(node for graph in _function_graphs(function) for node in graph.node):
+            if node.op_type == "Constant" and not node.domain and not any(a.ref_attr_name for a in node.attribute):
+                node.doc_string = f"{_CONSTANT_OF}{'/'.join(_key(function))}/{i}\n{node.doc_string}"
+    return _with_shared_constants(onnx.inliner.inline_local_functions(result, convert_version=True))
+
+
+def _with_shared_constants(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Let each constant of a function be one constant, however often the function is called; work in place.
+
+    A weight of a function that is called twice is one weight: with a copy for each call, each would be trained apart.
+    """
+    graphs = list(_graphs(model.graph))
+    first: dict[str, onnx.NodeProto] = {}
+    same: dict[str, str] = {}
+    for graph in graphs:
+        for node in graph.node:
+            if node.doc_string.startswith(_CONSTANT_OF):
+                mark, _, node.doc_string = node.doc_string.partition("\n")
+                if not any(node.output[0] == output.name for output in graph.output):  # these keep their names
+                    same[node.output[0]] = first.setdefault(mark, _copy(node)).output[0]
+    called_again = {name for copy, name in same.items() if copy != name}
+    for graph in graphs:
+        for node in graph.node:
+            node.input[:] = [same.get(name, name) for name in node.input]
+    for graph in graphs:
+        for k in reversed(range(len(graph.node))):
+            if graph.node[k].op_type == "Constant" and same.get(graph.node[k].output[0]) in called_again:
+                del graph.node[k]
+    for node in (node for node in first.values() if node.output[0] in called_again):
+        model.graph.node.insert(0, node)  # before all that reads them, in bodies too
+    return model
+
+
+def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
+    result = onnx.NodeProto()
+    result.CopyFrom(node)
+    return result
+
+
+def _key(function: onnx.FunctionProto) -> tuple[str, str, str]:
+    return function.domain, function.name, function.overload
+
+
+def _function_graphs(function: onnx.FunctionProto) -> Iterator[onnx.FunctionProto | onnx.GraphProto]:
+    yield function
+    for node in function.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                yield from _graphs(inner)
+
+
+def _fill_defaults(
+    node: onnx.NodeProto,
+    called: onnx.FunctionProto,
+    functions: Mapping[tuple[str, str, str], onnx.FunctionProto],
+) -> None:
+    """Give a call the default values of the attributes that it leaves out, in place: the inliner ignores them."""
+    given = {a.name for a in node.attribute}
+    node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
+    missing = set(called.attribute) - given
+    for inner in (inner for graph in _function_graphs(called) for inner in graph.node):
+        further = functions.get((inner.domain, inner.op_type, inner.overload))
+        defaults = set() if further is None else {a.name for a in further.attribute_proto}
+        for attribute in inner.attribute:  # what is left out here is left out there, and has a default there
+            if attribute.ref_attr_name in missing and attribute.name in defaults:
+                raise ModelError(
+                    f"{describe(node)} calls a function without its attribute {attribute.ref_attr_name!r}, which "
+                    f"{describe(inner)} in it passes on as {attribute.name!r}. Give it a value."
+                )
+
+
+# Forms of old files that ONNX's converter cannot read, in forms of the same opset that it can.
+#
+# Before opset 7, ``broadcast=1, axis=k`` aligned the second operand with the axes of the first from ``k`` on; before
+# opset 9, ``spatial=0`` gave each element of a row statistics of its own. Initializers of files before IR version 4
+# were inputs too, and the converter adds some that are not.
+
+
+LISTED_IR = 4
+"""The first IR version in which initializers need not be inputs."""
+
+BROADCASTING = 7
+"""The first opset in which operands broadcast as in NumPy."""
+
+RESHAPES = 5
+"""The first opset in which Reshape takes the shape as an input."""
+
+CHANGED = frozenset("Add And Div Equal Gemm Greater Less Mul Or PRelu Pow Sub Xor".split())
+"""The operators that broadcast otherwise before."""
+
+ROWS = 97
+"""A size for free axes while a model is converted."""
+
+
+def without_old_forms(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without these forms; the same object if it has none."""
+    opset = next(o.version for o in proto.opset_import if not o.domain)
+    old = opset < 11 and proto.ir_version < LISTED_IR
+    broadcasts = opset < BROADCASTING and any(node.op_type in CHANGED for node in proto.graph.node)
+    elementwise = opset < 9 and any(_number(node, "spatial", 1) == 0 for node in proto.graph.node)
+    if not (old or broadcasts or elementwise):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    result.ir_version = max(result.ir_version, LISTED_IR)
+    if broadcasts or elementwise:
+        ranks, uses = _ranks(proto), Counter(name for node in proto.graph.node for name in node.input)
+        nodes = list(result.graph.node)
+        del result.graph.node[:]
+        for node in nodes:
+            result.graph.node.extend(_renewed(result.graph, node, ranks, uses, opset))
+    return _by_fixed_rows(result) if opset < BROADCASTING else result
+
+
+def _by_fixed_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model in opset 7, converted as if its free axes were fixed: the converter takes no others there."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(proto)
+    del fixed.graph.value_info[:]
+    for value in (*fixed.graph.input, *fixed.graph.output):
+        for size in value.type.tensor_type.shape.dim:
+            if not size.HasField("dim_value"):
+                size.dim_value = ROWS
+    result = onnx.version_converter.convert_version(fixed, BROADCASTING)
+    del result.graph.value_info[:]
+    declared = {value.name: value for value in (*proto.graph.input, *proto.graph.output)}
+    for value in (*result.graph.input, *result.graph.output):
+        if value.name in declared:
+            value.CopyFrom(declared[value.name])
+    return result
+
+
+def _renewed(
+    graph: onnx.GraphProto, node: onnx.NodeProto, ranks: dict[str, int], uses: Counter[str], opset: int
+) -> list[onnx.NodeProto]:
+    if node.op_type == "BatchNormalization" and _number(node, "spatial", 1) == 0:
+        return _over_elements(graph, node, ranks, uses, opset)
+    if _number(node, "broadcast", 0):
+        return _aligned(node, ranks)
+    return [node]
+
+
+def _aligned(node: onnx.NodeProto, ranks: dict[str, int]) -> list[onnx.NodeProto]:
+    """Return a node that broadcasts as NumPy does, behind one that adds the axes which the second operand lacks."""
+    if node.op_type == "Gemm" or not _has(node, "axis"):  # the last axes are aligned
+        _drop(node, "broadcast")
+        return [node]
+    first, second = (ranks.get(name) for name in node.input[:2])
+    if first is None or second is None:
+        return [node]  # the converter says that it cannot read it
+    axis = _number(node, "axis", 0)
+    missing = first - second - (axis if axis >= 0 else axis + first)
+    _drop(node, "broadcast", "axis")
+    if missing <= 0:
+        return [node]
+    name = f"{node.output[0]}/operand"
+    moved = onnx.helper.make_node(
+        "Unsqueeze", [node.input[1]], [name], axes=list(range(second, second + missing)), name=f"{node.name}/operand"
+    )
+    node.input[1] = name
+    return [moved, node]
+
+
+def _over_elements(
+    graph: onnx.GraphProto, node: onnx.NodeProto, ranks: dict[str, int], uses: Counter[str], opset: int
+) -> list[onnx.NodeProto]:
+    """Return nodes that normalize rows as vectors, each element of which has statistics of its own."""
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    rank, own = ranks.get(node.input[0]), [held.get(name) for name in node.input[1:5]]
+    shared = [i for i, tensor in enumerate(own, 1) if tensor is None or uses[tensor.name] > 1]
+    if rank is None or len(node.output) > 1 or (shared and opset < RESHAPES):
+        return [node]  # the converter says that it cannot read it
+    _drop(node, "spatial")
+    if rank == 2:
+        return [node]
+    declared = {value.name: value for value in graph.input}
+    for tensor in (tensor for i, tensor in enumerate(own, 1) if tensor is not None and i not in shared):
+        size = math.prod(tensor.dims)
+        tensor.dims[:] = [size]
+        if tensor.name in declared:
+            kind = declared[tensor.name].type.tensor_type
+            kind.shape.Clear()
+            kind.shape.dim.add(dim_value=size)
+    given, result = node.input[0], node.output[0]
+    names = {stem: f"{result}/{stem}" for stem in ("flat", "shape", "normalized")}
+    vectors = list[onnx.NodeProto]()
+    for i in shared:  # computed, or read elsewhere in its own shape
+        name, vector = node.input[i], f"{result}/statistic_{i}"
+        size = onnx.helper.make_tensor(f"{vector}/size", INT64, [1], [-1])
+        vectors.append(onnx.helper.make_node("Constant", [], [size.name], value=size))
+        vectors.append(onnx.helper.make_node("Reshape", [name, size.name], [vector]))
+        node.input[i] = vector
+    node.input[0], node.output[0] = names["flat"], names["normalized"]
+    return [
+        *vectors,
+        onnx.helper.make_node("Flatten", [given], [names["flat"]], axis=1),
+        node,
+        onnx.helper.make_node("Shape", [given], [names["shape"]]),
+        onnx.helper.make_node("Reshape", [names["normalized"], names["shape"]], [result]),
+    ]
+
+
+def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    found = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
+    ranks = {name: len(kind.shape.dim) for name, kind in found.items() if kind.HasField("shape")}
+    return ranks | {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+
+
+def _has(node: onnx.NodeProto, name: str) -> bool:
+    return any(a.name == name for a in node.attribute)
+
+
+def _number(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((int(a.i) for a in node.attribute if a.name == name), default)
+
+
+def _drop(node: onnx.NodeProto, *names: str) -> None:
+    kept = [a for a in node.attribute if a.name not in names]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+# Models whose tensors have names of their own.
+#
+# ``onnx_ir`` renames a tensor together with the value that holds it, and writes the name into the protobuf that the
+# tensor was read from. That one belongs to the user, and may be read again.
+
+
+def from_proto(proto: onnx.ModelProto) -> ir.Model:
+    """Return the model of ``proto``, which later changes of the model leave as it is; the numbers are not copied."""
+    model = ir.from_proto(proto)
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            value.const_value = None if value.const_value is None else _own(value.const_value)
+    for nodes in (every_node(model.graph), *(function.all_nodes() for function in model.functions.values())):
+        for node in nodes:
+            _own_attributes(node)
+    return model
+
+
+def _own_attributes(node: ir.Node) -> None:
+    for name, attribute in list(node.attributes.items()):
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.TENSOR:
+            node.attributes[name] = ir.AttrTensor(name, _own(attribute.as_tensor()))
+        elif attribute.type == ir.AttributeType.TENSORS:
+            node.attributes[name] = ir.AttrTensors(name, [_own(tensor) for tensor in attribute.as_tensors()])
+
+
+def _own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """Return a tensor with a name of its own that reads its numbers from ``tensor``, if that is part of a protobuf."""
+    if not isinstance(tensor, ir.TensorProtoTensor):
+        return tensor
+    notes, shape = dict(tensor.metadata_props), ir.Shape(tensor.shape)
+    if tensor.dtype == ir.DataType.STRING:
+        return ir.StringTensor(
+            tensor.numpy(), shape=shape, name=tensor.name, doc_string=tensor.doc_string, metadata_props=notes
+        )
+    return ir.LazyTensor(
+        lambda: tensor, tensor.dtype, shape, name=tensor.name, doc_string=tensor.doc_string, metadata_props=notes
+    )

@@ -1,0 +1,224 @@
+"""Read a graph: operators, attributes, inputs, constants, types and shapes, and a hash of its structure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, TypeAlias, TypeGuard
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.serde as serde
+
+Dims: TypeAlias = "list[int | str | None]"
+
+
+def kind(node: ir.Node) -> str:
+    """Return the operator type, after its domain where that is not ONNX's own."""
+    return node.op_type if not node.domain else f"{node.domain}.{node.op_type}"
+
+
+def describe(node: ir.Node) -> str:
+    """Return the start of a sentence about ``node``."""
+    name = f"Node {node.name!r}" if node.name else f"The node that computes {node.outputs[0].name!r}"
+    return f"{name} ({kind(node)})"
+
+
+def opset(node: ir.Node) -> int:
+    """Return the version of ONNX's own operators in the graph of ``node``."""
+    return node.graph.opset_imports.get("", 0) if node.graph is not None else 0
+
+
+def attribute(node: ir.Node, name: str, default: object) -> Any:
+    """Return the value of an attribute, or ``default`` where it is left out."""
+    return node.attributes[name].value if name in node.attributes else default
+
+
+def operand(node: ir.Node, index: int) -> ir.Value | None:
+    """Return the input at ``index``, None where it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def constant(value: ir.Value) -> np.ndarray | None:
+    """Return the array of a constant, None where ``value`` is computed or an input of the graph."""
+    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def dims(value: ir.Value | None) -> Dims | None:
+    """Return the dimensions of ``value``: numbers, names that the model gives, None for unknown ones; None: no rank."""
+    if value is None or value.shape is None:
+        return None
+    sizes = [d if isinstance(d, int) else d.value for d in value.shape]
+    return [None if isinstance(d, str) and d.startswith("unk__") else d for d in sizes]
+
+
+def fixed(sizes: Sequence[object] | None) -> TypeGuard[list[int]]:
+    """Whether every dimension is a number."""
+    return sizes is not None and all(isinstance(d, int) for d in sizes)
+
+
+def is_read(value: ir.Value) -> bool:
+    """Whether a node reads ``value``, or the graph returns it."""
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether ``value`` has a floating-point type, or one that could not be inferred."""
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """Return an integer attribute of a node, or ``default`` where it is left out."""
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+def reaching(output: ir.Value) -> set[str]:
+    """Return the names of ``output`` and of the values that it depends on through floating-point values.
+
+    The ratio of a Dropout is none of them: it has no gradient, and nothing reads it in inference.
+    """
+    front, seen = [output], set()
+    while front:
+        value = front.pop()
+        if value.name and value.name not in seen and is_float(value):
+            seen.add(value.name)
+            node = value.producer()
+            if node is not None and node.op_type == "Dropout" and not node.domain:
+                front += [x for x in node.inputs[:1] if x is not None]
+            else:
+                front += reads(node) if node is not None else []
+    return seen
+
+
+def reads(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values that ``node`` and its subgraphs read."""
+    yield from (x for x in node.inputs if x is not None)
+    for graph in graphs_in(node):
+        yield from graph.outputs
+        for inner in graph:
+            yield from reads(inner)
+
+
+def graphs_in(node: ir.Node) -> list[ir.Graph]:
+    """Return the subgraphs that the attributes of ``node`` hold, without those inside them."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.data.values():  # the dict itself: every node is asked often, and few have any
+        if attribute.type is ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            found.extend(attribute.as_graphs())
+    return found
+
+
+def every_node(graph: ir.Graph) -> list[ir.Node]:
+    """Return the nodes of a graph and of the subgraphs in it, each before those inside it."""
+    found: list[ir.Node] = []
+    for node in graph:
+        found.append(node)
+        for inner in graphs_in(node):
+            found += every_node(inner)
+    return found
+
+
+def mixes_positions(graph: ir.Graph) -> bool:
+    """Whether the graph has convolutions, or attention: a product of two values that are both computed from data."""
+    for node in every_node(graph):
+        factors = node.inputs[:2] if node.op_type == "MatMul" else ()
+        if node.op_type in ("Conv", "ConvTranspose", "Attention") or (factors and not any(map(_is_fixed, factors))):
+            return True
+    return False
+
+
+def _is_fixed(value: ir.Value | None) -> bool:
+    """Whether ``value`` is computed from initializers alone."""
+    if value is None or value.is_initializer():
+        return True
+    node = value.producer()
+    return node is not None and all(_is_fixed(x) for x in node.inputs)
+
+
+def all_values(model: ir.Model) -> Iterator[ir.Value]:
+    """Yield the values of the graph and of its subgraphs."""
+    for graph in model.graphs():
+        yield from (*graph.inputs, *graph.initializers.values())
+        yield from (v for node in graph for v in node.outputs)
+
+
+# The structure of a graph as a digest: all that it consists of but the values of its weights.
+#
+# Two models of equal structure, and of equal values of what is not a weight, differ by their weights alone. The digest
+# is of ONNX's own serialization, so that nothing is left out.
+
+
+_known: WeakKeyDictionary[ir.Model, dict[frozenset[str], bytes]] = WeakKeyDictionary()
+_lock = Lock()
+
+
+def structure(model: ir.Model, weights: Collection[str]) -> bytes:
+    """Return the digest of ``model`` without the values of the initializers that ``weights`` names.
+
+    It is remembered for the object: ``model`` must not be changed later.
+    """
+    names = frozenset(weights)
+    with _lock:
+        found = _known.setdefault(model, {})
+    if names not in found:
+        found[names] = _digest(_pieces(model, names))
+    return found[names]
+
+
+def share_structure(model: ir.Model, of: ir.Model) -> None:
+    """Let ``model``, an unchanged clone but for its weights, have the digests of ``of``."""
+    with _lock:
+        _known[model] = _known.setdefault(of, {})
+
+
+def values_digest(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return the digest of arrays by name: their types, shapes and values."""
+    return _digest(piece for name, array in sorted(arrays.items()) for piece in _array_pieces(name, array))
+
+
+def _array_pieces(name: str, array: np.ndarray) -> Iterable[bytes]:
+    yield f"{name} {array.dtype.str} {array.shape}".encode()
+    yield np.ascontiguousarray(array).tobytes()
+
+
+def _digest(pieces: Iterable[bytes]) -> bytes:
+    digest = blake2b(digest_size=32)
+    for piece in pieces:
+        digest.update(len(piece).to_bytes(8, "little"))  # where one ends is part of the content
+        digest.update(piece)
+    return digest.digest()
+
+
+def _pieces(model: ir.Model, weights: Collection[str]) -> Iterable[bytes]:
+    graph, nodes = model.graph, list(model.graph)
+    imports = sorted([*model.opset_imports.items(), *graph.opset_imports.items()])
+    yield " ".join(f"{domain}:{version}" for domain, version in imports).encode()
+    computed = [value for node in nodes for value in node.outputs]
+    values: list[Sequence[ir.Value]] = [graph.inputs, graph.outputs, computed, list(graph.initializers.values())]
+    counts = (model.ir_version, *map(len, values), len(nodes), len(model.functions))
+    yield " ".join(map(str, counts)).encode()
+    for value in (value for part in values for value in part):
+        yield _serialized(serde.serialize_value(value))
+    yield from (_serialized(serde.serialize_node(node)) for node in nodes)
+    yield from (_serialized(serde.serialize_function(function)) for function in model.functions.values())
+    for name, value in graph.initializers.items():
+        if name not in weights and value.const_value is not None:
+            yield from _tensor_pieces(value.const_value)
+
+
+def _tensor_pieces(tensor: ir.TensorProtocol) -> Iterable[bytes]:
+    """Yield the content of a tensor; of one in a file the content too, not the path."""
+    yield f"{tensor.dtype} {list(tensor.shape)}".encode()
+    if tensor.dtype == ir.DataType.STRING:
+        yield from (bytes(text) for text in tensor.numpy().ravel().tolist())
+    else:
+        yield tensor.tobytes()
+
+
+def _serialized(proto: Any) -> bytes:
+    return bytes(proto.SerializeToString(deterministic=True))

@@ -1,0 +1,428 @@
+"""Infer types and shapes over a whole model, or of one node."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.defs
+import onnx.helper
+import onnx.shape_inference
+import onnx_ir as ir
+import onnx_ir.serde as serde
+
+from .._utils.untrusted_text import printable
+from .queries import attribute, dims, every_node, graphs_in, operand, reads
+from .shape_values import Dimension, Integers, is_complete, product_of_known
+
+# Types and shapes of the outputs of one node, inferred from its inputs and from integers that are known.
+
+
+def infer_node(model: ir.Model, node: ir.Node, known: Integers) -> None:
+    """Complete the types and shapes of a node's outputs, in place, as far as they can be inferred."""
+    if graphs_in(node):
+        return
+    inputs = [v for v in node.inputs if v is not None]
+    found = {} if any(v.type is None for v in inputs) else _inferred_types(model, node, inputs, known)
+    for value in node.outputs:
+        if value.name in found and found[value.name].HasField("tensor_type"):
+            value.type = value.type or ir.serde.deserialize_type_proto_for_type(found[value.name])
+            shape = ir.serde.deserialize_type_proto_for_shape(found[value.name])
+            value.shape = shape if value.shape is None else value.shape
+    if node.op_type in _SHAPE_INPUT and not node.domain:
+        _shape_from_input(node, known)
+    elif node.domain == "com.microsoft" and node.op_type in _PRODUCTS_OF_FEW_BITS:
+        _shape_of_product(node)
+
+
+def _inferred_types(model: ir.Model, node: ir.Node, inputs: Sequence[ir.Value], known: Integers) -> dict[str, Any]:
+    """Return the types that ONNX infers for the outputs of a node, by name; none where it fails."""
+    version = model.graph.opset_imports.get(node.domain, 0)
+    try:
+        return onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, version, node.domain),
+            ir.serde.serialize_node(node),
+            {v.name or "": ir.serde.serialize_value(v).type for v in inputs},
+            {v.name or "": _tensor_proto(v, known[v]) for v in inputs if v in known and is_complete(known[v])},
+            opset_imports=[onnx.helper.make_opsetid(d, n) for d, n in model.graph.opset_imports.items()],
+        )
+    except (onnx.checker.ValidationError, onnx.defs.SchemaError, onnx.shape_inference.InferenceError, ValueError):
+        return {}
+
+
+def _tensor_proto(value: ir.Value, array: np.ndarray) -> Any:
+    assert value.dtype is not None
+    return ir.serde.serialize_tensor(ir.tensor(array.astype(value.dtype.numpy()), name=value.name))
+
+
+def _shape_from_input(node: ir.Node, known: Integers) -> None:
+    """Set the shape of the output from an input that holds it, where names are among its sizes."""
+    wanted = known.get(operand(node, _SHAPE_INPUT[node.op_type]))  # type: ignore[arg-type]
+    if wanted is None or wanted.ndim != 1:
+        return
+    sizes: list[Dimension] | None = list(wanted)
+    if node.op_type == "Reshape":
+        sizes = _reshaped_sizes(dims(node.inputs[0]), wanted, attribute(node, "allowzero", 0))
+    elif node.op_type == "Expand":
+        sizes = _expanded_sizes(dims(node.inputs[0]), list(wanted))
+    if sizes is not None:
+        node.outputs[0].shape = ir.Shape(sizes)
+
+
+def _shape_of_product(node: ir.Node) -> None:
+    """Complete type and shape of a product with a matrix of few bits, of which ONNX knows nothing."""
+    given, value, width = node.inputs[0], node.outputs[0], attribute(node, "N", None)
+    sizes = dims(given)
+    if given is not None and sizes and width is not None:
+        value.type = given.type if value.type is None else value.type
+        value.shape = ir.Shape([*sizes[:-1], int(width)]) if value.shape is None else value.shape
+
+
+_PRODUCTS_OF_FEW_BITS = frozenset({"MatMulNBits", "MatMulBnb4", "MatMulFpQ4"})
+
+_SHAPE_INPUT = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
+"""Operators that read the shape of their output from an input: its position."""
+
+
+def _reshaped_sizes(given: list[Dimension] | None, wanted: np.ndarray, allowzero: int) -> list[Dimension]:
+    """Return the sizes of Reshape's output: 0 keeps a size, -1 is inferred from the others."""
+    sizes = list(wanted)
+    for i, size in enumerate(sizes):
+        if size == 0 and not allowzero:
+            sizes[i] = given[i] if given is not None and i < len(given) else None
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = _remaining_size(given, [d for d in sizes if d != -1])
+    return sizes
+
+
+def _remaining_size(given: list[Dimension] | None, others: list[Dimension]) -> int | str | None:
+    """Return the size for -1: that of ``given`` divided by ``others``, in which equal names cancel."""
+    if given is None or None in given or None in others:
+        return None
+    names = Counter(d for d in given if isinstance(d, str))
+    names.subtract(d for d in others if isinstance(d, str))
+    if any(names.values()):
+        only = [name for name, count in names.items() if count]
+        numbers = product_of_known(given) == product_of_known(others)
+        return only[0] if numbers and len(only) == 1 and names[only[0]] == 1 else None
+    rest = product_of_known(others)
+    return product_of_known(given) // rest if rest else None
+
+
+def _expanded_sizes(given: list[Dimension] | None, wanted: list[Dimension]) -> list[Dimension] | None:
+    if given is None:
+        return None
+    rank = max(len(given), len(wanted))
+    pairs = zip([1] * (rank - len(given)) + given, [1] * (rank - len(wanted)) + wanted, strict=True)
+    return [b if a == 1 else a if b in (1, a) or isinstance(a, int) else None for a, b in pairs]
+
+
+# ONNX's shape inference over the part of a model whose types or shapes are not known in full.
+#
+# The pass of ``onnx_ir`` writes and reads the whole model, which takes most of its time. Here the nodes whose outputs
+# are known in full are left out, but for constants and integers that others read: sizes are computed from them. Of the
+# result only the types and shapes are read.
+
+
+_LARGE = 1000
+"""Bytes from which inference gets the type of an initializer and not its numbers."""
+
+_MANY = 2**17
+"""Known integers in one value above which inference does without them."""
+
+_log = logging.getLogger(__name__)
+
+
+def infer_types(model: ir.Model) -> None:
+    """Fill in what ONNX infers with its known integers, in place; what fails as a whole leaves the model as it is."""
+    _order_initializers(model.graph)
+    nodes = _unknown_part(model.graph)
+    if not nodes:
+        return
+    proto = _proto_of(model, nodes)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(
+            proto, check_type=True, strict_mode=False, data_prop=knows_few_integers(proto)
+        )
+    except Exception as error:
+        _log.warning("Shape inference failed: %s", printable(str(error)))
+        return
+    _declare_values(nodes, inferred.graph)
+
+
+def knows_few_integers(proto: onnx.ModelProto) -> bool:
+    """Whether inference with known integers stays small: it holds each in 200 bytes, however they are computed.
+
+    A Range of two numbers, or a chain of Concat that repeat their input, takes all memory from a few bytes.
+    """
+    counts = {t.name: t.dims[0] if t.dims else 1 for t in proto.graph.initializer if len(t.dims) < 2}
+    single = {t.name: _number(t) for t in proto.graph.initializer if math.prod(t.dims) == 1}
+    for node in proto.graph.node:
+        count = sum(counts.get(name, 0) for name in node.input)
+        held = node.attribute[0] if node.op_type == "Constant" and node.attribute else None
+        if held is not None:
+            count = math.prod(held.t.dims) if held.HasField("t") else max(1, len(held.ints))
+            if count == 1 and node.output:
+                single[node.output[0]] = _number(held.t) if held.HasField("t") else float(held.i or held.f)
+        elif node.op_type == "Range" and len(node.input) == 3 and all(name in single for name in node.input):
+            start, limit, delta = (single[name] for name in node.input)
+            count = math.ceil((limit - start) / delta) if delta else 0
+        elif node.op_type != "Concat":
+            count = max((counts.get(name, 0) for name in node.input), default=0)
+        if count > _MANY:
+            return False
+        counts |= dict.fromkeys(node.output, count)
+    return True
+
+
+def _number(tensor: Any) -> float:
+    """Return the one number of a tensor; 0 for what is no number."""
+    array = ir.from_proto(tensor).numpy().ravel()
+    return float(array[0]) if array.size == 1 and array.dtype.kind in "iuf" and np.isfinite(array[0]) else 0.0
+
+
+def _order_initializers(graph: ir.Graph) -> None:
+    """Give initializers the types of their tensors, and move the large ones to the end, in place.
+
+    Parameters have the order of the initializers, and sums over all of them are to stay the same to the last bit.
+    """
+    values = list(graph.initializers.values())
+    for value in values:
+        tensor = value.const_value
+        if tensor is not None and (value.shape is None or value.type is None):
+            value.shape = ir.Shape(tensor.shape.numpy()) if value.shape is None else value.shape
+            value.dtype = tensor.dtype if value.dtype is None else value.dtype
+    ordered = sorted(values, key=_is_large_initializer)
+    if ordered != values:
+        graph.initializers.clear()
+        graph.initializers.update((value.name or "", value) for value in ordered)
+
+
+def _is_large_initializer(value: ir.Value) -> bool:
+    return value.const_value is None or value.const_value.nbytes > _LARGE
+
+
+def _unknown_part(graph: ir.Graph) -> list[ir.Node]:
+    """Return the nodes with outputs that are not known, and those that compute constants and integers for them."""
+    part = {node for node in graph if not _is_inferred(node)}
+    for node in reversed(graph) if part else ():
+        if node in part:
+            part.update(p for x in reads(node) if (p := x.producer()) is not None and _may_tell_sizes(p, x))
+    return [node for node in graph if node in part] if part else []
+
+
+def _is_inferred(node: ir.Node) -> bool:
+    return not graphs_in(node) and all(not value.name or _is_static(value) for value in node.outputs)
+
+
+def _is_static(value: ir.Value) -> bool:
+    sizes = value.shape
+    return isinstance(value.type, ir.TensorType) and sizes is not None and all(type(size) is int for size in sizes)
+
+
+def _may_tell_sizes(producer: ir.Node, value: ir.Value) -> bool:
+    return producer.op_type == "Constant" or (value.dtype is not None and value.dtype.is_integer())
+
+
+def _proto_of(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
+    """Return a model of ``nodes`` of the graph alone; what they read of it are inputs, the small constants beside."""
+    graph, proto = model.graph, onnx.ModelProto(ir_version=model.ir_version)
+    for domain, version in {**model.opset_imports, **graph.opset_imports}.items():
+        proto.opset_import.add(domain=domain, version=version)
+    for value in _values_read(graph, nodes):
+        _write_value(proto.graph.input.add(), value)
+        if value.const_value is not None and not _is_large_initializer(value):
+            serde.serialize_tensor_into(proto.graph.initializer.add(), value.const_value)
+            proto.graph.initializer[-1].name = value.name or ""
+    for node in nodes:
+        serde.serialize_node_into(proto.graph.node.add(), node)
+        for value in node.outputs:
+            if value.name and value.type is not None:
+                _write_value(proto.graph.value_info.add(), value)
+    return proto
+
+
+def _write_value(proto: Any, value: ir.Value) -> None:
+    """Write name, type and shape into a ValueInfoProto, as onnx_ir does, which takes five times as long."""
+    kind = value.type
+    if not isinstance(kind, ir.TensorType):
+        serde.serialize_value_into(proto, value)
+        return
+    proto.name = value.name
+    tensor = proto.type.tensor_type
+    tensor.elem_type = kind.dtype.value
+    if value.shape is not None:
+        tensor.shape.SetInParent()
+        for size in value.shape:
+            if isinstance(size, int):
+                tensor.shape.dim.add(dim_value=size)
+            elif size.value is None:  # an empty name would count as one
+                tensor.shape.dim.add()
+            else:
+                tensor.shape.dim.add(dim_param=size.value)
+
+
+def _values_read(graph: ir.Graph, nodes: Sequence[ir.Node]) -> Iterable[ir.Value]:
+    """Return the inputs of the graph, and the values of it that ``nodes`` read and do not compute."""
+    found, own = dict.fromkeys(graph.inputs), set(nodes)
+    for value in (value for node in nodes for value in reads(node)):
+        if value.graph is graph and value.producer() not in own:
+            found[value] = None
+    return found
+
+
+def _declare_values(nodes: Iterable[ir.Node], inferred: Any, others: Iterable[ir.Value] = ()) -> None:
+    """Give the outputs of ``nodes``, what their subgraphs hold, and ``others`` the types that a GraphProto declares."""
+    types = {v.name: v.type for v in (*inferred.input, *inferred.value_info, *inferred.output)}
+    values = list(others)
+    for node, source in zip(nodes, inferred.node, strict=True):
+        values.extend(node.outputs)
+        if inner := graphs_in(node):
+            protos = [graph for a in source.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
+            for graph, proto in zip(inner, protos, strict=True):
+                _declare_values(graph, proto, [*graph.inputs, *graph.initializers.values()])
+    for value in values:
+        if value.name and value.name in types:
+            _declare_value(value, _tensor_type(types[value.name]))
+
+
+def _tensor_type(kind: Any) -> Any:
+    """Return the type of the tensors in a TypeProto, also of those in sequences."""
+    while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+        kind = getattr(kind, kind.WhichOneof("value")).elem_type
+    return kind.tensor_type
+
+
+def _declare_value(value: ir.Value, kind: Any) -> None:
+    if kind.HasField("shape"):
+        sizes = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim]
+        if value.shape is None or value.shape != sizes:
+            value.shape = ir.Shape(sizes)
+    if kind.elem_type and value.dtype != kind.elem_type:
+        value.dtype = ir.DataType(kind.elem_type)
+
+
+# Shape inference: ONNX's own, over a whole model, with or without what the model declares, in place.
+
+
+_NO_TENSORS = frozenset(
+    "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
+)
+_TREES = frozenset({"TreeEnsembleClassifier", "TreeEnsembleRegressor"})
+_LISTS = ("nodes_", "class_", "target_")
+
+
+def infer_shapes(model: ir.Model) -> ir.Model:
+    """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX infers them."""
+    with _without_nodes_of_trees(model.graph), _without_groups(model.graph):
+        infer_types(model)
+    _forget_types_of_sequences(model.graph)
+    return model
+
+
+def _forget_types_of_sequences(graph: ir.Graph) -> None:
+    """Remove the types of what is no tensor, in place: the pass declares sequences, and states that hold them, as one.
+
+    The nodes of a body come after the node that has it.
+    """
+    others = set[ir.Value]()
+    for node in every_node(graph):
+        if node.op_type in _NO_TENSORS and not node.domain:
+            others.update(node.outputs)
+        elif node.op_type == "Loop" and not node.domain:
+            states = list(node.attributes["body"].as_graph().inputs)[2:]
+            for start, *held in zip(list(node.inputs)[2:], states, node.outputs, strict=False):
+                others.update(held if start in others else ())
+    for value in others:
+        value.type = value.shape = None
+
+
+@contextmanager
+def _without_groups(graph: ir.Graph) -> Iterator[None]:
+    """Let nodes without a shape inference of their own be ones that return the shape of their first input, too."""
+    nodes = [node for node in every_node(graph) if node.op_type == "GroupNormalization" and not node.domain]
+    for node in nodes:
+        node.op_type = "InstanceNormalization"
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.op_type = "GroupNormalization"
+
+
+def infer_over_declared(model: ir.Model) -> ir.Model:
+    """Infer all shapes, in place; a declared shape is used only where none can be inferred."""
+    declared = forget_shapes(model.graph)
+    infer_shapes(model)
+    for value, shape in declared.items():
+        value.shape = shape if value.shape is None else value.shape
+    return model
+
+
+@contextmanager
+def _without_nodes_of_trees(graph: ir.Graph) -> Iterator[None]:
+    """Remove the long attributes of tree ensembles temporarily: the pass copies them twice and needs none."""
+    kept = [(node, list(node.attributes.items())) for node in graph if node.op_type in _TREES]
+    for node, attributes in kept:
+        for name, _ in attributes:
+            if name.startswith(_LISTS) and not name.endswith("_as_tensor"):
+                del node.attributes[name]
+    try:
+        yield
+    finally:
+        for node, attributes in kept:
+            node.attributes.clear()
+            node.attributes.update(attributes)
+
+
+def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infer_shapes) -> ir.Model:
+    """Infer all shapes, in place; sizes that are only declared stay, unless they contradict the inferred ones."""
+    declared = forget_shapes(model.graph)
+    infer(model)
+    given = {d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
+    for value, shape in declared.items():
+        value.shape = shape if value.shape is None else _merged(value.shape, shape, given)
+    return model
+
+
+def _merged(inferred: ir.Shape, declared: ir.Shape, given: set[str]) -> ir.Shape:
+    """Return the inferred shape, with declared sizes where none was inferred and the two do not contradict.
+
+    A symbolic size in ``given``, a dimension of an input, counts as inferred.
+    """
+    pairs = list(zip(inferred, declared, strict=False))
+    if len(inferred) != len(declared) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+        return inferred
+    return ir.Shape([a if isinstance(a, int) or a.value in given else b for a, b in pairs])
+
+
+def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
+    """Remove the shapes of all computed values, in place, also in subgraphs; return the shapes.
+
+    What custom operators give keeps the sizes behind its first axis: nothing could be inferred from nothing.
+    """
+    declared = {v: v.shape for node in every_node(graph) for v in node.outputs if v.shape is not None}
+    for value, shape in declared.items():
+        node = value.producer()
+        is_custom = node is not None and is_custom_domain(node.domain)
+        value.shape = ir.Shape([_freed(shape[0]), *shape[1:]]) if is_custom and len(shape) else None
+    return declared
+
+
+def _freed(size: int | ir.SymbolicDim) -> ir.SymbolicDim:
+    return ir.SymbolicDim(None) if isinstance(size, int) else size
+
+
+def is_custom_domain(domain: str) -> bool:
+    """Whether neither ONNX nor onnxruntime has operators of this domain: only a library has them."""
+    return domain not in _KNOWN_DOMAINS and not domain.startswith("com.microsoft")
+
+
+_KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training")

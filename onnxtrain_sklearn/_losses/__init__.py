@@ -1,1 +1,0 @@
-"""The losses of the package, in modules of their own; `losses` is their public module."""

@@ -1,0 +1,1 @@
+"""The trainable graph: its parameters, scores, modes and heads."""

@@ -1,0 +1,694 @@
+"""Find the final activation of a graph and the scores before it; links, and the axis of classes.
+
+An :class:`Activation` holds for every value of the weights: its link, applied to the scores, is the output of the
+graph, up to bounds that only keep probabilities off 0 and 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from .._ir.queries import int_attribute
+from ..exceptions import ModelError, nearest
+from ..graph import GraphBuilder
+
+LOG_EPSILON = 1e-7
+"""Added to probabilities and means before their logarithm."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A final activation.
+
+    Attributes
+    ----------
+    link : {"softmax", "sigmoid", "exp"}
+    base : onnx_ir.Value
+        Its input.
+    form : str
+        How the scores are computed from ``base``: a key of ``SCORE_FORMS``.
+    log : bool
+        Whether the output is the logarithm of the link's result.
+    paired : bool
+        Whether the output has two columns, 1 - p and p, from one score.
+    """
+
+    link: str
+    base: ir.Value
+    form: str = "same"
+    log: bool = False
+    paired: bool = False
+
+    def scores(self, graph: ir.Graph, final: ir.Value) -> ir.Value:
+        """Return the scores, with the nodes that they need emitted at the end of ``graph``; ``final`` is its output."""
+        scores = self.base
+        op = GraphBuilder(graph, dtype=scores.dtype or ir.DataType.FLOAT, prefix="scores", constant_nodes=True)
+        scores = as_rows(op, SCORE_FORMS[self.form](op, scores))
+        if None not in (scores.dtype, final.dtype) and scores.dtype != final.dtype:
+            scores = op.Cast(scores, to=final.dtype)
+        return scores
+
+
+def as_rows(op: GraphBuilder, value: ir.Value) -> ir.Value:
+    """Return a value of more than two axes as a matrix with one row per row of the batch.
+
+    It is left as it is where more than two axes have sizes other than one.
+    """
+    long = [] if value.shape is None else [size for size in value.shape if size != 1]
+    if value.shape is None or len(value.shape) < 3 or len(long) > 2:
+        return value
+    width = long[1] if len(long) == 2 else 1
+    return op.Reshape(value, [-1, width]) if isinstance(width, int) else op.Flatten(value, axis=1)
+
+
+def scores_of(op: GraphBuilder, output: ir.Value, link: str, *, log: bool) -> ir.Value:
+    """Emit scores whose ``link`` is the output of the graph: logarithms of its probabilities, or their log-odds.
+
+    An epsilon keeps the logarithm finite at zero; negative numbers have no gradient.
+    """
+    output = as_rows(op, output)
+    numbers = op.Exp(output) if log else output
+    logs = _log_of_probability(op, numbers)
+    return op.Sub(logs, _log_of_probability(op, op.Sub(1.0, numbers))) if link == "sigmoid" else logs
+
+
+def _log_of_probability(op: GraphBuilder, numbers: ir.Value) -> ir.Value:
+    return op.Log(op.Add(op.Relu(numbers), LOG_EPSILON))
+
+
+def _score_difference(op: GraphBuilder, scores: ir.Value, first: int) -> ir.Value:
+    one, other = (op.Gather(scores, [i], axis=1) for i in (first, 1 - first))
+    return op.Sub(one, other)
+
+
+SCORE_FORMS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
+    "same": lambda op, s: s,
+    "negative": lambda op, s: op.Neg(s),
+    "first": lambda op, s: _score_difference(op, s, 0),
+    "second": lambda op, s: _score_difference(op, s, 1),
+    "log_sigmoid": lambda op, s: op.Neg(op.Softplus(op.Neg(s))),
+}
+"""Scores computed from the input of an activation: for 1 - p, one of two columns, sigmoids over their sum."""
+
+
+OPPOSITE = {"same": "negative", "negative": "same", "first": "second", "second": "first"}
+
+
+# Links, the functions from scores to predictions, and tasks.
+
+
+Task: TypeAlias = Literal["regression", "binary", "multiclass", "multilabel", "multioutput"]
+Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "hard_sigmoid", "clipped_margin"]
+TargetScaling: TypeAlias = Literal["standard", "mean"]
+
+
+def split_columns(op: GraphBuilder, value: ir.Value, groups: Sequence[int]) -> list[ir.Value]:
+    """Emit the columns of each group, in order."""
+    ends = np.cumsum(groups).tolist()
+    return [op.Slice(value, [end - size], [end], [1]) for size, end in zip(groups, ends, strict=True)]
+
+
+def apply_link(op: GraphBuilder, link: Link, scores: ir.Value) -> ir.Value:
+    """Emit the predictions of scores of the shape (N, k); for prediction only, not to be differentiated.
+
+    "hard_sigmoid" is ``(clip(s, -1, 1) + 1) / 2``. "clipped_margin" is the same for one column; several columns are
+    divided by their sum, and if that is 0 all classes are equally likely. The other names are the usual functions.
+    """
+    if link not in LINKS:
+        raise ValueError(f"Unknown link {link!r}.{nearest(link, LINKS)}")
+    return LINKS[link](op, scores)
+
+
+def _emit_hard_sigmoid(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    if op.dtype == ir.DataType.DOUBLE:  # onnxruntime's kernel supports only float32
+        return op.Clip(op.Add(op.Mul(scores, 0.5), 0.5), 0.0, 1.0)
+    return op.HardSigmoid(scores, alpha=0.5, beta=0.5)
+
+
+def _clipped_margin(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    margins, shape = _emit_hard_sigmoid(op, scores), op.shape(scores)
+    if shape is not None and shape[-1] == 1:
+        return margins
+    empty = op.Equal(row_sum(op, margins), 0.0)
+    margins = op.Where(empty, 1.0, margins)
+    return op.Div(margins, row_sum(op, margins))
+
+
+LINKS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
+    "identity": lambda op, scores: scores,
+    "exp": lambda op, scores: op.Exp(scores),
+    "sigmoid": lambda op, scores: op.Sigmoid(scores),
+    "softmax": lambda op, scores: op.Softmax(scores, axis=-1),
+    "hard_sigmoid": _emit_hard_sigmoid,
+    "clipped_margin": _clipped_margin,
+}
+
+
+def row_sum(op: GraphBuilder, x: ir.Value) -> ir.Value:
+    """Emit the sum of each row, a column (N, 1)."""
+    return op.ReduceSum(x, axes=[-1], keepdims=True)
+
+
+# Scores of the classes at each position of a row: of the words of a text, the pixels of an image.
+#
+# The scores of a row have an axis of classes, the last one or the first, beside those of the positions. Loss and labels
+# take one row per position, (N * positions, k).
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The axes of scores at each position.
+
+    Attributes
+    ----------
+    rank : int
+        Number of axes of the positions.
+    axis : {1, -1}
+        Axis of the classes in the scores; they may lack it where there is one score per position.
+    """
+
+    rank: int
+    axis: int
+
+    def classes_last(self, scores: np.ndarray) -> np.ndarray:
+        """Return scores as an array of the shape (N, *positions, k)."""
+        if scores.ndim == self.rank + 1:
+            return scores[..., None]
+        return np.moveaxis(scores, self.axis, -1)
+
+    def emit_classes_last(self, op: GraphBuilder, scores: ir.Value) -> ir.Value:
+        """Emit scores as a value of the shape (N, *positions, k)."""
+        shape = op.shape(scores)
+        if shape is None or len(shape) not in (self.rank + 1, self.rank + 2):
+            raise ModelError(
+                f"The scores {scores.name!r} have {'an unknown shape' if shape is None else f'the shape {shape}'}, "
+                f"but for labels at positions with {self.rank} axes they must have {self.rank + 2}."
+            )
+        if len(shape) == self.rank + 1:
+            return op.Unsqueeze(scores, axes=[len(shape)])
+        return scores if self.axis == -1 else op.Transpose(scores, perm=[0, *range(2, len(shape)), 1])
+
+
+def as_position_rows(
+    op: GraphBuilder, scores: ir.Value, positions: Positions, columns: int
+) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
+    """Emit one row per position, and return the function that puts the results of rows back in their places."""
+    whole = positions.emit_classes_last(op, scores)
+    places = op.Slice(op.Shape(whole), [0], [-1], [0])
+
+    def in_places(result: ir.Value) -> ir.Value:
+        shape = op.shape(result)
+        matrix = shape is not None and len(shape) == 2
+        return op.Reshape(result, op.Concat(places, [shape[1]], axis=0) if matrix and shape is not None else places)
+
+    return op.Reshape(whole, [-1, columns]), in_places
+
+
+def position_weights(op: GraphBuilder, y: ir.Value, label_weights: tuple[float, ...]) -> ir.Value:
+    """Emit the share of each position in its row: in proportion to the weight of its label; -1 has none.
+
+    Rows without weights have shares of 0.
+    """
+    table = np.array([*label_weights, 0.0], op.dtype.numpy())  # the index -1 is the last
+    own = op.Gather(table, y)
+    total = op.ReduceSum(own, axes=[1], keepdims=True)
+    return op.Div(own, op.Max(total, float(np.finfo(np.float32).tiny)))
+
+
+# Patterns of subexpressions that exporters write around a final activation.
+#
+# The functions look through operators that change only the shape of a value, or nothing, and through tiny bounds and
+# summands that keep a number off zero. They read constants of the graph and no number that it computes.
+
+
+NARROW = 1e-4
+"""Bounds within this distance of 0 and 1 only keep logarithms finite; they are not part of the model."""
+
+
+MAX_DEPTH = 32
+"""Operators that are followed at most; those behind real final activations are fewer."""
+
+
+SHAPE_ONLY = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that may change only the shape of their first input; :func:`keeps_layout` tells."""
+
+
+_FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+_NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Pow": 1.0, "Add": 0.0, "Sub": 0.0}
+"""The constant operand with which an operator returns its other input."""
+
+
+def keeps_layout(node: ir.Node) -> bool:
+    """Whether a node of ``SHAPE_ONLY`` returns the same floats, in the same order and rows."""
+    x = node.inputs[0]
+    if x is None or node.op_type == "Identity":
+        return x is not None
+    if node.op_type == "Cast":
+        return bool(x.dtype and x.dtype.is_floating_point() and node.outputs[0].dtype in _FLOAT_TYPES)
+    if node.op_type == "Dropout":
+        return len(node.inputs) < 3 or node.inputs[2] is None or number_of(node.inputs[2]) == 0.0
+    if node.op_type == "Transpose":
+        return _keeps_order(node, x)
+    return True
+
+
+def _keeps_order(node: ir.Node, x: ir.Value) -> bool:
+    """Whether a Transpose moves only axes of size one."""
+    if x.shape is None:
+        return False
+    order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(x.shape))[::-1]
+    long = [axis for axis in order if x.shape[axis] != 1]
+    return long == sorted(long)
+
+
+def neutral_operand(node: ir.Node) -> ir.Value | None:
+    """Return the input that a sum, product or power with a neutral constant leaves unchanged."""
+    number = _NEUTRAL.get(node.op_type)
+    if number is None or node.domain:
+        return None
+    sides = (0, 1) if node.op_type in ("Mul", "Add") else (0,)
+    return next((node.inputs[i] for i in sides if number_of(node.inputs[1 - i]) == number), None)
+
+
+def number_of(value: ir.Value | None) -> float | None:
+    """Return the value of a constant with one element."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return float(tensor.numpy().ravel()[0]) if tensor is not None and tensor.size == 1 else None
+
+
+def same_expression(one: ir.Value | None, other: ir.Value | None, depth: int = 4) -> bool:
+    """Whether two values are computed by the same expression, which some exporters write twice."""
+    if one is other or one is None or other is None:
+        return one is other
+    a, b = one.producer(), other.producer()
+    if a is None or b is None or not depth or (a.op_type, a.domain) != (b.op_type, b.domain):
+        number = number_of(one)
+        return number is not None and number == number_of(other)
+    alike = len(a.inputs) == len(b.inputs) and {k: str(v) for k, v in a.attributes.items()} == {
+        k: str(v) for k, v in b.attributes.items()
+    }
+    return alike and all(same_expression(x, y, depth - 1) for x, y in zip(a.inputs, b.inputs, strict=True))
+
+
+def negation_operand(value: ir.Value) -> ir.Value | None:
+    """Return x where ``value`` is -x, by Neg, by a product with -1 or by 0 - x."""
+    node = value.producer()
+    if node is None or node.domain:
+        return None
+    if node.op_type == "Mul" and -1.0 in (numbers := [number_of(x) for x in node.inputs]):
+        return node.inputs[1 - numbers.index(-1.0)]
+    zero = node.op_type == "Sub" and number_of(node.inputs[0]) == 0.0
+    return node.inputs[0] if node.op_type == "Neg" else node.inputs[1] if zero else None
+
+
+def without_bound(value: ir.Value) -> ir.Value:
+    """Return x where ``value`` is min(x, b), and b is the bound below which an exponential is finite."""
+    node = value.producer()
+    if node is None or node.domain or node.op_type != "Min" or len(node.inputs) != 2 or node.inputs[0] is None:
+        return value
+    return node.inputs[0] if number_of(node.inputs[1]) in (88.0, 709.0) else value
+
+
+def is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = False) -> bool:
+    """Whether a reduction over ``axes`` is one over each whole row; with ``flattens``, over all later axes too."""
+    if x is None or x.shape is None or len(axes) != 1:
+        return False
+    rank = len(x.shape)
+    axis = axes[0] + rank if axes[0] < 0 else axes[0]
+    long = [i for i in range(rank) if x.shape[i] != 1]
+    rest = [i for i in long if i < axis] if flattens else [i for i in long if i != axis]
+    return rank > 1 and len(rest) == 1 and rest[0] < axis
+
+
+def is_per_position(x: ir.Value | None, axis: int, flattens: bool) -> bool:
+    """Whether an activation over ``axis`` is one over the classes at each position of a row; the data show which is."""
+    if x is None or x.shape is None or flattens:
+        return False
+    return len(x.shape) > 2 and axis % len(x.shape) in (1, len(x.shape) - 1)
+
+
+def reduced_axes(node: ir.Node) -> Sequence[int]:
+    """Return the axes of a reduction where they are constant, else none."""
+    if "axes" in node.attributes:
+        return node.attributes["axes"].as_ints()
+    tensor = ir.convenience.get_const_tensor(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else None
+    return () if tensor is None else [int(axis) for axis in tensor.numpy().ravel()]
+
+
+def clip_bound(node: ir.Node, name: str, position: int) -> float | None:
+    """Return a bound of Clip, None where it is left out; a computed bound counts as the tightest."""
+    if name in node.attributes:
+        return node.attributes[name].as_float()
+    if len(node.inputs) <= position or node.inputs[position] is None:
+        return None
+    number = number_of(node.inputs[position])
+    return (float("inf") if name == "min" else -float("inf")) if number is None else number
+
+
+def without_epsilon(value: ir.Value | None) -> ir.Value | None:
+    """Return the other summand where ``value`` is a sum with a tiny constant; else ``value``."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain or node.op_type != "Add":
+        return value
+    tiny = [x is not None and 0 < (number_of(x) or 0) <= NARROW for x in node.inputs]
+    return node.inputs[1 - tiny.index(True)] if any(tiny) else value
+
+
+def without_reshaping(value: ir.Value) -> ir.Value:
+    """Return the value before changes of its shape, and before tiny bounds or summands."""
+    for _ in range(MAX_DEPTH):
+        node = value.producer()
+        if node is None or node.domain or not node.inputs or node.inputs[0] is None:
+            return value
+        tiny = node.op_type in ("Clip", "Max", "Add") and _keeps_off_zero(node)
+        if node.op_type != "Expand" and not tiny and not (node.op_type in SHAPE_ONLY and keeps_layout(node)):
+            return value
+        value = node.inputs[0]
+    return value
+
+
+def _keeps_off_zero(node: ir.Node) -> bool:
+    if node.op_type == "Clip":
+        return (clip_bound(node, "min", 1) or 0) <= NARROW and clip_bound(node, "max", 2) is None
+    return len(node.inputs) == 2 and 0 <= (number_of(node.inputs[1]) or -1) <= NARROW
+
+
+def is_row_sum(value: ir.Value, *, of: ir.Value | None) -> bool:
+    """Whether ``value`` is the sum over each row (or the L1 norm), of ``of`` where that is given."""
+    node = without_reshaping(value).producer()
+    if node is None or node.domain or node.op_type not in ("ReduceL1", "ReduceSum"):
+        return False
+    x = node.inputs[0]
+    if x is None or not is_per_row(x, reduced_axes(node)):
+        return False
+    return of is None or same_expression(without_reshaping(x), without_reshaping(of))
+
+
+def without_maximum(exponent: ir.Value) -> ir.Value:
+    """Return the scores before the subtraction of their row maximum, which does not change a softmax."""
+    node = exponent.producer()
+    if node is None or node.domain or node.op_type != "Sub" or node.inputs[1] is None:
+        return exponent
+    bounded = without_reshaping(node.inputs[1])
+    largest = without_reshaping(_without_lower_bound(bounded)).producer()
+    own = largest is not None and largest.op_type == "ReduceMax" and same_expression(largest.inputs[0], node.inputs[0])
+    return node.inputs[0] if own and node.inputs[0] is not None else exponent
+
+
+def _without_lower_bound(value: ir.Value) -> ir.Value:
+    """Return what JAX, whose maxima begin with minus infinity, compares with it."""
+    node = value.producer()
+    if node is None or node.domain or node.op_type != "Max" or len(node.inputs) != 2:
+        return value
+    for bound, other in (node.inputs, node.inputs[::-1]):
+        if other is not None and number_of(bound) == -math.inf:
+            return other
+    return value
+
+
+# Recognition of the final activation of a graph: the softmax, sigmoid or exponential that its output comes from.
+#
+# The graph is read backwards from its output, one function per operator. Each returns the activation that the output of
+# a node is, or None where it is none that is known.
+
+
+def activation_of(final: ir.Value) -> Activation | None:
+    """Return the final activation with the output ``final``; None: there is none, or an unknown one."""
+    found = _activation_of(final, MAX_DEPTH)
+    return found if found is None or found.link != "exp" or not found.log else None
+
+
+def _activation_of(value: ir.Value | None, depth: int) -> Activation | None:
+    node = None if value is None else value.producer()
+    if node is None or node.domain or not depth or value is not node.outputs[0]:
+        return None
+    if node.op_type in SHAPE_ONLY and keeps_layout(node):
+        return _activation_of(node.inputs[0], depth - 1)
+    through = neutral_operand(node)
+    if through is not None:
+        return _activation_of(through, depth - 1)
+    rule = _READERS.get(node.op_type)
+    return None if rule is None else rule(node, depth - 1)
+
+
+def _read_sigmoid(node: ir.Node, depth: int) -> Activation | None:
+    x, form = node.inputs[0], "same"
+    while x is not None and (operand := negation_operand(x)) is not None:
+        x, form = operand, OPPOSITE[form]
+    return None if x is None else Activation("sigmoid", x, form)
+
+
+def _read_softmax(node: ir.Node, depth: int) -> Activation | None:
+    x = node.inputs[0]
+    flattens = node.graph is not None and node.graph.opset_imports.get("", 0) < 13
+    axis = int_attribute(node, "axis", 1 if flattens else -1)
+    shaped = x if x is None or x.shape is not None else node.outputs[0]
+    if x is None or not (is_per_row(shaped, [axis], flattens=flattens) or is_per_position(shaped, axis, flattens)):
+        return None
+    return Activation("softmax", x, log=node.op_type == "LogSoftmax")
+
+
+def _read_exp(node: ir.Node, depth: int) -> Activation | None:
+    x = node.inputs[0]
+    inner = _activation_of(x, depth)
+    if inner is not None and inner.log:
+        return replace(inner, log=False)
+    return None if x is None else Activation("exp", x)
+
+
+def _read_log(node: ir.Node, depth: int) -> Activation | None:
+    inner = _activation_of(without_epsilon(node.inputs[0]), depth)
+    return None if inner is None or inner.log or inner.link == "exp" else replace(inner, log=True)
+
+
+def _read_bound(node: ir.Node, depth: int) -> Activation | None:
+    """Look through bounds that leave probabilities unchanged but for tiny ones."""
+    at = next((i for i, x in enumerate(node.inputs) if x is not None and number_of(x) is None), 0)
+    if node.op_type == "Clip":
+        low, high = clip_bound(node, "min", 1), clip_bound(node, "max", 2)
+        at = 0
+    else:
+        others = [number_of(x) for i, x in enumerate(node.inputs) if i != at]
+        known = None if len(others) != 1 else others[0]
+        low, high = (known, None) if node.op_type == "Max" else (None, known)
+        if known is None:
+            return None
+    inner = _activation_of(node.inputs[at], depth)
+    if inner is None or inner.log or inner.link == "exp":
+        return None
+    wide = (low is None or low <= NARROW) and (high is None or high >= 1 - NARROW)
+    return inner if wide else None
+
+
+def _read_sub(node: ir.Node, depth: int) -> Activation | None:
+    """Read 1 - p, or the logarithm of a softmax, s - log(sum(exp(s)))."""
+    first, second = node.inputs
+    if number_of(first) == 1.0:
+        return _complement(_activation_of(second, depth))
+    total = None if second is None else without_reshaping(second).producer()
+    if first is None or total is None or total.domain:
+        return None
+    if (
+        total.op_type == "ReduceLogSumExp"
+        and same_expression(total.inputs[0], first)
+        and is_per_row(first, reduced_axes(total))
+    ):
+        return Activation("softmax", first, log=True)
+    exponents = total.inputs[0].producer() if total.op_type == "Log" and total.inputs[0] is not None else None
+    if exponents is None or not is_row_sum(exponents.outputs[0], of=None):
+        return None
+    exp = None if exponents.inputs[0] is None else exponents.inputs[0].producer()
+    own = exp is not None and exp.op_type == "Exp" and not exp.domain and same_expression(exp.inputs[0], first)
+    return Activation("softmax", without_maximum(first), log=True) if own else None
+
+
+def _read_add(node: ir.Node, depth: int) -> Activation | None:
+    """Read 1 - p, written as a sum."""
+    for one, p in (node.inputs, node.inputs[::-1]):
+        operand = None if p is None else negation_operand(p)
+        if number_of(one) == 1.0 and operand is not None:
+            return _complement(_activation_of(operand, depth))
+    return None
+
+
+def _complement(inner: Activation | None) -> Activation | None:
+    if inner is None or inner.link != "sigmoid" or inner.log or inner.paired or inner.form not in OPPOSITE:
+        return None
+    return replace(inner, form=OPPOSITE[inner.form])
+
+
+def _read_div(node: ir.Node, depth: int) -> Activation | None:
+    above, below = node.inputs
+    if above is not None and below is not None and is_row_sum(below, of=above):
+        return _read_normalized(above, depth)
+    p, total = _without_mask(above), _without_mask(below)
+    if p is not None and total is not None and is_row_sum(total, of=p) and _is_sigmoid(p):
+        return _read_normalized(p, depth)
+    return _hand_written_sigmoid(above, below)
+
+
+def _is_sigmoid(value: ir.Value) -> bool:
+    """Return True if the value is a sigmoid: a sum of such is zero by underflow alone."""
+    found = _activation_of(value, MAX_DEPTH)
+    return found is not None and found.link == "sigmoid" and not found.log
+
+
+def _without_mask(value: ir.Value | None) -> ir.Value | None:
+    """Return x where ``value`` is x + m or x + n m, and m is 1 where a sum is zero, else 0, as skl2onnx writes it."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain or node.op_type != "Add":
+        return None
+    for x, mask in (node.inputs, node.inputs[::-1]):
+        maker = None if mask is None else mask.producer()
+        if maker is not None and maker.op_type == "Mul":
+            factors = [v for v in maker.inputs if number_of(v) is None]
+            maker = factors[0].producer() if len(factors) == 1 and factors[0] is not None else None
+        flag = None if maker is None or maker.op_type != "Cast" else maker.inputs[0]
+        inner = None if flag is None else flag.producer()
+        if inner is not None and inner.op_type == "Not":
+            return x
+    return None
+
+
+def _read_mul(node: ir.Node, depth: int) -> Activation | None:
+    """Read a quotient, written as a product with a reciprocal."""
+    for above, factor in (node.inputs, node.inputs[::-1]):
+        maker = None if factor is None else without_reshaping(factor).producer()
+        if maker is not None and maker.op_type == "Reciprocal" and not maker.domain and above is not None:
+            below = maker.inputs[0]
+            if below is not None and is_row_sum(below, of=above):
+                return _read_normalized(above, depth)
+    return None
+
+
+def _read_reciprocal(node: ir.Node, depth: int) -> Activation | None:
+    return _hand_written_sigmoid(None, node.inputs[0])
+
+
+def _read_norm(node: ir.Node, depth: int) -> Activation | None:
+    """Read a normalization by the L1 norm."""
+    x, axis = node.inputs[0], int_attribute(node, "axis", -1)
+    if x is None or int_attribute(node, "p", 2) != 1 or not is_per_row(x, [axis]):
+        return None
+    return _read_normalized(x, depth)
+
+
+def _read_normalized(above: ir.Value, depth: int) -> Activation | None:
+    """Return the softmax that ``above``, divided by its row sum, is: exponentials, sigmoids, or a softmax already."""
+    maker, inner = without_reshaping(above).producer(), _activation_of(above, depth)
+    if maker is not None and maker.op_type == "Exp" and not maker.domain and inner is not None and inner.link == "exp":
+        return Activation("softmax", without_maximum(inner.base))
+    if inner is None or inner.log or inner.paired:
+        return inner if inner is not None and inner.paired else None
+    if inner.link == "softmax":
+        return inner
+    plain = inner.link == "sigmoid" and inner.form == "same"
+    return replace(inner, link="softmax", form="log_sigmoid") if plain else None
+
+
+def _hand_written_sigmoid(above: ir.Value | None, below: ir.Value | None) -> Activation | None:
+    """Read 1 / (1 + exp(-s)), or exp(s) / (1 + exp(s))."""
+    node = None if below is None else below.producer()
+    if node is None or node.domain or node.op_type != "Add":
+        return None
+    numbers = [number_of(x) for x in node.inputs]
+    exponential = node.inputs[1 - numbers.index(1.0)] if 1.0 in numbers else None
+    maker = None if exponential is None else exponential.producer()
+    if maker is None or maker.domain or maker.op_type != "Exp" or maker.inputs[0] is None:
+        return None
+    x = maker.inputs[0]
+    if above is not None and number_of(above) != 1.0:
+        return Activation("sigmoid", x) if same_expression(above, exponential) else None
+    return _sigmoid_of_negation(without_bound(x))
+
+
+def _sigmoid_of_negation(x: ir.Value) -> Activation:
+    """Return the sigmoid of -x."""
+    operand = negation_operand(x)
+    return Activation("sigmoid", x, "negative") if operand is None else Activation("sigmoid", operand)
+
+
+def _read_neg(node: ir.Node, depth: int) -> Activation | None:
+    """Read the logarithm of a sigmoid, -softplus(-s)."""
+    maker = None if node.inputs[0] is None else node.inputs[0].producer()
+    if maker is None or maker.domain or maker.op_type != "Softplus" or maker.inputs[0] is None:
+        return None
+    return replace(_sigmoid_of_negation(maker.inputs[0]), log=True)
+
+
+def _read_concat(node: ir.Node, depth: int) -> Activation | None:
+    """Read the columns 1 - p and p in either order, or their logarithms."""
+    if len(node.inputs) != 2 or not is_per_row(node.outputs[0], [int_attribute(node, "axis", 0)]):
+        return None
+    if any(x is None or x.shape is None or x.shape[int_attribute(node, "axis", 0)] != 1 for x in node.inputs):
+        return None
+    first, second = (_activation_of(x, depth) for x in node.inputs)
+    if first is None or second is None or second.form not in OPPOSITE or second.link != "sigmoid":
+        return None
+    opposite = replace(second, form=OPPOSITE[second.form])
+    return replace(second, paired=True) if first == opposite and not second.paired else None
+
+
+def _read_column(node: ir.Node, depth: int) -> Activation | None:
+    """Read one of the two columns of a softmax, or of 1 - p and p."""
+    x, index = node.inputs[0], _selected_column(node)
+    if x is None or x.shape is None or list(x.shape[1:]) != [2] or index not in (0, 1):
+        return None
+    inner = _activation_of(x, depth)
+    if inner is None or inner.log:
+        return None
+    if inner.paired:
+        return replace(inner, paired=False, form=inner.form if index else OPPOSITE[inner.form])
+    plain = inner.link == "softmax" and inner.form == "same" and inner.base.shape is not None
+    if not plain or len(inner.base.shape) != 2:  # type: ignore[arg-type]
+        return None
+    return Activation("sigmoid", inner.base, "second" if index else "first")
+
+
+def _selected_column(node: ir.Node) -> int | None:
+    """Return the column that a Gather or Slice selects from two."""
+    if node.op_type == "Gather":
+        number = number_of(node.inputs[1]) if int_attribute(node, "axis", 0) in (1, -1) else None
+        return None if number is None else int(number) % 2
+    if "starts" in node.attributes:
+        starts, ends = (list(node.attributes[k].as_ints()) for k in ("starts", "ends"))
+        axes = list(node.attributes["axes"].as_ints()) if "axes" in node.attributes else [0]
+        steps = [1]
+    else:
+        given = [None if len(node.inputs) <= i else number_of(node.inputs[i]) for i in range(1, 5)]
+        starts, ends, axes = ([-9 if n is None else int(n)] for n in given[:3])
+        steps = [1 if len(node.inputs) < 5 else int(given[3] or 0)]
+    if len(starts) != 1 or axes not in ([1], [-1]) or steps != [1]:
+        return None
+    columns = range(2)[starts[0] : ends[0]]
+    return columns[0] if len(columns) == 1 else None
+
+
+_READERS: dict[str, Callable[[ir.Node, int], Activation | None]] = {
+    "Add": _read_add,
+    "Clip": _read_bound,
+    "Concat": _read_concat,
+    "Div": _read_div,
+    "Exp": _read_exp,
+    "Gather": _read_column,
+    "Log": _read_log,
+    "LogSoftmax": _read_softmax,
+    "LpNormalization": _read_norm,
+    "Max": _read_bound,
+    "Min": _read_bound,
+    "Mul": _read_mul,
+    "Neg": _read_neg,
+    "Reciprocal": _read_reciprocal,
+    "Sigmoid": _read_sigmoid,
+    "Slice": _read_column,
+    "Softmax": _read_softmax,
+    "Sub": _read_sub,
+}

@@ -1,0 +1,225 @@
+"""Weights of a foreign graph that are not float initializers of its main graph, stored as such.
+
+They are in Constant nodes, in the bodies of If, Loop and Scan, in float16 before a Cast, in integers before a
+DequantizeLinear. The result of the graph stays the same. The functions change the graph that they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from .._importers.quantization import is_dynamic, is_part_of_fakes
+from .._ir.edits import bypass, replace_by_initializer
+from .._ir.queries import describe, every_node, graphs_in, reaching, reads
+from ..exceptions import ModelError
+from ..graph import Names
+from .roles import QUANTIZED, Roles, Verdict
+from .weights import TRAINED_TYPES, array_of
+
+
+def store_weights(graph: ir.Graph) -> None:
+    """Store all weights as initializers of the main graph, in place."""
+    for value in [*(v for g in _with_bodies(graph) for v in g.initializers.values()), *_constant_values(graph)]:
+        _without_cast(value)
+    for body in _with_bodies(graph):
+        if body is not graph:
+            _lift_weights(graph, body)
+    roles = Roles(graph)
+    for value, array in [(v, _float_array(v)) for v in _constant_values(graph)]:
+        if array is not None and array.size and roles.verdict(value, array).is_weight:
+            _store_weight(graph, value, array)
+            _remove_producer(value.producer())
+
+
+def dequantized(model: ir.Model) -> ir.Model:
+    """Return the model with float arrays in place of integer constants and their DequantizeLinear.
+
+    The standard defines these numbers; some releases of onnxruntime compute with integers instead.
+    """
+    if not any(_dequantizes(node) for node in every_node(model.graph)):
+        return model
+    clone = model.clone()
+    clone.meta.update(model.meta)
+    for node in [n for n in every_node(clone.graph) if _dequantizes(n)]:
+        _replace_by_floats(clone.graph, node)
+    return clone
+
+
+def _dequantizes(node: ir.Node) -> bool:
+    return node.op_type == "DequantizeLinear" and not node.domain and not is_dynamic(node)
+
+
+def verdicts(graph: ir.Graph, *scores: ir.Value) -> dict[str, Verdict]:
+    """Return for each float constant that ``scores`` depend on whether it is a weight, with the reason."""
+    reached, roles = set[str]().union(*map(reaching, scores)), Roles(graph)
+    constants = (
+        (value, array)
+        for value, array in _float_constants(graph)
+        if value.name in reached and array.size and not is_part_of_fakes(value)
+    )
+    return {value.name or "": roles.verdict(value, array) for value, array in constants}
+
+
+def narrow_weights(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
+    """Return the weights that ``scores`` depends on with a float type other than float32 and float64."""
+    reached, roles = reaching(scores), Roles(graph)
+    values = [v for name, v in graph.initializers.items() if name in reached and v.dtype not in TRAINED_TYPES]
+    floats = [v for v in values if v.dtype is not None and v.dtype.is_floating_point()]
+    return tuple(v.name or "" for v in floats if roles.verdict(v, array_of(v).astype(np.float32)).is_weight)
+
+
+def _float_constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, np.ndarray]]:
+    """Yield the float32 and float64 constants of the main graph with their arrays, Constant nodes last."""
+    for value in graph.initializers.values():
+        if value.dtype in TRAINED_TYPES:
+            yield value, array_of(value)
+    for value in _constant_values(graph):
+        array = _float_array(value)
+        if array is not None:
+            yield value, array
+
+
+def quantized_nodes(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
+    """Return the names of the nodes that ``scores`` depends on and that compute with integers instead of floats."""
+    front, seen = [scores], set()
+    found = {}
+    while front:
+        value = front.pop()
+        node = value.producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        front += reads(node)
+        if QUANTIZED.search(node.op_type) and not is_dynamic(node):
+            found[node.name or ""] = node.op_type
+    return tuple(f"{kind} {name!r}" for name, kind in sorted(found.items()))
+
+
+def rounded(value: ir.Value) -> bool:
+    """Whether a value computed from ``value`` is rounded to integers."""
+    front, seen = [value], set()
+    while front:
+        for node, _ in front.pop().uses():
+            if QUANTIZED.search(node.op_type) and not is_dynamic(node):
+                return True
+            if node not in seen:
+                seen.add(node)
+                front += node.outputs
+    return False
+
+
+def _constant_values(graph: ir.Graph) -> list[ir.Value]:
+    """Return the outputs of the Constant nodes with dense tensors of numbers; onnx_ir reads no others."""
+    nodes = [n for n in every_node(graph) if n.op_type == "Constant" and not n.domain]
+    return [n.outputs[0] for n in nodes if set(n.attributes) <= {"value", "value_float", "value_floats"}]
+
+
+def _float_array(value: ir.Value) -> np.ndarray | None:
+    """Return the float32 or float64 array of a constant, None if it holds something else."""
+    tensor = tensor_of(value)
+    return None if tensor is None or tensor.dtype not in TRAINED_TYPES else tensor.numpy()
+
+
+def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
+    """Return the tensor of a constant; onnx_ir's function would rename it, and the user's model shares it."""
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain:
+        return value.const_value
+    for name, attribute in node.attributes.items():
+        if name == "value":
+            return attribute.as_tensor()
+        if name in ("value_float", "value_floats"):
+            return ir.tensor(np.asarray(attribute.value, np.float32))
+    return None
+
+
+def _remove_producer(node: ir.Node | None) -> None:
+    assert node is not None
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
+
+
+def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
+    return [graph, *(body for node in every_node(graph) for body in graphs_in(node))]
+
+
+def _store_weight(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:
+    """Replace ``value`` by an initializer of the main graph, under a new name."""
+    free = _other_names(graph, value).free(name or value.name or "weight")
+    value.const_value = None  # else the tensor would be renamed, and the user's model shares it
+    if value.name == free:
+        value.name = f"{free}/constant"
+    replace_by_initializer(graph, value, array, free)
+
+
+def _other_names(graph: ir.Graph, but: ir.Value) -> Names:
+    """Return the names of all other values, including those in bodies."""
+    own = [v for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())]
+    made = (v for node in every_node(graph) for v in node.outputs)
+    return Names(v.name for v in (*own, *made) if v is not but and v.name)
+
+
+def _lift_weights(graph: ir.Graph, body: ir.Graph) -> None:
+    for value in [v for v in body.initializers.values() if v.dtype in TRAINED_TYPES and v not in body.inputs]:
+        if not value.is_graph_output():
+            del body.initializers[value.name or ""]
+            _store_weight(graph, value, array_of(value))
+
+
+def _without_cast(value: ir.Value) -> None:
+    """Convert a float constant to float32 or float64 if it is only read through a Cast to that type."""
+    uses = [node for node, _ in value.uses()]
+    casts = all(n.op_type == "Cast" and not n.domain and not n.outputs[0].is_graph_output() for n in uses)
+    targets = {ir.DataType(n.attributes["to"].as_int()) for n in uses} if casts else set()
+    tensor = tensor_of(value)
+    if len(targets) != 1 or not targets <= set(TRAINED_TYPES) or tensor is None or not tensor.dtype.is_floating_point():
+        return
+    (dtype,) = targets
+    held = ir.tensor(tensor.numpy().astype(TRAINED_TYPES[dtype]), name=value.name)
+    value.type, maker = ir.TensorType(dtype), value.producer()
+    if maker is None:
+        value.const_value = held
+    else:
+        maker.attributes.clear()
+        maker.attributes["value"] = ir.AttrTensor("value", held)
+    for node in uses:
+        bypass(node, value)
+
+
+def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace a DequantizeLinear of constants by the float array that it computes."""
+    operands = [None if x is None else tensor_of(x) for x in node.inputs]
+    blocked = "block_size" in node.attributes and node.attributes["block_size"].as_int()
+    if None in operands[:2] or blocked or "output_dtype" in node.attributes or node.outputs[0].is_graph_output():
+        return
+    if any(tensor is None and x is not None for x, tensor in zip(node.inputs, operands, strict=True)):
+        return
+    x, scale, *zero = (tensor.numpy() for tensor in operands if tensor is not None)
+    if scale.dtype not in TRAINED_TYPES.values():
+        return
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
+    if not _fit_together(x, axis, scale, *zero):
+        raise ModelError(
+            f"{describe(node)} is not valid: a scale of shape {scale.shape}"
+            f"{f' and a zero point of shape {zero[0].shape}' if zero else ''} do not fit integers of shape {x.shape}."
+        )
+    shape = [1] * x.ndim
+    if scale.size != 1:
+        shape[axis] = -1
+    shift = zero[0].reshape(shape).astype(scale.dtype) if zero else 0
+    integers = node.inputs[0]
+    assert integers is not None
+    if len(integers.uses()) == 1 and graph.initializers.get(integers.name or "") is integers:
+        del graph.initializers[integers.name or ""]
+    name = (integers.name or "").removesuffix("_quantized")
+    _store_weight(graph, node.outputs[0], (x.astype(scale.dtype) - shift) * scale.reshape(shape), name or None)
+    _remove_producer(node)
+
+
+def _fit_together(x: np.ndarray, axis: int, scale: np.ndarray, *zero: np.ndarray) -> bool:
+    """Whether there is one scale and zero point for all integers, or one per index along the axis."""
+    along = -x.ndim <= axis < x.ndim and x.shape[axis] == scale.size
+    return (scale.size == 1 or along) and all(one.size == scale.size for one in zero)

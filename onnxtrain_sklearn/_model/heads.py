@@ -1,0 +1,322 @@
+"""Replace, freeze, join and duplicate parts of a graph: new heads, frozen prefixes, joined outputs, members."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from .._importers.quantization import before_rounding, is_fake, is_within_fakes
+from .._ir.edits import KEPT_TYPE, keep_outputs, read_as_input, swap_initializers
+from .._ir.queries import dims, is_float, reads
+from .._ir.shapes import infer_shapes
+from ..exceptions import ModelError, nearest
+from ..graph import GraphBuilder, names_of
+from .activation import Link, activation_of, apply_link, as_rows
+from .modes import is_random
+from .precision import TYPES_OF_FILE
+
+FEATURES_OUTPUT = "features"
+"""Name of the output with the features, where a tensor has more than two axes."""
+
+KEEPS_NUMBERS = frozenset({"Cast", "Flatten", "Identity", "Reshape"})
+"""Operators behind the last layer that change no number."""
+
+LISTED = 8
+"""Number of tensors that a message lists."""
+
+
+@dataclass(frozen=True)
+class HeadTypes:
+    """The narrow types of features and output in the file, which a new head takes; None: those of the graph."""
+
+    weights: str | None = None
+    output: str | None = None
+
+
+SAME_TYPES = HeadTypes()
+
+
+def types_of_head(model: ir.Model, output: str | None) -> HeadTypes:
+    """Return the types of a new head: those of the layer that it replaces, else of the tensor ``output`` it reads."""
+    final = _first_float(model.graph)
+    layer = _last_layer(final)
+    weight = None if layer is None else _stored_weight(layer.inputs[1])
+    kept = None if weight is None else weight.metadata_props.get(KEPT_TYPE)
+    of_file = model.meta.get(TYPES_OF_FILE, {}).get(output)
+    return HeadTypes(kept or of_file, final.metadata_props.get(KEPT_TYPE))
+
+
+def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | None = None) -> tuple[ir.Model, str]:
+    """Return a graph that ends in the features of a new head, (N, n_features), and the name of its output.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        It is not changed.
+    output : str or None
+        The tensor with the features; None: the input of the last layer.
+    final : onnx_ir.Value, optional
+        The output of ``model`` that the last layer is looked for from; by default the first float one.
+    """
+    name = _last_features(final or _first_float(model.graph)) if output is None else output
+    model = infer_shapes(model.clone())
+    values = {v.name or "": v for node in model.graph for v in node.outputs if _may_be_features(v)}
+    if name is None:
+        raise ModelError(
+            f"new_head=True replaces the last layer, and the graph does not end in one that is certain: a MatMul or "
+            f"Gemm with weights, and a final activation. Name the tensor with the features by output=..., such as "
+            f"{_listing(model.graph)}."
+        )
+    if name not in values:
+        raise ModelError(
+            f"output={name!r} is no float tensor inside the graph, so it cannot feed a new head."
+            f"{nearest(name, values)} The last ones are {_listing(model.graph)}."
+        )
+    features, graph = values[name], model.graph
+    if features.shape is None or len(features.shape) != 2:
+        op = GraphBuilder(graph, prefix=FEATURES_OUTPUT, constant_nodes=True)
+        rows = as_rows(op, features)
+        flat = rows if rows is not features else op.Flatten(features, axis=1)
+        flat.name, flat.type = names_of(graph).free(FEATURES_OUTPUT), features.type
+        features = flat
+    graph.outputs[:] = [features]
+    graph.sort()
+    keep_outputs(model, graph.outputs, inputs=True)
+    return model, features.name or ""
+
+
+def _first_float(graph: ir.Graph) -> ir.Value:
+    return next((v for v in graph.outputs if v.producer() is not None and is_float(v)), graph.outputs[0])
+
+
+def _last_features(final: ir.Value) -> str | None:
+    """Return the name of the input of the layer that computes the scores; None where it is not certain."""
+    layer = _last_layer(final)
+    features = None if layer is None else layer.inputs[0]
+    return None if features is None or features.producer() is None else features.name
+
+
+def _last_layer(final: ir.Value) -> ir.Node | None:
+    """Return the node that multiplies by the weights of the scores; None where it is not certain."""
+    activation = activation_of(final)
+    value: ir.Value | None = final if activation is None else activation.base
+    node = None if value is None else _before_forms(value)
+    if node is not None and node.op_type == "Add":
+        products = [_before_forms(x) for x in node.inputs if x is not None and _stored_weight(x) is None]
+        node = products[0] if len(products) == 1 else None
+    layer = node is not None and node.op_type in ("MatMul", "Gemm") and _stored_weight(node.inputs[1]) is not None
+    return node if layer else None
+
+
+def _before_forms(value: ir.Value) -> ir.Node | None:
+    """Return the node that computes the numbers of a value, before nodes that change their type, form or grid."""
+    node = value.producer()
+    while node is not None and (node.op_type in KEEPS_NUMBERS or is_fake(node)) and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node
+
+
+def _stored_weight(value: ir.Value | None) -> ir.Value | None:
+    """Return the value itself if the file stores it, or the one that it is cast or rounded from."""
+    value = None if value is None else before_rounding(value)
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return None if value is None or ir.convenience.get_const_tensor(value) is None else value
+
+
+def _may_be_features(value: ir.Value) -> bool:
+    node = value.producer()
+    return is_float(value) and not is_within_fakes(value) and node is not None and node.op_type != "Constant"
+
+
+def _listing(graph: ir.Graph) -> str:
+    values = [v for node in graph for v in node.outputs if _may_be_features(v)]
+    names = [v.name for v in values if v.shape is not None and len(v.shape) > 1]
+    return ", ".join(repr(name) for name in names[::-1][:LISTED])
+
+
+def with_head(
+    model: ir.Model, features: str, n_features: int, n_outputs: int, types: HeadTypes
+) -> tuple[ir.Model, tuple[str, str]]:
+    """Return the graph with a linear layer of zeros behind the features, and the names of its weights and its bias."""
+    model = model.clone()
+    graph, taken = model.graph, names_of(model.graph)
+    output = next(v for v in graph.outputs if v.name == features)
+    dtype = output.dtype or ir.DataType.FLOAT
+    op, zeros = GraphBuilder(graph, dtype=dtype, prefix="head"), np.zeros((n_features, n_outputs), dtype.numpy())
+    names = taken.free("head.weight"), taken.free("head.bias")
+    weight, bias = op.parameter(names[0], zeros), op.parameter(names[1], np.zeros(n_outputs, dtype.numpy()))
+    scores = op.Add(op.MatMul(output, weight), bias)
+    scores.name = taken.free("scores")
+    for value, kept in ((weight, types.weights), (bias, types.weights), (scores, types.output)):
+        if kept is not None:
+            value.metadata_props[KEPT_TYPE] = kept
+    graph.outputs[:] = [scores]
+    keep_outputs(model, graph.outputs, inputs=True)
+    return infer_shapes(model), names
+
+
+# The part of a graph that no trained weight affects: it gives the same numbers in every step.
+#
+# The graph is cut where trained weights begin: at the values that are computed from the data alone, and read by nodes
+# that depend on a trained weight.
+
+
+MOST_VALUES = 4
+"""Most values at which a graph is cut; each is computed on its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenPart:
+    """A graph in two parts.
+
+    Attributes
+    ----------
+    first : onnx_ir.Model
+        Computes the values at which the graph is cut, its outputs, from the inputs of the graph.
+    second : onnx_ir.Model
+        Computes the scores; these values are among its inputs.
+    """
+
+    first: ir.Model
+    second: ir.Model
+
+
+def frozen_part(
+    model: ir.Model, scores: str, trained: Collection[str], weights: Mapping[str, np.ndarray]
+) -> FrozenPart | None:
+    """Return the graph in two parts, cut where the weights ``trained`` begin; None: there is nothing before them.
+
+    ``weights`` are the current values of the others.
+    """
+    names = _cut(model.graph, trained)
+    if not 0 < len(names) <= MOST_VALUES or any(is_random(node) for node in model.graph.all_nodes()):
+        return None
+    first, second = model.clone(), model.clone()
+    swap_initializers(first.graph, weights)
+    keep_outputs(first, [_named(first.graph, name) for name in names], inputs=True)
+    for name in names:
+        read_as_input(second.graph, _named(second.graph, name))
+    keep_outputs(second, [v for v in second.graph.outputs if v.name == scores], inputs=True)
+    return FrozenPart(first, second)
+
+
+def _cut(graph: ir.Graph, trained: Collection[str]) -> list[str]:
+    """Return the names of the values that are computed from the data alone and meet trained weights."""
+    of_data, of_weights = set(graph.inputs), {v for v in graph.initializers.values() if v.name in trained}
+    cut = dict[str, None]()
+    for node in graph:
+        read = list(reads(node))
+        if not of_weights.isdisjoint(read):
+            of_weights.update(node.outputs)
+            cut |= {v.name or "": None for v in read if v.producer() is not None and v in of_data - of_weights}
+        elif not of_data.isdisjoint(read):
+            of_data.update(node.outputs)
+    return list(cut)
+
+
+def _named(graph: ir.Graph, name: str) -> ir.Value:
+    return next(v for node in graph for v in node.outputs if v.name == name)
+
+
+# The outputs of a graph side by side as one, for a loss that is taken on all of them.
+
+
+def join_outputs(model: ir.Model) -> tuple[ir.Model, tuple[int, ...]]:
+    """Return the model with its float outputs joined along axis 1, and the columns of each; of one output, as it is."""
+    outputs = [value for value in model.graph.outputs if is_float(value)]
+    if len(outputs) < 2:
+        return model, ()
+    result = model.clone()
+    graph = result.graph
+    named = {value.name: value for value in graph.outputs}
+    op = GraphBuilder(graph, prefix="joined", constant_nodes=True)
+    parts, widths = [], []
+    for value in (named[value.name] for value in outputs):
+        sizes = dims(value)
+        if sizes is None or not 1 <= len(sizes) <= 2 or not all(isinstance(n, int) for n in sizes[1:]):
+            raise ModelError(
+                f"A loss on several outputs needs each as a column or a matrix of a known number of columns, but "
+                f"{value.name!r} has shape {value.shape}. Name the one to train by output=."
+            )
+        parts.append(value if len(sizes) == 2 else op.Unsqueeze(value, axes=[1]))
+        widths.append(int(str(sizes[1])) if len(sizes) == 2 else 1)
+    joined = op.Concat(*parts, axis=1)
+    joined.name = names_of(graph).free("outputs")
+    graph.outputs[:] = [joined]
+    return infer_shapes(result), tuple(widths)
+
+
+# Ensembles in one graph: scores of the shape (N, members, n_outputs).
+#
+# The loss of a row is the mean over the members. A prediction is the mean of the members' probabilities, of their means
+# for a log link, or of their scores for losses that give no probabilities.
+
+
+def rows_of_members(op: GraphBuilder, scores: ir.Value, members: int, n_outputs: int, rows: int) -> ir.Value:
+    """Emit the scores as one row per member, (rows * members, n_outputs); raise ModelError if their shape is wrong."""
+    shape = op.shape(scores)
+    if shape != (rows, members, n_outputs):
+        found = "an unknown shape" if shape is None else f"the shape ('N', {', '.join(map(str, shape[1:]))})"
+        raise ModelError(
+            f"The builder has n_members={members}, so the scores of its graph must have the shape "
+            f"('N', {members}, {n_outputs}); {scores.name!r} has {found}."
+        )
+    return op.Reshape(scores, [rows * members, n_outputs])
+
+
+def repeated_rows(op: GraphBuilder, values: ir.Value, members: int, columns: int | None) -> ir.Value:
+    """Emit each row of (N, columns), or each number of (N,) where ``columns`` is None, once per member."""
+    row = [] if columns is None else [columns]
+    wide = op.Expand(op.Unsqueeze(values, axes=[1]), [1, members, *[1] * len(row)])
+    return op.Reshape(wide, [-1, *row])
+
+
+def mean_of_members(op: GraphBuilder, scores: ir.Value, link: Link, groups: Sequence[int] = ()) -> ir.Value:
+    """Emit scores (N, n_outputs) whose link is the mean over the members of the link of their scores.
+
+    ``groups`` holds the number of columns of each of several labels; each has a link of its own.
+    """
+    mean = _MEANS[link]
+    if not groups:
+        return mean(op, scores)
+    ends = [sum(groups[: i + 1]) for i in range(len(groups))]
+    parts = [op.Slice(scores, [end - size], [end], [2]) for size, end in zip(groups, ends, strict=True)]
+    return op.Concat(*(mean(op, part) for part in parts), axis=1)
+
+
+def _mean(op: GraphBuilder, values: ir.Value) -> ir.Value:
+    return op.ReduceMean(values, axes=[1], keepdims=False)
+
+
+def _log_mean_exp(op: GraphBuilder, values: ir.Value) -> ir.Value:
+    shape = op.shape(values)
+    assert shape is not None
+    return op.Sub(op.ReduceLogSumExp(values, axes=[1], keepdims=False), math.log(int(str(shape[1]))))
+
+
+def _mean_log_odds(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    """Emit ``log p - log(1 - p)`` of the mean probability p; in float32 1 - p itself is 0 for scores above 17."""
+    right = _log_mean_exp(op, op.Neg(op.Softplus(op.Neg(scores))))
+    return op.Sub(right, _log_mean_exp(op, op.Neg(op.Softplus(scores))))
+
+
+def _mean_margin(link: Link) -> Callable[[GraphBuilder, ir.Value], ir.Value]:
+    """Return the mean for links that are ``(s + 1) / 2`` of scores in [-1, 1]."""
+    return lambda op, scores: op.Sub(op.Mul(_mean(op, apply_link(op, link, scores)), 2.0), 1.0)
+
+
+_MEANS: dict[Link, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
+    "identity": _mean,
+    "exp": _log_mean_exp,
+    "sigmoid": _mean_log_odds,
+    "softmax": lambda op, scores: _log_mean_exp(op, op.LogSoftmax(scores, axis=-1)),
+    "hard_sigmoid": _mean_margin("hard_sigmoid"),
+    "clipped_margin": _mean_margin("clipped_margin"),
+}

@@ -1,0 +1,268 @@
+"""Terms of the loss of a minibatch: parts of losses, their weighted mean over rows, the penalty, one-hot labels.
+
+A row of weight zero has no effect: its loss, which must be finite, is multiplied by zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from ..exceptions import ModelError, instead_of
+from ..graph import GraphBuilder, Operand, operators_of
+from .activation import Link, Task, row_sum, split_columns
+from .row_dependence import ROW_LOSSES
+
+SHARES = "shares"
+"""Key in the ``meta`` of weights that are divided by their sum."""
+
+LEAST_TOTAL = float(np.finfo(np.float32).tiny)
+"""Bound of the sum of the weights, by which they are divided."""
+
+
+class RowLoss(Protocol):
+    """A loss of rows; :class:`onnxtrain_sklearn.losses.Loss` documents it."""
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value: ...
+
+    def link(self, task: Task) -> Link: ...
+
+
+def append_loss(
+    op: GraphBuilder,
+    loss: RowLoss,
+    *,
+    scores: ir.Value,
+    y: ir.Value,
+    sample_weight: ir.Value,
+    link: Link,
+    groups: Sequence[int] = (),
+    ignores: bool = False,
+) -> ir.Value:
+    """Emit the scalar ``sum_i w_i mean_j l_ij / sum_i w_i`` of a minibatch; 0 where all weights are zero.
+
+    ``groups`` holds the number of columns of each label: the loss of a row is the mean of the losses of its labels.
+    Where the loss ``ignores`` labels whose targets are -1, it is the mean of those of the others, 0 without any.
+
+    ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,). Rows of weight zero have
+    no effect if their loss is finite; with the link "exp", if their scores and targets are finite.
+    """
+    rows, columns = _losses_of_rows(op, loss, scores, y, sample_weight, link, groups, ignores=ignores)
+    return weighted_row_mean(op, rows, sample_weight, columns)
+
+
+def row_means(
+    op: GraphBuilder,
+    loss: RowLoss,
+    *,
+    scores: ir.Value,
+    y: ir.Value,
+    weight: ir.Value,
+    link: Link,
+    groups: Sequence[int] = (),
+    ignores: bool = False,
+) -> ir.Value:
+    """Emit the loss of each row as a column (N, 1), the mean over its columns or labels; ``weight`` says which count.
+
+    The operands are those of :func:`append_loss`, and so are the losses, but for the weights.
+    """
+    rows, columns = _losses_of_rows(op, loss, scores, y, weight, link, groups, ignores=ignores)
+    return rows if columns == 1 else op.Mul(row_sum(op, rows), 1.0 / columns)
+
+
+def _losses_of_rows(
+    op: GraphBuilder,
+    loss: RowLoss,
+    scores: ir.Value,
+    y: ir.Value,
+    weight: ir.Value,
+    link: Link,
+    groups: Sequence[int],
+    *,
+    ignores: bool,
+) -> tuple[ir.Value, int]:
+    """Return the losses of the rows and their number of columns."""
+    if ignores:
+        return _losses_of_counted(op, loss, scores, y, link, groups), 1
+    if link == "exp":  # 0 · exp(100) is NaN in float32, and so is 0 · 3e38 / 0.5
+        nonzero = _nonzero(op, weight)
+        scores, y = op.Mul(scores, nonzero), op.Mul(y, nonzero)
+    if groups:
+        return _group_losses(op, loss, scores, y, link, groups)
+    return _row_losses(op, loss, scores, y, link)
+
+
+def _losses_of_counted(
+    op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
+) -> ir.Value:
+    """Return by row the mean loss of the labels whose targets are not -1; scores of others are zero for the loss."""
+    counted = op.Cast(op.Greater(y, -0.5), to=op.dtype)
+    scores, y = op.Mul(scores, counted), op.Mul(y, counted)
+    find = _group_losses if groups else _row_losses
+    rows, columns = find(op, loss, scores, y, link, *([groups] if groups else []))
+    labels = len(groups) or (op.shape(scores) or (0, 0))[1]
+    if columns != labels:
+        raise ModelError(
+            f"{type(loss).__name__} gives one loss for all {labels} labels of a row, and labels of y that do not count "
+            f"(ignore_label) have a part in it: return a loss for each label, (N, {labels}), or leave these rows out."
+        )
+    if groups:
+        counted = op.Gather(counted, np.cumsum([0, *groups[:-1]]).astype(np.int64), axis=1)
+    total = op.Max(row_sum(op, counted), 1.0)
+    return row_sum(op, op.Mul(rows, op.Div(counted, total)))
+
+
+def append_pairwise_loss(
+    op: GraphBuilder, loss: RowLoss, *, scores: ir.Value, y: ir.Value, sample_weight: ir.Value, n_classes: int
+) -> ir.Value:
+    """Emit the loss of one-vs-one classifiers, as :func:`append_loss` does for other models.
+
+    ``scores`` has a column for each pair of classes i < j, in the order (0, 1), (0, 2), ..., (1, 2), ...; a positive
+    score predicts j. ``y`` (N,) are class indices. The loss of a row is the mean of the binary losses of the
+    ``n_classes - 1`` pairs that contain its class, as each binary classifier minimizes it.
+    """
+    second, member = (op.Gather(table, y) for table in _class_pairs(n_classes))
+    with operators_of(type(loss).__name__):
+        rows = loss(op, scores, op.Cast(second, to=op.dtype), loss.link("binary"))
+    if op.shape(rows) != op.shape(scores):
+        raise ModelError(f"{type(loss).__name__} gives one loss a row, but scores of pairs need one for each of them.")
+    return weighted_row_mean(op, op.Mul(rows, op.Cast(member, to=op.dtype)), sample_weight, n_classes - 1)
+
+
+def _class_pairs(n_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return by class and pair whether the class is second in the pair, and whether it is in the pair."""
+    pairs, classes = np.array(list(combinations(range(n_classes), 2))), np.arange(n_classes)[:, None]
+    return pairs[:, 1] == classes, (pairs[:, 0] == classes) | (pairs[:, 1] == classes)
+
+
+def weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, columns: int) -> ir.Value:
+    """Emit the weighted mean over rows of the plain mean over their columns."""
+    rows.meta[ROW_LOSSES] = True
+    share = _known_shares(sample_weight)
+    if share is None:
+        total = op.Max(op.ReduceSum(sample_weight, keepdims=False), LEAST_TOTAL)
+        share = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
+        share = op.Unsqueeze(share, axes=[1])
+    elif columns != 1:
+        share = op.Mul(share, 1.0 / columns)
+    return op.ReduceSum(op.Mul(share, rows), keepdims=False)
+
+
+def weights_of_shares(op: GraphBuilder, shares: ir.Value, batch: int) -> ir.Value:
+    """Return the weights (N,) of rows whose ``shares`` (N, 1) in the sum of all weights are known."""
+    weights = op.Reshape(shares, [batch])
+    weights.meta[SHARES] = True
+    return weights
+
+
+def _known_shares(weights: ir.Value) -> ir.Value | None:
+    """Return the column of the weights divided by their sum, if they are."""
+    made = weights.producer()
+    return made.inputs[0] if made is not None and SHARES in weights.meta else None
+
+
+def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:
+    """Return the losses of the rows and their number of columns."""
+    with operators_of(type(loss).__name__):
+        rows: object = loss(op, scores, y, link)
+    if not isinstance(rows, ir.Value):
+        raise ModelError(
+            f"{type(loss).__name__} must return the result of an operator (op.Abs(x)), {instead_of(rows)}."
+        )
+    if rows.dtype not in (None, op.dtype):
+        raise ModelError(
+            f"{type(loss).__name__} must return losses of the type of the scores, {op.dtype}, got {rows.dtype}: "
+            f"op.Cast(x, to={int(op.dtype)})."
+        )
+    return rows, _loss_columns(op, loss, scores, rows)
+
+
+def _group_losses(
+    op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
+) -> tuple[ir.Value, int]:
+    """Return the loss of each label, computed from its columns, as one column."""
+    parts = []
+    for own, true in zip(*(split_columns(op, value, groups) for value in (scores, y)), strict=True):
+        rows, columns = _row_losses(op, loss, own, true, link)
+        parts.append(rows if columns == 1 else op.Mul(row_sum(op, rows), 1.0 / columns))
+    return op.Concat(*parts, axis=1), len(groups)
+
+
+def append_penalty(op: GraphBuilder, weights: ir.Value, *, alpha: float, l1_ratio: float) -> ir.Value:
+    """Emit the scalar ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)`` of a vector of weights."""
+    squares, absolutes = penalty_factors(alpha, l1_ratio)
+    return weighted_penalty(op, weights, squares, absolutes if l1_ratio else None)
+
+
+def penalty_factors(alpha: float, l1_ratio: float) -> tuple[float, float]:
+    """Return the factors of the sum of squares and of the sum of absolute values in the penalty."""
+    return 0.5 * alpha * (1.0 - l1_ratio), alpha * l1_ratio
+
+
+def weighted_penalty(op: GraphBuilder, weights: ir.Value, squares: Operand, absolutes: Operand) -> ir.Value:
+    """Emit the penalty with these factors; None: without that sum."""
+    square = op.Mul(op.ReduceSum(op.Mul(weights, weights), keepdims=False), squares)
+    if absolutes is None:
+        return square
+    return op.Add(square, op.Mul(op.ReduceSum(op.Abs(weights), keepdims=False), absolutes))
+
+
+def _loss_columns(op: GraphBuilder, loss: RowLoss, scores: ir.Value, rows: ir.Value) -> int:
+    """Return the number of columns of the losses ``rows``; raise if their shape is wrong."""
+    expected, got = op.shape(scores), op.shape(rows)
+    if expected is not None and got is not None and got in (expected, (expected[0], 1)):
+        return int(str(got[1]))
+    raise ModelError(
+        f"{type(loss).__name__} must return losses of shape (N, k) or (N, 1) for scores of shape (N, k) = {expected}, "
+        f"got {got}. Keep the reduced axis: op.ReduceSum(x, axes=[-1], keepdims=True)."
+    )
+
+
+def _nonzero(op: GraphBuilder, sample_weight: ir.Value) -> ir.Value:
+    """Return a column (N, 1) of 1 where the weight is not zero, else 0."""
+    nonzero = op.Cast(op.Cast(sample_weight, to=ir.DataType.BOOL), to=op.dtype)
+    return op.Unsqueeze(nonzero, axes=[1])
+
+
+def margin(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
+    """Emit the score of a target that is 1, its negative for one that is 0."""
+    return op.Mul(op.Sub(op.Mul(y, 2.0), 1.0), scores)
+
+
+def class_log_odds(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
+    """Emit ``log(p_t / (1 - p_t))`` of the true class: its score less the log-sum-exp of the others."""
+    others = op.Sub(scores, op.Mul(y, 1e30))  # takes the true class out of the sum
+    return op.Sub(row_sum(op, op.Mul(y, scores)), op.ReduceLogSumExp(others, axes=[-1], keepdims=True))
+
+
+def quadratic_then_linear(op: GraphBuilder, x: ir.Value, bound: float) -> ir.Value:
+    """Emit ``x²`` of ``x >= 0`` up to ``bound``, its tangent beyond: ``c (2 x - c)`` of the smaller ``c`` of both.
+
+    The derivative ``2 c + 2 (x - c) dc/dx`` is ``2 c`` whatever an engine takes for dc/dx where they are equal.
+    """
+    smaller = op.Min(x, bound)
+    return op.Mul(smaller, op.Sub(op.Mul(x, 2.0), smaller))
+
+
+# Marks of one-hot rows, which sum to one: the gradient of their log-likelihood needs no sum over the classes.
+
+
+_ONE_HOT = "onnxtrain/one_hot"
+
+
+def mark_one_hot(value: ir.Value) -> ir.Value:
+    """Mark the result of a node: each of its rows is one in one column and zero in the others; return it."""
+    node = value.producer()
+    assert node is not None
+    node.meta[_ONE_HOT] = True
+    return value
+
+
+def is_one_hot(value: ir.Value | None) -> bool:
+    """Whether a value is marked."""
+    node = None if value is None else value.producer()
+    return node is not None and _ONE_HOT in node.meta

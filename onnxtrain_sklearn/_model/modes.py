@@ -1,0 +1,427 @@
+"""Switch a graph between training and inference: BatchNormalization, Dropout and random nodes.
+
+What the exporter folded into other nodes or left out is not in the graph any more; it is reported, not guessed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from .._importers.keras import NODES as OF_KERAS
+from .._importers.tensorflow import TF2ONNX
+from .._importers.torch_program import PRODUCER, TorchProgram, call_of, is_from_torch, scope_of
+from .._ir.edits import bypass, copy_initializer, keep_outputs, replace_by_initializer, replace_node
+from .._ir.opsets import RENEWED_OPSET, in_opset
+from .._ir.queries import attribute, constant, describe, dims, every_node, int_attribute, is_read, operand
+from ..exceptions import ModelError, UnsupportedOperatorError, warn
+from ..graph import GraphBuilder, copy_type, names_of
+from .batch_axis import free_batch_axis
+from .constants import tensor_of
+
+_FIRST_OPSETS = {"BatchNormalization": 14, "Dropout": 12}
+"""The first opsets in which these operators have a training mode of their own."""
+
+_FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+def in_training_mode(model: ir.Model) -> ir.Model:
+    """Return a model whose BatchNormalization and Dropout nodes are in training mode.
+
+    Raises ModelError if there is none, and warns if a part of them was folded into other nodes.
+    """
+    folded = folded_normalizations(model)
+    result = _in_opset_of_training(model)
+    nodes = [node for node in every_node(result.graph) if _evaluates(node)]
+    if not nodes and not any(_trains(node) for node in every_node(result.graph)):
+        raise ModelError(
+            f"training_mode=True: the graph has no BatchNormalization and no Dropout to switch over."
+            f"{_told(folded)} {_OF_KERAS if model.producer_name == TF2ONNX else _ADVICE}, or leave "
+            f"training_mode=False: the graph is then trained as it is."
+        )
+    names = names_of(result.graph)
+    for node in nodes:
+        if node.graph is not result.graph:
+            raise ModelError(f"{describe(node)} cannot be switched to training mode: it is in a subgraph.")
+        if node.op_type == "Dropout":
+            _drop(result.graph, node)
+        else:
+            _normalize_by_batch(result.graph, node)
+            for value, kind in zip(node.outputs[1:], ("mean", "variance"), strict=True):
+                value.name = names.free(f"{node.name}/{kind}")
+    if folded:
+        warn(f"training_mode=True switches over {len(nodes)} node(s).{_told(folded)} {_ADVICE} to train it too.")
+    return result
+
+
+_ADVICE = (
+    "Export the model without folding (in PyTorch: torch.onnx.export(..., dynamo=True, optimize=False), or "
+    "dynamo=False with training=TrainingMode.TRAINING and do_constant_folding=False, which keeps Dropout too)"
+)
+
+
+_OF_KERAS = (
+    "tf2onnx makes a factor and a summand of the four arrays of a BatchNormalization, which cannot be told apart "
+    "again. Export from Keras on PyTorch (torch.onnx.export(model, (example,), path, dynamo=False, "
+    "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False))"
+)
+
+
+def _told(folded: list[str]) -> str:
+    if not folded:
+        return ""
+    more = f" and {len(folded) - 3} more" if len(folded) > 3 else ""
+    return (
+        f" The exporter folded the BatchNormalization of {', '.join(map(repr, folded[:3]))}{more} into the products "
+        f"before it: it is gone."
+    )
+
+
+def folded_normalizations(model: ir.Model) -> list[str]:
+    """Return the names of the nodes, or of PyTorch's modules, whose BatchNormalization became a part of a product."""
+    found = []
+    for node in (n for n in every_node(model.graph) if n.op_type in _FOLDING and not n.domain):
+        call = call_of(node)
+        if call is not None and "batch_norm" in call.function:
+            found.append(scope_of(node) or node.name or "")
+        elif call is None and _has_made_up_weights(model, node):
+            found.append(node.name or "")
+    return found
+
+
+def _has_made_up_weights(model: ir.Model, node: ir.Node) -> bool:
+    """Whether the older exporter of PyTorch names the weight and the bias of a convolution after the operator.
+
+    It does so where it computed both: from a convolution and the BatchNormalization behind it.
+    """
+    operands = [value.name or "" for value in node.inputs[1:3] if value is not None]
+    return model.producer_name == PRODUCER and len(operands) == 2 and all(n.startswith("onnx::Conv") for n in operands)
+
+
+def _in_opset_of_training(model: ir.Model) -> ir.Model:
+    """Return a clone, in a newer opset where the operators have no training mode yet."""
+    opset = model.graph.opset_imports[""]
+    kinds = {node.op_type for node in every_node(model.graph) if not node.domain}
+    if all(opset >= first for kind, first in _FIRST_OPSETS.items() if kind in kinds):
+        result = model.clone()
+    else:
+        result = in_opset(model, RENEWED_OPSET)
+        result.producer_name = model.producer_name
+    result.meta.update(model.meta)
+    return result
+
+
+def _evaluates(node: ir.Node) -> bool:
+    """Whether a node is a BatchNormalization or a Dropout that can be switched over."""
+    if node.domain or node.op_type not in _FIRST_OPSETS or _trains(node):
+        return False
+    mode = operand(node, 2)
+    return node.op_type == "BatchNormalization" or mode is None or constant(mode) is not None
+
+
+def _trains(node: ir.Node) -> bool:
+    """Whether a node is in training mode."""
+    if node.op_type != "Dropout" or node.domain:
+        return normalizes_by_batch(node)
+    mode = operand(node, 2)
+    known = None if mode is None else constant(mode)
+    return known is not None and bool(known)
+
+
+def _drop(graph: ir.Graph, node: ir.Node) -> None:
+    ratio = operand(node, 1)
+    if ratio is not None and constant(ratio) is None:
+        raise ModelError(f"{describe(node)} cannot be switched to training mode: its ratio is not a constant.")
+    on = GraphBuilder(graph, prefix="training_mode", constant_nodes=True).constant(np.array(True))
+    node.resize_inputs(3)
+    node.replace_input_with(2, on)
+    graph.sort()
+
+
+def _normalize_by_batch(graph: ir.Graph, node: ir.Node) -> None:
+    """Switch a BatchNormalization over, with statistics that are initializers."""
+    for value in node.inputs[3:5]:
+        tensor = None if value is None or value.name in graph.initializers else tensor_of(value)
+        if value is not None and tensor is not None:
+            replace_by_initializer(graph, value, tensor.numpy(), names_of(graph).free(f"{value.name}/statistic"))
+    node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+    node.resize_outputs(3)
+    for value in node.outputs[1:]:
+        value.type = node.outputs[0].type
+
+
+# The inference form of a graph: Dropout and BatchNormalization in inference mode, no random numbers.
+
+
+def alone(source: ir.Model, output: str) -> ir.Model:
+    """Return the inference form of ``source`` with one output."""
+    model = inference_form(source)
+    free_batch_axis(model)
+    keep_outputs(model, [v for v in model.graph.outputs if v.name == output], inputs=True)
+    return model
+
+
+def inference_form(model: ir.Model) -> ir.Model:
+    """Return a clone for inference: no Dropout, running statistics in BatchNormalization, means for random numbers."""
+    clone = model.clone()
+    for node in list(clone.graph.all_nodes()):
+        if node.op_type == "Dropout" and not node.domain:
+            _bypass(node)
+        elif normalizes_by_batch(node):
+            use_running_statistics(node)
+    replace_random(clone.graph)
+    return clone
+
+
+def _bypass(node: ir.Node) -> None:
+    source, dropped, graph = node.inputs[0], node.outputs[0], node.graph
+    assert source is not None
+    assert graph is not None
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1] in graph.outputs):
+        raise ModelError(f"The mask of Dropout node {node.name!r} is used: the graph has no inference form.")
+    if dropped in graph.outputs:
+        identity = ir.node("Identity", [source], name=f"{node.name}/identity")
+        graph.insert_before(node, identity)
+        identity.outputs[0].name, source = dropped.name, identity.outputs[0]
+        graph.outputs[graph.outputs.index(dropped)] = source
+        copy_type(source, dropped)
+        dropped.name = None
+    bypass(node, source)
+
+
+# BatchNormalization nodes in training mode: their batch statistics and running statistics.
+
+
+def normalizes_by_batch(node: ir.Node) -> bool:
+    """Whether a BatchNormalization is in training mode; before opset 14 it then has further outputs."""
+    is_batch_norm = node.op_type == "BatchNormalization" and not node.domain
+    return is_batch_norm and bool(int_attribute(node, "training_mode", 0) or len(node.outputs) > 1)
+
+
+def use_running_statistics(node: ir.Node) -> None:
+    """Switch a BatchNormalization to inference mode."""
+    node.attributes.pop("training_mode", None)
+    node.resize_outputs(1)
+
+
+def separate_running_statistics(graph: ir.Graph) -> None:
+    """Give each BatchNormalization in training mode statistics of its own: exporters merge equal initializers.
+
+    In a fresh network of PyTorch the running mean is the bias, and the running variance is the scale.
+    """
+    nodes = [n for n in every_node(graph) if normalizes_by_batch(n)]
+    program, seen = TorchProgram(graph) if nodes else None, set[ir.Value]()
+    for node in nodes:
+        assert program is not None
+        _require_running_statistics(graph, node)
+        for i in (3, 4):
+            _separate_statistic(graph, node, i, program.buffer_at(node, i), seen)
+
+
+def separate_stored_statistics(graph: ir.Graph) -> None:
+    """Let each BatchNormalization in inference mode read statistics that no other operand of a node is.
+
+    A fresh network of PyTorch has zeros for the mean and for biases, ones for the variance and for scales.
+    """
+    nodes = [n for n in every_node(graph) if n.op_type == "BatchNormalization" and not n.domain]
+    stored = [(n, i) for n in nodes if not normalizes_by_batch(n) for i in (3, 4)]
+    merged = [(n, i, x) for n, i in stored if (x := n.inputs[i]) is not None and _is_operand_too(graph, x)]
+    program = TorchProgram(graph) if merged else None
+    for node, i, x in merged:
+        own = None if program is None else program.buffer_at(node, i)
+        name = names_of(graph).free(own or f"{x.name}/constant")
+        node.replace_input_with(i, copy_initializer(graph, x, name))
+
+
+def _is_operand_too(graph: ir.Graph, x: ir.Value) -> bool:
+    """Whether an initializer is read elsewhere than as a statistic."""
+    if x.const_value is None or x.name not in graph.initializers:
+        return False
+    return not all(u.idx in (3, 4) and u.node.op_type == "BatchNormalization" for u in x.uses())
+
+
+def _separate_statistic(graph: ir.Graph, node: ir.Node, index: int, own: str | None, seen: set[ir.Value]) -> None:
+    """Let no other node read the same statistic; ``own`` is its name in the module."""
+    x = node.inputs[index]
+    assert x is not None
+    others = [use for use in x.uses() if not (use.idx in (3, 4) and normalizes_by_batch(use.node))]
+    if x not in seen and not (others and x.name != own):
+        seen.add(x)
+        moved = copy_initializer(graph, x, names_of(graph).free(f"{x.name}/constant")) if others else x
+        for use in others:
+            use.node.replace_input_with(use.idx, moved)
+    else:
+        node.replace_input_with(index, copy_initializer(graph, x, names_of(graph).free(own or f"{x.name}/{node.name}")))
+
+
+def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
+    statistics, updated = node.inputs[3:5], node.outputs[1:]
+    reason = ""
+    if node.graph is not graph:
+        reason = "it is in a subgraph"
+    elif graph.opset_imports[""] < 14:
+        reason = "before opset 14 its training mode is not supported"
+    elif any(x is None or x.name not in graph.initializers for x in statistics):
+        reason = "its running statistics are not initializers"
+    elif len(updated) != 2 or any(not v.name or v.uses() or v.is_graph_output() for v in updated):
+        reason = "it must have three outputs, of which nothing reads the last two"
+    if reason:
+        raise UnsupportedOperatorError(
+            f"Node {node.name!r} (BatchNormalization) is in training mode and cannot be trained: {reason}. Export the "
+            f"model in evaluation mode (in PyTorch: model.eval())."
+        )
+
+
+def follow_torch(model: ir.Model, prefix: str) -> None:
+    """Let the running variances of a graph from PyTorch take unbiased variances, as PyTorch does, in place.
+
+    ONNX's operator averages the variances of batches as those of populations.
+    """
+    found = [n for n in model.graph if normalizes_by_batch(n)] if is_from_torch(model) else []
+    nodes = [n for n in found if not (n.name or "").startswith(OF_KERAS)]
+    op = GraphBuilder(model.graph, prefix=prefix)
+    for node in nodes:
+        _average_unbiased(op, node)
+    if nodes:
+        model.graph.sort()
+
+
+def _average_unbiased(op: GraphBuilder, node: ir.Node) -> None:
+    """Scale what the node averages with, and its average back: kernels may overwrite the old average itself."""
+    old, new = node.inputs[4], node.outputs[2]
+    assert old is not None
+    op.dtype = old.dtype or op.dtype
+    factor = _unbiased_factor(op, node)
+    node.replace_input_with(4, op.Div(old, factor))
+    name, new.name = new.name, op.name("population")
+    copy_type(op.Mul(new, factor), new).name = name
+
+
+def _unbiased_factor(op: GraphBuilder, node: ir.Node) -> ir.Value | float:
+    """Return n / (n - 1) for n numbers of a channel; 1 for a single one, whose variance is 0 in any case."""
+    x, scale = node.inputs[:2]
+    sizes = dims(x)
+    if sizes is not None and all(isinstance(d, int) for d in sizes):
+        count = math.prod(int(d or 1) for i, d in enumerate(sizes) if i != 1)
+        return count / max(count - 1, 1)
+    total = op.Cast(op.Div(op.Size(x), op.Size(scale)), to=op.dtype)
+    return op.Div(total, op.Max(op.Sub(total, 1.0), 1.0))
+
+
+# Random nodes in the graph that predicts: the numbers that they draw are replaced by what they are on average.
+#
+# Layers such as stochastic depth and Gaussian noise draw numbers in training, and pass their input on in evaluation,
+# which is their mean. The mean is exact where the numbers only scale, shift or select other values.
+
+
+UNIFORM, NORMAL = frozenset({"RandomUniform", "RandomUniformLike"}), frozenset({"RandomNormal", "RandomNormalLike"})
+DRAWING = UNIFORM | NORMAL | {"Bernoulli", "Multinomial"}
+
+_WITH_GENERATOR = DRAWING | set("Dropout BiasDropout BitmaskDropout BitmaskBiasDropout Sampling".split())
+"""Operators with a generator of random numbers that belongs to the session."""
+
+_LESS = frozenset({("Less", 0), ("LessOrEqual", 0), ("Greater", 1), ("GreaterOrEqual", 1)})
+_MORE = frozenset({("Less", 1), ("LessOrEqual", 1), ("Greater", 0), ("GreaterOrEqual", 0)})
+_LINEAR = frozenset("Add Cast Div Expand Identity Mul Neg Reshape Sub Sum Unsqueeze".split())
+
+
+def is_random(node: ir.Node) -> bool:
+    """Whether a node draws random numbers in inference too."""
+    return node.op_type in DRAWING and not node.domain
+
+
+def is_stateless(graph: ir.Graph) -> bool:
+    """Whether runs of a session do not depend on earlier ones."""
+    return all(node.op_type not in _WITH_GENERATOR for node in every_node(graph))
+
+
+def replace_random(graph: ir.Graph) -> None:
+    """Replace random numbers by their means, in place; raise UnsupportedOperatorError where a mean is not defined."""
+    nodes = [node for node in every_node(graph) if is_random(node)]
+    for node in nodes:
+        if node.graph is not graph:
+            raise _refused(node, "it is in a subgraph")
+        op = GraphBuilder(graph, dtype=node.outputs[0].dtype or ir.DataType.FLOAT, prefix="mean", constant_nodes=True)
+        _replace_draw(op, node)
+    if nodes:
+        graph.sort()
+
+
+def _replace_draw(op: GraphBuilder, node: ir.Node) -> None:
+    if node.op_type == "Bernoulli":
+        p = node.inputs[0]
+        assert p is not None
+        replace_node(op, node, [op.Cast(p, to=op.dtype)])
+    elif node.op_type in NORMAL and _is_linear(node.outputs[0]):
+        replace_node(op, node, [_of_drawn_shape(op, node, attribute(node, "mean", 0.0))])
+    elif node.op_type in UNIFORM:
+        _replace_uniform(op, node)
+    else:
+        raise _refused(node, "its numbers do not only scale or shift others")
+
+
+def _is_linear(value: ir.Value, depth: int = 8) -> bool:
+    """Whether what is computed from ``value`` is linear in it, up to a sum with another value."""
+    if not depth or value.is_graph_output():
+        return not value.is_graph_output()
+    for node, index in value.uses():
+        if node.domain or node.op_type not in _LINEAR or (node.op_type == "Div" and index):
+            return False
+        if node.op_type not in ("Add", "Sub", "Sum") and not _is_linear(node.outputs[0], depth - 1):
+            return False
+    return True
+
+
+def _of_drawn_shape(op: GraphBuilder, node: ir.Node, number: float) -> ir.Value:
+    """Return numbers in the shape that the node draws."""
+    if "shape" in node.attributes:
+        return op.Expand(number, np.array(node.attributes["shape"].as_ints(), np.int64))
+    return op.Expand(number, op.Shape(node.inputs[0]))
+
+
+def _replace_uniform(op: GraphBuilder, node: ir.Node) -> None:
+    """Replace what numbers of a uniform distribution decide by its probability."""
+    low, high = attribute(node, "low", 0.0), attribute(node, "high", 1.0)
+    for user, index in list(node.outputs[0].uses()):
+        other = operand(user, 1 - index) if len(user.inputs) == 2 else None
+        if other is None or user.domain:
+            raise _refused(node, f"{describe(user)} reads its numbers")
+        if (user.op_type, index) in _LESS | _MORE:
+            share = op.Clip(op.Div(op.Sub(other, low), high - low), 0.0, 1.0)
+            share = share if (user.op_type, index) in _LESS else op.Sub(1.0, share)
+            _replace_decision(op, node, user, op.Mul(share, _of_drawn_shape(op, node, 1.0)))
+        elif user.op_type == "Add" and (low, high) == (0.0, 1.0):
+            floors = [n for n, _ in user.outputs[0].uses()]
+            if not floors or any(n.op_type != "Floor" for n in floors):
+                raise _refused(node, f"{describe(user)} reads its numbers")
+            for floor in floors:  # 1 with the probability ``other``
+                replace_node(op, floor, [op.Mul(other, _of_drawn_shape(op, node, 1.0))])
+        else:
+            raise _refused(node, f"{describe(user)} reads its numbers")
+    if not is_read(node.outputs[0]):
+        op.graph.remove(node, safe=True)
+
+
+def _replace_decision(op: GraphBuilder, source: ir.Node, decision: ir.Node, share: ir.Value) -> None:
+    """Replace the results that a random condition selects by their mean."""
+    for user, index in list(decision.outputs[0].uses()):
+        if user.op_type == "Cast" and (user.outputs[0].dtype or op.dtype).is_floating_point():
+            replace_node(op, user, [op.Cast(share, to=user.attributes["to"].as_int())])
+        elif user.op_type == "Where" and index == 0:
+            yes, no = user.inputs[1], user.inputs[2]
+            assert yes is not None
+            assert no is not None
+            replace_node(op, user, [op.Add(op.Mul(share, yes), op.Mul(op.Sub(1.0, share), no))])
+        else:
+            raise _refused(source, f"{describe(user)} reads what they decide")
+    if not is_read(decision.outputs[0]):
+        op.graph.remove(decision, safe=True)
+
+
+def _refused(node: ir.Node, reason: str) -> UnsupportedOperatorError:
+    return UnsupportedOperatorError(
+        f"{describe(node)} draws random numbers, also in predictions, and cannot be replaced by their mean: {reason}. "
+        f"Export the model in evaluation mode (in PyTorch: model.eval()), or take the node out."
+    )

@@ -1,0 +1,234 @@
+"""Train float16, bfloat16 and float64 graphs, and keep the gradient of Clip at its bounds.
+
+:func:`widened` makes the graph that is trained and records the types in the metadata of values. :func:`narrowed` gives
+them back to the graph that is exported: its weights are cast where they are read, so that it computes the numbers that
+the estimator predicts, on every runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .._importers.torch_program import call_of
+from .._ir.edits import KEPT_TYPE, bypass, insert_behind
+from .._ir.limits import require_one_message
+from .._ir.queries import all_values, constant, operand
+from ..exceptions import ModelError
+from ..graph import GraphBuilder, copy_type
+from .weights import TRAINED_TYPES, array_of
+
+NARROW_TYPES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+TYPES_OF_FILE = "onnxtrain_sklearn.types_of_file"
+"""Metadata of a widened model: the narrow types that its tensors have in the file, by name."""
+
+
+@dataclass(frozen=True)
+class KeptTypes:
+    """The types in which a file keeps what is computed in float32: of weights and inputs by name, and of the output."""
+
+    weights: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    output: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.weights or self.inputs or self.output)
+
+    def rounded(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return weights of float32 rounded to the types in which they are kept."""
+        return {name: self._rounded(name, array) for name, array in weights.items()}
+
+    def _rounded(self, name: str, array: np.ndarray) -> np.ndarray:
+        if name not in self.weights:
+            return array
+        with np.errstate(over="ignore"):
+            result: np.ndarray = array.astype(_numpy(self.weights[name])).astype(array.dtype)
+        if not np.isfinite(result[np.isfinite(array)]).all():
+            raise ModelError(
+                f"The trained weight {name!r} holds {float(np.abs(array).max()):g}, which is beyond the range of "
+                f"{self.weights[name].lower()}, the type of the file. Train with a lower learning rate or a penalty, "
+                f"or convert the file to float32."
+            )
+        return result
+
+
+NOTHING_KEPT = KeptTypes()
+
+
+def widened(model: ir.Model) -> ir.Model:
+    """Return the model with float32 in place of float16 and bfloat16; it rounds its inputs to the types they had."""
+    if not any(value.dtype in NARROW_TYPES for value in all_values(model)):
+        return model
+    clone = model.clone()
+    clone.meta.update(model.meta)
+    clone.meta[TYPES_OF_FILE] = {v.name: v.dtype.name for v in all_values(clone) if v.dtype in NARROW_TYPES}
+    kept = [v for v in clone.graph.inputs if v.dtype in NARROW_TYPES]
+    for value in (*clone.graph.outputs, *all_values(clone)):
+        if value.dtype in NARROW_TYPES and (
+            value.const_value is not None or _is_constant_node(value) or _is_border(value)
+        ):
+            value.metadata_props[KEPT_TYPE] = value.dtype.name
+    for value in all_values(clone):
+        _widen(value)
+    for node in clone.graph.all_nodes():
+        _widen_attributes(node)
+    require_one_message(sum(v.const_value.nbytes for v in all_values(clone) if v.const_value), " in float32")
+    for value in kept:
+        _round(clone.graph, value)
+    return clone
+
+
+def kept_types(graph: ir.Graph, output: ir.Value) -> KeptTypes:
+    """Return the types that :func:`widened` recorded, of the initializers, the inputs and the trained output."""
+
+    def of(values: Any) -> dict[str, str]:
+        return {v.name: v.metadata_props[KEPT_TYPE] for v in values if KEPT_TYPE in v.metadata_props}
+
+    initializers = (v for v in graph.initializers.values() if v.dtype == ir.DataType.FLOAT)
+    return KeptTypes(of(initializers), of(graph.inputs), output.metadata_props.get(KEPT_TYPE))
+
+
+def narrowed(model: ir.Model, kept: KeptTypes) -> ir.Model:
+    """Give weights, inputs and outputs the types in which the file keeps them, in place."""
+    graph = model.graph
+    if not kept:
+        return model
+    op = GraphBuilder(graph, prefix="kept", constant_nodes=True)
+    for value in list(graph.inputs):
+        if value.name is not None and value.name in kept.inputs:
+            _narrow_input(op, value, ir.DataType[kept.inputs[value.name]])
+    for name, type_name in kept.weights.items():
+        if name in graph.initializers:
+            _narrow_weight(op, graph.initializers[name], ir.DataType[type_name])
+    if kept.output is not None:
+        for value in list(graph.outputs):
+            _narrow_output(op, value, ir.DataType[kept.output])
+    for value in (*graph.inputs, *all_values(model)):
+        value.metadata_props.pop(KEPT_TYPE, None)
+    graph.sort()
+    return model
+
+
+def _numpy(name: str) -> np.dtype[Any]:
+    return ir.DataType[name].numpy()
+
+
+def _is_constant_node(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == "Constant" and not node.domain
+
+
+def _is_border(value: ir.Value) -> bool:
+    return value.is_graph_input() or value.is_graph_output()
+
+
+def _widen(value: ir.Value) -> None:
+    if value.const_value is not None and value.const_value.dtype in NARROW_TYPES:
+        value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=value.name)
+    if isinstance(value.type, ir.TensorType) and value.dtype in NARROW_TYPES:
+        value.type = ir.TensorType(ir.DataType.FLOAT)  # a clone shares the object of the type with the original
+    elif isinstance(value.type, ir.SequenceType | ir.OptionalType) and value.dtype in NARROW_TYPES:
+        value.type = type(value.type)(ir.TensorType(ir.DataType.FLOAT))
+
+
+def _widen_attributes(node: ir.Node) -> None:
+    for key in ("to", "dtype", "output_dtype", "stash_type"):
+        if key in node.attributes and node.attributes[key].value in NARROW_TYPES:
+            node.attributes[key] = ir.AttrInt64(key, ir.DataType.FLOAT.value)
+    for attribute in list(node.attributes.values()):
+        if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in NARROW_TYPES:
+            array = attribute.value.numpy().astype(np.float32)
+            node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))
+
+
+def _round(graph: ir.Graph, value: ir.Value) -> None:
+    """Let the nodes that read an input read its numbers rounded to the type that it had."""
+    op = GraphBuilder(graph, prefix="rounded", constant_nodes=True)
+    users = list(value.uses())
+    dtype = ir.DataType[value.metadata_props[KEPT_TYPE]]
+    result = copy_type(op.Cast(op.Cast(value, to=dtype), to=ir.DataType.FLOAT), value)
+    for node, index in users:
+        node.replace_input_with(index, result)
+    graph.sort()
+
+
+def _narrow_input(op: GraphBuilder, value: ir.Value, dtype: ir.DataType) -> None:
+    value.type = ir.TensorType(dtype)
+    for node, _ in list(value.uses()):
+        if node.op_type == "Cast" and node.attributes["to"].as_int() == dtype.value:
+            bypass(node, value)
+
+
+def _narrow_output(op: GraphBuilder, value: ir.Value, dtype: ir.DataType) -> None:
+    if isinstance(value.type, ir.TensorType) and value.dtype in TRAINED_TYPES:
+        insert_behind(op, value, lambda x: op.Cast(x, to=dtype)).type = ir.TensorType(dtype)
+
+
+def _narrow_weight(op: GraphBuilder, value: ir.Value, dtype: ir.DataType) -> None:
+    assert value.const_value is not None
+    users = list(value.uses())
+    array = value.const_value.numpy().astype(dtype.numpy())
+    value.type, value.const_value = ir.TensorType(dtype), ir.tensor(array, name=value.name)
+    wide = op.Cast(value, to=ir.DataType.FLOAT)
+    for node, index in users:
+        node.replace_input_with(index, wide)
+
+
+# A graph in another floating-point type.
+
+
+def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
+    """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
+    clone = model.clone()
+    for value in all_values(clone):
+        if value.dtype in TRAINED_TYPES and not _is_single(value.producer()):
+            value.type = ir.TensorType(dtype)  # setting value.dtype would change the original, which shares the object
+        if value.const_value is not None and value.const_value.dtype in TRAINED_TYPES:
+            array = array_of(value).astype(TRAINED_TYPES[dtype])
+            value.const_value = ir.tensor(array, name=value.name)
+    for node in clone.graph.all_nodes():
+        _attributes_in_dtype(node, dtype)
+    return clone
+
+
+def _is_single(node: ir.Node | None) -> bool:
+    """Whether a node always returns float32, as the operators of ai.onnx.ml before version 5 do."""
+    return node is not None and node.domain == "ai.onnx.ml" and node.op_type != "TreeEnsemble"
+
+
+def _attributes_in_dtype(node: ir.Node, dtype: ir.DataType) -> None:
+    for key in ("to", "dtype", "output_datatype"):
+        if key in node.attributes and node.attributes[key].value in TRAINED_TYPES:
+            node.attributes[key] = ir.AttrInt64(key, dtype.value)
+    for attribute in list(node.attributes.values()):
+        if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in TRAINED_TYPES:
+            array = attribute.value.numpy().astype(TRAINED_TYPES[dtype])
+            node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))
+
+
+# Clip at its bounds: a function that clips has the derivative 1 there, ReLU6 and hardtanh have 0 as ReLU does.
+#
+# Zeros at which it matters are common: BatchNormalization without a shift keeps those of a ReLU6 before it.
+
+
+RELU6 = (0.0, 6.0)
+
+
+def is_open(node: ir.Node) -> bool:
+    """Whether a Clip has no derivative at its bounds: by what PyTorch calls it, else by the bounds of ReLU6."""
+    call = call_of(node)
+    if call is not None:
+        return call.function.rstrip("_") in ("hardtanh", "relu6")
+    return tuple(bound_of(node, index) for index in (1, 2)) == RELU6
+
+
+def bound_of(node: ir.Node, index: int) -> float | None:
+    """Return a constant bound, None where there is none."""
+    bound = operand(node, index)
+    array = None if bound is None else constant(bound)
+    return None if array is None or array.size != 1 else float(array.item())

@@ -1,0 +1,208 @@
+"""Interval arithmetic: bounds of a value that hold for all weights of its graph.
+
+Trained values, and the results of operators without a rule, are unbounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from .activation import activation_of, is_row_sum
+
+Interval: TypeAlias = tuple[float, float]
+
+UNBOUNDED: Interval = (-math.inf, math.inf)
+UNIT: Interval = (0.0, 1.0)
+_POSITIVE: Interval = (0.0, math.inf)
+_UP_TO_ONE: Interval = (-1.0, 1.0)
+_MAX_OPERATORS = 24
+
+
+def range_of(value: ir.Value | None) -> Interval:
+    """Return the smallest and largest number that ``value`` can hold, as far as its operators determine them."""
+    return _known_range(value, _MAX_OPERATORS, {})
+
+
+def _known_range(value: ir.Value | None, depth: int, known: dict[ir.Value, Interval]) -> Interval:
+    if value is None:
+        return UNBOUNDED
+    if value not in known:
+        known[value] = _computed_range(value, depth, known)
+    return known[value]
+
+
+def _computed_range(value: ir.Value, depth: int, known: dict[ir.Value, Interval]) -> Interval:
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is not None:
+        return _range_of_constant(value, tensor)
+    node = value.producer()
+    if node is None or node.domain or not depth:
+        return UNBOUNDED
+    found = activation_of(value)
+    if found is not None and found.link != "exp":
+        return (-math.inf, 0.0) if found.log else UNIT
+    if node.op_type in _FIXED:
+        return _FIXED[node.op_type]
+    if node.op_type in _SELECTING:
+        return _known_range(node.inputs[0], depth - 1, known)
+    rule = _INTERVAL_RULES.get(node.op_type)
+    return UNBOUNDED if rule is None else rule(node, [_known_range(x, depth - 1, known) for x in node.inputs])
+
+
+def _range_of_constant(value: ir.Value, tensor: ir.TensorProtocol) -> Interval:
+    """Return the range of a constant; an initializer of several numbers may be trained, so it is unbounded."""
+    if tensor.size == 0 or (value.is_initializer() and tensor.size > 1) or not tensor.dtype.is_floating_point():
+        return UNBOUNDED
+    numbers = tensor.numpy()
+    return float(numbers.min()), float(numbers.max())
+
+
+_FIXED: dict[str, Interval] = {
+    "Abs": _POSITIVE,
+    "Cos": _UP_TO_ONE,
+    "Erf": _UP_TO_ONE,
+    "HardSigmoid": UNIT,
+    "ReduceL1": _POSITIVE,
+    "ReduceL2": _POSITIVE,
+    "ReduceSumSquare": _POSITIVE,
+    "Sigmoid": UNIT,
+    "Sin": _UP_TO_ONE,
+    "Softmax": UNIT,
+    "Softplus": _POSITIVE,
+    "Softsign": _UP_TO_ONE,
+    "Sqrt": _POSITIVE,
+    "Tanh": _UP_TO_ONE,
+}
+
+_SELECTING = frozenset(
+    "Cast Dropout Expand Flatten Gather GatherElements GatherND GlobalAveragePool GlobalMaxPool Identity "
+    "MaxPool ReduceMax ReduceMean ReduceMin Reshape Slice Split Squeeze Tile Transpose Unsqueeze".split()
+)
+"""Operators that select numbers of their first input, or average them."""
+
+
+def _hull(numbers: Sequence[float]) -> Interval:
+    known = [0.0 if math.isnan(x) else x for x in numbers]  # 0 times infinity
+    return min(known), max(known)
+
+
+def _range_of_product(a: Interval, b: Interval) -> Interval:
+    return _hull([x * y for x in a for y in b])
+
+
+def _range_of_sum(node: ir.Node, given: list[Interval]) -> Interval:
+    return sum(low for low, _ in given), sum(high for _, high in given)
+
+
+def _range_of_sub(node: ir.Node, given: list[Interval]) -> Interval:
+    return given[0][0] - given[1][1], given[0][1] - given[1][0]
+
+
+def _range_of_mul(node: ir.Node, given: list[Interval]) -> Interval:
+    if node.inputs[0] is node.inputs[1]:
+        return 0.0, max(given[0][0] ** 2, given[0][1] ** 2)
+    return _range_of_product(*given)
+
+
+def _range_of_div(node: ir.Node, given: list[Interval]) -> Interval:
+    low, high = given[1]
+    above, below = node.inputs
+    if given[0][0] >= 0 and above is not None and below is not None and is_row_sum(below, of=above):
+        return UNIT
+    if low < 0 < high or not high:
+        return (0.0, math.inf) if low >= 0 and given[0][0] >= 0 else UNBOUNDED
+    inverse = (1 / high if math.isfinite(high) else 0.0, 1 / low if low else math.inf)
+    return _range_of_product(given[0], inverse)
+
+
+def _range_of_mean(node: ir.Node, given: list[Interval]) -> Interval:
+    low, high = _range_of_sum(node, given)
+    return low / len(given), high / len(given)
+
+
+def _range_of_union(node: ir.Node, given: list[Interval]) -> Interval:
+    return min(low for low, _ in given), max(high for _, high in given)
+
+
+def _range_of_where(node: ir.Node, given: list[Interval]) -> Interval:
+    return _range_of_union(node, given[1:])
+
+
+def _range_of_clip(node: ir.Node, given: list[Interval]) -> Interval:
+    low, high = given[0]
+    least = node.attributes["min"].as_float() if "min" in node.attributes else _operand_range(node, given, 1)[0]
+    most = node.attributes["max"].as_float() if "max" in node.attributes else _operand_range(node, given, 2)[1]
+    return max(low, least), min(high, most)
+
+
+def _operand_range(node: ir.Node, given: list[Interval], position: int) -> Interval:
+    there = len(node.inputs) > position and node.inputs[position] is not None
+    return given[position] if there else UNBOUNDED
+
+
+def _range_of_neg(node: ir.Node, given: list[Interval]) -> Interval:
+    return -given[0][1], -given[0][0]
+
+
+def _range_of_relu(node: ir.Node, given: list[Interval]) -> Interval:
+    return max(given[0][0], 0.0), max(given[0][1], 0.0)
+
+
+def _range_of_reduced_sum(node: ir.Node, given: list[Interval]) -> Interval:
+    return _POSITIVE if given[0][0] >= 0 else UNBOUNDED
+
+
+def _range_of_reduced_product(node: ir.Node, given: list[Interval]) -> Interval:
+    low, high = given[0]
+    return UNIT if low >= 0 and high <= 1 else _POSITIVE if low >= 0 else UNBOUNDED
+
+
+def _range_of_pow(node: ir.Node, given: list[Interval]) -> Interval:
+    low, high = given[1]
+    if low != high or not math.isfinite(low):
+        return UNBOUNDED
+    even = low % 2 == 0
+    return _POSITIVE if even or given[0][0] >= 0 else UNBOUNDED
+
+
+def _range_of_max(node: ir.Node, given: list[Interval]) -> Interval:
+    return max(low for low, _ in given), max(high for _, high in given)
+
+
+def _range_of_min(node: ir.Node, given: list[Interval]) -> Interval:
+    return min(low for low, _ in given), min(high for _, high in given)
+
+
+def _range_of_exp(node: ir.Node, given: list[Interval]) -> Interval:
+    low, high = (math.exp(min(bound, 700.0)) for bound in given[0])
+    return low, high if given[0][1] < 700 else math.inf
+
+
+def _range_of_log(node: ir.Node, given: list[Interval]) -> Interval:
+    return -math.inf, math.log(given[0][1]) if 0 < given[0][1] < math.inf else math.inf
+
+
+_INTERVAL_RULES: dict[str, Callable[[ir.Node, list[Interval]], Interval]] = {
+    "Add": _range_of_sum,
+    "Clip": _range_of_clip,
+    "Concat": _range_of_union,
+    "Div": _range_of_div,
+    "Exp": _range_of_exp,
+    "Log": _range_of_log,
+    "Max": _range_of_max,
+    "Mean": _range_of_mean,
+    "Min": _range_of_min,
+    "Mul": _range_of_mul,
+    "Neg": _range_of_neg,
+    "Pow": _range_of_pow,
+    "ReduceProd": _range_of_reduced_product,
+    "ReduceSum": _range_of_reduced_sum,
+    "Relu": _range_of_relu,
+    "Sub": _range_of_sub,
+    "Sum": _range_of_sum,
+    "Where": _range_of_where,
+}

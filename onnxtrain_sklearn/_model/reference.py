@@ -1,0 +1,285 @@
+"""A file as given, run by onnxruntime beside a graph that was made from it.
+
+What reads, converts and rewrites files may be wrong; the file itself, in its own opset and with its own functions, is
+not. Both compute the same outputs, and where they differ the first value that does so is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx_ir as ir
+
+from .._ir.edits import without_empty_reductions
+from .._ir.limits import nodes_of
+from .._ort import sessions
+from .._ort.devices import resolve_device
+from ..exceptions import ModelError
+from .modes import DRAWING
+
+LARGEST = 2**31 - 1
+"""Bytes of a file that onnxruntime takes as a message."""
+
+ROUNDED = 0.1
+"""Largest difference, in parts of the largest number, where the file computes with few bits."""
+
+FREE_SIZE = 3
+"""The size of axes that a file leaves free, in random inputs."""
+
+MOST_NUMBERS = 2**20
+"""Numbers of random inputs up to which a graph is run on them."""
+
+_PLAIN = {"graph_optimization_level": "ORT_DISABLE_ALL"}
+_FEW_BITS = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+
+Feeds = Mapping[str, np.ndarray]
+
+
+class PlainSession:
+    """A graph on the CPU, without the optimizations of onnxruntime.
+
+    Raises ModelError if onnxruntime does not load it.
+    """
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.proto = proto
+        self._session = sessions.create_session(proto.SerializeToString(), resolve_device(), options=_PLAIN)
+
+    def run(self, names: Sequence[str], feeds: Feeds) -> list[np.ndarray] | None:
+        """Return outputs, None if the graph does not run; of the inputs, those that it has are taken."""
+        own = {value.name for value in self.proto.graph.input}
+        try:
+            found = sessions.run_session(self._session, names, {n: x for n, x in feeds.items() if n in own})
+        except ModelError:
+            return None
+        return found
+
+
+def plain_session(proto: onnx.ModelProto) -> PlainSession | None:
+    """Return a session for a file as it is, None if the installed onnxruntime does not load it."""
+    if proto.ByteSize() > LARGEST:
+        return None
+    try:
+        # onnxruntime takes reductions over no axes for those over all, against the standard
+        return PlainSession(_with_plain_ends(without_empty_reductions(proto)))
+    except ModelError:
+        return None
+
+
+def _with_plain_ends(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model that takes and gives float32 in place of bfloat16, for which NumPy has no type."""
+    inputs, outputs = (
+        {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16}
+        for values in (inputs_of(proto), proto.graph.output)
+    )
+    if not inputs and not outputs:
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    graph, inner = result.graph, {name: f"{name}/bfloat16" for name in inputs | outputs}
+    for node in nodes_of(graph):
+        for names in (node.input, node.output):
+            names[:] = [inner.get(name, name) for name in names]
+    for value in (*graph.input, *graph.output):
+        if value.name in inner:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    nodes = [onnx.helper.make_node("Cast", [n], [inner[n]], to=onnx.TensorProto.BFLOAT16) for n in sorted(inputs)]
+    nodes += [*graph.node]
+    nodes += [onnx.helper.make_node("Cast", [inner[n]], [n], to=onnx.TensorProto.FLOAT) for n in sorted(outputs)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return result
+
+
+class Compared(NamedTuple):
+    """What came of a comparison: how far outputs are from those of the file, or why nothing could be compared."""
+
+    different: str = ""
+    reason: str = ""
+
+
+def compared(
+    given: PlainSession,
+    names: Sequence[str],
+    feeds: Feeds,
+    where: str,
+    found: Sequence[np.ndarray] | None,
+    made: Callable[[], onnx.ModelProto],
+) -> Compared:
+    """Compare outputs of a file with ``found``, those of the graph that ``made`` returns, up to what rounding does.
+
+    ``where`` says what the inputs are.
+    """
+    expected = given.run(names, feeds)
+    if expected is None:
+        return Compared(reason=f"onnxruntime does not run it on {where}")
+    if found is None:
+        return Compared(reason=f"what was made of it does not run on {where}")
+    few_bits = _has_few_bits(given.proto)
+    pairs = list(zip(names, expected, found, strict=True))
+    if not any(_differ(a, b, few_bits) for _, a, b in pairs):
+        without = all(a.size and not np.isfinite(a).any() for a in expected if _is_numeric(a))
+        return Compared(reason=f"its outputs are not finite on {where}" if without else "")
+    again, moved = given.run(names, feeds), given.run(names, moved_feeds(feeds))
+    for (name, a, b), same, other in zip(pairs, again or expected, moved or expected, strict=True):
+        if _differ(a, same, few_bits):  # an operator of another domain may draw random numbers
+            return Compared(reason=f"its output {name!r} is another one in every run")
+        if _differ(a, b, few_bits, noise=10 * _distance(a, other)):
+            node = first_difference(given.proto, made(), feeds)
+            return Compared(f"output {name!r} differs by up to {_distance(a, b):.2g} on {where}.{node}")
+    return Compared(reason=f"its outputs change with the rounding of its inputs on {where}")
+
+
+def moved_feeds(feeds: Feeds) -> dict[str, np.ndarray]:
+    """Return inputs that are off by some rounding, which shows what becomes of it; whole numbers stay exact."""
+    rng, result = np.random.RandomState(0), dict(feeds)
+    for name, array in feeds.items():
+        if array.dtype.kind == "f":
+            signs = rng.choice([-1e-6, 1e-6], array.shape).astype(array.dtype)
+            result[name] = np.where(array == np.round(array), array, array * (1 + signs)).astype(array.dtype)
+    return result
+
+
+def draws(proto: onnx.ModelProto) -> bool:
+    """Whether a file draws random numbers."""
+    return _any_node(proto, lambda node: node.op_type in DRAWING or _drops(node))
+
+
+def in_predicting_form(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """Return a file with its Dropout and BatchNormalization in the form for predictions, and what that leaves out."""
+    without = "Dropout" if _any_node(proto, _drops) else ""
+    if _any_node(proto, _takes_statistics):
+        without += f"{' and ' if without else ''}statistics of minibatches"
+    if not without:
+        return proto, ""
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in (node for graph in (result.graph, *result.functions) for node in nodes_of(graph)):
+        if _drops(node):
+            del node.input[2:]
+        elif _takes_statistics(node):
+            kept = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
+            del node.attribute[:], node.output[1:]
+            node.attribute.extend(kept)
+    return result, without
+
+
+def _any_node(proto: onnx.ModelProto, rule: Callable[[onnx.NodeProto], bool]) -> bool:
+    return any(rule(node) for graph in (proto.graph, *proto.functions) for node in nodes_of(graph))
+
+
+def _drops(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Dropout" and not node.domain and len(node.input) > 2 and bool(node.input[2])
+
+
+def _takes_statistics(node: onnx.NodeProto) -> bool:
+    mode = any(a.name == "training_mode" and a.i for a in node.attribute)
+    return node.op_type == "BatchNormalization" and not node.domain and (mode or len(node.output) > 1)
+
+
+def inputs_of(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Return the inputs of a file that no initializer stands for."""
+    held = {tensor.name for tensor in proto.graph.initializer}
+    return [value for value in proto.graph.input if value.name not in held]
+
+
+def random_feeds(proto: onnx.ModelProto, trial: int) -> dict[str, np.ndarray] | None:
+    """Return random inputs, in odd trials positive ones; None if the file has inputs that cannot be drawn.
+
+    Axes that are free are all of one size. Integers are 0 and 1, which most tables and lists have, in odd trials 1.
+    """
+    rng, feeds = np.random.RandomState(trial), dict[str, np.ndarray]()
+    for value in inputs_of(proto):
+        kind = value.type.tensor_type
+        if value.type.WhichOneof("value") != "tensor_type" or not kind.HasField("shape") or not _is_drawn(kind):
+            return None
+        shape = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else FREE_SIZE for d in kind.shape.dim]
+        if np.prod(shape, dtype=float) + sum(array.size for array in feeds.values()) > MOST_NUMBERS:
+            return None
+        feeds[value.name] = _numbers(rng, ir.DataType(kind.elem_type).numpy(), shape, trial)
+    return feeds
+
+
+def drawn_input(value: onnx.ValueInfoProto, rows: int) -> np.ndarray:
+    """Return zeros for an input that nothing of interest depends on."""
+    kind = value.type.tensor_type
+    sizes = [d.dim_value if d.dim_value > 0 else FREE_SIZE for d in kind.shape.dim]
+    if sizes and kind.shape.dim[0].dim_value <= 0:
+        sizes[0] = rows
+    if kind.elem_type == onnx.TensorProto.STRING:
+        return np.full(sizes, "", object)
+    dtype = np.dtype(np.float32) if kind.elem_type == onnx.TensorProto.BFLOAT16 else ir.DataType(kind.elem_type).numpy()
+    return np.zeros(sizes, dtype)
+
+
+def _is_drawn(kind: onnx.TypeProto.Tensor) -> bool:
+    return bool(kind.elem_type) and ir.DataType(kind.elem_type).numpy().kind in "fiub"
+
+
+def _numbers(rng: np.random.RandomState, kind: np.dtype[Any], shape: Sequence[int], trial: int) -> np.ndarray:
+    if kind.kind == "f":
+        return np.asarray(rng.uniform(0.1, 1.0, shape) if trial % 2 else rng.normal(size=shape), kind)
+    return np.asarray(np.ones(shape) if trial % 2 else rng.randint(0, 2, shape), kind)
+
+
+def _has_few_bits(proto: onnx.ModelProto) -> bool:
+    kinds = {tensor.data_type for tensor in proto.graph.initializer}
+    kinds |= {value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)}
+    quantizes = any(
+        word in node.op_type for node in nodes_of(proto.graph) for word in ("Quantize", "Integer", "QLinear", "NBits")
+    )
+    casts = any(a.name == "to" and a.i in _FEW_BITS for node in nodes_of(proto.graph) for a in node.attribute)
+    return quantizes or casts or not kinds.isdisjoint(_FEW_BITS)
+
+
+def _differ(one: Any, other: Any, few_bits: bool, noise: float = 0.0) -> bool:
+    if not _is_numeric(one, other):
+        return False
+    if one.size != other.size:
+        return True
+    one, other = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
+    error, scale = ROUNDED if few_bits else 1e-3, float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
+    return not np.allclose(one, other, rtol=error, atol=error * scale + 1e-6 + noise, equal_nan=True)
+
+
+def _distance(one: Any, other: Any) -> float:
+    if not _is_numeric(one, other):
+        return 0.0
+    if one.size != other.size:
+        return float("inf")
+    apart = np.abs(one.astype(np.float64).ravel() - other.astype(np.float64).ravel())
+    return float(apart[np.isfinite(apart)].max(initial=0.0))
+
+
+def _is_numeric(*values: Any) -> bool:
+    return all(isinstance(value, np.ndarray) and value.dtype.kind in "fiub" for value in values)
+
+
+def first_difference(given: onnx.ModelProto, made: onnx.ModelProto, feeds: Feeds) -> str:
+    """Return a sentence: the first node of a file whose result differs in another graph, as far as names survived."""
+    few_bits = _has_few_bits(given)
+    known = {name for node in made.graph.node for name in node.output if name}
+    nodes = {name: node for node in given.graph.node for name in node.output if name in known}
+    shown = [plain_session(_showing(one, nodes)) for one in (given, made)]
+    theirs, ours = (None if one is None else one.run(list(nodes), feeds) for one in shown)
+    for name, a, b in zip(nodes, theirs or (), ours or (), strict=False):
+        if _differ(a, b, few_bits):
+            node = nodes[name]
+            return f" The first node that differs is {node.name or name!r} ({node.op_type}), by its result {name!r}."
+    last = given.graph.node[-1]
+    return f" No value before it shows where; the last node is {last.name or last.output[0]!r} ({last.op_type})."
+
+
+def _showing(proto: onnx.ModelProto, names: Mapping[str, Any]) -> onnx.ModelProto:
+    """Return the graph with further values among its outputs; onnxruntime infers their types."""
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    shown = {value.name for value in result.graph.output}
+    for name in names:
+        if name not in shown:
+            result.graph.output.add(name=name)
+    return result

@@ -1,0 +1,232 @@
+"""Take embedding reads and sparse first products out of a graph before it is differentiated.
+
+The gradient of such a matrix is zero but for the rows that are read: an engine would write all of it. Without the
+Gather, the graph reads the rows from an input. Its gradient has a row for each index; whoever runs the graph adds
+these rows up. The indices become an output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from .._importers.torch_program import padding_row
+from .._ir.edits import replace_node, replace_value
+from .._ir.queries import attribute, constant, dims, fixed, operand
+from ..graph import GraphBuilder
+
+LARGE = 4096
+"""Elements from which on it is faster to add up the gradient outside: scattering takes 50 ns an element and more."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A Gather of rows, which a graph reads from an input while it is differentiated.
+
+    Attributes
+    ----------
+    weight : str
+        Name of the initializer.
+    shape : tuple of int
+        Its shape.
+    count : int
+        Number of indices.
+    rows, indices : str
+        Names of the input for the rows, (count, width), and of the output for the indices, (count,) of int64.
+    padding : int or None
+        The row that is read without a gradient.
+    """
+
+    weight: str
+    shape: tuple[int, ...]
+    count: int
+    rows: str
+    indices: str
+    padding: int | None
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.shape[1:])
+
+
+def take_lookups(model: ir.Model, names: Collection[str], least: int = LARGE) -> list[Lookup]:
+    """Take the Gathers of the named initializers out of ``model``, in place, and return them.
+
+    An initializer of fewer than ``least`` elements, or that anything else reads too, stays as it is.
+    """
+    graph = model.graph
+    op = GraphBuilder(graph, prefix="lookup", constant_nodes=True)
+    weights = [value for name, value in graph.initializers.items() if name in names and _is_looked_up(graph, value)]
+    chosen = [value for value in weights if math.prod(dims(value) or [0]) >= least]  # type: ignore[arg-type]
+    found = [_taken_rows(op, value, use.node) for value in chosen for use in list(value.uses())]
+    for value in chosen:
+        del graph.initializers[value.name or ""]
+    if found:
+        graph.sort()
+    return found
+
+
+def _is_looked_up(graph: ir.Graph, value: ir.Value) -> bool:
+    """Whether nodes read whole rows of ``value``, as many as is known, and nothing else reads it."""
+    if value.is_graph_output() or not value.uses() or not fixed(dims(value)) or not dims(value):
+        return False
+    return all(use.node.graph is graph and use.idx == 0 and _reads_rows(use.node) for use in value.uses())
+
+
+def _reads_rows(node: ir.Node) -> bool:
+    if (node.op_type, node.domain) != ("Gather", "") or node.outputs[0].is_graph_output():
+        return False
+    rank = len(dims(node.inputs[0]) or ())
+    return attribute(node, "axis", 0) % rank == 0 and fixed(dims(node.inputs[1])) and fixed(dims(node.outputs[0]))
+
+
+def _taken_rows(op: GraphBuilder, value: ir.Value, node: ir.Node) -> Lookup:
+    """Replace a Gather by an input for the rows, and add an output for the indices."""
+    index, shape, read = node.inputs[1], dims(value), dims(node.outputs[0])
+    assert index is not None
+    assert value.dtype is not None
+    assert fixed(shape)
+    assert fixed(read)
+    count = math.prod(dims(index) or ())  # type: ignore[arg-type]
+    places = op.Reshape(op.Cast(index, to=ir.DataType.INT64), [-1])
+    places.dtype, places.shape = ir.DataType.INT64, ir.Shape([count])
+    op.graph.outputs.append(places)
+    rows = op.input("rows", value.dtype, (count, math.prod(shape[1:])))  # also of a vector, whose rows are numbers
+    lookup = Lookup(value.name or "", tuple(shape), count, rows.name or "", places.name or "", padding_row(node))
+    replace_node(op, node, [op.Reshape(rows, read)])
+    return lookup
+
+
+def put_back_lookups(model: ir.Model, lookups: Sequence[Lookup]) -> None:
+    """Let ``model``, a gradient graph, read the rows itself, in place; the matrices become inputs."""
+    graph = model.graph
+    op = GraphBuilder(graph, prefix="lookup", constant_nodes=True)
+    outputs = {value.name: value for value in graph.outputs}
+    tables: dict[str, ir.Value] = {}
+    for lookup in lookups:
+        rows = next(value for value in graph.inputs if value.name == lookup.rows)
+        if lookup.weight not in tables:
+            assert rows.dtype is not None
+            tables[lookup.weight] = ir.val(lookup.weight, rows.dtype, lookup.shape)
+            graph.inputs.append(tables[lookup.weight])
+        read = op.Gather(tables[lookup.weight], outputs[lookup.indices], axis=0)
+        read = read if len(lookup.shape) == 2 else op.Reshape(read, [lookup.count, lookup.width])
+        replace_value(op, rows, read)
+        graph.inputs.remove(rows)
+    if lookups:
+        graph.sort()
+
+
+# Products of inputs with matrices, taken out of a graph: whoever runs it multiplies sparse rows outside.
+#
+# The graph then reads each product from an input of its own, and has neither the input nor the matrix any more.
+
+
+@dataclass(frozen=True, eq=False)
+class FirstProduct:
+    """A product of an input with a matrix, which a graph no longer computes.
+
+    Attributes
+    ----------
+    input, weight : str
+        Names of the input and of the initializer that were multiplied.
+    n_outputs : int
+        Columns of the product.
+    transposed : bool
+        Whether the initializer has the shape (n_outputs, n_features), not (n_features, n_outputs).
+    name : str
+        The input from which the graph reads the product.
+    factors : ndarray of shape (n_features,) or None
+        What each column of the input is multiplied by before.
+    """
+
+    input: str
+    weight: str
+    n_outputs: int
+    transposed: bool
+    name: str
+    factors: np.ndarray | None = None
+
+
+def take_first_products(model: ir.Model, names: Collection[str]) -> list[FirstProduct]:
+    """Take the products of the named inputs with initializers out of ``model``, in place, and return them.
+
+    An input that anything else reads stays as it is, and so does one whose matrix is read twice. Constants that its
+    columns are multiplied by first are the ``factors``.
+    """
+    graph = model.graph
+    op = GraphBuilder(graph, prefix="product", constant_nodes=True)
+    named = {value: _factors_of_columns(value) for value in graph.inputs if value.name in names}
+    chosen = {value: rows for value, rows in named.items() if _is_multiplied_only(graph, rows.value)}
+    found = [
+        _taken(op, value, rows, node) for value, rows in chosen.items() for node in [u.node for u in rows.value.uses()]
+    ]
+    for value in chosen:
+        graph.remove([use.node for use in value.uses()], safe=True)
+    graph.inputs[:] = [value for value in graph.inputs if value not in chosen]
+    if found:
+        graph.sort()
+    return found
+
+
+class _Rows(NamedTuple):
+    """An input, or its only use: a product with a number for each column."""
+
+    value: ir.Value
+    factors: np.ndarray | None
+
+
+def _factors_of_columns(value: ir.Value) -> _Rows:
+    uses, sizes = list(value.uses()), dims(value) or ()
+    node = uses[0].node if len(uses) == 1 else None
+    if node is None or value.is_graph_output() or node.op_type != "Mul" or node.domain or uses[0].idx:
+        return _Rows(value, None)
+    factors = None if node.inputs[1] is None else constant(node.inputs[1])
+    if factors is None or len(sizes) != 2 or factors.shape != (1, sizes[1]):
+        return _Rows(value, None)
+    return _Rows(node.outputs[0], factors[0])
+
+
+def _is_multiplied_only(graph: ir.Graph, value: ir.Value) -> bool:
+    """Whether ``value`` is a matrix that nodes multiply by initializers from the right, and that nothing else reads."""
+    uses = [(use.node, use.idx) for use in value.uses()]
+    if value.is_graph_output() or not uses or len(dims(value) or ()) != 2:
+        return False
+    return all(node.graph is graph and place == 0 and _is_product(node) for node, place in uses)
+
+
+def _is_product(node: ir.Node) -> bool:
+    if node.op_type not in ("Gemm", "MatMul") or node.domain or attribute(node, "transA", 0):
+        return False
+    weight = node.inputs[1]
+    if weight is None or not weight.is_initializer() or weight.is_graph_output() or len(weight.uses()) != 1:
+        return False
+    matrix = constant(weight)
+    return matrix is not None and matrix.ndim == 2
+
+
+def _taken(op: GraphBuilder, value: ir.Value, rows: _Rows, node: ir.Node) -> FirstProduct:
+    """Replace a node by an input of the graph for its product; scale the product and add to it as the node does."""
+    weight, (batch, _) = node.inputs[1], dims(value) or (None, None)
+    matrix = None if weight is None else constant(weight)
+    assert weight is not None
+    assert matrix is not None
+    assert value.dtype is not None
+    transposed = bool(attribute(node, "transB", 0))
+    n_outputs = int(matrix.shape[0 if transposed else 1])
+    product = op.input("first", value.dtype, (batch, n_outputs))
+    scale = np.asarray(attribute(node, "alpha", 1.0), matrix.dtype)
+    result = product if scale == 1 else op.Mul(product, scale)
+    added = operand(node, 2)
+    if added is not None:
+        share = np.asarray(attribute(node, "beta", 1.0), matrix.dtype)
+        result = op.Add(result, added if share == 1 else op.Mul(added, share))
+    replace_node(op, node, [op.Identity(result) if result is product else result])
+    del op.graph.initializers[weight.name or ""]
+    return FirstProduct(value.name or "", weight.name or "", n_outputs, transposed, product.name or "", rows.factors)

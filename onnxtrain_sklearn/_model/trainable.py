@@ -1,0 +1,467 @@
+"""The trainable model: a graph pruned to the trained output, its parameters, inputs and scores.
+
+Losses, data and sessions are not known here, and no function changes the model that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from .._importers.keras import restore_layers
+from .._importers.torch_parameters import own_names, restore_parameters
+from .._ir.control_flow import read_constant_states
+from .._ir.edits import keep_outputs
+from .._ir.opsets import readable
+from .._ir.queries import is_float, reaching
+from .._ir.shapes import infer_shapes
+from .._utils.cache import with_attributes
+from .._utils.errors import refusing
+from ..exceptions import ModelError, nearest
+from ..graph import GraphBuilder
+from .activation import activation_of, scores_of
+from .batch_axis import free_batch_axis, infer_anew
+from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
+from .modes import normalizes_by_batch, separate_running_statistics, separate_stored_statistics, use_running_statistics
+from .precision import NOTHING_KEPT, KeptTypes, kept_types
+from .ranges import range_of
+from .roles import EXPORTER, Verdict
+from .weights import common_dtype, form_of, initial_value, listing, parameters_of, reweighted, statistics_of
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, element type and shape of a graph input; None stands for a dimension that is not fixed."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """How one of several trained outputs is computed from its scores; the attributes are those of the model."""
+
+    output: str
+    scores: str
+    link: str | None
+    log_output: bool = False
+    paired: bool = False
+    normalised: bool = False
+
+
+@dataclass(frozen=True)
+class TrainableModel:
+    """A graph pruned to the output that is trained.
+
+    Attributes
+    ----------
+    model : onnx_ir.Model
+        Its outputs are ``scores`` and, if different, ``output`` and ``choice``. Read only.
+    inputs : tuple of TensorSpec
+        The graph's inputs; the first axis of each is the batch.
+    output : str
+        The output that the user asked for.
+    scores : str
+        The value that the loss is computed from: ``output``, or the input of its final activation.
+    link : str or None
+        The link that the final activation computes: "softmax", "sigmoid", "exp", or None. "votes": the scores are those
+        of pairs of classes, and the output is the decision function computed from them.
+    log_output : bool
+        Whether ``output`` is the logarithm of that link.
+    paired : bool
+        Whether ``output`` has two columns, 1 - p and p, computed from one score.
+    normalised : bool
+        Whether the link normalizes numbers that may stop being probabilities during training.
+    reference : onnx_ir.Model or None
+        The graph as given, for comparison before training.
+    joined : tuple of int
+        Columns of each output, where ``output`` is all of them side by side.
+    members : int or None
+        Number of members of an ensemble: the scores have the shape (N, members, n_outputs). None: (N, n_outputs).
+    kept : KeptTypes
+        What the given file keeps in float16 or bfloat16, which is computed and trained in float32.
+    parameters : tuple of str
+        Names of the float initializers that are weights and on which ``scores`` depends.
+    statistics : tuple of str
+        Names of the running statistics.
+    dtype : numpy.dtype
+        Type of the parameters.
+    choice : str or None
+        The value with the index of the class that the graph itself chooses, by votes or by a threshold; None: the
+        scores determine the class.
+    roles : dict of str to str
+        Of a foreign graph: the reason why each parameter is a weight.
+    constants : dict of str to str
+        Of a foreign graph: the float constants that are not weights, with the reason.
+    quantized : tuple of str
+        Of a foreign graph: the nodes that compute with integers instead of floats.
+    narrow : tuple of str
+        Of a foreign graph: the weights with a float type other than float32 and float64.
+    low_rank : tuple of LowRank
+        The matrices that low-rank factors change; the factors are among the parameters.
+    forms : tuple of OutputForm
+        Of a graph that is trained on several outputs: each of them, the first of which is ``output``.
+    doubtful : tuple of str
+        Of a foreign graph: the parameters that are single numbers and may as well be constants of formulas.
+    """
+
+    model: ir.Model
+    inputs: tuple[TensorSpec, ...]
+    output: str
+    scores: str
+    link: str | None
+    log_output: bool
+    parameters: tuple[str, ...]
+    statistics: tuple[str, ...]
+    dtype: np.dtype[Any]
+    choice: str | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    quantized: tuple[str, ...] = ()
+    narrow: tuple[str, ...] = ()
+    paired: bool = False
+    normalised: bool = False
+    reference: ir.Model | None = None
+    joined: tuple[int, ...] = ()
+    members: int | None = None
+    kept: KeptTypes = NOTHING_KEPT
+    low_rank: tuple[LowRank, ...] = ()
+    forms: tuple[OutputForm, ...] = ()
+    doubtful: tuple[str, ...] = ()
+
+    @property
+    def activation(self) -> dict[str, Any]:
+        """How the output is computed from the scores, or each of several outputs."""
+        names = ("scores", "link", "log_output", "paired", "normalised", "forms")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def views(self) -> tuple[TrainableModel, ...]:
+        """The model as one of each of several outputs; the graph and its parameters are those of all."""
+        return tuple(replace(self, forms=(), **vars(form)) for form in self.forms)
+
+    @property
+    def output_row(self) -> tuple[int | None, ...]:
+        """The declared shape of a row of the output; empty if it is not known."""
+        shape = self._value(self.output).shape
+        return () if shape is None else tuple(d if isinstance(d, int) else None for d in shape[1:])
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Bounds of the output that follow from the operators of the graph."""
+        return range_of(self._value(self.output))
+
+    @property
+    def ends_in_log(self) -> bool:
+        """Whether the last operator is a logarithm."""
+        node = self._value(self.output).producer()
+        return node is not None and (node.op_type, node.domain) == ("Log", "")
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether predictions take other weights than training: merged with adapters, or rounded to a narrow type."""
+        return bool(self.low_rank) or self.kept != NOTHING_KEPT
+
+    def weights(self, current: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """Return a copy of every parameter and running statistic by name; with ``current`` numbers, in their types."""
+        initial = {name: initial_value(self.model, name) for name in (*self.parameters, *self.statistics)}
+        if current is None:
+            return {name: np.array(array) for name, array in initial.items()}
+        return {name: current[name].astype(array.dtype) for name, array in initial.items()}
+
+    @cached_property
+    def running_statistics(self) -> dict[str, str]:
+        """The running statistics that training updates: name of each, and of its next value."""
+        nodes = [node for node in form_of(self.model).graph if normalizes_by_batch(node)]
+        return {node.inputs[i].name: node.outputs[i - 2].name for node in nodes for i in (3, 4)}  # type: ignore[union-attr,misc]
+
+    def with_frozen_statistics(self, trained: Collection[str]) -> TrainableModel:
+        """Return the model with BatchNormalization in inference mode where neither scale nor bias is trained.
+
+        One without parameters of its own stays in training mode where the layers before it are trained.
+        """
+
+        def stays(node: ir.Node) -> bool:
+            own = {x.name for x in node.inputs[1:3] if x is not None}.intersection(self.parameters)
+            before = own or reaching(node.outputs[0]).intersection(self.parameters)
+            return (before or set(self.parameters)).isdisjoint(trained)
+
+        if not any(normalizes_by_batch(node) and stays(node) for node in form_of(self.model).graph):
+            return self
+        model = self.model.clone()
+        for node in [n for n in model.graph if normalizes_by_batch(n) and stays(n)]:
+            use_running_statistics(node)
+        return replace(self, model=model)
+
+    def with_weights(self, weights: Mapping[str, np.ndarray]) -> TrainableModel:
+        """Return the model with other values of some of its weights, in the types that they have."""
+        initializers = form_of(self.model).graph.initializers
+        typed = {name: array.astype(initializers[name].dtype.numpy()) for name, array in weights.items()}  # type: ignore[union-attr]
+        return with_attributes(self, model=reweighted(self.model, typed))  # with the same running statistics
+
+    def ignoring_activation(self) -> TrainableModel:
+        """Return the model with the loss computed directly from its output."""
+        form = self.scores, self.link, self.log_output, self.paired, self.normalised
+        if form == (self.output, None, False, False, False):
+            return self
+        return replace(self, **vars(OutputForm(self.output, self.output, None)))
+
+    def _value(self, name: str) -> ir.Value:
+        return next(v for v in self.model.graph.outputs if v.name == name)
+
+    def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> TrainableModel:
+        """Return the model with the axes after the batch axis fixed to ``shapes``, by input name."""
+        if all(spec.shape[1:] == shapes[spec.name] for spec in self.inputs):
+            return self
+        model = self.model.clone()
+        for value in model.graph.inputs:
+            value.shape = ir.Shape([ir.SymbolicDim("N"), *shapes[value.name or ""]])
+        inputs = tuple(replace(spec, shape=(None, *shapes[spec.name])) for spec in self.inputs)
+        return replace(self, model=infer_anew(model), inputs=inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in vars(self).items() if name != "running_statistics"}  # read anew
+        return {**state, "model": ir.to_proto(self.model).SerializeToString(), "reference": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        model = readable(onnx.load_model_from_string(cast("bytes", state["model"])))
+        self.__dict__.update(state, model=model)
+
+
+def with_outputs_of(source: TrainableModel, views: Sequence[TrainableModel]) -> TrainableModel:
+    """Return the model with the forms of these outputs of it."""
+    names = [field.name for field in fields(OutputForm)]
+    forms = [OutputForm(*(getattr(view, name) for name in names)) for view in views]
+    return replace(source, forms=tuple(forms), **vars(forms[0]))
+
+
+def with_output_for(
+    source: TrainableModel, link: str, *, log: bool = False, normalised: bool = False
+) -> TrainableModel:
+    """Return the model with scores whose ``link`` is the output; with ``log``, the output is its logarithm."""
+    model = source.model.clone()
+    graph, output = model.graph, next(v for v in model.graph.outputs if v.name == source.output)
+    op = GraphBuilder(graph, dtype=output.dtype or ir.DataType.FLOAT, prefix="scores", constant_nodes=True)
+    scores = scores_of(op, output, link, log=log)
+    graph.outputs.append(scores)
+    found = replace(source.ignoring_activation(), model=infer_shapes(model), scores=scores.name or "", link=link)
+    return replace(found, log_output=log, normalised=normalised)
+
+
+def _store_foreign_weights(model: ir.Model) -> None:
+    """Make the weights of a foreign graph its initializers, in place."""
+    model.graph.meta[EXPORTER] = model.producer_name
+    restore_parameters(model.graph)
+    restore_layers(model)
+    read_constant_states(model.graph)
+    store_weights(model.graph)
+
+
+@refusing("The graph cannot be prepared for training")
+def trainable_model(
+    source: ir.Model,
+    output: str | None = None,
+    *,
+    pairs: str | None = None,
+    choice: str | None = None,
+    foreign: bool = False,
+    several: Sequence[str] = (),
+) -> TrainableModel:
+    """Prune ``source`` to the output that is trained, or to ``several``, and find its parameters.
+
+    Parameters of a ``foreign`` graph are found by their roles, wherever they are stored; otherwise they are all float
+    initializers that are not settings of operators. ``choice`` names the output with the index of the class that the
+    graph itself chooses, ``pairs`` the output with scores of pairs of classes, if the trained output is a decision
+    function computed from them.
+    """
+    model = source.clone()
+    free_batch_axis(model)
+    graph, initializers = model.graph, listing(model.graph)
+    if foreign:
+        _store_foreign_weights(model)
+    find = _foreign_parameters if foreign else parameters_of
+    named = {v.name: v for v in graph.outputs}
+    wanted: Sequence[str | None] = several or [output]
+    finals = [_trained_output(graph, name, find) for name in wanted]
+    ends = [_end(graph, final, None if pairs is None else named[pairs], foreign=foreign) for final in finals]
+    every = [scores for scores, _ in ends]
+    kept = dict.fromkeys([*every, *finals] if choice is None else [*every, *finals, named[choice]])
+    keep_outputs(model, list(kept), inputs=True)
+    if not graph.inputs:
+        name = finals[0].name
+        raise ModelError(f"Output {name!r} depends on no input of the graph: there are no data to train it on.")
+    separate_running_statistics(graph)
+    separate_stored_statistics(graph)
+    judged = _with_own_names(graph, verdicts(graph, *every)) if foreign else {}
+    parameters = _names_of_weights(graph, judged) if foreign else parameters_of(graph, every[0])
+    _require_parameters(parameters, every[0], initializers)
+    return TrainableModel(
+        model=model,
+        inputs=tuple(spec_of(v) for v in graph.inputs),
+        **vars(ends[0][1]),
+        forms=tuple(form for _, form in ends) if several else (),
+        parameters=tuple(parameters),
+        statistics=tuple(statistics_of(graph)),
+        dtype=common_dtype(graph, parameters),
+        choice=choice,
+        roles={name: verdict.reason for name, verdict in judged.items() if name in parameters},
+        constants={name: verdict.reason for name, verdict in judged.items() if name not in parameters},
+        quantized=tuple(dict.fromkeys(n for v in every for n in quantized_nodes(graph, v))) if foreign else (),
+        narrow=tuple(dict.fromkeys(n for v in every for n in narrow_weights(graph, v))) if foreign else (),
+        kept=kept_types(graph, finals[0]),
+        doubtful=tuple(name for name, verdict in judged.items() if name in parameters and verdict.is_doubtful),
+    )
+
+
+def _end(graph: ir.Graph, final: ir.Value, pairs: ir.Value | None, *, foreign: bool) -> tuple[ir.Value, OutputForm]:
+    """Return the scores that an output is computed from, and how; ``pairs`` are those of pairs of classes."""
+    name, activation = final.name or "", activation_of(final) if pairs is None else None
+    if activation is None or (foreign and _has_weights_behind(graph, final, activation.base)):
+        scores = final if pairs is None else pairs
+        return scores, OutputForm(name, scores.name or "", None if pairs is None else "votes")
+    scores = activation.scores(graph, final)
+    return scores, OutputForm(name, scores.name or "", activation.link, activation.log, activation.paired)
+
+
+def _has_weights_behind(graph: ir.Graph, final: ir.Value, base: ir.Value) -> bool:
+    """Whether an activation stands for one only as long as weights behind it are ones or zeros."""
+    return not set(_foreign_parameters(graph, final)) <= {*_foreign_parameters(graph, base)}
+
+
+def _require_parameters(parameters: Sequence[str], scores: ir.Value, initializers: str) -> None:
+    if not parameters:
+        raise ModelError(
+            f"Output {scores.name!r} depends on no float parameter. Initializers of the graph: {initializers}. Weights "
+            f"must be float32 or float64 initializers of the main graph."
+        )
+
+
+def first_nodes(nodes: Sequence[str]) -> str:
+    """Return the first of the names of nodes, for a message."""
+    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return ", ".join(nodes[:3]) + more
+
+
+def why_quantized(nodes: Sequence[str]) -> str:
+    """Return why quantized nodes are not trained, and what to do, as the beginning of a message."""
+    said = (
+        f"The graph is quantized: {first_nodes(nodes)}. Rounding has no gradient; a straight-through estimate takes "
+        f"its place in pairs of a QuantizeLinear and a DequantizeLinear with constant scales in float32, and in the "
+        f"products of integers of quantize_dynamic, MatMulInteger and ConvInteger. Train the float model that the file "
+        f"was made from and quantize the trained one again"
+    )
+    if any("LSTM" in name for name in nodes):
+        return f"{said}, or quantize it without its LSTMs: quantize_dynamic(..., op_types_to_quantize=['MatMul'])"
+    if any("QLinear" in name for name in nodes):
+        return f"{said}, or quantize it in pairs: quantize_static(..., quant_format=QuantFormat.QDQ)"
+    return said
+
+
+def _foreign_parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
+    return _names_of_weights(graph, verdicts(graph, scores))
+
+
+def _names_of_weights(graph: ir.Graph, judged: Mapping[str, Verdict]) -> list[str]:
+    return [name for name, verdict in judged.items() if verdict.is_weight and name in graph.initializers]
+
+
+def _with_own_names(graph: ir.Graph, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """Give the weights the names that PyTorch has for them, in place; return the verdicts by these names."""
+    renamed = own_names(graph, _names_of_weights(graph, judged))
+    return {renamed.get(name, name): verdict for name, verdict in judged.items()}
+
+
+def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Graph, ir.Value], list[str]]) -> ir.Value:
+    outputs = {v.name or "": v for v in graph.outputs}
+    if output is not None:
+        if output not in outputs:
+            raise ModelError(f"output={output!r} is no output of the graph.{nearest(output, outputs)}")
+        return outputs[output]
+    for value in graph.outputs:
+        tensor = value.producer() is not None and isinstance(value.type, ir.TensorType)
+        if tensor and is_float(value) and find(graph, value):
+            return value
+    kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
+    rounding = [name for value in graph.outputs for name in quantized_nodes(graph, value)]
+    if rounding:
+        raise ModelError(f"{why_quantized(rounding)}.")
+    raise ModelError(
+        f"No float output of the graph depends on a float initializer, so there is no parameter to train. "
+        f"Outputs: {kinds}; initializers: {listing(graph)}. Weights must be float32 or float64 initializers of the "
+        f"main graph."
+    )
+
+
+def spec_of(value: ir.Value) -> TensorSpec:
+    """Return name, type and shape of a graph input, whose first axis is the batch."""
+    if value.shape is not None and not len(value.shape) and value.dtype is not None:
+        numpy_type = value.dtype.numpy()
+        example = "True" if numpy_type == np.bool_ else f"1, np.{numpy_type}"
+        raise ModelError(
+            f"Graph input {value.name!r} is a single {numpy_type}, the same for all rows, and every input must have a "
+            f"row for each sample. Store it in the graph: take it out of graph.input, and append "
+            f"onnx.numpy_helper.from_array(np.array({example}), {value.name!r}) to graph.initializer. The True of a "
+            f"Dropout is for training alone: predictions are without it."
+        )
+    if not isinstance(value.type, ir.TensorType) or value.dtype is None or value.shape is None:
+        raise ModelError(f"Graph input {value.name!r} must be a tensor of a declared type and shape with a batch axis.")
+    shape = tuple(d if isinstance(d, int) else None for d in value.shape)
+    return TensorSpec(value.name or "", value.dtype.numpy(), shape)
+
+
+# Low-rank changes of matrices: which factors change which matrix, and the matrices with the changes merged into them.
+#
+# A matrix W becomes W + scale · L R, where L has as many rows as W and R as many columns.
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The change of one matrix.
+
+    Attributes
+    ----------
+    matrix : str
+        The initializer that stays as it is.
+    left, right : str
+        Names of the factors L and R. Of a convolution they are kernels: (out, r, 1, ...) and (r, in, k, ...).
+    scale : float
+    first : str
+        The factor that the input is multiplied by, which begins random: the other begins at zero.
+    sums : tuple of str
+        The nodes that add the change.
+    """
+
+    matrix: str
+    left: str
+    right: str
+    scale: float
+    first: str
+    sums: tuple[str, ...]
+
+    @property
+    def factors(self) -> tuple[str, str]:
+        """The names of both factors, the first one first."""
+        return (self.left, self.right) if self.first == self.left else (self.right, self.left)
+
+
+def factors_of_matrices(changes: Sequence[LowRank]) -> set[str]:
+    """Return the names of all factors."""
+    return {name for one in changes for name in one.factors}
+
+
+def merged(weights: Mapping[str, np.ndarray], changes: Sequence[LowRank]) -> dict[str, np.ndarray]:
+    """Return the weights without factors, which are multiplied and added to the matrices, rounded once."""
+    factors = factors_of_matrices(changes)
+    result = {name: array for name, array in weights.items() if name not in factors}
+    for one in changes:
+        given, left, right = (np.asarray(weights[name], np.float64) for name in (one.matrix, one.left, one.right))
+        change = left.reshape(len(left), -1) @ right.reshape(len(right), -1)
+        result[one.matrix] = (given + one.scale * change.reshape(given.shape)).astype(weights[one.matrix].dtype)
+    return result

@@ -1,1 +1,0 @@
-"""The graph builders of the package, in modules of their own; `models` is their public module."""

@@ -1,0 +1,571 @@
+"""Prepare the training of several outputs: parameters by output, examples, heads, validation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import is_classifier
+
+from .._data.columns import warn_of_rounding
+from .._data.inputs import Inputs, frame_arrays, is_frame
+from .._data.several_targets import SeveralTargets, joined_targets, spread
+from .._data.targets import (
+    IGNORED,
+    Classes,
+    Targets,
+    checked_weights,
+    require_same_places,
+    require_sorted,
+    sorted_classes,
+)
+from .._data.validation import faults_of_validation_data, require_scorable
+from .._estimators.classifier import OrtGradientClassifier
+from .._estimators.config import check_estimator_parameters, engine_of, settings_with_head, trainer_settings
+from .._estimators.examples import (
+    Call,
+    Examples,
+    TrainingRows,
+    balanced_weights,
+    graph_inputs,
+    require_known_labels,
+    takes_positions,
+    trained_positions,
+    weighted_targets,
+)
+from .._estimators.fit import trainer_for
+from .._estimators.heads import HeadChoice, Plan, head_for, of_whole_rows, places_of_labels
+from .._estimators.parameters import CLASSIFIER, SHARED, Parameters
+from .._estimators.regressor import OrtGradientRegressor
+from .._estimators.scoring import (
+    ScoredRows,
+    first_outputs,
+    require_no_scoring,
+    rows_of,
+    rows_to_score,
+    score_by,
+    scored_rows,
+)
+from .._estimators.source import source_of
+from .._estimators.state import Columns, Run
+from .._estimators.state_setup import compare_training, run_for
+from .._estimators.training_state import generator_for
+from .._fitted.model import is_estimator, listed
+from .._given.comparison import OwnOutput, own_output, require_own_start, settled
+from .._inference.graph import Head, inference_model
+from .._inference.predictor import Predictor
+from .._model.activation import Task
+from .._model.trainable import TrainableModel, with_outputs_of
+from .._ort import devices
+from .._ort.devices import Device
+from .._training.loss_graph import OutputLoss, TotalLoss
+from .._training.trainer import Trainer
+from .._utils.declared import Parameter
+from .._utils.params import Instance, OneOf
+from .._utils.typing import MatrixLike
+from ..exceptions import InvalidParameterError, ModelError, nearest
+from ..losses import Loss, resolve_loss
+from ..models import resolve_builder
+
+_BY_OUTPUT = Instance(Mapping, "a dict by output")
+
+_LEFT_OUT = ("output", "finetune")
+
+OUTPUTS: Mapping[str, Parameter] = {
+    **{name: declared for name, declared in SHARED.items() if name not in _LEFT_OUT},
+    "model": Parameter("onnx.ModelProto, bytes, path or ONNXProgram", """
+The graph to train, with the outputs that ``loss`` names: float32 or float64; float16 and bfloat16 are trained in
+float32 and exported in their own type. Training starts from the weights in it; the model itself is not changed.
+:meth:`describe` lists the weights. A final activation of an output is recognized: its loss is taken on the scores
+before it."""),
+    "loss": Parameter("dict of str to str, Loss or block", """
+The loss on each trained output, by its name: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object. A loss for
+classification makes the output one of labels, a loss for regression one of numbers; a loss of your own says by its
+attribute ``tasks`` which it is. Outputs without a loss are left out: they are neither trained nor predicted.""",
+        (Instance(Mapping, "a dict of losses by output"), None)),
+    "loss_weights": Parameter("dict of str to float, or None", """
+What the loss on each output is multiplied by in their sum, by output; 1 for those that it does not name. None: 1 for
+all.""", (Instance(Mapping, "a dict of numbers by output"), None)),
+    "output_kind": Parameter("str or dict of str to str", """
+What the outputs of the graph hold, as in :class:`OrtGradientClassifier` ("auto", "scores", "probabilities") and
+:class:`OrtGradientRegressor` ("auto", "scores", "means"): for all, or by output, "auto" for others.""",
+        (OneOf(("auto", "scores")), _BY_OUTPUT)),
+    "class_axis": Parameter('{"auto", 1, -1} or dict', """
+Axis of the classes in scores at each position of a row, as in :class:`OrtGradientClassifier`: for all outputs with
+labels, or by output, "auto" for others.""", (OneOf(("auto", 1, -1)), _BY_OUTPUT)),
+    "ignore_label": Parameter("int, float, str, None or dict", """
+Label that does not count, as in :class:`OrtGradientClassifier`: for all outputs with labels,
+or by output, -100 for others.""", (*CLASSIFIER["ignore_label"].rules, _BY_OUTPUT)),
+    "class_weight": Parameter('"balanced", None or dict', """
+Weights of the classes: "balanced" for all outputs with labels, or by output a dict of weights by label or "balanced",
+as in :class:`OrtGradientClassifier`; None for others.
+"balanced" is not for ``partial_fit``.""", (OneOf(("balanced",)), _BY_OUTPUT, None)),
+    "scoring": Parameter("callable or None", """
+Score on the validation data, higher is better, in place of the mean of the scores of the outputs: a function
+``(estimator, X, y) -> float``. It is called after each epoch with an estimator that predicts the validation data ``X``
+by the weights of that epoch. It needs validation data: ``early_stopping=True``, or ``X_val`` and ``y_val``."""),
+}  # fmt: skip
+"""The parameters of :class:`OrtGradientMultiOutput`."""
+
+
+# The preparation of a call that trains several outputs, in the steps of `_estimators/fit.py`.
+
+
+def prepared_outputs(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
+    """Validate everything; return the run and the loop that will train it."""
+    if call.y is None:
+        raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
+    loop, singles = trainer_settings(estimator), output_estimators(estimator)
+    old: Run | None = getattr(estimator, "_run", None) if call.resume else None
+    source = _known_outputs(estimator, old, singles)
+    examples = several_examples(estimator, singles, call, source, old)
+    rng = generator_for(estimator, call, examples) if old is None else old.rng
+    rows = TrainingRows(estimator, call, old, rng)
+    examples = with_factors(examples, rows.split(examples)[0])
+    plan = Plan(estimator, call, loop, old, rng, rows, None, None, None, ())
+    chosen, owns = choose_heads(estimator, singles, old, source, examples, rng)
+    run, settings = run_for(plan, chosen, examples)
+    run.balanced_outputs = balanced_outputs(singles, call, examples)
+    scores = require_own_starts(run, owns, examples.columns)
+    _warn_of_rounding(run, by_output(call.y, singles, "y"))
+    run.predictors.clear()  # they hold the current weights
+    scored = validation_rows_of_outputs(plan, run, singles, examples)
+    validate = score_of_outputs(estimator, singles, run, scored, call)
+    trainer = trainer_for(plan, run, settings, examples, scored, validate)
+    compare_training(run, settings, examples, owns, scores, trainer)
+    return run, trainer
+
+
+def _known_outputs(estimator: Parameters, old: Run | None, singles: Singles) -> TrainableModel:
+    """Return the given graph with the outputs that have a loss, or that of an earlier call."""
+    names = tuple(singles)
+    if old is not None:
+        assert old.began is not None
+        old.began.require_same(estimator)
+        earlier = tuple(form.output for form in old.source.forms)
+        if earlier != names:
+            raise ModelError(
+                f"loss was changed from the outputs {list(earlier)} to {list(names)}, but warm_start and partial_fit "
+                f"go on training those of the first call. Give a loss for each of them, in that order."
+            )
+        return old.given
+    model = estimator.model
+    if is_estimator(model) or resolve_builder(model) is not None:
+        what = "None" if model is None else repr(model) if isinstance(model, str) else type(model).__name__
+        raise ValueError(
+            f"model must be an ONNX graph with the outputs {list(names)}: a ModelProto, bytes, a path or an "
+            f"ONNXProgram. Builders and fitted models have one output; got {what}."
+        )
+    return source_of(model, None, training_mode=estimator.training_mode, several=names)[0]
+
+
+def _warn_of_rounding(run: Run, y: Mapping[str, Any]) -> None:
+    for head, (name, own) in zip(run.head.parts, y.items(), strict=True):
+        if head.task == "regression":
+            warn_of_rounding(own, run.model.dtype, f"y[{name!r}]")
+
+
+# Chooses the heads of several outputs, one after the other as that of a single one, and the settings of the step.
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The choice for one output: the model with its form settled, that with the loss placed, the head, its numbers."""
+
+    source: TrainableModel
+    seen: TrainableModel
+    head: Head
+    own: OwnOutput | None
+
+
+def choose_heads(
+    estimator: Parameters,
+    singles: Singles,
+    old: Run | None,
+    source: TrainableModel,
+    examples: Examples,
+    rng: np.random.RandomState,
+) -> tuple[HeadChoice, list[OwnOutput | None]]:
+    """Return the heads as one, and the output of the given graph for each of them on some rows of the data."""
+    device = devices.resolve_device(estimator.device, estimator.providers, estimator.provider_options)
+    targets, views, parts = examples.targets, source.views, list[_Part]()
+    assert isinstance(targets, SeveralTargets)
+    heads = [None] * len(views) if old is None else old.head.parts
+    whole = source
+    for (name, single), view, head, own in zip(singles.items(), views, heads, targets.parts, strict=True):
+        with naming(name):
+            view = replace(view, model=whole.model)
+            parts.append(_chosen_part(estimator, single, view, head, own, examples.columns, device))
+        whole = parts[-1].source
+    joined = Head("regression", "identity", targets.n_outputs, parts=tuple(part.head for part in parts))
+    model = replace(source, model=whole.model)
+    seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
+    total = TotalLoss(_losses_of_parts(estimator, singles, parts, targets), targets.has_factors)
+    settings = settings_with_head(estimator, total, joined, device, engine_of(estimator, device), seed)
+    given, seen = ([getattr(part, which) for part in parts] for which in ("source", "seen"))
+    choice = HeadChoice(with_outputs_of(model, given), with_outputs_of(model, seen), joined, settings, None)
+    return choice, [part.own for part in parts]
+
+
+def _chosen_part(
+    estimator: Parameters,
+    single: OutputEstimator,
+    view: TrainableModel,
+    head: Head | None,
+    targets: Targets,
+    columns: Columns,
+    device: Device,
+) -> _Part:
+    loss: Any = single.loss
+    loss.check_targets(targets.values)
+    own = own_output(estimator.model, view, columns, device) if head is None else None
+    positions = places_of_labels(single, head, view, own, targets)
+    if own is None:
+        assert head is not None
+        return _Part(view, *head_for(view, loss, targets, head.n_outputs, positions), None)
+    own = own.at(positions) if positions is not None else of_whole_rows(own, targets)
+    view, n_columns = settled(view, own, single.output_kind, classifies=is_classifier(single))
+    return _Part(view, *head_for(view, loss, targets, n_columns, positions), own)
+
+
+def _losses_of_parts(
+    estimator: Parameters, singles: Singles, parts: list[_Part], targets: SeveralTargets
+) -> tuple[OutputLoss, ...]:
+    weights, found = loss_weights(estimator), []
+    for (name, single), part, own in zip(singles.items(), parts, targets.parts, strict=True):
+        head, places, loss = part.head, trained_positions(part.head, own), single.loss
+        at_places = () if places is None else (places.axes, places.shape, places.label_weights)
+        more = head.task, head.link, head.n_outputs, head.groups, weights[name]
+        found.append(OutputLoss(name, loss, *more, *at_places, ignores=own.lacks_labels))  # type: ignore[arg-type, misc]
+    return tuple(found)
+
+
+def require_own_starts(run: Run, owns: list[OwnOutput | None], columns: Columns) -> list[np.ndarray]:
+    """Raise if the untrained estimator does not predict what the given graph does, output by output.
+
+    Return the scores of the rows that all outputs have in common.
+    """
+    scores = []
+    rows = min((own.rows for own in owns if own is not None), key=len, default=np.empty(0, np.int64))
+    for view, deployed, head, own in zip(run.source.views, run.deployed.views, run.head.parts, owns, strict=True):
+        if own is not None:
+            graph = inference_model(deployed, run.weights(), head, with_scores=True, in_double=False)
+            predictor = Predictor(graph, run.device, run.session_options)
+            found = require_own_start(own, view, head, predictor, columns, run.device)
+            same = len(rows) == len(found)
+            scores.append(found if same else predictor.run(columns, rows, output=-1))
+    return scores
+
+
+# The score on validation data of several outputs: the mean of their scores, or a function of the user.
+
+
+def validation_rows_of_outputs(plan: Plan, run: Run, singles: Singles, examples: Examples) -> ScoredRows | None:
+    """Return the validation data of the call, else the rows that are held out; None without any."""
+    estimator, call, held_out = plan.estimator, plan.call, plan.rows.split(examples)[1]
+    if call.validation is not None:
+        given, data = _given_examples(estimator, singles, run, examples, call), call.validation[:2]
+        found = rows_to_score(run, given, np.arange(len(given)), lambda: data)
+    elif held_out is None:
+        return None
+    else:
+        found = scored_rows(run, examples, held_out, call)
+    assert isinstance(found.targets, SeveralTargets)
+    for name, part, own in zip(singles, found.targets.parts, found.targets.weights, strict=True):
+        with naming(name):
+            _require_scored_labels(part, own)
+    return found
+
+
+def score_of_outputs(
+    estimator: Parameters, singles: Singles, run: Run, scored: ScoredRows | None, call: Call
+) -> Callable[[], float] | None:
+    """Return the function that scores the current parameters; None without validation data."""
+    if scored is None:
+        require_no_scoring(estimator, call)
+        return None
+    if estimator.scoring is not None:
+        return score_by(estimator, estimator.scoring, run, scored)
+    predictor, numbers = run.live_predictor(scored.live), first_outputs(run.head, with_scores=False)
+    targets, live, rows = scored.targets, scored.live, scored.rows
+    assert isinstance(targets, SeveralTargets)
+    each = list(zip(singles.values(), targets.parts, targets.weights, strict=True))
+
+    def score() -> float:
+        found = predictor.run_several(live, numbers, rows)
+        if not all(_is_finite(own) for own in found):
+            return math.nan
+        return float(np.mean([one._score(p, true, w) for p, (one, true, w) in zip(found, each, strict=True)]))
+
+    return score
+
+
+def _given_examples(estimator: Parameters, singles: Singles, run: Run, trained: Examples, call: Call) -> Examples:
+    """Return the validation data of the call, checked."""
+    assert call.validation is not None
+    with faults_of_validation_data():
+        examples = several_validation_examples(estimator, singles, run, *call.validation)
+        assert isinstance(examples.targets, SeveralTargets)
+        assert isinstance(trained.targets, SeveralTargets)
+        for name, old, new in zip(singles, trained.targets.parts, examples.targets.parts, strict=True):
+            with naming(name):
+                require_same_places(old, new)
+    return examples
+
+
+def _require_scored_labels(targets: Targets, weights: np.ndarray | None) -> None:
+    if weights is not None and not weights.any():
+        raise ValueError("The validation rows have no positive weight for this output, so that it has no score there.")
+    require_scorable(targets, weights)
+
+
+def _is_finite(found: np.ndarray) -> bool:
+    return found.dtype.kind != "f" or bool(np.isfinite(found).all())
+
+
+# Each of several outputs as a classifier or a regressor of its own, which knows how targets are read and scored.
+
+
+OutputEstimator = OrtGradientClassifier | OrtGradientRegressor
+
+SETTINGS = ("output_kind", "class_axis", "ignore_label", "class_weight")
+"""The parameters that may be given by output."""
+
+
+def output_estimators(estimator: Any) -> dict[str, OutputEstimator]:
+    """Return an estimator for each output that has a loss; it is not fitted."""
+    losses, found = _losses_by_output(estimator), {}
+    for name in SETTINGS:
+        given = getattr(estimator, name)
+        if isinstance(given, Mapping):
+            _require_outputs(name, given, losses)
+    for output, loss in losses.items():
+        with naming(output):
+            found[output] = _single(estimator, output, loss)
+            check_estimator_parameters(found[output])
+    return found
+
+
+@contextmanager
+def naming(output: str) -> Iterator[None]:
+    """Say in errors which output they are about."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if type(error) not in (ValueError, TypeError, ModelError, InvalidParameterError):
+            raise
+        raise type(error)(f"Output {output!r}: {error}") from error
+
+
+def loss_weights(estimator: Any) -> dict[str, float]:
+    """Return the weight of the loss on each output."""
+    losses, given = _losses_by_output(estimator), estimator.loss_weights or {}
+    _require_outputs("loss_weights", given, losses)
+    wrong = [w for w in given.values() if not isinstance(w, Real) or not 0 <= float(w) < math.inf]
+    if wrong:
+        raise ValueError(f"loss_weights must be finite numbers, not negative, got {wrong[0]!r}.")
+    weights = {name: float(given.get(name, 1.0)) for name in losses}
+    if not any(weights.values()):
+        raise ValueError("loss_weights are all zero: nothing would be trained.")
+    return weights
+
+
+def _losses_by_output(estimator: Parameters) -> dict[str, Loss]:
+    if not isinstance(estimator.loss, Mapping) or not estimator.loss:
+        raise ValueError(
+            f"loss must be a dict with a loss for each output of the graph that is trained, such as "
+            f"{{'label': 'log_loss', 'size': 'squared_error'}}, got {estimator.loss!r}."
+        )
+    found = {}
+    for name, loss in estimator.loss.items():
+        with naming(name):
+            found[name] = resolve_loss(loss)
+    return found
+
+
+def _require_outputs(what: str, given: Mapping[str, object], losses: Mapping[str, Loss]) -> None:
+    if unknown := [name for name in given if name not in losses]:
+        raise ValueError(f"{what} names {unknown[0]!r}, an output without a loss.{nearest(str(unknown[0]), losses)}")
+
+
+def _single(estimator: Parameters, output: str, loss: Loss) -> OutputEstimator:
+    """Return the estimator of one output, a classifier or a regressor by the tasks of the loss."""
+    classifies, regresses = bool(loss.tasks - {"regression"}), "regression" in loss.tasks
+    if classifies and regresses:
+        raise ValueError(
+            f"{type(loss).__name__} is for regression and for classification. Say which it is here by its attribute "
+            f"tasks: frozenset({{'regression'}}), or those of classification."
+        )
+    kind: Any = OrtGradientClassifier if classifies else OrtGradientRegressor
+    parameters = {}
+    for name in SETTINGS:
+        given = getattr(estimator, name)
+        by_output = isinstance(given, Mapping)
+        if by_output and output in given and name not in kind.declared:
+            raise ValueError(f"{name} is for classification, and {type(loss).__name__} is a loss for regression.")
+        if name in kind.declared and (not by_output or output in given):
+            parameters[name] = given[output] if by_output else given
+    training_mode = estimator.training_mode
+    single: OutputEstimator = kind(estimator.model, loss=loss, training_mode=training_mode, **parameters)
+    return single
+
+
+def by_output(data: Any, outputs: Mapping[str, object], what: str) -> dict[str, Any]:
+    """Return data by output as a dict; they are one, :class:`Inputs`, or a data frame with columns by their names."""
+    if is_frame(data):
+        data = frame_arrays(data, list(outputs))
+    data = data.arrays if isinstance(data, Inputs) else data
+    if not isinstance(data, Mapping):
+        raise TypeError(
+            f"{what} must be a dict of arrays by output of the graph, Inputs(dict), which scikit-learn can split, or a "
+            f"data frame whose columns are named after the outputs {list(outputs)}, got {type(data).__name__}."
+        )
+    if unknown := [name for name in data if name not in outputs]:
+        raise ValueError(f"{what} names {unknown[0]!r}, an output without a loss.{nearest(str(unknown[0]), outputs)}")
+    if missing := [name for name in outputs if name not in data]:
+        raise ValueError(f"{what} lacks the output(s) {missing}; it must have all that have a loss: {list(outputs)}.")
+    return dict(data)
+
+
+def weights_by_output(sample_weight: Any, outputs: Mapping[str, object]) -> dict[str, Any]:
+    """Return the weights of the rows for each output; None: all are one. One array is for all of them."""
+    if not isinstance(sample_weight, Mapping | Inputs) and not is_frame(sample_weight):
+        return dict.fromkeys(outputs, sample_weight)
+    given = sample_weight.arrays if isinstance(sample_weight, Inputs) else sample_weight
+    if isinstance(given, Mapping):
+        given = {**dict.fromkeys(outputs), **given}
+    return by_output(given, outputs, "sample_weight")
+
+
+# Training and validation examples for several outputs: the rows with the targets and the weights of each.
+
+
+Singles = Mapping[str, OutputEstimator]
+
+
+def several_examples(
+    estimator: Parameters, singles: Singles, call: Call, source: TrainableModel, old: Run | None
+) -> Examples:
+    """Return the examples of a call; the factors of the targets are yet to be made, for the rows to train on."""
+    columns = graph_inputs(estimator, call.X, source.inputs, None, reset=old is None)
+    n_rows, y = len(next(iter(columns.values()))), by_output(call.y, singles, "y")
+    _require_outputs_with_labels(call.classes, singles)
+    weights, known = weights_by_output(call.sample_weight, singles), dict[str, Any](call.classes or {})  # type: ignore[arg-type]
+    heads = dict(zip(singles, [None] * len(singles) if old is None else old.head.parts, strict=True))
+    found = []
+    for view, (name, single) in zip(source.views, singles.items(), strict=True):
+        with naming(name):
+            head, classes = heads[name], known.get(name)
+            at_positions = head is None and takes_positions(single, view, y[name])
+            if call.one_pass and head is None:
+                require_known_labels(single, y[name], classes, at_positions=at_positions)
+            classes = _known_classes(classes, head)
+            found.append(
+                _targets_of_output(
+                    single,
+                    n_rows,
+                    y[name],
+                    weights[name],
+                    classes,
+                    head,
+                    at_positions=at_positions,
+                    may_lack_labels=call.one_pass,
+                )
+            )
+    return Examples(columns, *joined_targets(list(singles), *zip(*found, strict=True)))
+
+
+def _require_outputs_with_labels(classes: object, singles: Singles) -> None:
+    """Raise if ``classes`` are not labels of outputs that have some."""
+    if classes is None:
+        return
+    if not isinstance(classes, Mapping):
+        raise TypeError(f"classes must be a dict of labels by output, got {type(classes).__name__}.")
+    for name in classes:
+        if name not in singles or not is_classifier(singles[name]):
+            names = [known for known, single in singles.items() if is_classifier(single)]
+            raise ValueError(f"classes names {name!r}, which is no output with labels.{nearest(str(name), names)}")
+
+
+def _known_classes(classes: np.ndarray | None, head: Head | None) -> Classes:
+    """Return the labels that are known of an output, sorted; those that a user names must be those of earlier calls."""
+    given = None if classes is None else sorted_classes(classes)
+    if given is not None:
+        require_sorted(classes, given)
+    if head is None:
+        return given
+    if given is not None and listed(given) != listed(head.classes):
+        raise ValueError(f"classes={listed(given)} is not the same as on the last call, {listed(head.classes)}.")
+    return head.classes
+
+
+def _targets_of_output(
+    single: OutputEstimator,
+    n_rows: int,
+    y: np.ndarray,
+    sample_weight: ArrayLike | None,
+    classes: Classes,
+    head: Head | None,
+    *,
+    at_positions: bool = False,
+    may_lack_labels: bool = False,
+) -> tuple[Targets, np.ndarray | None]:
+    """Return the targets of one output and the weights of the rows; targets of rows of weight zero are not read."""
+    weights = None if sample_weight is None else checked_weights(sample_weight, n_rows)
+    if may_lack_labels and weights is not None and not weights.any() and head is not None:
+        return _no_targets(head, n_rows, np.shape(y)[1:]), weights
+    rows = None if weights is None or weights.all() or not weights.any() else np.flatnonzero(weights)
+    if rows is None or weights is None or len(y) != n_rows:
+        return weighted_targets(single, n_rows, y, weights, classes, head, at_positions=at_positions)
+    found = weighted_targets(
+        single, len(rows), rows_of(y, rows), weights[rows], classes, head, at_positions=at_positions
+    )
+    return spread(*found, rows, n_rows)
+
+
+def _no_targets(head: Head, n_rows: int, places: tuple[int, ...]) -> Targets:
+    """Return targets for rows none of which has a label for the output."""
+    if head.positions is not None:
+        classes: Any = head.classes
+        values = np.full((n_rows, math.prod(places)), IGNORED, np.int64)
+        many = len(classes) > 2
+        task: Task = "multiclass" if many else "binary"
+        return Targets(values, task, len(classes) if many else 1, classes, places, np.ones(len(classes)))
+    if head.task in ("binary", "multiclass"):
+        two = head.classes is not None and len(head.classes) == 2
+        count = 1 if two else head.n_outputs
+        return Targets(np.zeros(n_rows, np.int64), "binary" if two else "multiclass", count, head.classes)
+    return Targets(np.zeros((n_rows, head.n_outputs)), head.task, head.n_outputs, head.classes, head.row_shape)
+
+
+def several_validation_examples(
+    estimator: Parameters, singles: Singles, run: Run, X: MatrixLike, y: MatrixLike, sample_weight: Any
+) -> Examples:
+    """Return the validation examples, checked like the training examples."""
+    columns = graph_inputs(estimator, X, run.source.inputs, None, reset=False)
+    n_rows, found = len(next(iter(columns.values()))), []
+    y, weights = by_output(y, singles, "y"), weights_by_output(sample_weight, singles)
+    for head, (name, single) in zip(run.head.parts, singles.items(), strict=True):
+        with naming(name):
+            found.append(_targets_of_output(single, n_rows, y[name], weights[name], head.classes, head))
+    return Examples(columns, *joined_targets(list(singles), *zip(*found, strict=True)))
+
+
+def balanced_outputs(singles: Singles, call: Call, examples: Examples) -> tuple[tuple[float, ...] | None, ...]:
+    """Return the weights of the classes that ``class_weight="balanced"`` comes to, for each output; None for others."""
+    assert isinstance(examples.targets, SeveralTargets)
+    weights = weights_by_output(call.sample_weight, singles)
+    each = zip(singles.items(), examples.targets.parts, strict=True)
+    return tuple(balanced_weights(single, weights[name], part) for (name, single), part in each)
+
+
+def with_factors(examples: Examples, rows: np.ndarray) -> Examples:
+    """Return the examples with the factors of their targets, for these rows to train on."""
+    assert isinstance(examples.targets, SeveralTargets)
+    return replace(examples, targets=examples.targets.with_factors(rows))

@@ -1,1 +1,0 @@
-"""Optimizers, inside: the update graph that is run in place, and L-BFGS."""

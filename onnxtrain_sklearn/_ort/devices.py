@@ -1,0 +1,151 @@
+"""Devices: the execution providers behind a name, the memory that they compute in, the cores of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from ..exceptions import DeviceError, nearest
+from .packages import installed_distributions, onnxruntime, require_cuda, version
+
+OWN_MEMORY = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
+"""Execution providers with a memory of their own, and onnxruntime's name for that memory."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where sessions run: a name such as "cpu" or "cuda:1" and its execution providers."""
+
+    name: str
+    providers: tuple[str, ...]
+    provider_options: tuple[dict[str, str], ...]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What it consists of, as a key."""
+        return self.name, self.providers, tuple(tuple(sorted(chosen.items())) for chosen in self.provider_options)
+
+    @property
+    def memory(self) -> tuple[str, int] | None:
+        """Name and index of the memory that the first provider computes in; None: host memory."""
+        name = OWN_MEMORY.get(self.providers[0])
+        return None if name is None else (name, int(self.provider_options[0].get("device_id", 0)))
+
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+_CPU = Device("cpu", (_PROVIDERS["cpu"],), ({},))
+
+
+def resolve_device(
+    device: str = "cpu",
+    providers: Sequence[str] | None = None,
+    provider_options: Sequence[Mapping[str, object]] | None = None,
+) -> Device:
+    """Return the execution providers of a device name, or check those that are given; there is no fallback."""
+    if type(device) is str and device == _CPU.name and providers is None and provider_options is None:
+        return _CPU
+    kind, _, index = str(device).partition(":")
+    if kind not in _PROVIDERS or (index and not index.isdigit()):
+        raise ValueError(f"Unknown device {device!r}.{nearest(kind, _PROVIDERS)} A number may follow: 'cuda:1'.")
+    _check_lists(providers, provider_options)
+    names = list(providers) if providers is not None else [_PROVIDERS[kind]]
+    if not names:
+        raise ValueError("providers is an empty list: name at least one, or leave it None.")
+    options = [{k: str(v) for k, v in o.items()} for o in provider_options or [{} for _ in names]]
+    if len(options) != len(names):
+        raise ValueError(
+            f"provider_options has {len(options)} entries for {len(names)} providers {names}; give one dict each."
+        )
+    if names != [_PROVIDERS["cpu"]]:  # which every onnxruntime has
+        _check_available(names, f"device={device!r}" if providers is None else f"providers={names}")
+    if index and providers is None and kind != "cpu":
+        options[0].setdefault("device_id", index)
+    _start_providers(names, options)
+    if names[-1] != _PROVIDERS["cpu"]:
+        names, options = [*names, _PROVIDERS["cpu"]], [*options, {}]
+    return Device(str(device), tuple(names), tuple(options))
+
+
+def resumed(device: Device) -> Device | None:
+    """Return the device of a pickle, started in this process; None: it cannot be had here."""
+    options = [dict(chosen) for chosen in device.provider_options]
+    try:
+        if missing_providers(device.providers):
+            return None
+        _start_providers(device.providers, options)
+    except DeviceError:
+        return None
+    return replace(device, provider_options=tuple(options))
+
+
+def _start_providers(names: Sequence[str], options: Sequence[dict[str, str]]) -> None:
+    """Check that devices with a memory of their own give some, and let products of float32 be computed in float32.
+
+    By default onnxruntime rounds the operands of a product on CUDA to TF32, which has 10 bits after the leading one.
+    """
+    for name, chosen in zip(names, options, strict=True):
+        if name in OWN_MEMORY and OWN_MEMORY[name] == "cuda":
+            require_cuda(int(chosen.get("device_id", 0)))
+        if name == _PROVIDERS["cuda"]:
+            chosen.setdefault("use_tf32", "0")
+        if captured := [option for option in chosen if "cuda_graph" in option and chosen[option] != "0"]:
+            raise ValueError(
+                f"provider_options must not have {captured[0]!r}: a captured graph reads the addresses of its first "
+                f"run, and each minibatch lies at another one. Leave it out."
+            )
+
+
+def _check_lists(providers: object, provider_options: Sequence[Mapping[str, object]] | None) -> None:
+    for name, value, kind in (("providers", providers, str), ("provider_options", provider_options, Mapping)):
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            wrong = not all(isinstance(one, kind) for one in value)
+        else:
+            wrong = value is not None
+        if wrong:
+            raise TypeError(f"providers must list names, provider_options one dict for each; got {name}={value!r}.")
+    for name in (name for options in provider_options or () for name in options):
+        if not isinstance(name, str):
+            raise TypeError(f"The keys of provider_options must be names of options (strings), got {name!r}.")
+
+
+def available_providers() -> list[str]:
+    """Return the execution providers of the installed onnxruntime."""
+    return list(onnxruntime.get_available_providers())
+
+
+def missing_providers(names: Sequence[str]) -> list[str]:
+    """Return the execution providers among ``names`` that this onnxruntime lacks."""
+    available = available_providers()
+    return [name for name in names if name not in available]
+
+
+def _check_available(names: Sequence[str], setting: str) -> None:
+    missing, available = missing_providers(names), available_providers()
+    if missing:
+        raise DeviceError(
+            f"{setting} needs {missing[0]}, which the installed onnxruntime {version()} "
+            f"({', '.join(installed_distributions()) or 'unknown distribution'}) lacks; it has {', '.join(available)}."
+            f"{_provider_hint(missing[0])} "
+            f"For CUDA install onnxtrain-sklearn[portable-cuda] or [ort-training-cuda]; else use device='cpu'."
+        )
+
+
+def _provider_hint(name: str) -> str:
+    """Return a suggestion if ``name`` is close to a provider that onnxruntime knows but is not one."""
+    known = {_provider_stem(provider): provider for provider in onnxruntime.get_all_providers()}
+    close = get_close_matches(_provider_stem(name), known, n=1, cutoff=0.7)
+    return f" Did you mean {known[close[0]]!r}?" if close and name not in known.values() else ""
+
+
+def _provider_stem(provider: str) -> str:
+    return provider.lower().removesuffix("provider").removesuffix("execution")
+
+
+def available_threads() -> int:
+    """Return the number of cores that this process may use; joblib sets OMP_NUM_THREADS to the share of a worker."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores

@@ -1,0 +1,127 @@
+"""Import the one installed onnxruntime, the only import of it in the package, and load CUDA's libraries.
+
+All onnxruntime distributions install the same import package and overwrite each other's files: importing this module
+checks that only one is installed, or that all are of one version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import metadata
+
+from ..exceptions import DeviceError, OnnxTrainWarning, RuntimeNotFoundError
+
+__all__ = ["DISTRIBUTIONS", "check_distributions", "installed_distributions", "onnxruntime", "pybind", "version"]
+
+
+DISTRIBUTIONS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-training",
+    "onnxruntime-training-cpu",
+    "onnxruntime-openvino",
+    "onnxruntime-directml",
+    "onnxruntime-rocm",
+    "onnxruntime-qnn",
+)
+_EXTRAS = (
+    "pip install onnxruntime (any current Python; the extra onnxtrain-sklearn[portable]) or "
+    "pip install onnxruntime-training-cpu==1.19.2 (Linux, Python 3.10-3.12; the extra onnxtrain-sklearn[ort-training])"
+)
+
+
+def installed_distributions(names: Iterable[str] = DISTRIBUTIONS) -> dict[str, str]:
+    """Return the versions of the onnxruntime distributions that are installed in this environment, by name."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def check_distributions(installed: Mapping[str, str], imported: Sequence[str]) -> None:
+    """Warn if several distributions of onnxruntime share one environment; raise if their versions differ.
+
+    ``imported`` are the versions that the imported package reports: of its Python files and of its library.
+    """
+    if len(installed) < 2:
+        return
+    listed = ", ".join(f"{name} {version}" for name, version in installed.items())
+    found = f"Several distributions of onnxruntime are installed: {listed}. They overwrite each other's files"
+    remedy = f"  pip uninstall -y {' '.join(installed)}\n  {_EXTRAS}"
+    released = {version.partition("+")[0] for version in (*installed.values(), *imported)}
+    if len(released) > 1 or not imported:
+        raise RuntimeNotFoundError(
+            f"{found}, and what is imported is a mixture of versions ({', '.join(imported) or 'the import fails'}). "
+            f"Remove all of them and install the one that you want:\n{remedy}"
+        )
+    warnings.warn(
+        f"{found}. All have the same version and the import works, but which of them is imported is unknown. To be "
+        f"sure, remove all of them and install the one that you want:\n{remedy}",
+        OnnxTrainWarning,
+        stacklevel=2,
+    )
+
+
+_installed = installed_distributions()
+try:
+    import onnxruntime
+    from onnxruntime.capi import _pybind_state as pybind
+
+    _imported_versions = (str(onnxruntime.__version__), str(pybind.get_version_string()))
+    onnxruntime.SessionOptions()
+except (ImportError, AttributeError) as error:
+    check_distributions(_installed, [])
+    raise RuntimeNotFoundError(
+        f"onnxtrain_sklearn needs onnxruntime and could not import it ({error}). Install one of its distributions:\n"
+        f"  {_EXTRAS}"
+    ) from error
+check_distributions(_installed, _imported_versions)
+
+
+def version() -> str:
+    """Return the version of the installed onnxruntime."""
+    return str(onnxruntime.__version__)
+
+
+# The start of CUDA: its libraries are loaded from NVIDIA's packages, and a device proves that it gives memory.
+#
+# onnxruntime finds the libraries of CUDA and cuDNN on the paths of the system alone. The packages of NVIDIA, which its
+# extras install, lie elsewhere. Without them onnxruntime writes a line to the log and computes on the CPU.
+
+
+ADVICE = (
+    "Is there a GPU, and does nvidia-smi list it? CUDA and cuDNN must be those that onnxruntime was built for: "
+    "pip install 'onnxtrain-sklearn[portable-cuda]' installs them as packages. Else use device='cpu'."
+)
+
+
+@cache
+def load_libraries() -> str:
+    """Load CUDA and cuDNN from NVIDIA's packages, or from where the system has them; return what was not found."""
+    preload = getattr(onnxruntime, "preload_dlls", None)
+    if preload is None:  # before 1.21: only the paths of the system count
+        return ""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        preload()
+    return said.getvalue().strip()
+
+
+@cache
+def require_cuda(index: int) -> None:
+    """Raise DeviceError unless the device with this index gives memory; once in a process where it does."""
+    missing = load_libraries()
+    try:
+        device = pybind.OrtDevice(pybind.OrtDevice.cuda(), pybind.OrtDevice.default_memory(), index)
+        pybind.OrtValue.ortvalue_from_shape_and_type([1], float, device)
+    except Exception as error:  # each release has another class for it
+        reason = (missing or str(error)).splitlines()[0].rstrip(".")
+        raise DeviceError(
+            f"CUDA device {index} could not be started by onnxruntime {version()}: {reason}. {ADVICE}"
+        ) from error

@@ -1,0 +1,359 @@
+"""Create, share, configure and run sessions; ask what the installed onnxruntime can do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from .._utils.cache import Cache, content
+from ..exceptions import DeviceError, ModelError, OnnxTrainWarning, nearest
+from . import custom_operators
+from .device_graphs import check_indices, for_device, not_loaded, not_run
+from .devices import OWN_MEMORY, Device, resolve_device
+from .integer_products import exact
+from .packages import onnxruntime, version
+
+InferenceSession: TypeAlias = "onnxruntime.InferenceSession"
+
+SPIN_MICROSECONDS = 50
+"""How long a thread without work looks for some before it sleeps; onnxruntime can be told so from 1.26 on.
+
+By default it spins for 3 to 500 ms, as the processor has it, and takes a core from whatever else runs: with another
+process on one of two cores, steps of convolutional networks take 1.3 to 1.9 times as long as with these microseconds.
+"""
+
+SPIN = "session.intra_op.spin_duration_us"
+
+_indexed: weakref.WeakKeyDictionary[onnxruntime.InferenceSession, Mapping[str, int]] = weakref.WeakKeyDictionary()
+_sessions: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
+_forks = 0
+
+
+def forks() -> int:
+    """Return the number of forks between this process and the one that imported the package.
+
+    A forked child has no copy of the threads of a session: a run there would wait for them forever. Code that caches a
+    session compares this number with the one at its creation, and creates a new session if they differ.
+    """
+    return _forks
+
+
+def _abandon_sessions() -> None:
+    """Count the fork in the child, and never destroy the parent's sessions there: destruction waits for threads too."""
+    global _forks
+    _forks += 1
+    for session in list(_sessions):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+    _sessions.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_sessions)
+
+
+def create_session(
+    model: bytes, device: Device, *, threads: int = 1, options: Mapping[str, object] | None = None
+) -> onnxruntime.InferenceSession:
+    """Return a session for ``model`` on ``device``; ``options`` override the defaults by name of the option."""
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4  # errors are raised
+    settings.intra_op_num_threads = threads
+    settings.inter_op_num_threads = 1
+    for name, value in {SPIN: SPIN_MICROSECONDS, **(options or {})}.items():
+        if name != custom_operators.OPTION:
+            set_option(settings, name, value)
+    for path in custom_operators.libraries_of(options):
+        custom_operators.register(settings, path)
+    providers = list(zip(device.providers, device.provider_options, strict=True))
+    model = exact(model)
+    indexed: Mapping[str, int] = {}
+    if any(name in OWN_MEMORY for name in device.providers):
+        model, indexed = for_device(model)
+    try:
+        session = _session(model, settings, providers, options)
+    except Exception as error:  # each release has another class for it
+        raise not_loaded(error, model) from error
+    used = session.get_providers()
+    if device.providers[0] not in used:
+        raise DeviceError(
+            f"{device.providers[0]} could not be started for device={device.name!r}; onnxruntime fell back to {used}."
+        )
+    _sessions.add(session)
+    if indexed:
+        _indexed[session] = indexed
+    return session
+
+
+def _session(
+    model: bytes, settings: onnxruntime.SessionOptions, providers: Sequence[Any], options: Mapping[str, object] | None
+) -> onnxruntime.InferenceSession:
+    """Return a session; where it fails, with the libraries of custom operators that estimators of the process name."""
+    try:
+        return onnxruntime.InferenceSession(model, settings, providers=providers)
+    except Exception:  # each release has another class for it
+        if not custom_operators.add_known(settings, options):
+            raise
+        return onnxruntime.InferenceSession(model, settings, providers=providers)
+
+
+def require_indices(session: InferenceSession, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise ModelError if an array for a session on a device holds an index that its table does not have."""
+    check_indices(_indexed.get(session, {}), arrays)
+
+
+def session_runner(session: InferenceSession) -> Callable[[Sequence[str], Mapping[str, np.ndarray]], list[Any]]:
+    """Return :func:`run_session` for one session; on a CPU without the checks that its class makes each time."""
+    own = getattr(session, "_sess", None)
+    if own is None or session.get_providers() != ["CPUExecutionProvider"] or session in _indexed:
+        return partial(run_session, session)
+
+    def run(outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
+        try:
+            return list(own.run(outputs, feeds, None))
+        except Exception as error:  # each release has another class for it
+            raise not_run(error) from error
+
+    return run
+
+
+def run_session(session: InferenceSession, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
+    """Return outputs of a session by name; raises ModelError if the run fails."""
+    require_indices(session, feeds)
+    try:
+        return list(session.run(outputs, feeds))
+    except Exception as error:  # each release has another class for it
+        raise not_run(error) from error
+
+
+# Sessions that fits share: one for each graph, device, number of threads and options.
+#
+# A session may run in several threads at once; what it reads and writes is bound by each of its users. It is shared
+# only if nothing else of it can be told apart: options and graphs that give a session a state or a file of its own get
+# a new session each time.
+
+
+SHARED_OPTIONS = frozenset(
+    "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse execution_mode execution_order graph_optimization_level "
+    "inter_op_num_threads intra_op_num_threads log_severity_level log_verbosity_level logid use_deterministic_compute "
+    "optimization.disable_specified_optimizers".split()
+)
+"""Options of sessions that may be shared; others write files, or refer to objects outside."""
+
+OVERHEAD = 2**19
+"""Bytes of a session beside its graph and what it allocates when it runs."""
+
+DEVICE_OVERHEAD = 2**24
+"""The same for a device with memory of its own: CUDA's libraries get workspaces there for each session."""
+
+_cache: Cache[tuple[InferenceSession, int]] = Cache(128, 2**28, lambda entry: entry[1])
+
+
+def shared_session(
+    model: bytes,
+    device: Device,
+    *,
+    threads: int = 1,
+    options: Mapping[str, object] | None = None,
+    memory: float = 0.0,
+) -> InferenceSession:
+    """Return the session for ``model``, which has no state; ``memory`` are the bytes that a run allocates."""
+
+    def made() -> tuple[InferenceSession, int]:
+        session = create_session(model, device, threads=threads, options=options)
+        overhead = OVERHEAD if device.memory is None else DEVICE_OVERHEAD
+        return session, int(min(memory, 2**62)) + len(model) + overhead
+
+    if not may_be_shared(device, options):
+        return made()[0]
+    graph = blake2b(model, digest_size=32).digest()
+    given = None if options is None else content(options)
+    return _cache.get((graph, device.key, threads, given, forks()), made)[0]
+
+
+def may_be_shared(device: Device, options: Mapping[str, object] | None) -> bool:
+    """Whether a session has no state: graphs that CUDA captures hold the addresses of the first run."""
+    captures = any("graph" in name for chosen in device.provider_options for name in chosen)
+    return not captures and set(options or ()) <= SHARED_OPTIONS
+
+
+# Whether onnxruntime loads a graph, tried in this process or in a child.
+
+
+def loading_error(model: bytes) -> ModelError | None:
+    """Return the error of onnxruntime for a model that it cannot load; without optimization, which takes long."""
+    try:
+        create_session(model, resolve_device(), options={"graph_optimization_level": "ORT_DISABLE_ALL"})
+    except ModelError as error:
+        return error
+    return None
+
+
+CHILD_SECONDS = 60
+"""Time that a graph may take to load in a child process."""
+
+_IN_CHILD = """
+import sys, onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level, options.intra_op_num_threads, options.inter_op_num_threads = 4, 1, 1
+onnxruntime.InferenceSession(sys.stdin.buffer.read(), options, providers=["CPUExecutionProvider"])
+"""
+
+
+def survives_loading(model: bytes) -> bool:
+    """Whether a child process survives loading ``model``; an exception of onnxruntime counts as survival."""
+    command = [sys.executable or "python", "-c", _IN_CHILD]
+    try:
+        child = subprocess.run(command, input=model, capture_output=True, timeout=CHILD_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    except OSError:  # this system starts no processes
+        return True
+    return 0 <= child.returncode < 2  # Python exits with 1 after an exception, an abort gives a signal or its code
+
+
+# What the installed onnxruntime supports: versions of ONNX, and the locale in which it lower-cases text.
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The newest versions of ONNX that an onnxruntime supports.
+
+    Attributes
+    ----------
+    runtime : str
+        Name and version of the onnxruntime, for messages.
+    opset, ml_opset : int
+        Versions of the default domain and of the domain ai.onnx.ml.
+    ir_version : int
+        Version of the file format.
+    """
+
+    runtime: str
+    opset: int
+    ml_opset: int
+    ir_version: int
+
+
+OLDEST = {"opset": 21, "ml_opset": 5, "ir_version": 10}
+"""The versions that every supported onnxruntime accepts."""
+
+
+def limits_for(**versions: int) -> Limits:
+    """Return what bounds a graph of these versions, named as in :class:`Limits`: :func:`limits`, if it may matter.
+
+    Most graphs have versions that every onnxruntime accepts, and finding out the newest ones takes a quarter of the
+    first ``fit`` of a process.
+    """
+    matters = any(version > OLDEST[name] for name, version in versions.items())
+    return limits() if matters else Limits(_runtime_name(), **OLDEST)
+
+
+def _runtime_name() -> str:
+    return f"onnxruntime {version()}"
+
+
+@cache
+def limits() -> Limits:
+    """Return what the installed onnxruntime supports, found once per process by loading graphs of one node.
+
+    onnxruntime refuses what is newer than the ONNX release that it was built with, and has no function that tells.
+    """
+    return Limits(
+        runtime=_runtime_name(),
+        opset=_newest(OLDEST["opset"], lambda opset: _loads(opset=opset)),
+        ml_opset=_newest(OLDEST["ml_opset"], lambda ml_opset: _loads(ml_opset=ml_opset)),
+        ir_version=_newest(OLDEST["ir_version"], lambda ir_version: _loads(ir_version=ir_version)),
+    )
+
+
+def _newest(oldest: int, accepts: Callable[[int], bool]) -> int:
+    """Return the newest version without a gap since ``oldest``, which every supported onnxruntime accepts."""
+    return next(version for version in range(oldest, 1000) if not accepts(version + 1))
+
+
+def _loads(*, opset: int = 18, ml_opset: int = 3, ir_version: int = 8) -> bool:
+    x = ir.val("x", ir.DataType.FLOAT, (1,))
+    imports = {"": opset, "ai.onnx.ml": ml_opset}
+    return _runs(ir.node("Relu", [x], name="relu"), imports, ir_version)
+
+
+@cache
+def text_locale() -> str | None:
+    """Return a locale in which StringNormalizer can lower-case on this machine; None: its default locale."""
+    for locale in (None, "C.UTF-8"):
+        settings = {"case_change_action": "LOWER"} | ({} if locale is None else {"locale": locale})
+        text = ir.val("x", ir.DataType.STRING, (1,))
+        if _runs(ir.node("StringNormalizer", [text], settings, name="lower"), {"": 18}, 8):
+            return locale
+    return None
+
+
+def _runs(node: ir.Node, imports: dict[str, int], ir_version: int) -> bool:
+    """Whether the installed onnxruntime loads a graph of this node; its output has the type and shape of its input."""
+    (x,), (y,) = node.inputs, node.outputs
+    assert x is not None
+    y.name, y.type, y.shape = "y", x.type, x.shape
+    model = ir.Model(ir.Graph([x], [y], nodes=[node], opset_imports=imports, name="g"), ir_version=ir_version)
+    try:
+        create_session(ir.to_proto(model).SerializeToString(), resolve_device())
+    except Exception:  # each release has another class for it
+        return False
+    return True
+
+
+# Options of sessions, set by name.
+
+
+THREADS = 64
+"""Threads that a session may have on any machine; to create 1000 takes half a minute, 5000 never finish."""
+
+
+def _bounded_threads(name: str, value: object) -> object:
+    """Return ``value``, or the number of cores where ``value`` exceeds any sensible number of threads."""
+    cores = os.cpu_count() or 1
+    if not isinstance(value, int) or value <= max(THREADS, cores):
+        return value
+    warnings.warn(
+        f"Session option {name}={value} is more than the {max(THREADS, cores)} threads that a session may have here: "
+        f"it gets {cores}, one for each core.",
+        OnnxTrainWarning,
+        stacklevel=2,
+    )
+    return cores
+
+
+def set_option(settings: onnxruntime.SessionOptions, name: str, value: object) -> None:
+    """Set one option by its name; a name with a dot is a configuration entry."""
+    if not isinstance(name, str):
+        raise TypeError(f"The keys of session_options must be names of options (strings), got {name!r}.")
+    if "." in name:
+        settings.add_session_config_entry(name, str(value))
+        return
+    valid = [a for a in dir(settings) if not a.startswith("_") and not callable(getattr(settings, a))]
+    if name not in valid:
+        raise ValueError(
+            f"Unknown session option {name!r}.{nearest(name, valid)} Names with a dot are configuration entries."
+        )
+    if name in ("intra_op_num_threads", "inter_op_num_threads"):
+        value = _bounded_threads(name, value)
+    members = getattr(type(getattr(settings, name)), "__members__", {})
+    if isinstance(value, str) and members and value not in members:
+        raise ValueError(f"Session option {name!r} has no value {value!r}.{nearest(value, members)}")
+    try:
+        setattr(settings, name, members.get(value, value) if isinstance(value, str) else value)
+    except TypeError:
+        kind = type(getattr(settings, name)).__name__
+        got = f"{value!r} of type {type(value).__name__}"
+        raise TypeError(f"Session option {name!r} expects {kind}, got {got}.") from None

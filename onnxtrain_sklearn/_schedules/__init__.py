@@ -1,1 +1,0 @@
-"""Learning-rate schedules over all steps, and the base class of all schedules."""

@@ -1,1 +1,0 @@
-"""What every room may use: types, errors of other libraries translated to ours, the base class of components."""

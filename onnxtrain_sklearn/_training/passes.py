@@ -1,0 +1,405 @@
+"""Run the forward and backward pass on the host, with sparse products and rows of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from .._compiler.code import BoundCode
+from .._data import columns
+from .._data.batches import BatchBuffers
+from .._data.columns import SparseRows, add_rows
+from .._model.row_reads import FirstProduct, Lookup
+from .._model.trainable import TrainableModel
+from .._model.weights import initial_value
+from .._ort import devices, sessions
+from .._ort.binding import Array, Binding
+from .._ort.sessions import InferenceSession, shared_session
+from ..exceptions import warn
+from .loss_graph import LAZY, LOSS, PARALLEL_WORK, TARGET, WEIGHT, buffer_shape, target_layout
+from .parameters import FlatParameters
+from .pass_rewrites import in_written_shapes
+from .programs import PassProgram, PassSource, pass_program
+from .randomness import UniformNumbers
+from .row_weights import LABELED, REPEATED, LabeledShares, RowShares
+from .state import OptimizerState
+
+BACKWARD_IN_ORDER: Mapping[str, object] = {
+    "enable_mem_pattern": False,
+    "execution_order": "PRIORITY_BASED",
+    "optimization.disable_specified_optimizers": "GemmActivationFusion;ConvActivationFusion",
+}
+"""Options by which the nodes run in the order of the graph, so that the backward pass frees values as it goes.
+
+By default onnxruntime computes the gradients of all weights last, and keeps what they read until then. In the order by
+priority, nodes that a fusion puts into the forward pass come after all others that could run.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class PassGraph:
+    """The gradient graph for a fixed number of rows, and the host arrays that it reads."""
+
+    source: PassSource
+    program: PassProgram
+    buffers: BatchBuffers
+    uniform: UniformNumbers
+
+    def bind(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        gradients: Mapping[str, Array],
+        statistics: Mapping[str, Array],
+        threads: int = 1,
+    ) -> Binding:
+        """Bind the graph.
+
+        ``gradients`` and ``statistics`` map names to the arrays for the gradient of each parameter and the next value
+        of each running statistic. Inputs that the graph does not have are left out.
+        """
+        session, moved = self.session(threads), self.source.model.running_statistics
+        written = {**outputs, **in_written_shapes(session, {f"{name}_grad": a for name, a in gradients.items()})}
+        written |= {moved[name]: array for name, array in statistics.items()}
+        names = {value.name for value in session.get_inputs()}
+        return Binding(session, {name: array for name, array in inputs.items() if name in names}, written)
+
+    def bind_on_host(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray],
+        gradients: Mapping[str, np.ndarray],
+        statistics: Mapping[str, np.ndarray],
+        threads: int,
+    ) -> Binding | BoundCode:
+        """Bind the function that the graph is compiled to, or the graph; the arguments are those of :meth:`bind`."""
+        if self.program.code is None:
+            return self.bind(inputs, outputs, gradients, statistics, threads)
+        moved = self.source.model.running_statistics
+        written = {**outputs, **{f"{name}_grad": array for name, array in gradients.items()}}
+        return BoundCode(self.program.code, inputs, written | {moved[name]: a for name, a in statistics.items()})
+
+    def session(self, threads: int = 1) -> InferenceSession:
+        """Return the session of the pass, which other fits may use too."""
+        program, settings = self.program, self.source.settings
+        device, options = settings.device, settings.session_options
+        if program.work >= PARALLEL_WORK:  # its plan of the memory of large tensors leaves gaps, half as much again
+            options = {"enable_mem_pattern": False, **(options or {})}
+        if settings.checkpoint_activations:
+            options = {**BACKWARD_IN_ORDER, **(options or {})}
+        if not program.stateless:
+            return sessions.create_session(program.graph, device, threads=threads, options=options)
+        return shared_session(program.graph, device, threads=threads, options=options, memory=program.memory)
+
+
+def pass_graph(source: PassSource) -> PassGraph:
+    """Return the gradient graph with buffers of its own; the trained parameters are among its inputs."""
+    settings, batch, dtype = source.settings, source.batch, source.parameters.vector.dtype
+    program = pass_program(source)
+    if settings.checkpoint_activations and not program.segments:
+        warn("checkpoint_activations=True has no effect: the graph has too few activations to compute any again.")
+    trained = source.parameters.names
+    if settings.sparse_updates == LAZY and not (program.lookups or any(p.weight in trained for p in program.products)):
+        warn(
+            "sparse_updates='lazy' has no effect: the graph has no trained matrix whose rows only Gather reads, nor "
+            "one that sparse data are multiplied by."
+        )
+    sparse = {product.input: SparseRows(product.factors) for product in program.products}
+    dense = [spec for spec in source.model.inputs if spec.name not in sparse]
+    columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in dense}
+    layout = target_layout(settings.task, settings.n_outputs, batch, dtype, settings.positions)
+    columns[TARGET] = np.zeros(*layout)
+    buffers = BatchBuffers(columns, np.ones(batch, dtype), sparse)
+    return PassGraph(source, program, buffers, UniformNumbers(program.random, settings.seed))
+
+
+# A forward and backward pass in the host's memory.
+
+
+@dataclass(frozen=True, eq=False)
+class HostPass:
+    """One forward and backward pass over a fixed number of rows, and the arrays that it reads and writes.
+
+    ``moved`` pairs each running statistic with the array that the pass writes its next value to.
+    """
+
+    buffers: BatchBuffers
+    shares: RowShares
+    labeled: LabeledShares | None
+    gradient: Binding | BoundCode
+    loss: np.ndarray
+    uniform: UniformNumbers
+    moved: Sequence[tuple[np.ndarray, np.ndarray]]
+    products: Sequence[HostProduct]
+    lookups: HostLookups
+
+    @cached_property
+    def _calls(self) -> Sequence[Callable[[], object]]:
+        """What a run calls, in its order: a small network has two calls, whose time counts."""
+        forward = [product.forward for product in self.products]
+        after = [product.backward for product in self.products]
+        after += [self.lookups.write_gradients] if self.lookups.reads else []
+        after += [partial(np.copyto, *pair) for pair in self.moved]
+        labeled = [] if self.labeled is None else [self.labeled.update]
+        return *forward, *labeled, self.gradient.run, *after
+
+    def run(self, state: OptimizerState, dropout: float) -> float:
+        """Compute the gradients of the mean loss of the minibatch in the buffers; return the loss."""
+        if self.uniform.buffers:
+            self.uniform.draw(state.draws, dropout)
+            state.draws += 1
+        if isinstance(self.gradient, BoundCode):
+            self.gradient.compute_rows(self.buffers.count)
+        if not (self.shares.of_ones and self.buffers.has_ones):
+            self.shares.update()
+        for call in self._calls:
+            call()
+        loss: float = self.loss.item()
+        return loss
+
+
+def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
+    """Return the pass, bound to buffers of its own and to views into the vectors.
+
+    ``tables`` are the gradients of the matrices that the graph reads by rows, and of those that sparse rows are
+    multiplied by where only the columns that occur are updated.
+    """
+    source, buffers, uniform = graph.source, graph.buffers, graph.uniform
+    parameters, loss = source.parameters, np.zeros((), source.parameters.vector.dtype)
+    moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
+    threads = devices.available_threads() if graph.program.work >= PARALLEL_WORK else 1
+    products = host_products(graph.program.products, buffers, parameters, source.model, source.frozen, tables)
+    shares = RowShares(buffers.sample_weight, graph.program.repeated_shares)
+    labeled = LabeledShares(buffers.columns[TARGET], shares) if graph.program.labeled_shares else None
+    inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: shares.column, REPEATED: shares.matrix}
+    inputs |= {} if labeled is None else {LABELED: labeled.matrix}
+    inputs |= {product.first.name: product.product for product in products}
+    lookups = host_lookups(graph.program.lookups, tables)
+    outside = {product.first.weight for product in products}.union(tables)
+    gradients = {name: parameters.gradient_view(name) for name in parameters.names if name not in outside}
+    gradients |= {product.first.name: product.slope for product in products if product.gradient is not None}
+    gradients |= {read.lookup.rows: read.slope for read in lookups.reads}
+    outputs = {LOSS: loss, **{read.lookup.indices: read.indices for read in lookups.reads}}
+    binding = graph.bind_on_host(inputs, outputs, gradients, moved, threads)
+    statistics = [(parameters.view(name), moved[name]) for name in moved]
+    return HostPass(buffers, shares, labeled, binding, loss, uniform, statistics, products, lookups)
+
+
+# The part of a pass that is computed outside its session: products of sparse rows with the first matrices.
+
+
+@dataclass(frozen=True, eq=False)
+class HostProduct:
+    """A product of sparse rows with a matrix, and the arrays that the session reads and writes in its place.
+
+    ``gradient`` is the array for the gradient of the matrix; None if it is not trained. ``table`` is the same gradient
+    where only the columns of the data that occur are updated.
+    """
+
+    first: FirstProduct
+    rows: SparseRows
+    matrix: np.ndarray
+    product: np.ndarray
+    slope: np.ndarray
+    gradient: np.ndarray | None
+    table: RowGradients | None = None
+
+    def forward(self) -> None:
+        """Compute the product, which the session reads."""
+        self.product[...] = columns.product(self.rows.rows, self.matrix, transposed=self.first.transposed)
+
+    def backward(self) -> None:
+        """Compute the gradient of the matrix from that of the product, which the session wrote."""
+        rows = self.rows.rows
+        if self.gradient is None:
+            return
+        if self.table is None:
+            self.gradient.fill(0)
+        else:
+            self.table.clear()
+            self.table.note(rows.indices, columns.occurring_columns(rows))
+        columns.add_gradient(rows, self.slope, self.gradient, transposed=self.first.transposed)
+
+
+def host_products(
+    products: Sequence[FirstProduct],
+    buffers: BatchBuffers,
+    parameters: FlatParameters,
+    model: TrainableModel,
+    frozen: Mapping[str, np.ndarray],
+    tables: Mapping[str, RowGradients],
+) -> list[HostProduct]:
+    """Return the products of a pass, with arrays of their own; ``tables`` are gradients of matrices by name."""
+    found = []
+    for first in products:
+        name, trained = first.weight, first.weight in parameters.names
+        if trained:
+            matrix = parameters.view(name)
+        else:
+            matrix = np.ascontiguousarray(frozen[name] if name in frozen else initial_value(model.model, name))
+        product, slope = (np.zeros((len(buffers.sample_weight), first.n_outputs), matrix.dtype) for _ in range(2))
+        gradient = parameters.gradient_view(first.weight) if trained else None
+        rows, table = buffers.sparse[first.input], tables.get(name)
+        found.append(HostProduct(first, rows, matrix, product, slope, gradient, table))
+    return found
+
+
+# Gradients of matrices of which a minibatch reads some rows: added up outside the session.
+#
+# The rows are those that Gather reads, or those that columns of sparse data are multiplied by. The vector of gradients
+# stays what it is elsewhere, zero in the rows that do not occur. Only the rows that were written are set to zero before
+# the next pass.
+
+
+FEW = 8
+"""Rows for each one that was written from which on these are set to zero one by one, not all at once."""
+
+SPARE = 128
+"""Columns of the data for each number of a minibatch from which on the update of single numbers is faster."""
+
+SPARE_ROWS = 16
+"""The same for the update of rows of 8 numbers and more."""
+
+
+class RowGradients:
+    """The gradient of one matrix.
+
+    Parameters
+    ----------
+    gradient : ndarray of shape (n_rows, n_columns)
+        A view into the vector of gradients.
+    count : int
+        Indices of a full minibatch; 0 where minibatches differ.
+    rewritten : bool
+        Whether the vector of gradients is changed behind the pass, in any row.
+    axis : int, default=0
+        1: the rows are the columns of the matrix, which is stored transposed.
+    most : int, default=None
+        Indices of a step above which all rows are taken to occur; None: the others have to stay as they are.
+    """
+
+    def __init__(
+        self, gradient: np.ndarray, count: int, *, rewritten: bool, axis: int = 0, most: int | None = None
+    ) -> None:
+        self.gradient, self.count, self._rewritten = gradient, count, rewritten
+        self.axis, self.most = axis, most
+        self._written: list[np.ndarray] = []
+        self._named: list[np.ndarray] = []
+        self._last = np.zeros(gradient.shape[axis], np.int32)
+        gradient.fill(0)  # another step may have left numbers
+
+    def begin(self) -> None:
+        """Begin a step: no row has occurred."""
+        self._named = []
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the matrix."""
+        return len(self._last)
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether all rows are taken to occur."""
+        return self.most is not None and sum(map(len, self._named)) > self.most
+
+    def rows(self, repeated: int) -> np.ndarray:
+        """Return the rows that an index named since :meth:`begin`; the row that stands for padding is none.
+
+        Up to ``repeated`` indices are returned as they are: rows may occur several times in them.
+        """
+        named = self._named
+        places = named[0] if len(named) == 1 else np.concatenate([np.empty(0, np.intp), *named])
+        if len(places) <= repeated:
+            return places
+        numbers = np.arange(len(places), dtype=np.int32)
+        self._last[places] = numbers  # takes a third of the time of sorting them, or of looking at all rows
+        found: np.ndarray = places[self._last[places] == numbers]
+        return found
+
+    def clear(self) -> None:
+        """Set the gradient to zero."""
+        if self._rewritten or FEW * sum(map(len, self._written)) > self.n_rows:
+            self.gradient.fill(0)
+        else:
+            for rows in self._written:
+                self.gradient[rows if self.axis == 0 else (slice(None), rows)] = 0
+        self._written = []
+
+    def note(self, places: np.ndarray, occurring: np.ndarray) -> None:
+        """Note that the gradients of the rows at ``places`` are added behind this call, and which of them occur."""
+        named = occurring.astype(np.intp)  # other integers take twice as long
+        self._written.append(named if occurring is places else places)
+        self._named.append(named)
+
+    def add(self, places: np.ndarray, shares: np.ndarray, rows: np.ndarray) -> None:
+        """Add the gradients of the rows at ``places``, times their shares: 0 where a row stands for padding."""
+        add_rows(places, shares, rows, self.gradient)
+        self._written.append(places)
+        self._named.append(places if shares.all() else places[shares > 0])
+
+
+@dataclass(frozen=True, eq=False)
+class HostLookup:
+    """A read of rows, and the arrays that the session writes: the indices, and the gradient of each row."""
+
+    lookup: Lookup
+    indices: np.ndarray
+    slope: np.ndarray
+
+    def add_to(self, table: RowGradients) -> None:
+        """Add the gradients of the rows to that of the matrix."""
+        places = np.remainder(self.indices, self.lookup.shape[0])  # negative indices count from the end
+        shares = np.ones(self.lookup.count, self.slope.dtype)
+        if self.lookup.padding is not None:
+            shares[self.indices == self.lookup.padding] = 0
+        table.add(places, shares, self.slope)
+
+
+@dataclass(frozen=True, eq=False)
+class HostLookups:
+    """All reads of a pass, and the gradients of the matrices by name."""
+
+    reads: Sequence[HostLookup]
+    tables: Mapping[str, RowGradients]
+
+    def write_gradients(self) -> None:
+        """Write the gradients of the matrices from what the session wrote."""
+        for table in self.tables.values():
+            table.clear()
+        for read in self.reads:
+            read.add_to(self.tables[read.lookup.weight])
+
+
+def row_gradients(parameters: FlatParameters, lookups: Sequence[Lookup], *, rewritten: bool) -> dict[str, RowGradients]:
+    """Return the gradients of the matrices that are read, by name."""
+    found = {}
+    for name in dict.fromkeys(lookup.weight for lookup in lookups):
+        view, count = parameters.gradient_view(name), sum(one.count for one in lookups if one.weight == name)
+        found[name] = RowGradients(view.reshape(len(view), -1), count, rewritten=rewritten)
+    return found
+
+
+def product_gradients(
+    parameters: FlatParameters, products: Sequence[FirstProduct], *, rewritten: bool, lazy: bool
+) -> dict[str, RowGradients]:
+    """Return the gradients of the trained matrices that sparse rows are multiplied by, by name."""
+    found = {}
+    for product in products:
+        if product.weight in parameters.names:
+            view, axis = parameters.gradient_view(product.weight), int(product.transposed)
+            least = max(SPARE_ROWS, SPARE // view.shape[1 - axis])
+            most = None if lazy else view.shape[axis] // least
+            found[product.weight] = RowGradients(view, 0, rewritten=rewritten, axis=axis, most=most)
+    return found
+
+
+def host_lookups(lookups: Sequence[Lookup], tables: Mapping[str, RowGradients]) -> HostLookups:
+    """Return the reads of a pass, with arrays of their own."""
+    tables, found = {lookup.weight: tables[lookup.weight] for lookup in lookups}, []
+    for lookup in lookups:
+        slope = np.zeros((lookup.count, lookup.width), tables[lookup.weight].gradient.dtype)
+        found.append(HostLookup(lookup, np.zeros(lookup.count, np.int64), slope))
+    return HostLookups(found, tables)

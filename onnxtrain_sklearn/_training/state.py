@@ -1,0 +1,99 @@
+"""The interface of a training step that the loop uses, and the optimizer's state.
+
+A step owns sessions and the arrays bound to them; the loop does not depend on either. There are two implementations:
+one for host memory, and one for devices with memory of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from .._data.batches import BatchBuffers, Batches
+from .parameters import FlatParameters, owned
+
+
+class Rates(NamedTuple):
+    """The learning rate of a step, and the factors of weight decay and dropout by their schedules."""
+
+    learning_rate: float
+    decay: float = 1.0
+    dropout: float = 1.0
+
+
+@dataclass
+class OptimizerState:
+    """The number of steps, the optimizer's vectors by slot name, and the number of draws of dropout masks.
+
+    ``averaged`` is the number of steps in the moving average of the weights.
+    """
+
+    t: int = 0
+    slots: dict[str, np.ndarray] = field(default_factory=dict)
+    draws: int = 0
+    averaged: int = 0
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self.slots = {name: owned(slot) for name, slot in self.slots.items()}
+
+    def prepare(self, slots: Mapping[str, float], like: np.ndarray) -> None:
+        """Create these slots at their initial values, shaped as ``like``, unless they exist already."""
+        if {name: v.shape for name, v in self.slots.items()} != dict.fromkeys(slots, like.shape):
+            fresh = {name: np.full(like.shape, initial, like.dtype) for name, initial in slots.items()}
+            vars(self).update(t=0, slots=fresh)  # atomic: after an interrupt the state is the old one or the new one
+
+    def reset(self, slots: Mapping[str, float]) -> None:
+        """Reset to the state before the first step: slots at these initial values."""
+        self.t = self.averaged = 0
+        for name, initial in slots.items():
+            self.slots[name].fill(initial)
+
+
+class TrainingStep(Protocol):
+    """The part of a training step that the loop uses.
+
+    Attributes
+    ----------
+    parameters : FlatParameters
+        The trained parameters: the host's copy.
+    state : OptimizerState
+        The host's copy.
+    batch : int
+        Rows of a full minibatch.
+    engine : str
+        Name of the engine that differentiated the graph.
+    updates_after_loss : bool
+        Whether ``train`` updates the weights of a minibatch after it has yielded their loss.
+    """
+
+    parameters: FlatParameters
+    state: OptimizerState
+    batch: int
+    engine: str
+    updates_after_loss: ClassVar[bool]
+
+    def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
+        """Train on each minibatch of one pass; yield the sum of its weights and the loss of the weights before."""
+
+    def synchronize(self) -> None:
+        """Bring the host's copies of parameters and optimizer state up to date."""
+
+    def reload(self) -> None:
+        """Go on from the host's copies, which were changed from outside."""
+
+    def forget_state(self) -> None:
+        """Reset the optimizer to its state before the first step."""
+
+
+class GradientStep(TrainingStep, Protocol):
+    """A step that also gives the gradient of a minibatch without an update."""
+
+    def buffers(self, rows: int) -> BatchBuffers:
+        """Return the buffers that the next step reads, for a minibatch of ``rows`` rows."""
+
+    def gradients(self, weight: float) -> float:
+        """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included."""

@@ -1,0 +1,472 @@
+"""The epoch loop: stopping, divergence, best weights, watchers; and L-BFGS over the full batch.
+
+The trainer passes numbers between a training step, the batches and a schedule. It knows no graph, no session and no
+estimator. What happened is recorded in :class:`~onnxtrain_sklearn._training.history.History`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+
+from .._data.batches import Batches
+from .._data.validation import is_finite
+from .._utils.errors import ignores_float_errors
+from ..exceptions import DivergenceError, warn
+from ..optimizers import LBFGS, MinimizeResult
+from ..schedules import Constant, Schedule
+from .history import Epoch, EpochTable, History, report_of
+from .loss_graph import Scheduled
+from .rates import ScheduledRates
+from .state import GradientStep, TrainingStep
+
+# The weights that training goes back to when it fails.
+#
+# A step in the host's memory tells its loss before it updates the weights. So weights are copied when their loss is
+# known to be finite, over those kept before: a large network has one copy beside the weights. A step on a device tells
+# the losses of an epoch at its end, and its weights are copied when the epoch begins.
+
+
+class KeptWeights:
+    """Keep the latest weights that gave a finite loss, in ``history.last_finite``."""
+
+    def __init__(self, step: TrainingStep, history: History) -> None:
+        self._parameters, self._history = step.parameters, history
+        self._copies_first = not step.updates_after_loss
+        self._first: np.ndarray | None = None
+        self._moving = step.parameters.statistics
+        self._statistics: np.ndarray | None = None
+        self._is_kept = False
+        if history.last_finite is not None and history.last_finite.shape != self._parameters.buffer.shape:
+            history.last_finite = None
+
+    def begin_epoch(self) -> None:
+        """Note with which weights an epoch begins; their loss is not known yet."""
+        self._is_kept = False
+        if self._copies_first:
+            self.note()
+        if self._moving.size:
+            self._statistics = self._moving.copy()  # a pass changes them before the loss is known
+
+    def note(self) -> None:
+        """Copy the weights, which will change before their loss is known."""
+        self._first = self._parameters.buffer.copy()
+
+    def keep(self) -> None:
+        """Keep the weights with which the epoch began: their loss is finite."""
+        if self._is_kept:
+            return
+        if self._first is not None:
+            self._history.last_finite, self._first, self._is_kept = self._first, None, True
+            return
+        self.renew()
+        end = len(self._parameters.vector)
+        if self._statistics is not None and self._history.last_finite is not None:
+            self._history.last_finite[end : end + len(self._statistics)] = self._statistics
+
+    def renew(self) -> None:
+        """Keep the weights as they are."""
+        history, buffer = self._history, self._parameters.buffer
+        if history.last_finite is None:
+            history.last_finite = np.empty_like(buffer)
+        history.last_finite[...] = buffer
+        self._first, self._is_kept = None, True
+
+    def restore_finite(self) -> None:
+        """Go back to the latest weights of a finite loss; where there are none, to those of the epoch's begin."""
+        if self._history.last_finite is None:
+            self._restore_first()
+        else:
+            self._parameters.buffer[...] = self._history.last_finite
+
+    def restore_epoch(self) -> None:
+        """Go back to the weights with which the epoch began."""
+        if self._is_kept:
+            self.restore_finite()
+        else:
+            self._restore_first()
+
+    def _restore_first(self) -> None:
+        if self._first is not None:
+            self._parameters.buffer[...] = self._first
+        elif self._statistics is not None:
+            self._moving[...] = self._statistics
+
+
+# What the loop tells of the course of training to whoever watches it: the callbacks of an estimator.
+
+
+class Watcher(Protocol):
+    """Watches a run; where there are no callbacks, there is none."""
+
+    def begin(self) -> bool:
+        """Begin with the training; return whether a stored state was restored that ended it."""
+
+    def begin_epoch(self) -> None:
+        """Begin with an epoch."""
+
+    def end_epoch(self) -> bool:
+        """Tell of the epoch that was recorded; return whether training is to end."""
+
+    def settle(self, *, ended: bool) -> None:
+        """Note that all is decided on the epoch, and whether training ends with it."""
+
+    def end(self) -> None:
+        """Note that training has ended, with its final weights."""
+
+
+class Watched:
+    """A training that tells its watcher of what happens.
+
+    Attributes
+    ----------
+    watcher : Watcher or None
+    """
+
+    watcher: Watcher | None = None
+
+    def _watched(self, train: Callable[[], bool]) -> bool:
+        """Begin and train; return what ``train`` returns, or True if a restored state is that of the end."""
+        return (self.watcher is not None and self.watcher.begin()) or train()
+
+    def _tell_epoch(self) -> None:
+        if self.watcher is not None:
+            self.watcher.begin_epoch()
+
+    def _settle(self, ended: bool) -> bool:
+        """Return ``ended``, which is told first."""
+        if self.watcher is not None:
+            self.watcher.settle(ended=ended)
+        return ended
+
+    def _tell_end(self) -> None:
+        if self.watcher is not None:
+            self.watcher.end()
+
+
+# The epoch loop: minibatches, learning rate, validation, early stopping, divergence.
+
+
+class Digested(Protocol):
+    """Data that can be told from others."""
+
+    def digest(self, update: Callable[[bytes], object], size: int) -> None:
+        """Call ``update`` with all of them, ``size`` rows at a time."""
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """The settings of the loop, named after the estimators' parameters; ``all_epochs``: it never stops early."""
+
+    learning_rate_init: float
+    schedule: Schedule
+    max_iter: int
+    tol: float
+    n_iter_no_change: float
+    early_stopping: bool
+    verbose: int
+    callbacks: Sequence[Callable[[Epoch], object]] = ()
+    decay_schedule: Schedule = field(default_factory=Constant)
+    dropout_schedule: Schedule = field(default_factory=Constant)
+    all_epochs: bool = False
+    accumulate: int = 1
+
+    @property
+    def scheduled(self) -> Scheduled:
+        """Whether weight decay and dropout change from step to step."""
+        return Scheduled(not isinstance(self.decay_schedule, Constant), not isinstance(self.dropout_schedule, Constant))
+
+
+class Trainer(Watched):
+    """Train for some epochs.
+
+    Parameters
+    ----------
+    settings : TrainerSettings
+    step : TrainingStep
+    batches : Batches
+    history : History
+        Continued in place.
+    validate : callable () -> float, optional
+        Score of the current parameters on the validation data, higher is better.
+
+    Attributes
+    ----------
+    step, batches, history, rates
+    data : tuple
+        All data that the training depends on, each with a method ``digest``.
+    validation_loss : callable () -> float, or None
+        Loss of the current parameters on the validation data, which early stopping watches instead of the score.
+    first_epoch : int
+        Epochs before this call.
+    """
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        step: TrainingStep,
+        batches: Batches,
+        history: History,
+        validate: Callable[[], float] | None = None,
+    ) -> None:
+        self._settings, self.step, self.batches, self.history = settings, step, batches, history
+        self._validate = validate
+        self.data: tuple[Digested, ...] = (batches,)
+        self.validation_loss: Callable[[], float] | None = None
+        self._vector, self._buffer = step.parameters.vector, step.parameters.buffer
+        self._kept = KeptWeights(step, history)
+        history.best = None
+        self._recorded = time.perf_counter()
+        self._report = report_of(settings.verbose, settings.max_iter)
+        self.first_epoch = history.progress.epoch
+        self.rates = ScheduledRates(
+            history,
+            settings.learning_rate_init,
+            settings.schedule,
+            decay=settings.decay_schedule,
+            dropout=settings.dropout_schedule,
+        )
+
+    def fit(self) -> None:
+        """Train for ``max_iter`` epochs, which ends with a warning, or until there is no more improvement.
+
+        The schedule is planned to the end of these epochs. Improvement is measured from here on, also in a later call:
+        the best loss on other data, or of another loss function, cannot be compared.
+        """
+        max_iter = self._settings.max_iter
+        self._begin(self.most_steps(one_pass=False))
+        self.rates.warn_if_finished()
+        ended = self._guarded(lambda: self._watched(self._train))
+        self._keep_best()
+        self._tell_end()
+        planned = self._settings.all_epochs or self.rates.finished
+        if not ended and not planned:
+            warn(
+                f"Training has not converged after max_iter={max_iter} epochs. Raise max_iter or learning_rate_init, "
+                f"or relax tol.",
+                ConvergenceWarning,
+            )
+
+    def most_steps(self, *, one_pass: bool) -> int:
+        """Return how many steps the call takes at most."""
+        steps = -(-self.batches.steps // self._settings.accumulate)
+        return steps if one_pass else self._settings.max_iter * steps
+
+    def one_pass(self) -> None:
+        """Train for one epoch, for ``partial_fit``."""
+        progress = self.history.progress
+        if progress.total_steps is None:
+            progress.total_steps = self.most_steps(one_pass=False)
+        self.history.change(early_stopping=False, best_watched=self.history.best_score)
+        self.rates.warn_if_finished()
+
+        if self._settings.verbose:  # a pass is a line of the table
+            self._report = EpochTable(goes_on=self.first_epoch > 0)
+
+        def one_epoch() -> bool:
+            if self.history.progress.epoch == self.first_epoch:  # the end of the pass may have been restored
+                self._settle(self._record(self._epoch()))
+            return True
+
+        self._guarded(lambda: self._watched(one_epoch))
+        self._tell_end()
+
+    def settle(self) -> None:
+        """Leave usable weights after an interrupt: finite ones, and with early stopping the best ones."""
+        self.step.synchronize()
+        if not self._is_finite():
+            self._kept.restore_finite()
+        self._keep_best()
+
+    def _begin(self, steps: int) -> None:
+        history, progress = self.history, self.history.progress
+        early_stopping = self._settings.early_stopping
+        score = watched = history.best_score
+        if early_stopping and self._validate is not None and progress.epoch:
+            score = watched = self._validate()  # the score of the initial weights on these data
+            watched = score if self.validation_loss is None else -self.validation_loss()
+        history.change(
+            progress=replace(progress, total_steps=progress.step + steps),
+            best_loss=math.inf,
+            best_score=-math.inf if math.isnan(score) else score,
+            best_watched=-math.inf if math.isnan(watched) else watched,
+            best=self._buffer.copy() if early_stopping else None,
+            idle_epochs=0,
+            early_stopping=early_stopping,
+        )
+
+    def _keep_best(self) -> None:
+        history = self.history
+        if history.early_stopping and math.isfinite(history.best_score) and history.best is not None:
+            self._buffer[...] = history.best
+        history.best = None
+
+    def _guarded(self, train: Callable[[], bool]) -> bool:
+        """Call ``train``; after an error, not after an interrupt, restore the weights of the previous epoch."""
+        try:
+            return train()
+        except DivergenceError:
+            self._kept.restore_finite()
+            raise
+        except Exception:
+            self._kept.restore_epoch()
+            raise
+        finally:
+            self._report.end()
+
+    def _train(self) -> bool:
+        """Train for up to ``max_iter`` epochs; return whether training ended earlier."""
+        done = self.history.progress.epoch - self.first_epoch  # of this call, where a state was restored
+        for _ in range(self._settings.max_iter - done):
+            ended = self._record(self._epoch())
+            if self._settle(ended or (self._idle() and self._ends_at_plateau())):
+                return True
+        return False
+
+    def _epoch(self) -> float:
+        """Train on all data once; return the mean loss."""
+        self._tell_epoch()
+        self._kept.begin_epoch()
+        total, seen = _trained(self.step.train(self.batches, self.rates.advance), self._kept)
+        if not (math.isfinite(total) and self._is_finite()):
+            self._diverge()
+        return total / (seen if self.batches.drop_last else self.batches.weight)
+
+    def _is_finite(self) -> bool:
+        """Whether weights and optimizer state are finite: an overflowed second moment would silently stop training."""
+        return all(map(is_finite, (self._buffer, *self.step.state.slots.values())))
+
+    def _diverge(self) -> None:
+        """Reset the optimizer's state, which is not finite, and raise; the caller restores the weights."""
+        self.step.forget_state()
+        epoch = self.history.progress.epoch + 1
+        raise DivergenceError(
+            f"The loss, the weights, the optimizer's state or the predictions for validation became NaN or infinite in "
+            f"epoch {epoch} with learning_rate_init={self._settings.learning_rate_init}; the last weights of a finite "
+            f"loss were restored. "
+            f"Scale the inputs (StandardScaler), lower learning_rate_init, or set max_grad_norm=1.0.",
+            self.history.loss_curve,
+        )
+
+    def _record(self, loss: float) -> bool:
+        """Record an epoch and call the callbacks; return whether one of them ends training."""
+        score = None if self._validate is None else self._validate()
+        if score is not None and math.isnan(score):
+            self._diverge()
+        settings, rate, now = self._settings, self.rates.learning_rate, time.perf_counter()
+        took, self._recorded = now - self._recorded, now
+        self.history.add_epoch(
+            loss,
+            score,
+            rows=self.batches.n_rows,
+            tol=settings.tol,
+            parameters=self._buffer,
+            validation_loss=None if self.validation_loss is None else self.validation_loss(),
+            latest=settings.all_epochs,
+            rate=rate,
+            seconds=took,
+        )
+        self._report.show(self.history, rate, self.history.progress.epoch - self.first_epoch)
+        if not settings.callbacks and self.watcher is None:
+            return False
+        epoch = Epoch(self.history.progress.epoch, loss, score, rate)
+        answers = [callback(epoch) for callback in settings.callbacks]
+        if self.watcher is not None:
+            answers.append(self.watcher.end_epoch())
+        return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
+
+    def _idle(self) -> bool:
+        return self.history.idle_epochs > self._settings.n_iter_no_change
+
+    def _ends_at_plateau(self) -> bool:
+        """Whether training ends where improvement did; the schedule may lower the rate instead."""
+        return self.rates.stops_at_plateau() and not self._settings.all_epochs
+
+
+@ignores_float_errors
+def _trained(steps: Iterable[tuple[float, float]], kept: KeptWeights) -> tuple[float, float]:
+    """Take the steps of a pass until a loss is not finite; return the weighted sum of the losses, and the weight."""
+    total = seen = 0.0
+    for weight, loss in steps:
+        total += weight * loss
+        if not math.isfinite(total):
+            break
+        if not seen:
+            kept.keep()
+        seen += weight
+    return total, seen
+
+
+# Training by L-BFGS: each iteration of the search sees all rows and counts as an epoch.
+
+
+class FullBatchTrainer(Trainer):
+    """Minimize the loss of all rows by ``optimizer``; the other parameters are those of :class:`Trainer`."""
+
+    def __init__(
+        self,
+        optimizer: LBFGS,
+        settings: TrainerSettings,
+        step: GradientStep,
+        batches: Batches,
+        history: History,
+        validate: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(settings, step, batches, history, validate)
+        self._optimizer, self._gradient_step = optimizer, step
+        self._reached = np.empty(len(self._vector))
+        self._met_overflow = False
+
+    def _train(self) -> bool:
+        """Search for the minimum; return whether it ended before a limit.
+
+        There is no warning if a line search finds no lower loss: in float32 this happens at a minimum. But where the
+        first one met losses that are not finite and found no other weights, nothing was trained.
+        """
+        self._kept.note()
+        start = self._vector.copy()
+        self._reached[...] = start
+        try:
+            end = self._search()
+        finally:
+            self._vector[...] = self._reached
+        if not math.isfinite(end.loss) or (self._met_overflow and np.array_equal(end.vector, start)):
+            self._diverge()
+        if not end.n_iter:
+            self._after_iteration(self._reached, end.loss)
+        self.history.idle_epochs = 0
+        self._settle(True)
+        return not end.limited
+
+    def _search(self) -> MinimizeResult:
+        max_iter, tol = self._settings.max_iter, self._settings.tol
+        return self._optimizer.minimize(
+            self._objective, self._reached, max_iter=max_iter, tol=tol, callback=self._after_iteration
+        )
+
+    def _objective(self, vector: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the loss of all rows and its gradient, both in float64."""
+        step, total_weight = self._gradient_step, self.batches.weight
+        self._vector[...] = vector
+        loss, gradient = 0.0, np.zeros(len(vector))
+        for weight in self.batches.fill(step.buffers):
+            loss += weight * step.gradients(total_weight)
+            gradient += weight * step.parameters.gradient
+        self._met_overflow |= not math.isfinite(loss)
+        return loss / total_weight, gradient / total_weight
+
+    def _after_iteration(self, vector: np.ndarray, loss: float) -> bool:
+        """Record the iteration; return whether the search is to stop."""
+        self._reached[...] = self._vector[...] = vector
+        if not (math.isfinite(loss) and np.isfinite(vector).all()):
+            self._diverge()
+        self._kept.renew()
+        ended = self._record(loss)
+        stops = self._settings.early_stopping and not self._settings.all_epochs
+        return ended or (stops and self._idle())

@@ -1,0 +1,345 @@
+"""Run an update graph with NumPy, or as a loop that llvmlite compiles, to the same bits.
+
+An update graph of elementwise operators over vectors reads and writes memory more than it computes. NumPy writes each
+result into memory that is in the cache already, where onnxruntime takes a new temporary for each node: AdamW takes
+three quarters of the time. Short vectors save the run of a session, which takes longer than their update. The graph
+stays the one definition of the update; it is interpreted here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from .._compiler.stages import LANES
+from .._ir.queries import constant
+from .._ort.binding import Binding
+from .._ort.llvm import MachineCode, is_installed, is_loaded
+from .._utils.cache import Cache
+from ..optimizers import UpdateGraph
+
+LEAST_ELEMENTS = 0 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32768
+"""Elements above which a vector is updated by NumPy: a call of NumPy 1.26 takes twice as long as one of NumPy 2."""
+
+BLOCK = 65536
+"""Elements of a block, whose vectors and temporaries are still in the cache of a core when they are read again."""
+
+UFUNCS: Mapping[str, Any] = {
+    "Abs": np.absolute,
+    "Add": np.add,
+    "Div": np.divide,
+    "Identity": np.positive,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Sqrt": np.sqrt,
+    "Sub": np.subtract,
+}
+"""Operators that NumPy computes as onnxruntime does, for floats."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """An update as a list of operators.
+
+    Attributes
+    ----------
+    nodes : sequence of tuple
+        Operator type, names of the operands, name of the result.
+    constants : mapping of str to ndarray
+    registers : mapping of str to (int or None)
+        The temporary that holds each computed vector, by its name; None for a computed scalar.
+    """
+
+    nodes: Sequence[tuple[str, tuple[str, ...], str]]
+    constants: Mapping[str, Any]
+    registers: Mapping[str, int | None]
+
+
+def formula_of(update: UpdateGraph) -> Formula | None:
+    """Return the formula of an update; None if NumPy cannot run it."""
+    graph = update.model.graph
+    values = [value for node in graph for value in (*node.inputs, *node.outputs) if value is not None]
+    floats = all(value.dtype in (None, ir.DataType.FLOAT, ir.DataType.DOUBLE) for value in values)
+    if not (update.elementwise and floats and all(node.op_type in UFUNCS and not node.domain for node in graph)):
+        return None
+    nodes = [
+        (node.op_type, tuple(x.name or "" for x in node.inputs if x), node.outputs[0].name or "") for node in graph
+    ]
+    constants = {name: constant(value) for name, value in graph.initializers.items()}
+    outputs = {value.name or "" for value in graph.outputs}
+    return Formula(nodes, constants, _registers(nodes, {"parameters", "gradients", *update.slots}, outputs))
+
+
+def _registers(
+    nodes: Sequence[tuple[str, tuple[str, ...], str]], vectors: set[str], outputs: set[str]
+) -> dict[str, int | None]:
+    """Assign the temporaries; one is free again with the last node that reads it, which may write over it."""
+    last = {name: i for i, (_, operands, _) in enumerate(nodes) for name in operands}
+    found: dict[str, int | None] = {}
+    vectors, free, count = set(vectors), list[int](), 0
+    for i, (_, operands, result) in enumerate(nodes):
+        released = {found.get(name) for name in operands if last[name] == i}
+        free += sorted(k for k in released if k is not None)
+        if not vectors.intersection(operands):
+            found[result] = None
+            continue
+        vectors.add(result)
+        if result not in outputs:
+            if not free:
+                free, count = [count], count + 1
+            found[result] = free.pop()
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class NumpyUpdate:
+    """The calls of an update, in their order: functions of NumPy with their operands and results, parts of arrays.
+
+    Each computes ``block`` elements at most.
+
+    Who runs it lets NumPy ignore floating-point errors, which takes longer than the update of a short vector: numbers
+    that are not finite are found by the loop.
+    """
+
+    calls: Sequence[Callable[[], object]]
+    block: int
+
+    def run(self) -> None:
+        """Update all blocks in place."""
+        for call in self.calls:
+            call()
+
+
+def numpy_update(
+    formula: Formula, vectors: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
+) -> NumpyUpdate:
+    """Return the update in place of ``vectors``, the parameters and the slots."""
+    count, dtype = len(set(formula.registers.values()) - {None}), gradients.dtype
+    temporaries = [np.empty(min(BLOCK, len(gradients)), dtype) for _ in range(count)]
+    numbers = {name: np.zeros((), dtype) for name, place in formula.registers.items() if place is None}
+    calls: list[Callable[[], object]] = []
+    for start in range(0, len(gradients), BLOCK):
+        part = {name: vector[start : start + BLOCK] for name, vector in {**vectors, "gradients": gradients}.items()}
+        local = {n: temporaries[k][: len(part["gradients"])] for n, k in formula.registers.items() if k is not None}
+        results = {f"new_{name}": part[name] for name in vectors}
+        arrays: dict[str, Any] = {**formula.constants, **scalars, **numbers, **part, **local, **results}
+        for op_type, operands, result in formula.nodes:
+            if not start or result not in numbers:
+                # a result by position takes two thirds of the time of one by name
+                calls.append(partial(UFUNCS[op_type], *(arrays[name] for name in (*operands, result))))
+    return NumpyUpdate(calls, min(BLOCK, len(gradients)))
+
+
+# Updates of vectors by compiled loops, where llvmlite is installed.
+#
+# A loop takes a fifth of NumPy's time, to the same bits. To load the compiler takes a tenth of a second, so a process
+# does that when its loops would have saved as much.
+
+
+LOADING, COMPILING = 0.1, 0.01
+"""Seconds that it takes to load the compiler, and to compile a loop."""
+
+CALL, ELEMENT = 4e-7, 1e-10
+"""Seconds that NumPy takes for one operator: for its call, and for each element."""
+
+ELEMENT_TYPES = {"f": "float", "d": "double"}
+
+_loops: Cache[MachineCode] = Cache(64, 2**20, lambda _: 2**12)
+
+
+class Savings:
+    """The time that the updates of a process would have taken less if they had been compiled."""
+
+    def __init__(self) -> None:
+        self._seconds, self.suffice = 0.0, False
+
+    def add(self, seconds: float) -> None:
+        """Add to it; it suffices when it is as much as compiling takes."""
+        self._seconds += seconds
+        self.suffice |= self._seconds >= (COMPILING if is_loaded() else LOADING)
+
+    def forget(self) -> None:
+        """Begin again at a time that is never reached."""
+        self._seconds, self.suffice = -math.inf, False
+
+
+SAVINGS = Savings()
+
+
+def saved_by_compiling(update: object) -> float:
+    """Return about how many seconds a compiled loop saves in each step."""
+    if not (isinstance(update, NumpyUpdate) and is_installed()):
+        return 0.0
+    return len(update.calls) * (CALL + update.block * ELEMENT)
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledUpdate:
+    """An update in place by a compiled loop; ``run`` keeps all that the loop reads and writes."""
+
+    run: Callable[[], object]
+
+
+class _Argument(ctypes.c_void_p):
+    """The argument of a loop: a pointer that keeps the arrays behind it."""
+
+    def __init__(self, arrays: Sequence[np.ndarray], count: int) -> None:
+        self._kept = np.array([count, *(array.ctypes.data for array in arrays)], np.int64), arrays
+        super().__init__(self._kept[0].ctypes.data)
+
+
+VectorUpdate: TypeAlias = Binding | CompiledUpdate | NumpyUpdate
+
+
+def formula_update(
+    formula: Formula, vectors: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
+) -> CompiledUpdate | NumpyUpdate:
+    """Return the update in place of ``vectors``, the parameters and the slots, compiled where that pays."""
+    if SAVINGS.suffice and is_installed():
+        try:
+            return compiled_update(formula, vectors, gradients, scalars)
+        except (ImportError, OSError, RuntimeError):  # a broken or old llvmlite, an unknown processor, no rights
+            SAVINGS.forget()
+    return numpy_update(formula, vectors, gradients, scalars)
+
+
+def compiled_update(
+    formula: Formula, vectors: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
+) -> CompiledUpdate:
+    """Return the update in place of ``vectors`` by a compiled loop."""
+    dtype, read = gradients.dtype, {name for _, operands, _ in formula.nodes for name in operands}
+    long = {**vectors, "gradients": gradients}
+    short = {name: array for name, array in {**formula.constants, **scalars}.items() if name in read}
+    kind = ELEMENT_TYPES[dtype.char]
+    key = tuple(formula.nodes), tuple(long), tuple(short), kind
+    code = _loops.get(key, lambda: MachineCode(loop_code(formula, list(long), list(short), kind)))
+    arrays = *long.values(), *short.values()
+    assert all(array.dtype == dtype and array.flags.c_contiguous for array in arrays)
+    return CompiledUpdate(partial(code, _Argument(arrays, len(gradients))))
+
+
+# The formula of an update as one loop over the elements, in LLVM's assembly language.
+#
+# Each element of each vector is read once and written once; what is between is in registers. Every operation is rounded
+# on its own, as in NumPy, since no instruction allows LLVM to contract or reorder: the results are the same to the bit.
+#
+# The function has one argument, a pointer to an array of integers: the number of elements, the addresses of the
+# vectors, then those of the scalars. The reference of the language is https://llvm.org/docs/LangRef.html.
+
+
+INSTRUCTIONS = {"Add": "fadd", "Div": "fdiv", "Mul": "fmul", "Neg": "fneg", "Sub": "fsub"}
+INTRINSICS = {"Abs": "fabs", "Sqrt": "sqrt"}
+SIZES = {"float": 4, "double": 8}
+
+
+class _Lines:
+    """The lines of a function; each value has a number for its name."""
+
+    def __init__(self, element: str) -> None:
+        self.element, self.lines, self._count = element, list[str](), 0
+
+    def value(self, expression: str) -> str:
+        """Add a value; return its name."""
+        self._count += 1
+        self.lines.append(f"  %v{self._count} = {expression}")
+        return f"%v{self._count}"
+
+    def pointer(self, i: int) -> str:
+        """Add the ``i``-th address of the argument; return its name."""
+        return self.value(f"load ptr, ptr {self.value(f'getelementptr i64, ptr %argument, i64 {i}')}")
+
+    def compute(self, node: tuple[str, tuple[str, ...], str], values: dict[str, str], width: int) -> None:
+        """Add the result of a node to ``values``, which holds the names of its operands."""
+        operator, operands, result = node
+        kind, given = self.kind(width), [values[name] for name in operands]
+        if operator == "Identity":
+            values[result] = given[0]
+        elif operator in INTRINSICS:
+            values[result] = self.value(f"call {kind} {self.intrinsic(operator, width)}({kind} {given[0]})")
+        else:
+            values[result] = self.value(f"{INSTRUCTIONS[operator]} {kind} {', '.join(given)}")
+
+    def kind(self, width: int) -> str:
+        """Return the type of so many elements."""
+        return self.element if width == 1 else f"<{width} x {self.element}>"
+
+    def intrinsic(self, operator: str, width: int) -> str:
+        """Return the name of the function for so many elements."""
+        bits = {"float": "f32", "double": "f64"}[self.element]
+        return f"@llvm.{INTRINSICS[operator]}.{bits if width == 1 else f'v{width}{bits}'}"
+
+    def repeat(self, value: str) -> str:
+        """Add a vector of equal elements; return its name."""
+        kind = self.kind(LANES)
+        first = self.value(f"insertelement {kind} poison, {self.element} {value}, i64 0")
+        return self.value(f"shufflevector {kind} {first}, {kind} poison, <{LANES} x i32> zeroinitializer")
+
+
+class _Loop(NamedTuple):
+    """The place of a loop in the function: its label, those before and after it, its first element and its last."""
+
+    label: str
+    before: str
+    after: str
+    start: str
+    stop: str
+    width: int
+
+
+def loop_code(formula: Formula, vectors: Sequence[str], scalars: Sequence[str], element: str) -> str:
+    """Return the text of the function ``run``.
+
+    Parameters
+    ----------
+    formula : Formula
+    vectors, scalars : sequence of str
+        Names in the order of the addresses. Vectors for which the formula has a new value are updated in place.
+    element : {"float", "double"}
+    """
+    code, computed = _Lines(element), [node for node in formula.nodes if _is_scalar(formula, node)]
+    count = code.value("load i64, ptr %argument")
+    places = {name: code.pointer(1 + i) for i, name in enumerate(vectors)}
+    pointers = {name: code.pointer(1 + len(vectors) + i) for i, name in enumerate(scalars)}
+    single = {name: code.value(f"load {element}, ptr {pointer}") for name, pointer in pointers.items()}
+    for node in computed:
+        code.compute(node, single, 1)
+    repeated = {name: code.repeat(value) for name, value in single.items()}
+    whole = code.value(f"and i64 {count}, -{LANES}")
+    code.lines += [f"  %some = icmp sgt i64 {whole}, 0", "  br i1 %some, label %wide, label %between"]
+    _add_loop(code, formula, places, repeated, _Loop("wide", "entry", "between", "0", whole, LANES))
+    code.lines += ["between:", f"  %rest = icmp slt i64 {whole}, {count}", "  br i1 %rest, label %single, label %end"]
+    _add_loop(code, formula, places, single, _Loop("single", "between", "end", whole, count, 1))
+    names = [(code.kind(width), code.intrinsic(operator, width)) for operator in INTRINSICS for width in (1, LANES)]
+    declared = [f"declare {kind} {name}({kind})" for kind, name in names]
+    return "\n".join([*declared, "define void @run(ptr %argument) {", "entry:", *code.lines, "end:", "  ret void", "}"])
+
+
+def _is_scalar(formula: Formula, node: tuple[str, tuple[str, ...], str]) -> bool:
+    return formula.registers.get(node[2], 0) is None
+
+
+def _add_loop(
+    code: _Lines, formula: Formula, places: Mapping[str, str], scalars: Mapping[str, str], loop: _Loop
+) -> None:
+    """Add a loop over the elements at ``places``, which computes ``loop.width`` of them at a time."""
+    label, kind, size = loop.label, code.kind(loop.width), SIZES[code.element]
+    code.lines += [f"{label}:", f"  %{label}_i = phi i64 [{loop.start}, %{loop.before}], [%{label}_next, %{label}]"]
+    at = {n: code.value(f"getelementptr {code.element}, ptr {p}, i64 %{label}_i") for n, p in places.items()}
+    values = {**scalars, **{n: code.value(f"load {kind}, ptr {p}, align {size}") for n, p in at.items()}}
+    for node in formula.nodes:
+        if not _is_scalar(formula, node):
+            code.compute(node, values, loop.width)
+    written = {name: values[f"new_{name}"] for name in places if f"new_{name}" in values}
+    code.lines += [f"  store {kind} {value}, ptr {at[name]}, align {size}" for name, value in written.items()]
+    code.lines += [
+        f"  %{label}_next = add i64 %{label}_i, {loop.width}",
+        f"  %{label}_more = icmp slt i64 %{label}_next, {loop.stop}",
+        f"  br i1 %{label}_more, label %{label}, label %{loop.after}",
+    ]

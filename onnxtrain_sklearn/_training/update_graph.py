@@ -1,0 +1,240 @@
+"""Optimizer step, clipping, penalty and averages as graphs over flat vectors, bound in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+
+import numpy as np
+import onnx_ir as ir
+
+from .._importers.load import to_proto
+from .._ir.edits import append_output
+from .._model.loss_terms import penalty_factors
+from .._ort import gradient_builder
+from .._ort.binding import Array, Binding
+from .._ort.sessions import InferenceSession, shared_session
+from .._utils.cache import Cache, content, is_plain
+from ..graph import new_graph
+from ..optimizers import Coefficients, Optimizer, clip_graph, moves_without_gradient, update_graph, update_rule
+from .loss_graph import ABSOLUTES, SQUARES, StepSettings, ir_type, penalty_graph
+from .parameters import Factors, FlatParameters, Segment, require_elementwise, segments, with_decay_factor
+from .programs import differentiating_engine
+from .state import Rates
+from .update_executors import Formula, formula_of
+
+_graphs: Cache[tuple[bytes, bool, Formula | None]] = Cache(128, 2**24, lambda entry: len(entry[0]))
+
+
+def graph_bytes(emit: Callable[..., ir.Model], *arguments: Hashable, **keywords: Hashable) -> bytes:
+    """Return what ``emit``, a function of this package, makes of these arguments, as bytes."""
+
+    def made() -> tuple[bytes, bool, Formula | None]:
+        return to_proto(emit(*arguments, **keywords)).SerializeToString(), False, None
+
+    return _graphs.get((emit, arguments, tuple(keywords.items())), made)[0]
+
+
+@dataclass(frozen=True)
+class UpdateProgram:
+    """An update graph as bytes; the other attributes are those of :class:`~.optimizers.UpdateGraph`.
+
+    ``formula`` is the same update for NumPy; None if NumPy cannot run it. ``moves_without_gradient``: whether an
+    element may change in a step in which its gradient is zero.
+    """
+
+    graph: bytes
+    slots: Mapping[str, float]
+    coefficients: Callable[..., Coefficients]
+    elementwise: bool
+    scheduled: bool
+    formula: Formula | None = None
+    moves_without_gradient: bool = True
+
+
+def update_program(optimizer: Optimizer, kind: ir.DataType, *, fused: bool, scheduled: bool) -> UpdateProgram:
+    """Return the update of ``optimizer``; its scalars are those of the object itself, never of an equal one."""
+
+    def made() -> tuple[bytes, bool, Formula | None]:
+        found = update_graph(optimizer, kind, fused=fused, scheduled=scheduled)
+        return to_proto(found.model).SerializeToString(), found.elementwise, formula_of(found)
+
+    key = ("update", content(optimizer), kind, fused, scheduled)
+    graph, elementwise, formula = _graphs.get(key, made) if is_plain(optimizer) else made()
+    rule = update_rule(optimizer, kind, fused=fused, scheduled=scheduled)
+    moves = moves_without_gradient(optimizer)
+    return UpdateProgram(graph, rule.state(), rule.coefficients, elementwise, scheduled, formula, moves)
+
+
+# The graphs that run on whole vectors after the gradient, bound to arrays of the host or of a device.
+
+
+ToMemory = Callable[[np.ndarray], Array]
+"""Puts an array into the memory of the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentUpdate:
+    """The update of a segment of the vectors: its graph, and what opens the session that runs it."""
+
+    segment: Segment
+    program: UpdateProgram
+    open_session: Callable[[], InferenceSession]
+
+    @property
+    def factors(self) -> Factors:
+        """The factors of the segment; segments of equal ones have the same coefficients."""
+        return self.segment.factors
+
+    @cached_property
+    def coefficients(self) -> Callable[[Rates, int], Coefficients]:
+        """Returns the scalars of a step, by its rates and its number from 1."""
+        found, factor = self.program.coefficients, self.factors.rate
+        if self.program.scheduled:
+            return lambda rates, t: found(rates.learning_rate * factor, t, rates.decay)
+        if factor == 1:
+            return lambda rates, t: found(rates.learning_rate, t)
+        return lambda rates, t: found(rates.learning_rate * factor, t)
+
+
+class VectorBindings:
+    """Binds the graphs of a step. They have sessions of one thread each, which other fits may use too.
+
+    Parameters
+    ----------
+    settings : StepSettings
+    parameters : FlatParameters
+        Their sizes and their type are read.
+    place : callable
+        Puts an array into the memory of the vectors.
+    """
+
+    def __init__(self, settings: StepSettings, parameters: FlatParameters, place: ToMemory) -> None:
+        self._settings, self._parameters, self.place = settings, parameters, place
+        self.dtype = parameters.vector.dtype
+        self._size, self._kind = len(parameters.vector), ir_type(self.dtype)
+
+    def penalty(self, weights: Array, gradients: Array, **scalars: Array) -> Binding:
+        """Bind the graph that adds the gradient of the penalty to ``gradients``, in place."""
+        settings = self._settings
+        squares, absolutes = penalty_factors(settings.alpha, settings.l1_ratio)
+        factors = {SQUARES: squares, **({ABSOLUTES: absolutes} if settings.l1_ratio else {})}
+        graph = graph_bytes(
+            penalty_graph,
+            self._parameters.penalized.stop,
+            self._kind,
+            differentiating_engine(settings.engine),
+            absolute=bool(settings.l1_ratio),
+        )
+        inputs = {"weights": weights, "gradients": gradients, **scalars}
+        inputs |= {name: self.place(np.array(factor, self.dtype)) for name, factor in factors.items()}
+        return Binding(self._session(graph), inputs, {"new_gradients": gradients})
+
+    def clipping(self, gradients: Array) -> Binding:
+        """Bind the graph that clips the norm of ``gradients``, in place."""
+        limit, norm = np.array(self._settings.max_grad_norm, self.dtype), np.zeros((), self.dtype)
+        inputs = {"gradients": gradients, "max_norm": self.place(limit)}
+        outputs = {"new_gradients": gradients, "norm": self.place(norm)}
+        return Binding(self._session(graph_bytes(clip_graph, self._kind)), inputs, outputs)
+
+    def accumulation(self, gradients: Array, share: Array | None = None) -> dict[tuple[bool, bool], Binding]:
+        """Bind the graphs that add up the gradients of a group of minibatches, by whether one is the first or last."""
+        total, found = self.place(np.zeros(self._size, self.dtype)), {}
+        for first, last in ((True, False), (False, False), (False, True)):
+            graph = graph_bytes(accumulation_graph, self._size, self._kind, first=first, last=last)
+            inputs = {"gradients": gradients, **({} if first else {TOTAL: total})}
+            inputs |= {} if share is None else {SHARE: share}
+            found[first, last] = Binding(self._session(graph), inputs, {"sum": gradients if last else total})
+        return found
+
+    def average(self, average: Array, parameters: Array, weight: Array | None = None) -> Binding:
+        """Bind the graph that moves the average of the parameters."""
+        graph = graph_bytes(average_graph, self._size, self._kind)
+        inputs = {AVERAGE: average, "parameters": parameters, **({} if weight is None else {STEP_WEIGHT: weight})}
+        return Binding(self._session(graph), inputs, {f"new_{AVERAGE}": average})
+
+    def copying(self, moved: Array, statistics: Array) -> Binding:
+        """Bind the graph that copies the next running statistics over the current ones."""
+        graph = graph_bytes(copy_graph, self._parameters.statistics.size, self._kind)
+        return Binding(self._session(graph), {"moved": moved}, {"statistics": statistics})
+
+    def segment_updates(self, optimizer: Optimizer) -> list[SegmentUpdate]:
+        """Return the updates of all segments."""
+        settings, fused = self._settings, gradient_builder.has_gradient_builder()
+        found = segments(self._parameters, settings.factors)
+        programs = {}
+        for decay in dict.fromkeys(segment.factors.decay for segment in found):
+            own = with_decay_factor(optimizer, decay)
+            scheduled = settings.scheduled.decay and bool(getattr(own, "weight_decay", 0.0))
+            programs[decay] = update_program(own, self._kind, fused=fused, scheduled=scheduled)
+        if len(found) > 1:
+            require_elementwise(optimizer, elementwise=all(one.elementwise for one in programs.values()))
+        once = cache if len(found) > 1 else lambda opened: opened
+        sessions = {decay: once(partial(self._session, program.graph)) for decay, program in programs.items()}
+        return [SegmentUpdate(one, programs[one.factors.decay], sessions[one.factors.decay]) for one in found]
+
+    def _session(self, graph: bytes) -> InferenceSession:
+        """Return a session with one thread: a second spinning pool would compete with the gradient session's."""
+        settings = self._settings
+        memory = 8.0 * self._parameters.vector.nbytes  # a few vectors, of which pieces are computed at a time
+        return shared_session(graph, settings.device, options=settings.session_options, memory=memory)
+
+
+def bind_update(
+    session: InferenceSession, vectors: Mapping[str, Array], gradients: Array, scalars: Mapping[str, Array]
+) -> Binding:
+    """Bind the in-place update of ``vectors``: the parameters and the slots."""
+    outputs = {f"new_{name}": vector for name, vector in vectors.items()}
+    return Binding(session, {**vectors, "gradients": gradients, **scalars}, outputs)
+
+
+# Small graphs over whole vectors that run in place: accumulated gradients and averaged weights, and a copy.
+
+
+TOTAL, SHARE = "total", "share"
+AVERAGE, STEP_WEIGHT = "average", "step_weight"
+
+
+def accumulation_graph(size: int, kind: ir.DataType, *, first: bool, last: bool) -> ir.Model:
+    r"""Return the graph that adds the gradient of a minibatch, times its share of the weights, to the total.
+
+    .. math:: G ← G + s_i g_i, \quad s_i = w_i / \sum_j w_j
+
+    That makes the weighted mean over a group of minibatches. The ``first`` of a group replaces the total; the ``last``
+    writes the result over the gradients.
+    """
+    gradients, share = ir.val("gradients", kind, (size,)), ir.val(SHARE, kind, ())
+    total = ir.val(TOTAL, kind, (size,))
+    op = new_graph([gradients, share] if first else [gradients, share, total], kind, "accumulate")
+    part = op.Mul(gradients, share)
+    append_output(op.graph, part if first else op.Add(total, part), "sum", gradients if last else total)
+    return ir.Model(op.graph, ir_version=8)
+
+
+def average_graph(size: int, kind: ir.DataType) -> ir.Model:
+    """Return the graph that moves ``average`` towards ``parameters`` by the share ``step_weight`` of their distance."""
+    average, parameters = ir.val(AVERAGE, kind, (size,)), ir.val("parameters", kind, (size,))
+    weight = ir.val(STEP_WEIGHT, kind, ())
+    op = new_graph([average, parameters, weight], kind, "average")
+    moved = op.Add(average, op.Mul(op.Sub(parameters, average), weight))
+    append_output(op.graph, moved, f"new_{AVERAGE}", average)
+    return ir.Model(op.graph, ir_version=8)
+
+
+def step_weight(decay: float, steps: int) -> float:
+    r"""Return the weight of the latest parameters in the average after so many steps.
+
+    .. math:: \bar p_t = \bar p_{t-1} + \frac{1 - d}{1 - d^t} (p_t - \bar p_{t-1})
+
+    is the moving average of decay d that starts from zero, divided by 1 - dᵗ: the initial weights are not part of it.
+    """
+    return (1.0 - decay) / (1.0 - decay**steps)
+
+
+def copy_graph(size: int, kind: ir.DataType) -> ir.Model:
+    """Return the graph that copies the vector ``moved`` to ``statistics``."""
+    value = ir.val("moved", kind, (size,))
+    op = new_graph([value], kind, "copy")
+    append_output(op.graph, op.Identity(value), "statistics", value)
+    return ir.Model(op.graph, ir_version=8)

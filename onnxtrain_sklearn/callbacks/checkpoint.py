@@ -1,0 +1,302 @@
+"""The callback that stores checkpoints, and their files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+
+from .._ir.files import content_of
+from .._utils.atomic_files import remove_unfinished, whole_file
+from .._utils.params import COUNT, Rules
+from ..exceptions import ModelError, warn
+from .base import CALLBACKS_MODULE, Callback, State, TrainingInProgress
+
+
+class Checkpoint(Callback):
+    """Store the state of training, from which the same call of ``fit`` goes on after a crash, to the same bits.
+
+    The state is complete: weights, optimizer, random state, epoch, history, the best weights so far, and what other
+    callbacks remember. A file is named after a digest of settings, data and initial state. A call with the same ones
+    finds its file and resumes from there; a call with other ones finds no file. So one folder serves all fits of a
+    search, and running a program again skips what it has done, including fits that had ended.
+
+    Parameters
+    ----------
+    path : str or path-like
+        Folder of the files; it is made if need be.
+    every : int, default=1
+        Epochs from one file to the next. The last epoch is always stored.
+    keep : int, default=1
+        Files of a fit that are kept, the latest ones. Consecutive calls of ``partial_fit`` count as one fit.
+    resume : bool, default=True
+        Whether a call resumes from its latest file. False: it starts from the beginning, and replaces the files.
+
+    Notes
+    -----
+    A file appears under its name when it is complete, and holds plain arrays, a text and a checksum: reading one runs
+    no code. One that is damaged, or holds weights that are not finite, is passed over with a warning where the file
+    before it is there (``keep``), and is an error where it is not. Threads and processes may share a folder. With
+    another version of onnxruntime a call starts from the beginning.
+
+    With ``random_state=None`` the first call draws a seed, and the folder keeps it for calls with the same settings and
+    data: they are one training, also after it has ended. ``resume=False`` draws another seed.
+
+    L-BFGS and fine-tuning are searches on all rows, whose state within SciPy cannot be stored: after a crash they begin
+    again, and find the same weights to the bit. Their file is written when they have ended; they are then not repeated.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import OrtGradientClassifier
+    >>> from onnxtrain_sklearn.callbacks import Checkpoint
+    >>> X, y = load_iris(return_X_y=True)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> net = OrtGradientClassifier(callbacks=[Checkpoint(folder.name)], random_state=0, max_iter=500, tol=1e-2)
+    >>> losses = net.fit(X, y).loss_curve_
+    >>> net.fit(X, y).loss_curve_ == losses  # from the file of the last epoch, without a training step
+    True
+    >>> folder.cleanup()
+    """
+
+    __module__ = CALLBACKS_MODULE
+    name = "checkpoint"
+    steers = False
+    valid: ClassVar[Rules] = {"every": (COUNT,), "keep": (COUNT,), "resume": (bool,)}
+
+    def __init__(self, path: str | os.PathLike[str], every: int = 1, keep: int = 1, *, resume: bool = True) -> None:
+        self.path = path
+        self.every = every
+        self.keep = keep
+        self.resume = resume
+
+    def begin(self, training: TrainingInProgress) -> None:
+        training.defer(lambda: self._find(training))
+
+    def after_epoch(self, training: TrainingInProgress) -> None:
+        if training.is_resumable or training.epochs_done == 1:  # a search decides once, when it has ended
+            training.defer(lambda: self._store(training))
+
+    def seed(self, key: str, drawn: int) -> int:
+        """Return the seed of a training without ``random_state``: that of an earlier call, or ``drawn``.
+
+        Parameters
+        ----------
+        key : str
+            A text that calls with equal settings and data share.
+        drawn : int
+            The seed of the first such call, which is stored.
+        """
+        folder = Path(self.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"seed-{key}.npz"
+        stored = read_state(file) if self.resume else None
+        if stored is None:
+            write_state(file, {"seed": drawn})
+            return drawn
+        seed = stored.get("seed")
+        if not isinstance(seed, int):
+            raise damaged(file, "it holds no seed")
+        return seed
+
+    def _find(self, training: TrainingInProgress) -> None:
+        """Go on from the latest file of this call, if there is one."""
+        folder, memory, key = Path(self.path), training.memory(self), training.identity()
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder, key)
+        earlier = [name for name in memory.get("files", []) if not name.startswith(key)]
+        own = sorted(path.name for path in folder.glob(f"{key}-*.npz"))
+        if self.resume:
+            _restore_latest(training, [folder / name for name in reversed(own)])
+        training.memory(self).update(key=key, files=self._kept(folder, [*earlier, *own]))
+
+    def _store(self, training: TrainingInProgress) -> None:
+        epoch, last = training.row["epoch"], training.ended or training.epochs_done == training.max_iter
+        if epoch % self.every and not last:
+            return
+        folder, memory = Path(self.path), training.memory(self)
+        file = f"{memory['key']}-{epoch:08d}.npz"
+        files = [*(name for name in memory["files"] if name != file), file]
+        memory["files"] = files[-self.keep :]
+        write_state(folder / file, training.state())
+        self._kept(folder, files)
+
+    def _kept(self, folder: Path, files: list[str]) -> list[str]:
+        """Remove all files but the latest; return these."""
+        for name in files[: -self.keep]:
+            (folder / name).unlink(missing_ok=True)
+        return files[-self.keep :]
+
+
+def _restore_latest(training: TrainingInProgress, files: list[Path]) -> None:
+    """Go on from the first file that is whole; raise the error of the first one where there are only damaged ones."""
+    error: ModelError | None = None
+    for file in files:
+        try:
+            state = read_state(file)
+            if state is None:  # another thread of the same fit has replaced it
+                continue
+            _require_finite(state, file)
+            _restore(training, state, file)
+        except ModelError as found:
+            error = error or found
+            continue
+        if error is not None:
+            warn(f"{error} Training goes on from the one before it, {file}.")
+        return
+    if error is not None:
+        raise error
+
+
+def _restore(training: TrainingInProgress, state: State, file: Path) -> None:
+    try:
+        training.restore(state)
+    except ModelError as error:
+        raise damaged(file, str(error)) from error
+
+
+def _require_finite(state: State, file: Path) -> None:
+    """Raise ModelError where weights are not finite, or the optimizer's state is NaN; its squares may be infinite."""
+    weights = {name: state.get(name) for name in ("buffer", "last_finite", "best")}
+    slots = state.get("slots")
+    for name, array in {**weights, **(slots if isinstance(slots, dict) else {})}.items():
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+            right = np.isfinite(array) if name in weights else ~np.isnan(array)
+            if not right.all():
+                raise damaged(file, f"{name!r} holds values that are NaN or infinite")
+
+
+# Files of a training's state: arrays and a text that says where they belong, with a checksum of all.
+#
+# A file may be cut off, changed, or written by somebody else. What is read is checked before it is used: no file takes
+# more memory than it is long, and none runs code.
+
+
+ARRAY, TEXT, CHECKSUM = "array of the file", "state", "sha256"
+"""The key of a dict that stands for an array, and the names of the text and of the checksum among the arrays."""
+
+
+def write_state(path: Path, state: State) -> None:
+    """Write a state of dicts, lists, arrays, numbers and texts; after a crash the file is whole or absent."""
+    arrays: dict[str, np.ndarray] = {}
+    text = json.dumps(_as_text(state, arrays))
+    arrays[TEXT] = np.frombuffer(text.encode(), np.uint8)
+    arrays[CHECKSUM] = np.frombuffer(_checksum(arrays), np.uint8)
+    with whole_file(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_state(path: Path) -> State | None:
+    """Return the state in a file; None if there is no file.
+
+    Raises
+    ------
+    ModelError
+        The file is damaged, or none of :func:`write_state`.
+    """
+    try:
+        content = content_of(path, first=_require_archive)
+    except FileNotFoundError:
+        return None
+    except ModelError as error:
+        raise damaged(path, str(error)) from error
+    arrays = _arrays_of(content, path)
+    stored = arrays.pop(CHECKSUM, np.empty(0))
+    if TEXT not in arrays:
+        raise damaged(path, "it holds no state")
+    if stored.tobytes() != _checksum(arrays):
+        raise damaged(path, "its checksum is another one")
+    try:
+        state = _from_text(json.loads(arrays[TEXT].tobytes()), arrays)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise damaged(path, "its text cannot be read") from error
+    if not isinstance(state, dict):
+        raise damaged(path, "it holds no state")
+    return state
+
+
+def damaged(path: Path, why: str) -> ModelError:
+    """Return the error to raise for a file that cannot be gone on from."""
+    return ModelError(
+        f"The checkpoint {path} is damaged, or none of this training: {why.rstrip('.')}. Remove it, or set "
+        f"resume=False, which replaces it."
+    )
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return the SHA-256 of names, types, shapes and numbers."""
+    hasher = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        hasher.update(f"{name}\n{array.dtype.str}\n{array.shape}\n".encode())
+        hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return hasher.digest()
+
+
+def _require_archive(file: BinaryIO, size: int) -> None:
+    if not zipfile.is_zipfile(file):
+        raise ModelError(f"{file.name} is no archive of arrays.")
+
+
+def _arrays_of(content: bytes, path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an archive, which together are no longer than it is."""
+    found, left = dict[str, np.ndarray](), len(content)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for entry in archive.infolist():
+                left -= entry.file_size
+                if left < 0 or entry.compress_type != zipfile.ZIP_STORED:
+                    raise damaged(path, "its parts are compressed, or overlap")
+                found[entry.filename.removesuffix(".npy")] = _array_of(archive.read(entry))
+    except ModelError:
+        raise
+    except MemoryError as error:
+        raise MemoryError(f"There is not enough memory to read the checkpoint {path}.") from error
+    except Exception as error:  # zipfile and NumPy raise whatever the bytes lead to
+        raise damaged(path, f"{type(error).__name__}: {error}"[:300]) from error
+    return found
+
+
+def _array_of(content: bytes) -> np.ndarray:
+    """Return the array of a file of NumPy; its header may say anything."""
+    file = io.BytesIO(content)
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        shape, fortran, kind = read_header[np.lib.format.read_magic(file)](file)
+    except (MemoryError, RecursionError) as error:  # of Python's parser, whose text is short
+        raise ValueError("a header is nested too deeply") from error
+    if kind.hasobject or any(size < 0 for size in shape):
+        raise ValueError("a header names objects or negative sizes")
+    array = np.frombuffer(content, kind, offset=file.tell())
+    return np.array(array.reshape(shape, order="F" if fortran else "C"), order="C")
+
+
+def _as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
+    """Return ``value`` as JSON takes it; arrays go to ``arrays``."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError("A checkpoint takes arrays of numbers and texts, and a callback remembers one of objects.")
+        name = f"a{len(arrays)}"
+        arrays[name] = value
+        return {ARRAY: name}
+    if isinstance(value, dict):
+        return {key: _as_text(item, arrays) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_text(item, arrays) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _from_text(value: object, arrays: Mapping[str, np.ndarray]) -> Any:
+    if isinstance(value, dict):
+        if ARRAY in value:
+            return arrays[value[ARRAY]]
+        return {key: _from_text(item, arrays) for key, item in value.items()}
+    return [_from_text(item, arrays) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,307 @@
+"""Callbacks that watch: EarlyStopping, EpochScoring, GradientStatistics, MetricLogger."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+from types import ModuleType
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from .._utils.params import COUNT, NOT_NEGATIVE, OneOf, Rules
+from .base import CALLBACKS_MODULE, Callback, Part, TrainingInProgress
+
+LOWER_IS_BETTER = ("loss", "train_loss", "validation_loss")
+"""What is better the lower it is."""
+
+
+def measured(training: TrainingInProgress, name: str) -> float:
+    """Return an entry of ``history_``, or compute it by its name: ``train_`` or ``validation_``, then a scorer."""
+    on, _, scoring = name.partition("_")
+    if name not in training.row and (on not in ("train", "validation") or not scoring):
+        raise ValueError(
+            f"monitor={name!r} is no entry of history_, which has {', '.join(training.row)}. Scores and losses are "
+            f"named after the rows and the scorer, such as 'validation_loss' or 'train_accuracy'."
+        )
+    return training.measure(name, scoring, cast("Part", on))
+
+
+class EpochScoring(Callback):
+    """Compute a score of scikit-learn, or the loss, after each epoch; it becomes an entry of ``history_``.
+
+    Parameters
+    ----------
+    scoring : str or callable
+        Name of a scorer of scikit-learn, a function ``(estimator, X, y) -> float``, or "loss": the loss that is
+        trained, without the penalty and without dropout, in the units that are trained.
+    on : {"validation", "train"}, default="validation"
+        The rows: validation data (``early_stopping=True``, or ``X_val`` and ``y_val``), or those that are trained on.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import OrtGradientClassifier
+    >>> from onnxtrain_sklearn.callbacks import EpochScoring
+    >>> X, y = load_iris(return_X_y=True)
+    >>> scores = [EpochScoring("loss", on="train"), EpochScoring("f1_macro", on="train")]
+    >>> net = OrtGradientClassifier(callbacks=scores, random_state=0).partial_fit(X, y, classes=[0, 1, 2])
+    >>> [name for name in net.history_[-1] if name.startswith("train")]
+    ['train_loss', 'train_f1_macro']
+    """
+
+    __module__ = CALLBACKS_MODULE
+    name = "epoch_scoring"
+    steers = False
+    valid: ClassVar[Rules] = {"on": (OneOf(("train", "validation")),)}
+
+    def __init__(self, scoring: str | Callable[..., float], on: str = "validation") -> None:
+        self.scoring = scoring
+        self.on = on
+
+    def validate(self) -> None:
+        super().validate()
+        if not isinstance(self.scoring, str) and not callable(self.scoring):
+            raise TypeError(f"scoring must be the name of a scorer, 'loss' or a function, got {self.scoring!r}.")
+
+    def after_epoch(self, training: TrainingInProgress) -> None:
+        name = self.scoring if isinstance(self.scoring, str) else getattr(self.scoring, "__name__", "score")
+        training.measure(f"{self.on}_{name}", self.scoring, cast("Part", self.on))
+
+
+class EarlyStopping(Callback):
+    """End training when a score or a loss has not improved for some epochs.
+
+    Parameters
+    ----------
+    monitor : str, default="validation_loss"
+        An entry of ``history_`` (``"loss"``, ``"validation_score"``, what another callback adds), or rows and a scorer
+        of scikit-learn: ``"validation_loss"``, ``"train_loss"``, ``"validation_neg_log_loss"``, ``"train_accuracy"``.
+    patience : int, default=10
+        Training ends when so many epochs in a row have not improved.
+    restore_best : bool, default=True
+        Whether training ends with the weights of the best epoch.
+    min_delta : float, default=0.0
+        Least improvement that counts as one.
+    mode : {"auto", "min", "max"}, default="auto"
+        What is better. "auto": lower losses, higher values of all else.
+
+    Notes
+    -----
+    Training also ends by the parameters of the estimator, by default when the training loss stops falling:
+    ``n_iter_no_change=np.inf`` leaves the decision to the callback. ``partial_fit`` makes one pass, which is neither
+    ended nor undone.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import OrtGradientClassifier
+    >>> from onnxtrain_sklearn.callbacks import EarlyStopping
+    >>> X, y = load_iris(return_X_y=True)
+    >>> stopping = EarlyStopping("validation_loss", patience=5)
+    >>> settings = {"learning_rate_init": 0.1, "n_iter_no_change": np.inf, "random_state": 0}
+    >>> net = OrtGradientClassifier(callbacks=[stopping], **settings).fit(X[::2], y[::2], X_val=X[1::2], y_val=y[1::2])
+    >>> net.n_iter_ < 200, net.callbacks_["EarlyStopping"]["epoch"] == net.n_iter_ - 5
+    (True, True)
+    """
+
+    __module__ = CALLBACKS_MODULE
+    name = "early_stopping"
+    passing = ("weights",)
+    valid: ClassVar[Rules] = {
+        "patience": (COUNT,),
+        "restore_best": (bool,),
+        "min_delta": (NOT_NEGATIVE,),
+        "mode": (OneOf(("auto", "min", "max")),),
+    }
+
+    def __init__(
+        self,
+        monitor: str = "validation_loss",
+        patience: int = 10,
+        *,
+        restore_best: bool = True,
+        min_delta: float = 0.0,
+        mode: str = "auto",
+    ) -> None:
+        self.monitor = monitor
+        self.patience = patience
+        self.restore_best = restore_best
+        self.min_delta = min_delta
+        self.mode = mode
+
+    def validate(self) -> None:
+        super().validate()
+        if not isinstance(self.monitor, str):
+            raise TypeError(f"monitor must be the name of an entry of history_, got {self.monitor!r}.")
+
+    def begin(self, training: TrainingInProgress) -> None:
+        training.memory(self).clear()
+
+    def after_epoch(self, training: TrainingInProgress) -> bool:
+        lower = self.mode == "min" or (self.mode == "auto" and self.monitor in LOWER_IS_BETTER)
+        memory, value = training.memory(self), measured(training, self.monitor)
+        signed = -value if lower else value
+        gain = signed - memory.get("gain", -math.inf)
+        if gain > self.min_delta:
+            memory.update(gain=signed, best=value, epoch=training.row["epoch"], waited=0)
+            if self.restore_best and not training.one_pass:
+                memory["weights"] = training.parameters.buffer.copy()
+        else:
+            memory["waited"] = memory.get("waited", 0) + 1
+        return bool(memory["waited"] >= self.patience)
+
+    def end(self, training: TrainingInProgress) -> None:
+        weights = training.memory(self).pop("weights", None)
+        if weights is not None:
+            training.parameters.buffer[...] = weights
+
+
+class GradientStatistics(Callback):
+    """Add the Euclidean norm of the gradients of the last step to ``history_``, as ``gradient_norm``.
+
+    The gradients are those of the last minibatch of an epoch, with the penalty and after clipping.
+
+    Parameters
+    ----------
+    by_parameter : bool, default=False
+        Whether the norm of each parameter is added too, as ``gradient_norm/NAME``.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import Linear, OrtGradientClassifier
+    >>> from onnxtrain_sklearn.callbacks import GradientStatistics
+    >>> X, y = load_iris(return_X_y=True)
+    >>> statistics = GradientStatistics(by_parameter=True)
+    >>> net = OrtGradientClassifier(Linear(), callbacks=[statistics]).partial_fit(X, y, classes=[0, 1, 2])
+    >>> [name for name in net.history_[-1] if name.startswith("gradient")]
+    ['gradient_norm', 'gradient_norm/weight', 'gradient_norm/bias']
+    """
+
+    __module__ = CALLBACKS_MODULE
+    name = "gradient_statistics"
+    steers = False
+    valid: ClassVar[Rules] = {"by_parameter": (bool,)}
+
+    def __init__(self, by_parameter: bool = False) -> None:
+        self.by_parameter = by_parameter
+
+    def begin(self, training: TrainingInProgress) -> None:
+        if not training.holds_gradient:
+            raise ValueError(
+                "GradientStatistics is for training in minibatches on the CPU: the gradients of L-BFGS, of fine-tuning "
+                "and of other devices are not in the host's memory after a step."
+            )
+
+    def after_epoch(self, training: TrainingInProgress) -> None:
+        parameters = training.parameters
+        training.row["gradient_norm"] = float(np.linalg.norm(parameters.gradient))
+        if self.by_parameter:
+            norms = {name: float(np.linalg.norm(parameters.gradient_view(name))) for name in parameters.names}
+            training.row.update({f"gradient_norm/{name}": norm for name, norm in norms.items()})
+
+
+# Metrics for trackers of experiments, by the methods that they have; none of them is imported.
+
+
+NOT_METRICS = ("epoch", "step")
+
+
+class MetricLogger(Callback):
+    """Pass the entries of ``history_`` on to a tracker of experiments, after each epoch.
+
+    Parameters
+    ----------
+    target : object or callable
+        MLflow's module (``log_metrics``), a writer for TensorBoard (``add_scalar``), or a run of Weights & Biases
+        (``log``); anything with one of these methods. A function without arguments is called for it, once in each
+        process: copies and workers cannot hold open files and connections.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import OrtGradientClassifier
+    >>> from onnxtrain_sklearn.callbacks import MetricLogger
+    >>> class Writer:  # as torch.utils.tensorboard.SummaryWriter has it
+    ...     def add_scalar(self, tag, value, step):
+    ...         print(tag, round(value, 1), step)
+    >>> X, y = load_iris(return_X_y=True)
+    >>> net = OrtGradientClassifier(callbacks=[MetricLogger(Writer())], random_state=0)
+    >>> net = net.partial_fit(X, y, classes=[0, 1, 2])  # doctest: +ELLIPSIS
+    loss ... 1
+    learning_rate 0.0 1
+    seconds ... 1
+    """
+
+    __module__ = CALLBACKS_MODULE
+    name = "metric_logger"
+    steers = False
+    target: Any
+
+    def __init__(self, target: object) -> None:
+        self.target = target
+
+    def validate(self) -> None:
+        super().validate()
+        if not _is_tracker(self.target) and not callable(self.target):
+            raise TypeError(_wrong_target(self.target))
+
+    def after_epoch(self, training: TrainingInProgress) -> None:
+        training.defer(lambda: self._log(training.row))  # with what callbacks after this one add
+
+    def _log(self, row: Mapping[str, object]) -> None:
+        target, epoch = self._tracker(), row["epoch"]
+        numbers = {k: float(v) for k, v in row.items() if isinstance(v, Real) and k not in NOT_METRICS}
+        if hasattr(target, "log_metrics"):
+            target.log_metrics(numbers, step=epoch)
+        elif hasattr(target, "add_scalar"):
+            for name, number in numbers.items():
+                target.add_scalar(name, number, epoch)
+        else:
+            target.log(numbers, step=epoch)
+
+    def _tracker(self) -> Any:
+        """Return the target, or what it returns, which is kept."""
+        if _is_tracker(self.target):
+            return self.target
+        if "_made" not in vars(self):
+            self._made = self.target()
+            if not _is_tracker(self._made):
+                raise TypeError(_wrong_target(self._made))
+        return self._made
+
+    def __sklearn_clone__(self) -> MetricLogger:
+        """Return a logger with the same target: a copy of a tracker would be another one."""
+        return MetricLogger(self.target)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy; a module is named, and what a function returned is left out."""
+        state = {name: value for name, value in super().__getstate__().items() if name != "_made"}
+        if isinstance(self.target, ModuleType):
+            state |= {"target": None, "module": self.target.__name__}
+        return state
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore a copy; a module is imported."""
+        if "module" in state:
+            state = {name: value for name, value in state.items() if name != "module"} | {
+                "target": importlib.import_module(str(state["module"]))
+            }
+        super().__setstate__(state)
+
+
+def _is_tracker(value: object) -> bool:
+    """Whether an object, not a class, has one of the methods."""
+    methods = (getattr(value, name, None) for name in ("log_metrics", "add_scalar", "log"))
+    return not isinstance(value, type) and any(map(callable, methods))
+
+
+def _wrong_target(value: object) -> str:
+    return (
+        f"target must have a method log_metrics (MLflow's module), add_scalar (a writer for TensorBoard) or log (a run "
+        f"of Weights & Biases), or be a function that returns such an object, got {value!r}."
+    )
