@@ -1,4 +1,8 @@
-"""Find the final activation of a graph and the scores before it; links, and the axis of classes.
+"""The final activation of a graph: its link, the scores before it, and the axis of classes.
+
+:func:`activation_of` reads a graph backwards from its output and returns the :class:`Activation` that it recognizes.
+:func:`scores_of` and :func:`apply_link` go from an output to scores and from scores to predictions.
+:class:`Positions` handles scores at each position of a row.
 
 An :class:`Activation` holds for every value of the weights: its link, applied to the scores, is the output of the
 graph, up to bounds that only keep probabilities off 0 and 1.
@@ -100,7 +104,7 @@ SCORE_FORMS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
 OPPOSITE = {"same": "negative", "negative": "same", "first": "second", "second": "first"}
 
 
-# Links, the functions from scores to predictions, and tasks.
+# Links, which map scores to predictions, and tasks.
 
 
 Task: TypeAlias = Literal["regression", "binary", "multiclass", "multilabel", "multioutput"]
@@ -155,7 +159,7 @@ def row_sum(op: GraphBuilder, x: ir.Value) -> ir.Value:
     return op.ReduceSum(x, axes=[-1], keepdims=True)
 
 
-# Scores of the classes at each position of a row: of the words of a text, the pixels of an image.
+# Classes at each position of a row: of the words of a text, the pixels of an image.
 #
 # The scores of a row have an axis of classes, the last one or the first, beside those of the positions. Loss and labels
 # take one row per position, (N * positions, k).
@@ -221,7 +225,7 @@ def position_weights(op: GraphBuilder, y: ir.Value, label_weights: tuple[float, 
     return op.Div(own, op.Max(total, float(np.finfo(np.float32).tiny)))
 
 
-# Patterns of subexpressions that exporters write around a final activation.
+# Subexpressions that exporters write around a final activation.
 #
 # The functions look through operators that change only the shape of a value, or nothing, and through tiny bounds and
 # summands that keep a number off zero. They read constants of the graph and no number that it computes.
@@ -247,7 +251,7 @@ _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Pow": 1.0, "Add": 0.0, "Sub": 0.0}
 
 
 def keeps_layout(node: ir.Node) -> bool:
-    """Whether a node of ``SHAPE_ONLY`` returns the same floats, in the same order and rows."""
+    """Return True if a node of ``SHAPE_ONLY`` returns the same floats, in the same order and rows."""
     x = node.inputs[0]
     if x is None or node.op_type == "Identity":
         return x is not None
@@ -261,7 +265,7 @@ def keeps_layout(node: ir.Node) -> bool:
 
 
 def _keeps_order(node: ir.Node, x: ir.Value) -> bool:
-    """Whether a Transpose moves only axes of size one."""
+    """Return True if a Transpose moves only axes of size one."""
     if x.shape is None:
         return False
     order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(x.shape))[::-1]
@@ -285,7 +289,7 @@ def number_of(value: ir.Value | None) -> float | None:
 
 
 def same_expression(one: ir.Value | None, other: ir.Value | None, depth: int = 4) -> bool:
-    """Whether two values are computed by the same expression, which some exporters write twice."""
+    """Return True if two values are computed by the same expression, which some exporters write twice."""
     if one is other or one is None or other is None:
         return one is other
     a, b = one.producer(), other.producer()
@@ -318,7 +322,7 @@ def without_bound(value: ir.Value) -> ir.Value:
 
 
 def is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = False) -> bool:
-    """Whether a reduction over ``axes`` is one over each whole row; with ``flattens``, over all later axes too."""
+    """Return True if a reduction over ``axes`` covers each whole row; with ``flattens``, over all later axes too."""
     if x is None or x.shape is None or len(axes) != 1:
         return False
     rank = len(x.shape)
@@ -329,7 +333,7 @@ def is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = Fals
 
 
 def is_per_position(x: ir.Value | None, axis: int, flattens: bool) -> bool:
-    """Whether an activation over ``axis`` is one over the classes at each position of a row; the data show which is."""
+    """Return True if ``axis`` may be the axis of classes at each position of a row; the data show which axis is."""
     if x is None or x.shape is None or flattens:
         return False
     return len(x.shape) > 2 and axis % len(x.shape) in (1, len(x.shape) - 1)
@@ -382,7 +386,7 @@ def _keeps_off_zero(node: ir.Node) -> bool:
 
 
 def is_row_sum(value: ir.Value, *, of: ir.Value | None) -> bool:
-    """Whether ``value`` is the sum over each row (or the L1 norm), of ``of`` where that is given."""
+    """Return True if ``value`` is the sum over each row (or the L1 norm), of ``of`` where that is given."""
     node = without_reshaping(value).producer()
     if node is None or node.domain or node.op_type not in ("ReduceL1", "ReduceSum"):
         return False
@@ -414,10 +418,10 @@ def _without_lower_bound(value: ir.Value) -> ir.Value:
     return value
 
 
-# Recognition of the final activation of a graph: the softmax, sigmoid or exponential that its output comes from.
+# Recognition of the final activation: the softmax, sigmoid or exponential that computes the output.
 #
-# The graph is read backwards from its output, one function per operator. Each returns the activation that the output of
-# a node is, or None where it is none that is known.
+# Read the graph backwards from its output, one function per operator. Each returns the activation of the node's
+# output, or None where it recognizes none.
 
 
 def activation_of(final: ir.Value) -> Activation | None:

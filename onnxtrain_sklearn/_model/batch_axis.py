@@ -1,6 +1,7 @@
-"""The first axis of the inputs, that of the rows: freed where an exporter fixed it, fixed for training.
+"""Free the batch axis of inputs where an exporter fixed it, and fix it for training.
 
-Shapes are inferred anew behind it. All functions but :func:`with_batch` change the model that they are given.
+:func:`free_batch_axis` frees the first axis of every input, :func:`with_batch` fixes it. Both infer the shapes anew.
+All functions but :func:`with_batch` change the model that they are given.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def with_batch(model: ir.Model, batch: int) -> ir.Model:
 
 
 def has_fixed_batch(value: ir.Value) -> bool:
-    """Whether the first axis of an input has a fixed size."""
+    """Return True if the first axis of an input has a fixed size."""
     return value.shape is not None and bool(len(value.shape)) and isinstance(value.shape[0], int)
 
 

@@ -1,7 +1,8 @@
-"""Weights of a foreign graph that are not float initializers of its main graph, stored as such.
+"""Store the weights of a foreign graph as float initializers of its main graph.
 
-They are in Constant nodes, in the bodies of If, Loop and Scan, in float16 before a Cast, in integers before a
-DequantizeLinear. The result of the graph stays the same. The functions change the graph that they are given.
+Files also hold weights in Constant nodes, in the bodies of If, Loop and Scan, in float16 before a Cast, and in integers
+before a DequantizeLinear. :func:`store_weights` moves them, in place, and :func:`verdicts` tells weights from other
+constants. The result of the graph stays the same.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def quantized_nodes(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
 
 
 def rounded(value: ir.Value) -> bool:
-    """Whether a value computed from ``value`` is rounded to integers."""
+    """Return True if a value computed from ``value`` is rounded to integers."""
     front, seen = [value], set()
     while front:
         for node, _ in front.pop().uses():
@@ -220,6 +221,6 @@ def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _fit_together(x: np.ndarray, axis: int, scale: np.ndarray, *zero: np.ndarray) -> bool:
-    """Whether there is one scale and zero point for all integers, or one per index along the axis."""
+    """Return True if there is one scale and zero point for all integers, or one per index along the axis."""
     along = -x.ndim <= axis < x.ndim and x.shape[axis] == scale.size
     return (scale.size == 1 or along) and all(one.size == scale.size for one in zero)

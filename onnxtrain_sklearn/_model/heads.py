@@ -1,4 +1,9 @@
-"""Replace, freeze, join and duplicate parts of a graph: new heads, frozen prefixes, joined outputs, members."""
+"""Replace, freeze, join and duplicate parts of a graph.
+
+:func:`with_head` puts a new linear layer behind the features that :func:`graph_of_features` finds. :func:`frozen_part`
+splits off everything before the trained weights, :func:`join_outputs` joins the outputs side by side, and
+:func:`rows_of_members` and :func:`mean_of_members` serve ensembles in one graph.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +167,7 @@ def with_head(
     return infer_shapes(model), names
 
 
-# The part of a graph that no trained weight affects: it gives the same numbers in every step.
+# The frozen part: everything independent of trained weights, which gives the same numbers in every step.
 #
 # The graph is cut where trained weights begin: at the values that are computed from the data alone, and read by nodes
 # that depend on a trained weight.
@@ -225,7 +230,7 @@ def _named(graph: ir.Graph, name: str) -> ir.Value:
     return next(v for node in graph for v in node.outputs if v.name == name)
 
 
-# The outputs of a graph side by side as one, for a loss that is taken on all of them.
+# Joined outputs: the outputs of a graph side by side, for a loss on all of them.
 
 
 def join_outputs(model: ir.Model) -> tuple[ir.Model, tuple[int, ...]]:

@@ -1,6 +1,7 @@
-"""Terms of the loss of a minibatch: parts of losses, their weighted mean over rows, the penalty, one-hot labels.
+"""Terms of the loss of a minibatch: losses of rows, their weighted mean, the penalty, one-hot labels.
 
-A row of weight zero has no effect: its loss, which must be finite, is multiplied by zero.
+:func:`append_loss` emits the mean over the rows, :func:`append_penalty` the penalty on the weights. A row of weight
+zero has no effect: its loss, which must be finite, is multiplied by zero.
 """
 
 from __future__ import annotations
@@ -248,7 +249,7 @@ def quadratic_then_linear(op: GraphBuilder, x: ir.Value, bound: float) -> ir.Val
     return op.Mul(smaller, op.Sub(op.Mul(x, 2.0), smaller))
 
 
-# Marks of one-hot rows, which sum to one: the gradient of their log-likelihood needs no sum over the classes.
+# One-hot marks: rows that sum to one, so that the gradient of their log-likelihood needs no sum over the classes.
 
 
 _ONE_HOT = "onnxtrain/one_hot"
@@ -263,6 +264,6 @@ def mark_one_hot(value: ir.Value) -> ir.Value:
 
 
 def is_one_hot(value: ir.Value | None) -> bool:
-    """Whether a value is marked."""
+    """Return True if :func:`mark_one_hot` marked the value."""
     node = None if value is None else value.producer()
     return node is not None and _ONE_HOT in node.meta

@@ -1,6 +1,7 @@
 """Switch a graph between training and inference: BatchNormalization, Dropout and random nodes.
 
-What the exporter folded into other nodes or left out is not in the graph any more; it is reported, not guessed.
+:func:`in_training_mode` and :func:`inference_form` return the two forms. Nodes that the exporter folded into others or
+left out are not in the graph any more: :func:`folded_normalizations` reports them, and nothing is guessed.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def folded_normalizations(model: ir.Model) -> list[str]:
 
 
 def _has_made_up_weights(model: ir.Model, node: ir.Node) -> bool:
-    """Whether the older exporter of PyTorch names the weight and the bias of a convolution after the operator.
+    """Return True if the older exporter of PyTorch named the weight and the bias of a convolution after the operator.
 
     It does so where it computed both: from a convolution and the BatchNormalization behind it.
     """
@@ -114,7 +115,7 @@ def _in_opset_of_training(model: ir.Model) -> ir.Model:
 
 
 def _evaluates(node: ir.Node) -> bool:
-    """Whether a node is a BatchNormalization or a Dropout that can be switched over."""
+    """Return True if a node is a BatchNormalization or a Dropout that can be switched to training mode."""
     if node.domain or node.op_type not in _FIRST_OPSETS or _trains(node):
         return False
     mode = operand(node, 2)
@@ -122,7 +123,7 @@ def _evaluates(node: ir.Node) -> bool:
 
 
 def _trains(node: ir.Node) -> bool:
-    """Whether a node is in training mode."""
+    """Return True if a node is in training mode."""
     if node.op_type != "Dropout" or node.domain:
         return normalizes_by_batch(node)
     mode = operand(node, 2)
@@ -152,7 +153,7 @@ def _normalize_by_batch(graph: ir.Graph, node: ir.Node) -> None:
         value.type = node.outputs[0].type
 
 
-# The inference form of a graph: Dropout and BatchNormalization in inference mode, no random numbers.
+# Inference form: Dropout and BatchNormalization in inference mode, no random numbers.
 
 
 def alone(source: ir.Model, output: str) -> ir.Model:
@@ -191,11 +192,11 @@ def _bypass(node: ir.Node) -> None:
     bypass(node, source)
 
 
-# BatchNormalization nodes in training mode: their batch statistics and running statistics.
+# BatchNormalization in training mode: batch statistics and running statistics.
 
 
 def normalizes_by_batch(node: ir.Node) -> bool:
-    """Whether a BatchNormalization is in training mode; before opset 14 it then has further outputs."""
+    """Return True if a BatchNormalization is in training mode; before opset 14 it then has further outputs."""
     is_batch_norm = node.op_type == "BatchNormalization" and not node.domain
     return is_batch_norm and bool(int_attribute(node, "training_mode", 0) or len(node.outputs) > 1)
 
@@ -236,7 +237,7 @@ def separate_stored_statistics(graph: ir.Graph) -> None:
 
 
 def _is_operand_too(graph: ir.Graph, x: ir.Value) -> bool:
-    """Whether an initializer is read elsewhere than as a statistic."""
+    """Return True if an initializer is read elsewhere than as a statistic."""
     if x.const_value is None or x.name not in graph.initializers:
         return False
     return not all(u.idx in (3, 4) and u.node.op_type == "BatchNormalization" for u in x.uses())
@@ -310,7 +311,7 @@ def _unbiased_factor(op: GraphBuilder, node: ir.Node) -> ir.Value | float:
     return op.Div(total, op.Max(op.Sub(total, 1.0), 1.0))
 
 
-# Random nodes in the graph that predicts: the numbers that they draw are replaced by what they are on average.
+# Random nodes in the inference form: their means replace the numbers that they draw.
 #
 # Layers such as stochastic depth and Gaussian noise draw numbers in training, and pass their input on in evaluation,
 # which is their mean. The mean is exact where the numbers only scale, shift or select other values.
@@ -328,12 +329,12 @@ _LINEAR = frozenset("Add Cast Div Expand Identity Mul Neg Reshape Sub Sum Unsque
 
 
 def is_random(node: ir.Node) -> bool:
-    """Whether a node draws random numbers in inference too."""
+    """Return True if a node draws random numbers in inference too."""
     return node.op_type in DRAWING and not node.domain
 
 
 def is_stateless(graph: ir.Graph) -> bool:
-    """Whether runs of a session do not depend on earlier ones."""
+    """Return True if runs of a session do not depend on earlier ones."""
     return all(node.op_type not in _WITH_GENERATOR for node in every_node(graph))
 
 
@@ -363,7 +364,7 @@ def _replace_draw(op: GraphBuilder, node: ir.Node) -> None:
 
 
 def _is_linear(value: ir.Value, depth: int = 8) -> bool:
-    """Whether what is computed from ``value`` is linear in it, up to a sum with another value."""
+    """Return True if all results computed from ``value`` are linear in it, up to a sum with another value."""
     if not depth or value.is_graph_output():
         return not value.is_graph_output()
     for node, index in value.uses():

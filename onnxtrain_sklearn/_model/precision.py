@@ -197,7 +197,7 @@ def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
 
 
 def _is_single(node: ir.Node | None) -> bool:
-    """Whether a node always returns float32, as the operators of ai.onnx.ml before version 5 do."""
+    """Return True if a node always returns float32, as the operators of ai.onnx.ml before version 5 do."""
     return node is not None and node.domain == "ai.onnx.ml" and node.op_type != "TreeEnsemble"
 
 
@@ -211,7 +211,7 @@ def _attributes_in_dtype(node: ir.Node, dtype: ir.DataType) -> None:
             node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))
 
 
-# Clip at its bounds: a function that clips has the derivative 1 there, ReLU6 and hardtanh have 0 as ReLU does.
+# Derivative of Clip at its bounds: a function that clips has 1 there, ReLU6 and hardtanh have 0 as ReLU does.
 #
 # Zeros at which it matters are common: BatchNormalization without a shift keeps those of a ReLU6 before it.
 
@@ -220,7 +220,7 @@ RELU6 = (0.0, 6.0)
 
 
 def is_open(node: ir.Node) -> bool:
-    """Whether a Clip has no derivative at its bounds: by what PyTorch calls it, else by the bounds of ReLU6."""
+    """Return True if a Clip has no derivative at its bounds: by the PyTorch function, else by the bounds of ReLU6."""
     call = call_of(node)
     if call is not None:
         return call.function.rstrip("_") in ("hardtanh", "relu6")

@@ -1,6 +1,6 @@
 """Interval arithmetic: bounds of a value that hold for all weights of its graph.
 
-Trained values, and the results of operators without a rule, are unbounded.
+:func:`range_of` returns them. Trained values, and the results of operators without a rule, are unbounded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A file as given, run by onnxruntime beside a graph that was made from it.
+"""Compare a file as given, run by onnxruntime, with the graph that was made from it.
 
-What reads, converts and rewrites files may be wrong; the file itself, in its own opset and with its own functions, is
-not. Both compute the same outputs, and where they differ the first value that does so is named.
+Reading, converting and rewriting may go wrong; the file itself, in its own opset and with its own functions, is right.
+:func:`compared` computes the same outputs with both, and :func:`first_difference` names the first value that differs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _with_plain_ends(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class Compared(NamedTuple):
-    """What came of a comparison: how far outputs are from those of the file, or why nothing could be compared."""
+    """Result of a comparison: how far outputs are from those of the file, or why nothing could be compared."""
 
     different: str = ""
     reason: str = ""
@@ -145,7 +145,7 @@ def moved_feeds(feeds: Feeds) -> dict[str, np.ndarray]:
 
 
 def draws(proto: onnx.ModelProto) -> bool:
-    """Whether a file draws random numbers."""
+    """Return True if a file draws random numbers."""
     return _any_node(proto, lambda node: node.op_type in DRAWING or _drops(node))
 
 

@@ -1,10 +1,10 @@
 """Tell weights from settings and statistics among the constants of a foreign graph.
 
 Exporters store more than weights as initializers: fillers of initial states, scales of attention scores, masks,
-statistics of the data. A constant is followed through the nodes that only change its shape, to the nodes that compute
-with it. Operands of products and normalizations, biases after them and lookup tables are weights. Settings, masks and
-tabulated sines are not. For elementwise arithmetic the name decides: a generated name indicates a constant of the
-exporter, any other name a weight.
+statistics of the data. :class:`Roles` gives each float constant a :class:`Verdict`. It follows the constant through the
+nodes that only change its shape, to the nodes that compute with it. Operands of products and normalizations, biases
+after them and lookup tables are weights. Settings, masks and tabulated sines are not. For elementwise arithmetic the
+name decides: a generated name indicates a constant of the exporter, any other name a weight.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bn
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a constant is a weight, why it is or is not, and whether it may as well be a constant of a formula."""
+    """Verdict on a constant: weight or not, the reason, and whether it may as well be a constant of a formula."""
 
     is_weight: bool
     reason: str
@@ -138,7 +138,7 @@ class Roles:
         return found
 
     def _is_made_up(self, value: ir.Value) -> bool:
-        """Whether an exporter made up the name of a constant, and nothing says that it comes from a parameter.
+        """Return True if an exporter made up the name of a constant, and nothing says that it comes from a parameter.
 
         All arrays that a JAX function reads have such names: parameters, and few others.
         """
@@ -212,7 +212,7 @@ class Roles:
         return Verdict(True, f"{'scale' if index == scale else 'bias'} of {node.op_type}")
 
     def _is_affine(self, node: ir.Node, index: int, value: ir.Value) -> bool:
-        """Whether a constant is added to a product with weights, or scales or shifts a normalized value."""
+        """Return True if a constant is added to a product with weights, or scales or shifts a normalized value."""
         other = node.inputs[1 - index] if len(node.inputs) == 2 else None
         number = value.shape is not None and not len(value.shape)
         if other is None or (number and self._is_made_up(value)) or (node.op_type == "Sub" and index == 0):
@@ -222,7 +222,7 @@ class Roles:
         return node.op_type in ("Add", "Sub") and self._wants_bias(_computing_node(other, MOVES | PARTS))
 
     def _wants_bias(self, node: ir.Node | None, depth: int = 3) -> bool:
-        """Whether a node returns products with weights without a bias, or a normalized and scaled value."""
+        """Return True if a node returns products with weights without a bias, or a normalized and scaled value."""
         if node is None or node.domain or not depth:
             return False
         sources = [_computing_node(x) for x in node.inputs if x is not None]
@@ -258,13 +258,13 @@ class Roles:
         return Verdict(True, f"operand of {kind}")
 
     def _is_known_to_be_learned(self, value: ir.Value) -> bool:
-        """Whether a name, or the record of the program that wrote the file, says that a number is a parameter."""
+        """Return True if a name, or the record of the program that wrote the file, says that a number is learned."""
         name, status = value.name or "", self._program.status(value)
         by_name = says_it_is_a_weight(name) or is_paddle_parameter(value) or is_tensorflow_variable(name)
         return by_name or status in ("parameter", "folded") or _is_of_module(value, self._graph, self._program)
 
     def _is_raw(self, value: ir.Value | None) -> bool:
-        """Whether a value is an input of the graph, at most reshaped, cast, or shifted and scaled by constants."""
+        """Return True if a value is a graph input, at most reshaped, cast, or shifted and scaled by constants."""
         while value is not None and value not in self._graph.inputs:
             node = value.producer()
             if node is None or node.domain or node.op_type not in MOVES | {"Add", "Div", "Mul", "Sub"}:
@@ -274,7 +274,7 @@ class Roles:
         return value is not None
 
     def _scales_scores(self, node: ir.Node) -> bool:
-        """Whether a product of two activations is directly before or after ``node``, as in attention."""
+        """Return True if a product of two activations is directly before or after ``node``, as in attention."""
         before = [_computing_node(x) for x in node.inputs if x is not None]
         return any(self._is_of_activations(n) for n in [*before, *_readers(node.outputs[0])])
 
@@ -284,7 +284,7 @@ class Roles:
 
 
 def _is_of_module(value: ir.Value, graph: ir.Graph, program: TorchProgram) -> bool:
-    """Whether PyTorch's older exporter wrote an initializer: of a parameter or buffer, under its name.
+    """Return True if PyTorch's older exporter wrote a parameter or buffer, under its name, as this initializer.
 
     It names nodes after the paths of the modules that call them.
     """
@@ -295,7 +295,7 @@ def _is_of_module(value: ir.Value, graph: ir.Graph, program: TorchProgram) -> bo
 
 
 def _is_of_code(value: ir.Value, graph: ir.Graph) -> bool:
-    """Whether a constant is one of TensorFlow's code, in a file whose variables have names of their own."""
+    """Return True if a constant comes from TensorFlow's code, in a file whose variables have names of their own."""
     name, is_number = value.name or "", value.shape is not None and not len(value.shape)
     if graph.meta.get(EXPORTER) != TF2ONNX or not (is_number or is_tensorflow_constant(name)):
         return False
@@ -307,13 +307,13 @@ def _kinds(uses: Iterable[tuple[ir.Node, int]]) -> Iterator[tuple[str, int]]:
 
 
 def _enlarges(node: ir.Node) -> bool:
-    """Whether the result is larger than the first operand: distances to centers, say, and no standardized input."""
+    """Return True if the result has another row shape than the first operand: distances, not a standardized input."""
     before, after = (None if x is None else dims(x) for x in (node.inputs[0], node.outputs[0]))
     return before is not None and after is not None and before[1:] != after[1:]
 
 
 def _differentiates(node: ir.Node, index: int) -> bool:
-    """Whether the result of a node depends on this operand with a gradient, as far as the operator tells."""
+    """Return True if the operator passes a gradient to this operand, as far as the operator tells."""
     if node.domain or node.op_type in COMPARISONS:
         return False
     return node.op_type == "Pow" or index not in NOT_WEIGHTS.get(node.op_type, ())
@@ -328,7 +328,7 @@ def _computing_node(value: ir.Value, skipped: frozenset[str] = MOVES) -> ir.Node
 
 
 def _only_moves(node: ir.Node, moves: frozenset[str] = MOVES) -> bool:
-    """Whether a node only reorders numbers, or rounds them to what integers stand for."""
+    """Return True if a node only reorders numbers, or rounds them to quantized values."""
     return not node.domain and (node.op_type in moves or is_fake(node))
 
 
@@ -346,7 +346,7 @@ def _is_normalization(node: ir.Node | None) -> bool:
 
 
 def _is_mask(array: np.ndarray, name: str) -> bool:
-    """Whether an array holds zeros and one other value: one, or a large negative number that disables a score.
+    """Return True if an array holds zeros and one other value: one, or a large negative number that disables a score.
 
     Biases also start from zeros and ones, so a vector is a mask only if its name says so.
     """
@@ -360,7 +360,7 @@ def _is_mask(array: np.ndarray, name: str) -> bool:
 
 
 def _is_sinusoidal(array: np.ndarray) -> bool:
-    """Whether the columns of a table are pairs of a sine and a cosine, interleaved or in two halves."""
+    """Return True if the columns of a table are pairs of a sine and a cosine, interleaved or in two halves."""
     width = array.shape[-1] if array.ndim else 1
     if width % 2 or width < 4:
         return False
@@ -374,7 +374,7 @@ def _are_pairs(rows: np.ndarray) -> bool:
     return any(np.allclose(pair, 1, rtol=0, atol=1e-4) for pair in pairs)
 
 
-# BatchNormalization that an exporter wrote as arithmetic with its stored statistics: what each constant is.
+# Roles of constants in a BatchNormalization written as arithmetic with its stored statistics.
 #
 # Keras' files subtract the mean, multiply by a factor and add the bias, or multiply and add alone. The names are those
 # that the exporter made up for what it computed in advance.
@@ -399,13 +399,13 @@ def role_in_affine(node: ir.Node, index: int, array: np.ndarray) -> Literal["mea
 
 
 def _is_shifted(scale: ir.Node, size: int) -> bool:
-    """Whether a bias for each channel is added to the result of a node, within the network."""
+    """Return True if a bias for each channel is added to the result of a node, within the network."""
     biases = [n for n in _users(scale) if _combines(n, "Add", size)]
     return any(not _is_in_units_of_targets(n.outputs[0]) for n in biases)
 
 
 def _is_in_units_of_targets(value: ir.Value) -> bool:
-    """Whether a value is an output but for its shape, type and limits: a graph ends by scaling its targets back."""
+    """Return True if a value is an output but for shape, type and limits: a graph ends by scaling its targets back."""
     if value.is_graph_output():
         return True
     users = [node for node, _ in value.uses()]
@@ -421,12 +421,12 @@ def _users(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _combines(node: ir.Node, kind: str, size: int) -> bool:
-    """Whether a node combines a value with a constant that has ``size`` numbers, one for each channel."""
+    """Return True if a node combines a value with a constant that has ``size`` numbers, one for each channel."""
     arrays = [constant(x) for x in node.inputs if x is not None] if node.op_type == kind and not node.domain else []
     return any(array is not None and array.size == size and _is_per_channel(array) for array in arrays)
 
 
-# Single numbers that formulas are made of, told from those that training leaves behind.
+# Numbers of formulas, told from numbers that training leaves behind.
 
 
 LARGEST_DIMENSION = 16384
@@ -450,7 +450,7 @@ _CONSTANTS = (math.pi, math.e, math.log(2), math.log(10), math.sqrt(2 / math.pi)
 
 
 def says_its_number(name: str, number: float) -> bool:
-    """Whether a name is the word for its number, such as ``one`` and ``half``, or that of a small epsilon."""
+    """Return True if a name is the word for its number, such as ``one`` and ``half``, or that of a small epsilon."""
     found = _NAMED.fullmatch(name)
     if found is None:
         return False
@@ -461,12 +461,12 @@ def says_its_number(name: str, number: float) -> bool:
 
 
 def says_it_is_a_weight(name: str) -> bool:
-    """Whether a name is one of those that weights have and constants do not."""
+    """Return True if a name is one of those that weights have and constants do not."""
     return _OF_WEIGHTS.fullmatch(name) is not None
 
 
 def is_of_formulas(number: float) -> bool:
-    """Whether a number has few digits, or is a root, a fraction or a known constant: as in formulas, and at a start."""
+    """Return True if a number has few digits, or is a root, a fraction or a known constant, as in formulas."""
     if not math.isfinite(number):
         return True
     size = abs(number)
@@ -478,7 +478,7 @@ def is_of_formulas(number: float) -> bool:
 
 
 def is_root(number: float) -> bool:
-    """Whether a number is the second or fourth root of a dimension, as float32 gives it.
+    """Return True if a number is the second or fourth root of a dimension, as float32 gives it.
 
     Powers of other numbers, such as trained factors, are near an integer as well where they are large.
     """
@@ -487,5 +487,5 @@ def is_root(number: float) -> bool:
 
 
 def _equal(number: float, other: float) -> bool:
-    """Whether numbers are the same in float32."""
+    """Return True if numbers are the same in float32."""
     return bool(np.isclose(number, other, rtol=1.2e-7, atol=0.0))

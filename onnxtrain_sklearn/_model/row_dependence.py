@@ -1,8 +1,8 @@
-"""Whether the rows of a minibatch meet in a graph: whether a result of a row depends on other rows too.
+"""Find out where rows of a minibatch meet: where the result of a row depends on other rows too.
 
-For each value it is followed where the rows lie: on which axis, and how many elements of that axis belong to one row.
-An operator that reduces, sorts, multiplies or moves along that axis lets rows meet. Of an operator or a setting that is
-not known here, nothing is claimed: whoever asks may try it with numbers.
+:func:`meeting_of_rows` follows the position of the rows in each value: their axis, and how many elements of that axis
+belong to one row. An operator that reduces, sorts, multiplies or moves along that axis lets rows meet. Nothing is
+claimed of an operator or a setting that is not known here: the caller may try it with numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROW_LOSSES = "onnxtrain/row_losses"
 
 
 class Rows(NamedTuple):
-    """Where the rows lie in a value: its axis ``axis`` has ``before`` times N times ``after`` elements.
+    """Position of the rows in a value: its axis ``axis`` has ``before`` times N times ``after`` elements.
 
     The index of an element on it is ``(i * N + row) * after + j``.
     """
@@ -39,7 +39,7 @@ BATCH = 1_000_003
 
 
 class Verdict(NamedTuple):
-    """What was found: ``certain`` and no ``node``: rows do not meet; a ``node``: rows meet there, or it is unknown."""
+    """Result: ``certain`` and no ``node``: rows do not meet; a ``node``: they meet there, or it is unknown."""
 
     certain: bool
     node: str = ""
@@ -773,4 +773,4 @@ RULES: Mapping[str, Rule] = {
     "Unsqueeze": _unsqueeze,
     "Tile": _tile,
 }
-"""What operators do with rows, by their names."""
+"""Rules by operator: each follows the rows through a node."""

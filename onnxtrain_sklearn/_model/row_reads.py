@@ -1,8 +1,10 @@
 """Take embedding reads and sparse first products out of a graph before it is differentiated.
 
-The gradient of such a matrix is zero but for the rows that are read: an engine would write all of it. Without the
-Gather, the graph reads the rows from an input. Its gradient has a row for each index; whoever runs the graph adds
-these rows up. The indices become an output.
+The gradient of an embedding matrix is zero but for the rows that are read, and an engine would write all of it.
+:func:`take_lookups` removes the Gather: the graph reads the rows from an input, whose gradient has a row for each
+index, and the indices become an output. The caller that runs the graph adds these rows up.
+
+:func:`take_first_products` removes products of inputs with matrices, for callers that multiply sparse rows.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def take_lookups(model: ir.Model, names: Collection[str], least: int = LARGE) ->
 
 
 def _is_looked_up(graph: ir.Graph, value: ir.Value) -> bool:
-    """Whether nodes read whole rows of ``value``, as many as is known, and nothing else reads it."""
+    """Return True if nodes read whole rows of ``value``, as many as is known, and nothing else reads it."""
     if value.is_graph_output() or not value.uses() or not fixed(dims(value)) or not dims(value):
         return False
     return all(use.node.graph is graph and use.idx == 0 and _reads_rows(use.node) for use in value.uses())
@@ -123,7 +125,7 @@ def put_back_lookups(model: ir.Model, lookups: Sequence[Lookup]) -> None:
         graph.sort()
 
 
-# Products of inputs with matrices, taken out of a graph: whoever runs it multiplies sparse rows outside.
+# First products: products of inputs with matrices, for callers that multiply sparse rows outside the graph.
 #
 # The graph then reads each product from an input of its own, and has neither the input nor the matrix any more.
 
@@ -194,7 +196,7 @@ def _factors_of_columns(value: ir.Value) -> _Rows:
 
 
 def _is_multiplied_only(graph: ir.Graph, value: ir.Value) -> bool:
-    """Whether ``value`` is a matrix that nodes multiply by initializers from the right, and that nothing else reads."""
+    """Return True if ``value`` is a matrix that nodes multiply by initializers on its right, and nothing else."""
     uses = [(use.node, use.idx) for use in value.uses()]
     if value.is_graph_output() or not uses or len(dims(value) or ()) != 2:
         return False

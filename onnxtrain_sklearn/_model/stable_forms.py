@@ -1,8 +1,9 @@
-"""Sigmoids and softplus that a file writes by exponentials: their gradients are NaN where the exponential overflows.
+"""Rewrite sigmoids and softplus made of exponentials, whose gradients are NaN where the exponential overflows.
 
-``1 / (1 + exp(z))`` is 0 for z > 88.7 in float32, and right. Its gradient, ``-exp(z) / (1 + exp(z))²``, is computed as
-infinity times zero. With z bounded by 88 the value is the same but for 6e-39, and the gradient is finite. The operator
-``Sigmoid`` is no substitute: onnxruntime's is never below 1.5e-8.
+:func:`use_stable_forms` bounds the exponent. ``1 / (1 + exp(z))`` is 0 for z > 88.7 in float32, and right. Its
+gradient, ``-exp(z) / (1 + exp(z))²``, is computed as infinity times zero. With z bounded by 88 the value is the same
+but for 6e-39, and the gradient is finite. The operator ``Sigmoid`` is no substitute: onnxruntime's is never below
+1.5e-8.
 """
 
 from __future__ import annotations

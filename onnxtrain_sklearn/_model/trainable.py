@@ -1,6 +1,8 @@
 """The trainable model: a graph pruned to the trained output, its parameters, inputs and scores.
 
-Losses, data and sessions are not known here, and no function changes the model that it is given.
+:func:`trainable_model` makes a :class:`TrainableModel` from a loaded model. :class:`LowRank` describes low-rank changes
+of its matrices, and :func:`merged` adds them up. Losses, data and sessions are not known here, and no function changes
+the model that it is given.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class OutputForm:
-    """How one of several trained outputs is computed from its scores; the attributes are those of the model."""
+    """Computation of one of several trained outputs from its scores; the attributes are those of the model."""
 
     output: str
     scores: str
@@ -138,7 +140,7 @@ class TrainableModel:
 
     @property
     def activation(self) -> dict[str, Any]:
-        """How the output is computed from the scores, or each of several outputs."""
+        """Computation of the output from the scores, or of each of several outputs."""
         names = ("scores", "link", "log_output", "paired", "normalised", "forms")
         return {name: getattr(self, name) for name in names}
 
@@ -160,13 +162,13 @@ class TrainableModel:
 
     @property
     def ends_in_log(self) -> bool:
-        """Whether the last operator is a logarithm."""
+        """True if the last operator is a logarithm."""
         node = self._value(self.output).producer()
         return node is not None and (node.op_type, node.domain) == ("Log", "")
 
     @property
     def changes_weights(self) -> bool:
-        """Whether predictions take other weights than training: merged with adapters, or rounded to a narrow type."""
+        """True if predictions take other weights than training: merged with adapters, or rounded to a narrow type."""
         return bool(self.low_rank) or self.kept != NOTHING_KEPT
 
     def weights(self, current: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -331,7 +333,7 @@ def _end(graph: ir.Graph, final: ir.Value, pairs: ir.Value | None, *, foreign: b
 
 
 def _has_weights_behind(graph: ir.Graph, final: ir.Value, base: ir.Value) -> bool:
-    """Whether an activation stands for one only as long as weights behind it are ones or zeros."""
+    """Return True if weights behind an activation must stay ones or zeros for it to be that activation."""
     return not set(_foreign_parameters(graph, final)) <= {*_foreign_parameters(graph, base)}
 
 
@@ -416,7 +418,7 @@ def spec_of(value: ir.Value) -> TensorSpec:
     return TensorSpec(value.name or "", value.dtype.numpy(), shape)
 
 
-# Low-rank changes of matrices: which factors change which matrix, and the matrices with the changes merged into them.
+# Low-rank changes of matrices: the factors of each matrix, and the matrices with the changes merged into them.
 #
 # A matrix W becomes W + scale · L R, where L has as many rows as W and R as many columns.
 

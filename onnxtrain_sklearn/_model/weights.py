@@ -1,6 +1,7 @@
 """Collect weights, settings and statistics of a graph, and rebuild it with other weights.
 
-Nothing here changes a graph.
+:func:`parameters_of` finds the weights; :func:`reweighted` returns the same graph with other values. Nothing here
+changes a graph.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def is_setting(array: np.ndarray, node: ir.Node, index: int) -> bool:
-    """Whether a node reads ``array`` as a setting, or a single number as a bound or an epsilon."""
+    """Return True if a node reads ``array`` as a setting, or a single number as a bound or an epsilon."""
     wanted = index in NOT_WEIGHTS.get(node.op_type, ())
     if wanted or array.size != 1:
         return wanted
@@ -94,7 +95,7 @@ def listing(graph: ir.Graph) -> str:
     return ", ".join(f"{name!r} ({value.dtype})" for name, value in graph.initializers.items()) or "none"
 
 
-# Models with the form of another and other weights. Graphs of small ones are copied where they are first asked for.
+# Models with the form of another and other weights. Graphs of small models are copied only when first requested.
 #
 # Before its first step, a fit of a known structure reads the form of its graph and its initial weights. Neither takes a
 # copy of the graph, which costs more than all other parts of that time.
