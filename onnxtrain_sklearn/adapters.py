@@ -24,6 +24,8 @@ from ._utils.params import COUNT, POSITIVE, Component, Rules
 from .exceptions import InvalidParameterError
 from .graph import GraphBuilder
 
+__all__ = ["LoRA"]
+
 
 class LoRA(Component):
     r"""Train low-rank factors beside frozen matrices.

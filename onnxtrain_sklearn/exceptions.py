@@ -23,6 +23,17 @@ import warnings
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+__all__ = [
+    "DeviceError",
+    "DivergenceError",
+    "InvalidParameterError",
+    "ModelError",
+    "OnnxTrainError",
+    "OnnxTrainWarning",
+    "RuntimeNotFoundError",
+    "UnsupportedOperatorError",
+]
+
 
 class OnnxTrainError(Exception):
     """Base class of the errors raised by this package."""

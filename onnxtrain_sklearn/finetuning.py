@@ -12,6 +12,8 @@ from typing import ClassVar
 
 from ._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, Component, OneOf, Range, Rules
 
+__all__ = ["FineTuner"]
+
 
 class FineTuner(Component):
     r"""Fine-tune a trained model: a full-batch search with a pull towards an anchor.

@@ -31,6 +31,35 @@ from ._model.loss_terms import class_log_odds, margin, quadratic_then_linear
 from ._utils.params import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Component, Range, Rules, registered, resolve
 from .graph import GraphBuilder
 
+__all__ = [
+    "LINKS",
+    "LOSSES",
+    "AbsoluteError",
+    "Elastic",
+    "Focal",
+    "Gamma",
+    "Hinge",
+    "Huber",
+    "Link",
+    "LogCosh",
+    "LogLoss",
+    "Loss",
+    "LossSource",
+    "ModifiedHuber",
+    "Poisson",
+    "Quantile",
+    "SquaredError",
+    "SquaredHinge",
+    "TargetScaling",
+    "Task",
+    "Tweedie",
+    "append_loss",
+    "append_pairwise_loss",
+    "append_penalty",
+    "apply_link",
+    "resolve_loss",
+]
+
 # The base class of the losses.
 
 

@@ -24,6 +24,25 @@ from ._utils.params import BELOW_ONE, COUNT, FRACTION, NOT_NEGATIVE, Component, 
 from .exceptions import ModelError, instead_of
 from .graph import GraphBuilder, Operand, new_graph, operators_of
 
+__all__ = [
+    "LBFGS",
+    "OPTIMIZERS",
+    "PIECE",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "BaseOptimizer",
+    "Lion",
+    "MinimizeResult",
+    "Optimizer",
+    "RMSprop",
+    "UpdateGraph",
+    "clip_graph",
+    "resolve_optimizer",
+    "update_graph",
+]
+
 # L-BFGS by SciPy, the only optimizer that minimizes the loss of the whole data set.
 
 

@@ -15,6 +15,8 @@ from .models import MODELS
 from .optimizers import OPTIMIZERS
 from .schedules import SCHEDULES
 
+__all__ = ["TRUSTED_TYPES"]
+
 ESTIMATORS = (
     "OrtGradientClassifier",
     "OrtGradientMultiOutput",

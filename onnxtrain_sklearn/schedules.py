@@ -19,6 +19,24 @@ from typing import ClassVar
 from ._utils.declared import with_texts
 from ._utils.params import BELOW_ONE, COUNT, FRACTION, NOT_NEGATIVE, Component, Range, Rules, registered, resolve
 
+__all__ = [
+    "SCHEDULES",
+    "Adaptive",
+    "Constant",
+    "Cosine",
+    "CosineLog",
+    "Exponential",
+    "FlatCosine",
+    "InverseScaling",
+    "Linear",
+    "OneCycle",
+    "Progress",
+    "Schedule",
+    "StepDecay",
+    "Warmup",
+    "resolve_schedule",
+]
+
 # The base class of the schedules, and the progress of a run that they read.
 
 
