@@ -138,7 +138,7 @@ def epochs_shown(estimator: Estimator, console: Console, earlier: int = 0) -> It
 
 @dataclass(frozen=True)
 class Console:
-    """Where the output goes.
+    """Output of the commands.
 
     Attributes
     ----------
@@ -230,7 +230,7 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command found or did.
+    """Outcome of a command.
 
     Attributes
     ----------

@@ -193,7 +193,7 @@ def runner_of(path: Path, table: Mapping[str, object] | None = None) -> Runner:
 
 
 def _is_column(one: InputSpec, frame: pandas.DataFrame) -> bool:
-    """Whether an input is one column of the table, by its name and shape."""
+    """Return True if an input is one column of the table, by its name and shape."""
     return one.name in frame.columns and list(one.shape or ())[1:] in ([], [1])
 
 

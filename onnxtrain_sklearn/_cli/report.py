@@ -30,7 +30,7 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class Report:
-    """What is reported: the record of ``train``, the fitted estimator, and a confusion matrix with its labels."""
+    """Contents of a report: the record of ``train``, the fitted estimator, and a confusion matrix with its labels."""
 
     record: Record
     net: Any

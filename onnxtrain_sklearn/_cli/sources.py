@@ -46,7 +46,7 @@ SECURITY = (
 
 @dataclass(frozen=True)
 class ModelOption:
-    """What is trained: ``model`` is the name of a recipe, a builder, a fitted estimator, or the path of a graph.
+    """Model to train: ``model`` is the name of a recipe, a builder, a fitted estimator, or the path of a graph.
 
     A fitted estimator of this package, alone or at the end of a pipeline, is of the kind "own".
     """
@@ -83,7 +83,7 @@ def source_named(name: str, trust: Sequence[str] = ()) -> ModelOption:
 
 
 def is_classifier_option(option: ModelOption) -> bool:
-    """Whether the option is a fitted classifier."""
+    """Return True if the option is a fitted classifier."""
     return option.kind in ("fitted", "own") and is_classifier(option.model)
 
 

@@ -102,7 +102,7 @@ def _onnx_labels(series: pandas.Series) -> np.ndarray:
 
 
 def is_number(series: pandas.Series) -> bool:
-    """Whether a column holds numbers or truth values, missing ones among them."""
+    """Return True if a column holds numbers or truth values, missing ones among them."""
     return getattr(series.dtype, "kind", "O") in "iufb"
 
 

@@ -236,7 +236,7 @@ STEP_NAMES = ("table_columns", "network")
 
 
 def is_table_pipeline(model: object) -> bool:
-    """Whether a stored model is a pipeline that ``train`` wrote."""
+    """Return True if a stored model is a pipeline that ``train`` wrote."""
     return isinstance(model, Pipeline) and tuple(name for name, _ in model.steps) == STEP_NAMES
 
 

@@ -76,7 +76,7 @@ class ElementFunction(Generic[Keywords]):
 
 
 def supported(features: str, machine: str) -> bool:
-    """Whether a processor has the instruction fma; without it LLVM calls a library for each number.
+    """Return True if a processor has the instruction fma; without it LLVM calls a library for each number.
 
     Parameters
     ----------

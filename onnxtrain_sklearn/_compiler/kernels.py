@@ -16,7 +16,7 @@ from .llvm_text import Index, Text, integers, joined_halves, shuffled, summed, v
 
 
 class RegisterTile(NamedTuple):
-    """What of a result a processor computes in registers at once.
+    """Part of a result that a processor computes in registers at once.
 
     Attributes
     ----------

@@ -179,7 +179,7 @@ def _gemm(plan: FunctionPlan, node: ir.Node) -> View:
 
 
 def _is_row(view: View, result: View) -> bool:
-    """Whether a view lies in memory as a row that is added to each row of a result."""
+    """Return True if a view lies in memory as a row that is added to each row of a result."""
     shapes = result.shape[1:], (1, *result.shape[1:])
     return view.is_contiguous and view.shape in shapes and view.buffer.number is None
 

@@ -26,7 +26,7 @@ class NotCompiledError(Exception):
 
 
 class FunctionPlan:
-    """What is known while the nodes of a graph are translated.
+    """State of a graph's translation, node by node.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ class FunctionPlan:
 
 
 def _reads_in_order(stage: Elementwise, written: Iterable[View]) -> bool:
-    """Whether a stage computes these views itself, as they are read: in the order in which it computes them."""
+    """Return True if a stage computes these views itself, in the order in which they are read."""
     computed = stage.results()
     return all(view in computed for view in written)
 

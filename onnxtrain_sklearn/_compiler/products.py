@@ -63,7 +63,7 @@ class ProductSizes(NamedTuple):
 
 
 class Used(NamedTuple):
-    """What is computed: the first rows of the result at least, and how many of the products that it sums up.
+    """Computed part: the first rows of the result at least, and the number of products that it sums up.
 
     A number of products that is not constant is at most ``DEPTH``, and is not computed with dots.
     """
@@ -73,7 +73,7 @@ class Used(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How a product is computed.
+    """Form in which a product is computed.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ def scratch_elements(
 
 
 def has_dots(tile: RegisterTile, sizes: tuple[int, int, int], left: Matrix, right: Matrix) -> bool:
-    """Whether the lanes of a register are for the inner dimension of a product without a bias."""
+    """Return True if the lanes of a register are for the inner dimension of a product without a bias."""
     return _plan(*_with_unit_strides(ProductSizes(*sizes), left, right), False, tile).dots
 
 
@@ -164,7 +164,7 @@ def _waste(columns: int, tile: RegisterTile) -> float:
 
 
 def _is_packed(sizes: ProductSizes, right: Matrix) -> bool:
-    """Whether panels of the right matrix are copied: to get rows, or as rows that are far apart are slow to read."""
+    """Return True if panels of the right matrix are copied: to get rows, or as rows far apart are slow to read."""
     return right.column != 1 or (right.row >= FAR and sizes.inner >= FAR_ROWS and sizes.rows >= MANY_ROWS)
 
 
@@ -406,7 +406,7 @@ class ProductStage:
 
     @property
     def sums_in_order(self) -> bool:
-        """Whether an element of the result is one sum, whose summands are added up in their order from zero on."""
+        """True if an element of the result is one sum, whose summands are added in order from zero on."""
         left, right = (Matrix("", *view.strides[-2:]) for view in (self.left, self.right))
         return self._sizes[1] <= DEPTH and self.bias is None and not has_dots(self.tile, self._sizes, left, right)
 

@@ -17,7 +17,7 @@ SUMMANDS = 256
 
 
 class Joining(NamedTuple):
-    """How a reduction joins two numbers, and the number that changes nothing."""
+    """Operation by which a reduction joins two numbers, and its neutral number."""
 
     join: Join
     neutral: float

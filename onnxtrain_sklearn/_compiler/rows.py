@@ -45,17 +45,17 @@ class RowInputs(NamedTuple):
 
 
 class RowState(Enum):
-    """How elements depend on the minibatch.
+    """Dependence of elements on the minibatch.
 
-    NOTHING: they are zero. FIXED: not at all. The others belong to rows. ROWS: on the data of their row. VANISHING: on
-    its weight, too, and are zero where it is zero. WEIGHTED: otherwise on its weight.
+    NOTHING: they are zero. FIXED: they do not depend on it. The others belong to rows. ROWS: they depend on the data of
+    their row. VANISHING: on its weight, too, and are zero where it is zero. WEIGHTED: on its weight in another way.
     """
 
     NOTHING, FIXED, ROWS, VANISHING, WEIGHTED = range(5)
 
     @property
     def is_zero(self) -> bool:
-        """Whether elements of rows with the weight zero are zero."""
+        """True if elements of rows with the weight zero are zero."""
         return self in (RowState.NOTHING, RowState.VANISHING)
 
     @property
@@ -197,7 +197,7 @@ class _RowStates:
             raise RowsMeetError
 
     def selection(self, stage: Selection) -> None:
-        """What is not computed is no index."""
+        """Follow a selection; elements that are not computed are no indices."""
         table, indices = self.of(stage.table), self.of(stage.indices)
         valid = not indices.has_rows or (indices is RowState.ROWS and stage.indices.buffer in self.whole)
         if stage.scatters or not valid:

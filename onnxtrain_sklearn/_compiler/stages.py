@@ -128,7 +128,7 @@ def chunks(length: int, width: int) -> list[tuple[int, int, int]]:
 
 
 class Placement(NamedTuple):
-    """Where a view begins, and its steps along the axes that are left."""
+    """Start of a view, and its steps along the axes that are left."""
 
     start: Index
     steps: Shape
@@ -185,7 +185,7 @@ class View(NamedTuple):
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements follow each other in the order of their indices."""
+        """True if the elements follow each other in the order of their indices."""
         usual = strides_of(self.shape)
         return all(a == b or n == 1 for a, b, n in zip(self.strides, usual, self.shape, strict=True))
 

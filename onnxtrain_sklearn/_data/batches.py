@@ -134,7 +134,7 @@ class Batches:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether one batch holds all rows, so that their order does not matter."""
+        """True if one batch holds all rows, so that their order does not matter."""
         return self.size == len(self._rows)
 
     @property

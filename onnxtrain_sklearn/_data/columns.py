@@ -66,12 +66,12 @@ class Column:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the data are a sparse matrix."""
+        """True if the data are a sparse matrix."""
         return self._sparse and len(self.shape) == 2
 
     @property
     def stays_sparse(self) -> bool:
-        """Whether rows are to be multiplied without making them dense."""
+        """True if rows are to be multiplied without making them dense."""
         return stays_sparse(self._data)
 
     @property
@@ -99,7 +99,7 @@ class Column:
         return view
 
     def matches(self, spec: TensorSpec) -> bool:
-        """Whether the data are of the type and shape of a graph's input."""
+        """Return True if the data have the type and shape of a graph's input."""
         rows = zip(spec.shape[1:], self.shape[1:], strict=False)
         return spec.dtype == self._dtype and len(spec.shape) == len(self.shape) and all(w in (None, g) for w, g in rows)
 
@@ -136,7 +136,7 @@ class Column:
 
 
 def _is_plain(data: np.ndarray) -> bool:
-    """Whether memory holds the elements in order and aligned; it may be read-only."""
+    """Return True if memory holds the elements in order and aligned; it may be read-only."""
     return bool(data.flags.c_contiguous and data.flags.aligned)
 
 
@@ -248,7 +248,7 @@ def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | Spa
 
 
 def _is_flat(array: np.ndarray | SparseLike) -> bool:
-    """Whether a row is one axis of numbers, or one number: those of an image are in no order that all agree on."""
+    """Return True if a row is one axis of numbers, or one number: orders of an image's numbers differ."""
     return not sp.issparse(array) and len(array.shape) <= 2
 
 
@@ -372,7 +372,7 @@ def _kind_of_times(values: Any) -> str:
 
 
 def _is_of_objects(dtype: object) -> bool:
-    """Whether pandas makes Python's objects of an extension's cells, such as periods and the dates of Arrow."""
+    """Return True if pandas makes Python objects of an extension's cells, such as periods and Arrow dates."""
     return getattr(dtype, "kind", "") == "O" and str(dtype).startswith(("period", "date", "time", "duration"))
 
 
@@ -403,7 +403,7 @@ DENSE = 0.1
 
 
 def stays_sparse(data: Any) -> bool:
-    """Whether products with ``data`` are faster if its rows are not made dense."""
+    """Return True if products with ``data`` are faster if its rows are not made dense."""
     matrix: Any = data
     if not sp.issparse(data) or matrix.ndim != 2:
         return False

@@ -156,12 +156,12 @@ def _input_array(name: str, rows: object) -> Any:
 
 
 def is_frame(X: object) -> TypeGuard[FrameLike]:
-    """Whether ``X`` is a data frame."""
+    """Return True if ``X`` is a data frame."""
     return hasattr(X, "columns")
 
 
 def has_several_inputs(X: object) -> TypeGuard[Inputs | Mapping[str, ArrayLike | SparseLike]]:
-    """Whether ``X`` holds arrays by input name; a sparse matrix by keys is a dict too."""
+    """Return True if ``X`` holds arrays by input name; a DOK sparse matrix, which is a dict too, does not."""
     return isinstance(X, Inputs | Mapping) and not sp.issparse(X)
 
 
@@ -215,7 +215,7 @@ def _refuse_texts(specs: Sequence[TensorSpec]) -> None:
 
 
 def _is_plain_matrix(X: object) -> TypeGuard[np.ndarray]:
-    """Whether scikit-learn's checks would take ``X`` as it is: a matrix of NumPy itself, of native, finite floats."""
+    """Return True if scikit-learn would take ``X`` as it is: a plain NumPy matrix of native, finite floats."""
     if type(X) is not np.ndarray or X.dtype not in NATIVE_FLOATS or X.ndim != 2 or not X.size:
         return False
     with np.errstate(all="ignore"):  # a sum of finite numbers may overflow: scikit-learn looks at each then

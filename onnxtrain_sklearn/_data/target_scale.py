@@ -113,7 +113,7 @@ class TargetRange:
 
     @property
     def constant(self) -> np.ndarray:
-        """Whether the value of each output is that of its targets, which are all equal."""
+        """Mask of the outputs whose value is that of their targets, which are all equal."""
         return np.asarray((self.low == self.high) & self.holds_constants)
 
     @property

@@ -72,17 +72,17 @@ class Targets:
 
     @property
     def lacks_labels(self) -> bool:
-        """Whether some of several labels of a row do not count."""
+        """True if some of several labels of a row do not count."""
         return self.counts is not None and self.counts.ndim == 2 and not self.counts.all()
 
     @property
     def has_positions(self) -> bool:
-        """Whether there is a label at each position of a row."""
+        """True if there is a label at each position of a row."""
         return self.label_weights is not None
 
     @property
     def stratify(self) -> np.ndarray | None:
-        """What a split keeps the proportions of."""
+        """Labels whose proportions a split keeps; None: it keeps none."""
         return self.values if self.task in ("binary", "multiclass") and not self.has_positions else None
 
 
@@ -440,7 +440,7 @@ def counted_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
 
 
 def ignores_missing(ignore_label: object) -> bool:
-    """Whether labels that are missing are those to ignore."""
+    """Return True if missing labels are those to ignore."""
     return isinstance(ignore_label, Real) and math.isnan(ignore_label)
 
 
@@ -638,7 +638,7 @@ def require_present(y: object) -> None:
 
 @contextmanager
 def sortable_labels(labels: object, name: str) -> Iterator[None]:
-    """Where an error comes from labels that cannot be sorted, say which ones they are: Python compares two of them."""
+    """Name the labels that cannot be sorted in the error that they raise: Python's message is about two of them."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -680,7 +680,7 @@ def _floats(labels: object) -> list[object]:
 
 
 def is_missing(value: object) -> bool:
-    """Whether a cell holds None, NaN, or the missing values of pandas."""
+    """Return True if a cell holds None, NaN, or a missing value of pandas."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float | np.floating) and bool(np.isnan(value))

@@ -119,7 +119,7 @@ BLOCK_OF_ANSWERS = 2**20
 
 
 def is_finite(vector: np.ndarray) -> bool:
-    """Whether all numbers of a vector are finite."""
+    """Return True if all numbers of a vector are finite."""
     if len(vector) <= SHORT and math.isfinite(np.vdot(vector, vector)):  # takes less time; dot would tell of overflow
         return True
     blocks = (vector[i : i + BLOCK_OF_ANSWERS] for i in range(0, len(vector), BLOCK_OF_ANSWERS))

@@ -174,12 +174,12 @@ class ActiveTraining(StatefulTraining):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether training goes in epochs of minibatches, so that its state after each is known."""
+        """True if training goes in epochs of minibatches, so that its state after each is known."""
         return type(self._trainer) is Trainer
 
     @property
     def holds_gradient(self) -> bool:
-        """Whether the gradient of the last step is in the host's memory."""
+        """True if the gradient of the last step is in the host's memory."""
         return self.is_resumable and isinstance(self._trainer.step, HostStep)
 
     @property

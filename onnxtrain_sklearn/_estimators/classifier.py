@@ -407,7 +407,7 @@ def _decisions(scores: np.ndarray) -> np.ndarray:
 
 
 def has_one_label(head: Head) -> bool:
-    """Whether scikit-learn's accuracy applies: rows have one label, or several that are 0 or 1."""
+    """Return True if scikit-learn's accuracy applies: rows have one label, or several that are 0 or 1."""
     return head.positions is None and head.task != "multioutput"
 
 

@@ -307,7 +307,7 @@ class TrainingRecord:
 
     @property
     def callbacks_(self) -> dict[str, dict[str, Any]]:
-        """What callbacks remember, by class; of further ones of a class by class and number, ``"EpochScoring 2"``."""
+        """Memories of callbacks, keyed by class; further ones of a class by class and number, ``"EpochScoring 2"``."""
         return copy.deepcopy(self._history("callbacks_").memories)
 
     @property

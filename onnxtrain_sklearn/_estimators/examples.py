@@ -398,9 +398,9 @@ def predictions_on(estimator: Parameters, run: Run, rows: MatrixLike) -> dict[st
 
 
 def takes_positions(estimator: BaseEstimator, source: TrainableModel | None, y: ArrayLike) -> bool:
-    """Whether ``y`` has a label at each position.
+    """Return True if ``y`` has a label at each position.
 
-    A matrix has, if the scores of a row have several axes; else its columns are several labels of the row.
+    A matrix does if the scores of a row have several axes; otherwise its columns are several labels of the row.
     """
     axis = vars(estimator).get("class_axis")  # a parameter of classifiers
     if axis is None or sp.issparse(y):
@@ -422,7 +422,7 @@ def class_axis_of(estimator: object) -> int | str:
 
 
 def _is_at(places: int | None, labels: np.ndarray) -> bool:
-    """Whether labels of two classes are at the places of single scores; zeros and ones are indicators, as ever."""
+    """Return True if labels of two classes are at the places of single scores; zeros and ones are indicators."""
     return labels.shape[1] > 1 and places in (None, labels.shape[1]) and not np.isin(labels, (0, 1)).all()
 
 

@@ -315,7 +315,7 @@ NARROWER = 4
 
 @dataclass(frozen=True, eq=False)
 class Remaining:
-    """What is left to compute in each iteration.
+    """Computation left for each iteration.
 
     Attributes
     ----------
@@ -400,7 +400,7 @@ def _computed(run: Run, part: FrozenPart, columns: Columns) -> dict[str, Column]
 
 
 def _fits(few: np.ndarray, n_rows: int, columns: Columns, sparse: Collection[str]) -> bool:
-    """Whether values like these are few enough to be kept for all rows."""
+    """Return True if values like these are few enough to be kept for all rows."""
     narrow = all(NARROWER * math.prod(few.shape[1:]) <= math.prod(columns[name].shape[1:]) for name in sparse)
     return narrow and few.nbytes / len(few) * n_rows <= COPY_LIMIT
 
@@ -425,7 +425,7 @@ def column_factors(model: ir.Model, columns: Columns, device: Device) -> np.ndar
 
 
 def _multiplies_only(graph: ir.Graph) -> bool:
-    """Whether the values of the graph are its input, or that times numbers or divided by them."""
+    """Return True if the graph at most multiplies its input by numbers or divides it by them."""
     of_data = set(graph.inputs)
     for node in graph:
         places = [i for i, value in enumerate(node.inputs) if value in of_data]

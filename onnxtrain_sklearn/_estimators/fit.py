@@ -105,7 +105,7 @@ class Attempt(TrainingRecord):
         return self
 
     def _is_copied(self, old: Run, call: Call, trainer: Trainer) -> bool:
-        """Whether weights and optimizer state are copied before the call, to take it back."""
+        """Return True if weights and optimizer state must be copied before the call for a rollback."""
         if self.callbacks or set_callbacks_of(self) or callable(self.scoring):
             return True
         steps = trainer.most_steps(one_pass=call.one_pass)
@@ -208,7 +208,7 @@ def check_one_pass(estimator: Parameters) -> None:
 
 
 def is_on(switch: object) -> bool:
-    """Whether a boolean parameter is true; invalid values are refused when all parameters are validated."""
+    """Return True if a boolean parameter is true; invalid values are refused when all parameters are validated."""
     return isinstance(switch, bool | np.bool_) and bool(switch)
 
 
@@ -221,7 +221,7 @@ def gives_probabilities(estimator: Parameters) -> bool:
 
 
 def links_classes(loss: object) -> bool:
-    """Whether ``loss`` gives probabilities; for an invalid loss ``fit`` raises the error."""
+    """Return True if ``loss`` gives probabilities; for an invalid loss ``fit`` raises the error."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return not isinstance(known, Loss) or known.link("binary") != "identity"
 
@@ -319,7 +319,7 @@ CALLERS = ("sklearn", "joblib")
 
 
 def belongs_to_caller(estimator: object) -> bool:
-    """Whether an interrupt of the ``fit`` of ``estimator``, which is running, is meant for what called it.
+    """Return True if an interrupt of the running ``fit`` of ``estimator`` is meant for its caller.
 
     True in a worker process or thread. Also true if the call stack contains a function of scikit-learn or joblib, or a
     method of another object that has a ``fit`` (a search, a pipeline, an ensemble of any package).

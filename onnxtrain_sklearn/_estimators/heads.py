@@ -258,7 +258,7 @@ class Body:
 
 
 def gets_new_head(estimator: Parameters, old: Run | None) -> bool:
-    """Whether a call of ``fit`` replaces the head of the given model."""
+    """Return True if a call of ``fit`` replaces the head of the given model."""
     tuner = estimator.finetune
     if old is not None or not isinstance(tuner, FineTuner) or resolve_builder(estimator.model) is not None:
         return False

@@ -464,7 +464,7 @@ def set_callbacks_of(estimator: object) -> list[Any]:
 
 
 def is_propagated(callback: object) -> bool:
-    """Whether scikit-learn passes a callback on to nested estimators."""
+    """Return True if scikit-learn passes a callback on to nested estimators."""
     return isinstance(callback, AutoPropagatedCallback)
 
 

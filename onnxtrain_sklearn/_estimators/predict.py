@@ -127,7 +127,7 @@ def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: boo
 
 
 def _checks_numbers_alone(estimator: Any) -> bool:
-    """Whether it is fitted, and without names of features."""
+    """Return True if the estimator is fitted without feature names."""
     fitted = "n_features_in_" in estimator.__dict__ and estimator.__sklearn_is_fitted__()
     return fitted and getattr(estimator, "feature_names_in_", None) is None
 
@@ -137,7 +137,7 @@ def _single_input(inputs: Sequence[TensorSpec]) -> TensorSpec | None:
 
 
 def _suits(X: np.ndarray, spec: TensorSpec, estimator: Any) -> bool:
-    """Whether there are rows, and all have the shape of the graph's input and the number of features."""
+    """Return True if there are rows, all with the shape of the graph's input and the number of features."""
     shape, wanted = X.shape, spec.shape
     suits = len(shape) == len(wanted) and (
         shape[1:] == wanted[1:] or all(w is None or w == n for w, n in zip(wanted[1:], shape[1:], strict=True))

@@ -164,7 +164,7 @@ def _scorer_of_indicators(name: str) -> Callable[..., float]:
 
 
 def _takes_weights(scorer: Callable[..., float]) -> bool:
-    """Whether a scorer has a parameter ``sample_weight``, or takes any keyword, as those of scikit-learn do."""
+    """Return True if a scorer has a parameter ``sample_weight`` or takes any keyword, as scikit-learn's scorers do."""
     parameters = inspect.signature(scorer).parameters.values()
     return any(p.name == "sample_weight" or p.kind is p.VAR_KEYWORD for p in parameters)
 
@@ -204,7 +204,7 @@ class Predictions(ABC, Generic[P]):
 
     @abstractmethod
     def finite(self) -> bool:
-        """Whether all scores are finite."""
+        """Return True if all scores are finite."""
 
     @abstractmethod
     def _computed(self, output: int, *, with_scores: bool) -> P:
@@ -248,7 +248,7 @@ def _twin(estimator: Any, run: Run, predictions: Predictions[Any]) -> Any:
 
 
 class Measures:
-    """What callbacks measure after an epoch; the functions are made once."""
+    """Losses and scores that callbacks measure after an epoch; the functions are made once."""
 
     def __init__(
         self, estimator: Parameters, run: Run, settings: StepSettings, rows: Mapping[Part, ScoredRows | None]
@@ -423,7 +423,7 @@ class OwnScore:
 
 
 def watches_loss(estimator: Parameters, run: Run, call: Call) -> bool:
-    """Whether early stopping watches the loss on the validation data in place of the score.
+    """Return True if early stopping watches the loss on the validation data instead of the score.
 
     The accuracy on few rows moves in steps and stands still for many epochs, also where the network goes on learning.
     """
@@ -432,7 +432,7 @@ def watches_loss(estimator: Parameters, run: Run, call: Call) -> bool:
 
 
 def _is_own_score(estimator: Parameters, run: Run) -> bool:
-    """Whether ``scoring`` names the accuracy that is computed anyway; the scorer of that name takes longer."""
+    """Return True if ``scoring`` names the accuracy that is computed anyway; the scorer of that name takes longer."""
     known = run.head.task in ("binary", "multiclass", "multilabel") and run.head.positions is None
     return known and isinstance(estimator.scoring, str) and estimator.scoring == "accuracy"
 

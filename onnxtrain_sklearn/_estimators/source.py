@@ -149,7 +149,7 @@ def built_for(
 
 
 def needs_rows(builder: Builder) -> bool:
-    """Whether the builder uses the training rows."""
+    """Return True if the builder uses the training rows."""
     return not NEEDS_ROWS.isdisjoint(keywords_of(builder))
 
 
@@ -266,7 +266,7 @@ _LARGEST_EXPONENT = 120
 
 @dataclass(frozen=True, eq=False)
 class InputScale:
-    """What rows are scaled by: ``(row - center) / divisor``, both float32 and of the axes of a row."""
+    """Center and divisor of rows: ``(row - center) / divisor``, both float32 and with the axes of a row."""
 
     center: np.ndarray
     divisor: np.ndarray
@@ -314,7 +314,7 @@ class _Spread:
 
 @ignores_float_errors
 def _are_small(column: Column, chosen: np.ndarray, shares: np.ndarray) -> bool:
-    """Whether a short look at few rows shows that no column is large: their mean squares are far enough below it."""
+    """Return True if a sample of rows shows no large column: all mean squares are far below the limit."""
     numbers = math.prod(column.shape[1:])
     if column.is_sparse or len(chosen) * numbers > _NUMBERS_AT_ONCE:
         return False

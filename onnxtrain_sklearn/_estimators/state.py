@@ -231,7 +231,7 @@ class Run:
         )
 
     def rows_of_predictions_meet(self) -> bool:
-        """Whether the prediction of a row depends on the rows that are predicted with it."""
+        """Return True if the prediction of a row depends on the rows that are predicted with it."""
         return where_rows_meet(self.model, self.session_options, in_training=False) is not None
 
 
@@ -315,7 +315,7 @@ def _message(name: str, first: object, now: object) -> str:
 
 
 class RunOfMembers(Protocol):
-    """What is needed of a run; ``snapshots`` are buffers of its parameters."""
+    """Attributes required of a run; ``snapshots`` are buffers of its parameters."""
 
     source: TrainableModel
     head: Head

@@ -141,7 +141,7 @@ class StateBefore:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arrays hold what they held: they are copies, or neither a step nor an epoch was taken."""
+        """True if the arrays are unchanged: they are copies, or neither a step nor an epoch was taken."""
         state, history = self._run.state, self._run.history
         same = state.t == self._state["t"] and history.progress.epoch == self._history["progress"].epoch
         return self._is_copied or same

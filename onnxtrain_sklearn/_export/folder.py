@@ -360,7 +360,7 @@ def _parts(file: BinaryIO, whole: int, what: str) -> tuple[int, list[_Place], di
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an array lies, and what it is."""
+    """Name, type, shape and span of an array."""
 
     name: str
     kind: np.dtype[Any]

@@ -320,7 +320,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether a name is that of a file in a folder, on every system."""
+    """Return True if a name is that of a file in a folder, on every system."""
     return isinstance(name, str) and bool(name) and name not in (".", "..") and not set(name) & set("/\\:\0")
 
 

@@ -256,7 +256,7 @@ def joined_vector(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
 
 
 def _is_double(node: ir.Node) -> bool:
-    """Whether a node of the step computes in float64."""
+    """Return True if a node of the step computes in float64."""
     to = node.attributes.get("to")
     double = to is not None and to.as_int() == ir.DataType.DOUBLE
     return double or any(value is not None and value.dtype == ir.DataType.DOUBLE for value in node.inputs)

@@ -162,7 +162,7 @@ class StepScalars:
 
 
 def decays(settings: StepSettings, layout: FlatParameters) -> bool:
-    """Whether any parameter has weight decay."""
+    """Return True if any parameter has weight decay."""
     decay = getattr(settings.optimizer, "weight_decay", 0.0)
     return bool(decay) and any(one.factors.decay for one in segments(layout, settings.factors))
 

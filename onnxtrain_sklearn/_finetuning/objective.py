@@ -151,7 +151,7 @@ class OutputWeights:
 
     @property
     def linear(self) -> bool:
-        """Whether all weights together scale the scores, as they do in linear models and sums of trees."""
+        """True if all weights together scale the scores, as they do in linear models and sums of trees."""
         return bool(len(self.shifts) and self.scaled.all())
 
     def shifted(self, vector: np.ndarray, by: np.ndarray) -> np.ndarray:
@@ -217,7 +217,7 @@ def _effect(parameters: FlatParameters, name: str, scores: Scores, before: np.nd
 def _scales(
     parameters: FlatParameters, names: Sequence[str], scores: Scores, before: np.ndarray, up_to_shift: bool
 ) -> bool:
-    """Whether multiplying these parameters by 1.5 multiplies the scores by 1.5."""
+    """Return True if multiplying these parameters by 1.5 multiplies the scores by 1.5."""
     vector = parameters.vector.copy()
     for name in names:
         vector[parameters.span(name)] *= 1.5

@@ -19,7 +19,7 @@ from .search import UNUSED, Choice, Paths, cross_validated, folds_of, fraction_u
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """What fine-tuning needs beside the step and its rows.
+    """Parts of fine-tuning besides the step and its rows.
 
     Attributes
     ----------

@@ -408,7 +408,7 @@ def _histogram_booster(graph: ir.Graph, node: ir.Node, origins: Sequence[Origin]
 
 
 def _gathers(node: ir.Node, leaves: ir.Value) -> bool:
-    """Whether the leaves are gathered by what a node begins: a cast, and a change of shape."""
+    """Return True if the nodes that a node begins, a cast and a change of shape, lead to a Gather of the leaves."""
     if node.op_type == "Gather":
         return node.inputs[0] is leaves
     onward = node.op_type in ("Cast", "Reshape")
@@ -449,7 +449,7 @@ class _Doubled:
                     node.replace_input_with(index, single)
 
     def is_computed(self, value: ir.Value) -> bool:
-        """Whether a number is computed before a value, and not only moved."""
+        """Return True if a number is computed before a value, and not only moved."""
         return any(node.op_type in _COMPUTED for node in self._makers(value))
 
     def _makers(self, value: ir.Value) -> Iterator[ir.Node]:
@@ -490,7 +490,7 @@ class _Doubled:
         return self._made[value]
 
     def _is_exact(self, value: ir.Value) -> bool:
-        """Whether float32 holds a value exactly: it is made of other types than real ones, such as codes of text."""
+        """Return True if float32 holds a value exactly: its types are other than real ones, such as codes of text."""
         nodes = list(self._makers(value))
         read = [x for node in nodes for x in node.inputs if x is not None and _is_real(x)]
         return not any(node.op_type in _COMPUTED for node in nodes) and not any(

@@ -83,7 +83,7 @@ def unwrapped(estimator: Estimator) -> Any:
 
 
 def takes_nan(model: Estimator) -> bool:
-    """Whether a scikit-learn model takes missing values, in some columns at least."""
+    """Return True if a scikit-learn model takes missing values, in some columns at least."""
     first = first_step(model)
     if isinstance(first, FeatureUnion):
         return all(takes_nan(part) for _, part in first.transformer_list if is_estimator(part))
@@ -160,42 +160,42 @@ class ModelRecord:
 
     @property
     def gives_labels(self) -> bool:
-        """Whether it predicts classes: a classifier, or an outlier detector, whose classes are -1 and 1."""
+        """True if the model predicts classes: a classifier, or an outlier detector, whose classes are -1 and 1."""
         return self.task in ("classification", "outlier_detection")
 
     @property
     def has_indicators(self) -> bool:
-        """Whether it predicts several labels per row, each of which is 0 or 1."""
+        """True if the model predicts several labels per row, each of which is 0 or 1."""
         return self.outputs is not None and len(self.outputs) > 1 and all(map(_is_indicator, self.outputs))
 
     @property
     def is_libsvm(self) -> bool:
-        """Whether it is a classifier of LIBSVM, which compares classes by pairs."""
+        """True if the model is a classifier of LIBSVM, which compares classes by pairs."""
         return isinstance(self.last, SVC | NuSVC)
 
     @property
     def is_one_vs_one(self) -> bool:
-        """Whether it holds a classifier for each pair of classes."""
+        """True if the model holds a classifier for each pair of classes."""
         return isinstance(self.last, OneVsOneClassifier)
 
     @property
     def has_output_codes(self) -> bool:
-        """Whether it chooses the class with the nearest code, and has no decision function."""
+        """True if the model chooses the class with the nearest code, and has no decision function."""
         return isinstance(self.last, OutputCodeClassifier)
 
     @property
     def is_linear_by_descent(self) -> bool:
-        """Whether it is a linear classifier that was fitted by stochastic gradient descent."""
+        """True if the model is a linear classifier that was fitted by stochastic gradient descent."""
         return isinstance(self.last, SGDClassifier)
 
     @property
     def is_chain(self) -> bool:
-        """Whether it passes the label of each estimator to the next ones."""
+        """True if the model passes the label of each estimator to the next ones."""
         return isinstance(self.last, ClassifierChain)
 
     @property
     def has_one_per_label(self) -> bool:
-        """Whether it holds a fitted estimator for each of several labels."""
+        """True if the model holds a fitted estimator for each of several labels."""
         several = isinstance(self.last, OneVsRestClassifier) and bool(getattr(self.last, "multilabel_", False))
         return several or isinstance(self.last, MultiOutputClassifier | ClassifierChain)
 

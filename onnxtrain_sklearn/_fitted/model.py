@@ -100,7 +100,7 @@ def listed(classes: ArrayLike | list[np.ndarray] | None) -> Any:
 
 
 def is_estimator(model: object) -> TypeGuard[Estimator]:
-    """Whether ``model`` is a scikit-learn estimator, fitted or not."""
+    """Return True if ``model`` is a scikit-learn estimator, fitted or not."""
     return isinstance(model, BaseEstimator) and hasattr(model, "fit")
 
 
@@ -299,12 +299,12 @@ class Table:
 
     @property
     def marks(self) -> Mapping[str, str]:
-        """What missing text is written as, by its usual form, where it is not that in some column."""
+        """Written forms of missing text, keyed by its usual form, if some column has another one."""
         return next((column.marks for column in self.columns if column.marks), {})
 
     @property
     def texts(self) -> dict[str, bool]:
-        """Whether each column is text, by name; unused columns count as numbers."""
+        """Flags by column name, True for text; unused columns count as numbers."""
         return {column.name: column.kind == "text" for column in self.columns}
 
     @property
@@ -317,7 +317,7 @@ class Table:
 
     @property
     def splits_words(self) -> bool:
-        """Whether a column is split into words, so that any text is valid."""
+        """True if a column is split into words, so that any text is valid."""
         return any(column.kind == "text" and not column.literal for column in self.columns)
 
     def arrays(self, X: MatrixLike) -> dict[str, np.ndarray]:
@@ -350,7 +350,7 @@ class Table:
 
 
 def holds_text(X: MatrixLike) -> bool:
-    """Whether a data frame has columns that are not numeric."""
+    """Return True if a data frame has columns that are not numeric."""
     dtypes = X.dtypes if hasattr(X, "columns") and hasattr(X, "dtypes") else ()
     return any(getattr(dtype, "kind", "O") not in "biuf" for dtype in dtypes)
 

@@ -147,7 +147,7 @@ def _rewritten(record: ModelRecord, table: Table | None) -> tuple[Rewritten, Seq
 
 
 def _is_setting(origin: Origin, source: TrainableModel, estimator: Estimator) -> bool:
-    """Whether a parameter is a setting: neutral numbers of a scaler, an intercept with fit_intercept=False."""
+    """Return True if a parameter is a setting: neutral numbers of a scaler, an intercept with fit_intercept=False."""
     owner = follow(estimator, origin.owner)
     if origin.role == "default" and len(getattr(owner, "categories_", ())) > 1:
         return True  # the columns share one mean for unknown categories

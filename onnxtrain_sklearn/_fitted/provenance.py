@@ -26,7 +26,7 @@ from .traversal import Path, assign, follow, has_attributes, walk
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a parameter of the graph comes from.
+    """Origin of a parameter of the graph in the fitted model.
 
     Attributes
     ----------

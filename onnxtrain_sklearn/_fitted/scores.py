@@ -144,7 +144,7 @@ def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | 
 
 
 def _has_scores(output: ir.Value) -> bool:
-    """Whether the graph computes the scores behind probabilities: logarithms of these saturate, scores do not."""
+    """Return True if the graph computes the scores behind probabilities, whose logarithms saturate; scores do not."""
     found = activation_of(output)
     return found is not None and (found.link == "softmax" or found.paired)
 
@@ -179,7 +179,7 @@ def _expose_exponential(graph: ir.Graph) -> None:
 
 
 def ends_in(value: ir.Value, op_type: str) -> bool:
-    """Whether an operator of this type computes a value."""
+    """Return True if an operator of this type computes a value."""
     node = value.producer()
     return node is not None and node.op_type == op_type
 

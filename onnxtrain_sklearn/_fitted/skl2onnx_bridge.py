@@ -69,7 +69,7 @@ def converted_classes() -> set[type]:
 
 
 def has_converter(kind: type) -> bool:
-    """Whether skl2onnx has a converter for a class, its own or one that was registered."""
+    """Return True if skl2onnx has a converter for a class, its own or a registered one."""
     return kind in _private("names")
 
 

@@ -146,7 +146,7 @@ def _on_text(graph: ir.Graph) -> set[ir.Node]:
 
 
 def _depends_on(node: ir.Node, nodes: Collection[ir.Node], trained: Collection[str]) -> bool:
-    """Whether a node reads outputs of ``nodes`` and otherwise only constants."""
+    """Return True if a node reads outputs of ``nodes`` and otherwise only constants."""
     values = list(reads(node))
     encoded = [v.producer() in nodes and not _is_constant(v) for v in values]
     fixed = [_is_constant(v) and v.name not in trained for v in values]
@@ -159,7 +159,7 @@ def _is_constant(value: ir.Value) -> bool:
 
 
 def _is_read_outside(value: ir.Value, nodes: Collection[ir.Node]) -> bool:
-    """Whether other nodes than ``nodes`` read a value; constants belong to both sides."""
+    """Return True if nodes other than ``nodes`` read a value; constants belong to both sides."""
     return not _is_constant(value) and any(user not in nodes for user, _ in value.uses())
 
 

@@ -60,7 +60,7 @@ class _FirstSteps:
 
     @property
     def allows_missing(self) -> bool:
-        """Whether missing values are allowed: every step allows them, up to one that imputes."""
+        """True if missing values are allowed: every step allows them, up to one that imputes."""
         for step in (*self.steps, *self.later_steps):
             if not get_tags(step).input_tags.allow_nan:
                 return False
@@ -137,7 +137,7 @@ def _free_marks(users: Sequence[_FirstSteps], columns: int) -> dict[str, str]:
 
 
 def _takes_marks(step: Estimator) -> bool:
-    """Whether missing text may be written to a step in another form than the usual one."""
+    """Return True if missing text may be written to a step in a form other than the usual one."""
     return isinstance(step, OneHotEncoder | OrdinalEncoder | SimpleImputer) or bool(categories_by_column(step))
 
 
@@ -205,7 +205,7 @@ def _fitted_values(step: Estimator | None, place: int) -> list[Any]:
 
 
 def _refuses_unknown(step: Estimator) -> bool:
-    """Whether a step refuses unknown text, in scikit-learn or in the graph."""
+    """Return True if a step refuses unknown text, in scikit-learn or in the graph."""
     if isinstance(step, OrdinalEncoder):
         return step.handle_unknown == "error" or bool(np.isnan(step.unknown_value))
     return isinstance(step, OneHotEncoder) and step.handle_unknown == "error"

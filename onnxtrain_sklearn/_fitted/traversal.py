@@ -39,7 +39,7 @@ def _may_hold(value: object) -> bool:
 
 
 def has_attributes(value: object) -> bool:
-    """Whether ``value`` is an estimator, or another object of scikit-learn that may hold estimators."""
+    """Return True if ``value`` is an estimator, or another object of scikit-learn that may hold estimators."""
     is_own = type(value).__module__.partition(".")[0] == "sklearn" and hasattr(value, "__dict__")
     return isinstance(value, BaseEstimator) or (is_own and not isinstance(value, type))
 

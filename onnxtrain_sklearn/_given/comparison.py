@@ -96,7 +96,7 @@ class OwnOutput:
 
 
 def is_foreign(model: ModelSource) -> bool:
-    """Whether ``model`` is a foreign ONNX graph: given, or built by a builder of the user."""
+    """Return True if ``model`` is a foreign ONNX graph: given, or built by a builder of the user."""
     return type(resolve_builder(model)) not in MODELS.values() and not is_estimator(model)
 
 
@@ -181,14 +181,14 @@ def _require_independent_rows(whole: ir.Model, graph: ir.Model, source: Trainabl
 
 
 def _rows_meet(graph: ir.Model, name: str, trained: Sequence[str]) -> bool:
-    """Whether it is known that rows meet on the way to an output of an inference form."""
+    """Return True if rows are known to meet on the way to an output of an inference form."""
     names, own = [value.name or "" for value in graph.graph.inputs], set(graph.graph.initializers)
     found = meeting_in(graph, names, [name], [one for one in trained if one in own], trained)
     return found is not None and found.seen
 
 
 def is_quantized(graph: ir.Graph) -> bool:
-    """Whether numbers of the graph are rounded to integers; QuantizeLinear is trained as Round."""
+    """Return True if numbers of the graph are rounded to integers; QuantizeLinear is trained as Round."""
     return any(node.op_type == "Round" or "Quantize" in node.op_type for node in graph.all_nodes())
 
 
@@ -210,7 +210,7 @@ def _may_go_along_rows(graph: ir.Graph) -> bool:
 
 
 def _is_named_later(value: ir.Value) -> bool:
-    """Whether another axis than the first one is named as that of the batch."""
+    """Return True if an axis other than the first one is named as that of the batch."""
     names = ["batch" in str(d.value).lower() if isinstance(d, ir.SymbolicDim) else False for d in value.shape or ()]
     return any(names) and not names[0]
 

@@ -261,7 +261,7 @@ def _margin_of_two(label: np.ndarray, found: Any) -> int | None:
 
 
 def _are_of_kind(labels: Labels | None, label: np.ndarray, found: Any) -> bool:
-    """Whether numbers are probabilities; margins of labels that are 0 or 1 may lie between 0 and 1 too."""
+    """Return True if numbers are probabilities; margins of labels that are 0 or 1 may lie between 0 and 1 too."""
     if labels is None:
         return found.ndim == 2 and found.shape[1] > 1 and _are_probabilities(found)
     parts = list(found) if isinstance(found, list) or found.ndim == 3 else [found]
@@ -399,7 +399,7 @@ def keep_name(graph: ir.Graph, name: str | None) -> None:
 
 
 def is_fixed_role(role: Role, source: TrainableModel) -> bool:
-    """Whether a parameter stays fixed: imputed values, codes of categories, neutral scaling.
+    """Return True if a parameter stays fixed: imputed values, codes of categories, neutral scaling.
 
     Numbers added to trees that classify are a function of the shares of the classes, as in the estimators.
     """
@@ -506,7 +506,7 @@ def _places(op: GraphBuilder, values: Sequence[ir.Value], sizes: Sequence[int], 
 
 
 def has_labels_first(final: ir.Value, n_labels: int) -> bool:
-    """Whether a trained output is a tensor whose first axis is that of the labels."""
+    """Return True if a trained output is a tensor whose first axis is that of the labels."""
     return final.shape is not None and len(final.shape) == 3 and final.shape[0] == n_labels
 
 

@@ -61,12 +61,12 @@ class FittedFile(FittedModel):
 
 
 def is_fitted_graph(model: ir.Model, output: str | None) -> bool:
-    """Whether a graph has operators of ai.onnx.ml, trains behind text, or is that of an estimator for raw tables."""
+    """Return True if a graph has ai.onnx.ml operators, trains behind text, or is of an estimator for raw tables."""
     return _has_operators_of_models(model) or is_plain_graph_of_text(model, output)
 
 
 def is_plain_graph_of_text(model: ir.Model, output: str | None) -> bool:
-    """Whether the trained output depends on text, and the graph is otherwise one of a network, without labels."""
+    """Return True if the trained output depends on text, and the graph is otherwise a network's, without labels."""
     if not takes_text(model) or _has_operators_of_models(model):
         return False
     front: list[ir.Value] = [v for v in model.graph.outputs if is_float(v) and output in (None, v.name)][:1]
@@ -87,7 +87,7 @@ def _has_operators_of_models(model: ir.Model) -> bool:
 
 
 def are_indicators(labels: Labels) -> bool:
-    """Whether each label is 0 or 1."""
+    """Return True if each label is 0 or 1."""
     return all(one.dtype.kind in "iub" and np.array_equal(one, [0, 1]) for one in labels)
 
 
@@ -141,7 +141,7 @@ def is_raw_table(model: ir.Model) -> bool:
 
 
 def takes_text(model: ir.Model) -> bool:
-    """Whether an input of a graph is text."""
+    """Return True if an input of a graph is text."""
     return any(value.dtype is ir.DataType.STRING for value in model.graph.inputs)
 
 
@@ -186,7 +186,7 @@ def _texts_of_document(value: ir.Value) -> int | None:
 
 
 def _is_split(value: ir.Value) -> bool:
-    """Whether a text is split into words, or each row counted, after changes of its letters and its shape at most."""
+    """Return True if a text is split into words, or each row counted, after changes of letters and shape at most."""
     for node, _ in value.uses():
         if node.op_type in _COUNTS_WORDS or (node.op_type in _AS_TEXT and _is_split(node.outputs[0])):
             return True
@@ -288,7 +288,7 @@ def trained_output_of(graph: ir.Graph, output: str | None, *, sequences: bool = 
 
 
 def is_sequence(value: ir.Value) -> bool:
-    """Whether a value is a sequence of tensors that the graph computes; inference takes away its type."""
+    """Return True if a value is a sequence of tensors that the graph computes; inference takes away its type."""
     node = value.producer()
     return node is not None and node.op_type == "SequenceConstruct" and not node.domain
 
@@ -302,7 +302,7 @@ def _source_of_column(value: ir.Value | None) -> ir.Value | None:
 
 
 def takes_missing_values(node: ir.Node) -> bool:
-    """Whether an operator accepts missing values."""
+    """Return True if an operator accepts missing values."""
     if node.op_type in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "IsNaN"):
         return True
     return node.op_type == "Imputer" and bool(np.isnan(node.attributes["replaced_value_float"].as_float()))

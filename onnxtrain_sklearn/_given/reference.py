@@ -18,7 +18,7 @@ from ..exceptions import ModelError
 
 
 class FileCompared(NamedTuple):
-    """What came of the comparison with a file: why it was not compared, or what was left out where it was."""
+    """Result of the comparison with a file: the reason why it was not compared, or the parts left out if it was."""
 
     reason: str = ""
     without: str = ""

@@ -94,7 +94,7 @@ class Reverse:
         return value
 
     def has(self, index: int) -> bool:
-        """Whether an optional input is given."""
+        """Return True if an optional input is given."""
         return operand(self.node, index) is not None
 
     def attribute(self, name: str, default: object) -> Any:
@@ -127,7 +127,7 @@ class Reverse:
 
     @property
     def is_selected(self) -> bool:
-        """Whether a condition selects the result of the node, so that zero cotangents stay zero."""
+        """True if a condition selects the result of the node, so that zero cotangents stay zero."""
         return MISSING in self.node.meta or SELECTED in self.node.meta
 
     def keep_zeros(self, value: ir.Value, slope: ir.Value | None = None, by: ir.Value | None = None) -> ir.Value:

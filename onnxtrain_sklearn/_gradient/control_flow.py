@@ -152,7 +152,7 @@ class _Scanned:
 
 @dataclass(frozen=True)
 class _Frame:
-    """How a Loop or Scan passes its values to its body.
+    """Correspondence of the values of a Loop or Scan to those of its body.
 
     ``states`` are positions: node input, node output, body input, body output. ``scanned`` maps the positions of the
     body inputs that are slices to the values they are slices of. ``stacked`` holds the positions of the scan outputs,
@@ -260,7 +260,7 @@ def _scan_back(
 
 
 def _runs_once(loop: ir.Node) -> bool:
-    """Whether a Loop is known to run at least one iteration."""
+    """Return True if a Loop is known to run at least one iteration."""
     return all(value is None or _positive(value) for value in (operand(loop, 0), operand(loop, 1)))
 
 

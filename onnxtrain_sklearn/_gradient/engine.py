@@ -331,7 +331,7 @@ CLEAR = 0.9
 
 
 def portable_is_faster(nodes: Iterable[ir.Node]) -> bool:
-    """Whether the portable engine is clearly faster for a graph whose gradient passes through ``nodes``."""
+    """Return True if the portable engine is clearly faster for a graph whose gradient passes through ``nodes``."""
     operators = {node.op_type for node in nodes if not node.domain}
     ratios = (ratio for ratio, names in FAMILIES.values() if operators.intersection(names.split()))
     return next(ratios, 1.0) < CLEAR

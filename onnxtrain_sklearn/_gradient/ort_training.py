@@ -216,7 +216,7 @@ def _normalized_dims(passage: Passage) -> Dims:
 
 
 def _has_groups_beyond_images(passage: Passage) -> bool:
-    """Whether a convolution with groups is of series or volumes: its kernel depends on what lies in memory beside."""
+    """Return True if a grouped convolution is of series or volumes: its kernel depends on adjacent memory."""
     return attribute(passage.node, "group", 1) > 1 and len(dims(passage.node.inputs[1]) or ()) != 4
 
 

@@ -218,7 +218,7 @@ def tidy(graph: ir.Graph, own: Collection[ir.Node], trained: Collection[ir.Value
 
 
 def _needless(node: ir.Node, index: int, x: ir.Value) -> bool:
-    """Whether ``x`` is an Expand whose operand ``node`` would broadcast to the same result.
+    """Return True if ``x`` is an Expand whose operand ``node`` would broadcast to the same result.
 
     A Sum broadcasts one operand at most: of three, onnxruntime's kernel for CUDA adds two that are broadcast along
     different axes wrongly.

@@ -31,7 +31,7 @@ from ..graph import GraphBuilder
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What a classifier's graph gives beside the label.
+    """Outputs of a classifier's graph besides the label.
 
     Attributes
     ----------
@@ -272,7 +272,7 @@ def _require_column_per_class(op: GraphBuilder, values: ir.Value, head: Head) ->
 
 
 def _activates(final: ir.Value, scores: ir.Value) -> bool:
-    """Whether ``final`` is nothing but the activation of the scores; what else a graph computes is left as it is."""
+    """Return True if ``final`` is only the activation of the scores; anything else in a graph is left as it is."""
     node = final.producer()
     return node is not None and node.op_type in ("Sigmoid", "Softmax") and node.inputs[0] is scores
 
@@ -371,7 +371,7 @@ def _is_free(op: GraphBuilder, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Head:
-    """What comes after the scores.
+    """Part of a graph that follows the scores.
 
     Attributes
     ----------
@@ -411,5 +411,5 @@ class Head:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether the link of a classifier gives probabilities."""
+        """True if the link of a classifier gives probabilities."""
         return self.task != "regression" and self.link != "identity"

@@ -41,7 +41,7 @@ _lock = Lock()
 
 
 class Meeting(NamedTuple):
-    """Where rows meet; not ``seen``: it is not known, as the graph does not run on the numbers of a trial."""
+    """Node where rows meet; not ``seen``: that is unknown, as the graph does not run on the numbers of a trial."""
 
     node: str
     seen: bool
@@ -171,7 +171,7 @@ def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[
 def _equal(
     one: Sequence[np.ndarray], two: Sequence[np.ndarray], kept: np.ndarray, others: np.ndarray | None = None
 ) -> bool:
-    """Whether results are equal up to rounding in the rows that are kept."""
+    """Return True if results are equal up to rounding in the rows that are kept."""
     pairs = [(_by_row(a, kept), _by_row(b, kept if others is None else others)) for a, b in zip(one, two, strict=True)]
     return all(_close(a, b) for a, b in pairs)
 

@@ -175,7 +175,7 @@ def not_run(error: Exception) -> ModelError | MemoryError:
 
 
 def not_implemented(error: BaseException) -> bool:
-    """Whether ``error`` or its cause says that a kernel is missing for an operator or type."""
+    """Return True if ``error`` or its cause reports a missing kernel for an operator or type."""
     if error.__cause__ is not None and not_implemented(error.__cause__):
         return True
     messages = ("NOT_IMPLEMENTED", "is not a registered function/op")

@@ -16,7 +16,7 @@ OWN_MEMORY = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cud
 
 @dataclass(frozen=True)
 class Device:
-    """Where sessions run: a name such as "cpu" or "cuda:1" and its execution providers."""
+    """Device of sessions: a name such as "cpu" or "cuda:1" and its execution providers."""
 
     name: str
     providers: tuple[str, ...]
@@ -24,7 +24,7 @@ class Device:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What it consists of, as a key."""
+        """All parts of the device as a key."""
         return self.name, self.providers, tuple(tuple(sorted(chosen.items())) for chosen in self.provider_options)
 
     @property

@@ -23,7 +23,7 @@ _registered: set[str] = set()
 
 
 def has_gradient_builder() -> bool:
-    """Whether this onnxruntime is a training build with the forward-backward graph builder."""
+    """Return True if this onnxruntime is a training build with the forward-backward graph builder."""
     return hasattr(pybind, "GradientGraphBuilder")
 
 

@@ -36,7 +36,7 @@ _TRACES = (b"uantize", b"Integer", b"QLinear", b"QGemm", b"QAttention")
 
 
 class _Weights(NamedTuple):
-    """Where an operator has integers that it multiplies by, their zero points, and the activations; None: unsigned."""
+    """Inputs of an operator: integers that it multiplies by, their zero points, and the activations; None: unsigned."""
 
     places: tuple[tuple[int, int], ...]
     activations: int | None
@@ -60,7 +60,7 @@ _ZEROS_OF_RESULTS = {"QuantizeLinear": 2, "QGemm": 8}
 
 
 def saturate() -> bool:
-    """Whether products of unsigned and signed bytes saturate: as the environment says, else as the runtime shows."""
+    """Return True if products of unsigned and signed bytes saturate, by the environment or else by the runtime."""
     given = os.environ.get(VARIABLE)
     if not given:
         return _probe()
@@ -71,7 +71,7 @@ def saturate() -> bool:
 
 @cache
 def _probe() -> bool:
-    """Whether the runtime computes a product of extreme bytes otherwise than it is, in one row or in several."""
+    """Return True if the runtime computes a product of extreme bytes wrongly, in one row or in several."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level, settings.intra_op_num_threads, settings.inter_op_num_threads = 4, 1, 1
     providers = ["CPUExecutionProvider"]

@@ -20,12 +20,12 @@ COMPILER = "llvmlite"
 
 @cache
 def is_installed() -> bool:
-    """Whether the compiler is installed."""
+    """Return True if the compiler is installed."""
     return find_spec(COMPILER) is not None
 
 
 def is_loaded() -> bool:
-    """Whether the process has loaded the compiler."""
+    """Return True if the process has loaded the compiler."""
     return f"{COMPILER}.binding" in sys.modules
 
 

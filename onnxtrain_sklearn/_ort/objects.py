@@ -30,7 +30,7 @@ Provider: TypeAlias = "str | tuple[str, Mapping[str, object]]"
 
 
 def has_training_agent() -> bool:
-    """Whether this onnxruntime is a training build, which runs a graph up to its outputs and goes on later."""
+    """Return True if this onnxruntime is a training build, which runs a graph up to its outputs and goes on later."""
     return hasattr(C, "TrainingAgent")
 
 
@@ -78,7 +78,7 @@ def vector(values: Iterable[OrtValue] = ()) -> OrtValueVector:
 
 
 def is_vector(value: object) -> bool:
-    """Whether ``value`` is an OrtValueVector."""
+    """Return True if ``value`` is an OrtValueVector."""
     return isinstance(value, C.OrtValueVector)
 
 

@@ -183,7 +183,7 @@ def shared_session(
 
 
 def may_be_shared(device: Device, options: Mapping[str, object] | None) -> bool:
-    """Whether a session has no state: graphs that CUDA captures hold the addresses of the first run."""
+    """Return True if a session has no state: graphs that CUDA captures hold the addresses of the first run."""
     captures = any("graph" in name for chosen in device.provider_options for name in chosen)
     return not captures and set(options or ()) <= SHARED_OPTIONS
 
@@ -212,7 +212,7 @@ onnxruntime.InferenceSession(sys.stdin.buffer.read(), options, providers=["CPUEx
 
 
 def survives_loading(model: bytes) -> bool:
-    """Whether a child process survives loading ``model``; an exception of onnxruntime counts as survival."""
+    """Return True if a child process survives loading ``model``; an exception of onnxruntime counts as survival."""
     command = [sys.executable or "python", "-c", _IN_CHILD]
     try:
         child = subprocess.run(command, input=model, capture_output=True, timeout=CHILD_SECONDS, check=False)
@@ -301,7 +301,7 @@ def text_locale() -> str | None:
 
 
 def _runs(node: ir.Node, imports: dict[str, int], ir_version: int) -> bool:
-    """Whether the installed onnxruntime loads a graph of this node; its output has the type and shape of its input."""
+    """Return True if onnxruntime loads a graph of this node; its output has the type and shape of its input."""
     (x,), (y,) = node.inputs, node.outputs
     assert x is not None
     y.name, y.type, y.shape = "y", x.type, x.shape

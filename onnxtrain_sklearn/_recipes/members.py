@@ -38,7 +38,7 @@ Network: TypeAlias = Any
 
 @dataclass(frozen=True)
 class MemberRecipe:
-    """How a member is made.
+    """Recipe of a member: its scaling, its columns and its network.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class MemberRecipe:
 
 @dataclass(frozen=True)
 class MemberTraining:
-    """How a member is trained.
+    """Training of a member.
 
     Attributes
     ----------

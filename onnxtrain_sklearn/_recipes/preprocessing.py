@@ -105,7 +105,7 @@ class Preprocessing:
 
     @property
     def takes_text(self) -> bool:
-        """Whether a column is text, so that each column is an input of its own."""
+        """True if a column is text, so that each column is an input of its own."""
         return any(own.missing is not None for own in self.categories)
 
     @property

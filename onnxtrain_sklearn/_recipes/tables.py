@@ -47,7 +47,7 @@ class RawTable:
 
     @property
     def is_categorical(self) -> tuple[bool, ...]:
-        """Whether each column holds categories by its type, or texts."""
+        """Flags of the columns, True for categories by type and for texts."""
         return tuple(own or column.dtype == object for own, column in zip(self.declared, self.columns, strict=True))
 
     def __len__(self) -> int:

@@ -43,7 +43,7 @@ def _compiled_step(parts: StepParts) -> HostStep | None:
 
 
 def _is_for_compiler(parts: StepParts) -> bool:
-    """Whether nothing that was given asks for a session.
+    """Return True if nothing that was given requires a session.
 
     Minibatches that are not padded, because rows meet in them, would be compiled in the midst of training.
     """

@@ -253,17 +253,17 @@ INTERVAL = 0.1
 
 
 class ProgressReport(Protocol):
-    """What is told of each epoch."""
+    """Report of progress, updated after each epoch."""
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
-        """Tell of the last epoch, number ``done`` of the call."""
+        """Report the last epoch, number ``done`` of the call."""
 
     def end(self) -> None:
-        """Leave the output as others expect it."""
+        """Restore the output for other writers."""
 
 
 class NoReport:
-    """Tells nothing."""
+    """Silent report."""
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
         """Do nothing."""
@@ -337,7 +337,7 @@ def report_of(verbose: int, epochs: int) -> ProgressReport:
 
 
 def _can_be_written_over() -> bool:
-    """Whether the output is a terminal, or a cell of a notebook."""
+    """Return True if the output is a terminal or a notebook cell."""
     output = sys.stdout
     return output.isatty() or type(output).__module__.partition(".")[0] == "ipykernel"
 

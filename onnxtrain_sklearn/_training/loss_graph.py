@@ -56,7 +56,7 @@ EXACT, LAZY = "exact", "lazy"
 
 
 class Scheduled(NamedTuple):
-    """Whether schedules change the weight decay and the dropout."""
+    """Flags for weight decay and dropout: True if schedules change them."""
 
     decay: bool = False
     dropout: bool = False
@@ -509,7 +509,7 @@ class LossOfLabels:
 
 
 def takes_labels(loss: Loss, n_classes: int) -> bool:
-    """Whether the loss is computed from class indices: a subclass may override the form for one-hot rows alone."""
+    """Return True if the loss takes class indices: a subclass may override the form for one-hot rows alone."""
     both = {"__call__", "of_labels"}
     owner = next(c for c in type(loss).__mro__ if both & vars(c).keys())
     return n_classes >= MANY_CLASSES and owner is not Loss and "of_labels" in vars(owner)

@@ -204,7 +204,7 @@ def select_trainable(weights: Mapping[str, np.ndarray], trainable: Trainable) ->
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a parameter has this name, or one that the glob pattern matches; ``.T`` marks a transposed matrix."""
+    """Return True if a parameter has this name or matches the glob pattern; ``.T`` marks a transposed matrix."""
     return name == pattern or fnmatchcase(name, pattern) or fnmatchcase(name.removesuffix(".T"), pattern)
 
 
@@ -215,7 +215,7 @@ def matches(name: str, pattern: str) -> bool:
 
 
 class Factors(NamedTuple):
-    """What the learning rate and the weight decay of a parameter are multiplied with."""
+    """Multipliers of the learning rate and the weight decay of a parameter."""
 
     rate: float = 1.0
     decay: float = 1.0
@@ -415,7 +415,7 @@ def warn_of_missed_matrices(source: TrainableModel, trainable: Trainable, names:
 
 
 def _takes_a_layer(pattern: str) -> bool:
-    """Whether a pattern ends with a ``*`` that stands for all parameters of a layer."""
+    """Return True if a pattern ends with a ``*`` that stands for all parameters of a layer."""
     return pattern.replace("/", ".").rpartition(".")[2] == "*" and pattern != "*"
 
 

@@ -46,7 +46,7 @@ def replace_in_order(op: GraphBuilder, node: ir.Node, values: Sequence[ir.Value]
 
 
 def _is_plain_product(node: ir.Node) -> bool:
-    """Whether a node is the product of a transposed matrix and a matrix of float32, times one."""
+    """Return True if a node is a float32 Gemm of a transposed and a plain matrix, with alpha 1 and no bias."""
     if (node.domain, node.op_type) != ("", "Gemm") or node.outputs[0].dtype is not ir.DataType.FLOAT:
         return False
     settings = {"transA": 0, "transB": 0, "alpha": 1.0}
@@ -121,7 +121,7 @@ def return_before_reshapes(graph: ir.Graph, names: Collection[str]) -> None:
 
 
 def _is_computed(value: ir.Value, graph: ir.Graph) -> bool:
-    """Whether ``graph`` computes ``value``, in a shape that is known."""
+    """Return True if ``graph`` computes ``value``, in a known shape."""
     node = value.producer()
     return node is not None and node.graph is graph and fixed(dims(value))
 

@@ -138,7 +138,7 @@ class HostPass:
 
     @cached_property
     def _calls(self) -> Sequence[Callable[[], object]]:
-        """What a run calls, in its order: a small network has two calls, whose time counts."""
+        """Calls of a run, in order: a small network has two, whose time counts."""
         forward = [product.forward for product in self.products]
         after = [product.backward for product in self.products]
         after += [self.lookups.write_gradients] if self.lookups.reads else []
@@ -302,7 +302,7 @@ class RowGradients:
 
     @property
     def everywhere(self) -> bool:
-        """Whether all rows are taken to occur."""
+        """True if all rows are taken to occur."""
         return self.most is not None and sum(map(len, self._named)) > self.most
 
     def rows(self, repeated: int) -> np.ndarray:

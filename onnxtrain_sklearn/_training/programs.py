@@ -92,7 +92,7 @@ class PassProgram:
 
     @property
     def size(self) -> PassSize:
-        """What a run computes."""
+        """Amount of computation in a run."""
         return PassSize(self.work, self.nodes, self.memory / 4)
 
     @property
@@ -103,7 +103,7 @@ class PassProgram:
 
 @dataclass(frozen=True, eq=False)
 class PassSource:
-    """What a pass is compiled from.
+    """Everything that a pass is compiled from.
 
     ``resident``: the graph gathers the minibatch from all data by itself. Inputs named in ``sparse`` come sparse.
     ``adds_rows``: whoever runs the pass adds up the gradients of the rows that it reads of large matrices.
@@ -299,7 +299,7 @@ LIKELY_EPOCHS = 200
 
 
 class PassSize(NamedTuple):
-    """What a pass computes: multiply-adds forward, nodes with their gradients, elements of all values."""
+    """Size of a pass: multiply-adds forward, nodes with their gradients, elements of all values."""
 
     work: float
     nodes: int
@@ -312,12 +312,12 @@ def differentiating_engine(engine: str) -> str:
 
 
 def can_compile() -> bool:
-    """Whether llvmlite is installed, and the processor has the instructions that compiled functions are made of."""
+    """Return True if llvmlite is installed and the processor has the instructions that compiled functions use."""
     return is_installed() and is_supported()
 
 
 def is_usable(engine: str) -> bool:
-    """Whether an estimator can be trained with an engine; llvmlite is loaded for the compiled one alone."""
+    """Return True if an estimator can be trained with an engine; llvmlite is loaded for the compiled one alone."""
     return can_compile() if engine == COMPILED else engine in ("auto", *available_engines())
 
 
@@ -336,13 +336,13 @@ def require_compiler(device: Device) -> None:
 
 @cache
 def is_supported() -> bool:
-    """Whether the processor has the instructions that the functions need."""
+    """Return True if the processor has the instructions that the functions need."""
     return supported(features(), platform.machine())
 
 
 @cache
 def is_measured() -> bool:
-    """Whether the code can run, and was measured on such processors."""
+    """Return True if the code can run, and was measured on such processors."""
     try:
         known = {"+avx2", "+avx512vl"}.intersection(features().split(","))
         return bool(known) and platform.machine().lower() in {"x86_64", "amd64"} and is_supported()
@@ -351,12 +351,12 @@ def is_measured() -> bool:
 
 
 def auto_compiles() -> bool:
-    """Whether ``engine="auto"`` may compile a graph in this environment; loads the compiler."""
+    """Return True if ``engine="auto"`` may compile a graph in this environment; loads the compiler."""
     return is_installed() and is_measured()
 
 
 def pays(size: PassSize, steps: int) -> bool:
-    """Whether so many steps save more than compiling a graph takes.
+    """Return True if this many steps save more time than compiling a graph takes.
 
     Neither threads nor what the process has compiled before count: the bits of a fit would depend on them. A session
     runs larger graphs on all cores.

@@ -97,12 +97,12 @@ def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value
 
 
 def draws_numbers(model: ir.Model) -> bool:
-    """Whether the training of a graph reads random numbers: it has Dropout in training mode, or random nodes."""
+    """Return True if training a graph reads random numbers: it has Dropout in training mode, or random nodes."""
     return any(is_random(node) or _drops(node) for node in every_node(model.graph))
 
 
 def _drops(node: ir.Node) -> bool:
-    """Whether a node is a Dropout that can drop anything."""
+    """Return True if a node is a Dropout that can drop anything."""
     mode = operand(node, 2)
     if node.op_type != "Dropout" or node.domain or mode is None:
         return False

@@ -91,7 +91,7 @@ class ScheduledRates:
 
     @property
     def finished(self) -> bool:
-        """Whether the schedule has come to its end."""
+        """True if the schedule has ended."""
         return self._schedule.finished(self._history.progress)
 
     def stops_at_plateau(self) -> bool:

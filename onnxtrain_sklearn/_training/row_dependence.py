@@ -95,7 +95,7 @@ def require_separate_labels(settings: StepSettings, dtype: DType) -> None:
 
 
 def _labels_meet(settings: StepSettings, dtype: DType) -> bool:
-    """Whether the loss of a label depends on the scores or targets of other labels of its row."""
+    """Return True if the loss of a label depends on the scores or targets of other labels of its row."""
     model, ends = _graph_of_loss(settings, dtype, TRIED_ROWS, of_pairs=False)
     model.graph.outputs.extend(value for value in ends if value not in model.graph.outputs)
     session = sessions.create_session(to_proto(model).SerializeToString(), devices.resolve_device())
@@ -113,7 +113,7 @@ def _labels_meet(settings: StepSettings, dtype: DType) -> bool:
 
 
 def meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False) -> bool:
-    """Whether the loss of a row depends on other rows, or on their number."""
+    """Return True if the loss of a row depends on other rows, or on their number."""
     if type(settings.loss) in LOSSES.values():
         return False
     trials = (TRIED_ROWS, TRIED_ROWS + ADDED_ROWS)

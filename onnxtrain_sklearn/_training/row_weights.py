@@ -145,7 +145,7 @@ def _log_loss(shares: ir.Value, target: ir.Value) -> _LogLoss | None:
 
 
 def _looks_up_one_hot_rows(node: ir.Node, labels: ir.Value) -> bool:
-    """Whether a Gather reads the rows of the table of one-hot labels at the labels."""
+    """Return True if a Gather reads the rows of the table of one-hot labels at the labels."""
     source = operand(node, 0)
     table = None if source is None else constant(source)
     if table is None or table.ndim != 2 or not np.array_equal(table, one_hot_table(table.shape[1]), equal_nan=True):
@@ -233,7 +233,7 @@ def _made_by(node: ir.Node, operator: str) -> ir.Node | None:
 
 
 def is_sum(node: ir.Node, axes: list[int]) -> bool:
-    """Whether a node is a sum over ``axes`` of a matrix, which are kept; over all and none kept, without axes."""
+    """Return True if a node sums a matrix over ``axes`` and keeps them; without axes, over all, keeping none."""
     if kind(node) != "ReduceSum" or attribute(node, "keepdims", 1) != bool(axes):
         return False
     given = operand(node, 1)

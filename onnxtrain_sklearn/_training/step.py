@@ -59,7 +59,7 @@ class StepParts:
 
     @cached_property
     def meeting(self) -> str | None:
-        """Where the rows of a minibatch meet, in the graph or in the loss; None: nowhere."""
+        """Place where the rows of a minibatch meet, in the graph or in the loss; None: nowhere."""
         return meeting(self.model, self.settings)
 
 
@@ -76,13 +76,13 @@ class BaseStep:
     """
 
     adds_rows: ClassVar[bool] = False
-    """Whether the step adds up the gradients of the rows that the graph reads of large matrices."""
+    """True if the step adds up the gradients of the rows that the graph reads of large matrices."""
 
     gives_shares: ClassVar[bool] = False
-    """Whether the step gives the graph the weights of the rows divided by their sum."""
+    """True if the step gives the graph the weights of the rows divided by their sum."""
 
     for_cpu: ClassVar[bool] = False
-    """Whether the graph has the matrix products that are the fastest on a CPU."""
+    """True if the graph has the matrix products that are the fastest on a CPU."""
 
     updates_after_loss: ClassVar[bool] = False
 

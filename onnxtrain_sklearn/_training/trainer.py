@@ -179,7 +179,7 @@ class TrainerSettings:
 
     @property
     def scheduled(self) -> Scheduled:
-        """Whether weight decay and dropout change from step to step."""
+        """Flags for weight decay and dropout: True if they change from step to step."""
         return Scheduled(not isinstance(self.decay_schedule, Constant), not isinstance(self.dropout_schedule, Constant))
 
 
@@ -339,7 +339,7 @@ class Trainer(Watched):
         return total / (seen if self.batches.drop_last else self.batches.weight)
 
     def _is_finite(self) -> bool:
-        """Whether weights and optimizer state are finite: an overflowed second moment would silently stop training."""
+        """Return True if weights and optimizer state are finite: an infinite second moment silently stops training."""
         return all(map(is_finite, (self._buffer, *self.step.state.slots.values())))
 
     def _diverge(self) -> None:
@@ -385,7 +385,7 @@ class Trainer(Watched):
         return self.history.idle_epochs > self._settings.n_iter_no_change
 
     def _ends_at_plateau(self) -> bool:
-        """Whether training ends where improvement did; the schedule may lower the rate instead."""
+        """Return True if training ends at a plateau; the schedule may lower the rate instead."""
         return self.rates.stops_at_plateau() and not self._settings.all_epochs
 
 

@@ -159,7 +159,7 @@ def content(value: object) -> object:
 
 
 def is_plain(value: object) -> bool:
-    """Whether ``value`` is a number, a text, an array, or a list, a dict or a component of this package of such.
+    """Return True if ``value`` is a number, a text, an array, or a list, dict or component of this package of such.
 
     Its content then says all that it computes. What a class of somebody else computes may depend on more: on attributes
     of the class, on variables outside.

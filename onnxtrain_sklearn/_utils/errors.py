@@ -100,7 +100,7 @@ def require_memory(size: int, what: str, copies: int = ROOM) -> None:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether the words of a library say that memory ran out."""
+    """Return True if an error is a MemoryError, or the words of a library say that memory ran out."""
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in _SIGNS)
 
 

@@ -25,7 +25,7 @@ IN_TABLE = frozenset({"Max", "Min", "Mod", "floor", "sqrt"})
 
 
 class _Substitute(ModuleType):
-    """What modules of onnx-ir have in place of SymPy."""
+    """Stand-in for SymPy in modules of onnx-ir."""
 
     importing = True
 

@@ -44,7 +44,7 @@ class Range:
     closed: Literal["left", "right", "both", "neither"] = "left"
 
     def accepts(self, value: object) -> bool:
-        """Whether ``value`` is a number in the range."""
+        """Return True if ``value`` is a number in the range."""
         if not isinstance(value, self.kind):
             return False
         number: Any = value
@@ -65,7 +65,7 @@ class OneOf:
     values: Collection[str | float]
 
     def accepts(self, value: object) -> bool:
-        """Whether ``value`` is one of them."""
+        """Return True if ``value`` is one of them."""
         return isinstance(value, str | Real) and any(value == known for known in self.values)
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Instance:
     named: str
 
     def accepts(self, value: object) -> bool:
-        """Whether ``value`` is of the type."""
+        """Return True if ``value`` is of the type."""
         return isinstance(value, self.kind)
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Sizes:
     """An int >= 1, or a sequence of them that may be empty."""
 
     def accepts(self, value: object) -> bool:
-        """Whether ``value`` is such a size or sequence."""
+        """Return True if ``value`` is such a size or sequence."""
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             return COUNT.accepts(value)
         return all(COUNT.accepts(size) for size in value)
@@ -114,7 +114,7 @@ class Callbacks:
         self._hooks = hooks
 
     def accepts(self, value: object) -> bool:
-        """Whether ``value`` is such a list."""
+        """Return True if ``value`` is such a list."""
         if not isinstance(value, list | tuple):
             return False
         return all((callable(one) or self._has_hooks(one)) and not isinstance(one, type) for one in value)
@@ -130,7 +130,7 @@ class PatternFactors:
     """A mapping from glob patterns to factors, finite numbers >= 0; it may be empty."""
 
     def accepts(self, value: object) -> bool:
-        """Whether ``value`` is such a mapping."""
+        """Return True if ``value`` is such a mapping."""
         if not isinstance(value, Mapping):
             return False
         return all(isinstance(k, str) and NOT_NEGATIVE.accepts(x) for k, x in value.items())
@@ -143,7 +143,7 @@ class CodeColumns:
     """A mapping from column numbers to the number of codes of the column, ints >= 1; it may be empty."""
 
     def accepts(self, value: object) -> bool:
-        """Whether ``value`` is such a mapping."""
+        """Return True if ``value`` is such a mapping."""
         if not isinstance(value, Mapping):
             return False
         return all(Range(Integral, 0).accepts(i) and COUNT.accepts(size) for i, size in value.items())
@@ -188,7 +188,7 @@ _found_valid: dict[tuple[int, type, object], tuple[Rule, ...]] = {}
 
 
 def _accepted(allowed: tuple[Rule, ...], value: object) -> bool:
-    """Whether one of the rules accepts a value, which is remembered if it is simple."""
+    """Return True if one of the rules accepts a value; remember it if it is simple."""
     kind, valid = type(value), any(accepts(rule, value) for rule in allowed)
     if valid and kind in _SIMPLE and len(_found_valid) < 4096:
         _found_valid[id(allowed), kind, value] = allowed
@@ -196,7 +196,7 @@ def _accepted(allowed: tuple[Rule, ...], value: object) -> bool:
 
 
 def accepts(rule: Rule, value: object) -> bool:
-    """Whether a rule accepts a value."""
+    """Return True if a rule accepts a value."""
     if rule is None:
         return value is None
     return isinstance(value, bool | np.bool_) if isinstance(rule, type) else rule.accepts(value)

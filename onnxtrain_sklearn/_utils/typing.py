@@ -88,7 +88,7 @@ class Variable(Protocol):
 
 
 class Options(Protocol):
-    """What holds the options of converters: the scope and the container."""
+    """Holder of the options of converters: the scope and the container."""
 
     def add_options(self, model_id: int, options: Mapping[str, object]) -> None: ...
 
@@ -102,7 +102,7 @@ Parsers: TypeAlias = "Mapping[type, Callable[..., Any]] | None"
 
 
 class Scope(Options, Protocol):
-    """Where skl2onnx declares the names of a graph."""
+    """Scope in which skl2onnx declares the names of a graph."""
 
     def get_unique_operator_name(self, seed: str) -> str: ...
 
@@ -129,7 +129,7 @@ class Operator(Protocol):
 
 
 class Container(Options, Protocol):
-    """What skl2onnx collects nodes and initializers in."""
+    """Container in which skl2onnx collects nodes and initializers."""
 
     nodes: list[Any]
     initializers: list[Any]

@@ -28,7 +28,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def _is_control(character: str) -> bool:
-    """Whether a character is a control (Cc), a mark of format such as of direction (Cf), or ends a line (Zl, Zp)."""
+    """Return True if a character is a control (Cc), a mark of format or direction (Cf), or ends a line (Zl, Zp)."""
     return unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Cs") and character not in "\u200c\u200d"
 
 

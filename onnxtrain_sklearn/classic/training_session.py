@@ -427,7 +427,7 @@ class TrainingSession(StatefulSession):
         self._sess.run_with_iobinding(iobinding._iobinding, run_options)
 
     def is_output_fp32_node(self, output_name: str) -> bool:
-        """Whether an output is of type float32."""
+        """Return True if an output is of type float32."""
         outputs = {value.name: value for value in self.get_outputs()}
         require_names([output_name], list(outputs), "output_name")
         return bool(outputs[output_name].type == "tensor(float)")

@@ -52,7 +52,7 @@ class ParameterSource:
 
 @dataclass(frozen=True)
 class ConversionRecord:
-    """What the converter of an estimator added to the graph.
+    """Nodes and initializers that the converter of an estimator added to the graph.
 
     Attributes
     ----------
@@ -196,7 +196,7 @@ Emit: TypeAlias = "Callable[[Source], Sequence[ir.Value] | None]"
 
 @dataclass(frozen=True)
 class Converter:
-    """How one class of estimators is converted.
+    """Conversion of one class of estimators.
 
     Attributes
     ----------
@@ -241,5 +241,5 @@ def labels(estimator: Estimator) -> np.ndarray:
 
 
 def several_labels(estimator: Estimator) -> bool:
-    """Whether a classifier predicts several labels a row."""
+    """Return True if a classifier predicts several labels per row."""
     return isinstance(estimator.classes_, list)

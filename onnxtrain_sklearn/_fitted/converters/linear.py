@@ -95,7 +95,7 @@ def _logistic(s: Source) -> Sequence[ir.Value]:
 
 
 def _is_one_vs_rest(model: Estimator) -> bool:
-    """Whether the probability of each class is a sigmoid, divided by the sum of all: before scikit-learn 1.8."""
+    """Return True if class probabilities are sigmoids divided by their sum: before scikit-learn 1.8."""
     rule = getattr(model, "multi_class", None)
     return rule == "ovr" or (rule in ("auto", "deprecated") and model.solver == "liblinear")
 
@@ -139,7 +139,7 @@ def _clipped_prediction(s: Source, scores: ir.Value) -> ir.Value:
 
 
 def _log_sigmoid(s: Source, scores: ir.Value) -> ir.Value:
-    """Where scikit-learn's sigmoid is zero, this is the same far away: rows with zeros alone are even."""
+    """Return log(sigmoid), equally low wherever scikit-learn's sigmoid is zero: rows with zeros alone are even."""
     op, end = s.op, -np.log(np.finfo(s.estimator.coef_.dtype).max)
     counts = op.Cast(op.Greater(scores, np.float32(end)), to=FLOAT)
     counted = op.Add(op.Mul(scores, counts), op.Mul(op.Sub(counts, 1.0), MINUS_LOG_OF_ZERO))

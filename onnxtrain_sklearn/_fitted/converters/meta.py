@@ -131,7 +131,7 @@ def _temperature(s: Source, one: Estimator) -> ir.Value:
 
 
 def _has_empty_leaves(estimator: Estimator) -> bool:
-    """Whether every tree has a leaf without rows of some class, the same one for all trees."""
+    """Return True if every tree has a leaf without rows of some class, the same class for all trees."""
     last = record_of(estimator).last
     if not isinstance(last, BaggingClassifier | DecisionTreeClassifier | ExtraTreesClassifier | RandomForestClassifier):
         return False
@@ -187,7 +187,7 @@ def _from_powers(s: Source, y: ir.Value, path: Path) -> ir.Value:
 
 
 def divides_by_zero(transformer: PowerTransformer) -> bool:
-    """Whether a power that the inverse divides by is next to zero, where scikit-learn takes logarithms."""
+    """Return True if a power that the inverse divides by is next to zero, where scikit-learn takes logarithms."""
     power = np.asarray(transformer.lambdas_, np.float64)
     divisors = power if transformer.method == "box-cox" else power * (2 - power)
     return bool(np.abs(divisors).min() < 1e-3)

@@ -94,7 +94,7 @@ def _nearest(s: Source) -> Sequence[ir.Value] | None:
 
 
 def _counts(model: Estimator) -> bool:
-    """Whether a model takes the plain mean of targets or votes, and its metric has a form here."""
+    """Return True if a model takes the plain mean of targets or votes, and its metric has a form here."""
     return model.weights in ("uniform", None) and power_of(model) is not None
 
 

@@ -125,7 +125,7 @@ def _with_indicators(op: GraphBuilder, x: ir.Value, filled: ir.Value, imputer: E
 
 
 def _has_numeric_marker(imputer: Estimator) -> bool:
-    """Whether a number, or NaN, marks missing values."""
+    """Return True if a number, or NaN, marks missing values."""
     return isinstance(imputer.missing_values, float | int)
 
 

@@ -121,7 +121,7 @@ def decision_of_pairs(op: GraphBuilder, second: ir.Value, confidences: ir.Value,
 
 
 def _is_known(model: Estimator) -> bool:
-    """Whether all pairs have classifiers of two classes for the same columns."""
+    """Return True if all pairs have classifiers of two classes for the same columns."""
     pairs = all(is_classifier(one) and len(getattr(one, "classes_", ())) == 2 for one in model.estimators_)
     return pairs and model.pairwise_indices_ is None
 

@@ -114,7 +114,7 @@ def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Valu
 
 
 def _in_tiles(op: GraphBuilder, c: Layout) -> bool:
-    """Whether Winograd's algorithm is faster: its sums take the less time, the more channels there are to a line.
+    """Return True if Winograd's algorithm is faster: its sums take less time the more channels there are to a line.
 
     Float16 holds no sum of four large pixels, and rounding the sums to it doubles the error.
     """
@@ -178,12 +178,12 @@ def _patches(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
 
 
 def _reads_each(c: Layout) -> bool:
-    """Whether each position reads one pixel and all pixels are read in their order."""
+    """Return True if each position reads one pixel and all pixels are read in order."""
     return c.taps == 1 and c.dense and not any(c.windows.begin + c.windows.end)
 
 
 def _reads_few(c: Layout) -> bool:
-    """Whether a constant matrix that says what each position reads is small: then images are the last axis."""
+    """Return True if the constant matrix of pixels by position is small: then images are the last axis."""
     return c.taps * c.positions * math.prod(c.sizes) <= FEW_READS
 
 
@@ -297,7 +297,7 @@ def _input_by_convolution(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.V
 
 
 def _in_whole_matrices(c: Layout) -> bool:
-    """Whether each channel has a kernel of its own, and a small matrix from all pixels to all positions."""
+    """Return True if each channel has a kernel of its own, and a small matrix from all pixels to all positions."""
     elements = c.positions * math.prod(c.sizes)
     return c.by_channel and c.taps <= MANY_TAPS and elements <= min(FEW_ELEMENTS * c.images, MANY_ELEMENTS)
 

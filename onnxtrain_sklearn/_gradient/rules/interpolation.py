@@ -344,7 +344,7 @@ def _given_scales(r: Reverse) -> ir.Value | None:
 
 
 def _keeps(r: Reverse, place: int, axis: int) -> bool:
-    """Whether an axis is known to be unchanged; with a scale, equal sizes do not imply it."""
+    """Return True if an axis is known to be unchanged; with a scale, equal sizes do not imply it."""
     scales = _given_scales(r)
     if _crops(r):
         return False

@@ -210,7 +210,7 @@ def _shape_text(sizes: Dims) -> str:
 
 
 def _plain_mean(r: Reverse) -> bool:
-    """Whether the loss is an unweighted mean over a known number of rows."""
+    """Return True if the loss is an unweighted mean over a known number of rows."""
     simple = r.attribute("reduction", "mean") == "mean" and r.attribute("ignore_index", None) is None
     return (
         simple

@@ -209,12 +209,12 @@ class Layout:
 
     @property
     def by_channel(self) -> bool:
-        """Whether each channel has one kernel of its own, as in a depthwise convolution."""
+        """True if each channel has one kernel of its own, as in a depthwise convolution."""
         return self.groups == self.inputs == self.outputs > 1
 
     @property
     def dense(self) -> bool:
-        """Whether windows are next to each other: no stride is greater than one."""
+        """True if windows are next to each other: no stride is greater than one."""
         return set(self.windows.strides) == {1}
 
 

@@ -130,7 +130,7 @@ def single(value: float, token: str) -> str:
 
 
 def has_value(name: str) -> bool:
-    """Whether a node of the model reads or computes ``name``."""
+    """Return True if a node of the model reads or computes ``name``."""
     return any(name in node.input or name in node.output for node in current_accessor().model.graph.node)
 
 
@@ -628,7 +628,7 @@ class ModelAccessor:
 
     @property
     def has_path(self) -> bool:
-        """Whether the model was read from a file."""
+        """True if the model was read from a file."""
         return self.path is not None
 
     def name(self, token: str) -> str:

@@ -65,7 +65,7 @@ class TrainingBlock(blocks.Block):
 
     @property
     def _choices(self) -> dict[str, bool]:
-        """Whether a parameter requires a gradient, by name; subclasses need not call the constructor."""
+        """Flags by parameter name, True if it requires a gradient; subclasses need not call the constructor."""
         found: dict[str, bool] = vars(self).setdefault("_requires_grad", {})
         return found
 
@@ -198,7 +198,7 @@ def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> i
 
 
 def _normalizes_in_inference_mode(graph: ir.Graph) -> bool:
-    """Whether a BatchNormalization uses its running statistics: onnxruntime-training's transformers ignore that."""
+    """Return True if a BatchNormalization uses running statistics: onnxruntime-training's transformers ignore that."""
     return any(n.op_type == "BatchNormalization" and not attribute(n, "training_mode", 0) for n in graph)
 
 
