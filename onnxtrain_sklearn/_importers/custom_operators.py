@@ -1,4 +1,4 @@
-"""Types and shapes of what custom operators give, which no inference knows: those of two runs on random inputs.
+"""Infer the result types and shapes of custom operators from two runs on random inputs; no other inference knows them.
 
 Sizes that are equal in both runs, though the inputs have other sizes, are fixed. Those that follow the rows are free.
 """

@@ -1,8 +1,10 @@
 """Restore the layers of Keras in the files of tf2onnx, where parameters that begin equal are one constant.
 
-Names of nodes hold the path of the layer: ``model/dense_1/BiasAdd``. A constant that several layers read is one
-parameter for each, unless its numbers were drawn: then a layer is called twice, and its other constants stay shared.
-Biases of zeros are dropped altogether; the file does not tell where.
+:func:`restore_layers` reads the names of nodes, which hold the path of the layer: ``model/dense_1/BiasAdd``. A constant
+that several layers read is one parameter for each, unless its numbers were drawn: then a layer is called twice, and its
+other constants stay shared. Biases of zeros are dropped altogether, and the file does not tell where;
+:func:`warn_of_lost_biases` warns of layers that seem to have lost one. :func:`join_normalizations` restores
+BatchNormalization from arithmetic.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def _separate_layers(graph: ir.Graph) -> None:
 
 
 def is_drawn(array: np.ndarray) -> bool:
-    """Whether all numbers of an array differ, as those that a random initialization or training gives."""
+    """Return True if all numbers of an array differ, as those that a random initialization or training gives."""
     return array.size > 1 and np.unique(array).size == array.size
 
 
@@ -113,12 +115,12 @@ def _keep_one_bias(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _has_one_bias(node: ir.Node) -> bool:
-    """Whether Keras has one bias for a layer; its GRU has two with ``reset_after=True``, the default."""
+    """Return True if Keras has one bias for a layer; its GRU has two with ``reset_after=True``, the default."""
     resets_after = node.op_type == "GRU" and int_attribute(node, "linear_before_reset", 0) == 1
     return not node.domain and node.op_type in ("GRU", "LSTM", "RNN") and not resets_after
 
 
-# BatchNormalization that Keras writes as arithmetic, where a file holds all of it: put together to one node.
+# BatchNormalization that Keras writes as arithmetic: join it to one node where a file holds all of it.
 #
 # Keras on PyTorch computes ``(x - mean) * (gamma / sqrt(variance + epsilon)) + beta``. A file whose constants are not
 # folded holds the four arrays, so that the node can be switched over to training. Its running variance takes variances
@@ -242,7 +244,7 @@ def _array_of_its_own(op: GraphBuilder, array: ir.Value, taken: set[ir.Value]) -
     return array
 
 
-# Biases that ``tf2onnx`` leaves out of files of fresh networks: a warning.
+# Lost biases: a warning of biases that ``tf2onnx`` leaves out of files of fresh networks.
 #
 # It removes sums with zeros, which the biases of a fresh layer of Keras are. The file of a layer without a bias looks
 # the same. A layer counts as fresh where none in the file has a bias, or where its kernel is drawn by Keras' default.
@@ -279,7 +281,7 @@ def _kernel_of(node: ir.Node) -> np.ndarray | None:
 
 
 def _is_depthwise_part(node: ir.Node) -> bool:
-    """Whether a product is the first of a separable convolution, whose bias is behind the second."""
+    """Return True if a product is the first of a separable convolution, whose bias is behind the second."""
     return "separable" in (node.name or "") and (node.name or "").endswith("/depthwise")
 
 
@@ -305,7 +307,7 @@ def _computing_with(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def _is_drawn_by_default(node: ir.Node) -> bool:
-    """Whether a kernel is uniform within the bounds of Glorot and Bengio: training would have left them."""
+    """Return True if a kernel is uniform within the bounds of Glorot and Bengio: training would have left them."""
     kernel = _kernel_of(node)
     if kernel is None or kernel.size < _TELLING:
         return False

@@ -1,7 +1,9 @@
-"""The border to protobuf: validated `onnx_ir` models from what users give, and back.
+"""The border to protobuf: load validated `onnx_ir` models from user input, and write them back.
 
 A model from :func:`load` has named nodes, no local functions, one default opset, and an IR version. The installed
-onnxruntime supports both versions, which stay unchanged where possible. No function changes the model that it is given.
+onnxruntime supports both versions, which stay unchanged where possible. :func:`to_proto` writes a model, and
+:func:`from_bytes` reads it again. No function changes the model that it is given, but :func:`fill_initializers` and
+:func:`erase_initializers`.
 """
 
 from __future__ import annotations

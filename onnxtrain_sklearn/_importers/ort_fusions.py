@@ -1,4 +1,8 @@
-"""Lower the fused operators that onnxruntime's optimizers write (com.microsoft) to standard ones."""
+"""Lower the fused operators that onnxruntime's optimizers write (com.microsoft) to ONNX's own operators.
+
+:func:`lower` replaces each node that has a rule in :data:`LOWERINGS`; :func:`refusal` says why a node was not lowered.
+Both engines differentiate the result, and it runs on any runtime.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from .._ir.queries import attribute, every_node, graphs_in, is_float, is_read, o
 from .._ir.supported import PADDING, Supported
 from ..graph import GraphBuilder
 
-# Context of the lowerings of fused operators, and helpers that several lowerings use.
+# Rules: the node that a lowering rewrites, and helpers that several lowerings use.
 #
 # A lowering is a function of a :class:`Fused` node. It returns the outputs of the node, in order, computed by ONNX's
 # own operators in the opset of the graph. A :class:`FusionRule` declares which attributes, inputs and outputs the
@@ -45,7 +49,7 @@ class Fused:
         return operand(self.node, index)
 
     def wants(self, index: int) -> bool:
-        """Whether an output is read."""
+        """Return True if an output is read."""
         value = self.node.outputs[index] if index < len(self.node.outputs) else None
         return value is not None and is_read(value)
 
@@ -154,7 +158,7 @@ def _lower_bias_dropout(f: Fused) -> Outputs:
     return [plus(op, y, f.given(2)), mask]
 
 
-# Attention of onnxruntime's domain as products, added masks and a softmax.
+# Attention of onnxruntime's domain, as products, added masks and a softmax.
 
 
 def _lower_attention(f: Fused) -> Outputs:
@@ -324,7 +328,7 @@ def _feature_pairs(f: Fused, value: ir.Value, turned: int, paired: bool) -> tupl
     return f.op.Slice(value, [0], [turned // 2], [3]), f.op.Slice(value, [turned // 2], [turned], [3])
 
 
-# Layer normalizations with the sums, biases and embeddings that were fused into them.
+# Layer normalizations, with the sums, biases and embeddings that were fused into them.
 #
 # onnxruntime stores two of them in the default domain, in opsets where ONNX has no such operator.
 
@@ -418,7 +422,7 @@ def _unmasked_words(f: Fused) -> ir.Value:
     return op.ReduceSum(op.Cast(mask, to=ir.DataType.INT32), axes=[1], keepdims=False)
 
 
-# Products and convolutions with the transpositions, factors, sums and activations that were fused into them.
+# Products and convolutions, with the transpositions, factors, sums and activations that were fused into them.
 
 
 ACTIVATION_ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -496,11 +500,10 @@ def _lower_gemm_fast_gelu(f: Fused) -> Outputs:
     return [fast_gelu(f.op, plus(f.op, f.op.MatMul(f.x(0), f.x(1)), f.given(2)))]
 
 
-# Lowering of operators that onnxruntime's optimizers write to ONNX's own operators, when a graph is read.
+# Lowering of a graph when it is read.
 #
-# Both engines differentiate the result, and it runs on any runtime. Initializers keep their names and values. A node
-# without a rule, or with a setting that its rule does not support, stays as it is, since it may be frozen;
-# :func:`refusal` then says why it has no gradient.
+# Initializers keep their names and values. A node without a rule, or with a setting that its rule does not support,
+# stays as it is, since it may be frozen; :func:`refusal` then says why it has no gradient.
 
 
 FIRST_OPSETS = {"LayerNormalization": 17}
@@ -522,7 +525,7 @@ _PREFIX, _WHY = "lowered", "onnxtrain/why"
 
 
 def is_fused(domain: str, op_type: str, opset: int) -> bool:
-    """Whether an operator has a rule in this opset."""
+    """Return True if an operator has a rule in this opset."""
     kind = f"{domain}.{op_type}" if domain else op_type
     return kind in LOWERINGS and opset < FIRST_OPSETS.get(kind, opset + 1)
 

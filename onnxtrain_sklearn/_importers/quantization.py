@@ -1,9 +1,12 @@
 """Train quantized graphs through float products, with straight-through rounding.
 
+:func:`with_float_products` and :func:`with_integer_products` convert dynamic quantization and turn the graph back;
+:func:`fake_quantized` and :func:`requantized` do so for pairs of QuantizeLinear and DequantizeLinear.
+
 ``onnxruntime.quantization.quantize_dynamic`` writes MatMulInteger between a DynamicQuantizeLinear, by the range of the
 batch, and integer weights, and multiplies by both scales. Here such a product is one of floats: of the weights as a
 DequantizeLinear gives them, and of the rounded activations ``x + stop(rounded - x)``, so that the gradient passes the
-rounding as if it were not there. :func:`with_integer_products` turns the graph back.
+rounding as if it were not there.
 
 The products are known by their names, which every conversion of a graph keeps.
 """
@@ -42,7 +45,7 @@ class _Product(NamedTuple):
 
 
 def is_dynamic(node: ir.Node) -> bool:
-    """Whether a node belongs to a rounding by the range of the batch."""
+    """Return True if a node belongs to a rounding by the range of the batch."""
     return (node.name or "").startswith(DYNAMIC)
 
 
@@ -176,7 +179,7 @@ def _ranges_before(node: ir.Node) -> Iterator[ir.Node]:
         yield total
 
 
-# Quantized graphs in the form of QuantizeLinear and DequantizeLinear, trained through float arithmetic that rounds.
+# Static quantization: pairs of QuantizeLinear and DequantizeLinear, trained through float arithmetic that rounds.
 #
 # A pair of the two is ``scale * (clip(round(x / scale) + zero, low, high) - zero)``, which :func:`fake_quantized`
 # writes in float operators, and integer weights become float weights before such a pair. The gradient passes the
@@ -213,12 +216,12 @@ class _Grid(NamedTuple):
 
 
 def is_fake(node: ir.Node | None) -> bool:
-    """Whether a node rounds to the numbers that integers stand for."""
+    """Return True if a node rounds to quantized values."""
     return node is not None and (node.name or "").startswith(MARK)
 
 
 def is_within_fakes(value: ir.Value) -> bool:
-    """Whether a value lies between a number and what it is rounded to, so that the file has no such tensor."""
+    """Return True if a value lies between a number and its rounded value, so that the file has no such tensor."""
     node = value.producer()
     return node is not None and is_fake(node) and node.op_type != "Mul"
 
@@ -233,18 +236,18 @@ def before_rounding(value: ir.Value) -> ir.Value:
 
 
 def is_part_of_fakes(value: ir.Value) -> bool:
-    """Whether a constant is a scale, a zero point or a bound that only such nodes read."""
+    """Return True if a constant is a scale, a zero point or a bound that only such nodes read."""
     uses = list(value.uses())
     return bool(uses) and all(is_fake(node) and index > 0 for node, index in uses)
 
 
 def is_held_as_integers(value: ir.Value) -> bool:
-    """Whether the file holds a weight as integers."""
+    """Return True if the file holds a weight as integers."""
     return any((node.name or "").startswith(STORED) for node, _ in value.uses())
 
 
 def holds_fakes(model: ir.Model) -> bool:
-    """Whether a model holds such nodes."""
+    """Return True if a model holds nodes that round to quantized values."""
     return any(map(is_fake, model.graph))
 
 

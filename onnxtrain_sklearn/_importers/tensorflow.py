@@ -1,4 +1,4 @@
-"""Operators of TensorFlow that ``tf2onnx`` leaves in its files, in ONNX's own operators.
+"""Replace operators of TensorFlow that ``tf2onnx`` leaves in its files by ONNX's own operators.
 
 It writes operators that it cannot convert as they are, in the default domain: no runtime loads such a file. Those with
 an exact form are replaced before the file is checked. The others are refused by name.

@@ -1,14 +1,17 @@
 """Split the calls of modules that PyTorch's exporter merged because their parameters began equal.
 
+:func:`separate_merged` splits them in files of the newer exporter, :func:`separate_identities` and
+:class:`TracedModules` handle those of the older one.
+
 Two layers that normalize one input are one node in the file of a fresh network. The calls behind the second still name
 its result, and the signature lists its parameters, which no call reads. A module that is called twice on one input is
 merged too, but leaves no such parameters: it stays one.
 
-The exporter also removes calls that do nothing. A reader behind one, as in ``norm(x) + 0``, names neither layer. What
-both layers read tells then: it says how many calls read it, and the file lacks one of them.
+The exporter also removes calls that do nothing. A reader behind one, as in ``norm(x) + 0``, names neither layer. The
+value that both layers read tells then: its record counts the calls that read it, and the file lacks one of them.
 
-The same numbers tell apart what was never two layers: where the file lacks a reader of the result of a layer, and none
-of what the layer reads, the calls behind it were made twice, on one result.
+The same numbers also show where there never were two layers: where the file lacks a reader of the result of a layer,
+and none of the layer's input, the calls behind it were made twice, on one result.
 """
 
 from __future__ import annotations
@@ -113,7 +116,7 @@ def _may_stand_for(merged: MergedCall, others: int, nodes: NodesByCall) -> bool:
 
 
 def _stands_for_one(merged: MergedCall, nodes: NodesByCall) -> bool:
-    """Whether a call stands for one other, and all that do not name its result read that of the other.
+    """Return True if a call stands for one other, and all that do not name its result read that of the other.
 
     The file lacks one call of those that read what this call reads, and a later one of this function. The other call
     has readers, for PyTorch leaves out what nothing reads, and they are not those that name this one.
@@ -125,13 +128,13 @@ def _stands_for_one(merged: MergedCall, nodes: NodesByCall) -> bool:
 
 
 def _repeats_one_result(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> bool:
-    """Whether nothing tells that the call which reads parameters was merged, and those behind it tell of all others."""
+    """Return True if the call that reads parameters lost no reader, and those behind it lost all the missing ones."""
     lost, before = _lost_readers(merged.calls[0], nodes), _lost_before(merged, nodes, program)
     return lost == 0 and (before or 0) <= 0 and _lost_behind(merged, nodes) >= len(merged.missing)
 
 
 def _stands_for_others(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> bool:
-    """Whether a call that is named otherwise stands for calls that read other parameters, as far as the file tells."""
+    """Return True if a differently named call stands for calls that read other parameters, as far as is known."""
     return _lost_before(merged, nodes, program) != 0 and not _lost_behind(merged, nodes)
 
 
@@ -174,7 +177,7 @@ def _lost_readers(name: str, nodes: NodesByCall) -> int | None:
 
 
 def _lacks_number(merged: MergedCall, nodes: NodesByCall) -> bool:
-    """Whether a later call of the same function is not in the file: PyTorch numbers them."""
+    """Return True if a later call of the same function is not in the file: PyTorch numbers them."""
     function, own = _function_and_number(merged.calls[0])
     numbers = {number for name, number in map(_function_and_number, nodes) if name == function}
     return not numbers.issuperset(range(own, max(numbers)))
@@ -227,7 +230,7 @@ def _function_and_number(name: str) -> tuple[str, int]:
 
 
 def _is_of_function(name: str, others: Collection[str]) -> bool:
-    """Whether the name of a result is that of the function of another."""
+    """Return True if a result is named after the same function as one of the others."""
     return any(_function_and_number(name)[0] == _function_and_number(other)[0] for other in others if other)
 
 
@@ -293,7 +296,7 @@ def _twins(merged: MergedCall, unseen: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _differs_in_one_part(module: str, other: str) -> bool:
-    """Whether two paths are those of ``norm.identity`` and ``mixer.identity``."""
+    """Return True if two paths differ in one part, as ``norm.identity`` and ``mixer.identity``."""
     parts, others = module.split("."), other.split(".")
     return len(parts) == len(others) and sum(a != b for a, b in zip(parts, others, strict=True)) == 1
 
@@ -344,7 +347,7 @@ def _warn_of_merged(merged: MergedCall, twins: Sequence[Sequence[str]]) -> None:
     )
 
 
-# Modules in files of PyTorch's older exporter: paths in the names of nodes, and copies of equal parameters.
+# Module paths of PyTorch's older exporter: in the names of nodes, and copies of equal parameters.
 #
 # That exporter makes one initializer of equal parameters, and leaves an Identity for each of the others, whose output
 # has the lost name. The names of nodes hold the path of the module: ``/body/layers.1/linear1/MatMul``.

@@ -1,4 +1,7 @@
-"""Compute in the graph again what PyTorch's exporter computed in advance from a parameter.
+"""Recover parameters from constants that PyTorch's exporter computed in advance.
+
+:func:`recompute_folded` computes in the graph again what the exporter folded, :func:`separate_folded` gives equal
+results initializers of their own, and :func:`restore_bounds` makes bounds parameters again.
 
 A tied autoencoder reads a matrix and its transposition, a factorization machine a matrix and its squares. The exporter
 folds the second into a constant: trained apart, or not at all, it would leave the first. The constant is called after
@@ -75,7 +78,7 @@ def recompute_folded(graph: ir.Graph, program: TorchProgram) -> None:
 
 
 def _is_folded(value: ir.Value, program: TorchProgram, parameters: AbstractSet[str]) -> bool:
-    """Whether the exporter made a constant of floats, which no input of the graph names and no output returns.
+    """Return True if the exporter made a constant of floats, which no graph input names and no output returns.
 
     The calls behind it name it. Where it is a result within a call, the file says that a parameter is its source.
     """
@@ -112,7 +115,7 @@ def _widened(array: np.ndarray) -> np.ndarray:
 
 
 def _is_varied(array: np.ndarray) -> bool:
-    """Whether the numbers of an array are as many as those of a random initialization or training."""
+    """Return True if an array has as many distinct numbers as random initialization or training gives."""
     return np.unique(array).size > max(2, array.size // 2)
 
 
@@ -171,7 +174,7 @@ def _products_and_sums_of(function: str, x: np.ndarray, result: np.ndarray) -> I
 
 
 def _trains_as_its_sources(value: ir.Value, program: TorchProgram) -> bool:
-    """Whether a step changes a result as steps of its parameters would: a part, a sum, another order of numbers."""
+    """Return True if a step changes a result as steps of its parameters would: a part, a sum, a reordering."""
     results = {value.name or "", *folded_from(value)}.difference(program.targets.values())
     calls = {name.rpartition("/")[2] for name in results}
     found = {match[1] for name in calls if (match := _FUNCTION.fullmatch(name)) is not None}
@@ -180,7 +183,7 @@ def _trains_as_its_sources(value: ir.Value, program: TorchProgram) -> bool:
 
 
 def _has_distinct_rows(array: np.ndarray) -> bool:
-    """Whether an embedding of constant positions reads each row of its table once at most."""
+    """Return True if an embedding of constant positions reads each row of its table once at most."""
     rows = array.reshape(-1, array.shape[-1])
     return len(np.unique(rows, axis=0)) == len(rows)
 
@@ -194,7 +197,7 @@ def _warn_of_others(others: Mapping[str, Sequence[str]]) -> None:
     )
 
 
-# What PyTorch's exporter computed from parameters in advance: each result of its own, also where numbers are equal.
+# Folded results: each one its own initializer, also where numbers are equal.
 #
 # The exporter folds ``1 + weight`` of a normalization or the reshaped factor of a layer scale into a constant, and
 # makes one initializer of all that are equal. Those of a fresh network are: trained so, they would stay equal. The
@@ -228,7 +231,7 @@ def _holds_floats(value: ir.Value) -> bool:
 
 
 def _may_be_merged(value: ir.Value) -> bool:
-    """Whether a weight holds numbers that several parameters may begin with; equal drawn ones are shared."""
+    """Return True if several parameters may begin with the numbers of a weight; equal drawn ones are shared."""
     if value.const_value is None or value.is_graph_output():
         return False
     array = array_of(value)
@@ -283,7 +286,7 @@ def _canonical(module: str, aliases: Mapping[str, str]) -> str:
 
 
 def _may_be_literal(node: ir.Node, value: ir.Value) -> bool:
-    """Whether a single number may be one that the call names itself."""
+    """Return True if a single number may be one that the call names itself."""
     call = call_of(node)
     is_single = value.const_value is not None and value.const_value.size == 1
     return is_single and call is not None and any(not argument.startswith("%") for argument in call.arguments)
@@ -425,7 +428,7 @@ def _bound_parameter(node: ir.Node, side: int, program: TorchProgram) -> str | N
 
 
 def _may_be_folded(node: ir.Node, side: int, program: TorchProgram) -> bool:
-    """Whether a bound may be computed from a parameter, or be one: the call that named it is part of another."""
+    """Return True if a bound may be a parameter or computed from one: the call that named it is part of another."""
     names, folded = _arguments(node, side), program.folded_names(node)
     if not program.unseen_within(scope_of(node)):
         return False

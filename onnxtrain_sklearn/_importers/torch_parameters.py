@@ -1,8 +1,9 @@
 """Restore each parameter of a PyTorch module under its own name.
 
-The exporters make one initializer of all that hold equal numbers, such as the zeros of fresh biases, and drop biases
-that are zero. Trained so, they would stay equal. Here each gets its own again, as far as the file tells; what the
-module shares stays shared. :func:`own_names` names the weights for which the exporter made up names.
+:func:`restore_parameters` gives each parameter its own initializer again, as far as the file tells: the exporters make
+one initializer of all that hold equal numbers, such as the zeros of fresh biases, and drop biases that are zero.
+Trained so, they would stay equal. Parameters that the module shares stay shared. :func:`own_names` renames weights that
+have generated names, and :func:`warn_of_lost` warns of parameters that the file does not place.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .torch_constants import recompute_folded, restore_bounds, separate_folded, 
 from .torch_program import TorchProgram, call_of, scope_of, sources_of
 
 TRANSPOSED = ".T"
-"""What the name of a matrix ends in that is transposed as compared with the module's."""
+"""Suffix in the name of a matrix that is transposed as compared with the module's."""
 
 
 def restore_parameters(graph: ir.Graph) -> None:
@@ -94,7 +95,7 @@ def _read_copy(graph: ir.Graph, value: ir.Value, name: str, readers: Sequence[tu
 
 
 def _transposes(node: ir.Node, index: int) -> bool:
-    """Whether the exporter wrote a linear layer as a product with the transposed matrix."""
+    """Return True if the exporter wrote a linear layer as a product with the transposed matrix."""
     return (node.op_type, index) == ("MatMul", 1)
 
 
@@ -203,7 +204,7 @@ def _own_name(value: ir.Value, program: TorchProgram, modules: TracedModules) ->
     return f"{scopes.pop()}/{name}" if len(scopes) == 1 else None
 
 
-# Biases of convolutions that PyTorch's newer exporter computes as zeros, where the module has none.
+# Zero biases: PyTorch's newer exporter computes them for convolutions of modules that have none.
 #
 # With ``optimize=False`` it expands a zero to the shape of the bias. For ``Conv3d``, and for ``padding="same"``, that
 # shape has an axis too many, which current releases of onnxruntime refuse. A bias of zeros is removed.
@@ -218,7 +219,7 @@ def drop_zero_biases(graph: ir.Graph) -> None:
 
 
 def _expands_zero(node: ir.Node | None) -> bool:
-    """Whether a node expands a constant zero, which only type conversions may stand before."""
+    """Return True if a node expands a constant zero, which only type conversions may stand before."""
     if node is None or node.op_type != "Expand":
         return False
     source = node.inputs[0]
@@ -233,7 +234,7 @@ def _is_constant_zero(value: ir.Value) -> bool:
     return tensor is not None and not tensor.numpy().any()
 
 
-# Parameters of a PyTorch module of which the exported file does not tell where the module reads them: a warning.
+# Lost parameters: a warning where the exported file does not tell where the module reads them.
 #
 # PyTorch's exporter leaves out calls that change nothing: a product with a scale that begins as one, a sum with a shift
 # that begins as zero. It makes one of calls whose parameters begin equal. The signature still lists the parameters, and
@@ -278,18 +279,18 @@ def _removed_calls(graph: ir.Graph, program: TorchProgram) -> Iterator[str]:
 
 
 def _is_of_statistics(parameter: str, program: TorchProgram) -> bool:
-    """Whether a parameter belongs to a BatchNormalization, which the exporter makes part of the convolution before."""
+    """Return True if a parameter belongs to a BatchNormalization, which becomes part of the convolution before it."""
     return f"{parameter.rpartition('.')[0]}.running_var".lstrip(".") in program.targets.values()
 
 
 def _is_of_unused_layer(parameter: str, unread: Collection[str]) -> bool:
-    """Whether a parameter is one of the weight and the bias of a layer that the module does not call."""
+    """Return True if a parameter is one of the weight and the bias of a layer that the module does not call."""
     layer = parameter.rpartition(".")[0]
     return {f"{layer}.weight", f"{layer}.bias"} <= {*unread}
 
 
 def _merges_values(node: ir.Node, program: TorchProgram) -> bool:
-    """Whether a node reads one value at two positions, where its call names two results that are not in the file."""
+    """Return True if a node reads one value twice, and its call names two results that are not in the file."""
     call = call_of(node)
     values = [value for value in node.inputs if value is not None and not value.is_initializer()]
     repeated = {value.name for value in values if values.count(value) > 1}
@@ -297,7 +298,7 @@ def _merges_values(node: ir.Node, program: TorchProgram) -> bool:
 
 
 def _stands_for(value: ir.Value, removed: set[str], program: TorchProgram) -> bool:
-    """Whether a call that reads a parameter of equal numbers does not name it, but a result that was left out."""
+    """Return True if a call that reads a parameter of equal numbers names a result that was left out instead."""
     if program.status(value) != "parameter" or np.ptp(array_of(value)):
         return False
     calls = [call for node, _ in value.uses() if (call := call_of(node)) is not None]
@@ -305,7 +306,7 @@ def _stands_for(value: ir.Value, removed: set[str], program: TorchProgram) -> bo
     return any(own.isdisjoint(call.names) and not removed.isdisjoint(call.names) for call in calls)
 
 
-# Values that a PyTorch module detaches: constants to the gradient here too.
+# Detached values of a PyTorch module: constants to the gradient here too.
 #
 # ONNX has no such operator. The newer exporter writes an Identity with the call ``detach``, or leaves it out; then the
 # calls behind it still name its result.
@@ -352,7 +353,7 @@ def _detached_inputs(node: ir.Node, program: TorchProgram) -> Iterator[int]:
 
 
 def _is_unnamed(value: ir.Value, call: str, names: list[str]) -> bool:
-    """Whether a node of a call reads the result of another, which the call does not name."""
+    """Return True if a node of a call reads the result of another, which the call does not name."""
     producer = value.producer()
     other = None if producer is None else call_of(producer)
     return other is not None and other.name != call and value.name not in names

@@ -1,4 +1,9 @@
-"""Follow If, Loop and Scan: shapes in bodies, constant branches, unchanged states, unrolling, folding."""
+"""Simplify If, Loop and Scan, and infer shapes through them and behind computed shapes.
+
+:func:`complete_shapes` and :func:`complete_bodies` infer shapes, :func:`fold` also replaces computed integers by
+constants. :func:`unroll` writes loops out, :func:`read_constant_states` takes constant states out of bodies, and
+:func:`take_known_branches` replaces an If whose condition is known.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +187,7 @@ def _loop_iteration(node: ir.Node) -> _FixedLoop | None:
 
 
 def _never_ends(body: ir.Graph) -> bool:
-    """Whether the body of a Loop always returns a true condition."""
+    """Return True if the body of a Loop always returns a true condition."""
     condition = body.outputs[0]
     while (producer := condition.producer()) is not None and producer.op_type == "Identity" and producer.inputs[0]:
         condition = producer.inputs[0]
@@ -233,7 +238,7 @@ _ITERATED: dict[str, Supported[Callable[[ir.Node], _FixedLoop | None]]] = {
 }
 
 
-# Shapes that a graph computes itself, by Shape, Gather, Concat and the like, followed through the whole graph.
+# Computed shapes: followed through the whole graph behind Shape, Gather, Concat and the like.
 #
 # ONNX's inference stops where a shape comes from such a chain, and knows no rank behind it. Here the integers of a
 # chain are evaluated as far as they are known, the outputs behind them get their shapes, and :func:`fold` replaces
@@ -279,7 +284,7 @@ def _simplify(model: ir.Model) -> bool:
 
 
 def _computes_shapes(graph: ir.Graph) -> bool:
-    """Whether a node reads sizes, computes integers from constants alone, has a body, or is unknown to ONNX."""
+    """Return True if a node reads sizes, computes integers from constants alone, has a body, or is unknown to ONNX."""
     return any(
         node.domain == "com.microsoft" if node.domain else _tells_sizes(node) or graphs_in(node) for node in graph
     )
@@ -375,7 +380,7 @@ def _put_constants(graph: ir.Graph, known: Integers, outer: GraphBuilder | None 
     return bool(ends) or any(inside)
 
 
-# Shapes in the bodies of If, Loop and Scan, and of what these nodes return.
+# Shapes in the bodies of If, Loop and Scan, and of the results of these nodes.
 #
 # ONNX's inference knows no constant of the outer graph in a body, and leaves the states of a Loop unknown, as each
 # iteration may change their shapes. Here the nodes of a body are visited with what is known around it. A state of a
@@ -494,7 +499,7 @@ def _complete(value: ir.Value, sizes: Sequence[int | str | None] | None, like: i
         value.shape = ir.Shape(sizes)
 
 
-# If nodes whose condition is known: the nodes of the branch that is taken, in their place.
+# Known branches: an If whose condition is known is replaced by the nodes of the branch that is taken.
 
 
 def take_known_branches(graph: ir.Graph, known: Integers) -> bool:

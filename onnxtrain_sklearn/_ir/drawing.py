@@ -1,4 +1,8 @@
-"""Draw a graph as SVG, in layers."""
+"""Draw a graph as SVG, in layers.
+
+:class:`BoxLayout` places the boxes and edges, and :func:`graph_svg` draws them. Browsers and notebooks show the result
+without a library.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +99,7 @@ def _typed_shape(value: ir.Value) -> str:
     return f"{kind} {_joined_sizes(value)}"
 
 
-# Drawings of graphs as SVG, which browsers and notebooks show without a library.
+# The drawing as SVG.
 
 
 CHARACTER, LINE = 6.2, 14

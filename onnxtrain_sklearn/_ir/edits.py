@@ -303,7 +303,7 @@ def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
         graph.inputs.append(value)
 
 
-# Reductions over no axes, replaced by elementwise operators when a graph is read.
+# Reductions over no axes: elementwise operators replace them when a graph is read.
 #
 # With ``noop_with_empty_axes`` a reduction without axes is applied to single elements: ReduceSumSquare squares them.
 # onnxruntime 1.19 fails on some of these nodes and returns the input of others unchanged.
@@ -364,13 +364,13 @@ def _empty_constants(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _is_empty(attribute: onnx.AttributeProto) -> bool:
-    """Whether the only attribute of a Constant holds no elements."""
+    """Return True if the only attribute of a Constant holds no elements."""
     return (attribute.name == "value" and list(attribute.t.dims) == [0]) or (
         attribute.name == "value_ints" and not attribute.ints
     )
 
 
-# Transpositions that leave the axes where they are, as PyTorch's exporter writes them behind an indexing.
+# Transpositions that keep all axes in place, as PyTorch's exporter writes them behind an indexing.
 #
 # onnxruntime up to 1.21 joins them with the product before or behind as if they swapped two axes, without an error.
 

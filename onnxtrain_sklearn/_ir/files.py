@@ -1,7 +1,7 @@
-"""Model files in protobuf, JSON and ONNX's two text formats, and their external data.
+"""Read model files in protobuf, JSON and ONNX's two text formats, with their external data.
 
-The size is checked before anything is read. External data must be in the folder of the model: onnx opens no path that
-leads out of it.
+:func:`read` takes all forms of a model. The size is checked before anything is read. External data must be in the
+folder of the model: onnx opens no path that leads out of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Refuse models that are too large to process, or that would end the process of onnxruntime.
 
-A file of a kilobyte can cause unbounded work: functions that call functions twice, tensors of 2**60 numbers, nested
-graphs. The cost is counted on the protobuf messages; whether the model is valid is checked later.
+:class:`ModelLimits` holds the limits. :func:`require_within_limits` checks a model against them, and
+:func:`require_survivable` against known crashes. A file of a kilobyte can cause unbounded work: functions that call
+functions twice, tensors of 2**60 numbers, nested graphs. The cost is counted on the protobuf messages; whether the
+model is valid is checked later.
 """
 
 from __future__ import annotations
@@ -258,7 +260,7 @@ def _require_few_iterations(node: ir.Node, most: int) -> None:
         raise exceeded(f"Node {node.name!r} (Loop) has {int(trips.numpy().ravel()[0]):,} iterations", "iterations")
 
 
-# Invalid graphs that crash the process: ONNX's checker accepts them, and later steps read memory out of bounds.
+# Crashes on invalid graphs: ONNX's checker accepts them, and later steps read memory out of bounds.
 #
 # ONNX's shape inference crashes on the nodes of :data:`CRASHES`. They were found by inferring every operator of opsets
 # 13, 18 and 26 with settings out of range, in child processes. None of them is valid, and all are refused by rule.
@@ -413,7 +415,7 @@ CRASHES: dict[str, tuple[Callable[[Any, dict[str, int]], str | None], ...]] = {
 }
 
 
-# Operands that do not fit, which kernels of onnxruntime 1.19 do not check: they hang or crash the process.
+# Operands that do not fit: kernels of onnxruntime 1.19 do not check them, and hang or crash the process.
 #
 # Strict inference does not report them. They were found by running operators with sizes and numbers that do not fit, in
 # child processes. Operands that are computed at run time are not checked here.

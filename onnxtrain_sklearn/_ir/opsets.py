@@ -1,6 +1,8 @@
 """Convert models to a supported opset and IR version, and inline functions, so that every operator keeps its meaning.
 
-Other versions are converted by ONNX's converter, or refused: no graph is interpreted by the rules of another opset.
+:func:`readable` converts a model that was read, :func:`in_opset` a model to a newer opset, and :func:`inlined` replaces
+the calls of functions. ONNX's converter does the conversion, or the model is refused: no graph is interpreted by the
+rules of another opset.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ def _name_nodes(graph: ir.Graph) -> None:
         node.name = names.free(node.name, 0) if node.name else names.numbered(node.op_type, 0)
 
 
-# Conversion to another opset, and of functions to nodes, by which every operator keeps its meaning.
+# Conversion to another opset and inlining of functions, both without a change of meaning.
 #
 # ONNX's converter and its inliner change the meaning of a few nodes without an error. They are written in another form
 # here, or refused.
@@ -476,7 +478,7 @@ def _fill_defaults(
                 )
 
 
-# Forms of old files that ONNX's converter cannot read, in forms of the same opset that it can.
+# Old forms that ONNX's converter cannot read: rewritten in the same opset.
 #
 # Before opset 7, ``broadcast=1, axis=k`` aligned the second operand with the axes of the first from ``k`` on; before
 # opset 9, ``spatial=0`` gave each element of a row statistics of its own. Initializers of files before IR version 4
@@ -628,7 +630,7 @@ def _drop(node: onnx.NodeProto, *names: str) -> None:
     node.attribute.extend(kept)
 
 
-# Models whose tensors have names of their own.
+# Names of tensors: a model from :func:`from_proto` has tensors of its own.
 #
 # ``onnx_ir`` renames a tensor together with the value that holds it, and writes the name into the protobuf that the
 # tensor was read from. That one belongs to the user, and may be read again.

@@ -56,17 +56,17 @@ def dims(value: ir.Value | None) -> Dims | None:
 
 
 def fixed(sizes: Sequence[object] | None) -> TypeGuard[list[int]]:
-    """Whether every dimension is a number."""
+    """Return True if every dimension is a number."""
     return sizes is not None and all(isinstance(d, int) for d in sizes)
 
 
 def is_read(value: ir.Value) -> bool:
-    """Whether a node reads ``value``, or the graph returns it."""
+    """Return True if a node reads ``value``, or the graph returns it."""
     return bool(value.uses()) or value.is_graph_output()
 
 
 def is_float(value: ir.Value) -> bool:
-    """Whether ``value`` has a floating-point type, or one that could not be inferred."""
+    """Return True if ``value`` has a floating-point type, or one that could not be inferred."""
     return value.dtype is None or value.dtype.is_floating_point()
 
 
@@ -124,7 +124,7 @@ def every_node(graph: ir.Graph) -> list[ir.Node]:
 
 
 def mixes_positions(graph: ir.Graph) -> bool:
-    """Whether the graph has convolutions, or attention: a product of two values that are both computed from data."""
+    """Return True if the graph has convolutions, or attention: a product of two values computed from data."""
     for node in every_node(graph):
         factors = node.inputs[:2] if node.op_type == "MatMul" else ()
         if node.op_type in ("Conv", "ConvTranspose", "Attention") or (factors and not any(map(_is_fixed, factors))):
@@ -133,7 +133,7 @@ def mixes_positions(graph: ir.Graph) -> bool:
 
 
 def _is_fixed(value: ir.Value | None) -> bool:
-    """Whether ``value`` is computed from initializers alone."""
+    """Return True if ``value`` is computed from initializers alone."""
     if value is None or value.is_initializer():
         return True
     node = value.producer()
@@ -147,7 +147,7 @@ def all_values(model: ir.Model) -> Iterator[ir.Value]:
         yield from (v for node in graph for v in node.outputs)
 
 
-# The structure of a graph as a digest: all that it consists of but the values of its weights.
+# Digest of the structure of a graph: everything but the values of its weights.
 #
 # Two models of equal structure, and of equal values of what is not a weight, differ by their weights alone. The digest
 # is of ONNX's own serialization, so that nothing is left out.

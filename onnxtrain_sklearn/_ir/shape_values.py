@@ -1,8 +1,8 @@
-"""Integers that a graph computes from shapes, evaluated node by node as far as they are known.
+"""Evaluate integers that a graph computes from shapes, node by node, as far as they are known.
 
-An element is a number, the name of a dimension, or None where it is unknown. Floats between the integers are computed
-in their own type, and only by operations that IEEE 754 rounds exactly: the integers equal those of the runtime. No
-graph is run.
+:func:`evaluate` computes the numbers of one node, :func:`note_constant` enters those of a constant. An element is a
+number, the name of a dimension, or None where it is unknown. Floats between the integers are computed in their own
+type, and only by operations that IEEE 754 rounds exactly: the integers equal those of the runtime. No graph is run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def note_constant(known: Integers, value: ir.Value, tensor: ir.TensorProtocol) -
 
 
 def is_complete(array: np.ndarray) -> bool:
-    """Whether every element is a number."""
+    """Return True if every element is a number."""
     return all(isinstance(x, int | bool | np.integer | np.bool_ | np.floating) for x in array.ravel())
 
 
@@ -87,7 +87,7 @@ def _evaluator(node: ir.Node) -> Callable[[ir.Node, Arrays], np.ndarray | None] 
 
 
 def _is_in_range(array: np.ndarray, dtype: ir.DataType) -> bool:
-    """Whether every number is in the range of its type; onnxruntime would overflow, Python does not."""
+    """Return True if every number is in the range of its type; onnxruntime would overflow, Python does not."""
     if dtype is ir.DataType.BOOL or dtype in FLOAT_TYPES:
         return True
     bounds = np.iinfo(dtype.numpy())

@@ -1,4 +1,8 @@
-"""Infer types and shapes over a whole model, or of one node."""
+"""Infer types and shapes of one node or over a whole model.
+
+:func:`infer_shapes` fills in those of a model, :func:`infer_over_declared` and :func:`infer_declared` infer them anew,
+and :func:`infer_node` completes those of one node from integers that are known.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from .._utils.untrusted_text import printable
 from .queries import attribute, dims, every_node, graphs_in, operand, reads
 from .shape_values import Dimension, Integers, is_complete, product_of_known
 
-# Types and shapes of the outputs of one node, inferred from its inputs and from integers that are known.
+# Inference of one node from its inputs and from integers that are known.
 
 
 def infer_node(model: ir.Model, node: ir.Node, known: Integers) -> None:
@@ -124,7 +128,7 @@ def _expanded_sizes(given: list[Dimension] | None, wanted: list[Dimension]) -> l
     return [b if a == 1 else a if b in (1, a) or isinstance(a, int) else None for a, b in pairs]
 
 
-# ONNX's shape inference over the part of a model whose types or shapes are not known in full.
+# Inference over the part of a model whose types or shapes are not known in full, by ONNX.
 #
 # The pass of ``onnx_ir`` writes and reads the whole model, which takes most of its time. Here the nodes whose outputs
 # are known in full are left out, but for constants and integers that others read: sizes are computed from them. Of the
@@ -158,7 +162,7 @@ def infer_types(model: ir.Model) -> None:
 
 
 def knows_few_integers(proto: onnx.ModelProto) -> bool:
-    """Whether inference with known integers stays small: it holds each in 200 bytes, however they are computed.
+    """Return True if inference with known integers stays small: it holds each in 200 bytes, however computed.
 
     A Range of two numbers, or a chain of Concat that repeat their input, takes all memory from a few bytes.
     """
@@ -309,7 +313,7 @@ def _declare_value(value: ir.Value, kind: Any) -> None:
         value.dtype = ir.DataType(kind.elem_type)
 
 
-# Shape inference: ONNX's own, over a whole model, with or without what the model declares, in place.
+# Inference over a whole model, by ONNX, with or without its declared shapes, in place.
 
 
 _NO_TENSORS = frozenset(
@@ -421,7 +425,7 @@ def _freed(size: int | ir.SymbolicDim) -> ir.SymbolicDim:
 
 
 def is_custom_domain(domain: str) -> bool:
-    """Whether neither ONNX nor onnxruntime has operators of this domain: only a library has them."""
+    """Return True if neither ONNX nor onnxruntime has operators of this domain: only a library has them."""
     return domain not in _KNOWN_DOMAINS and not domain.startswith("com.microsoft")
 
 

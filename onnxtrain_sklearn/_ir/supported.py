@@ -1,8 +1,9 @@
-"""Declaration of what a rule supports of its operator; a node with any other setting is refused.
+"""Declare the part of an operator that a rule supports; a node with any other setting is refused.
 
-New versions of ONNX add attributes, values of attributes, inputs and outputs to operators. A rule that ignored one of
-them would return the gradient of the earlier operator, without an error. Therefore each rule, lowering and entry of the
-table of proven operators declares what it supports, and each node is compared with that before it is differentiated.
+:class:`Supported` is the declaration. New versions of ONNX add attributes, values of attributes, inputs and outputs to
+operators. A rule that ignored one of them would return the gradient of the earlier operator, without an error.
+Therefore each rule, lowering and entry of the table of proven operators declares what it supports, and each node is
+compared with that before it is differentiated.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Supported(Generic[T_co]):
 
 
 def is_default(node: ir.Node, attribute: ir.Attr) -> bool:
-    """Whether an attribute has its default value."""
+    """Return True if an attribute has its default value."""
     schema = _schema(node)
     formal = None if schema is None else schema.attributes.get(attribute.name)
     if formal is None or attribute.is_ref() or not formal.default_value.name:

@@ -1,9 +1,9 @@
-"""Interface of the rewriting rules: one node that is replaced by operators of the default domain.
+"""The interface of the rewriting rules: one node that is replaced by operators of the default domain.
 
-A rule is a function of a :class:`Source` that returns one thunk per output of the node, in order. Only the thunks of
-used outputs are called; where one of these is None, the node is kept. :meth:`Source.parameter` makes an initializer
-for trainable numbers. All other numbers are ``Constant`` nodes, which are never taken for weights. The operators of
-ai.onnx.ml compute in float32 for all types of input, and so do the operators that replace them.
+A rule is a function of a :class:`RewrittenNode` that returns one thunk per output of the node, in order. Only the
+thunks of used outputs are called; where one of these is None, the node is kept. :meth:`RewrittenNode.parameter` makes
+an initializer for trainable numbers. All other numbers are ``Constant`` nodes, which are never taken for weights. The
+operators of ai.onnx.ml compute in float32 for all types of input, and so do the operators that replace them.
 """
 
 from __future__ import annotations

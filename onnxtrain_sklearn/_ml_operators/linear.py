@@ -97,7 +97,7 @@ def _softmax_zero(r: RewrittenNode, scores: ir.Value) -> ir.Value:
     return op.Where(counted, op.Exp(op.Sub(scores, total)), op.Mul(scores, op.Exp(op.Neg(total))))
 
 
-# Rewriting rules for linear regression and classification.
+# Rules for linear regression and classification.
 
 
 def _linear_regressor(r: RewrittenNode) -> Sequence[LazyValue]:

@@ -1,4 +1,4 @@
-"""Rewriting rules for the preparation of features: scalers, imputers, encoders, selection of columns."""
+"""Rewrite the preparation of features: scalers, imputers, encoders, selection of columns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _scaler(r: RewrittenNode) -> Sequence[LazyValue]:
 
 
 def is_imputed_later(value: ir.Value) -> bool:
-    """Whether a node that depends on ``value`` tests for missing values."""
+    """Return True if a node that depends on ``value`` tests for missing values."""
     front, seen = [value], {value}
     while front:
         for node in {node for node, _ in front.pop().uses()}:
@@ -76,7 +76,7 @@ def _normalizer(r: RewrittenNode) -> Sequence[LazyValue]:
 
 
 def _sums_to_one(x: ir.Value) -> bool:
-    """Whether ``x`` has the columns (sigmoid(-s), sigmoid(s)), or is a softmax over the columns."""
+    """Return True if ``x`` has the columns (sigmoid(-s), sigmoid(s)), or is a softmax over the columns."""
     node = x.producer()
     if node is None or node.domain or node.op_type not in ("Concat", "Softmax"):
         return False

@@ -1,9 +1,10 @@
 """Rewrite the operators of ai.onnx.ml in a graph as operators that have gradients.
 
-The operators of ai.onnx.ml hold their numbers in attributes and have no gradient. Each rule of :data:`RULES` replaces
-one such node by nodes of the default domain that compute what onnxruntime computes, with the numbers in initializers.
-An operator without a rule is kept: on the path of the gradient, the engines refuse it. Nothing here depends on
-scikit-learn: :class:`Rewritten` tells which node each parameter comes from.
+:func:`rewrite` returns a :class:`Rewritten` model. The operators of ai.onnx.ml hold their numbers in attributes and
+have no gradient. Each rule of :data:`RULES` replaces one such node by nodes of the default domain that compute the
+result of onnxruntime, with the numbers in initializers. An operator without a rule is kept: on the path of the
+gradient, the engines refuse it. Nothing here depends on scikit-learn: :class:`Rewritten` tells which node each
+parameter comes from.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..graph import GraphBuilder, Names, copy_type
 from . import linear, preprocessing, svm, trees
 from .context import LazyValue, RewriteRule, RewrittenNode, Role
 
-# Constants of formulas in files that skl2onnx and onnxmltools wrote: they become Constant nodes.
+# Formulas of skl2onnx and onnxmltools: their constants become Constant nodes.
 #
 # Both write the constants of their formulas as initializers, beside the weights. A file does not say which is which,
 # and the graph does not tell them apart either: the weight of a boosted classifier and the sum of all weights are both
@@ -58,13 +59,13 @@ def hold_formulas(model: ir.Model) -> None:
 
 
 def _is_formula(name: str, array: np.ndarray) -> bool:
-    """Whether skl2onnx gives this name to constants of formulas, or to any number and this one is whole or a half."""
+    """Return True if skl2onnx names constants of formulas so, or any number and this one is whole or a half."""
     if _FORMULA.fullmatch(name):
         return True
     return array.size == 1 and bool(_ANY_NUMBER.search(name)) and float(2 * array.ravel()[0]).is_integer()
 
 
-# Rewriting rules for operators of the default domain that an engine does not differentiate.
+# Rules for operators of the default domain that an engine does not differentiate.
 
 
 def _pairwise_sum(r: RewrittenNode) -> Sequence[LazyValue]:
@@ -87,7 +88,7 @@ def _rewrite_lp_normalization(r: RewrittenNode) -> Sequence[LazyValue]:
     return (normalized,)
 
 
-# Rewrites operators of ai.onnx.ml to trainable operators of the default domain.
+# The rewriting of a graph.
 
 
 _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})

@@ -19,7 +19,7 @@ from ..graph import DOUBLE, FLOAT, GraphBuilder
 from . import linear
 from .context import LazyValue, RewriteRule, RewrittenNode
 
-# Class probabilities from the probabilities of pairs of classes, coupled as in LIBSVM.
+# Pairwise coupling: class probabilities from the probabilities of pairs of classes, as in LIBSVM.
 #
 # The class probabilities p minimize p'Qp over the simplex, with Q[i, i] = sum of r[j, i]² over j and Q[i, j] =
 # -r[j, i] r[i, j], where r[i, j] is the probability of class i beside class j. LIBSVM and onnxruntime approach the
@@ -90,7 +90,7 @@ def _quadratic_form(op: GraphBuilder, pairs: ir.Value, classes: int) -> _Form:
 
 @dataclass(frozen=True)
 class _State:
-    """What a sweep begins with: p and Qp, (2 classes, rows), p'Qp and which rows have converged, (1, rows)."""
+    """Start of a sweep: p and Qp, (2 classes, rows), p'Qp and which rows have converged, (1, rows)."""
 
     both: ir.Value
     value: ir.Value
@@ -138,7 +138,7 @@ def _updated_probabilities(op: GraphBuilder, form: _Form, state: _State) -> ir.V
     return _State(ends[0], ends[1], state.arrived, form.classes).p(op)
 
 
-# Rewriting rules for pairwise distances: the operator CDist of onnxruntime, and loops over rows.
+# Rules for pairwise distances: the operator CDist of onnxruntime, and loops over rows.
 #
 # The gradient of a distance of zero is zero.
 
@@ -202,7 +202,7 @@ def _compares_rows(r: RewrittenNode, body: ir.Graph) -> bool:
 
 
 def _runs_on_three_axes(body: ir.Graph, node: ir.Node) -> bool:
-    """Whether a node is elementwise, with single numbers at most beside, or reduces the features."""
+    """Return True if a node is elementwise, with single numbers at most beside, or reduces the features."""
     if node.domain:
         return False
     if node.op_type in _ELEMENT_BY_ELEMENT:
@@ -256,7 +256,7 @@ def _operand(known: dict[ir.Value, ir.Value], value: ir.Value | None) -> ir.Valu
     return value.const_value.numpy()
 
 
-# Rewriting rules for support vector machines.
+# Rules for support vector machines.
 
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")

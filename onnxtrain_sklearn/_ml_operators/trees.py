@@ -118,7 +118,7 @@ def _tree_of(r: RewrittenNode, roots: np.ndarray, leaves: int) -> np.ndarray:
     return result
 
 
-# Rewriting rules for ensembles of trees. The splits are frozen, the values of the leaves are trained.
+# Rules for ensembles of trees. The splits are frozen, the values of the leaves are trained.
 
 
 _COUNTABLE = 2**24
@@ -185,7 +185,7 @@ def _with_base(r: RewrittenNode, total: ir.Value, base: np.ndarray) -> ir.Value:
 
 
 def _names_leaves(forest: Forest) -> bool:
-    """Whether it is one tree whose leaves have a weight for one class each, as where the label is to tell the leaf."""
+    """Return True if the forest is one tree whose leaves have a weight for one class each: the label names the leaf."""
     return forest.trees == 1 and len(forest.leaf) == forest.leaves == len(np.unique(forest.leaf))
 
 
@@ -209,7 +209,7 @@ def _leaf_label(r: RewrittenNode, forest: Forest, raw: ir.Value, labels: np.ndar
 
 
 def _always_has_weight(forest: Forest, target: int) -> bool:
-    """Whether one of the trees has a weight for ``target`` in each of its leaves."""
+    """Return True if one of the trees has a weight for ``target`` in each of its leaves."""
     heard = np.isin(np.arange(forest.leaves), forest.leaf[forest.target == target])
     return len(np.unique(forest.tree_of[~heard])) < forest.trees
 
@@ -270,7 +270,7 @@ def _leaf_layout(r: RewrittenNode, forest: Forest, aggregate: str) -> _Layout:
 
 
 def _one_target_a_tree(forest: Forest) -> bool:
-    """Whether each leaf has one weight, and all leaves of a tree have the same target."""
+    """Return True if each leaf has one weight, and all leaves of a tree have the same target."""
     pairs = np.unique(np.stack([forest.tree_of[forest.leaf], forest.target]), axis=1)
     return pairs.shape[1] == forest.trees and len(np.unique(forest.leaf)) == forest.leaves
 
