@@ -1,5 +1,6 @@
-"""Low-rank adapters (LoRA): their settings, and how factors are inserted into a graph and merged.
+"""Low-rank adapters (LoRA): insert trained factors beside frozen matrices of a graph, and take them out again.
 
+:class:`LoRA` holds the settings. :func:`with_low_rank` inserts the factors and :func:`without_low_rank` removes them.
 The matrices of a large model stay as they are. Beside each, a product of two thin matrices is trained, which is all
 that the optimizer keeps state for, and all that has to be stored for each task.
 """
@@ -90,7 +91,7 @@ class LoRA(Component):
         return [self.targets] if isinstance(self.targets, str) else list(self.targets)
 
 
-# Factors that are trained beside the frozen matrices of products and convolutions: into a graph, and out of it.
+# Factors in a graph, beside the frozen matrices of products and convolutions.
 #
 # They have the layout of the matrix in the graph, L its rows and R its columns. A product multiplies by the factors one
 # after the other, so that the matrix needs no gradient. Where a product cannot (convolutions in groups, tables that are
@@ -117,7 +118,7 @@ class Product:
 
     @property
     def begins_left(self) -> bool:
-        """Whether the input of the node meets the rows of the matrix, so that it is multiplied by L first."""
+        """True if the input of the node meets the rows of the matrix, so that it is multiplied by L first."""
         return self.node.op_type != "Conv" and (self.index == 1) != self.transposed
 
 
@@ -146,14 +147,14 @@ def _products_with(value: ir.Value, *, transposed: bool = False) -> Iterator[Pro
 
 
 def _passes_on(node: ir.Node) -> bool:
-    """Whether a node returns the matrix, or its transpose."""
+    """Return True if a node returns the matrix, or its transpose."""
     if node.op_type == "Transpose":
         return list(attribute(node, "perm", [1, 0])) == [1, 0]
     return node.op_type == "Identity"
 
 
 def _needs_sum(value: ir.Value) -> bool:
-    """Whether the sum of matrix and change is needed: where products in groups, with itself, or others read it."""
+    """Return True if nodes need the sum of matrix and change: products in groups or with itself, or other readers."""
     products = list(_products_with(value))
     known = {(id(one.node), one.index) for one in products}
     grouped = any(int_attribute(one.node, "group", 1) != 1 for one in products)

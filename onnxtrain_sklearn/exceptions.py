@@ -1,4 +1,4 @@
-"""Every error and warning that is ours.
+"""The errors and warnings of this package.
 
 ::
 

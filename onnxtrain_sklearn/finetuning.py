@@ -1,8 +1,8 @@
-"""Fine-tuning of a trained model to few new rows: the settings of what ``finetune`` names.
+"""Fine-tune a trained model to few new rows: the settings of the parameter ``finetune``.
 
-A search for the least loss of few rows forgets what the model has learned from many. Fine-tuning therefore pulls the
-weights towards an anchor, the old weights or the old weights with a recalibrated output, and chooses the anchor and
-the strength of the pull by cross-validation on the new rows.
+:class:`FineTuner` holds them. A search for the least loss of few rows forgets what the model has learned from many.
+Fine-tuning therefore pulls the weights towards an anchor, the old weights or the old weights with a recalibrated
+output, and chooses the anchor and the strength of the pull by cross-validation on the new rows.
 """
 
 from __future__ import annotations

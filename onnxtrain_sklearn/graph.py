@@ -1,7 +1,8 @@
 """The graph builder, through which losses, optimizers and graph builders emit ONNX operators.
 
 Losses and optimizers receive a :class:`GraphBuilder` as ``op``. A graph builder, an object with a method ``build``,
-makes one for its own graph. Values are :class:`onnx_ir.Value`; :data:`Operand` is whatever an operator accepts.
+makes one for its own graph. Values are :class:`onnx_ir.Value`; an :data:`Operand` is anything that an operator accepts.
+:func:`stop_gradient` makes a value a constant to the gradient.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from .exceptions import ModelError, OnnxTrainError
 __all__ = ["GraphBuilder", "Operand", "stop_gradient"]
 
 
-# Emission of nodes: a thin layer over :class:`onnx_ir.tape.Tape`, public as ``onnxtrain_sklearn.graph``.
+# Emission of nodes: a thin layer over :class:`onnx_ir.tape.Tape`.
 #
 # Every node and value gets a unique name (an unnamed node crashes some of onnxruntime's fusions), equal constants
-# are shared, and operators are called in one form whatever the opset: what the schema of the graph's opset declares
-# as an input is passed as an input, what it declares as an attribute as an attribute (``axes`` moved from one to the
-# other between opsets 13 and 18). Nothing here runs or differentiates a graph.
+# are shared, and operators are called in one form whatever the opset: an input in the schema of the graph's opset is
+# passed as an input, an attribute as an attribute (``axes`` moved from one to the other between opsets 13 and 18).
+# Nothing here runs or differentiates a graph.
 
 
 Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
@@ -46,7 +47,7 @@ PYTHON = (
 )
 
 _ON_VALUES = re.compile(r"magic handler|'Value'")
-"""What onnx_ir and Python say of an operator, a function or an attribute that values do not have."""
+"""Errors of onnx_ir and Python for an operator, a function or an attribute that values do not have."""
 
 
 def _require_no_comparison(op_type: str, operands: Sequence[Operand]) -> None:
@@ -226,7 +227,7 @@ class GraphBuilder:
         return self.taken.free(f"{self._prefix}/{stem}")
 
     def emitted(self, value: ir.Value) -> bool:
-        """Whether a node of this builder computes ``value``, so that it may be renamed."""
+        """Return True if a node of this builder computes ``value``, so that it may be renamed."""
         node = value.producer()
         return node is not None and (node.name or "").startswith(f"{self._prefix}/")
 
@@ -256,7 +257,7 @@ class GraphBuilder:
 
 @dataclass(frozen=True)
 class _OperatorSignature:
-    """What a schema says of names and types; reading it from ONNX takes longer than the rest of an emission.
+    """Names and types in the schema of an operator; reading it from ONNX takes longer than the rest of an emission.
 
     ``kinds`` and ``outputs`` are the type parameters of inputs and outputs. ``mixed`` are those of variadic inputs
     whose values may have different types, ``single`` the types of those that can only have one.
@@ -305,7 +306,7 @@ def _signature_of(op_type: str, opset: int) -> _OperatorSignature:
 
 
 def _is_integer(operand: Operand) -> bool:
-    """Whether ``operand`` is an int, or a list of them."""
+    """Return True if ``operand`` is an int, or a list of them."""
     if type(operand) is ir.Value or operand is None or isinstance(operand, np.ndarray | np.generic | ir.Value):
         return False
     return np.asarray(operand).dtype.kind == "i"
@@ -344,7 +345,7 @@ def new_graph(inputs: Sequence[ir.Value], dtype: ir.DataType, name: str) -> Grap
     return GraphBuilder(graph, dtype=dtype, prefix=name)
 
 
-# Values that are constants to the gradient: a node that returns its operand, and ends the path behind it.
+# Stopped gradients: a node that returns its operand, and ends the path of the gradient behind it.
 #
 # The node is a Sum of one operand, which no pass removes as it does an Identity, and is known by its name.
 
@@ -396,11 +397,11 @@ def stop_gradient(op: GraphBuilder, x: ir.Value) -> ir.Value:
 
 
 def stops_gradient(node: ir.Node | None) -> bool:
-    """Whether a node ends the path of the gradient."""
+    """Return True if a node ends the path of the gradient."""
     return node is not None and node.op_type == "Sum" and (node.name or "").startswith(MARK_OF_STOP)
 
 
-# Unique names of nodes and values for GraphBuilder and the edits of graphs.
+# Unique names of nodes and values, for GraphBuilder and the edits of graphs.
 #
 # onnx-ir's NameFixPass does not suffice: it names omitted outputs, which declares them, and a node of a subgraph may
 # then have the name of a node of the main graph.
@@ -440,7 +441,7 @@ def names_of(graph: ir.Graph) -> Names:
     return found
 
 
-# Element types as the numbers that the attribute ``to`` of a Cast holds.
+# Element types, as the numbers that the attribute ``to`` of a Cast holds.
 
 
 DOUBLE = int(ir.DataType.DOUBLE)

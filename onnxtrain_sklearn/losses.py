@@ -1,4 +1,6 @@
-"""Losses as ONNX subgraphs, their links, the penalty on the weights, and the registry of losses.
+"""Losses as ONNX subgraphs, and their registry.
+
+Derive from :class:`Loss` to write your own; :data:`LOSSES` names the losses, and :func:`resolve_loss` finds one.
 
 A loss is written for one minibatch: scores and targets of shape (N, k) go in, a matrix (N, k) or a column (N, 1)
 of losses comes out. :func:`append_loss` turns it into the scalar that is differentiated, the weighted mean over
@@ -136,7 +138,7 @@ class Loss(Component, ABC):
         """Raise ValueError where the loss is not defined for the targets ``y``; every number is allowed by default."""
 
 
-# Losses for classification: of two classes, of several, and of several labels.
+# Losses for classification: two classes, several classes, several labels.
 
 
 class _ClassificationLoss(Loss):
@@ -513,7 +515,7 @@ def _require_targets(loss: Loss, y: np.ndarray, valid: np.ndarray, expected: str
         )
 
 
-# Losses as ONNX subgraphs, their links, the penalty on the weights, and the registry of losses.
+# The registry of losses.
 
 
 LOSSES: dict[str, type[Loss]] = registered(Loss, vars())
@@ -522,7 +524,7 @@ LOSSES: dict[str, type[Loss]] = registered(Loss, vars())
 
 @runtime_checkable
 class LossSource(Protocol):
-    """What becomes a loss when it is given for one: a block of ``onnxtrain_sklearn.classic.onnxblock``."""
+    """A source of a loss, given in its place: a block of ``onnxtrain_sklearn.classic.onnxblock``."""
 
     def as_loss(self, widths: tuple[int, ...] = ()) -> Loss:
         """Return the loss on outputs of a graph that have ``widths`` columns; empty: on one output."""

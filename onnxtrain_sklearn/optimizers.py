@@ -1,5 +1,8 @@
 """Optimizers as ONNX graphs over flat vectors, L-BFGS over SciPy, their registry, and in-place update graphs.
 
+Derive from :class:`Optimizer` to write your own; :data:`OPTIMIZERS` names the optimizers, :func:`resolve_optimizer`
+finds one, and :func:`update_graph` makes the graph of its step.
+
 One minibatch step maps (parameters, gradients, state) to new ones, elementwise: every operand is one flat vector or
 a scalar, so the same graph serves a vector of any length, or a piece of it. Scalars that change from step to step
 (learning rate, bias corrections) are computed in float64 by :meth:`Optimizer.coefficients` and are inputs of the graph.
@@ -195,11 +198,11 @@ class Optimizer(BaseOptimizer, ABC):
         """
 
     elementwise: bool = True
-    """Whether element i of the result depends on elements i alone, so that long vectors may be updated in pieces."""
+    """True if element i of the result depends on elements i alone, so that long vectors may be updated in pieces."""
 
     @property
     def moves_without_gradient(self) -> bool:
-        """Whether an element may change in a step in which its gradient is zero.
+        """True if an element may change in a step in which its gradient is zero.
 
         Where it is False, rows of an embedding that do not occur in a minibatch are not updated, which saves time.
         """
@@ -611,7 +614,7 @@ class _FusedAdam(Adam):
         return moved, {"first_moment": results[1], "second_moment": results[2]}
 
 
-# Optimizers as ONNX graphs over flat vectors, L-BFGS over SciPy, and their registry.
+# The registry of optimizers.
 
 
 OPTIMIZERS: dict[str, type[BaseOptimizer]] = registered(BaseOptimizer, vars())
@@ -653,7 +656,7 @@ def running_average(op: GraphBuilder, old: Value, x: Value, decay: float, gap: V
     return op.Add(old, op.Mul(gap, 1.0 - float(decay))) if decay >= 0.5 else op.Sub(x, op.Mul(gap, float(decay)))
 
 
-# Weight decay that changes from step to step: it becomes a coefficient of the update graph.
+# Scheduled weight decay: a coefficient of the update graph, as it changes from step to step.
 
 
 WEIGHT_DECAY = "weight_decay"
@@ -711,7 +714,7 @@ class ScheduledDecay:
         """Return None: the kernels are chosen before."""
 
     def changes(self, used: set[str]) -> bool:
-        """Whether the factor changes any of the coefficients that the graph uses."""
+        """Return True if the factor changes any of the coefficients that the graph uses."""
         one, half = self.coefficients(0.001, 1), self.coefficients(0.001, 1, 0.5)
         return any(one[name] != half[name] for name in used)
 
@@ -821,12 +824,12 @@ def update_rule(
 
 
 def moves_without_gradient(optimizer: UpdateRule) -> bool:
-    """Whether an element may change in a step in which its gradient is zero."""
+    """Return True if an element may change in a step in which its gradient is zero."""
     return not _belongs_to_rule(optimizer, "moves_without_gradient") or optimizer.moves_without_gradient
 
 
 def _belongs_to_rule(optimizer: UpdateRule, name: str) -> bool:
-    """Whether an attribute is that of the class which defines the update: a subclass may override the rule alone."""
+    """Return True if the class that defines the update has the attribute: a subclass may override the rule alone."""
     rule = {"update", "state", "coefficients", name}
     return name in vars(next(c for c in type(optimizer).__mro__ if rule & vars(c).keys()))
 

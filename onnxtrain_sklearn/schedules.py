@@ -1,5 +1,7 @@
 """Schedules of learning rate, weight decay and dropout, their base class and their registry.
 
+Derive from :class:`Schedule` to write your own; :func:`resolve_schedule` finds one by its name.
+
 A schedule returns a *factor*: the learning rate of a step is ``learning_rate_init * factor``. It keeps no state:
 everything it may depend on is in :class:`Progress`, which the trainer advances and which travels with a pickle.
 The loop asks for a factor at every step, so a factor is a few arithmetic operations: parameters are
@@ -46,7 +48,7 @@ PUBLIC = "onnxtrain_sklearn.schedules"
 
 @dataclass
 class Progress:
-    """How far a training run has come; schedules read it, only the trainer writes it.
+    """Progress of a training run; schedules read it, only the trainer writes it.
 
     Attributes
     ----------
@@ -93,11 +95,11 @@ class Schedule(Component, ABC):
         """Return what the initial value is multiplied with in the coming step (dimensionless, >= 0)."""
 
     def stops_at_plateau(self, progress: Progress, learning_rate_init: float) -> bool:
-        """Whether training ends at the plateau just counted in ``progress``; a schedule that goes on returns False."""
+        """Return True if training ends at the plateau just counted in ``progress``, False if it goes on."""
         return True
 
     def finished(self, progress: Progress) -> bool:
-        """Whether a plan has come to its end, so that training that ends there has not failed to converge."""
+        """Return True if a plan has come to its end, so that training that ends there has not failed to converge."""
         return False
 
 
@@ -513,7 +515,7 @@ class Exponential(Schedule):
         return self.gamma**progress.step
 
 
-# Schedules of the learning rate, of weight decay and of dropout: plain Python functions of the progress of a run.
+# Warmup, which leads to another schedule, and the registry.
 
 
 class Warmup(Schedule):

@@ -1,4 +1,4 @@
-"""Callbacks: what is done in the course of training, by the protocol of ``sklearn.callback``.
+"""Callbacks: hooks that run in the course of training, by the protocol of ``sklearn.callback``.
 
 Estimators take them in their parameter ``callbacks``. Where scikit-learn has ``set_callbacks`` (1.9), it sets those
 that are told of the levels of a pipeline or a search around the estimator, such as scikit-learn's ``ProgressBar``.

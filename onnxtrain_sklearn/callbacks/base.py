@@ -1,7 +1,9 @@
-"""The base class of callbacks, the training that they are called with, and scikit-learn's protocol of tasks.
+"""The base class of callbacks, the interface of the training that they see, and scikit-learn's protocol of tasks.
 
-A callback keeps nothing of a training on itself: one instance may serve several fits at a time, in a search for
-example. What it remembers is in :meth:`TrainingInProgress.memory`, which checkpoints and pickles hold.
+Derive from :class:`Callback`, whose hooks receive a :class:`TrainingInProgress`. A callback keeps nothing of a training
+on itself: one instance may serve several fits at a time, in a search for example. It stores its state in
+:meth:`TrainingInProgress.memory`, which checkpoints and pickles hold. :class:`TaskContext` calls callbacks in the form
+of scikit-learn.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class TrainedVectors(Protocol):
 
     @property
     def averages(self) -> bool:
-        """Whether there is a moving average of the parameters, which predicts in their place."""
+        """True if there is a moving average of the parameters, which predicts in their place."""
 
     def gradient_view(self, name: str) -> np.ndarray:
         """Return the gradient of ``name``."""
@@ -105,11 +107,11 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
     def parameters(self) -> TrainedVectors: ...
     @property
     def is_resumable(self) -> bool:
-        """Whether training goes in epochs of minibatches, so that its state after each is known."""
+        """True if training goes in epochs of minibatches, so that its state after each is known."""
 
     @property
     def holds_gradient(self) -> bool:
-        """Whether the gradient of the last step is in the host's memory."""
+        """True if the gradient of the last step is in the host's memory."""
 
     @property
     def epochs_done(self) -> int:
@@ -179,7 +181,7 @@ class Callback(Component):
 
     __module__ = CALLBACKS_MODULE
     steers: ClassVar[bool] = True
-    """Whether the weights depend on it: a checkpoint of a training with other settings of it is another's."""
+    """True if the weights depend on the callback: a checkpoint of a training with other settings of it does not fit."""
     passing: ClassVar[tuple[str, ...]] = ()
     """The entries of its memory that are dropped with the end of training, also after an interrupt."""
 
@@ -229,7 +231,7 @@ def training_of(estimator: object, callback: Callback) -> TrainingInProgress:
     return training
 
 
-# The context of tasks for callbacks that an estimator holds itself, in the form of ``sklearn.callback``.
+# Contexts of tasks for callbacks that an estimator holds itself, in the form of ``sklearn.callback``.
 #
 # It is that of scikit-learn's CallbackContext as far as callbacks read it, on versions that have none too. The tasks of
 # a fit are a tree of their own here: callbacks that take part in the nested levels of a search are set by
@@ -240,7 +242,7 @@ HOOKS = ("setup", "on_fit_task_begin", "on_fit_task_end", "teardown")
 """The methods by which an object is a callback in the form of scikit-learn; another callable is a function."""
 
 PASSED = ("X", "y", "metadata", "fitted_estimator")
-"""What a hook may ask for by keyword-only parameters."""
+"""Values that a hook may ask for by keyword-only parameters."""
 
 
 class Hooked(Protocol):
@@ -253,13 +255,13 @@ class Hooked(Protocol):
 
 
 Values = Mapping[str, Callable[[], object]]
-"""What hooks may ask for, computed when the first one does."""
+"""Values that hooks may ask for, computed when the first one does."""
 
 _signature = lru_cache(maxsize=256)(inspect.signature)
 
 
 def has_hooks(value: object) -> bool:
-    """Whether an object, not a class, has the hooks of scikit-learn's callbacks."""
+    """Return True if an object, not a class, has the hooks of scikit-learn's callbacks."""
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in HOOKS)
 
 

@@ -1,4 +1,7 @@
-"""The callback that stores checkpoints, and their files."""
+"""Store checkpoints of a training in files, and read them.
+
+:class:`Checkpoint` is the callback. :func:`write_state` and :func:`read_state` write and read one file.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +177,7 @@ def _require_finite(state: State, file: Path) -> None:
                 raise damaged(file, f"{name!r} holds values that are NaN or infinite")
 
 
-# Files of a training's state: arrays and a text that says where they belong, with a checksum of all.
+# Checkpoint files: arrays and a text that says where they belong, with a checksum of all.
 #
 # A file may be cut off, changed, or written by somebody else. What is read is checked before it is used: no file takes
 # more memory than it is long, and none runs code.

@@ -1,4 +1,4 @@
-"""Callbacks that watch: EarlyStopping, EpochScoring, GradientStatistics, MetricLogger."""
+"""Callbacks that watch training: EarlyStopping, EpochScoring, GradientStatistics, MetricLogger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .._utils.params import COUNT, NOT_NEGATIVE, OneOf, Rules
 from .base import CALLBACKS_MODULE, Callback, Part, TrainingInProgress
 
 LOWER_IS_BETTER = ("loss", "train_loss", "validation_loss")
-"""What is better the lower it is."""
+"""Monitored losses, which improve downwards."""
 
 
 def measured(training: TrainingInProgress, name: str) -> float:
@@ -205,7 +205,7 @@ class GradientStatistics(Callback):
             training.row.update({f"gradient_norm/{name}": norm for name, norm in norms.items()})
 
 
-# Metrics for trackers of experiments, by the methods that they have; none of them is imported.
+# Experiment trackers: they take metrics by the methods that they have; none of them is imported.
 
 
 NOT_METRICS = ("epoch", "step")
@@ -295,7 +295,7 @@ class MetricLogger(Callback):
 
 
 def _is_tracker(value: object) -> bool:
-    """Whether an object, not a class, has one of the methods."""
+    """Return True if an object, not a class, has a method of an experiment tracker."""
     methods = (getattr(value, name, None) for name in ("log_metrics", "add_scalar", "log"))
     return not isinstance(value, type) and any(map(callable, methods))
 

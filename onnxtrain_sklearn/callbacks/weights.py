@@ -146,7 +146,7 @@ def _steepest(rates: np.ndarray, losses: np.ndarray) -> float:
     return float(rates[int(np.argmin(slopes))])
 
 
-# An ensemble from one training: snapshots of the weights at the ends of cycles of the learning rate.
+# Snapshot ensembles: the weights at the ends of cycles of the learning rate, from one training.
 
 
 SEVERAL = Range(Integral, 2)

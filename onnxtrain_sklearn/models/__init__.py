@@ -3,7 +3,7 @@
 A builder has one method, ``build(n_features, n_outputs, random_state) -> onnx.ModelProto``; the estimators accept any
 object that has it, and the names in :data:`MODELS`. The graph maps ``X`` (N, n_features) to ``scores`` (N, n_outputs),
 without a final activation: the loss brings its own. Random numbers are drawn here, from ``random_state``, and nowhere
-else. :class:`Builder` says what else a builder may ask for: the shape of a row, and the training data.
+else. :class:`Builder` documents further arguments that a builder may ask for: the shape of a row, the training data.
 """
 
 from __future__ import annotations

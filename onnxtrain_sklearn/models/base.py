@@ -1,4 +1,8 @@
-"""The base class of the graph builders, what the estimators ask of a builder, and what it may ask for."""
+"""The base class of the graph builders, and the protocols that builders and their callers follow.
+
+Derive from :class:`GraphModel` to write a builder. :class:`Builder` is the interface that the estimators call, and
+documents the arguments that a builder may ask for.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ class GraphModel(Component, ABC):
 
 
 class Builder(Protocol):
-    r"""What the estimators ask of a graph builder: a method ``build``.
+    r"""The interface of a graph builder: a method ``build``.
 
     ``build(n_features, n_outputs, random_state)`` returns the graph. The estimators pass the three by position. A
     builder that needs more declares it in the signature of ``build`` as a keyword parameter, as methods of
@@ -112,7 +116,7 @@ class Drafts(Builder, Protocol):
 
 
 KEYWORDS = ("row_shape", "X", "y", "sample_weight")
-"""What a builder may declare beyond ``n_features``, ``n_outputs`` and ``random_state``; see :class:`Builder`."""
+"""Arguments that a builder may declare beyond ``n_features``, ``n_outputs``, ``random_state``; see :class:`Builder`."""
 
 
 class HasParameters(Protocol):
@@ -131,16 +135,16 @@ class HasModelProto(Protocol):
 ModelSource: TypeAlias = (
     "onnx.ModelProto | bytes | str | os.PathLike[str] | HasModelProto | Builder | HasParameters | None"
 )
-"""What the estimators take as ``model``: a graph, where it is, a builder, or a fitted estimator of scikit-learn."""
+"""Type of an estimator's ``model``: a graph, its place, a builder, or a fitted estimator of scikit-learn."""
 
 
 def is_builder(model: object) -> TypeGuard[Builder]:
-    """Whether ``model`` makes a graph sized to the data."""
+    """Return True if ``model`` makes a graph sized to the data."""
     return not isinstance(model, type) and callable(getattr(model, "build", None))
 
 
 def makes_drafts(builder: Builder) -> TypeGuard[Drafts]:
-    """Whether a builder has the method of :class:`Drafts`."""
+    """Return True if a builder has the method of :class:`Drafts`."""
     return hasattr(builder, "draft")
 
 

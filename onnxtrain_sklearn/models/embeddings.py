@@ -1,4 +1,9 @@
-"""Embeddings of numeric columns, put before any network, and the rows of training data that they start from."""
+"""Embeddings of numeric columns, and the builder that puts one before any network.
+
+:class:`Embedded` puts an :class:`Embedding` before another builder. :class:`PeriodicEmbedding` and
+:class:`PiecewiseLinearEmbedding` start from rows of the training data. :class:`DrawnColumns` lets networks for tables
+draw their columns before a graph exists.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +110,7 @@ def width_of(op: GraphBuilder, embedded: ir.Value) -> int:
     return shape[1]
 
 
-# An embedding of the columns before any builder.
+# The builder that puts an embedding of the columns before any other.
 
 
 class Embedded(GraphModel):
@@ -150,7 +155,7 @@ class Embedded(GraphModel):
 
     @property
     def scales_targets(self) -> bool:  # type: ignore[override]  # what the builder behind the embedding says
-        """Whether the builder's graphs may be trained on targets of another unit."""
+        """True if the builder's graphs may be trained on targets of another unit."""
         return bool(getattr(self._builder(), "scales_targets", False))
 
     @property
@@ -247,7 +252,7 @@ def _put_before(model: ir.Model, n_features: int, emit: Callable[[GraphBuilder, 
     model.graph.sort()
 
 
-# Embeddings of numeric columns: each column becomes several, by a function of it alone that is trained.
+# Embeddings: each column becomes several, by a trained function of it alone.
 #
 # An embedding emits nodes behind a table (N, n_features), from its parameters and, where it asks for it, the training
 # data. It knows neither the builder behind it nor the loss.
@@ -608,7 +613,7 @@ def _parameter(op: GraphBuilder, name: str, array: np.ndarray) -> ir.Value:
     return op.parameter(op.taken.free(f"embedding.{name}"), array.astype(op.dtype.numpy()))
 
 
-# Columns of a table as a network takes them, drawn before a graph exists: weights first, nodes later.
+# Drawn columns: the columns of a table as a network takes them, weights first, nodes later.
 
 
 @dataclass(frozen=True, eq=False)

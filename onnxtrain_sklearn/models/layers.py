@@ -1,4 +1,8 @@
-"""Perceptrons, linear and convolutional networks, and the layers that they are made of."""
+"""Perceptrons, linear and convolutional networks, and their layers.
+
+:class:`Linear`, :class:`MLP` and :class:`ConvNet` are the builders. :func:`empty_graph` begins a graph, :func:`dense`
+and its neighbors emit layers, and :func:`finish` returns the model.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """RealMLP and TabM, the networks for tables.
 
 Categories come as codes in columns of their own: 0 for a missing or unseen category, 1 and more for the others. Codes
-beyond the number that is declared count as 0.
+beyond the number that is declared count as 0. :func:`coded_table` splits the columns for both networks.
 """
 
 from __future__ import annotations
