@@ -81,7 +81,7 @@ class OnnxTrainWarning(UserWarning):
 
 
 def instead_of(value: object) -> str:
-    """Return the end of an error message: what was got; for a class, that an instance of it is wanted."""
+    """Return the end of an error message: the value got; for a class, that an instance of it is wanted."""
     if isinstance(value, type):
         return f"got the class {value.__name__}; give an instance: {value.__name__}()"
     shown = "" if value is None else f" ({reprlib.repr(value)})"
@@ -89,7 +89,7 @@ def instead_of(value: object) -> str:
 
 
 def warn(message: str, category: type[Warning] = OnnxTrainWarning) -> None:
-    """Warn whoever called this package: the warning names the first line outside it."""
+    """Warn the caller of this package: the warning names the first line outside it."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_back.f_globals.get("__name__")).startswith(f"{__package__}."):
         frame, level = frame.f_back, level + 1

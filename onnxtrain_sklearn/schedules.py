@@ -92,7 +92,7 @@ class Schedule(Component, ABC):
 
     @abstractmethod
     def factor(self, progress: Progress) -> float:
-        """Return what the initial value is multiplied with in the coming step (dimensionless, >= 0)."""
+        """Return the factor of the initial value in the coming step (dimensionless, >= 0)."""
 
     def stops_at_plateau(self, progress: Progress, learning_rate_init: float) -> bool:
         """Return True if training ends at the plateau just counted in ``progress``, False if it goes on."""

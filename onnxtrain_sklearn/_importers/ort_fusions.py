@@ -83,7 +83,7 @@ LoweringFunction: TypeAlias = Callable[[Fused], Outputs]
 
 @dataclass(frozen=True)
 class FusionRule(Supported[LoweringFunction]):
-    """A lowering and what it supports; ``defaults`` are values of further attributes that have no effect."""
+    """A lowering and the settings that it supports; ``defaults`` are values of further attributes without effect."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
 

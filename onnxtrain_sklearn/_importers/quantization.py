@@ -155,7 +155,7 @@ def _look_up_floats(op: GraphBuilder, node: ir.Node) -> None:
 
 
 def _write_integer_product(op: GraphBuilder, node: ir.Node) -> None:
-    """Replace a float product by what it was made from, unless its weights are floats."""
+    """Turn a float product back into its integer product, unless its weights are floats."""
     held = None if node.inputs[1] is None else node.inputs[1].producer()
     rounding = next(_ranges_before(node), None)
     if held is None or held.op_type != "DequantizeLinear" or rounding is None:
@@ -287,7 +287,7 @@ def _is_kind(node: ir.Node | None, kind: str) -> bool:
 
 
 def _replace_pair(graph: ir.Graph, node: ir.Node, weights: Weights) -> None:
-    """Replace a DequantizeLinear of constants, or of what a QuantizeLinear returns; others stay."""
+    """Replace a DequantizeLinear of constants or of a QuantizeLinear; others stay."""
     x = node.inputs[0]
     assert x is not None
     maker, second = x.producer(), _grid_of(node, x)
@@ -362,7 +362,7 @@ def _emit(graph: ir.Graph, node: ir.Node, x: ir.Value, first: _Grid, second: _Gr
 
 
 def _write_pairs(op: GraphBuilder, rounding: ir.Node) -> None:
-    """Replace the arithmetic around a rounding by what it was made from."""
+    """Replace the arithmetic around a rounding by the pairs that it was made from."""
     division = rounding.inputs[0].producer() if rounding.inputs[0] is not None else None
     assert division is not None
     x, scale = division.inputs[0], _held(division.inputs[1])

@@ -28,7 +28,7 @@ _CALLS = {
 
 
 class _Writer:
-    """Nodes in place of one node, with new names for what is between them."""
+    """Nodes in place of one node, with new names for the values between them."""
 
     def __init__(self, node: onnx.NodeProto, names: Names, element_type: int) -> None:
         self._node, self._names, self._type = node, names, element_type
@@ -66,7 +66,7 @@ _FORMS: dict[str, tuple[int, Callable[..., str]]] = {
     "Xlog1py": (2, lambda op, x, y: _unless_zero(op, x, y, lambda a: op("Mul", x, _log1p(op, a)))),
     "Xlogy": (2, lambda op, x, y: _unless_zero(op, x, y, lambda a: op("Mul", x, op("Log", a)))),
 }
-"""Operators of TensorFlow: number of inputs, and what they compute."""
+"""Operators of TensorFlow: number of inputs, and computation."""
 
 
 def without_tensorflow_operators(proto: onnx.ModelProto) -> onnx.ModelProto:

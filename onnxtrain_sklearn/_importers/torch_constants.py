@@ -42,7 +42,7 @@ _OF_ONE_OPERAND: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "sqrt": ("Sqrt", np.sqrt),
     "tanh": ("Tanh", np.tanh),
 }
-"""Functions of PyTorch: the operator, and what it computes."""
+"""Functions of PyTorch: the operator, and its computation."""
 
 _MOVES = frozenset({"numpy_T", "permute", "t", "transpose"})
 _OTHER_SHAPES = frozenset({"flatten", "reshape", "squeeze", "unsqueeze", "view"})
@@ -138,7 +138,7 @@ def _shares_along(kind: str, axis: int) -> Computation:
 
 
 def _forms_of(function: str, x: np.ndarray, result: np.ndarray) -> Iterator[tuple[np.ndarray, Computation]]:
-    """Yield what a function of PyTorch may compute from numbers, and its operators."""
+    """Yield results that a function of PyTorch may compute from numbers, and its operators."""
     if function in _OF_ONE_OPERAND:
         kind, compute = _OF_ONE_OPERAND[function]
         yield compute(x), _operator(kind)

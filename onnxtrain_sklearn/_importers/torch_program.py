@@ -90,7 +90,7 @@ class TracedCall:
 
     @property
     def names(self) -> list[str]:
-        """The names of what the call reads."""
+        """Names of the values that the call reads."""
         return [name for argument in self.arguments for name in _NAME.findall(argument)]
 
 
@@ -124,7 +124,7 @@ def call_of(node: ir.Node) -> TracedCall | None:
 
 
 def names_read(node: ir.Node) -> list[str]:
-    """Return the names of what a node's call reads; none where the file does not tell."""
+    """Return the names of the values that a node's call reads; none where the file does not tell."""
     call = call_of(node)
     return [] if call is None else call.names
 
@@ -253,7 +253,7 @@ class TorchProgram:
         return "folded" if is_plausible else "constant"
 
     def folded_names(self, node: ir.Node) -> list[str]:
-        """Return the names of what a node's call read that no node computes: the exporter did so in advance."""
+        """Return the names of values that a node's call read and no node computes: the exporter folded them."""
         names = (name for name in names_read(node) if name not in self.kinds and name not in self._computed)
         return [name for name in names if not _OF_NUMBERS.fullmatch(name)]
 
@@ -305,7 +305,7 @@ class TorchProgram:
 
 
 def folded_from(value: ir.Value) -> list[str]:
-    """Return the names of what a constant was computed from in advance; none where the file does not tell."""
+    """Return the names of the values that a constant was folded from; none where the file does not tell."""
     return _QUOTED.findall(value.metadata_props.get(FOLDED_FROM, ""))
 
 
@@ -357,7 +357,7 @@ _TENSORFLOW_OPERATION = re.compile(
     r"(?:.*/)?(?:add|AddV2|Cast|Const|div|div_no_nan|Exp|Log|Log1p|Maximum|Minimum|mul|Mul|Neg|pow|Pow|RealDiv|Rsqrt"
     r"|Sqrt|Square|sub|Sub|truediv)(?:_\d+)?(?:_recip)?(?:__\d+)?(?::\d+)?"
 )
-"""Names of what tf2onnx or TensorFlow Lite computed in advance; a variable is named after the node that reads it."""
+"""Names of values that tf2onnx or TensorFlow Lite folded; a variable is named after the node that reads it."""
 _TENSORFLOW_CONSTANT = re.compile(r"(?:.*/)?Const(?:_\d+)?:\d+")
 _TENSORFLOW_VARIABLE = re.compile(r"(?:.*/)?ReadVariableOp(?:_\d+)?(?:/resource)?:\d+")
 

@@ -33,7 +33,7 @@ _LEADING = {"Loop": (2, 1), "Scan": (0, 0)}
 
 
 def read_constant_states(graph: ir.Graph) -> None:
-    """Let bodies read from outside what no iteration changes, in place: JAX's loops take their weights as states."""
+    """Let bodies read unchanged states from outside, in place: JAX's loops take their weights as states."""
     for node in every_node(graph):
         if node.op_type in _LEADING and not node.domain:
             first, done = _LEADING[node.op_type]

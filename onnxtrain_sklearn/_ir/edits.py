@@ -19,7 +19,7 @@ from .queries import every_node, is_read
 from .shapes import infer_shapes
 
 KEPT_TYPE = "onnxtrain/kept_type"
-"""Key in the metadata of a value: the type in which a file keeps what is computed in float32."""
+"""Key in the metadata of a value: its type in the file, where it is computed in float32."""
 
 
 def replace_value(op: GraphBuilder, old: ir.Value, new: ir.Value, *, typed: bool = True) -> ir.Value:
@@ -132,7 +132,7 @@ def replace_input(graph: ir.Graph, old: ir.Value, new: ir.Value, value: ir.Value
 
 
 def replace_inputs(graph: ir.Graph, values: Mapping[str, ir.Value]) -> None:
-    """Let what reads these inputs, by name, read the values that the graph computes; remove the inputs."""
+    """Rewire consumers of these inputs, by name, to values that the graph computes; remove the inputs."""
     for old in [value for value in graph.inputs if value.name in values]:
         old.replace_all_uses_with(values[old.name or ""], replace_graph_outputs=True)
         graph.inputs.remove(old)

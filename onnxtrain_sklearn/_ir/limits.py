@@ -119,7 +119,7 @@ def model_limits(**limits: int) -> Iterator[ModelLimits]:
 
 
 def exceeded(what: str, name: str) -> ModelError:
-    """Return an error that names what is too large and how to raise the limit ``name``."""
+    """Return an error that names the excess and how to raise the limit ``name``."""
     limit = getattr(current_limits(), name)
     return ModelError(
         f"{what}, more than the limit {name}={limit:,}. If you trust the model, raise it: "
@@ -422,7 +422,7 @@ CRASHES: dict[str, tuple[Callable[[Any, dict[str, int]], str | None], ...]] = {
 
 
 def operand_error(node: ir.Node) -> str | None:
-    """Return what is wrong with the operands of a node, None where nothing is known to be."""
+    """Return the error in the operands of a node, None where none is known."""
     rule = None if node.domain else OPERAND_RULES.get(node.op_type)
     return None if rule is None else rule(node)
 

@@ -175,7 +175,7 @@ _CONSTANT_OF = "onnxtrain/constant of "
 
 
 def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Return the model, checked, in another default opset; raise what the converter raises, or ModelError."""
+    """Return the model, checked, in another default opset; raise the error of the converter, or ModelError."""
     own = _opset_of_proto(proto)
     affected = [node for graph in _graphs(proto.graph) for node in graph.node if _changes(node, own, opset)]
     doubles = set[str]()

@@ -187,7 +187,7 @@ def knows_few_integers(proto: onnx.ModelProto) -> bool:
 
 
 def _number(tensor: Any) -> float:
-    """Return the one number of a tensor; 0 for what is no number."""
+    """Return the one number of a tensor; 0 where it is not a number."""
     array = ir.from_proto(tensor).numpy().ravel()
     return float(array[0]) if array.size == 1 and array.dtype.kind in "iuf" and np.isfinite(array[0]) else 0.0
 

@@ -149,7 +149,7 @@ def rewrite(source: ir.Model, *, keep_decided: bool = False) -> Rewritten:
 
 
 def _replace(graph: ir.Graph, node: ir.Node, rule: RewriteRule, roles: list[Role]) -> None:
-    """Replace a node by what the rule emits, with the names of its outputs."""
+    """Replace a node by the nodes that the rule emits, with the names of its outputs."""
     op = GraphBuilder(graph, prefix=node.name or node.op_type, constant_nodes=True)
     thunks = rule(RewrittenNode(op, node, _parameter_stem(graph, node), roles))
     used = [(old, thunk) for old, thunk in zip(node.outputs, thunks, strict=False) if _in_use(old)]

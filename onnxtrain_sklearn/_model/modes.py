@@ -290,7 +290,7 @@ def follow_torch(model: ir.Model, prefix: str) -> None:
 
 
 def _average_unbiased(op: GraphBuilder, node: ir.Node) -> None:
-    """Scale what the node averages with, and its average back: kernels may overwrite the old average itself."""
+    """Scale the input of the average, and the average back: kernels may overwrite the old average itself."""
     old, new = node.inputs[4], node.outputs[2]
     assert old is not None
     op.dtype = old.dtype or op.dtype

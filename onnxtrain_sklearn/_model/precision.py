@@ -30,7 +30,7 @@ TYPES_OF_FILE = "onnxtrain_sklearn.types_of_file"
 
 @dataclass(frozen=True)
 class KeptTypes:
-    """The types in which a file keeps what is computed in float32: of weights and inputs by name, and of the output."""
+    """Types in a file of values computed in float32: of weights and inputs by name, and of the output."""
 
     weights: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)

@@ -73,7 +73,7 @@ EXPORTER = "exporter"
 """Key of the name of the program that wrote the file, in the metadata of a graph in memory."""
 
 _NAME_IN_MODULE = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
-"""Paths of parameters and buffers; what the exporter computes has other names: ``onnx::Div_12``, ``/Div_output_0``."""
+"""Paths of parameters and buffers; computed values have other names: ``onnx::Div_12``, ``/Div_output_0``."""
 
 QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bnb4|FpQ4")
 """Operators of ONNX and onnxruntime that compute with integers instead of floats."""
@@ -124,7 +124,7 @@ class Roles:
         return TorchProgram(self._graph)
 
     def _as_recorded(self, value: ir.Value, found: Verdict, uses: list[tuple[ir.Node, int]]) -> Verdict:
-        """Return the verdict by what PyTorch's exporter recorded, or ``found`` where it did not record anything."""
+        """Return the verdict by the record of PyTorch's exporter, or ``found`` where there is none."""
         status = self._program.status(value)
         if found.is_weight and (status == "constant" or (status is None and is_buffer(value))):
             return Verdict(False, "a constant or buffer of the PyTorch module")
@@ -385,7 +385,7 @@ ENDS = frozenset({"Cast", "Clip", "Flatten", "Identity", "Reshape", "Squeeze"})
 
 
 def role_in_affine(node: ir.Node, index: int, array: np.ndarray) -> Literal["mean", "scale", "bias"] | None:
-    """Return what a constant, a number for each channel, does in ``(x - mean) * scale + bias``; None: not clear."""
+    """Return the role of a constant, a number for each channel, in ``(x - mean) * scale + bias``; None: unclear."""
     if node.domain or len(node.inputs) != 2 or not _is_per_channel(array):
         return None
     if node.op_type == "Mul":

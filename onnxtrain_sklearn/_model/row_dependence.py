@@ -50,7 +50,7 @@ class RowsMeet(Exception):
 
 
 class Unknown(Exception):
-    """It is not known what a node does with rows."""
+    """The effect of a node on rows is not known."""
 
 
 def meeting_of_rows(graph: ir.Graph, by_row: Collection[str], ends: Iterable[ir.Value], batch: int = 0) -> Verdict:

@@ -118,7 +118,7 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
         """Epochs of this call."""
 
     def memory(self, callback: Callback) -> dict[str, Any]:
-        """Return what a callback remembers of this run: numbers, texts, arrays; it is kept from call to call."""
+        """Return the memory of a callback in this run: numbers, texts, arrays; it is kept from call to call."""
 
     def measure(self, name: str, scoring: str | Callable[..., float], on: Part) -> float:
         """Return an entry of ``row``; if it is missing, it is a score of scikit-learn or "loss" on these rows."""
@@ -192,7 +192,7 @@ class Callback(Component):
         """Called after each epoch; True ends training."""
 
     def end(self, training: TrainingInProgress) -> None:
-        """Called after the last epoch, with the final weights; what it changes in them is kept."""
+        """Called after the last epoch, with the final weights; its changes of them are kept."""
 
     def setup(self, estimator: object, context: TaskOfHook) -> None:
         """Check the parameters, and that the estimator is one of this package."""
@@ -213,7 +213,7 @@ class Callback(Component):
         return False
 
     def teardown(self, estimator: object, context: TaskOfHook) -> None:
-        """Drop what is of use in training only."""
+        """Drop everything that is of use in training only."""
         memory = training_of(estimator, self).memory(self) if self.passing else {}
         for name in self.passing:
             memory.pop(name, None)

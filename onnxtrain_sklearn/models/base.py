@@ -84,7 +84,7 @@ class Builder(Protocol):
 
     @property
     def build(self) -> Callable[..., onnx.ModelProto]:
-        """Return the graph; see the class for what it is called with."""
+        """Return the graph; the class documents the arguments."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +120,13 @@ KEYWORDS = ("row_shape", "X", "y", "sample_weight")
 
 
 class HasParameters(Protocol):
-    """An estimator of scikit-learn, in what it is told by."""
+    """The methods that tell an estimator of scikit-learn."""
 
     def get_params(self, deep: bool = ...) -> dict[str, Any]: ...
 
 
 class HasModelProto(Protocol):
-    """A program of ``torch.onnx.export``, in what is read of it."""
+    """A program of ``torch.onnx.export``, as far as it is read."""
 
     @property
     def model_proto(self) -> onnx.ModelProto: ...

@@ -103,7 +103,7 @@ _part_graphs: Cache[onnx.ModelProto] = Cache(64, 2**24, lambda proto: proto.Byte
 
 
 def width_of(op: GraphBuilder, embedded: ir.Value) -> int:
-    """Return the number of columns of what an embedding emitted; raise ModelError where it is not fixed."""
+    """Return the number of columns that an embedding emitted; raise ModelError where it is not fixed."""
     shape = op.shape(embedded)
     if shape is None or len(shape) != 2 or not isinstance(shape[1], int):
         raise ModelError(f"emit must return a value of shape (N, width) of a fixed width, got {shape}.")

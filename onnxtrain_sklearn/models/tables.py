@@ -153,7 +153,7 @@ def robust_scaling(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def task_of(y: np.ndarray | None) -> str:
-    """Return what the targets are: "classes", "numbers" or "unknown"."""
+    """Return the kind of the targets: "classes", "numbers" or "unknown"."""
     if y is None:
         return "unknown"
     return "classes" if np.asarray(y).dtype.kind in "iub" else "numbers"
