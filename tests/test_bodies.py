@@ -46,17 +46,37 @@ OTHERS = {
     "stacked": """e, o = Loop (computed, go, H) <body = b (int64 i, bool c, s) => (bool d, t, k) {
         v = ReduceMean(s, last) t = Sub(s, v) k = Tanh(s) d = Identity(c)}> r = ReduceSum<keepdims = 0>(o, zero)""",
 }
-NETS = OTHERS | {
-    f"{name}, {rounds}": LOOP % (rounds, step, end)
-    for name, step in STEPS.items()
-    for rounds, end in [("three", "Identity(c)"), ("computed", "Less(i, two)")]
+BEHIND = """one = Constant<value = int64 {1}>()
+    e, o = Loop (%s, go, H) <body = b (int64 i, bool c, s) => (bool d, t, k) {
+    v = ReduceMean(s, last) t = Sub(s, v) k = Tanh(s) d = %s}>
+    p = Transpose<perm = [1, 0, 2]>(o)
+    q = Loop (two, go, p) <body = n (int64 j, bool f, real%s x) => (bool g, real%s h) {
+    l = ReduceMean(x, last) m = Sub(x, l) h = Tanh(m) g = Identity(f)}> r = ReduceSum<keepdims = 0>(q, last)"""
+STACKS = {
+    "three, known length": ("three", "Identity(c)", ""),
+    "three, declared length": ("three", "Identity(c)", "[N, 3, 4]"),
+    "three, named length": ("three", "Identity(c)", "[N, K, 4]"),
+    "computed length": ("computed", "Identity(c)", ""),
+    "computed length, named": ("computed", "Identity(c)", "[N, K, 4]"),
+    "early end": ("three", "Less(i, one)", ""),
+    "early end, declared length": ("three", "Less(i, one)", "[N, 2, 4]"),
 }
+NETS = (
+    OTHERS
+    | {f"behind a stack, {name}": BEHIND % (*parts, parts[-1]) for name, parts in STACKS.items()}
+    | {
+        f"{name}, {rounds}": LOOP % (rounds, step, end)
+        for name, step in STEPS.items()
+        for rounds, end in [("three", "Identity(c)"), ("computed", "Less(i, two)")]
+    }
+)
 RANDOM = np.random.default_rng(0)
 W, V, X = (RANDOM.normal(size=size) * 0.5 for size in [(6, 4), (4, 1), (5, 6)])
 
 
 def network(nodes, kind="float", batch="N", end="Z = Mul(Y, Y) y = ReduceSum<keepdims = 0>(Z)"):
     output = "float[N, 1] Y" if not end else f"{kind} y"
+    nodes = nodes.replace("real", kind if "real[" in nodes else "")
     return onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 18]>
         net ({kind}[{batch}, 6] X, {kind}[6, 4] W, {kind}[4, 1] V) => ({output})

@@ -248,6 +248,7 @@ _ITERATED: dict[str, Supported[Callable[[ir.Node], _FixedLoop | None]]] = {
 def complete_shapes(model: ir.Model) -> ir.Model:
     """Infer types and shapes, in place, including those behind computed shapes."""
     infer_shapes(model)
+    _name_lengths_of_stacks(model.graph)
     if _computes_shapes(model.graph):
         _follow_integers(model)
     return model
@@ -266,6 +267,7 @@ def fold(model: ir.Model) -> ir.Model:
     axis is removed if its size is one. CastLike becomes Cast, for which both engines have a gradient.
     """
     infer_shapes(model)
+    _name_lengths_of_stacks(model.graph)
     _name_types_of_casts(model.graph)
     if _computes_shapes(model.graph):
         while _simplify(model) and any(node.op_type == "If" for node in model.graph):
@@ -449,7 +451,51 @@ def _infer_loop(node: ir.Node, visit: Visit, forget: Visit) -> None:
     for i, sizes in held.items():
         _complete(node.outputs[i], sizes, before[i])
     for value, row in zip(list(node.outputs)[len(before) :], after[len(before) :], strict=False):
-        _complete(value, _stacked(dims(row), 0, None), row)
+        _complete(value, _stacked(dims(row), 0, _rounds_of_loop(node)), row)
+
+
+def _rounds_of_loop(node: ir.Node) -> int | None:
+    """Return how many iterations a Loop makes, if a constant tells it and it cannot end early."""
+    trips, start = operand(node, 0), operand(node, 1)
+    count = None if trips is None else constant(trips)
+    goes_on = start is None or ((given := constant(start)) is not None and bool(np.all(given)))
+    known = count is not None and count.size == 1 and goes_on and _never_ends(_body(node))
+    return max(0, int(count.item())) if known and count is not None else None
+
+
+def _name_lengths_of_stacks(graph: ir.Graph) -> None:
+    """Give the results that a Loop stacks the number of its iterations as their length, or a name, in place.
+
+    ONNX's inference makes up a name for each of these lengths, which counts as unknown, even where a constant tells the
+    number. Of a Loop behind such a result, nothing would tell that its states keep their size.
+    """
+    found: dict[str, int | str] = {}
+    for node in every_node(graph):
+        if node.op_type == "Loop" and not node.domain:
+            stacks = list(node.outputs)[len(node.inputs) - 2 :]
+            names = [v.shape[0].value for v in stacks if v.shape and isinstance(v.shape[0], ir.SymbolicDim)]
+            rounds = _rounds_of_loop(node)
+            length = f"rounds_{stacks[0].name}" if stacks and rounds is None else rounds
+            found |= {name: length for name in names if name and name.startswith(_MADE_UP) and length is not None}
+    for v in graph.inputs:
+        for size in v.shape or ():
+            found.pop(str(size), None)
+    for value in _values_inside(graph) if found else ():
+        sizes = [d if isinstance(d, int) else d.value for d in value.shape or ()]
+        if any(d in found for d in sizes if isinstance(d, str)):
+            value.shape = ir.Shape([found.get(d, d) if isinstance(d, str) else d for d in sizes])
+
+
+_MADE_UP = "unk__"
+"""What the names begin with that ONNX's inference makes up."""
+
+
+def _values_inside(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield what the nodes of a graph compute, and the inputs of its bodies."""
+    for node in every_node(graph):
+        yield from node.outputs
+        for body in graphs_in(node):
+            yield from body.inputs
 
 
 def _infer_scan(node: ir.Node, visit: Visit, _: Visit) -> None:

@@ -390,16 +390,25 @@ def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infe
     """Infer all shapes, in place; sizes that are only declared stay, unless they contradict the inferred ones."""
     declared = forget_shapes(model.graph)
     infer(model)
-    given = {d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
+    given = _names_of_sizes(model.graph.inputs)
+    of_bodies = {
+        body: given | _names_of_sizes(body.inputs) for node in every_node(model.graph) for body in graphs_in(node)
+    }
     for value, shape in declared.items():
-        value.shape = shape if value.shape is None else _merged(value.shape, shape, given)
+        names = of_bodies.get(value.graph, given) if value.graph is not None else given
+        value.shape = shape if value.shape is None else _merged(value.shape, shape, names)
     return model
+
+
+def _names_of_sizes(values: Iterable[ir.Value]) -> set[str]:
+    return {d.value for v in values for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
 
 
 def _merged(inferred: ir.Shape, declared: ir.Shape, given: set[str]) -> ir.Shape:
     """Return the inferred shape, with declared sizes where none was inferred and the two do not contradict.
 
-    A symbolic size in ``given``, a dimension of an input, counts as inferred.
+    A symbolic size in ``given``, a dimension of an input of the graph or body, counts as inferred: a state keeps its
+    size where an iteration returns the size that it got.
     """
     pairs = list(zip(inferred, declared, strict=False))
     if len(inferred) != len(declared) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
