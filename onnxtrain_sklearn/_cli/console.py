@@ -1,4 +1,4 @@
-"""What a command is and returns, what it prints, and the options that commands share."""
+"""Commands and their results, their output, and the options that they share."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def epochs_shown(estimator: Estimator, console: Console, earlier: int = 0) -> It
         estimator.callbacks = own
 
 
-# What commands print: results on stdout, as text or as JSON; progress, warnings and errors on stderr.
+# Output of commands: results on stdout, as text or as JSON; progress, warnings and errors on stderr.
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def as_json_value(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-# What a command is, what it returns, and the errors of its arguments.
+# Commands, their outcomes, and the errors of their arguments.
 
 
 class UsageError(ValueError):

@@ -1,4 +1,4 @@
-"""What `--model` names: a builder, a recipe for raw tables, a fitted model, an ONNX file, a stored estimator."""
+"""Resolve `--model`: a builder, a recipe for raw tables, a fitted model, an ONNX file, a stored estimator."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def warn_of_row_names(frame: pandas.DataFrame) -> None:
         warn_of_texts(name, known, len(frame), f"leave the column out by --drop {name!r}")
 
 
-# What a training is given and returns: rows, and the fitted estimator with its way of reading a table.
+# Rows for a training, and its result: the fitted estimator with its way of reading a table.
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def _truncated(end: float) -> Callable[[Text, Sequence[str], int], str]:
     return emit
 
 
-# What each node of a graph becomes: a view of its operand, or a stage.
+# Translation of each node of a graph: to a view of its operand, or to a stage.
 
 
 def translate(plan: FunctionPlan, node: ir.Node) -> None:

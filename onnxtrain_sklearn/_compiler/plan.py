@@ -215,7 +215,7 @@ def loaded(plan: FunctionPlan, view: View) -> View:
     return view if view.buffer.number is None else plan.copy(view)
 
 
-# Where buffers are in the memory of a run: one takes the place of others that are read no more.
+# Places of buffers in the memory of a run: one takes the place of others that are read no more.
 
 
 LINE_NUMBERS = 16

@@ -251,7 +251,7 @@ def merged_axes(shape: Shape, strides: Sequence[Shape]) -> tuple[Shape, list[Sha
     return tuple(n for n, _ in axes), [tuple(steps[k] for _, steps in axes) for k in range(len(strides))]
 
 
-# How many rows of a minibatch a run computes.
+# Number of rows of a minibatch that a run computes.
 
 
 @dataclass(eq=False)

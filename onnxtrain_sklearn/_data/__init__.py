@@ -1,1 +1,1 @@
-"""What users give: columns of X, minibatches, targets, validation data."""
+"""Input data: columns of X, minibatches, targets, validation data."""

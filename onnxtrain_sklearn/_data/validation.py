@@ -108,7 +108,7 @@ def r2_of_rows(y: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None,
     return r2_of_maps(y, prediction, weights) if are_maps else r_squared(y, prediction, weights)
 
 
-# Whether numbers are finite: of plain arrays in place of scikit-learn's checks, and of the vectors of a training.
+# Checks for finite numbers: of plain arrays in place of scikit-learn's checks, and of the vectors of a training.
 
 
 SHORT = 10_000

@@ -1,7 +1,7 @@
-"""Call the callbacks of an estimator in the course of its training.
+"""Call the callbacks of an estimator during training.
 
-The callbacks of the parameter ``callbacks`` are told of a tree of their own, on every version of scikit-learn; those of
-``set_callbacks`` of scikit-learn's, which joins that of a pipeline or a search around the estimator.
+Callbacks of the parameter ``callbacks`` see a task tree of their own, on every version of scikit-learn. Callbacks of
+``set_callbacks`` see scikit-learn's tree, which joins that of a pipeline or a search around the estimator.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class ActiveTraining(StatefulTraining):
             call()
 
 
-# What hooks of callbacks may ask for: the rows that are trained on, and an estimator as if training had ended now.
+# Values for the hooks of callbacks: the rows that are trained on, and an estimator as if training had ended now.
 
 
 UNFITTED = (ACTIVE, "_parent_callback_ctx", "_callback_fit_ctx", "_skl_callbacks_to_teardown")

@@ -345,7 +345,7 @@ class TrainingRecord:
         return history
 
 
-# What notebooks show of an estimator: scikit-learn's table, links to the documentation, graph and loss curve.
+# HTML of an estimator in notebooks: scikit-learn's table, links to the documentation, graph and loss curve.
 #
 # Graph and curves are drawn as SVG by this package, so that they need no library and no network. All text in them is
 # escaped: the names of a graph may be anybody's.

@@ -1,4 +1,8 @@
-"""Check X and y, and make them training and validation examples."""
+"""Check X and y, and make them training and validation examples.
+
+``graph_inputs`` turns X into the inputs of the graph, ``_data/targets`` encodes y, and ``TrainingRows`` splits the rows
+into those to train on and those to hold out. The result, ``Examples``, is what minibatches are drawn from.
+"""
 
 from __future__ import annotations
 
@@ -334,7 +338,7 @@ class TrainingRows:
         return target_range(earlier, values, clips=clips, holds_constants=shifts and self.scale is not None)
 
 
-# Converts data to graph inputs, with scikit-learn's checks: features, feature names, missing values.
+# Convert data to graph inputs, with scikit-learn's checks: features, feature names, missing values.
 
 
 def graph_inputs(
@@ -394,7 +398,7 @@ def predictions_on(estimator: Parameters, run: Run, rows: MatrixLike) -> dict[st
     return run.predictions(graph_inputs(estimator, rows, run.source.inputs, run.fitted, reset=False))
 
 
-# Decides whether ``y`` has a label at each position of a row, and which axis of the scores is that of the classes.
+# Labels at each position of a row: recognize them in ``y``, and find the axis of the scores that holds the classes.
 
 
 def takes_positions(estimator: BaseEstimator, source: TrainableModel | None, y: ArrayLike) -> bool:

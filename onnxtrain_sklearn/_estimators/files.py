@@ -176,7 +176,7 @@ def untrained_run(estimator: Any, X: MatrixLike, y: MatrixLike) -> Run:
     return prepared
 
 
-# Loads what was trained elsewhere into a run: weights by name, or the vectors of training graphs.
+# Load weights by name, or the vectors of training graphs, that were trained elsewhere.
 
 
 Arrays = Mapping[str, np.ndarray]
@@ -504,7 +504,7 @@ class TrainingFiles(LoadsState):
         return export_source(self, run, batch_size, target)
 
 
-# The constants that are built into a graph beside its weights, and whether two graphs have the same ones.
+# Constants that are built into a graph beside its weights, and their comparison between two graphs.
 #
 # Scales of inputs and of targets, and the labels of the classes, are among them, which a fit takes from its data.
 

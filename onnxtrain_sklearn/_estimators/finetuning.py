@@ -304,7 +304,7 @@ def _sizes_of_sparse(run: Run, examples: Examples, rows: np.ndarray, model: ir.M
     return np.asarray(np.abs(factors) * root_mean_squares(examples.columns[name], rows, weights))
 
 
-# What no trained weight affects, computed once for all rows before a search: it is the same in every iteration.
+# Precompute everything independent of the trained weights, once for all rows before a search.
 #
 # Features of a frozen body, the leaves that rows reach in trees, the columns behind scalers.
 

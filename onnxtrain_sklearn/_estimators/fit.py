@@ -1,13 +1,18 @@
-"""The way of fit: prepare, set up the trainer, train, publish or roll back; and which methods exist.
+"""Run a call of ``fit`` or ``partial_fit``: prepare, train, publish or roll back.
+
+:func:`prepared` validates the call and builds its run: ``source`` finds the graph, ``examples`` checks the data,
+``heads`` chooses the head, ``state_setup`` makes the run and compares its start with a given model. :func:`trainer_for`
+then sets up minibatches, step and epoch loop of ``_training``, and ``Attempt._train`` runs the loop. On success the
+fitted attributes are published, on an error they are rolled back.
 
 Two other outcomes leave the estimator fitted: training diverges, which raises an error, or it is interrupted, which
 raises if the interrupt is meant for a caller. An interrupt may come between any two lines: the fitted attributes
 change atomically, and objects that a run shares with the last one are published with it.
 
-A call that goes on from an earlier one shares weights, optimizer state, history and random state with it. They are
-copied before, and taken back after an error. Only where weights and optimizer state are large, for the steps of the
-call, and none of its callbacks and scores are the user's, they are not copied: then an error after the first step, of
-the runtime or the device, takes the weights back to those before the epoch, and nothing else.
+A call that resumes an earlier one shares weights, optimizer state, history and random state with it. They are copied
+before the call, and restored after an error. They are not copied only if weights and optimizer state are large for the
+steps of the call, and none of its callbacks and scores are the user's: then an error of the runtime or the device after
+the first step restores the weights from before the epoch, and nothing else.
 """
 
 from __future__ import annotations
@@ -134,7 +139,7 @@ class Attempt(TrainingRecord):
         self.__dict__.update(run.fitted_attributes())
 
 
-# The preparation of a call of ``fit`` or ``partial_fit``, in steps: model, examples, run, loop.
+# Preparation of a call of ``fit`` or ``partial_fit``, in steps: model, examples, run, loop.
 #
 # Nothing is trained here. The training step comes last: nothing before it changes objects shared with an earlier run.
 
@@ -183,7 +188,7 @@ def _planned(estimator: Parameters, call: Call) -> tuple[Plan, TrainableModel, E
     return Plan(estimator, call, loop, old, rng, rows, fitted, tuner, body, names), source, examples
 
 
-# Conditional methods of the estimators: which exist depends on the parameters and on the fitted run.
+# Conditional methods: they exist depending on the parameters and the fitted run.
 
 
 def trains_in_minibatches(estimator: Parameters) -> bool:
@@ -236,7 +241,7 @@ def takes_negative_numbers(loss: object) -> bool:
     return True
 
 
-# The loop of a call: its minibatches, its step, the score of the validation rows.
+# Epoch loop of a call: its minibatches, its step, the score of the validation rows.
 
 
 def trainer_for(
@@ -305,7 +310,7 @@ def _planned_steps(plan: Plan, steps: int) -> int:
     return steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))
 
 
-# Who handles an interrupt (Ctrl-C): a ``fit`` that the user called, or the caller of that ``fit``.
+# Decide whether an interrupt (Ctrl-C) ends this ``fit`` or propagates to its caller.
 #
 # A direct call ends early and keeps the weights reached so far, as in scikit-learn's MLP. Inside a search, a
 # cross-validation or an ensemble that would be wrong: the next fit would begin, and the score of the truncated one

@@ -1,4 +1,4 @@
-"""Choose the head, that is, what follows the scores: task, link, labels; and plan the training of a call.
+"""Choose the head, the part of a graph after the scores (task, link, labels), and plan the training of a call.
 
 The loss, the targets and the number of scores determine the head. For a given graph, the content of its output is
 determined first.
@@ -197,7 +197,7 @@ def _task(targets: Targets, n_columns: int) -> Task:
     return targets.task
 
 
-# What is decided about the training of a call before its run exists.
+# Decisions about the training of a call, made before its run exists.
 
 
 @dataclass(frozen=True, eq=False)

@@ -433,7 +433,7 @@ def resolved(estimator: BaseEstimator, params: Mapping[str, object]) -> dict[str
     return result
 
 
-# What scikit-learn's protocol of callbacks gives an estimator: ``set_callbacks``, where scikit-learn has it (1.9).
+# Callbacks of scikit-learn's own protocol, ``set_callbacks``, where scikit-learn has it (1.9).
 
 
 R = TypeVar("R")

@@ -1,4 +1,4 @@
-"""What a trained estimator gives: predictions, weights, the graph, the fitted scikit-learn model."""
+"""Results of a trained estimator: predictions, weights, the graph, the fitted scikit-learn model."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Results(LinearCoefficients, DeviceTraining, Parameters):
 
 # Predictions for plain arrays without scikit-learn's checks, which take several times as long as a row.
 #
-# What is taken here, scikit-learn would take as it is: arrays of NumPy itself, of native floats, with rows of the
+# This path takes only data that scikit-learn takes as they are: plain NumPy arrays of native floats, with rows of the
 # fitted shape, finite, where no feature names are to be compared. Everything else goes through scikit-learn, which
 # raises and warns.
 

@@ -317,7 +317,7 @@ def in_opset(model: ir.Model, opset: int) -> ir.Model:
     return infer_shapes(ir.from_proto(proto))
 
 
-# Calls to make once another package has been imported, by whomever: nobody pays for it who does not need it.
+# Call a function once another package has been imported: only its users pay for the import.
 
 
 def after_import(package: str, call: Callable[[], object]) -> None:

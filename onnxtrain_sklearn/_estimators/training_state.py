@@ -1,4 +1,8 @@
-"""The state of a training in plain values, from which another process goes on to the same bits."""
+"""The state of a training as plain values, from which another process resumes to the same bits.
+
+Checkpoints store and restore it; ``identity_of`` tells whether a stored state belongs to a training. ``StateBefore``
+keeps in memory what a call of ``fit`` changes, for a rollback.
+"""
 
 from __future__ import annotations
 
@@ -323,7 +327,7 @@ def _seed_key(estimator: Seeded, rows: Iterable[bytes]) -> str:
     return hasher.hexdigest()
 
 
-# What tells one training from another: settings, graph, data, and the state that it begins from.
+# Identity of a training: its settings, graph, data, and the state that it begins from.
 
 
 IRRELEVANT = {"model", "callbacks", "verbose"}

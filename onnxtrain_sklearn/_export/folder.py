@@ -218,7 +218,7 @@ def require_state(manifest: Mapping[str, Any], state: Mapping[str, np.ndarray], 
             )
 
 
-# What stands before a network: the graph from the columns of a table to the matrix that is trained on.
+# Preprocessing before a network: the graph from the columns of a table to the matrix that is trained on.
 #
 # It has no trained weights. In training graphs it computes the inputs of the network from each minibatch, so that a
 # loop gives the rows as they are in the table.

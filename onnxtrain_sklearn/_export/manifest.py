@@ -212,7 +212,7 @@ def _value_fact(value: ir.Value, role: str) -> dict[str, Any]:
     return {"name": value.name, "role": role, "type": names.get(name, name), "shape": shape}
 
 
-# What a manifest must hold before anything is done by it: it may come from anywhere.
+# Required contents of a manifest, checked before it is used: it may come from anywhere.
 #
 # :data:`SHAPE` says what :class:`~.training.Training` and ``load_state`` read; the JSON schema in the documentation
 # describes all of it to authors of other loops.

@@ -1,4 +1,4 @@
-"""What an export is made from, and the vectors that a training graph reads and returns."""
+"""The source of an export, and the vectors that a training graph reads and returns."""
 
 from __future__ import annotations
 

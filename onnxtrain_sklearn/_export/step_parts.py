@@ -145,7 +145,7 @@ def _pass_results(
     return dict(zip(names, append_nodes(op, copy, [given[value.name or ""] for value in copy.inputs]), strict=True))
 
 
-# What a training graph computes after the gradient: penalty, clipping, update, average of the parameters.
+# Part of a training graph after the gradient: penalty, clipping, update, average of the parameters.
 
 
 Vectors = Mapping[str, ir.Value]

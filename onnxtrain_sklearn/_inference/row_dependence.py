@@ -1,6 +1,6 @@
-"""Whether the rows of a minibatch meet in a graph: by analysis, and with numbers where that does not tell.
+"""Find out whether the rows of a minibatch meet in a graph: by analysis, and by trials where that does not tell.
 
-With numbers, one row after the other is changed: if the results of other rows change, rows meet. They meet too if the
+A trial changes one row after the other: if the results of other rows change, rows meet. They meet too if the
 results change where rows are added, as those of a graph that divides by the number of rows.
 """
 

@@ -133,7 +133,7 @@ def _estimator_for(model: ModelSource, loss: str | Loss | Mapping[str, str | Los
     return kind(model, loss=loss, **parameters)
 
 
-# What an estimator of several outputs gives: predictions and scores by output, weights, the graph.
+# Results of an estimator of several outputs: predictions and scores by output, weights, the graph.
 
 
 def _gives_probabilities(estimator: Parameters) -> bool:
@@ -527,7 +527,7 @@ class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
         return self._announced(run, vars(self).get("_run") if call.resume else None), trainer
 
 
-# What the training graphs of several outputs are made from: the loss of each, and what its labels weigh.
+# Source of the training graphs of several outputs: the loss of each, and the weights of its labels.
 
 
 def export_source_of_outputs(estimator: Parameters, run: Run, batch_size: int | None, target: str) -> ExportSource:

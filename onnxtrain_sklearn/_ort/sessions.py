@@ -188,7 +188,7 @@ def may_be_shared(device: Device, options: Mapping[str, object] | None) -> bool:
     return not captures and set(options or ()) <= SHARED_OPTIONS
 
 
-# Whether onnxruntime loads a graph, tried in this process or in a child.
+# Trial loads of a graph, in this process or in a child.
 
 
 def loading_error(model: bytes) -> ModelError | None:
@@ -223,7 +223,7 @@ def survives_loading(model: bytes) -> bool:
     return 0 <= child.returncode < 2  # Python exits with 1 after an exception, an abort gives a signal or its code
 
 
-# What the installed onnxruntime supports: versions of ONNX, and the locale in which it lower-cases text.
+# Support of the installed onnxruntime: versions of ONNX, and the locale in which it lower-cases text.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The choice of step and trainer by device, optimizer and, with ``engine="auto"``, planned steps."""
+"""Choose step and trainer by device, optimizer and, with ``engine="auto"``, planned steps."""
 
 from __future__ import annotations
 

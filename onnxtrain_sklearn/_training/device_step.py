@@ -194,7 +194,7 @@ class DeviceStep(BaseStep):
         return DevicePass(buffers, graph.bind(inputs, {}, gradients, moved), uniform)
 
 
-# What a device does after the gradient of a step: penalty, clipping, updates, average, with their scalars.
+# Work of a device after the gradient of a step: penalty, clipping, updates, average, with their scalars.
 
 
 class DeviceUpdate:

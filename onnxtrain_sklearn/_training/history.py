@@ -242,7 +242,7 @@ class History:
         return {**self.__dict__, "last_finite": None, "best": None}
 
 
-# What ``verbose`` prints: a line that shows the progress, in a terminal or a notebook, or a table of epochs.
+# Output of ``verbose``: a line that shows the progress, in a terminal or a notebook, or a table of epochs.
 
 
 WIDTH = 20

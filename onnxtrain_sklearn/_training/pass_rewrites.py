@@ -1,9 +1,9 @@
-"""Rewrite a gradient graph: faster equal forms, order and shapes of the gradients, gathering on a device.
+"""Rewrite a gradient graph: faster products, order and shapes of the gradients, gathering on a device.
 
-The gradients of weights are such products. onnxruntime transposes the left operand a few rows at a time, and once more
-for each block of columns of the right one. Where these are few columns, it takes less time to transpose them and the
-result; where they are many, to transpose the left operand once. onnxruntime's fusions would undo a Transpose before or
-behind a Gemm, and one of a matrix before a MatMul.
+The gradients of weights are products with a transposed left operand. onnxruntime transposes it a few rows at a time,
+and once more for each block of columns of the right operand. If there are few columns, it takes less time to transpose
+them and the result; if there are many, to transpose the left operand once. onnxruntime's fusions would undo a Transpose
+before or behind a Gemm, and one of a matrix before a MatMul.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _faster_product(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     return []
 
 
-# The place of the gradients in a training graph, by which onnxruntime computes each of them where its operands are.
+# Order of the gradients in a training graph: onnxruntime computes each of them while its operands are at hand.
 #
 # onnxruntime begins with the last node that no other reads and runs what it needs, then goes to the one before. In the
 # order of a backward pass it would begin with the gradient of the first layer and compute the others behind it: it

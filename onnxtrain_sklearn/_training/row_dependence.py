@@ -1,4 +1,4 @@
-"""Whether the rows of a minibatch meet in what is trained: in the graph, or in the loss of a user.
+"""Find out whether the rows of a minibatch meet in training: in the graph, or in the loss of a user.
 
 A minibatch in which rows meet is never filled up. The losses of this package compute each row by itself.
 """

@@ -1,4 +1,8 @@
-"""Normalize the weights of rows for inputs of the gradient graph."""
+"""Normalize the weights of rows on the host, and let the gradient graph read the results.
+
+The share of a row is its weight divided by the sum of all. Most minibatches have equal shares, so the host computes
+them seldom, and can give them to the graph in faster forms: at the labels of the rows, or repeated for each class.
+"""
 
 from __future__ import annotations
 

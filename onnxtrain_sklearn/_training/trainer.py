@@ -26,7 +26,7 @@ from .loss_graph import Scheduled
 from .rates import ScheduledRates
 from .state import GradientStep, TrainingStep
 
-# The weights that training goes back to when it fails.
+# Rollback of the weights when training fails.
 #
 # A step in the host's memory tells its loss before it updates the weights. So weights are copied when their loss is
 # known to be finite, over those kept before: a large network has one copy beside the weights. A step on a device tells
@@ -99,7 +99,7 @@ class KeptWeights:
             self._moving[...] = self._statistics
 
 
-# What the loop tells of the course of training to whoever watches it: the callbacks of an estimator.
+# Events of the loop for its watcher: the callbacks of an estimator.
 
 
 class Watcher(Protocol):
