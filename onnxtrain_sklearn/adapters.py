@@ -221,7 +221,7 @@ def _drawn(shape: tuple[int, ...], inputs: int, rng: np.random.RandomState | Non
 def _read_sum(
     op: GraphBuilder, matrix: ir.Value, shape: tuple[int, ...], factors: Sequence[ir.Value], scale: float
 ) -> str:
-    """Let everything that reads the matrix read the sum of matrix and change; return the name of the addition."""
+    """Rewire consumers of the matrix to the sum of matrix and change; return the name of the addition."""
     change = _times_scale(op, op.MatMul(*factors), scale)
     change = change if len(shape) == 2 else op.Reshape(change, list(shape))
     return _name_of_sum(insert_behind(op, matrix, lambda w: op.Add(w, change)))

@@ -62,7 +62,7 @@ def _require_no_comparison(op_type: str, operands: Sequence[Operand]) -> None:
 
 @contextmanager
 def operators_of(author: str) -> Iterator[None]:
-    """Say what to write where the code of ``author`` applies an operator of Python to a value of the graph."""
+    """Raise ModelError where the code of ``author`` applies an operator of Python to a value; name the method of op."""
     try:
         yield
     except (TypeError, ValueError, AttributeError) as error:

@@ -146,7 +146,7 @@ class _Layer(NamedTuple):
 
 
 def join_normalizations(model: ir.Model) -> ir.Model:
-    """Return the model with a BatchNormalization in place of each such arithmetic."""
+    """Return the model with each BatchNormalization that is written as arithmetic as one node."""
     clone = model.clone()
     clone.meta.update(model.meta)
     found = [(node, layer) for node in clone.graph if (layer := _normalization_at(node)) is not None]

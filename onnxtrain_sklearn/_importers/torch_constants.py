@@ -55,7 +55,7 @@ _FUNCTION = re.compile(r"(?:.*/)?(\w+?)(?:_\d+)?")
 
 
 def recompute_folded(graph: ir.Graph, program: TorchProgram) -> None:
-    """Compute each such constant from its parameter, in place; warn of those that are trained otherwise than there."""
+    """Compute each folded constant from its parameter, in place; warn of those trained otherwise than in PyTorch."""
     parameters = [v for v in graph.initializers.values() if program.status(v) == "parameter" and v.uses()]
     read = {v.name or "" for v in parameters}
     folded = [v for v in graph.initializers.values() if v not in parameters and _is_folded(v, program, read)]
@@ -239,7 +239,7 @@ def _may_be_merged(value: ir.Value) -> bool:
 
 
 def _known_uses(value: ir.Value, program: TorchProgram, aliases: Mapping[str, str]) -> Iterator[tuple[Key, Use]]:
-    """Return the readers that name one folded result of a module that has a parameter nobody reads."""
+    """Return the readers that name one folded result of a module that has an unread parameter."""
     for node, index in value.uses():
         module, names = _canonical(called_module(node), aliases), program.folded_names(node)
         if len(names) == 1 and program.unseen_within(module) and not _may_be_literal(node, value):
@@ -293,7 +293,7 @@ def _may_be_literal(node: ir.Node, value: ir.Value) -> bool:
 
 
 def _ambiguous_modules(keys: Iterable[Key], program: TorchProgram) -> set[str]:
-    """Return the modules whose folded results are not as many as their parameters that nobody reads."""
+    """Return the modules whose folded results are not as many as their unread parameters."""
     names: dict[str, set[str]] = {}
     for module, name in keys:
         names.setdefault(module, set()).add(name)
@@ -342,7 +342,7 @@ _OF_ACTIVATIONS = frozenset({RELU6, (-1.0, 1.0), (0.0, 1.0), (0.0, None)})
 
 
 def restore_bounds(graph: ir.Graph, program: TorchProgram) -> None:
-    """Make the bounds that are parameters of the module such again, in place; warn of those that may be."""
+    """Restore bounds that are parameters of the module, in place; warn of bounds that may be parameters."""
     unclear: list[str] = []
     for node in _bounding_nodes(graph):
         for index, side in _bounds_of(node):
@@ -436,7 +436,7 @@ def _may_be_folded(node: ir.Node, side: int, program: TorchProgram) -> bool:
 
 
 def _read_parameter(graph: ir.Graph, node: ir.Node, index: int, target: str) -> None:
-    """Let a node read a parameter as its bound; the initializer of the bound gets its name where there is none."""
+    """Make a parameter the bound of a node; the initializer of the bound gets its name where there is none."""
     value, known = node.inputs[index], graph.initializers.get(target)
     assert value is not None
     if known is None and target not in names_of(graph):

@@ -74,14 +74,14 @@ def insert_behind(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Valu
 
 
 def hold_as_constant(op: GraphBuilder, value: ir.Value) -> None:
-    """Turn an initializer into a Constant node, so that nobody takes it for a weight; ``op`` emits such nodes."""
+    """Turn an initializer into a Constant node of ``op``, so that it is not taken for a weight."""
     assert value.const_value is not None
     replace_by_constant(op, value, value.const_value.numpy())
     del op.graph.initializers[value.name or ""]
 
 
 def replace_by_constant(op: GraphBuilder, value: ir.Value, array: np.ndarray) -> None:
-    """Let the nodes that read ``value`` read a constant of ``op`` that holds ``array``."""
+    """Rewire consumers of ``value`` to a constant of ``op`` that holds ``array``."""
     value.replace_all_uses_with(op.constant(array))
 
 
@@ -139,7 +139,7 @@ def replace_inputs(graph: ir.Graph, values: Mapping[str, ir.Value]) -> None:
 
 
 def read_as_input(graph: ir.Graph, value: ir.Value, shape: ir.Shape | None = None) -> ir.Value:
-    """Let the nodes that read ``value`` read a new input of its name, type and shape, or of ``shape``; return that.
+    """Rewire consumers of ``value`` to a new input of its name, type and shape, or of ``shape``; return the input.
 
     What computes ``value`` stays, under another name.
     """
@@ -167,7 +167,7 @@ def read_from_outside(body: ir.Graph, value: ir.Value, outside: ir.Value) -> Non
 
 
 def remove_states(node: ir.Node, states: Sequence[int], first: int, done: int) -> None:
-    """Let the body of a Loop or Scan read the initial values of some states from outside, in place.
+    """Replace some states of a Loop or Scan by their initial values, read from outside, in place.
 
     ``first`` and ``done`` are the numbers of inputs and of outputs of the body before its states.
     """
@@ -198,7 +198,7 @@ def _replace_iteration(node: ir.Node, inputs: Sequence[ir.Value | None], outputs
 
 
 def replace_by_initializer(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str) -> None:
-    """Let the nodes that read ``value`` read a new initializer of ``graph``."""
+    """Rewire consumers of ``value`` to a new initializer of ``graph``."""
     own = ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
     own.const_value = ir.tensor(array, name=name)
     _keep_type(own, value)
@@ -223,7 +223,7 @@ def _keep_type(value: ir.Value, like: ir.Value) -> None:
 
 
 def read_through_identity(op: GraphBuilder, node: ir.Node, index: int) -> None:
-    """Let a node read this operand through an Identity of its own."""
+    """Insert an Identity before this operand of a node."""
     x = node.inputs[index]
     assert x is not None
     node.replace_input_with(index, copy_type(op.Identity(x), x))
@@ -376,7 +376,7 @@ def _is_empty(attribute: onnx.AttributeProto) -> bool:
 
 
 def remove_identity_transposes(graph: ir.Graph) -> None:
-    """Remove such transpositions, in place; one whose result a graph returns becomes an Identity."""
+    """Remove transpositions that keep all axes in place; one whose result a graph returns becomes an Identity."""
     for node in [n for n in every_node(graph) if n.op_type == "Transpose" and not n.domain and _keeps_axes(n)]:
         source = node.inputs[0]
         if source is None or node.outputs[0].is_graph_output():

@@ -502,7 +502,7 @@ ROWS = 97
 
 
 def without_old_forms(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without these forms; the same object if it has none."""
+    """Return the model without old forms that the converter cannot read; the same object if it has none."""
     opset = next(o.version for o in proto.opset_import if not o.domain)
     old = opset < 11 and proto.ir_version < LISTED_IR
     broadcasts = opset < BROADCASTING and any(node.op_type in CHANGED for node in proto.graph.node)

@@ -171,7 +171,7 @@ def structure(model: ir.Model, weights: Collection[str]) -> bytes:
 
 
 def share_structure(model: ir.Model, of: ir.Model) -> None:
-    """Let ``model``, an unchanged clone but for its weights, have the digests of ``of``."""
+    """Share the digests of ``of`` with ``model``, a clone that differs by its weights alone."""
     with _lock:
         _known[model] = _known.setdefault(of, {})
 

@@ -350,7 +350,7 @@ def _forget_types_of_sequences(graph: ir.Graph) -> None:
 
 @contextmanager
 def _without_groups(graph: ir.Graph) -> Iterator[None]:
-    """Let nodes without a shape inference of their own be ones that return the shape of their first input, too."""
+    """Also infer nodes without shape inference of their own: their output has the shape of their first input."""
     nodes = [node for node in every_node(graph) if node.op_type == "GroupNormalization" and not node.domain]
     for node in nodes:
         node.op_type = "InstanceNormalization"

@@ -244,7 +244,7 @@ def _is_operand_too(graph: ir.Graph, x: ir.Value) -> bool:
 
 
 def _separate_statistic(graph: ir.Graph, node: ir.Node, index: int, own: str | None, seen: set[ir.Value]) -> None:
-    """Let no other node read the same statistic; ``own`` is its name in the module."""
+    """Make a node the only reader of its statistic; ``own`` is its name in the module."""
     x = node.inputs[index]
     assert x is not None
     others = [use for use in x.uses() if not (use.idx in (3, 4) and normalizes_by_batch(use.node))]
@@ -276,7 +276,7 @@ def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def follow_torch(model: ir.Model, prefix: str) -> None:
-    """Let the running variances of a graph from PyTorch take unbiased variances, as PyTorch does, in place.
+    """Average unbiased variances in the running variances of a graph from PyTorch, as PyTorch does, in place.
 
     ONNX's operator averages the variances of batches as those of populations.
     """

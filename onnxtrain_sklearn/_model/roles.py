@@ -430,10 +430,10 @@ def _combines(node: ir.Node, kind: str, size: int) -> bool:
 
 
 LARGEST_DIMENSION = 16384
-"""Of the vectors whose products are divided by its root."""
+"""Largest dimension of vectors whose products are divided by its root."""
 
 MOST_DIGITS = 5
-"""Of numbers that somebody wrote down; a float32 that was trained has seven."""
+"""Most digits of numbers that were written by hand; a trained float32 has seven."""
 
 _WORDS = {
     "zero": 0.0, "one": 1.0, "two": 2.0, "three": 3.0, "four": 4.0, "five": 5.0, "six": 6.0, "eight": 8.0, "ten": 10.0,

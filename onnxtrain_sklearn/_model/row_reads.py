@@ -106,7 +106,7 @@ def _taken_rows(op: GraphBuilder, value: ir.Value, node: ir.Node) -> Lookup:
 
 
 def put_back_lookups(model: ir.Model, lookups: Sequence[Lookup]) -> None:
-    """Let ``model``, a gradient graph, read the rows itself, in place; the matrices become inputs."""
+    """Put the Gathers back into ``model``, a gradient graph, in place; the matrices become inputs."""
     graph = model.graph
     op = GraphBuilder(graph, prefix="lookup", constant_nodes=True)
     outputs = {value.name: value for value in graph.outputs}

@@ -20,7 +20,7 @@ from .activation import negation_operand, number_of, same_expression, without_bo
 
 
 def use_stable_forms(graph: ir.Graph) -> None:
-    """Replace such formulas of the main graph by others whose exponentials do not overflow, in place."""
+    """Bound the exponents of sigmoids and softplus in the main graph, so that they do not overflow, in place."""
     if graph.opset_imports.get("", 0) < 8 or not any(node.op_type == "Exp" for node in graph):
         return  # before opset 8, Min does not broadcast
     op = GraphBuilder(graph, prefix="stable", constant_nodes=True)

@@ -70,13 +70,13 @@ class TrainingOfMembers(Protocol):
     """A training whose weights of several moments may predict together."""
 
     def restart_rates(self, ends: Sequence[int]) -> None:
-        """Let the learning rate fall to 0 by half a cosine up to each of these epochs of this call, and start again."""
+        """Lower the learning rate to 0 by half a cosine up to each of these epochs of this call, then restart it."""
 
     def require_ensemble(self) -> None:
         """Raise ValueError if :meth:`predict_by` cannot be."""
 
     def predict_by(self, snapshots: Sequence[np.ndarray]) -> None:
-        """Let the mean of networks predict, whose parameters are copies of the buffer, until training goes on."""
+        """Predict by the mean of networks, whose parameters are copies of the buffer, until training goes on."""
 
 
 class TrainingInProgress(TrainingOfMembers, Protocol):
@@ -139,10 +139,10 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
         """Return the losses of steps at these learning rates, NaN where they diverged; all weights stay as they are."""
 
     def refresh_statistics(self) -> None:
-        """Let running statistics follow the weights by a pass over the data that changes no weight."""
+        """Update running statistics to the weights, by a pass over the data that changes no weight."""
 
     def set_learning_rate(self, rate: float) -> None:
-        """Let the schedule start from this learning rate, in this call."""
+        """Start the schedule from this learning rate, in this call."""
 
 
 class Callback(Component):

@@ -240,7 +240,7 @@ def _column_numbers(columns: Sequence[int], n_features: int) -> np.ndarray:
 
 
 def _put_before(model: ir.Model, n_features: int, emit: Callable[[GraphBuilder, ir.Value], ir.Value]) -> None:
-    """Let the only input of a graph be the embedding of a new input, in place."""
+    """Replace the only input of a graph by the embedding of a new input, in place."""
     if len(model.graph.inputs) != 1:
         raise ModelError(f"build made a graph with {len(model.graph.inputs)} inputs, not 1.")
     (old,) = model.graph.inputs
