@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
 import subprocess
@@ -37,9 +36,6 @@ def _layers() -> dict[str, int]:
 
 
 LAYERS = _layers()
-
-# Modules whose names users import; each lists them.
-PUBLIC_MODULES = "adapters exceptions finetuning graph losses optimizers persistence schedules".split()
 
 # What modules may use of the package `onnx`. Graphs are `onnx_ir` models inside; protobuf is for the border.
 PROTOBUF = {
@@ -291,27 +287,6 @@ def test_packages_hold_no_code():
 def test_public_names():
     assert set(onnxtrain_sklearn.__all__) == PUBLIC
     assert all(hasattr(onnxtrain_sklearn, name) for name in PUBLIC)
-
-
-def documented_names() -> dict[str, set[str]]:
-    """Return the names on the pages of the interface, by module."""
-    found: dict[str, set[str]] = {}
-    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
-        module = ""
-        for line in page.read_text(encoding="utf-8").splitlines():
-            if named := re.match(r"\.\. (?:currentmodule|module):: (\S+)", line):
-                module = named[1]
-            elif re.fullmatch(r"   \w+", line):
-                found.setdefault(module, set()).add(line.strip())
-    return found
-
-
-@pytest.mark.parametrize("name", PUBLIC_MODULES)
-def test_public_modules_offer_what_is_documented(name):
-    module, documented = importlib.import_module(f"{PACKAGE}.{name}"), documented_names()
-    shown_at_root = {one for one in documented[PACKAGE] if one in module.__all__}
-    assert set(module.__all__) == documented.get(f"{PACKAGE}.{name}", set()) | shown_at_root
-    assert all(hasattr(module, one) for one in module.__all__)
 
 
 @pytest.mark.parametrize("name", ["OrtGradientClassifier", "OrtGradientRegressor", "OrtGradientMultiOutput"])

@@ -27,6 +27,14 @@ from .._ort import objects as runtime
 from ..exceptions import ModelError, OnnxTrainError, nearest
 from ..graph import GraphBuilder, copy_type
 
+__all__ = [
+    "DerivativeError",
+    "DerivativeOptions",
+    "OptionsTypeError",
+    "onnx_derivative",
+    "random_feed",
+]
+
 
 class DerivativeOptions(IntFlag):
     """Options of :func:`onnx_derivative`; they combine with ``|``.

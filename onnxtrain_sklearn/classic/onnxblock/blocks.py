@@ -28,6 +28,30 @@ from ...exceptions import ModelError, nearest
 from ...graph import GraphBuilder
 from ...losses import Loss
 
+__all__ = [
+    "Abs",
+    "Add",
+    "Cast",
+    "Clip",
+    "Constant",
+    "Div",
+    "InputLike",
+    "LabelEncoder",
+    "Linear",
+    "Log",
+    "Mul",
+    "Neg",
+    "PassThrough",
+    "Pow",
+    "ReduceAllL2",
+    "ReduceMean",
+    "ReduceSum",
+    "SequenceConstruct",
+    "Sigmoid",
+    "Sub",
+    "UnknownValueError",
+]
+
 _DOMAINS = {"com.microsoft": 1, "ai.onnx.ml": 3}
 """Additional operator domains, and the imported version of each."""
 
