@@ -184,7 +184,7 @@ def test_probabilities_that_random_rows_do_not_show():
 
 
 def test_saturated_probabilities_are_compared_by_their_scores():
-    """In float32 sigmoids of large scores are equal, and the file takes the first; the model compares scores."""
+    """In float32 sigmoids of large scores are equal, and the file takes the first; the model compares logarithms."""
     X, y = load_digits(return_X_y=True)
     X, y = X[:300].astype(np.float32), y[:300]
     fitted = SGDClassifier(loss="log_loss", random_state=0).fit(X, y)
@@ -193,7 +193,8 @@ def test_saturated_probabilities_are_compared_by_their_scores():
     rng = np.random.RandomState(1)
     other = np.stack([rng.permutation(column) for column in X.T], axis=1)
     scores = np.sort(fitted.decision_function(other.astype(np.float64)), axis=1)
-    clear = scores[:, -1] - scores[:, -2] > 1e-5 * np.abs(scores).max()
+    # logarithms of sigmoids in float32 differ until both scores are beyond 100; then the model takes the first, too
+    clear = (scores[:, -1] - scores[:, -2] > 1e-5 * np.abs(scores).max()) & (scores[:, -2] < 80)
     right = fitted.predict(other.astype(np.float64))[clear]
     assert (run(proto, other)[0][clear] != right).mean() > 0.2
     assert_array_equal(start.predict(other)[clear], right)

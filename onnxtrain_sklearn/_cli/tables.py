@@ -137,7 +137,11 @@ def text_columns(frame: pandas.DataFrame) -> list[str]:
 def warn_of_row_numbers(frame: pandas.DataFrame) -> None:
     """Warn of columns that count the rows in the order of the file, which is often that of the target."""
     for name in frame.columns:
-        if len(frame) > 2 and getattr(frame[name].dtype, "kind", "O") in "iu" and (frame[name].diff()[1:] == 1).all():
+        if (
+            len(frame) > 2
+            and getattr(frame[name].dtype, "kind", "O") in "iu"
+            and (frame[name].diff().iloc[1:] == 1).all()
+        ):
             warn(f"Column {name!r} counts the rows; if it says nothing about them, leave it out by --drop {name!r}.")
 
 
