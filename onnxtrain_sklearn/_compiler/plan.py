@@ -105,7 +105,7 @@ class FunctionPlan:
             self.stages.append(RangeCheck(self.contiguous(once), *bounds, len(self.checks), self.status))
 
     def set(self, value: ir.Value, view: View) -> None:
-        """Let a value be a view."""
+        """Record the view of a value."""
         _require_numbers(value)
         _with_elements(value, view.shape)  # a loop over no elements would run once
         if queries.fixed(sizes := queries.dims(value)) and tuple(sizes) != view.shape:

@@ -57,7 +57,7 @@ def hooks_of(estimator: Parameters) -> list[Hooked]:
 
 
 class CallbackWatcher:
-    """Tells the callbacks of an estimator of its training; it is a :class:`~.trainer.Watcher`."""
+    """Calls the callbacks of an estimator during its training; it is a :class:`~.trainer.Watcher`."""
 
     def __init__(self, training: ActiveTraining, values: HookValues) -> None:
         self.estimator, self._training = training.estimator, training
@@ -86,12 +86,12 @@ class CallbackWatcher:
         return training.ended
 
     def begin_epoch(self) -> None:
-        """Tell of the begin of an epoch."""
+        """Call the epoch-begin hooks."""
         self._epochs = [root.subcontext(EPOCH) for root in self._roots]
         self._call(self._epochs, BEGIN)
 
     def end_epoch(self) -> bool:
-        """Tell of the end of an epoch; return whether a callback ends training."""
+        """Call the epoch-end hooks; return whether a callback ends training."""
         if not self._epochs:  # of a search on all rows, whose iterations are known when they have ended
             self.begin_epoch()
         epochs, self._epochs = self._epochs, []
@@ -102,7 +102,7 @@ class CallbackWatcher:
         self._training.settle(ended=ended)
 
     def end(self) -> None:
-        """Tell of the end of training."""
+        """Call the hooks for the end of training."""
         self._call(self._roots, END)
 
     def close(self) -> None:

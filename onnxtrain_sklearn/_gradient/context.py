@@ -387,7 +387,7 @@ _PASSED = (
 
 
 def mark_selected(graph: ir.Graph) -> bool:
-    """Note in the ``meta`` of nodes that a condition selects their results; return whether one of them is steep."""
+    """Mark nodes whose results a condition selects, in their ``meta``; return whether one of them is steep."""
     steep = False
     for node in every_node(graph):
         if node.op_type == "Where" and not node.domain:

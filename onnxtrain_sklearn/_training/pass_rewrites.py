@@ -145,7 +145,7 @@ DATA, ROW_NUMBERS = "onnxtrain/data/", "onnxtrain/rows"
 
 
 def gather_rows(graph: ir.Graph, names: Sequence[str], batch: int) -> None:
-    """Let ``graph`` gather the minibatch: each of these inputs becomes a Gather of rows from all data."""
+    """Gather the minibatch inside ``graph``: each of these inputs becomes a Gather of rows from all data."""
     op = GraphBuilder(graph, prefix="onnxtrain/gather")
     rows = ir.val(ROW_NUMBERS, ir.DataType.INT64, (batch,))
     graph.inputs.append(rows)

@@ -113,7 +113,7 @@ class _LogLoss(NamedTuple):
 
 
 def take_labeled_shares(graph: ir.Graph) -> bool:
-    """Let ``graph``, which reads the matrix of shares, read d in place of the labels; return whether it can."""
+    """Rewire ``graph``, which reads the matrix of shares, to read d instead of labels; return whether it can."""
     inputs = {value.name: value for value in graph.inputs}
     shares, target = inputs.get(REPEATED), inputs.get(TARGET)
     nodes = None if shares is None or target is None else _log_loss(shares, target)

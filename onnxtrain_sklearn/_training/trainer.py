@@ -47,7 +47,7 @@ class KeptWeights:
             history.last_finite = None
 
     def begin_epoch(self) -> None:
-        """Note with which weights an epoch begins; their loss is not known yet."""
+        """Record the weights at the start of an epoch; their loss is not known yet."""
         self._is_kept = False
         if self._copies_first:
             self.note()
@@ -106,13 +106,13 @@ class Watcher(Protocol):
     """Watches a run; where there are no callbacks, there is none."""
 
     def begin(self) -> bool:
-        """Begin with the training; return whether a stored state was restored that ended it."""
+        """Begin training; return whether a restored state is that of its end."""
 
     def begin_epoch(self) -> None:
-        """Begin with an epoch."""
+        """Begin an epoch."""
 
     def end_epoch(self) -> bool:
-        """Tell of the epoch that was recorded; return whether training is to end."""
+        """Handle the epoch just recorded; return whether training is to end."""
 
     def settle(self, *, ended: bool) -> None:
         """Note that all is decided on the epoch, and whether training ends with it."""
@@ -122,7 +122,7 @@ class Watcher(Protocol):
 
 
 class Watched:
-    """A training that tells its watcher of what happens.
+    """A training that notifies its watcher.
 
     Attributes
     ----------
@@ -278,7 +278,7 @@ class Trainer(Watched):
         self._tell_end()
 
     def settle(self) -> None:
-        """Leave usable weights after an interrupt: finite ones, and with early stopping the best ones."""
+        """Restore usable weights after an interrupt: finite ones, and with early stopping the best ones."""
         self.step.synchronize()
         if not self._is_finite():
             self._kept.restore_finite()
