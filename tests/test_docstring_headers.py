@@ -32,7 +32,9 @@ def documented() -> Iterator[tuple[str, Any]]:
         named |= {
             name: value
             for name, value in vars(module).items()
-            if not name.startswith("_") and getattr(value, "__module__", "").startswith(module.__name__)
+            if name in getattr(module, "__all__", [name])
+            and not name.startswith("_")
+            and getattr(value, "__module__", "").startswith(module.__name__)
         }
     for name, value in named.items():
         if inspect.isclass(value) or inspect.isfunction(value):
