@@ -651,7 +651,7 @@ def with_penalty(
 
 def running_average(op: GraphBuilder, old: Value, x: Value, decay: float, gap: Value | None = None) -> Value:
     """Emit the new average ``decay * old + (1 - decay) * x``; ``gap`` is ``x - old`` where it is known."""
-    # Three passes, as β a + (1 - β) x takes, but rounded to float32 that one's 0.999 and 0.001 do not add up to one.
+    # Not β a + (1 - β) x, which costs the same: in float32, 0.999 and 0.001 do not add up to one.
     gap = op.Sub(x, old) if gap is None else gap
     return op.Add(old, op.Mul(gap, 1.0 - float(decay))) if decay >= 0.5 else op.Sub(x, op.Mul(gap, float(decay)))
 

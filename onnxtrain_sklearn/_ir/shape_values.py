@@ -38,7 +38,7 @@ FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
 def product_of_known(sizes: Sequence[Dimension]) -> int:
-    """Return the product_of_known of the sizes that are numbers."""
+    """Return the product of the sizes that are numbers."""
     return math.prod(d for d in sizes if d is not None and not isinstance(d, str))
 
 

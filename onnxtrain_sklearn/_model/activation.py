@@ -408,7 +408,7 @@ def without_maximum(exponent: ir.Value) -> ir.Value:
 
 
 def _without_lower_bound(value: ir.Value) -> ir.Value:
-    """Return what JAX, whose maxima begin with minus infinity, compares with it."""
+    """Return x where ``value`` is max(x, -inf), as JAX writes a maximum."""
     node = value.producer()
     if node is None or node.domain or node.op_type != "Max" or len(node.inputs) != 2:
         return value
