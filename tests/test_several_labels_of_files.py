@@ -128,7 +128,7 @@ def test_labels_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (OneVsRestClassifier(LinearSVC(random_state=0)), "predict.. differs from the labels of the file"),
+        (OneVsRestClassifier(LinearSVC(random_state=0)), "above 0.5, as of probabilities, instead of above 0"),
         (DecisionTreeClassifier(max_depth=3), "no number that it has a gradient for"),
     ],
 )

@@ -551,10 +551,23 @@ def _require_labels_start(
         margin = np.stack([_distance_from_tie(part) for part in parts], axis=1)
     different = label.reshape(margin.shape) != ours["predict"]
     if (different & (margin > FILE_TOLERANCE)).any():
+        if are_indicators(labels) and not known.of_probabilities and _are_decided_at_half(label, expected):
+            raise ModelError(
+                f"{_OTHER_MODEL} its labels are 1 where the margin in {known.values!r} is above 0.5, as of "
+                f"probabilities, instead of above 0. skl2onnx writes so of OneVsRestClassifier around an estimator "
+                f"without probabilities, such as LinearSVC: give the fitted scikit-learn model itself, or convert one "
+                f"that has probabilities."
+            )
         raise ModelError(
             f"{_OTHER_MODEL} predict() differs from the labels of the file in {different.any(axis=1).mean():.0%} of "
             f"the rows: its decision rule is not the class with the largest score."
         )
+
+
+def _are_decided_at_half(label: np.ndarray, margins: np.ndarray) -> bool:
+    """Whether the labels are those of margins above 0.5, but for ties."""
+    decided = (margins > 0.5) == (label.reshape(margins.shape) == 1)
+    return bool((decided | (np.abs(margins - 0.5) <= FILE_TOLERANCE)).all())
 
 
 def _probabilities_of_scores(scores: np.ndarray, labels: Labels) -> np.ndarray:
