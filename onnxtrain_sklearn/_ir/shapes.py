@@ -141,6 +141,12 @@ _LARGE = 1000
 _MANY = 2**17
 """Known integers in one value above which inference does without them."""
 
+_MOST_NODES = 200_000
+"""Nodes, those of each call of a function anew, above which inference does without known integers."""
+
+_DEEPEST = 100
+"""Functions and bodies inside of each other above which inference does without known integers."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -162,28 +168,80 @@ def infer_types(model: ir.Model) -> None:
 
 
 def knows_few_integers(proto: onnx.ModelProto) -> bool:
-    """Return True if inference with known integers stays small: it holds each in 200 bytes, however computed.
+    """Whether inference with known integers stays small: it holds each in 200 bytes, however they are computed.
 
-    A Range of two numbers, or a chain of Concat that repeat their input, takes all memory from a few bytes.
+    A Range of two numbers, or a chain of Concat that repeat their input, takes all memory from a few bytes, also in a
+    body or function.
     """
-    counts = {t.name: t.dims[0] if t.dims else 1 for t in proto.graph.initializer if len(t.dims) < 2}
-    single = {t.name: _number(t) for t in proto.graph.initializer if math.prod(t.dims) == 1}
-    for node in proto.graph.node:
-        count = sum(counts.get(name, 0) for name in node.input)
-        held = node.attribute[0] if node.op_type == "Constant" and node.attribute else None
-        if held is not None:
-            count = math.prod(held.t.dims) if held.HasField("t") else max(1, len(held.ints))
-            if count == 1 and node.output:
-                single[node.output[0]] = _number(held.t) if held.HasField("t") else float(held.i or held.f)
-        elif node.op_type == "Range" and len(node.input) == 3 and all(name in single for name in node.input):
-            start, limit, delta = (single[name] for name in node.input)
-            count = math.ceil((limit - start) / delta) if delta else 0
-        elif node.op_type != "Concat":
-            count = max((counts.get(name, 0) for name in node.input), default=0)
-        if count > _MANY:
+    counting = _Counting({(f.domain, f.name): f for f in proto.functions})
+    counts, single = _held_integers(proto.graph)
+    return counting.stays_small(proto.graph.node, counts, single, {}, 0)
+
+
+def _held_integers(graph: Any) -> tuple[dict[str, int], dict[str, float]]:
+    """Return how many elements short initializers have, and the number of those that have one."""
+    counts = {t.name: t.dims[0] if t.dims else 1 for t in graph.initializer if len(t.dims) < 2}
+    return counts, {t.name: _number(t) for t in graph.initializer if math.prod(t.dims) == 1}
+
+
+class _Counting:
+    """Counts the integers of values, also in bodies and in each call of a function."""
+
+    def __init__(self, functions: dict[tuple[str, str], Any]) -> None:
+        self._functions = functions
+        self._left = _MOST_NODES
+
+    def stays_small(
+        self,
+        nodes: Sequence[Any],
+        counts: dict[str, int],
+        single: dict[str, float],
+        given: dict[str, Any],
+        depth: int,
+    ) -> bool:
+        """Add what ``nodes`` compute to ``counts`` and ``single``; ``given`` are the attributes of a call."""
+        self._left -= len(nodes)
+        if self._left < 0 or depth > _DEEPEST:
             return False
-        counts |= dict.fromkeys(node.output, count)
-    return True
+        for node in nodes:
+            count = max((counts.get(name, 0) for name in node.input), default=0)
+            held = node.attribute[0] if node.op_type == "Constant" and node.attribute else None
+            function = self._functions.get((node.domain, node.op_type))
+            if function is not None:
+                passed = {a.name: a for a in (*function.attribute_proto, *node.attribute)}
+                passed |= {a.name: given[a.ref_attr_name] for a in node.attribute if a.ref_attr_name in given}
+                pairs = list(zip(function.input, node.input, strict=False))
+                inner = {own: counts[name] for own, name in pairs if name in counts}
+                numbers = {own: single[name] for own, name in pairs if name in single}
+                if not self.stays_small(function.node, inner, numbers, passed, depth + 1):
+                    return False
+                ends = list(zip(node.output, function.output, strict=False))
+                counts |= {name: inner.get(own, 0) for name, own in ends}
+                single |= {name: numbers[own] for name, own in ends if own in numbers}
+                continue
+            if held is not None:
+                held = given.get(held.ref_attr_name, held)
+                count = math.prod(held.t.dims) if held.HasField("t") else max(1, len(held.ints))
+                if count == 1 and node.output:
+                    single[node.output[0]] = _number(held.t) if held.HasField("t") else float(held.i or held.f)
+            elif node.op_type == "Range" and len(node.input) == 3 and all(name in single for name in node.input):
+                start, limit, delta = (single[name] for name in node.input)
+                count = math.ceil((limit - start) / delta) if delta else 0
+            elif node.op_type == "Concat":
+                count = sum(counts.get(name, 0) for name in node.input)
+            elif node.op_type == "Identity" and node.input[0] in single:
+                single |= dict.fromkeys(node.output, single[node.input[0]])
+            for body in (g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)):
+                pairs = list(zip(body.input, node.input, strict=False))
+                own_counts, own_single = _held_integers(body)
+                inner = {**counts, **{v.name: counts[name] for v, name in pairs if name in counts}, **own_counts}
+                if not self.stays_small(body.node, inner, {**single, **own_single}, given, depth + 1):
+                    return False
+                count = max([count, *(inner.get(v.name, 0) for v in body.output)])
+            if count > _MANY:
+                return False
+            counts |= dict.fromkeys(node.output, count)
+        return True
 
 
 def _number(tensor: Any) -> float:
