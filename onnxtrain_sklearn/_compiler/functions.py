@@ -1,4 +1,4 @@
-"""ElementFunction functions of float32 as instructions, without calls of a library.
+"""Elementary functions of float32 as LLVM instructions, without library calls.
 
 A function adds its lines to a :class:`.Text` and returns the name of its result, which does not depend on the
 width. Errors are below 1.5 units in the last place, below 2 for tanh and softplus, on the whole range and for subnormal

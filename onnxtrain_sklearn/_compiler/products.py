@@ -55,7 +55,7 @@ class Matrix(NamedTuple):
 
 
 class ProductSizes(NamedTuple):
-    """ProductSizes of a product: rows of the left matrix, its columns, and columns of the right one."""
+    """Sizes of a product: rows of the left matrix, its columns, and columns of the right one."""
 
     rows: int
     inner: int

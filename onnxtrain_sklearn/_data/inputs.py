@@ -1,4 +1,4 @@
-"""The container of data for graphs with several inputs, and warnings of columns of text.
+"""Check X and return it as columns by graph input; the container :class:`Inputs`; warnings about columns of text.
 
 The length of a dict of arrays is the number of inputs, which scikit-learn takes for the number of rows. :class:`Inputs`
 has a length and a shape in rows and is indexed by rows: splits, searches and pipelines need no more.

@@ -4,7 +4,7 @@ The builder returns wrong gradients for some operators without an error, and fai
 every node between a wanted name and the output is looked up in :data:`PROVEN` first. An operator is listed only if its
 gradient was checked against finite differences; the entry excludes the settings for which it is wrong or fails.
 ``tests/contracts/ort_training_cases.py`` holds the cases. Nodes that the builder needs in another form are converted
-first, on a clone of the graph (:mod:`onnxtrain_sklearn._gradient.ort_training`).
+first, on a clone of the graph.
 """
 
 from __future__ import annotations

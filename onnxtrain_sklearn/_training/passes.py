@@ -255,10 +255,10 @@ def host_products(
 
 
 FEW = 8
-"""Rows for each one that was written from which on these are set to zero one by one, not all at once."""
+"""If fewer than one row in so many was written, those alone are set to zero, else the whole gradient."""
 
 SPARE = 128
-"""Columns of the data for each number of a minibatch from which on the update of single numbers is faster."""
+"""Columns of the data per nonzero number of a minibatch from which updating single numbers is faster."""
 
 SPARE_ROWS = 16
 """The same for the update of rows of 8 numbers and more."""

@@ -53,7 +53,7 @@ class PassProgram:
     graph : bytes
         The trained parameters and running statistics are among its inputs.
     engine : str
-        Name of the engine that differentiated it.
+        ``"compiled"`` where machine code runs it, else the engine that differentiated it.
     work, memory : float
         Multiply-adds of the forward pass; bytes of all values of a run.
     nodes : int
@@ -358,7 +358,7 @@ def auto_compiles() -> bool:
 def pays(size: PassSize, steps: int) -> bool:
     """Return True if this many steps save more time than compiling a graph takes.
 
-    Neither threads nor what the process has compiled before count: the bits of a fit would depend on them. A session
+    Ignore the number of threads and what the process compiled before: a seed must always give the same bits. A session
     runs larger graphs on all cores.
     """
     saved = steps * (NODE * size.nodes + ELEMENT * size.elements)

@@ -65,7 +65,7 @@ class TrainingStep(Protocol):
     batch : int
         Rows of a full minibatch.
     engine : str
-        Name of the engine that differentiated the graph.
+        ``"compiled"`` where machine code runs the graph, else the engine that differentiated it.
     updates_after_loss : bool
         Whether ``train`` updates the weights of a minibatch after it has yielded their loss.
     """
@@ -77,7 +77,7 @@ class TrainingStep(Protocol):
     updates_after_loss: ClassVar[bool]
 
     def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
-        """Train on each minibatch of one pass; yield the sum of its weights and the loss of the weights before."""
+        """Train on each minibatch of one pass; yield the sum of its weights and the loss before the update."""
 
     def synchronize(self) -> None:
         """Bring the host's copies of parameters and optimizer state up to date."""

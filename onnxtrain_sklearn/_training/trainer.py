@@ -154,7 +154,7 @@ class Watched:
 
 
 class Digested(Protocol):
-    """Data that can be told from others."""
+    """Data with a digest, which distinguishes them from others."""
 
     def digest(self, update: Callable[[bytes], object], size: int) -> None:
         """Call ``update`` with all of them, ``size`` rows at a time."""
@@ -234,7 +234,7 @@ class Trainer(Watched):
         )
 
     def fit(self) -> None:
-        """Train for ``max_iter`` epochs, which ends with a warning, or until there is no more improvement.
+        """Train until there is no more improvement, for at most ``max_iter`` epochs; reaching them warns.
 
         The schedule is planned to the end of these epochs. Improvement is measured from here on, also in a later call:
         the best loss on other data, or of another loss function, cannot be compared.

@@ -279,7 +279,7 @@ def _by_row(matrix: np.ndarray, axis: int) -> list[np.ndarray]:
 class RowChoice:
     """The choice of what is updated by rows.
 
-    ``lazy``: all matrices that are read by rows, else those whose other rows stay as they are and are most of them.
+    ``lazy``: every matrix that is read by rows; otherwise only those whose unread rows do not move and are the most.
     ``penalized``: the penalty moves all rows.
     """
 
