@@ -108,6 +108,30 @@ def test_rounds_of_a_loop():
         load(limited_net(loop, ", int64 trips = {1000000000000}, bool yes = {1}"))
 
 
+@pytest.mark.parametrize(
+    ("head", "more", "ends"),
+    [
+        ("", "more = Identity(go)", False),
+        ("", "kept = Identity(go) more = Identity(kept)", False),
+        ("", "more = Identity(yes)", False),
+        (", yes", "more = Identity(go)", False),
+        (", no", "more = Identity(go)", True),
+        (", flag", "more = Identity(go)", True),  # which may be false
+        ("", "more = Less(i, trips)", True),
+    ],
+)
+def test_loops_that_never_end(head, more, ends):
+    loop = f"""f = ReduceMax <keepdims = 0> (X) flag = Cast <to = 9> (f)
+        H = Loop ("" {head or ', ""'}, X) <body = g (int64 i, bool go, float[N, 3] a) => (bool more, float[N, 3] t)
+        {{ t = Neg(a) {more} }}> Y = MatMul(H, W)"""
+    net = limited_net(loop, ", int64 trips = {3}, bool yes = {1}, bool no = {0}")
+    if ends:
+        assert load(net)
+    else:
+        with pytest.raises(ModelError, match=r"'Loop_0' \(Loop\) never ends: .* Give it a number"):
+            load(net)
+
+
 def test_weights_and_files(tmp_path):
     onnx.save(limited_net(), tmp_path / "net.onnx")
     with model_limits(tensor_bytes=11), pytest.raises(ModelError, match=r"12 bytes up to 'W'.*limit tensor_bytes=11"):

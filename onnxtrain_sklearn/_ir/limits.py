@@ -253,11 +253,34 @@ def _require_small(node: ir.Node, value: ir.Value) -> None:
 
 
 def _require_few_iterations(node: ir.Node, most: int) -> None:
-    if node.op_type != "Loop" or node.domain or not node.inputs or node.inputs[0] is None:
+    if node.op_type != "Loop" or node.domain:
         return
-    trips = ir.convenience.get_const_tensor(node.inputs[0])
+    count, start, *_ = (*node.inputs, None, None)
+    if count is None:
+        if _goes_on_forever(node, start):
+            raise ModelError(
+                f"Node {node.name!r} (Loop) never ends: it has no number of iterations, and its condition stays true. "
+                f"Give it a number as the first input, or let the body compute the condition."
+            )
+        return
+    trips = ir.convenience.get_const_tensor(count)
     if trips is not None and trips.size == 1 and int(trips.numpy().ravel()[0]) > most:
         raise exceeded(f"Node {node.name!r} (Loop) has {int(trips.numpy().ravel()[0]):,} iterations", "iterations")
+
+
+def _goes_on_forever(node: ir.Node, start: ir.Value | None) -> bool:
+    """Return True if the condition of a Loop is true at the start, and each iteration keeps it so."""
+
+    def is_true(value: ir.Value) -> bool:
+        tensor = ir.convenience.get_const_tensor(value)
+        return tensor is not None and bool(tensor.numpy().all())
+
+    body = node.attributes["body"].as_graph()
+    after = body.outputs[0] if body.outputs else None
+    while after is not None and (maker := after.producer()) is not None and maker.op_type == "Identity":
+        after = maker.inputs[0]
+    kept = after is not None and (is_true(after) or (len(body.inputs) > 1 and after is body.inputs[1]))
+    return kept and (start is None or is_true(start))
 
 
 # Crashes on invalid graphs: ONNX's checker accepts them, and later steps read memory out of bounds.
