@@ -506,7 +506,13 @@ def _require_consistent(known: FittedFile, label: np.ndarray, values: np.ndarray
         return
     if len(classes) == 2 and np.allclose(values[:, 0], -values[:, 1], FILE_TOLERANCE, FILE_TOLERANCE):
         return
-    if (classes[values.argmax(axis=1)] != label.ravel()).mean() > 0.5:
+    chosen = [values.argmax(axis=1)]
+    if len(classes) == 3:  # as many pairs as classes: support vector machines may give the margins of pairs
+        for_first = (values > 0).astype(int)
+        for_second = 1 - for_first
+        wins = for_first[:, 0] + for_first[:, 1], for_second[:, 0] + for_first[:, 2], for_second[:, 1:].sum(axis=1)
+        chosen.append(np.stack(wins, axis=1).argmax(axis=1))
+    if all((classes[winner] != label.ravel()).mean() > 0.5 for winner in chosen):
         raise ModelError(
             f"The labels of the file are not the classes of the largest scores in {known.values!r}, of which training "
             f"would start. skl2onnx writes negative probabilities for raw_scores of support vector machines with "
