@@ -22,7 +22,7 @@ from .._importers.load import to_proto
 from .._importers.quantization import holds_fakes
 from .._inference.ensemble import ensemble_of
 from .._inference.graph import Head, OutputOptions, exported_model, inference_model
-from .._inference.predictor import Predictor, filled_graph
+from .._inference.predictor import Predictor, filled_graph, prediction_graph
 from .._inference.row_dependence import where_rows_meet
 from .._ir.files import without_program
 from .._model.trainable import TrainableModel, merged
@@ -213,8 +213,8 @@ class Run:
         return to_proto(exported_model(*predicting_model(self), self.head, options))
 
     def graph_to_predict(self) -> bytes:
-        """Return the inference graph of :meth:`predictor`, with the current weights."""
-        return filled_graph(*predicting_model(self), self.head).content
+        """Return the inference graph of :meth:`predictor`, with the current weights, for a larger graph to hold."""
+        return prediction_graph(inference_model(*predicting_model(self), self.head)).content
 
     def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
         """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""

@@ -25,6 +25,7 @@ from .._model.modes import inference_form
 from .._model.precision import narrowed
 from .._model.trainable import TrainableModel
 from .._utils.errors import refusing
+from .._utils.typing import DType
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
 
@@ -57,12 +58,14 @@ def inference_model(
     form: OutputOptions = OutputOptions(),
     with_scores: bool = False,
     in_double: bool = True,
+    named_numbers: bool = False,
 ) -> ir.Model:
     """Return the graph that predicts, with ``weights``.
 
     ``with_scores`` adds the scores as the last output, and, unless ``in_double`` is False, computes probabilities from
     them in float64: in float32 rows of different scores have equal probabilities, as there is no number between 1 and
-    1 - 6e-8.
+    1 - 6e-8. ``named_numbers`` stores the numbers that :func:`target_numbers` returns in initializers of these names,
+    so that the graph can be filled with those of another fit.
     """
     result = inference_form(model.model)
     graph = result.graph
@@ -74,9 +77,15 @@ def inference_model(
     if head.parts:
         for view, part in zip(model.views, head.parts, strict=True):
             names = OutputNames(view.output, f"{view.output}_")
-            _append_outputs(op, view, outputs, part, form, names, with_scores=with_scores, in_double=in_double)
+            found = target_numbers(part, model.dtype)
+            _append_outputs(op, view, outputs, part, form, names, found, with_scores=with_scores, in_double=in_double)
     else:
-        _append_outputs(op, model, outputs, head, form, OutputNames(), with_scores=with_scores, in_double=in_double)
+        found = target_numbers(head, model.dtype)
+        numbers: Mapping[str, ir.Value] | Mapping[str, np.ndarray] = found
+        if named_numbers:
+            numbers = {name: op.parameter(name, array) for name, array in found.items()}
+        own = OutputNames()
+        _append_outputs(op, model, outputs, head, form, own, numbers, with_scores=with_scores, in_double=in_double)
     common.RemoveUnusedNodesPass()(result)
     infer_shapes(result)
     multiply_by_columns(result)
@@ -114,11 +123,12 @@ def _append_outputs(
     head: Head,
     form: OutputOptions,
     names: OutputNames,
+    numbers: Mapping[str, np.ndarray] | Mapping[str, ir.Value],
     *,
     with_scores: bool,
     in_double: bool,
 ) -> None:
-    """Append what follows the scores of one output of the graph; ``outputs`` are those before."""
+    """Append labels, probabilities or predictions to the scores of one output; ``outputs`` are those of the graph."""
     given, scores = outputs[model.output], outputs[model.scores]
     own = given if model.link == head.link and not (model.log_output or model.normalised) else None
     scores = scores if model.members is None else mean_of_members(op, scores, head.link, head.groups)
@@ -127,8 +137,14 @@ def _append_outputs(
     if head.task == "regression":
         prediction = final if model.link is None and head.link == "identity" else own
         prediction = apply_link(op, head.link, scores) if prediction is None else prediction
-        prediction = _graph_in_units(op, _in_row_shape(op, prediction, head), head)
-        _add_output(op, names.numbers, _clipped(op, prediction, head), given)
+        prediction = _in_row_shape(op, prediction, head)
+        if TARGET_SCALE in numbers:
+            prediction = op.Mul(prediction, numbers[TARGET_SCALE])
+        if TARGET_CENTER in numbers:
+            prediction = op.Add(prediction, numbers[TARGET_CENTER])
+        if TARGET_LOW in numbers:
+            prediction = _clipped(op, prediction, numbers[TARGET_LOW], numbers[TARGET_HIGH], head)
+        _add_output(op, names.numbers, prediction, given)
     else:
         exact = with_scores and in_double and head.has_probabilities and (own is None or _activates(own, scores))
         columns, own, in_places = _as_rows_of_labels(op, decision, own, head, form)
@@ -171,24 +187,12 @@ def _in_row_shape(op: GraphBuilder, prediction: ir.Value, head: Head) -> ir.Valu
     return op.Reshape(prediction, [-1, *head.row_shape])
 
 
-def _graph_in_units(op: GraphBuilder, prediction: ir.Value, head: Head) -> ir.Value:
-    """Return the prediction in the units of the targets."""
-    scale, shape = head.target_scale, head.row_shape or (-1,)
-    if scale is None:
-        return prediction
-    dtype = op.dtype.numpy()
-    scaled = op.Mul(prediction, scale.scale.astype(dtype).reshape(shape))
-    return op.Add(scaled, scale.center.astype(dtype).reshape(shape)) if scale.center.any() else scaled
-
-
-def _clipped(op: GraphBuilder, prediction: ir.Value, head: Head) -> ir.Value:
+def _clipped(
+    op: GraphBuilder, prediction: ir.Value, low: np.ndarray | ir.Value, high: np.ndarray | ir.Value, head: Head
+) -> ir.Value:
     """Return the prediction within the range of the targets; NaN stays NaN, which Clip may replace by a bound."""
-    limits = None if head.target_range is None else head.target_range.limits
-    if limits is None:
-        return prediction
-    dtype = op.dtype.numpy()
-    low, high = (limit.astype(dtype).reshape(head.row_shape or (-1,)) for limit in limits)
-    rows = prediction if low.size == 1 or head.row_shape else as_rows(op, prediction)
+    is_single = head.target_range is not None and head.target_range.low.size == 1
+    rows = prediction if is_single or head.row_shape else as_rows(op, prediction)
     above = op.Where(op.Less(rows, low), low, rows)
     return op.Where(op.Greater(above, high), high, above)
 
@@ -366,7 +370,28 @@ def _is_free(op: GraphBuilder, name: str) -> bool:
     return name not in kept
 
 
-# The head of a graph, which follows the scores: task, link and labels.
+# The head of a graph, which follows the scores: task, link, labels, and the numbers of a regressor's targets.
+
+
+TARGET_SCALE, TARGET_CENTER = "onnxtrain/target_scale", "onnxtrain/target_center"
+TARGET_LOW, TARGET_HIGH = "onnxtrain/target_low", "onnxtrain/target_high"
+"""Names of the initializers that hold the numbers of a head, where they have names: no given graph may use them."""
+
+
+def target_numbers(head: Head, dtype: DType) -> dict[str, np.ndarray]:
+    """Return the numbers of a head that differ from fit to fit, by name: scale and range of the targets.
+
+    A center of zeros is left out, as its graph has no addition.
+    """
+    scale, bounds = head.target_scale, head.target_range
+    found: dict[str, np.ndarray] = {}
+    if scale is not None:
+        found[TARGET_SCALE] = scale.scale
+        if scale.center.any():
+            found[TARGET_CENTER] = scale.center
+    if bounds is not None and bounds.limits is not None:
+        found[TARGET_LOW], found[TARGET_HIGH] = bounds.limits
+    return {name: array.astype(dtype).reshape(head.row_shape or (-1,)) for name, array in found.items()}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from .._data import columns as data_columns
 from .._data.columns import Column
-from .._data.target_scale import TargetRange, TargetScale
 from .._data.validation import finite_rows
 from .._importers.load import fill_initializers, to_proto
 from .._importers.quantization import holds_fakes, requantized
@@ -28,7 +27,7 @@ from .._ort.sessions import shared_session
 from .._utils.cache import Cache, content, with_attributes
 from .._utils.typing import DType
 from ..exceptions import ModelError
-from .graph import Head, inference_model
+from .graph import Head, inference_model, target_numbers
 
 CHUNK_ROWS = 8192
 """Rows predicted at a time: bounds the memory that activations take."""
@@ -231,9 +230,9 @@ def _is_large(graph: ir.Graph) -> bool:
 
 # Inference graphs as bytes, made from templates that the fits of a process share.
 #
-# A template is the inference graph of a structure with zeros in place of its weights. Every graph is made from one,
-# also the first: a graph whose form depended on a weight would predict wrongly at once, not only where the template is
-# used again.
+# A template is the inference graph of a structure with zeros in place of its weights, and with the scale and the range
+# of the targets in named initializers. Every graph is made from one, also the first: a graph whose form depended on a
+# weight would predict wrongly at once, not only where the template is used again.
 
 
 LARGEST_WEIGHTS = 2**24
@@ -242,11 +241,10 @@ LARGEST_WEIGHTS = 2**24
 
 @dataclass(frozen=True, eq=False)
 class _Template:
-    """An inference graph in protobuf whose weights have no values; ``places`` are nodes by number of the head."""
+    """An inference graph in protobuf whose weights and numbers of targets have no values."""
 
     proto: Any
     graph: PredictionGraph
-    places: Mapping[str, str]
 
 
 _templates: Cache[_Template] = Cache(128, 2**25, lambda template: template.proto.ByteSize() + 2**14)
@@ -261,110 +259,36 @@ def filled_graph(
     live: Collection[str] = (),
 ) -> PredictionGraph:
     """Return the inference graph with ``weights``; those that ``live`` names are inputs and need no values."""
-    if holds_fakes(form_of(model.model)) and not live:  # what is predicted is what the file gives, with integers
-        return prediction_graph(requantized(_made(model, weights, head, with_scores, live)))
+
+    def made(weights: Mapping[str, np.ndarray], *, named_numbers: bool = False) -> ir.Model:
+        graph = inference_model(model, weights, head, with_scores=with_scores, named_numbers=named_numbers)
+        initializers_to_inputs(graph.graph, list(live))
+        return graph
+
+    if holds_fakes(form_of(model.model)) and not live:
+        return prediction_graph(requantized(made(weights)))  # predict computes with integers, as the exported file does
     if sum(array.nbytes for array in weights.values()) > LARGEST_WEIGHTS:
-        return prediction_graph(_made(model, weights, head, with_scores, live))
-    key = (structure(model.model, weights), _form(model), _head_key(head), with_scores, tuple(live))
-    template = _templates.get(key, lambda: _template(model, weights, head, with_scores, live))
-    proto = type(template.proto)()
-    proto.CopyFrom(template.proto)
-    fill_initializers(proto, weights)
-    fill_places(proto, template.places, head, model.dtype)
-    return replace(template.graph, content=proto.SerializeToString())
+        return prediction_graph(made(weights))
+    numbers = target_numbers(head, model.dtype)
 
+    def template() -> _Template:
+        zeros = {name: np.zeros(array.shape, array.dtype) for name, array in weights.items()}
+        graph = made(zeros, named_numbers=True)
+        proto = to_proto(graph)
+        for tensor in proto.graph.initializer:
+            if tensor.name in zeros or tensor.name in numbers:
+                tensor.ClearField("raw_data")
+        # Estimators can share a session whose graph holds no numbers of one fit: its weights are inputs.
+        is_shared = not numbers and {*live} >= zeros.keys() and is_stateless(graph.graph)
+        return _Template(proto, replace(prediction_graph(graph), content=b"", is_shared=is_shared))
 
-def _made(
-    model: TrainableModel, weights: Mapping[str, np.ndarray], head: Head, with_scores: bool, live: Collection[str]
-) -> ir.Model:
-    graph = inference_model(model, weights, head, with_scores=with_scores)
-    initializers_to_inputs(graph.graph, list(live))
-    return graph
-
-
-def _template(
-    model: TrainableModel, weights: Mapping[str, np.ndarray], head: Head, with_scores: bool, live: Collection[str]
-) -> _Template:
-    zeros = {name: np.zeros(array.shape, array.dtype) for name, array in weights.items()}
-    graph = _made(model, zeros, with_placeholders(head), with_scores, live)
-    proto = to_proto(graph)
-    for tensor in proto.graph.initializer:
-        if tensor.name in zeros:
-            tensor.ClearField("raw_data")
-    found = places(graph.graph, head, model.dtype, {node.name for node in model.model.graph})
-    holds_numbers = bool(found) or not {*live} >= zeros.keys()  # of one fit
-    is_shared = not holds_numbers and is_stateless(graph.graph)
-    return _Template(proto, replace(prediction_graph(graph), content=b"", is_shared=is_shared), found)
-
-
-def _form(model: TrainableModel) -> tuple[object, ...]:
-    """Return what :func:`inference_model` reads of a model beside its graph."""
+    # Beside its graph, inference_model reads these attributes of a model, and of the head all but the numbers that are
+    # filled in; which numbers there are decides the nodes.
     activation = tuple(model.activation.values())
-    return model.output, *activation, model.choice, model.members, model.dtype.str, model.inputs, model.joined
-
-
-def _head_key(head: Head) -> object:
-    """Return the content of the head without the numbers that are filled in, but with which of them there are."""
-    return content(with_attributes(head, target_scale=None, target_range=None)), tuple(numbers_of_targets(head))
-
-
-# Numbers of a head that differ from fit to fit: the scale of the targets, and the range of clipped predictions.
-#
-# A template has placeholders in their place: NaN with a payload that nothing else has. They are found in the graph
-# by their bytes, among the constants that the head added, and filled with the numbers of a fit.
-
-
-_QUIET_NAN = 0x7FF8 << 48
-_PAYLOAD = 46
-"""Lowest bit of the payload: it remains in float32."""
-
-
-def numbers_of_targets(head: Head) -> dict[str, np.ndarray]:
-    """Return the numbers that are filled in, by name; a center of zeros is none, as its graph has no addition."""
-    scale, bounds = head.target_scale, head.target_range
-    found: dict[str, np.ndarray] = {}
-    if scale is not None:
-        found["scale"] = scale.scale
-        if scale.center.any():
-            found["center"] = scale.center
-    if bounds is not None and bounds.limits is not None:
-        found |= dict(zip(("low", "high"), bounds.limits, strict=True))
-    return found
-
-
-def with_placeholders(head: Head) -> Head:
-    """Return the head with placeholders for its numbers."""
-    marks = {name: _placeholder(name, array) for name, array in numbers_of_targets(head).items()}
-    scale, bounds = head.target_scale, head.target_range
-    if scale is not None:
-        scale = TargetScale(scale.method, marks.get("center", np.zeros_like(scale.center)), marks["scale"])
-    bounds = TargetRange(marks["low"], marks["high"], clips=True) if "low" in marks else None
-    return replace(head, target_scale=scale, target_range=bounds)
-
-
-def places(graph: ir.Graph, head: Head, dtype: DType, earlier: Collection[str | None]) -> dict[str, str]:
-    """Return the name of the node of each placeholder; ``earlier`` are the names of the graph before the head."""
-    wanted = {
-        _placeholder(name, array).astype(dtype).tobytes(): name for name, array in numbers_of_targets(head).items()
-    }
-    added = [node for node in graph if node.op_type == "Constant" and node.name not in earlier]
-    constants = {node.name or "": node.attributes["value"].as_tensor() for node in added if "value" in node.attributes}
-    contents = {name: t.tobytes() for name, t in constants.items() if t.dtype != ir.DataType.STRING}
-    found = {wanted[content]: name for name, content in contents.items() if content in wanted}
-    assert len(found) == len(wanted), f"The graph lacks placeholders: {sorted(set(wanted.values()) - set(found))}."
-    return found
-
-
-def fill_places(proto: Any, places: Mapping[str, str], head: Head, dtype: DType) -> None:
-    """Replace the placeholders of a graph in protobuf by the numbers of ``head``."""
-    if not places:
-        return
-    contents = {places[name]: array.astype(dtype).tobytes() for name, array in numbers_of_targets(head).items()}
-    for node in proto.graph.node:
-        if node.name in contents:
-            node.attribute[0].t.raw_data = contents[node.name]
-
-
-def _placeholder(name: str, array: np.ndarray) -> np.ndarray:
-    bits = _QUIET_NAN | (("scale", "center", "low", "high").index(name) + 1) << _PAYLOAD
-    return np.full(array.shape, bits, np.uint64).view(np.float64)
+    form = model.output, *activation, model.choice, model.members, model.dtype.str, model.inputs, model.joined
+    head_form = content(with_attributes(head, target_scale=None, target_range=None)), tuple(numbers)
+    found = _templates.get((structure(model.model, weights), form, head_form, with_scores, tuple(live)), template)
+    proto = type(found.proto)()
+    proto.CopyFrom(found.proto)
+    fill_initializers(proto, {**weights, **numbers})
+    return replace(found.graph, content=proto.SerializeToString())
