@@ -18,6 +18,7 @@ from .adapters import LoRA
 from .finetuning import FineTuner
 from .models import MLP, ConvNet, Linear, RealMLP, TabM
 from .optimizers import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
+from .runtime import Runtime
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "RealMLP",
     "RealMLPClassifier",
     "RealMLPRegressor",
+    "Runtime",
     "TabM",
     "TabMClassifier",
     "TabMRegressor",

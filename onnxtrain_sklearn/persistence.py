@@ -34,6 +34,7 @@ HELD = (
     "_ort.devices.Device",
     "adapters.LoRA",
     "finetuning.FineTuner",
+    "runtime.Runtime",
     "schedules.Progress",
 )
 """Further classes of this package, by module, of which parameters and fitted recipes are made."""

@@ -60,6 +60,7 @@ from onnxtrain_sklearn import (
     RealMLPClassifier,
     RealMLPRegressor,
     RMSprop,
+    Runtime,
     TabM,
     TabMClassifier,
     TabMRegressor,
@@ -178,7 +179,7 @@ simple(
     X,
     r1,
 )
-simple("factors", lambda: R(MLP((8,)), checkpoint_activations=True, **S), X, r1)
+simple("factors", lambda: R(MLP((8,)), runtime=Runtime(checkpoint_activations=True), **S), X, r1)
 simple("sparse", lambda: C(MLP((8,)), max_grad_norm=0.1, **S), wide, yw)
 simple("sparse_lazy", lambda: C(MLP((8,)), sparse_updates="lazy", **S), wide, yw)
 simple("sparse_sgd", lambda: C(Linear(), optimizer="sgd", learning_rate_init=0.1, **S), wide, yw)
@@ -193,7 +194,12 @@ for loss in ["focal", "hinge"]:
 @fit
 def session_options():
     return of(
-        R(MLP((8,)), session_options={"intra_op_num_threads": 1}, providers=["CPUExecutionProvider"], **S).fit(X, r1), X
+        R(
+            MLP((8,)),
+            runtime=Runtime(session_options={"intra_op_num_threads": 1}, providers=["CPUExecutionProvider"]),
+            **S,
+        ).fit(X, r1),
+        X,
     )
 
 

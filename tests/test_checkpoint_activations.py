@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, clear_cache
+from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, Runtime, clear_cache
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._model.precision import in_dtype
 from onnxtrain_sklearn._ort import devices
@@ -36,7 +36,7 @@ def regressor(model=DEEP, **settings):
 
 
 def both(**settings):
-    return [regressor(checkpoint_activations=again, **settings).fit(X, y) for again in (False, True)]
+    return [regressor(runtime=Runtime(checkpoint_activations=again), **settings).fit(X, y) for again in (False, True)]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_results_are_the_same_to_the_bit(settings, graphs):
 def test_it_may_change_between_calls(graphs):
     fitted = regressor(warm_start=True).fit(X, y)
     assert not copies(graphs[-1])
-    fitted.set_params(checkpoint_activations=True).fit(X, y)
+    fitted.set_params(runtime=Runtime(checkpoint_activations=True)).fit(X, y)
     assert copies(graphs[-1])
     assert fitted.loss_curve_ == regressor(max_iter=8).fit(X, y).loss_curve_
 
@@ -116,7 +116,9 @@ def test_exported_networks(name, graphs):
     rows, labels = rows_of(name)
     settings = {"optimizer": SGD(), "learning_rate_init": 0.02, "max_iter": 2, "batch_size": len(labels), "tol": NEVER}
     fitted = [
-        OrtGradientClassifier(DATA / f"{name}.onnx", engine="portable", checkpoint_activations=again, **settings)
+        OrtGradientClassifier(
+            DATA / f"{name}.onnx", engine="portable", runtime=Runtime(checkpoint_activations=again), **settings
+        )
         for again in (False, True)
     ]
     plain, again = (one.fit(rows, labels) for one in fitted)
@@ -128,7 +130,7 @@ def test_exported_networks(name, graphs):
 PEAK = """
 import re, sys
 import numpy as np
-from onnxtrain_sklearn import MLP, SGD, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, SGD, OrtGradientRegressor, Runtime
 
 def memory(key):
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1)) / 1024
@@ -136,7 +138,7 @@ def memory(key):
 X = np.random.default_rng(0).normal(size=(16384, 16)).astype(np.float32)
 net = OrtGradientRegressor(
     MLP([64] * 20), optimizer=SGD(), batch_size=16384, max_iter=1, tol=-1e9, random_state=0, engine="portable",
-    checkpoint_activations=sys.argv[1] == "again",
+    runtime=Runtime(checkpoint_activations=sys.argv[1] == "again"),
 )
 before = memory("VmRSS")
 net.fit(X, X[:, 0])
@@ -157,7 +159,7 @@ def test_the_peak_of_a_deep_network_is_less():
 
 
 def test_onnxruntime_does_not_merge_the_copies(graphs, tmp_path):
-    regressor(checkpoint_activations=True).fit(X, y)
+    regressor(runtime=Runtime(checkpoint_activations=True)).fit(X, y)
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 4
@@ -170,16 +172,16 @@ def test_onnxruntime_does_not_merge_the_copies(graphs, tmp_path):
 
 
 def test_other_engines():
-    assert regressor(engine="auto", checkpoint_activations=True).fit(X, y).engine_ == "portable"
+    assert regressor(engine="auto", runtime=Runtime(checkpoint_activations=True)).fit(X, y).engine_ == "portable"
     if "ort-training" in available_engines():
         with pytest.raises(ValueError, match="checkpoint_activations=True needs the portable engine"):
-            regressor(engine="ort-training", checkpoint_activations=True).fit(X, y)
+            regressor(engine="ort-training", runtime=Runtime(checkpoint_activations=True)).fit(X, y)
 
 
 def test_graphs_without_activations_warn():
     clear_cache()
     for _ in range(2):
         with pytest.warns(OnnxTrainWarning, match="checkpoint_activations=True has no effect"):
-            regressor(Linear(), checkpoint_activations=True).fit(X, y)
+            regressor(Linear(), runtime=Runtime(checkpoint_activations=True)).fit(X, y)
     with pytest.raises(ValueError, match=r"The 'checkpoint_activations' parameter .* must be a bool"):
-        regressor(checkpoint_activations="sqrt").fit(X, y)
+        regressor(runtime=Runtime(checkpoint_activations="sqrt")).fit(X, y)

@@ -29,6 +29,7 @@ from onnxtrain_sklearn import (
     OrtGradientClassifier,
     OrtGradientRegressor,
     RealMLP,
+    Runtime,
     TabM,
     clear_cache,
     losses,
@@ -222,7 +223,7 @@ def test_a_pickle_goes_on_without_the_compiler(monkeypatch):
 IMAGES = np.random.default_rng(0).normal(size=(20, 1, 8, 8)).astype(np.float32), np.arange(20) % 2
 REFUSED = {
     "an operator": (IMAGES, {"model": ConvNet()}, UnsupportedOperatorError, "Conv"),
-    "activations": (NUMBER, {"checkpoint_activations": True}, ValueError, "checkpoint_activations"),
+    "activations": (NUMBER, {"runtime": Runtime(checkpoint_activations=True)}, ValueError, "checkpoint_activations"),
     "no compiler": (NUMBER, {}, RuntimeNotFoundError, "llvmlite"),
 }
 

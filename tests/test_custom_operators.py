@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._ort import custom_operators, sessions
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
@@ -85,7 +85,9 @@ def library(request, monkeypatch):
 def test_a_head_is_trained_behind_the_operator(library, monkeypatch):
     path, session = library
     y = X[:, 0].astype(np.float64)
-    fitted = OrtGradientRegressor(network(), session_options={custom_operators.OPTION: path}, **STEP).fit(X, y)
+    fitted = OrtGradientRegressor(
+        network(), runtime=Runtime(session_options={custom_operators.OPTION: path}), **STEP
+    ).fit(X, y)
     expected = W.ravel() - 0.1 * 2 * PARTS.T @ (PARTS @ W.ravel() - y) / 40
     assert_allclose(fitted.weights_["W"].ravel(), expected, rtol=1e-4, atol=1e-6)
     assert_allclose(fitted.predict(X), PARTS @ expected, rtol=1e-4, atol=1e-5)
@@ -109,7 +111,11 @@ def test_more_than_a_linear_head(library):
     held = {"W": RNG.standard_normal((6, 5)).astype(np.float32), "V": RNG.standard_normal((5, 1)).astype(np.float32)}
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in held.items())
-    settings = {"session_options": {custom_operators.OPTION: [path]}, "random_state": 0, "batch_size": 16}
+    settings = {
+        "runtime": Runtime(session_options={custom_operators.OPTION: [path]}),
+        "random_state": 0,
+        "batch_size": 16,
+    }
     fitted = OrtGradientClassifier(proto, max_iter=60, learning_rate_init=0.05, early_stopping=True, **settings)
     assert fitted.fit(X, y).loss_curve_[-1] < 0.8 * fitted.loss_curve_[0]
     hidden = np.tanh(PARTS @ fitted.weights_["W"])
@@ -119,7 +125,7 @@ def test_more_than_a_linear_head(library):
 def test_gradients_do_not_pass_the_operator(library):
     path, _ = library
     deeper = network("h = MatMul(X, U) a, b = ai.onnx.contrib.NegPos(h)", U=np.eye(3, dtype=np.float32))
-    settings = {"session_options": {custom_operators.OPTION: path}, **STEP}
+    settings = {"runtime": Runtime(session_options={custom_operators.OPTION: path}), **STEP}
     with pytest.raises(UnsupportedOperatorError, match="NegPos"):
         OrtGradientRegressor(deeper, **settings).fit(X, X[:, 0])
     fitted = OrtGradientRegressor(deeper, trainable="W", **settings).fit(X, X[:, 0])
@@ -139,7 +145,7 @@ def test_libraries_that_cannot_be_loaded():
         ("/no/such/library.so", ModelError, "cannot load the library of custom operators '/no/such/library.so'"),
         ([3], TypeError, "must be the path of a library, or a list of paths"),
     ):
-        model = OrtGradientRegressor(network(), session_options={custom_operators.OPTION: given})
+        model = OrtGradientRegressor(network(), runtime=Runtime(session_options={custom_operators.OPTION: given}))
         with pytest.raises(error, match=message):
             model.fit(X, X[:, 0])
         assert not hasattr(model, "loss_")

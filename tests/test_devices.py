@@ -12,14 +12,22 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import load_digits
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
+from onnxtrain_sklearn import (
+    LBFGS,
+    MLP,
+    SGD,
+    OrtGradientClassifier,
+    OrtGradientMultiOutput,
+    OrtGradientRegressor,
+    Runtime,
+)
 from tests.helpers.data import DATA
 from tests.helpers.several_outputs import KINDS, data, graph
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 PROVIDERS = {
-    "OpenVINOExecutionProvider": ({"providers": ["OpenVINOExecutionProvider"]}, 1e-4),
+    "OpenVINOExecutionProvider": ({"runtime": Runtime(providers=["OpenVINOExecutionProvider"])}, 1e-4),
     "CUDAExecutionProvider": ({"device": "cuda"}, 1e-3),
 }
 DIGITS, LABELS = load_digits(return_X_y=True)

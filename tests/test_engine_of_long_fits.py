@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from onnxtrain_sklearn import MLP, ConvNet, OrtGradientClassifier, OrtGradientRegressor, RealMLPRegressor, clear_cache
+from onnxtrain_sklearn import (
+    MLP,
+    ConvNet,
+    OrtGradientClassifier,
+    OrtGradientRegressor,
+    RealMLPRegressor,
+    Runtime,
+    clear_cache,
+)
 from onnxtrain_sklearn._compiler import code
 from onnxtrain_sklearn._training import choice, programs
 from onnxtrain_sklearn._training.programs import COMPILED, PassSize, is_measured, pays
@@ -136,8 +144,11 @@ def test_a_checkpoint_goes_on_to_the_same_bits(any_fit_is_long, tmp_path):
 IMAGES = np.random.default_rng(0).normal(size=(20, 1, 8, 8)).astype(np.float32), np.arange(20) % 2
 SESSIONS = {
     "an operator that is not compiled": (IMAGES, {"kind": OrtGradientClassifier, "model": ConvNet()}),
-    "session options": ((X, Y), {"session_options": {"intra_op_num_threads": 1}}),
-    "activations that are computed again": ((X, Y), {"checkpoint_activations": True, "model": MLP((8,) * 8)}),
+    "session options": ((X, Y), {"runtime": Runtime(session_options={"intra_op_num_threads": 1})}),
+    "activations that are computed again": (
+        (X, Y),
+        {"runtime": Runtime(checkpoint_activations=True), "model": MLP((8,) * 8)},
+    ),
     "statistics of minibatches": ((X, Y), {"model": MLP((8,), normalization="batch")}),
     "a large network": ((X, Y), {"model": MLP((700, 700))}),
     "L-BFGS": ((X, Y), {"optimizer": "lbfgs"}),

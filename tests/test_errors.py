@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 
-from onnxtrain_sklearn import MLP, SGD, AdamW, Linear
+from onnxtrain_sklearn import MLP, SGD, AdamW, Linear, Runtime
 from onnxtrain_sklearn.exceptions import DeviceError, ModelError, UnsupportedOperatorError
 from onnxtrain_sklearn.losses import Focal, Hinge
 from onnxtrain_sklearn.schedules import Cosine, StepDecay
@@ -97,8 +97,12 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "engine misspelt": ({"engine": "compile"}, ValueError, "Unknown engine 'compile'. Did you mean 'compiled'"),
     "device": ({"device": "gpu"}, ValueError, "Unknown device 'gpu'.*'cuda'"),
     "no cuda": ({"device": "cuda"}, DeviceError, "device='cuda' needs CUDAExecutionProvider.*use device='cpu'"),
-    "provider": ({"providers": ["NoExecutionProvider"]}, DeviceError, "NoExecutionProvider"),
-    "session option": ({"session_options": {"intra_threads": 1}}, ValueError, "Unknown session option 'intra_threads'"),
+    "provider": ({"runtime": Runtime(providers=["NoExecutionProvider"])}, DeviceError, "NoExecutionProvider"),
+    "session option": (
+        {"runtime": Runtime(session_options={"intra_threads": 1})}, ValueError, "Unknown session option 'intra_threads'"
+    ),
+    "runtime": ({"runtime": {"intra_op_num_threads": 1}}, TypeError, "runtime must be a Runtime or None, got dict"),
+    "runtime class": ({"runtime": Runtime}, TypeError, r"got the class Runtime; give an instance: Runtime\(\)"),
     # numbers
     "learning_rate_init type": ({"learning_rate_init": "0.1"}, TypeError, "'learning_rate_init' .* a float .*'0.1'"),
     "learning_rate_init sign": ({"learning_rate_init": -0.1}, ValueError, r"in the range \[0.0, inf\). Got -0.1"),

@@ -21,6 +21,7 @@ from onnxtrain_sklearn import (
     OrtGradientRegressor,
     RealMLPClassifier,
     RealMLPRegressor,
+    Runtime,
     TabMClassifier,
     TabMRegressor,
     losses,
@@ -42,6 +43,7 @@ NESTED = {
     "loss": (losses.Huber, "huber", "delta", 0.5),
     "optimizer": (SGD, "sgd", "momentum", 0.9),
     "learning_rate": (schedules.StepDecay, "step", "step_size", 3),
+    "runtime": (Runtime, None, "session_options", {"intra_op_num_threads": 1}),
 }
 
 
@@ -81,10 +83,12 @@ def test_a_search_over_names():
         "model__hidden_layer_sizes": [(2,), (3, 2)],
         "optimizer__momentum": [0.5],
         "learning_rate__step_size": [2, 4],
+        "runtime__checkpoint_activations": [True],
     }
     estimator = OrtGradientClassifier(optimizer="sgd", learning_rate="step", max_iter=2, random_state=0)
     search = GridSearchCV(estimator, grid, cv=2, error_score="raise").fit(X, y)
     assert search.best_estimator_.optimizer.momentum == 0.5
+    assert search.best_estimator_.runtime.checkpoint_activations
     assert (estimator.model, estimator.optimizer, estimator.learning_rate) == (None, "sgd", "step")
     pipeline = make_pipeline(StandardScaler(), OrtGradientRegressor(max_iter=2))
     grid = {"ortgradientregressor__loss": ["huber"], "ortgradientregressor__loss__delta": [0.5, 1.0]}
@@ -122,8 +126,14 @@ WRONG = [
     ({"learning_rate": None}, "learning_rate must be .*, got NoneType"),
     ({"output": "scores"}, r"output='scores' names an output .* model is None \(MLP\(\)\)"),
     ({"output": "scores", "model": MLP()}, "output='scores' names an output .* model is MLP"),
-    ({"session_options": {1: 2}}, "The keys of session_options must be names of options .strings., got 1"),
-    ({"provider_options": [{1: 2}]}, "The keys of provider_options must be names of options .strings., got 1"),
+    (
+        {"runtime": Runtime(session_options={1: 2})},
+        "The keys of session_options must be names of options .strings., got 1",
+    ),
+    (
+        {"runtime": Runtime(provider_options=[{1: 2}])},
+        "The keys of provider_options must be names of options .strings., got 1",
+    ),
     ({"class_weight": {0: "a"}}, "class_weight must contain non-negative numbers, got 'a'"),
     ({"class_weight": {0: -1.0, 1: 1.0}}, "class_weight must contain non-negative numbers, got -1.0"),
 ]

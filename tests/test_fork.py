@@ -15,14 +15,15 @@ PROGRAM = """
 import gc, os, signal, sys, warnings
 warnings.simplefilter("ignore")
 import numpy as np
-from onnxtrain_sklearn import MLP, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._inference.predictor import Predictor
 
 rows = 400
 X = np.random.RandomState(0).normal(size=(rows, 600)).astype(np.float32)
 y = X[:, :9].sum(axis=1)
 estimator = OrtGradientRegressor(
-    MLP((1200,)), engine=sys.argv[1], batch_size=rows, session_options={"intra_op_num_threads": 4}, random_state=0
+    MLP((1200,)), engine=sys.argv[1], batch_size=rows, random_state=0,
+    runtime=Runtime(session_options={"intra_op_num_threads": 4}),
 )
 estimator.partial_fit(X, y)
 before, session = estimator.predict(X), next(iter(estimator._run.predictors.values()))._session

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn import MLP, OrtGradientRegressor, clear_cache
+from onnxtrain_sklearn import MLP, OrtGradientRegressor, Runtime, clear_cache
 from onnxtrain_sklearn._training.passes import PassGraph
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -75,7 +75,7 @@ def test_each_gradient_is_computed_before_the_backward_pass_goes_on(graphs, tmp_
 
 
 def test_the_order_of_a_graph_that_computes_activations_again_is_kept(graphs):
-    graph = fitted_graph(graphs, checkpoint_activations=True)
+    graph = fitted_graph(graphs, runtime=Runtime(checkpoint_activations=True))
     places = [[node.name for node in graph.graph.node].index(name) for name in makers(graph)]
     last = len(graph.graph.node) - 1
     assert places == sorted(places, reverse=True)

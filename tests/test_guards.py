@@ -196,6 +196,7 @@ PUBLIC = {
     "LBFGS",
     "FineTuner",
     "LoRA",
+    "Runtime",
     "Inputs",
     "callbacks",
     "losses",
@@ -215,9 +216,9 @@ PARAMETERS = (
     "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
     "ema_decay accumulate "
     "trainable adapters finetune output output_kind training_mode class_axis ignore_label class_weight "
-    "target_scaling clip_predictions checkpoint_activations sparse_updates tol "
+    "target_scaling clip_predictions sparse_updates tol "
     "n_iter_no_change early_stopping scoring validation_fraction callbacks warm_start random_state verbose engine "
-    "device providers provider_options session_options"
+    "device runtime"
 ).split()
 
 

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.hostile import X, fit_once, net, y
 
@@ -39,7 +39,12 @@ def test_a_fitted_model_takes_no_dict():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"providers": 3}, {"providers": "CPUExecutionProvider"}, {"provider_options": 1.5}]
+    "settings",
+    [
+        {"runtime": Runtime(providers=3)},
+        {"runtime": Runtime(providers="CPUExecutionProvider")},
+        {"runtime": Runtime(provider_options=1.5)},
+    ],
 )
 def test_providers_that_are_no_list(settings):
     with pytest.raises(TypeError, match="providers must list names, provider_options one dict for each; got provider"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from onnxtrain_sklearn import MLP, OrtGradientClassifier
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, Runtime
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._training.passes import PassGraph
 
@@ -42,7 +42,9 @@ def planned(monkeypatch):
     ids=["small", "large", "as set"],
 )
 def test_only_small_passes_plan_their_memory(planned, model, options, expected):
-    OrtGradientClassifier(model, max_iter=1, batch_size=100, session_options=options).fit(X[:100], y[:100])
+    OrtGradientClassifier(model, max_iter=1, batch_size=100, runtime=Runtime(session_options=options)).fit(
+        X[:100], y[:100]
+    )
     assert planned == [expected]
 
 

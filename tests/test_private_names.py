@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from onnxtrain_sklearn import MLP, OrtGradientClassifier
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, Runtime
 from onnxtrain_sklearn._fitted import skl2onnx_bridge, sklearn_private
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._ort.packages import onnxruntime
@@ -172,7 +172,7 @@ def test_networks_train_and_predict_without_the_private_names_of_onnxruntime(mon
 
     def results():
         own = {"session.intra_op.allow_spinning": "0"}  # sessions with such options are not shared
-        settings = {"max_iter": 2, "tol": -np.inf, "random_state": 0, "session_options": own}
+        settings = {"max_iter": 2, "tol": -np.inf, "random_state": 0, "runtime": Runtime(session_options=own)}
         net = OrtGradientClassifier(MLP((7,)), max_grad_norm=1.0, **settings)
         found = quietly(net.fit, X, Y).predict_proba(X), net.predict(X[:1]), *net.weights_.values()
         session = sessions.create_session(net.model_.SerializeToString(), net._run.device)

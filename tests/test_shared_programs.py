@@ -28,6 +28,7 @@ from onnxtrain_sklearn import (
     Linear,
     OrtGradientClassifier,
     OrtGradientRegressor,
+    Runtime,
     clear_cache,
     losses,
 )  # fmt: skip
@@ -390,8 +391,8 @@ def test_weights_that_a_builder_draws_are_those_that_it_builds(builder):
 def test_a_file_that_onnxruntime_writes_for_a_session_is_written_by_each_fit(tmp_path):
     for name in ("first", "second"):
         path = tmp_path / f"{name}.onnx"
-        regressor(session_options={"optimized_model_filepath": str(path)})().fit(X, Y)
+        regressor(runtime=Runtime(session_options={"optimized_model_filepath": str(path)}))().fit(X, Y)
         assert path.exists()
         path.unlink()
-        regressor(session_options={"optimized_model_filepath": str(path)})().fit(X, Y)
+        regressor(runtime=Runtime(session_options={"optimized_model_filepath": str(path)}))().fit(X, Y)
         assert path.exists()

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor
+from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._estimators.config import sparse_updates_of
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ort.devices import Device
@@ -296,5 +296,7 @@ def test_what_cannot_be_lazy_is_refused():
 
 def test_activations_are_computed_again_beside_embeddings():
     nodes = PLAIN.replace("M =", "A = Tanh(E) B = Sin(A) C = Tanh(B) D = Mul(C, B) M =").replace("(E) Y", "(D) Y")
-    found = [new(graph(nodes), optimizer=SGD(), checkpoint_activations=c).fit(X, Y) for c in (False, True)]
+    found = [
+        new(graph(nodes), optimizer=SGD(), runtime=Runtime(checkpoint_activations=c)).fit(X, Y) for c in (False, True)
+    ]
     assert_allclose(found[1].weights_["T"], found[0].weights_["T"], rtol=0, atol=2e-5)

@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from sklearn.linear_model import Ridge
 
-from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import Loss
@@ -82,7 +82,9 @@ def test_a_loss_whose_function_closes_over_something_else_is_another_loss():
     assert estimator.fit(X, Y).loss_ > 8 * one
 
 
-@pytest.mark.parametrize("change", [{"session_options": {"enable_mem_pattern": False}}, {"alpha": 0.1}])
+@pytest.mark.parametrize(
+    "change", [{"runtime": Runtime(session_options={"enable_mem_pattern": False})}, {"alpha": 0.1}]
+)
 def test_what_is_equal_keeps_its_step_and_what_is_not_gets_another(change):
     estimator = warm_regressor(loss=RowLoss(schedule_factors(1.0))).fit(X, Y)
     step = estimator._run.step

@@ -36,6 +36,7 @@ from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import ModelSource, resolve_builder
 from ..optimizers import BaseOptimizer
+from ..runtime import Runtime
 from ..schedules import Schedule
 from .base import BaseOrtGradient
 from .examples import Call, FitRows
@@ -116,7 +117,6 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         class_axis: int | str = "auto",
         ignore_label: int | float | str | None = -100,
         class_weight: Mapping[object, float] | str | None = None,
-        checkpoint_activations: bool = False,
         sparse_updates: str = "exact",
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
@@ -129,9 +129,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         verbose: bool | int = 0,
         engine: str = "auto",
         device: str = "cpu",
-        providers: Sequence[str] | None = None,
-        provider_options: Sequence[Mapping[str, object]] | None = None,
-        session_options: Mapping[str, object] | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         self._store(vars())
 

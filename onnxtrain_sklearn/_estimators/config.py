@@ -14,7 +14,7 @@ from .._gradient.engine import choose_engine
 from .._inference.graph import Head
 from .._model.trainable import TrainableModel
 from .._ort.custom_operators import know_libraries
-from .._ort.devices import Device
+from .._ort.devices import Device, resolve_device
 from .._training.loss_graph import EXACT, LAZY, Scheduled, StepSettings, TotalLoss, TrainedPositions
 from .._training.parameters import NO_FACTORS, Factors, Trainable, matches
 from .._training.programs import COMPILED, require_compiler
@@ -27,6 +27,7 @@ from ..exceptions import ModelError, nearest
 from ..losses import Loss
 from ..models import resolve_builder
 from ..optimizers import LBFGS, BaseOptimizer, resolve_optimizer
+from ..runtime import resolve_runtime
 from ..schedules import resolve_schedule
 from .parameters import Parameters
 
@@ -100,7 +101,9 @@ def _check_class_weight(class_weight: ClassWeight) -> None:
 def trainer_settings(estimator: Parameters) -> TrainerSettings:
     """Return the settings of the loop; TypeError or ValueError names an invalid parameter."""
     check_estimator_parameters(estimator)
-    know_libraries(estimator.session_options)  # before the graph is read, in sessions of its own
+    know_libraries(
+        resolve_runtime(estimator.runtime).session_options
+    )  # before the graph is read, in sessions of its own
     return TrainerSettings(
         learning_rate_init=float(estimator.learning_rate_init),
         schedule=resolve_schedule(estimator.learning_rate),
@@ -139,6 +142,7 @@ def settings_with_head(
     positions: TrainedPositions | None = None,
 ) -> StepSettings:
     """Return the settings that need no graph; ``positions``: None for whole rows."""
+    runtime = resolve_runtime(estimator.runtime)
     return StepSettings(
         loss=loss,
         task=head.task,
@@ -154,9 +158,9 @@ def settings_with_head(
         device=device,
         accumulate=int(estimator.accumulate),
         ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
-        session_options=estimator.session_options,
+        session_options=runtime.session_options,
         seed=seed,
-        checkpoint_activations=bool(estimator.checkpoint_activations),
+        checkpoint_activations=bool(runtime.checkpoint_activations),
         sparse_updates=sparse_updates_of(estimator, device),
     )
 
@@ -170,14 +174,20 @@ def settings_with_graph(
     return with_attributes(settings, factors=factors, scheduled=scheduled)
 
 
+def device_of(estimator: Parameters) -> Device:
+    """Return the device, or the execution providers that replace it."""
+    runtime = resolve_runtime(estimator.runtime)
+    return resolve_device(estimator.device, runtime.providers, runtime.provider_options)
+
+
 def engine_of(estimator: Parameters, device: Device) -> str:
-    """Return the name of the engine; activations are computed again by the portable one."""
+    """Return the name of the engine; only the portable one recomputes activations."""
     if estimator.engine == COMPILED:
         require_compiler(device)
         _require_all_activations(estimator)
         return COMPILED
     chosen = choose_engine(estimator.engine, [COMPILED])
-    if not estimator.checkpoint_activations:
+    if not resolve_runtime(estimator.runtime).checkpoint_activations:
         return chosen
     if chosen == "ort-training":
         _require_all_activations(estimator)
@@ -186,7 +196,7 @@ def engine_of(estimator: Parameters, device: Device) -> str:
 
 def _require_all_activations(estimator: Parameters) -> None:
     """Raise if activations are to be computed again, which neither ort-training nor compiled code does."""
-    if estimator.checkpoint_activations:
+    if resolve_runtime(estimator.runtime).checkpoint_activations:
         raise ValueError(
             f"checkpoint_activations=True needs the portable engine, and engine={estimator.engine!r} keeps all "
             "activations. Set engine='auto' or 'portable'."

@@ -34,6 +34,7 @@ from ..exceptions import ModelError
 from ..losses import LossSource
 from ..models import ModelSource, resolve_builder
 from ..optimizers import resolve_optimizer
+from ..runtime import resolve_runtime
 from .adaptation import adapted
 from .config import factors_of
 from .parameters import Parameters
@@ -184,7 +185,7 @@ def _describe(estimator: Describable) -> Description:
         return Description(title, engine=estimator.engine)
     joined, mode = isinstance(estimator.loss, LossSource), estimator.training_mode
     several = tuple(estimator.loss) if isinstance(estimator.loss, Mapping) else ()
-    know_libraries(estimator.session_options)
+    know_libraries(resolve_runtime(estimator.runtime).session_options)
     given, _ = source_of(model, estimator.output, joined=joined, training_mode=mode, several=several)
     source, names = selected(adapted(estimator, given, None), estimator.trainable)
     described = _described(source, title, names, source.with_frozen_statistics(names).running_statistics)

@@ -50,9 +50,7 @@ from .state import Columns, Run, sparse_inputs
 USED = {
     "model", "loss", "trainable", "output", "output_kind", "class_weight", "target_scaling", "clip_predictions",
     "scoring", "callbacks",
-    "checkpoint_activations",
-    "finetune", "warm_start", "random_state", "verbose", "engine", "device", "providers", "provider_options",
-    "session_options",
+    "finetune", "warm_start", "random_state", "verbose", "engine", "device", "runtime",
 }  # fmt: skip
 """The parameters that fine-tuning uses; the others are those of plain training."""
 

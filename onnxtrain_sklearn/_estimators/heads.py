@@ -39,7 +39,7 @@ from ..exceptions import ModelError
 from ..finetuning import FineTuner
 from ..losses import LOSSES, Loss, resolve_loss
 from ..models import resolve_builder
-from .config import engine_of, settings_with_head
+from .config import device_of, engine_of, settings_with_head
 from .examples import Call, Examples, TrainingRows, class_axis_of, ignoring, positions_of, trained_positions
 from .parameters import Parameters
 from .source import given_graph, source_of
@@ -85,7 +85,7 @@ def choose_head(
     """
     loss = loss_of(estimator, fitted, source)
     loss.check_targets(examples.targets.values)
-    device = devices.resolve_device(estimator.device, estimator.providers, estimator.provider_options)
+    device = device_of(estimator)
     own = None
     if source.members is not None or is_new:
         _require_scores(estimator)

@@ -36,6 +36,7 @@ from ..finetuning import FineTuner
 from ..losses import Loss, LossSource, resolve_loss
 from ..models import MODELS, ModelSource, resolve_builder
 from ..optimizers import OPTIMIZERS, BaseOptimizer, resolve_optimizer
+from ..runtime import Runtime
 from ..schedules import SCHEDULES, Schedule, resolve_schedule
 
 
@@ -137,10 +138,6 @@ running statistics that training updates, units that are dropped. False: the gra
 exported in evaluation mode means fixed statistics and no Dropout. Predictions and ``to_onnx()`` are always those of
 evaluation mode. A BatchNormalization whose scale and shift ``trainable`` freezes keeps its statistics in any case. What
 the exporter folded into a convolution is gone: a warning, or an error if nothing is left."""),
-    "checkpoint_activations": switch("""
-Whether the backward pass computes activations again instead of keeping those of the whole graph, which takes less
-memory and more time. The results are the same, but for rounding where onnxruntime fuses other operators. The portable
-engine does so. It pays for deep graphs and large minibatches."""),
     "sparse_updates": Parameter('{"exact", "lazy"}', """
 What a step does with weights that its minibatch does not read: the rows of an embedding that no index names (of a
 trained matrix that only Gather reads, along its first axis), and, where ``X`` is a sparse matrix, the rows of the
@@ -198,14 +195,9 @@ code for one thread of the processor. It needs llvmlite, and graphs of products,
 normalizations and tables whose rows are selected. ``engine_`` says which one was used."""),
     "device": Parameter("str", """
 "cpu", "cuda" or "cuda:1". A device that is not available is an error."""),
-    "providers": Parameter("list or None", """
-Execution providers of onnxruntime, in place of the device's."""),
-    "provider_options": Parameter("list or None", "A dict of options for each of the providers."),
-    "session_options": Parameter("dict or None", """
-Options of onnxruntime's sessions by name (``{"intra_op_num_threads": 2}``); names with a dot are configuration entries.
-By default small graphs get one thread, large ones all cores. ``{"register_custom_ops_library": path}``, or a list of
-paths, names libraries of custom operators: from then on every session of the process that needs them has them, and what
-follows such operators can be trained; gradients do not pass through them.""", (Instance(Mapping, "a dict"), None)),
+    "runtime": Parameter("Runtime or None", """
+Execution providers and session options of onnxruntime, and whether activations are recomputed to save memory:
+:class:`~onnxtrain_sklearn.Runtime`. None: its defaults."""),
 }  # fmt: skip
 """The parameters of both estimators."""
 
@@ -292,7 +284,6 @@ class Parameters(Declared):
     output: str | None
     output_kind: str
     training_mode: bool
-    checkpoint_activations: bool
     sparse_updates: str
     tol: float
     n_iter_no_change: float
@@ -305,9 +296,7 @@ class Parameters(Declared):
     verbose: bool | int
     engine: str
     device: str
-    providers: Sequence[str] | None
-    provider_options: Sequence[Mapping[str, object]] | None
-    session_options: Mapping[str, object] | None
+    runtime: Runtime | None
 
 
 # The docstring section on the attributes of the estimators.
@@ -405,6 +394,7 @@ _RESOLVERS: dict[str, Callable[[Any], Any]] = {
     "optimizer": lambda optimizer: resolve_optimizer(optimizer) if isinstance(optimizer, str) else optimizer,
     "adapters": lambda adapters: adapters,
     "finetune": lambda tuner: FineTuner() if tuner == "auto" else tuner,
+    "runtime": lambda runtime: Runtime() if runtime is None else runtime,
     **dict.fromkeys(
         ("learning_rate", "weight_decay_schedule", "dropout_schedule"),
         lambda schedule: resolve_schedule(schedule) if isinstance(schedule, str) else schedule,

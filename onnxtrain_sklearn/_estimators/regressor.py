@@ -27,6 +27,7 @@ from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import ModelSource
 from ..optimizers import BaseOptimizer
+from ..runtime import Runtime
 from ..schedules import Schedule
 from .base import BaseOrtGradient
 from .examples import Call
@@ -100,7 +101,6 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         training_mode: bool = False,
         target_scaling: str | None = "auto",
         clip_predictions: bool = False,
-        checkpoint_activations: bool = False,
         sparse_updates: str = "exact",
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
@@ -113,9 +113,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         verbose: bool | int = 0,
         engine: str = "auto",
         device: str = "cpu",
-        providers: Sequence[str] | None = None,
-        provider_options: Sequence[Mapping[str, object]] | None = None,
-        session_options: Mapping[str, object] | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         self._store(vars())
 

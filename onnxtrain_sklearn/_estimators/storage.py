@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sklearn.base import clone
+
 from .._fitted.model import is_estimator
 from .._ir.files import without_program
 from .._ort import devices, packages
@@ -156,7 +158,10 @@ def resumed_device(estimator: object, device: Device) -> Device:
     found = devices.resumed(device)
     if found is not None:
         return found
-    _go_on_with(estimator, f"on {device.providers[0]}", device="cpu", providers=None, provider_options=None)
+    runtime = vars(estimator).get("runtime")
+    if runtime is not None:
+        runtime = clone(runtime).set_params(providers=None, provider_options=None)
+    _go_on_with(estimator, f"on {device.providers[0]}", device="cpu", runtime=runtime)
     cpu = devices.resolve_device()
     vars(estimator)["device_"] = cpu.name
     return cpu

@@ -45,6 +45,7 @@ from ..adapters import LoRA
 from ..losses import Loss, LossSource, resolve_loss
 from ..models import ModelSource
 from ..optimizers import BaseOptimizer
+from ..runtime import Runtime
 from ..schedules import Schedule
 from .fit import (
     OUTPUTS,
@@ -422,7 +423,6 @@ class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
         class_axis: int | str | Mapping[str, int | str] = "auto",
         ignore_label: int | float | str | Mapping[str, object] | None = -100,
         class_weight: str | Mapping[str, object] | None = None,
-        checkpoint_activations: bool = False,
         sparse_updates: str = "exact",
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
@@ -435,9 +435,7 @@ class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
         verbose: bool | int = 0,
         engine: str = "auto",
         device: str = "cpu",
-        providers: Sequence[str] | None = None,
-        provider_options: Sequence[Mapping[str, object]] | None = None,
-        session_options: Mapping[str, object] | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         self._store(vars())
 

@@ -27,7 +27,13 @@ from .._data.targets import (
 )
 from .._data.validation import faults_of_validation_data, require_scorable
 from .._estimators.classifier import OrtGradientClassifier
-from .._estimators.config import check_estimator_parameters, engine_of, settings_with_head, trainer_settings
+from .._estimators.config import (
+    check_estimator_parameters,
+    device_of,
+    engine_of,
+    settings_with_head,
+    trainer_settings,
+)
 from .._estimators.examples import (
     Call,
     Examples,
@@ -62,7 +68,6 @@ from .._inference.graph import Head, inference_model
 from .._inference.predictor import Predictor
 from .._model.activation import Task
 from .._model.trainable import TrainableModel, with_outputs_of
-from .._ort import devices
 from .._ort.devices import Device
 from .._training.loss_graph import OutputLoss, TotalLoss
 from .._training.trainer import Trainer
@@ -193,7 +198,7 @@ def choose_heads(
     rng: np.random.RandomState,
 ) -> tuple[HeadChoice, list[OwnOutput | None]]:
     """Return the heads as one, and the output of the given graph for each of them on some rows of the data."""
-    device = devices.resolve_device(estimator.device, estimator.providers, estimator.provider_options)
+    device = device_of(estimator)
     targets, views, parts = examples.targets, source.views, list[_Part]()
     assert isinstance(targets, SeveralTargets)
     heads = [None] * len(views) if old is None else old.head.parts

@@ -136,7 +136,8 @@ def not_loaded(error: Exception, model: bytes = b"") -> ModelError | MemoryError
                 f"float32, which takes data of any float type, or replace the operator."
             )
         foreign = "is not a registered function/op" in str(error)
-        library = " For an operator of a library, name it: session_options={'register_custom_ops_library': path}."
+        option = "session_options={'register_custom_ops_library': path}"
+        library = f" For an operator of a library, name it: runtime=Runtime({option})."
         return ModelError(
             f"onnxruntime {version()} lacks a kernel for the graph: {reason(error)}. Export the model again with "
             f"another opset (18 is a good choice), or replace the operator.{library if foreign else ''}"
@@ -158,7 +159,7 @@ def not_run(error: Exception) -> ModelError | MemoryError:
     if ran_out(error):
         return MemoryError(
             f"{NOT_ENOUGH} to run the graph on the data: {reason(error)}. Take fewer rows at a time (batch_size), or "
-            f"checkpoint_activations=True."
+            f"runtime=Runtime(checkpoint_activations=True)."
         )
     if found := _BEYOND.search(str(error)):
         index, last = found.groups()

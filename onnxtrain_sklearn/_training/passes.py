@@ -100,7 +100,7 @@ def pass_graph(source: PassSource) -> PassGraph:
     settings, batch, dtype = source.settings, source.batch, source.parameters.vector.dtype
     program = pass_program(source)
     if settings.checkpoint_activations and not program.segments:
-        warn("checkpoint_activations=True has no effect: the graph has too few activations to compute any again.")
+        warn("checkpoint_activations=True has no effect: the graph has too few activations to recompute any.")
     trained = source.parameters.names
     if settings.sparse_updates == LAZY and not (program.lookups or any(p.weight in trained for p in program.products)):
         warn(

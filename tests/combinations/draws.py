@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import scipy.sparse as sp
 
-from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, schedules
+from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, Runtime, schedules
 from onnxtrain_sklearn._model.precision import in_dtype
 from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
@@ -198,7 +198,7 @@ def drawn_parameters(dice: Dice, draw: Draw, engine: str) -> dict[str, Any]:
         "validation_fraction": lambda: dice.one(0.3, 0.5),
         "tol": lambda: dice.one(0.0, 0.01, 0.3),
         "n_iter_no_change": lambda: dice.one(1, 2),
-        "checkpoint_activations": lambda: engine == "portable",
+        "runtime": lambda: Runtime(checkpoint_activations=True) if engine == "portable" else None,
     }
     if draw.task == "regression":
         options |= {"target_scaling": lambda: None, "clip_predictions": lambda: True}

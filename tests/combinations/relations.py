@@ -23,7 +23,7 @@ from sklearn.base import clone
 from sklearn.metrics import check_scoring
 from sklearn.utils.class_weight import compute_sample_weight
 
-from onnxtrain_sklearn import load_training
+from onnxtrain_sklearn import Runtime, load_training
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn.callbacks import Checkpoint, EpochScoring, GradientStatistics
@@ -208,7 +208,7 @@ def devices_train_alike(draw: WideDraw) -> None:
 
 
 def engines_train_alike(draw: WideDraw) -> None:
-    applies("ort-training" in available_engines() and not draw.has("checkpoint_activations"))
+    applies("ort-training" in available_engines() and not draw.has("runtime"))
     applies(draw.kind != "batch")
     near(draw.fit(draw.estimator(engine="portable")), draw.fit(draw.estimator(engine="ort-training")), draw.X)
 
@@ -334,7 +334,7 @@ def units_of_targets_do_not_matter(draw: WideDraw) -> None:
 
 
 def threads_do_not_matter(draw: WideDraw) -> None:
-    near(draw.fit(), draw.fit(draw.estimator(session_options={"intra_op_num_threads": 2})), draw.X)
+    near(draw.fit(), draw.fit(draw.estimator(runtime=Runtime(session_options={"intra_op_num_threads": 2}))), draw.X)
 
 
 def frozen_parameters_stay(draw: WideDraw) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from sklearn.metrics import accuracy_score, r2_score
 
+from onnxtrain_sklearn import Runtime
 from onnxtrain_sklearn.callbacks import EarlyStopping, EpochScoring, LearningRateFinder, WeightAveraging
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, SGD
 from tests.combinations.outcomes import applies, difference, near, outcome, same
@@ -22,7 +23,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"weight_decay_schedule": "linear", "optimizer": OPTIMIZERS["adam"](weight_decay=0.3)},
     {"weight_decay_factors": {"*": 0.2}, "optimizer": OPTIMIZERS["adam"](weight_decay=0.3)},
     {"dropout_schedule": "linear"},
-    {"checkpoint_activations": True, "engine": "portable"},
+    {"runtime": Runtime(checkpoint_activations=True), "engine": "portable"},
     {"sparse_updates": "lazy"},
     {"sparse_updates": "exact"},
     {"accumulate": 3, "ema_decay": 0.7},
@@ -35,7 +36,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"class_weight": {3: 2.0, 7: 0.5}},
     {"clip_predictions": True},
     {"learning_rate": "cosine", "max_iter": 3},
-    {"session_options": {"intra_op_num_threads": 1}},
+    {"runtime": Runtime(session_options={"intra_op_num_threads": 1})},
 )
 """Settings that are changed between two calls."""
 

@@ -24,6 +24,7 @@ from onnxtrain_sklearn import (
     OrtGradientClassifier,
     OrtGradientRegressor,
     RealMLP,
+    Runtime,
     TabM,
 )
 from onnxtrain_sklearn._model.precision import in_dtype
@@ -280,7 +281,7 @@ def wide_parameters(dice: Dice, kind: str, task: str, number: int, engine: str) 
         "early_stopping": lambda: dice.one(True, "best_epoch"),
         "tol": lambda: dice.one(0.0, 0.01),
         "n_iter_no_change": lambda: dice.one(1, 2),
-        "checkpoint_activations": lambda: engine == "portable",
+        "runtime": lambda: Runtime(checkpoint_activations=True) if engine == "portable" else None,
     }
     if not second:
         options |= {

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, LoRA, losses, schedules
+from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, LoRA, Runtime, losses, schedules
 
 WILD: list[Any] = [
     None,
@@ -78,7 +78,6 @@ PARAMETERS: dict[str, list[Any]] = {
     "l1_ratio": [0.5, 1.0],
     "max_grad_norm": [0.1, 1e300],
     "adapters": [LoRA(1), LoRA(2, ["W*"])],
-    "checkpoint_activations": [True],
     "trainable": ["*", ["*"], "W*", ["W", "b"], "Y", is_matrix, always],
     "output": ["Y", "Z", "label", "probabilities", "H"],
     "training_mode": [True],
@@ -90,13 +89,16 @@ PARAMETERS: dict[str, list[Any]] = {
     "random_state": [1, np.random.RandomState(1), np.random.default_rng(1)],
     "verbose": [0],
     "device": ["cpu", "cuda", "cuda:7", "cpu:0"],
-    "providers": [["CPUExecutionProvider"], ["CUDA"], "CPUExecutionProvider", [("CPUExecutionProvider", {})]],
-    "provider_options": [[{}], [{"a": "b"}]],
-    "session_options": [
-        {"intra_op_num_threads": 1},
-        {"x.y": 1},
-        {"intra_op_num_threads": -5},
-        {"graph_optimization_level": "x"},
+    "runtime": [
+        Runtime(checkpoint_activations=True),
+        *map(Runtime, [["CPUExecutionProvider"], ["CUDA"], "CPUExecutionProvider", [("CPUExecutionProvider", {})]]),
+        *(Runtime(provider_options=given) for given in ([{}], [{"a": "b"}], 3)),
+        Runtime(session_options={"intra_op_num_threads": 1}),
+        Runtime(session_options={"x.y": 1}),
+        Runtime(session_options={"intra_op_num_threads": -5}),
+        Runtime(session_options={"graph_optimization_level": "x"}),
+        Runtime(session_options=[]),
+        Runtime,
     ],
     "sparse_updates": ["lazy", "exact"],
     "class_axis": [1, -1, "auto"],

@@ -1,0 +1,74 @@
+"""How onnxruntime runs a training: execution providers, options of its sessions, memory for time.
+
+:class:`Runtime` holds what few users change. Which gradient engine and which device are used are parameters of the
+estimators themselves, ``engine`` and ``device``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from ._utils.params import Component, Instance, Rules
+from .exceptions import instead_of
+
+__all__ = ["Runtime"]
+
+
+class Runtime(Component):
+    """Options of onnxruntime, for training and for predictions.
+
+    Parameters
+    ----------
+    providers : list of str or None, default=None
+        Execution providers in place of those of ``device``, the preferred one first.
+    provider_options : list of dict or None, default=None
+        A dict of options for each of the providers.
+    session_options : dict or None, default=None
+        Options of sessions by name (``{"intra_op_num_threads": 2}``); names with a dot are configuration entries. By
+        default small graphs get one thread, large ones all cores. ``{"register_custom_ops_library": path}``, or a list
+        of paths, names libraries of custom operators: from then on every session of the process that needs them has
+        them, and the part of a graph downstream of such operators can be trained; gradients do not pass through them.
+    checkpoint_activations : bool, default=False
+        Whether the backward pass recomputes activations instead of keeping those of the whole graph, which takes less
+        memory and more time. The results are the same, but for rounding where onnxruntime fuses other operators. Only
+        the portable engine does so. It pays for deep graphs and large minibatches.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import OrtGradientClassifier, Runtime
+    >>> X, y = load_iris(return_X_y=True)
+    >>> runtime = Runtime(session_options={"intra_op_num_threads": 2})
+    >>> classifier = OrtGradientClassifier(runtime=runtime, learning_rate_init=0.05, tol=1e-3, random_state=0).fit(X, y)
+    >>> classifier.score(X, y) > 0.9
+    True
+    """
+
+    valid: ClassVar[Rules] = {
+        "session_options": (Instance(Mapping, "a dict"), None),
+        "checkpoint_activations": (bool,),
+    }  # the device checks the providers
+
+    def __init__(
+        self,
+        providers: Sequence[str] | None = None,
+        provider_options: Sequence[Mapping[str, object]] | None = None,
+        session_options: Mapping[str, object] | None = None,
+        *,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        self.providers = providers
+        self.provider_options = provider_options
+        self.session_options = session_options
+        self.checkpoint_activations = checkpoint_activations
+
+
+def resolve_runtime(runtime: Runtime | None) -> Runtime:
+    """Return the options, validated; None: the defaults."""
+    if runtime is None:
+        return Runtime()
+    if not isinstance(runtime, Runtime):
+        raise TypeError(f"runtime must be a Runtime or None, {instead_of(runtime)}.")
+    runtime.validate()
+    return runtime
