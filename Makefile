@@ -87,7 +87,7 @@ test-all: $(STAMP) $(LINT)
 
 prove: $(STAMP)
 	$(if $(OP),,$(error name an operator, as in: make prove OP=Resize))
-	$(PYTEST) tests/contracts tests/test_rewrite.py --operator $(OP)
+	$(PYTEST) tests/contracts tests/ml_operators/test_rewrite.py --operator $(OP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -165,7 +165,7 @@ SPHINX = OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -d build/doct
 
 docs: $(VENV)/.docs
 	$(SPHINX) site
-	ONNXTRAIN_SITE=site $(BIN)/python -m pytest -q tests/test_site.py
+	ONNXTRAIN_SITE=site $(BIN)/python -m pytest -q tests/repository/test_site.py
 
 docs-links: $(VENV)/.docs
 	$(SPHINX) build/links -b linkcheck

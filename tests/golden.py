@@ -74,7 +74,7 @@ TRAINING = (
     or os.path.isdir(os.path.join(os.path.dirname(onnxruntime.__file__), "training"))
 )
 NATIVE = "ort-training" if TRAINING else "portable"
-DATA = Path("tests/data")
+DATA = Path("tests/files")
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(150, 8)).astype(np.float32)

@@ -1,6 +1,7 @@
 """Fitted scikit-learn models, converted by skl2onnx and rewritten, give what they gave and can be trained.
 
-The unit tests of the rules are in ``tests/test_rewrite.py``; here are the graphs that real models make of them.
+The unit tests of the rules are in ``tests/ml_operators/test_rewrite.py``; here are the graphs that real models make of
+them.
 """
 
 from __future__ import annotations

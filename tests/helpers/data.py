@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.datasets import make_classification, make_regression
 from sklearn.preprocessing import scale
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[1] / "files"
 
 
 def blobs(n: int = 120, features: int = 5, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,6 @@
 """The first steps of RealMLP and TabM as their authors' packages train them, with PyTorch.
 
-``python -m tests.helpers.originals`` writes them to tests/data/originals.npz, from which the tests compare without
+``python -m tests.helpers.originals`` writes them to tests/files/originals.npz, from which the tests compare without
 PyTorch. It needs pytabkit 1.7.3, tabm 0.0.3 and rtdl_num_embeddings 0.0.12.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-FILE = Path(__file__).parents[1] / "data" / "originals.npz"
+FILE = Path(__file__).parents[1] / "files" / "originals.npz"
 STEPS, BATCH, WIDTH = 20, 32, 16
 CODES = {3: 3, 4: 5, 5: 12}
 """The categorical columns, and how many codes each has."""

@@ -1,0 +1,226 @@
+"""The program: exit statuses, errors in a sentence, JSON, and how it is started."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import onnxtrain_sklearn_script
+from onnxtrain_sklearn._cli import program
+from onnxtrain_sklearn._cli.console import Command, Outcome, parsed_settings
+from onnxtrain_sklearn._ort.packages import installed_distributions
+from tests.cli.tables import program_json, write_iris
+from tests.helpers.processes import run_in_new_process
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def iris(tmp_path_factory):
+    return write_iris(tmp_path_factory.mktemp("iris"))
+
+
+def with_command(monkeypatch, run):
+    command = Command(lambda parser: None, run)
+    monkeypatch.setattr(program, "COMMANDS", (program.ListedCommand("try", "try it", lambda: command),))
+
+
+WRONG = {
+    "no file": (["no.csv", "--target", "species"], 2, "There is no file 'no.csv'."),
+    "no column": (["{iris}", "--target", "specis"], 2, "Did you mean 'species'?"),
+    "no model": (["{iris}", "--target", "species", "--model", "mpl"], 2, "Did you mean 'mlp'?"),
+    "no model file": (["{iris}", "--target", "species", "--model", "m.onnx"], 2, "There is no file 'm.onnx'."),
+    "no parameter": (["{iris}", "--target", "species", "--set", "max_itr=1"], 2, "Did you mean 'max_iter'"),
+    "no setting": (["{iris}", "--target", "species", "--set", "max_iter"], 2, "--set takes NAME=VALUE"),
+    "a wrong value": (["{iris}", "--target", "species", "--set", "max_iter=0"], 1, "must be an int"),
+    "a report of another kind": (["{iris}", "--target", "species", "--report", "r.pdf"], 2, "--report writes"),
+    "text to regress on": (["{iris}", "--target", "species", "--task", "regression"], 2, "which is no number"),
+    "no rows": (["{empty}", "--target", "a"], 1, "has no rows"),
+    "no table": (["{binary}", "--target", "a"], 1, "cannot be read as a CSV file"),
+    "no parquet": (["{parquet}", "--target", "a"], 1, "Parquet"),
+    "another separator": (["{semicolons}", "--target", "a"], 2, "--separator ';'"),
+    "a missing target": (["{gaps}", "--target", "b"], 1, "missing in 1 of 2 rows"),
+    "an empty column": (["{gaps}", "--target", "a", "--model", "mlp", "--holdout", "0"], 1, "--drop 'c'"),
+    "a pickle of nothing": (["{iris}", "--target", "species", "--model", "{pickle}"], 1, "cannot be loaded by joblib"),
+    "no ONNX": (["{iris}", "--target", "species", "--model", "{iris}"], 1, "There is no ONNX model"),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, iris):
+    folder = tmp_path_factory.mktemp("files")
+    contents = {
+        "empty": b"a,b\n", "binary": b"\x00\xff\xfe\x00\x01,\xff\n\xff", "parquet": b"PAR1",
+        "semicolons": b"a;b\n1;2\n", "gaps": b"a,b,c\n1.5,2,\n2.5,,\n", "pickle": b"no pickle",
+    }  # fmt: skip
+    endings = {"parquet": ".parquet", "pickle": ".pkl"}
+    paths = {name: folder / f"{name}{endings.get(name, '.csv')}" for name in contents}
+    for name, content in contents.items():
+        paths[name].write_bytes(content)
+    return {name: str(path) for name, path in (paths | {"iris": iris}).items()}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_errors_are_a_sentence(files, case, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, status, words = WRONG[case]
+    given = [argument.format(**files) for argument in arguments]
+    assert program.main(["train", *given, "-q"]) == status
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    first, *more = printed.err.splitlines()
+    assert first.startswith("error: ")
+    assert words in first
+    assert more == (["See onnxtrain-sklearn train --help."] if status == 2 else [])
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_errors_are_json_too(capsys):
+    status, told = program_json(capsys, "predict", "no.onnx", "no.csv")
+    assert status == 2
+    error = {"type": "UsageError", "message": "There is no file 'no.csv'."}
+    assert told == {"command": "predict", "succeeded": False, "error": error}
+
+
+def test_unexpected_errors_name_their_class(monkeypatch, capsys):
+    def run(options, console):
+        raise KeyError("x")
+
+    with_command(monkeypatch, run)
+    assert program.main(["try"]) == 1
+    assert capsys.readouterr().err == "error: KeyError: 'x'\n"
+    with pytest.raises(KeyError):
+        program.main(["try", "--traceback"])
+
+
+def test_interrupts_have_a_status_of_their_own(monkeypatch, capsys):
+    def run(options, console):
+        raise KeyboardInterrupt
+
+    with_command(monkeypatch, run)
+    assert program.main(["try"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_results_are_json_on_stdout_and_the_rest_on_stderr(monkeypatch, capsys):
+    def run(options, console):
+        console.progress("going on")
+        console.say("a part")
+        record = {"number": np.float32(0.5), "none": float("nan"), "array": np.arange(2), "path": Path("p"), 3: (True,)}
+        return Outcome(record, ["text"], succeeded=False)
+
+    with_command(monkeypatch, run)
+    assert program.main(["try", "--json"]) == 1
+    printed = capsys.readouterr()
+    expected = {"number": 0.5, "none": None, "array": [0, 1], "path": "p", "3": [True]}
+    assert json.loads(printed.out) == {"command": "try", "succeeded": False, **expected}
+    assert printed.err == "going on\na part\n"
+    assert program.main(["try", "--quiet"]) == 1
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("a part\ntext\n", "")
+
+
+def test_wrong_usage_is_told_by_argparse(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["train"])
+    assert "--target" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["trian"])
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["train", "t.csv", "--target", "y", "--holdout", "1"])
+    assert "a share of the rows" in capsys.readouterr().err
+
+
+def test_help_warns_of_pickles(capsys):
+    for command in ("train", "inspect"):
+        with pytest.raises(SystemExit, match="0"):
+            program.main([command, "--help"])
+        assert "joblib or pickle file can run any code" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("listed", program.COMMANDS, ids=lambda listed: listed.name)
+def test_every_command_explains_its_arguments(listed, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        program.main([listed.name, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"usage: onnxtrain-sklearn {listed.name}" in told
+    assert f"{listed.summary[1:]}." in told
+    assert "--traceback" in told
+
+
+def test_help_lists_the_commands_and_imports_none():
+    run_in_new_process("""
+import contextlib, io
+from onnxtrain_sklearn._cli import program
+with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.suppress(SystemExit):
+    program.main(["--help"])
+assert not [name for name in sys.modules if name.endswith((".train", ".demo", ".bench", ".doctor"))]
+assert all(listed.summary in " ".join(told.getvalue().split()) for listed in program.COMMANDS)
+""")
+
+
+def test_settings_are_literals_or_text():
+    given = ["a=1", "b=0.5", "c=adam", "d=(64, 32)", "e=true", "f=None", "g=x=y", "h="]
+    expected = {"a": 1, "b": 0.5, "c": "adam", "d": (64, 32), "e": True, "f": None, "g": "x=y", "h": ""}
+    assert parsed_settings(given) == expected
+
+
+@pytest.mark.parametrize("model", ["linear", "realmlp"])
+def test_texts_that_identify_rows_are_warned_of(tmp_path, capsys, model):
+    frame = pd.DataFrame({"name": [f"row {i}" for i in range(120)], "x": np.arange(120) / 7.0, "y": [0, 1] * 60})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    options = ["--target", "y", "--model", model, "--set", "max_iter=1", "--output", str(tmp_path / "m.onnx")]
+    assert program.main(["train", str(tmp_path / "t.csv"), *options]) == 0
+    told = capsys.readouterr().err
+    assert "--drop 'name'" in told
+    assert told.count("different texts") == 1
+    assert program.main(["train", str(tmp_path / "t.csv"), *options, "--drop", "name"]) == 0
+    assert "--drop" not in capsys.readouterr().err
+
+
+def test_without_pandas_tables_are_refused_in_a_sentence(iris, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert program.main(["train", str(iris), "--target", "species"]) == 1
+    assert capsys.readouterr().err == "error: Tables are read by pandas: pip install pandas.\n"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no tomllib")
+def test_the_console_script_is_the_program():
+    tomllib = importlib.import_module("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["onnxtrain-sklearn"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+    assert (
+        module
+        in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["py-modules"]
+    )
+
+
+def test_the_console_script_runs_the_program(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["onnxtrain-sklearn", "predict", "no.onnx", "no.csv"])
+    assert onnxtrain_sklearn_script.main() == 2
+    assert "no file 'no.csv'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["doctor", "--json"], ["train", "t.csv"]])
+def test_the_console_script_answers_where_the_package_cannot_be_imported(command, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["onnxtrain-sklearn", *command])
+    monkeypatch.setitem(sys.modules, "onnxtrain_sklearn._cli.program", None)
+    assert onnxtrain_sklearn_script.main() == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: import of onnxtrain_sklearn._cli.program halted")
+    installed = installed_distributions()
+    if "--json" in command:
+        told = json.loads(printed.out)
+        assert installed.items() <= told["onnxruntime"]["distributions"].items()
+        assert told["error"]["type"] == "ModuleNotFoundError"
+    elif command == ["doctor"]:
+        assert all(f"{name} {version}" in printed.out for name, version in installed.items())
+    else:
+        assert printed.out == ""

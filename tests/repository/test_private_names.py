@@ -1,0 +1,188 @@
+"""Private names of scikit-learn and skl2onnx: which are there, and that networks train without any of them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, Runtime
+from onnxtrain_sklearn._fitted import skl2onnx_bridge, sklearn_private
+from onnxtrain_sklearn._ort import sessions
+from onnxtrain_sklearn._ort.packages import onnxruntime
+from onnxtrain_sklearn._training import updates
+from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.source_code import FOLDER, nodes_of_file
+from tests.helpers.training import quietly
+
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+
+
+@pytest.mark.parametrize("name", sklearn_private.NAMES)
+def test_installed_version_of_sklearn_has(name):
+    assert getattr(sklearn_private, name) is getattr(importlib.import_module(sklearn_private.NAMES[name]), name)
+
+
+@pytest.mark.parametrize("key", skl2onnx_bridge.PRIVATE)
+def test_installed_version_of_skl2onnx_has(key):
+    module, name = skl2onnx_bridge.PRIVATE[key]
+    assert hasattr(importlib.import_module(module), name)
+
+
+def private_imports(file):
+    """Yield what a file imports from scikit-learn and skl2onnx by a private name."""
+    for node in nodes_of_file(file):
+        names = [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+        names = [f"{names[0]}.{alias.name}" for alias in node.names] if names else names
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            parts = name.split(".")
+            if parts[0] in ("sklearn", "skl2onnx") and any(part.startswith("_") for part in parts):
+                yield name
+
+
+def test_no_other_module_imports_a_private_name():
+    found = {str(file.relative_to(FOLDER)): sorted(private_imports(file)) for file in sorted(FOLDER.rglob("*.py"))}
+    assert not {file: names for file, names in found.items() if names}
+
+
+BLOCKED = """
+import sys
+from importlib.abc import MetaPathFinder
+
+import {before}
+
+blocked = {blocked}
+
+class Blocker(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in blocked:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import numpy as np
+from onnxtrain_sklearn import MLP, OrtGradientClassifier
+from sklearn.linear_model import LogisticRegression
+
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+y = (X[:, 0] > 0).astype(int)
+OrtGradientClassifier(MLP((4,)), max_iter=30, learning_rate_init=0.1).fit(X, y, sample_weight=np.ones(40)).predict(X)
+assert not [name for name in blocked if name in sys.modules]
+try:
+    OrtGradientClassifier(LogisticRegression().fit(X, y)).fit(X, y)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def run_without(blocked, before="sys"):
+    code = BLOCKED.format(blocked=blocked, before=before)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_networks_train_without_skl2onnx():
+    said = run_without(["skl2onnx"])
+    assert said.startswith("ModelError Fitted scikit-learn models are converted by skl2onnx, which cannot be imported")
+    assert "pip install skl2onnx" in said
+
+
+@pytest.mark.exhaustive
+def test_networks_train_where_skl2onnx_is_another_version():
+    hidden = sorted({module for module, _ in skl2onnx_bridge.PRIVATE.values()})
+    run_without([*hidden, "skl2onnx"])
+
+
+@pytest.mark.exhaustive
+def test_networks_train_without_the_private_names_of_sklearn():
+    code = """
+import importlib, sys
+from sklearn.utils import all_estimators
+all_estimators()  # its own modules import what is deleted here
+import {modules}
+for module, name in {names}:
+    delattr(sys.modules[module], name)
+import numpy as np
+from onnxtrain_sklearn import MLP, OrtGradientClassifier
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+OrtGradientClassifier(MLP((4,)), max_iter=30).fit(X, X[:, 0] > 0, sample_weight=np.ones(40)).predict(X)
+"""
+    names = [(module, name) for name, module in sklearn_private.NAMES.items()]
+    code = code.format(modules=", ".join(sorted({module for module, _ in names})), names=names)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_name_that_is_gone_is_told(monkeypatch):
+    monkeypatch.setitem(sklearn_private.NAMES, "_gone", "sklearn.utils")
+    with pytest.raises(ModelError, match=r"has no sklearn\.utils\._gone, which fitted models"):
+        sklearn_private._gone  # noqa: B018
+
+
+def test_a_name_of_skl2onnx_that_is_gone_is_told(monkeypatch):
+    monkeypatch.setitem(skl2onnx_bridge.PRIVATE, "names", ("skl2onnx._supported_operators", "_gone"))
+    with pytest.raises(ModelError, match=r"has no skl2onnx\._supported_operators\._gone") as error:
+        OrtGradientClassifier(LogisticRegression().fit(X, Y)).fit(X, Y)
+    declared = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r"pip install '(skl2onnx.+)'", str(error.value))
+    assert f'"{found[1]}"' in declared
+
+
+class PublicParts:
+    """An object of onnxruntime without its private attributes; it notes which were asked for, and what ran."""
+
+    asked: ClassVar[list[str]] = []
+    ran: ClassVar[list[str]] = []
+
+    def __init__(self, real):
+        self.real = real
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            self.asked.append(name)
+            raise AttributeError(name)
+        return getattr(self.real, name)
+
+    def io_binding(self):
+        return PublicParts(self.real.io_binding())
+
+    def run_with_iobinding(self, binding):
+        self.ran.append("bound")
+        self.real.run_with_iobinding(binding.real)
+
+    def run(self, outputs, feeds):
+        self.ran.append("fed")
+        return self.real.run(outputs, feeds)
+
+
+def test_networks_train_and_predict_without_the_private_names_of_onnxruntime(monkeypatch):
+    """A step of three sessions and predictions, with equal bits; errors of a run are the same."""
+    monkeypatch.setattr(updates, "LEAST_ELEMENTS", 10**6)  # NumPy needs no session
+
+    def results():
+        own = {"session.intra_op.allow_spinning": "0"}  # sessions with such options are not shared
+        settings = {"max_iter": 2, "tol": -np.inf, "random_state": 0, "runtime": Runtime(session_options=own)}
+        net = OrtGradientClassifier(MLP((7,)), max_grad_norm=1.0, **settings)
+        found = quietly(net.fit, X, Y).predict_proba(X), net.predict(X[:1]), *net.weights_.values()
+        session = sessions.create_session(net.model_.SerializeToString(), net._run.device)
+        with pytest.raises(ModelError) as error:
+            sessions.session_runner(session)(["label"], {"X": np.zeros((2, 4), np.float32)})
+        return [one.tobytes() for one in found], str(error.value)
+
+    expected = results()
+    plain = onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *given, **named: PublicParts(plain(*given, **named)))
+    assert results() == expected
+    assert set(PublicParts.asked) == {"_sess", "_iobinding"}
+    assert [PublicParts.ran.count(how) for how in ("bound", "fed")] == [6, 3]
