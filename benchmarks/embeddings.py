@@ -68,7 +68,7 @@ def our_estimator(model: bytes, optimizer: str, settings: Mapping[str, Any], X: 
 
 
 def our_step(estimator: Any) -> Callable[[], object]:
-    step = estimator._run.step
+    step = estimator._state.live.step
     return lambda: (step.gradients(float(ROWS)), step.update(Rates(RATE)))
 
 

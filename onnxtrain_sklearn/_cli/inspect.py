@@ -13,7 +13,7 @@ import onnx.helper
 import onnx_ir as ir
 
 from .._estimators.classifier import OrtGradientClassifier
-from .._estimators.description import Description
+from .._estimators.describe import Description
 from .._estimators.regressor import OrtGradientRegressor
 from .._estimators.source import source_of
 from .._gradient.engine import ENGINES, available_engines, differentiate, gradient_graph

@@ -20,8 +20,8 @@ from .._training.parameters import matches
 from ..adapters import LoRA, matrices_of, with_low_rank
 from ..exceptions import ModelError, nearest
 from ..models import resolve_builder
+from .fitted_state import FittedState
 from .parameters import Parameters
-from .state import Run
 
 
 def adapted(estimator: Parameters, source: TrainableModel, rng: np.random.RandomState | None) -> TrainableModel:
@@ -81,16 +81,16 @@ def _why_no_matrix(source: TrainableModel) -> str:
 class Adapted:
     """An estimator whose adapters can be read and saved."""
 
-    _run: Run
+    _state: FittedState
 
     @property
     def adapters_(self) -> dict[str, np.ndarray]:
         """A copy of the low-rank factors by name; without adapters there is no such attribute."""
-        run = vars(self).get("_run")
-        if run is None or not run.source.low_rank:
+        state = vars(self).get("_state")
+        if state is None or not state.source.low_rank:
             name = type(self).__name__
             raise AttributeError(f"{name!r} object has no attribute 'adapters_': it trained no adapters.")
-        weights, factors = run.prediction_weights(), factors_of_matrices(run.source.low_rank)
+        weights, factors = state.prediction_weights(), factors_of_matrices(state.source.low_rank)
         return {name: array for name, array in weights.items() if name in factors}
 
     def save_adapter(self, path: str | os.PathLike[str]) -> None:
@@ -132,37 +132,37 @@ class Adapted:
         ...     assert (labels == classifier.predict(X)).all()
         """
         check_is_fitted(self)
-        run = self._run
-        _require_one_network(run)
-        weights, trained = run.prediction_weights(), run.parameters.names
-        arrays = {name: weights[name] for name in (*trained, *run.parameters.running_statistics)}
-        for one in run.source.low_rank:
+        state = self._state
+        _require_one_network(state)
+        weights, trained = state.prediction_weights(), state.parameters.names
+        arrays = {name: weights[name] for name in (*trained, *state.parameters.running_statistics)}
+        for one in state.source.low_rank:
             last = one.factors[1]
             arrays[last] = (one.scale * arrays[last].astype(np.float64)).astype(arrays[last].dtype)
         write_adapter(path, arrays)
 
 
-def _require_one_network(run: Run) -> None:
-    if run.snapshots:
+def _require_one_network(state: FittedState) -> None:
+    if state.snapshots:
         raise ModelError(
             "An adapter is for one network, and a SnapshotEnsemble predicts by several: use to_onnx() without adapter."
         )
 
 
-def adaptable_graph(run: Run, options: OutputOptions) -> ir.Model:
+def adaptable_graph(state: FittedState, options: OutputOptions) -> ir.Model:
     """Return the inference graph of the given model, in which what was trained are inputs with defaults."""
-    if run.deployed.inputs != run.source.inputs:
+    if state.deployed.inputs != state.source.inputs:
         raise ModelError("adapter=True needs a model that takes numbers, and this one encodes text. Use to_onnx().")
-    _require_one_network(run)
-    changes, trained = run.source.low_rank, run.parameters
-    open_graph = run.deployed
+    _require_one_network(state)
+    changes, trained = state.source.low_rank, state.parameters
+    open_graph = state.deployed
     if changes:
-        rank = len(run.prediction_weights()[changes[0].right])
+        rank = len(state.prediction_weights()[changes[0].right])
         open_graph = with_low_rank(open_graph, [one.matrix for one in changes], rank, 1.0, None)
-    model = inference_model(open_graph, open_graph.weights(), run.head, form=options)
+    model = inference_model(open_graph, open_graph.weights(), state.head, form=options)
     axes = {one.left: 1 for one in changes} | {one.right: 0 for one in changes}
     free = {name: axes.get(name) for name in (*trained.names, *trained.running_statistics)}
     initializers_with_defaults(model.graph, free)
     requantized(model)
-    kept = run.source.kept
+    kept = state.source.kept
     return narrowed(model, replace(kept, weights={n: kind for n, kind in kept.weights.items() if n not in free}))

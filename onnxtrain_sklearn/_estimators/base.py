@@ -19,13 +19,13 @@ from .._fitted.model import is_estimator
 from .._training.trainer import Trainer
 from .._utils.typing import Estimator, MatrixLike
 from .adaptation import Adapted
-from .description import Describable, HtmlRepr
+from .describe import Describable, HtmlRepr
 from .examples import Call, FitRows
 from .fit import Attempt, is_on, prepared
+from .fitted_state import FittedState
 from .parameters import CallbackSupportMixin, Parameters, resolved
+from .pickling import Copied
 from .predict import Results
-from .state import Run
-from .storage import Copied
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,7 +36,7 @@ class GraphEstimator(
 ):
     """Base class of the estimators that train an ONNX graph, on one output or on several."""
 
-    _run: Run
+    _state: FittedState
 
     def set_params(self, **params: Any) -> GraphEstimator:
         """Set parameters of this estimator, or of a nested builder or component by ``NAME__PARAMETER``.
@@ -67,7 +67,7 @@ class GraphEstimator(
 
     def __sklearn_is_fitted__(self) -> bool:
         # Without it scikit-learn looks through all attributes, which fails while another thread fits the estimator.
-        return "_run" in vars(self)
+        return "_state" in vars(self)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -140,9 +140,9 @@ class BaseOrtGradient(Results, GraphEstimator):
     _default_loss: str
     """The default loss: with a fitted model, the loss of that model replaces it."""
 
-    def _prepare(self, call: Call) -> tuple[Run, Trainer]:
-        run, trainer = prepared(self, call)
-        return self._announced(run, vars(self).get("_run") if call.resume else None), trainer
+    def _prepare(self, call: Call) -> tuple[FittedState, Trainer]:
+        state, trainer = prepared(self, call)
+        return self._announced(state, vars(self).get("_state") if call.resume else None), trainer
 
 
 def _takes_nan(model: Estimator) -> bool:

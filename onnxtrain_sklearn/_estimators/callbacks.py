@@ -17,10 +17,10 @@ from .._training.step import HostStep
 from .._training.trainer import Trainer, Watcher
 from ..callbacks.base import ACTIVE, EPOCH, Callback, Hooked, Part, TaskContext, Values, has_hooks
 from .examples import Call
+from .fitted_state import FittedState
 from .parameters import Parameters, call_with_teardown, set_callbacks_of
+from .resumable_state import StatefulTraining, identity_of
 from .scoring import Measures, ScoredRows, Scoring, rows_of
-from .state import Run
-from .training_state import StatefulTraining, identity_of
 
 SharedContext: TypeAlias = Any
 """A context of scikit-learn."""
@@ -144,7 +144,7 @@ class ActiveTraining(StatefulTraining):
     Parameters
     ----------
     estimator : BaseOrtGradient
-    run : Run
+    state : FittedState
     trainer : Trainer
     call : Call
     measures : Measures
@@ -155,7 +155,7 @@ class ActiveTraining(StatefulTraining):
     def __init__(
         self,
         estimator: Parameters,
-        run: Run,
+        state: FittedState,
         trainer: Trainer,
         call: Call,
         measures: Measures,
@@ -163,14 +163,20 @@ class ActiveTraining(StatefulTraining):
     ) -> None:
         self.estimator, self.one_pass = estimator, call.one_pass
         self.max_iter = 1 if call.one_pass else int(estimator.max_iter)
-        self._run, self._trainer, self._call, self._measures, self._held_out = run, trainer, call, measures, held_out
+        self._state, self._trainer, self._call, self._measures, self._held_out = (
+            state,
+            trainer,
+            call,
+            measures,
+            held_out,
+        )
         self._names: dict[int, str] = {}
         self._deferred: list[Callable[[], None]] = []
 
     @property
     def row(self) -> dict[str, Any]:
         """The entries of the last epoch in ``history_``."""
-        return self._run.history.log.last()
+        return self._state.history.log.last()
 
     @property
     def is_resumable(self) -> bool:
@@ -185,7 +191,7 @@ class ActiveTraining(StatefulTraining):
     @property
     def epochs_done(self) -> int:
         """Epochs of this call."""
-        return self._run.history.progress.epoch - self._trainer.first_epoch
+        return self._state.history.progress.epoch - self._trainer.first_epoch
 
     def name(self, callbacks: Sequence[object]) -> None:
         """Name the callbacks, which may remember something, by class and by number among those of the class."""
@@ -196,7 +202,7 @@ class ActiveTraining(StatefulTraining):
 
     def memory(self, callback: Callback) -> dict[str, Any]:
         """Return what a callback remembers of this run."""
-        return self._run.history.memories.setdefault(self._names[id(callback)], {})
+        return self._state.history.memories.setdefault(self._names[id(callback)], {})
 
     def measure(self, name: str, scoring: Scoring, on: Part) -> float:
         """Return an entry of the row, and compute it if it is missing."""
@@ -206,7 +212,7 @@ class ActiveTraining(StatefulTraining):
 
     def identity(self) -> str:
         """Return a text that two calls share whose training is the same to the bit."""
-        return identity_of(self.estimator, self._run, self._trainer, self._call, self._held_out)
+        return identity_of(self.estimator, self._state, self._trainer, self._call, self._held_out)
 
     def defer(self, call: Callable[[], None]) -> None:
         """Call ``call`` when all is decided on the epoch."""
@@ -229,8 +235,16 @@ UNFITTED = (ACTIVE, "_parent_callback_ctx", "_callback_fit_ctx", "_skl_callbacks
 class HookValues:
     """The values of a training, each computed on demand."""
 
-    def __init__(self, estimator: object, run: Run, trainer: Trainer, call: Call, trained: ScoredRows) -> None:
-        self._estimator, self._run, self._trainer, self._call, self._trained = estimator, run, trainer, call, trained
+    def __init__(
+        self, estimator: object, state: FittedState, trainer: Trainer, call: Call, trained: ScoredRows
+    ) -> None:
+        self._estimator, self._state, self._trainer, self._call, self._trained = (
+            estimator,
+            state,
+            trainer,
+            call,
+            trained,
+        )
 
     def functions(self) -> Mapping[str, Callable[[], Any]]:
         """Return the functions that compute them, by name."""
@@ -253,12 +267,12 @@ class HookValues:
     def fitted_attributes(self) -> dict[str, Any]:
         """Return the fitted attributes as if training had ended now; later epochs do not change them."""
         self._trainer.step.synchronize()
-        run = copy.copy(self._run)
-        run.parameters, run.state = copy.deepcopy(run.parameters), copy.deepcopy(run.state)
-        run.rng = copy.deepcopy(run.rng)
-        run.history = copy.copy(run.history)
-        run.history.change(progress=copy.copy(run.history.progress), memories=copy.deepcopy(run.history.memories))
-        return run.fitted_attributes()
+        state = copy.copy(self._state)
+        state.parameters, state.optimizer = copy.deepcopy(state.parameters), copy.deepcopy(state.optimizer)
+        state.rng = copy.deepcopy(state.rng)
+        state.history = copy.copy(state.history)
+        state.history.change(progress=copy.copy(state.history.progress), memories=copy.deepcopy(state.history.memories))
+        return state.fitted_attributes()
 
     def _fitted_estimator(self) -> Any:
         twin = object.__new__(type(self._estimator))

@@ -179,7 +179,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         >>> classifier.predict_proba(X).shape
         (1797, 10)
         """
-        known = known_classes(self, classes, fitted=is_on(self.warm_start) and hasattr(self, "_run"))
+        known = known_classes(self, classes, fitted=is_on(self.warm_start) and hasattr(self, "_state"))
         rows = FitRows((X, y, sample_weight), (X_val, y_val, sample_weight_val), (X_old, y_old, sample_weight_old))
         return self._fit(rows, known)
 
@@ -202,7 +202,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         self
         """
         check_one_pass(self)
-        known = known_classes(self, classes, fitted=hasattr(self, "_run"))
+        known = known_classes(self, classes, fitted=hasattr(self, "_state"))
         return self._train(Call(X, y, sample_weight, known, resume=True, one_pass=True))
 
     def predict(self, X: MatrixLike) -> np.ndarray:
@@ -218,7 +218,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             With a label at each position of a row, the shape of ``y``.
         """
         labels = self._predict(X)  # raises if it is not fitted
-        return typed_labels(self._run.head, labels)
+        return typed_labels(self._state.head, labels)
 
     @available_if(gives_probabilities)
     def predict_proba(self, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
@@ -243,7 +243,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         """
         number_type = prediction_type(X)
         numbers = self._predict(X, output=1, with_scores=number_type is np.float64)
-        return by_label(self._run.head, numbers.astype(np.result_type(number_type, numbers), copy=False))
+        return by_label(self._state.head, numbers.astype(np.result_type(number_type, numbers), copy=False))
 
     def decision_function(self, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
         """Return the scores: logits for the likelihood losses, margins for the hinge losses.
@@ -266,7 +266,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         (hinge) they are the mean of the members' scores.
         """
         scores = self._predict(X, output=-1, with_scores=True)  # raises if it is not fitted
-        return decisions(self._run.head, scores, X)
+        return decisions(self._state.head, scores, X)
 
     def score(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy.
@@ -283,11 +283,11 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             each position of a row, the fraction of the labels that are right. Labels to ignore do not count.
         """
         predicted = self.predict(X)  # raises if it is not fitted
-        if self._run.head.positions is None:
+        if self._state.head.positions is None:
             y, predicted, sample_weight = rows_that_count(y, predicted, sample_weight, self.ignore_label)
-        if has_one_label(self._run.head):
+        if has_one_label(self._state.head):
             return accuracy_of_labels(y, predicted, sample_weight)
-        return accuracy_of_several(self._run.head, y, predicted, self.ignore_label, sample_weight)
+        return accuracy_of_several(self._state.head, y, predicted, self.ignore_label, sample_weight)
 
     def to_onnx(
         self, *, zipmap: bool | str = False, raw_scores: bool = False, adapter: bool = False

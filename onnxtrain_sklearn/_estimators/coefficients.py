@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._data.target_scale import TargetRange, TargetScale
-from .state import Run
+from .fitted_state import FittedState
 
 _LAYOUT = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
 """Operators that only change the layout; with several columns they might change the order."""
@@ -32,39 +32,39 @@ class LinearLayer:
 class LinearCoefficients:
     """The attributes ``coef_`` and ``intercept_`` of estimators whose graph is one linear layer."""
 
-    _run: Run
+    _state: FittedState
 
     @property
     def coef_(self) -> np.ndarray:
         """Weights of the features in the decision function or the prediction, if the graph is one linear layer."""
         weight = np.ascontiguousarray(self._affine("coef_").weight.T)
-        return weight[0] if self._run.head.task == "regression" and len(weight) == 1 else weight
+        return weight[0] if self._state.head.task == "regression" and len(weight) == 1 else weight
 
     @property
     def intercept_(self) -> np.ndarray | float:
         """The bias that is added to the weighted features, if the graph is one linear layer."""
         bias = self._affine("intercept_").bias
-        return float(bias[0]) if self._run.head.task == "regression" and len(bias) == 1 else bias
+        return float(bias[0]) if self._state.head.task == "regression" and len(bias) == 1 else bias
 
     def _affine(self, name: str) -> LinearLayer:
-        run: Run | None = getattr(self, "_run", None)
-        found = None if run is None else affine_scores(run)
+        state: FittedState | None = getattr(self, "_state", None)
+        found = None if state is None else affine_scores(state)
         if found is None:
-            why = "is not fitted yet" if run is None else "was trained on a graph that is not one linear layer of X"
+            why = "is not fitted yet" if state is None else "was trained on a graph that is not one linear layer of X"
             raise AttributeError(f"{type(self).__name__} has no {name}: it {why}.")
         return found
 
 
-def affine_scores(run: Run) -> LinearLayer | None:
+def affine_scores(state: FittedState) -> LinearLayer | None:
     """Return the trained linear layer of the decision function; None if the graph is not one."""
-    source, head = run.deployed, run.head
-    takes_columns = run.fitted is not None and run.fitted.parts is not None
+    source, head = state.deployed, state.head
+    takes_columns = state.fitted is not None and state.fitted.parts is not None
     if len(source.inputs) != 1 or source.link == "votes" or source.members or head.groups or takes_columns:
         return None
-    if head.positions is not None or run.snapshots:
+    if head.positions is not None or state.snapshots:
         return None
     scores = next(value for value in source.model.graph.outputs if value.name == source.scores)
-    found = _Trace(source.inputs[0].name, run.weights()).of(scores)
+    found = _Trace(source.inputs[0].name, state.weights()).of(scores)
     if not isinstance(found, LinearLayer) or found.weight.shape[1] != head.n_outputs:
         return None
     if head.task == "multiclass" and head.n_outputs == 2:

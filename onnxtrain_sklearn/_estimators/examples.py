@@ -47,8 +47,8 @@ from .._utils.typing import MatrixLike, Validation
 from ..exceptions import ModelError
 from ..losses import Loss, resolve_loss
 from ..models import ModelSource, keywords_of, resolve_builder
+from .fitted_state import Columns, FittedState
 from .parameters import Parameters
-from .state import Columns, Run
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Examples:
 
 
 def training_examples(
-    estimator: Any, call: Call, source: TrainableModel | None, fitted: FittedModel | None, old: Run | None
+    estimator: Any, call: Call, source: TrainableModel | None, fitted: FittedModel | None, old: FittedState | None
 ) -> Examples:
     """Return the examples of a call; ``source`` is None if the graph is not built yet."""
     specs = expected_inputs(estimator.model, call.X) if source is None else source.inputs
@@ -144,12 +144,12 @@ def require_known_labels(estimator: Any, y: ArrayLike, classes: Classes, *, at_p
 
 
 def validation_examples(
-    estimator: Any, run: Run, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None
+    estimator: Any, state: FittedState, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
-    columns = graph_inputs(estimator, X, run.source.inputs, run.fitted, reset=False)
-    columns = as_trained(columns, run.fitted, run.source.inputs)
-    return _checked(estimator, columns, y, sample_weight, run.head.classes, run.head)
+    columns = graph_inputs(estimator, X, state.source.inputs, state.fitted, reset=False)
+    columns = as_trained(columns, state.fitted, state.source.inputs)
+    return _checked(estimator, columns, y, sample_weight, state.head.classes, state.head)
 
 
 def _checked(
@@ -214,7 +214,7 @@ def ignoring(settings: StepSettings, targets: Targets) -> StepSettings:
 
 
 def batches_for(
-    run: Run,
+    state: FittedState,
     examples: Examples,
     rows: np.ndarray,
     size: int,
@@ -227,15 +227,15 @@ def batches_for(
 
     Equal rows of a single minibatch are merged to one of their weight, unless ``rows_meet``: each of them counts then.
     """
-    examples = scaled(examples, run.head.target_scale)
+    examples = scaled(examples, state.head.target_scale)
     values, weights = examples.targets.values, examples.weights
-    positions, number_type = trained_positions(run.head, examples.targets), run.parameters.buffer.dtype
-    shape, dtype = target_layout(run.head.task, run.head.n_outputs, len(values), number_type, positions)
+    positions, number_type = trained_positions(state.head, examples.targets), state.parameters.buffer.dtype
+    shape, dtype = target_layout(state.head.task, state.head.n_outputs, len(values), number_type, positions)
     every = {**examples.columns, TARGET: Column(values.reshape(shape), dtype)}
     n_rows = len(rows)
     fits = n_rows <= min(size, MERGE_LIMIT) and not rows_meet
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
-    return Batches(every, rows, weights, size, run.rng if shuffle else None, n_rows=n_rows, drop_last=drop_last)
+    return Batches(every, rows, weights, size, state.rng if shuffle else None, n_rows=n_rows, drop_last=drop_last)
 
 
 def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
@@ -246,9 +246,9 @@ def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
     return replace(examples, targets=replace(targets, values=scale.scaled(targets.values)))
 
 
-def scaled_values(run: Run, targets: Targets) -> np.ndarray:
+def scaled_values(state: FittedState, targets: Targets) -> np.ndarray:
     """Return the targets in the units that are trained."""
-    scale, values = run.head.target_scale, targets.values
+    scale, values = state.head.target_scale, targets.values
     return values if scale is None else scale.scaled(values)
 
 
@@ -283,13 +283,13 @@ class TrainingRows:
     ----------
     estimator : BaseOrtGradient
     call : Call
-    old : Run or None
+    old : FittedState or None
         The run that the call continues. Its targets keep their scale.
     rng : numpy.random.RandomState
         Draws the rows that are held out.
     """
 
-    def __init__(self, estimator: Parameters, call: Call, old: Run | None, rng: np.random.RandomState) -> None:
+    def __init__(self, estimator: Parameters, call: Call, old: FittedState | None, rng: np.random.RandomState) -> None:
         self._estimator, self._call, self._rng = estimator, call, rng
         self._head = None if old is None else old.head
         self.scale: TargetScale | None = None if self._head is None else self._head.target_scale
@@ -381,21 +381,21 @@ def _allows_missing(estimator: Any, fitted: FittedModel | None) -> bool:
     return fitted.allows_missing if isinstance(fitted, FittedFile) else allowed
 
 
-def require_numbers(estimator: Parameters, run: Run, columns: Mapping[str, Column]) -> None:
+def require_numbers(estimator: Parameters, state: FittedState, columns: Mapping[str, Column]) -> None:
     """Raise if a fitted model returns NaN for missing values: one step accepts them, the next one does not."""
-    if run.fitted is None or run.fitted.table is not None or not _allows_missing(estimator, run.fitted):
+    if state.fitted is None or state.fitted.table is not None or not _allows_missing(estimator, state.fitted):
         return
     rows = np.unique(np.concatenate([column.rows_with_missing() for column in columns.values()]))
-    if len(rows) and np.isnan(run.predictor(columns, with_scores=True).run(columns, rows, output=-1)).any():
+    if len(rows) and np.isnan(state.predictor(columns, with_scores=True).run(columns, rows, output=-1)).any():
         raise ValueError(
             f"Input X contains NaN in columns in which {type(estimator.model).__name__} takes no missing values. Fill "
             f"them in before, with a SimpleImputer for instance."
         )
 
 
-def predictions_on(estimator: Parameters, run: Run, rows: MatrixLike) -> dict[str, np.ndarray]:
+def predictions_on(estimator: Parameters, state: FittedState, rows: MatrixLike) -> dict[str, np.ndarray]:
     """Return the predictions of the graph for some rows, by scikit-learn method."""
-    return run.predictions(graph_inputs(estimator, rows, run.source.inputs, run.fitted, reset=False))
+    return state.predictions(graph_inputs(estimator, rows, state.source.inputs, state.fitted, reset=False))
 
 
 # Labels at each position of a row: recognize them in ``y``, and find the axis of the scores that holds the classes.

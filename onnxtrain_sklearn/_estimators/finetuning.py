@@ -43,9 +43,9 @@ from ..exceptions import ModelError, instead_of, warn
 from ..finetuning import FineTuner
 from ..models import resolve_builder
 from .examples import Call, Examples, batches_for, validation_examples
+from .fitted_state import Columns, FittedState, sparse_inputs
 from .heads import Plan
 from .parameters import Parameters
-from .state import Columns, Run, sparse_inputs
 
 USED = {
     "model", "loss", "trainable", "output", "output_kind", "class_weight", "target_scaling", "clip_predictions",
@@ -161,7 +161,7 @@ def _of_files(source: TrainableModel) -> set[str]:
 
 def tuning_trainer(
     plan: Plan,
-    run: Run,
+    state: FittedState,
     settings: StepSettings,
     examples: Examples,
     rows: np.ndarray,
@@ -171,48 +171,48 @@ def tuning_trainer(
 ) -> Trainer:
     """Return the trainer that fine-tunes the parameters of ``run`` on ``rows``, beside the ``old`` ones."""
     assert plan.tuner is not None
-    where = meeting(run.model, settings)
+    where = meeting(state.model, settings)
     if where is not None:
         raise ModelError(
             f"Fine-tuning adds up the losses of all rows, but rows meet within a minibatch: the result of a row "
             f"depends on the others. {where} does that. Train plainly with finetune=None; export a graph with batch "
             f"normalization in inference mode."
         )
-    if any(node.op_type == "Dropout" for node in run.model.model.graph):
+    if any(node.op_type == "Dropout" for node in state.model.model.graph):
         raise ModelError(
             "Fine-tuning searches for the least loss of all rows, which dropout changes from batch to batch. Export "
             "the graph in inference mode, or train it plainly with finetune=None."
         )
-    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
-    predictor = run.live_predictor(live, with_scores=True)
+    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.model.inputs}
+    predictor = state.live_predictor(live, with_scores=True)
 
     def scores() -> np.ndarray:
         return predictor.run(live, rows[:SCORED_ROWS], -1)
 
-    searched = searched_rows(run, settings, run.parameters, examples.columns, batches)
-    run.engine = searched.step.engine
-    old_rows = None if old is None else _objective_of(run, settings, old)
-    damping = None if plan.head_names else _damping(plan.estimator, run, examples, rows)
-    tuning = Tuning(plan.tuner, scores, run.rng, old_rows, plan.head_names, damping)
-    return FineTuningTrainer(tuning, plan.loop, searched.step, searched.batches, run.history, validate)
+    searched = searched_rows(state, settings, state.parameters, examples.columns, batches)
+    state.engine = searched.step.engine
+    old_rows = None if old is None else _objective_of(state, settings, old)
+    damping = None if plan.head_names else _damping(plan.estimator, state, examples, rows)
+    tuning = Tuning(plan.tuner, scores, state.rng, old_rows, plan.head_names, damping)
+    return FineTuningTrainer(tuning, plan.loop, searched.step, searched.batches, state.history, validate)
 
 
-def _damping(estimator: Parameters, run: Run, examples: Examples, rows: np.ndarray) -> np.ndarray | None:
+def _damping(estimator: Parameters, state: FittedState, examples: Examples, rows: np.ndarray) -> np.ndarray | None:
     """Return what the weights behind columns out of the range of frozen transformers are divided by."""
-    scalers = transformer_names(estimator, run.source, run.fitted)
-    return damping_of(run, examples, rows, scalers - {*run.parameters.names})
+    scalers = transformer_names(estimator, state.source, state.fitted)
+    return damping_of(state, examples, rows, scalers - {*state.parameters.names})
 
 
-def _objective_of(run: Run, settings: StepSettings, old: Examples) -> RowObjective:
+def _objective_of(state: FittedState, settings: StepSettings, old: Examples) -> RowObjective:
     """Return the loss of the old rows, by a step of their number that shares the parameters."""
     rows = np.arange(len(old)) if old.weights is None else np.flatnonzero(old.weights)
-    rows = run.rng.permutation(rows)
-    batches = batches_for(run, old, rows, min(len(rows), OLD_PIECE), shuffle=False)
-    searched = searched_rows(run, settings, run.parameters, old.columns, batches)
+    rows = state.rng.permutation(rows)
+    batches = batches_for(state, old, rows, min(len(rows), OLD_PIECE), shuffle=False)
+    searched = searched_rows(state, settings, state.parameters, old.columns, batches)
     return RowObjective(searched.step, searched.batches)
 
 
-def old_examples(estimator: Parameters, run: Run, call: Call, tuner: FineTuner | None) -> Examples | None:
+def old_examples(estimator: Parameters, state: FittedState, call: Call, tuner: FineTuner | None) -> Examples | None:
     """Return the old rows of a call, checked like the training examples; None without them."""
     if call.old is None:
         return None
@@ -225,7 +225,7 @@ def old_examples(estimator: Parameters, run: Run, call: Call, tuner: FineTuner |
     if tuner.new_head:
         raise ValueError("X_old and y_old have no use with new_head=True: the old rows have other targets.")
     with faults_of_old_data():
-        return validation_examples(estimator, run, *call.old)
+        return validation_examples(estimator, state, *call.old)
 
 
 # Columns that new rows take out of the range of a frozen scaler, and the weights that read them.
@@ -247,17 +247,17 @@ MIXES = frozenset({"Conv", "Gemm", "MatMul"})
 """Operators of decompositions and layers: what they compute has no unit scale."""
 
 
-def damping_of(run: Run, examples: Examples, rows: np.ndarray, scalers: Collection[str]) -> np.ndarray | None:
+def damping_of(state: FittedState, examples: Examples, rows: np.ndarray, scalers: Collection[str]) -> np.ndarray | None:
     """Return what each trained weight is to be divided by: at least one, more behind columns out of range.
 
     ``scalers`` names the parameters of the transformers. None: no column is out of range.
     """
-    rows, result = rows[:LOOKED_AT], np.ones(len(run.parameters.vector))
-    for values, weight, transposed in _scaled_layers(run.source.model.graph, run.parameters.names, scalers):
-        sizes = _sizes(run, examples, rows, values)
+    rows, result = rows[:LOOKED_AT], np.ones(len(state.parameters.vector))
+    for values, weight, transposed in _scaled_layers(state.source.model.graph, state.parameters.names, scalers):
+        sizes = _sizes(state, examples, rows, values)
         if sizes is None:
             continue
-        view = result[run.parameters.span(weight)].reshape(run.parameters.view(weight).shape)
+        view = result[state.parameters.span(weight)].reshape(state.parameters.view(weight).shape)
         if len(sizes) == view.shape[1 if transposed else 0] and sizes.max() > OUT_OF_RANGE:
             factors = np.maximum(1.0, sizes)
             view *= factors if transposed else factors[:, None]
@@ -282,19 +282,19 @@ def _is_scaled(graph: ir.Graph, values: ir.Value, scalers: Collection[str]) -> b
     return not mixed and not names.isdisjoint(scalers)
 
 
-def _sizes(run: Run, examples: Examples, rows: np.ndarray, values: str) -> np.ndarray | None:
+def _sizes(state: FittedState, examples: Examples, rows: np.ndarray, values: str) -> np.ndarray | None:
     """Return the root mean square of each column of an inner tensor on the rows; None for sparse rows made dense."""
-    model, _ = graph_of_features(run.source.model, values)
+    model, _ = graph_of_features(state.source.model, values)
     if sparse_inputs(examples.columns):
-        return _sizes_of_sparse(run, examples, rows, model)
-    found = run_graph(model, examples.columns, rows, run.device).astype(np.float64)
+        return _sizes_of_sparse(state, examples, rows, model)
+    found = run_graph(model, examples.columns, rows, state.device).astype(np.float64)
     weights = None if examples.weights is None else examples.weights[rows]
     squares = np.average(found.reshape(len(found), -1) ** 2, axis=0, weights=weights)
     return np.nan_to_num(np.sqrt(squares), nan=1.0, posinf=1.0)
 
 
-def _sizes_of_sparse(run: Run, examples: Examples, rows: np.ndarray, model: ir.Model) -> np.ndarray | None:
-    factors = column_factors(model, examples.columns, run.device)
+def _sizes_of_sparse(state: FittedState, examples: Examples, rows: np.ndarray, model: ir.Model) -> np.ndarray | None:
+    factors = column_factors(model, examples.columns, state.device)
     if factors is None:
         return None
     weights = None if examples.weights is None else examples.weights[rows]
@@ -333,12 +333,12 @@ class Remaining:
     columns: Columns
 
 
-def remaining(run: Run, parameters: FlatParameters, columns: Columns) -> Remaining:
+def remaining(state: FittedState, parameters: FlatParameters, columns: Columns) -> Remaining:
     """Return what is left to compute where ``parameters`` are trained: the whole graph, or what comes behind a cut."""
-    model, trained = run.model, parameters.names
-    frozen = {n: array for n, array in {**run.frozen, **run.parameters.weights()}.items() if n not in trained}
+    model, trained = state.model, parameters.names
+    frozen = {n: array for n, array in {**state.frozen, **state.parameters.weights()}.items() if n not in trained}
     part = frozen_part(model.model, model.scores, trained, frozen)
-    found = None if part is None else _computed(run, part, columns)
+    found = None if part is None else _computed(state, part, columns)
     if part is None or found is None:
         return Remaining(model, parameters, frozen, columns)
     kept = {v.name or "": v for v in part.second.graph.inputs}
@@ -360,28 +360,28 @@ class SearchedRows:
 
 @refusing("The graph cannot be trained")
 def searched_rows(
-    run: Run, settings: StepSettings, parameters: FlatParameters, columns: Columns, batches: Batches
+    state: FittedState, settings: StepSettings, parameters: FlatParameters, columns: Columns, batches: Batches
 ) -> SearchedRows:
     """Return the step that trains ``parameters``, and ``batches`` of what it reads.
 
     The optimizer in ``settings`` is L-BFGS: the step is the host's.
     """
-    rest = remaining(run, parameters, columns)
+    rest = remaining(state, parameters, columns)
     sparse = () if settings.device.memory is not None else sparse_inputs(rest.columns)
     parts = StepParts(rest.model, settings, parameters, rest.frozen, OptimizerState(), batches.size, sparse)
     own = batches.of({**rest.columns, TARGET: batches.column(TARGET)})
     return SearchedRows(cast("GradientStep", new_step(parts)), own)
 
 
-def _computed(run: Run, part: FrozenPart, columns: Columns) -> dict[str, Column] | None:
+def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[str, Column] | None:
     """Return the values at which the graph is cut, for all rows; None where they are too large or no rows."""
     names = [v.name or "" for v in part.first.graph.outputs]
     own = {v.name: columns[v.name or ""] for v in part.first.graph.inputs}
     given, sparse = {str(name): column for name, column in own.items()}, sparse_inputs(columns)
-    factors = column_factors(part.first, given, run.device) if sparse and len(names) == 1 else None
+    factors = column_factors(part.first, given, state.device) if sparse and len(names) == 1 else None
     if factors is not None:
         return {names[0]: multiplied(next(iter(given.values())), factors)}
-    predictor = Predictor(part.first, run.device, run.session_options, sparse=sparse)
+    predictor = Predictor(part.first, state.device, state.session_options, sparse=sparse)
     n_rows, found = len(next(iter(given.values()))), dict[str, Column]()
     try:
         for i, name in enumerate(names):

@@ -45,11 +45,13 @@ from ..losses import LOSSES, Loss
 from ..optimizers import LBFGS
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
 from .config import batch_limit, trainer_settings
-from .description import TrainingRecord
+from .describe import TrainingRecord
 from .examples import Call, Examples, TrainingRows, balanced_weights, batches_for, ignoring, training_examples
 from .finetuning import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
+from .fitted_state import FittedState, sparse_inputs
 from .heads import Plan, body_of, choose_head, gets_new_head, headed
 from .parameters import Parameters, set_callbacks_of
+from .resumable_state import ALWAYS_COPIED, COPIED_FOR_STEPS, MANY_STEPS, StateBefore, generator_for, size_of_state
 from .scoring import (
     Measures,
     OwnScore,
@@ -61,9 +63,7 @@ from .scoring import (
     watches_loss,
 )
 from .source import built_for, known_source
-from .state import Run, sparse_inputs
-from .state_setup import compare_training, own_scores, require_equal_start, require_fit, run_for
-from .training_state import ALWAYS_COPIED, COPIED_FOR_STEPS, MANY_STEPS, StateBefore, generator_for, size_of_state
+from .starting_state import compare_training, own_scores, require_equal_start, require_fit, run_for
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -79,37 +79,39 @@ class Attempt(TrainingRecord):
     classes_: np.ndarray | list[np.ndarray]
 
     @abstractmethod
-    def _prepare(self, call: Call) -> tuple[Run, Trainer]:
+    def _prepare(self, call: Call) -> tuple[FittedState, Trainer]:
         """Validate the call and return the run and its trainer; nothing is trained yet."""
 
     def _train(self, call: Call) -> Self:
-        before, run, trainer = dict(vars(self)), None, None
-        old: Run | None = before.get("_run") if call.resume else None
-        state = None if old is None else StateBefore(old)
+        before, state, trainer = dict(vars(self)), None, None
+        old: FittedState | None = before.get("_state") if call.resume else None
+        before_call = None if old is None else StateBefore(old)
         try:
             with self._unchanged_on_error():
-                run, trainer = self._prepare(call)
-            if old is not None and state is not None and self._is_copied(old, call, trainer):
-                state.copy_arrays()
+                state, trainer = self._prepare(call)
+            if old is not None and before_call is not None and self._is_copied(old, call, trainer):
+                before_call.copy_arrays()
             train_watched(trainer.watcher, trainer.one_pass if call.one_pass else trainer.fit)
-            self._publish(run)
+            self._publish(state)
         except KeyboardInterrupt as interrupt:
-            if run is None or trainer is None:
+            if state is None or trainer is None:
                 raise
             trainer.settle()
-            self._publish(run)
+            self._publish(state)
             raise_or_warn(interrupt, self)
         except BaseException as error:
-            if run is not None and (isinstance(error, DivergenceError) or (state is not None and not state.is_whole)):
-                self._publish(run)
+            if state is not None and (
+                isinstance(error, DivergenceError) or (before_call is not None and not before_call.is_whole)
+            ):
+                self._publish(state)
             else:
-                if run is not None and state is not None:
-                    state.restore()
+                if state is not None and before_call is not None:
+                    before_call.restore()
                 self._restore(before)
             raise
         return self
 
-    def _is_copied(self, old: Run, call: Call, trainer: Trainer) -> bool:
+    def _is_copied(self, old: FittedState, call: Call, trainer: Trainer) -> bool:
         """Return True if weights and optimizer state must be copied before the call for a rollback."""
         if self.callbacks or set_callbacks_of(self) or callable(self.scoring):
             return True
@@ -119,14 +121,14 @@ class Attempt(TrainingRecord):
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
         before = dict(vars(self))
-        generators = (self.random_state, getattr(before.get("_run"), "rng", None))
+        generators = (self.random_state, getattr(before.get("_state"), "rng", None))
         states = [(rng, rng.get_state()) for rng in generators if isinstance(rng, np.random.RandomState)]
         try:
             yield
         except BaseException:
             self._restore(before)
-            for rng, state in states:
-                rng.set_state(state)
+            for rng, before_call in states:
+                rng.set_state(before_call)
             raise
 
     def _restore(self, attributes: dict[str, object]) -> None:
@@ -134,9 +136,9 @@ class Attempt(TrainingRecord):
         for name in vars(self).keys() - attributes.keys():
             del self.__dict__[name]
 
-    def _publish(self, run: Run) -> None:
+    def _publish(self, state: FittedState) -> None:
         """Set the fitted attributes atomically."""
-        self.__dict__.update(run.fitted_attributes())
+        self.__dict__.update(state.fitted_attributes())
 
 
 # Preparation of a call of ``fit`` or ``partial_fit``, in steps: model, examples, run, loop.
@@ -144,7 +146,7 @@ class Attempt(TrainingRecord):
 # Nothing is trained here. The training step comes last: nothing before it changes objects shared with an earlier run.
 
 
-def prepared(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
+def prepared(estimator: Parameters, call: Call) -> tuple[FittedState, Trainer]:
     """Validate everything; return the run and the loop that will train it.
 
     The parameters of the estimator are read, and its feature attributes are set.
@@ -152,19 +154,19 @@ def prepared(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
     plan, source, examples = _planned(estimator, call)
     is_new = plan.body is not None
     chosen = choose_head(estimator, plan.old, source, plan.fitted, examples, plan.rng, is_new=is_new)
-    run, settings = run_for(plan, chosen, examples)
-    run.balanced = balanced_weights(estimator, call.sample_weight, examples.targets)
-    scores = own_scores(plan, run, chosen, examples)
-    require_equal_start(plan, run, examples)
-    require_fit(plan, run, examples)
+    state, settings = run_for(plan, chosen, examples)
+    state.balanced = balanced_weights(estimator, call.sample_weight, examples.targets)
+    scores = own_scores(plan, state, chosen, examples)
+    require_equal_start(plan, state, examples)
+    require_fit(plan, state, examples)
     # Fitted models were compared unclipped.
-    run.head = with_attributes(run.head, target_range=plan.rows.target_range(examples))
-    run.predictors.clear()  # they hold the current weights
-    scored = validation_rows(estimator, run, examples, plan.rows.split(examples)[1], call)
-    validate = validation_score(estimator, run, scored, call)
-    trainer = trainer_for(plan, run, settings, examples, scored, validate)
-    compare_training(run, settings, examples, [chosen.own], scores, trainer)
-    return run, trainer
+    state.head = with_attributes(state.head, target_range=plan.rows.target_range(examples))
+    state.live.predictors.clear()  # they hold the current weights
+    scored = validation_rows(estimator, state, examples, plan.rows.split(examples)[1], call)
+    validate = validation_score(estimator, state, scored, call)
+    trainer = trainer_for(plan, state, settings, examples, scored, validate)
+    compare_training(state, settings, examples, [chosen.own], scores, trainer)
+    return state, trainer
 
 
 def _planned(estimator: Parameters, call: Call) -> tuple[Plan, TrainableModel, Examples]:
@@ -172,7 +174,7 @@ def _planned(estimator: Parameters, call: Call) -> tuple[Plan, TrainableModel, E
     if call.y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     loop = trainer_settings(estimator)
-    old: Run | None = getattr(estimator, "_run", None) if call.resume else None
+    old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
     body = body_of(estimator) if gets_new_head(estimator, old) else None
     names: tuple[str, ...] = ()
     source, fitted = known_source(estimator, old, call.X) if body is None else (body.source, None)
@@ -218,9 +220,9 @@ def is_on(switch: object) -> bool:
 
 
 def gives_probabilities(estimator: Parameters) -> bool:
-    run: Run | None = getattr(estimator, "_run", None)
+    state: FittedState | None = getattr(estimator, "_state", None)
     loss = estimator.loss
-    if not (links_classes(loss) if run is None else run.head.has_probabilities):
+    if not (links_classes(loss) if state is None else state.head.has_probabilities):
         raise AttributeError(f"predict_proba is not available: loss={loss!r} gives scores without probabilities.")
     return True
 
@@ -246,7 +248,7 @@ def takes_negative_numbers(loss: object) -> bool:
 
 def trainer_for(
     plan: Plan,
-    run: Run,
+    state: FittedState,
     settings: StepSettings,
     examples: Examples,
     scored: ScoredRows | None,
@@ -255,35 +257,35 @@ def trainer_for(
     """Return the loop over the training rows; ``validate`` scores the validation rows ``scored``."""
     estimator, call, tuner = plan.estimator, plan.call, plan.tuner
     rows, _ = plan.rows.split(examples)
-    old = old_examples(estimator, run, call, tuner)
+    old = old_examples(estimator, state, call, tuner)
     settings = settings if old is None else ignoring(settings, old.targets)
     rows = plan.rng.permutation(rows) if tuner else rows  # the first rows stand for all
     limit = TUNED_PIECE if tuner else batch_limit(estimator.batch_size, settings.optimizer)
     shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
     drop_last = bool(estimator.drop_last) and tuner is None
-    rows_meet = meeting(run.model, settings) is not None
+    rows_meet = meeting(state.model, settings) is not None
     if rows_meet and isinstance(examples.targets, SeveralTargets):
-        _require_labels(outputs_that_meet(run.model, settings), examples.targets, rows)
+        _require_labels(outputs_that_meet(state.model, settings), examples.targets, rows)
     if rows_meet and isinstance(settings.optimizer, LBFGS) and tuner is None:
         limit = len(rows)  # the full batch is no sum over pieces
     size = min(len(rows), limit)
-    batches = batches_for(run, examples, rows, size, shuffle=shuffle, drop_last=drop_last, rows_meet=rows_meet)
+    batches = batches_for(state, examples, rows, size, shuffle=shuffle, drop_last=drop_last, rows_meet=rows_meet)
     if tuner is not None:
-        trainer = tuning_trainer(plan, run, settings, examples, rows, old, batches, validate)
+        trainer = tuning_trainer(plan, state, settings, examples, rows, old, batches, validate)
     else:
         # calls of partial_fit may bring more or fewer rows
         room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
-        run.sparse = sparse_inputs(examples.columns, every=True)
-        sparse = run.sparse if settings.sparse_updates == LAZY else sparse_inputs(examples.columns)
-        step = prepare_step(run, settings, room, most, sparse, _planned_steps(plan, batches.steps))
-        trainer = new_trainer(plan.loop, step, batches, run.history, validate)
-    if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, run, call):
-        trainer.validation_loss = loss_of_rows(run, settings, scored, validate.predictor)
+        state.sparse = sparse_inputs(examples.columns, every=True)
+        sparse = state.sparse if settings.sparse_updates == LAZY else sparse_inputs(examples.columns)
+        step = prepare_step(state, settings, room, most, sparse, _planned_steps(plan, batches.steps))
+        trainer = new_trainer(plan.loop, step, batches, state.history, validate)
+    if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, state, call):
+        trainer.validation_loss = loss_of_rows(state, settings, scored, validate.predictor)
     if hooks_of(estimator):
-        trained = scored_rows(run, examples, np.sort(rows), call)
-        measures = Measures(estimator, run, settings, {"train": trained, "validation": scored})
-        training = ActiveTraining(estimator, run, trainer, call, measures, scored)
-        trainer.watcher = CallbackWatcher(training, HookValues(estimator, run, trainer, call, trained))
+        trained = scored_rows(state, examples, np.sort(rows), call)
+        measures = Measures(estimator, state, settings, {"train": trained, "validation": scored})
+        training = ActiveTraining(estimator, state, trainer, call, measures, scored)
+        trainer.watcher = CallbackWatcher(training, HookValues(estimator, state, trainer, call, trained))
     return trainer
 
 
@@ -357,7 +359,7 @@ def _fits_others(frame: FrameType, estimator: object) -> bool:
 
 @refusing("The graph cannot be trained")
 def prepare_step(
-    run: Run, settings: StepSettings, batch: int, limit: int, sparse: Collection[str] = (), steps: int = 0
+    state: FittedState, settings: StepSettings, batch: int, limit: int, sparse: Collection[str] = (), steps: int = 0
 ) -> TrainingStep:
     """Return the step of a run; make a new one only if the existing one does not fit.
 
@@ -367,24 +369,24 @@ def prepare_step(
     those that a new run plans, by which "auto" chooses; a run goes on with the engine that it began with.
     """
     sparse = () if settings.device.memory is not None else tuple(sparse)
-    shapes = tuple(spec.shape for spec in run.model.inputs)
+    shapes = tuple(spec.shape for spec in state.model.inputs)
     key = (
         sessions.forks(),
         _settings_key(settings),
-        run.head.task,
-        run.head.link,
+        state.head.task,
+        state.head.link,
         settings.positions,
         settings.ignores,
-        run.parameters.names,
+        state.parameters.names,
         shapes,
         sparse,
     )
-    rows = batch if run.rows is None or not batch <= run.rows <= limit else run.rows
-    if run.step is None or run.step_key != key or run.step.batch != rows:
-        parts = StepParts(run.model, settings, run.parameters, run.frozen, run.state, rows, sparse)
-        run.step = new_step(parts, steps, compiled=run.engine == COMPILED)
-    run.step_key, run.engine, run.rows = key, run.step.engine, rows
-    return run.step
+    rows = batch if state.rows is None or not batch <= state.rows <= limit else state.rows
+    if state.live.step is None or state.live.step_key != key or state.live.step.batch != rows:
+        parts = StepParts(state.model, settings, state.parameters, state.frozen, state.optimizer, rows, sparse)
+        state.live.step = new_step(parts, steps, compiled=state.engine == COMPILED)
+    state.live.step_key, state.engine, state.rows = key, state.live.step.engine, rows
+    return state.live.step
 
 
 def _settings_key(settings: StepSettings) -> tuple[object, ...]:

@@ -41,9 +41,9 @@ from ..losses import LOSSES, Loss, resolve_loss
 from ..models import resolve_builder
 from .config import device_of, engine_of, settings_with_head
 from .examples import Call, Examples, TrainingRows, class_axis_of, ignoring, positions_of, trained_positions
+from .fitted_state import Columns, FittedState
 from .parameters import Parameters
 from .source import given_graph, source_of
-from .state import Columns, Run
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class HeadChoice:
 
 def choose_head(
     estimator: Parameters,
-    old: Run | None,
+    old: FittedState | None,
     source: TrainableModel,
     fitted: FittedModel | None,
     examples: Examples,
@@ -209,7 +209,7 @@ class Plan:
     estimator : BaseOrtGradient
     call : Call
     loop : TrainerSettings
-    old : Run or None
+    old : FittedState or None
         The run that the call continues.
     rng : numpy.random.RandomState
     rows : TrainingRows
@@ -226,7 +226,7 @@ class Plan:
     estimator: Any
     call: Call
     loop: TrainerSettings
-    old: Run | None
+    old: FittedState | None
     rng: np.random.RandomState
     rows: TrainingRows
     fitted: FittedModel | None
@@ -257,7 +257,7 @@ class Body:
     types: HeadTypes = SAME_TYPES
 
 
-def gets_new_head(estimator: Parameters, old: Run | None) -> bool:
+def gets_new_head(estimator: Parameters, old: FittedState | None) -> bool:
     """Return True if a call of ``fit`` replaces the head of the given model."""
     tuner = estimator.finetune
     if old is not None or not isinstance(tuner, FineTuner) or resolve_builder(estimator.model) is not None:

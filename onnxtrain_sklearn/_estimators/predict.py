@@ -20,18 +20,18 @@ from .._model.trainable import TensorSpec
 from .._utils.typing import Estimator, MatrixLike
 from ..exceptions import ModelError
 from .adaptation import adaptable_graph
+from .artifact_files import DeviceTraining
 from .coefficients import LinearCoefficients
-from .device_files import DeviceTraining
 from .examples import graph_inputs, predictions_on, require_numbers
-from .files import constants_of
+from .fitted_state import FittedState
 from .parameters import Parameters
-from .state import Run
+from .training_files import constants_of
 
 
 class Results(LinearCoefficients, DeviceTraining, Parameters):
     """An estimator with a run."""
 
-    _run: Run
+    _state: FittedState
 
     @abstractmethod
     def to_onnx(self) -> onnx.ModelProto:
@@ -41,7 +41,7 @@ class Results(LinearCoefficients, DeviceTraining, Parameters):
         check_is_fitted(self)
         if not isinstance(adapter, bool):
             raise ValueError(f"adapter must be True or False, got {adapter!r}.")
-        return to_proto(adaptable_graph(self._run, form)) if adapter else self._run.to_onnx(form)
+        return to_proto(adaptable_graph(self._state, form)) if adapter else self._state.to_onnx(form)
 
     def to_sklearn(self, X: MatrixLike | None = None) -> Any:
         """Return the fitted scikit-learn model that was given, with the trained numbers written back.
@@ -81,7 +81,7 @@ class Results(LinearCoefficients, DeviceTraining, Parameters):
         ('Pipeline', True)
         """
         check_is_fitted(self)
-        return trained_estimator(self, self._run, X)
+        return trained_estimator(self, self._state, X)
 
     @property
     def model_(self) -> onnx.ModelProto:
@@ -92,16 +92,16 @@ class Results(LinearCoefficients, DeviceTraining, Parameters):
     def weights_(self) -> dict[str, np.ndarray]:
         """A copy of every float parameter of the graph, trained or frozen, and of running statistics, by name."""
         check_is_fitted(self)
-        return StateArrays(self._run.weights(), constants_of(self._run))
+        return StateArrays(self._state.weights(), constants_of(self._state))
 
     def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
         found = plain_prediction(self, X, output, with_scores=with_scores)
         if found is not None:
             return found
         check_is_fitted(self)
-        columns = graph_inputs(self, X, self._run.source.inputs, self._run.fitted, reset=False)
-        require_numbers(self, self._run, columns)
-        return self._run.predictor(columns, with_scores=with_scores).run(columns, output=output)
+        columns = graph_inputs(self, X, self._state.source.inputs, self._state.fitted, reset=False)
+        require_numbers(self, self._state, columns)
+        return self._state.predictor(columns, with_scores=with_scores).run(columns, output=output)
 
 
 # Predictions for plain arrays without scikit-learn's checks, which take several times as long as a row.
@@ -118,11 +118,13 @@ def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: boo
     """Return an output of the graph of a fitted estimator for the rows of ``X``; None if they need other checks."""
     if type(X) is not np.ndarray or X.dtype not in _FLOATS or not _checks_numbers_alone(estimator):
         return None
-    run = estimator._run
-    spec = _single_input(run.source.inputs)
-    if (run.fitted is not None and run.fitted.table is not None) or spec is None or not _suits(X, spec, estimator):
+    state = estimator._state
+    spec = _single_input(state.source.inputs)
+    if (state.fitted is not None and state.fitted.table is not None) or spec is None or not _suits(X, spec, estimator):
         return None
-    result: np.ndarray | None = run.predictor({}, with_scores=with_scores).run_finite(spec.name, X, spec.dtype, output)
+    result: np.ndarray | None = state.predictor({}, with_scores=with_scores).run_finite(
+        spec.name, X, spec.dtype, output
+    )
     return result
 
 
@@ -148,21 +150,21 @@ def _suits(X: np.ndarray, spec: TensorSpec, estimator: Any) -> bool:
 # ``to_sklearn``: a copy of the fitted model that was given, with the trained numbers written into it.
 
 
-def trained_estimator(estimator: Any, run: Run, X: MatrixLike | None) -> Any:
+def trained_estimator(estimator: Any, state: FittedState, X: MatrixLike | None) -> Any:
     """Return a copy of the fitted model with the numbers of ``run``; both predict the same on rows of data."""
-    if run.fitted is None or isinstance(run.fitted, FittedFile):
+    if state.fitted is None or isinstance(state.fitted, FittedFile):
         raise ModelError(
             "to_sklearn() needs model= to be a fitted scikit-learn estimator; this one was built or given as ONNX. "
             "Use to_onnx()."
         )
-    if run.head.target_range is not None and run.head.target_range.clips:
+    if state.head.target_range is not None and state.head.target_range.clips:
         raise ModelError(
             "clip_predictions=True: scikit-learn's model does not clip what it predicts. Use to_onnx(), or set "
             "clip_predictions=False and train on."
         )
-    if run.snapshots:
+    if state.snapshots:
         raise ModelError("to_sklearn() gives one model, and a SnapshotEnsemble predicts by several: use to_onnx().")
-    if X is None and run.sample is None:
+    if X is None and state.live.sample is None:
         raise ValueError(
             "to_sklearn() compares both models on rows of data, and a pickled estimator holds none: give "
             "some rows, to_sklearn(X)."
@@ -170,10 +172,12 @@ def trained_estimator(estimator: Any, run: Run, X: MatrixLike | None) -> Any:
     from .._fitted.equivalence import require_equal  # both need much of scikit-learn
     from .._fitted.write_back import write_back
 
-    rows = run.sample if X is None else sample_rows(X)
-    result = write_back(cast("Estimator", estimator.model), run.fitted.origins, run.source.weights(), run.weights())
-    found = predictions_on(estimator, run, rows)
-    doubles = any(spec.dtype == "float64" for spec in run.deployed.inputs)
+    rows = state.live.sample if X is None else sample_rows(X)
+    result = write_back(
+        cast("Estimator", estimator.model), state.fitted.origins, state.source.weights(), state.weights()
+    )
+    found = predictions_on(estimator, state, rows)
+    doubles = any(spec.dtype == "float64" for spec in state.deployed.inputs)
     require_equal(
         result, rows, found, what="Take to_onnx(), as the trained graph", tolerance=1e-5, reads_float64=doubles
     )

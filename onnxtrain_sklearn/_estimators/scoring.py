@@ -34,8 +34,8 @@ from .._utils.typing import MatrixLike
 from ..callbacks.base import Part
 from ..exceptions import ModelError, nearest
 from .examples import Call, Examples, ignoring, scaled_values, validation_examples
+from .fitted_state import Columns, FittedState
 from .parameters import Parameters
-from .state import Columns, Run
 
 Scoring: TypeAlias = "str | Callable[..., float]"
 
@@ -64,7 +64,7 @@ _SCORERS: Mapping[Task, tuple[str, str]] = {
 def scorer_of(
     estimator: Any,
     scoring: Scoring,
-    run: Run,
+    state: FittedState,
     data: tuple[MatrixLike, Any, np.ndarray | None],
     predictions: Predictions[Any],
 ) -> Callable[[], float]:
@@ -74,17 +74,17 @@ def scorer_of(
     ----------
     estimator : BaseOrtGradient
     scoring : str or callable
-    run : Run
+    state : FittedState
     data : tuple of X, y and weights
         The validation data as given by the user.
     predictions : Predictions
         Those of the validation data by the parameters in training.
     """
     X, y, weights = data
-    several = run.head.task == "multilabel" and isinstance(scoring, str) and scoring in OF_ONE_LABEL
-    known = _classes_of_rows(run.head)
+    several = state.head.task == "multilabel" and isinstance(scoring, str) and scoring in OF_ONE_LABEL
+    known = _classes_of_rows(state.head)
     scorer = _scorer_of_indicators(str(scoring)) if several else scorer_by_name(estimator, scoring, known)
-    twin = _twin(estimator, run, predictions)
+    twin = _twin(estimator, state, predictions)
     if weights is not None and not _takes_weights(scorer):
         raise ValueError(
             f"Rows are weighted, by sample_weight or class_weight, so scoring must be a function "
@@ -101,7 +101,7 @@ def scorer_of(
         except (AttributeError, TypeError, ValueError) as error:
             if not isinstance(scoring, str):
                 raise
-            raise ValueError(f"{_unfit(scoring, run.head.task)}: {error}") from error
+            raise ValueError(f"{_unfit(scoring, state.head.task)}: {error}") from error
         if not isinstance(value, Real) or math.isnan(value):
             raise ValueError(f"scoring={scoring!r} must give a number for the validation data, got {value!r}.")
         return float(value)
@@ -184,7 +184,7 @@ class Predictions(ABC, Generic[P]):
 
     Parameters
     ----------
-    run : Run
+    state : FittedState
     X : data
         The validation data as given by the user.
     live : mapping of str to Column
@@ -193,9 +193,9 @@ class Predictions(ABC, Generic[P]):
         The validation rows among them.
     """
 
-    def __init__(self, run: Run, X: MatrixLike, live: Columns, rows: np.ndarray) -> None:
-        self._run, self._X, self._live, self._rows = run, X, live, rows
-        self._predictors = {False: run.live_predictor(live)}
+    def __init__(self, state: FittedState, X: MatrixLike, live: Columns, rows: np.ndarray) -> None:
+        self._state, self._X, self._live, self._rows = state, X, live, rows
+        self._predictors = {False: state.live_predictor(live)}
         self._found: dict[tuple[int, bool], P] = {}
 
     def forget(self) -> None:
@@ -212,7 +212,7 @@ class Predictions(ABC, Generic[P]):
 
     def _predictor(self, *, with_scores: bool) -> Predictor:
         if with_scores not in self._predictors:
-            self._predictors[with_scores] = self._run.live_predictor(self._live, with_scores=with_scores)
+            self._predictors[with_scores] = self._state.live_predictor(self._live, with_scores=with_scores)
         return self._predictors[with_scores]
 
     def __call__(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> P:
@@ -235,11 +235,11 @@ class LivePredictions(Predictions[np.ndarray]):
         return bool(np.isfinite(scores).all())
 
 
-def _twin(estimator: Any, run: Run, predictions: Predictions[Any]) -> Any:
+def _twin(estimator: Any, state: FittedState, predictions: Predictions[Any]) -> Any:
     """Return a fitted copy of the estimator that predicts with the parameters in training."""
     twin = object.__new__(type(estimator))
     vars(twin).update(vars(estimator))
-    twin._publish(run)
+    twin._publish(state)
     twin._predict = predictions
     return twin
 
@@ -251,9 +251,9 @@ class Measures:
     """Losses and scores that callbacks measure after an epoch; the functions are made once."""
 
     def __init__(
-        self, estimator: Parameters, run: Run, settings: StepSettings, rows: Mapping[Part, ScoredRows | None]
+        self, estimator: Parameters, state: FittedState, settings: StepSettings, rows: Mapping[Part, ScoredRows | None]
     ) -> None:
-        self._estimator, self._run, self._settings, self._rows = estimator, run, settings, rows
+        self._estimator, self._state, self._settings, self._rows = estimator, state, settings, rows
         self._known: dict[tuple[str, Part], Callable[[], float]] = {}
 
     def __call__(self, name: str, scoring: Scoring, on: Part) -> float:
@@ -270,23 +270,25 @@ class Measures:
     def _function(self, scoring: Scoring, rows: ScoredRows) -> Callable[[], float]:
         if isinstance(scoring, str) and scoring == "loss":
             return self._loss(rows)
-        return score_by(self._estimator, scoring, self._run, rows)
+        return score_by(self._estimator, scoring, self._state, rows)
 
     def _loss(self, rows: ScoredRows) -> Callable[[], float]:
-        if self._run.model.link == "votes":
+        if self._state.model.link == "votes":
             raise ModelError("The loss on validation data is not known for one-vs-one votes: take a score.")
-        predictor = self._run.live_predictor(rows.live, with_scores=True)
-        loss = loss_of_outputs if self._run.head.parts else loss_of_rows
-        return loss(self._run, self._settings, rows, predictor)
+        predictor = self._state.live_predictor(rows.live, with_scores=True)
+        loss = loss_of_outputs if self._state.head.parts else loss_of_rows
+        return loss(self._state, self._settings, rows, predictor)
 
 
-def loss_of_rows(run: Run, settings: StepSettings, scored: ScoredRows, predictor: Predictor) -> Callable[[], float]:
+def loss_of_rows(
+    state: FittedState, settings: StepSettings, scored: ScoredRows, predictor: Predictor
+) -> Callable[[], float]:
     """Return the function that computes the mean loss of rows by the current parameters.
 
     Scores of many labels at many positions are large: there are never those of more rows than are predicted at a time.
     """
-    mean = ScoreLoss(ignoring(settings, scored.targets), run.parameters.buffer.dtype, run.rows or SCORED_PIECE)
-    y, rows = scaled_values(run, scored.targets), scored.rows
+    mean = ScoreLoss(ignoring(settings, scored.targets), state.parameters.buffer.dtype, state.rows or SCORED_PIECE)
+    y, rows = scaled_values(state, scored.targets), scored.rows
     weights = np.ones(len(rows)) if scored.weights is None else scored.weights
     if mean.rows_meet:  # rows of weight zero are in no minibatch
         y, rows, weights = y[weights > 0], rows[weights > 0], weights[weights > 0]
@@ -302,13 +304,15 @@ def loss_of_rows(run: Run, settings: StepSettings, scored: ScoredRows, predictor
 # The weighted sum of the mean losses on several outputs, by the scores of the current parameters.
 
 
-def loss_of_outputs(run: Run, settings: StepSettings, scored: ScoredRows, predictor: Predictor) -> Callable[[], float]:
+def loss_of_outputs(
+    state: FittedState, settings: StepSettings, scored: ScoredRows, predictor: Predictor
+) -> Callable[[], float]:
     """Return the function that computes the loss of rows; ``predictor`` gives the scores of each output last."""
-    total, targets, dtype = settings.loss, scored.targets, run.parameters.buffer.dtype
+    total, targets, dtype = settings.loss, scored.targets, state.parameters.buffer.dtype
     assert isinstance(total, TotalLoss)
     assert isinstance(targets, SeveralTargets)
-    numbers = numbers_of_outputs(run.head, -1, with_scores=True)
-    batch = run.rows or SCORED_PIECE
+    numbers = numbers_of_outputs(state.head, -1, with_scores=True)
+    batch = state.rows or SCORED_PIECE
     parts = [
         ignoring(settings_of_output(settings, one), own) for one, own in zip(total.outputs, targets.parts, strict=True)
     ]
@@ -360,46 +364,50 @@ class ScoredRows:
 
 
 def validation_rows(
-    estimator: Parameters, run: Run, examples: Examples, held_out: np.ndarray | None, call: Call
+    estimator: Parameters, state: FittedState, examples: Examples, held_out: np.ndarray | None, call: Call
 ) -> ScoredRows | None:
     """Return the validation data of the call, else the rows ``held_out`` of ``examples``; None without any."""
     given = call.validation
     if given is None:
-        return None if held_out is None else scored_rows(run, examples, held_out, call)
+        return None if held_out is None else scored_rows(state, examples, held_out, call)
     with faults_of_validation_data():
-        trained, examples = examples, validation_examples(estimator, run, *given)
+        trained, examples = examples, validation_examples(estimator, state, *given)
         require_same_places(trained.targets, examples.targets)
     require_scorable(examples.targets, examples.weights)
     rows = rows_with_labels(examples.targets)
     if len(rows) == len(examples):
-        return rows_to_score(run, examples, rows, lambda: given[:2])
-    return rows_to_score(run, examples, rows, lambda: (rows_of(given[0], rows), rows_of(given[1], rows)))
+        return rows_to_score(state, examples, rows, lambda: given[:2])
+    return rows_to_score(state, examples, rows, lambda: (rows_of(given[0], rows), rows_of(given[1], rows)))
 
 
-def scored_rows(run: Run, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:
+def scored_rows(state: FittedState, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:
     """Return some rows of the training data of the call."""
     X, y = call.X, call.y
     if len(rows) == len(examples):
-        return rows_to_score(run, examples, rows, lambda: (X, y))
-    return rows_to_score(run, examples, rows, lambda: (rows_of(X, rows), rows_of(y, rows)))
+        return rows_to_score(state, examples, rows, lambda: (X, y))
+    return rows_to_score(state, examples, rows, lambda: (rows_of(X, rows), rows_of(y, rows)))
 
 
-def rows_to_score(run: Run, examples: Examples, rows: np.ndarray, given: Callable[[], tuple[Any, Any]]) -> ScoredRows:
+def rows_to_score(
+    state: FittedState, examples: Examples, rows: np.ndarray, given: Callable[[], tuple[Any, Any]]
+) -> ScoredRows:
     """Return some rows of the examples; ``given`` returns X and y of these rows as the user gave them."""
     targets = examples.targets.take(rows)
     weights = None if examples.weights is None else examples.weights[rows]
-    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in run.model.inputs}
+    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.model.inputs}
     return ScoredRows(given, targets, weights, live, rows)
 
 
-def validation_score(estimator: Any, run: Run, scored: ScoredRows | None, call: Call) -> Callable[[], float] | None:
+def validation_score(
+    estimator: Any, state: FittedState, scored: ScoredRows | None, call: Call
+) -> Callable[[], float] | None:
     """Return the function that scores the current parameters; None without validation data."""
     if scored is None:
         require_no_scoring(estimator, call)
         return None
-    if estimator.scoring is not None and not _is_own_score(estimator, run):
-        return score_by(estimator, estimator.scoring, run, scored)
-    return OwnScore(estimator._score, run, scored, with_scores=watches_loss(estimator, run, call))
+    if estimator.scoring is not None and not _is_own_score(estimator, state):
+        return score_by(estimator, estimator.scoring, state, scored)
+    return OwnScore(estimator._score, state, scored, with_scores=watches_loss(estimator, state, call))
 
 
 class OwnScore:
@@ -411,9 +419,9 @@ class OwnScore:
         A session holds memory for its largest values: the loss on the same rows is computed by this one too.
     """
 
-    def __init__(self, metric: Metric, run: Run, scored: ScoredRows, *, with_scores: bool) -> None:
+    def __init__(self, metric: Metric, state: FittedState, scored: ScoredRows, *, with_scores: bool) -> None:
         self._metric, self._scored = metric, scored
-        self.predictor = run.live_predictor(scored.live, with_scores=with_scores)
+        self.predictor = state.live_predictor(scored.live, with_scores=with_scores)
 
     def __call__(self) -> float:
         scored = self._scored
@@ -422,27 +430,27 @@ class OwnScore:
         return self._metric(predicted, scored.targets, scored.weights) if finite else math.nan
 
 
-def watches_loss(estimator: Parameters, run: Run, call: Call) -> bool:
+def watches_loss(estimator: Parameters, state: FittedState, call: Call) -> bool:
     """Return True if early stopping watches the loss on the validation data instead of the score.
 
     The accuracy on few rows moves in steps and stands still for many epochs, also where the network goes on learning.
     """
-    classifies = run.head.task != "regression" and not run.head.parts and run.model.link != "votes"
+    classifies = state.head.task != "regression" and not state.head.parts and state.model.link != "votes"
     return bool(estimator.early_stopping) and not call.one_pass and estimator.scoring is None and classifies
 
 
-def _is_own_score(estimator: Parameters, run: Run) -> bool:
+def _is_own_score(estimator: Parameters, state: FittedState) -> bool:
     """Return True if ``scoring`` names the accuracy that is computed anyway; the scorer of that name takes longer."""
-    known = run.head.task in ("binary", "multiclass", "multilabel") and run.head.positions is None
+    known = state.head.task in ("binary", "multiclass", "multilabel") and state.head.positions is None
     return known and isinstance(estimator.scoring, str) and estimator.scoring == "accuracy"
 
 
-def score_by(estimator: Parameters, scoring: Scoring, run: Run, scored: ScoredRows) -> Callable[[], float]:
+def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored: ScoredRows) -> Callable[[], float]:
     """Return the function that scores the current parameters by a scorer of scikit-learn."""
     weights, targets, (X, y) = scored.weights, scored.targets, scored.data
-    if run.head.parts:
+    if state.head.parts:
         _require_function(scoring)
-        return scorer_of(estimator, scoring, run, (X, y, None), LiveOutputs(run, X, scored.live, scored.rows))
+        return scorer_of(estimator, scoring, state, (X, y, None), LiveOutputs(state, X, scored.live, scored.rows))
     if targets.row_shape and isinstance(scoring, str):
         scoring = FlatScorer(estimator, scoring, targets, weights)
     if isinstance(scoring, str) and targets.lacks_labels:
@@ -454,7 +462,7 @@ def score_by(estimator: Parameters, scoring: Scoring, run: Run, scored: ScoredRo
         weights = given_weights(targets, weights)
     elif weights is not None and targets.lacks_labels:
         weights = weights_without_shares(targets, weights)
-    return scorer_of(estimator, scoring, run, (X, y, weights), LivePredictions(run, X, scored.live, scored.rows))
+    return scorer_of(estimator, scoring, state, (X, y, weights), LivePredictions(state, X, scored.live, scored.rows))
 
 
 def _require_function(scoring: Scoring) -> None:
@@ -580,7 +588,7 @@ class LiveOutputs(Predictions[list[np.ndarray]]):
     """The predictions of all outputs for the validation rows, computed once per score."""
 
     def _computed(self, output: int, *, with_scores: bool) -> list[np.ndarray]:
-        numbers = numbers_of_outputs(self._run.head, output, with_scores=with_scores)
+        numbers = numbers_of_outputs(self._state.head, output, with_scores=with_scores)
         return self._predictor(with_scores=with_scores).run_several(self._live, numbers, self._rows)
 
     def finite(self) -> bool:

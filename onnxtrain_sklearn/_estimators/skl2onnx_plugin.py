@@ -39,8 +39,8 @@ from ..exceptions import ModelError
 from ..graph import GraphBuilder
 from .base import BaseOrtGradient
 from .classifier import OrtGradientClassifier
+from .fitted_state import predicting_model
 from .regressor import OrtGradientRegressor
-from .state import predicting_model
 
 CLASSIFIER_OPTIONS = {
     "zipmap": [True, False, "columns"],
@@ -106,7 +106,7 @@ def _regressor_types(operator: Operator) -> None:
 
 
 def _target_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
-    return estimator._run.head.row_shape or (estimator.n_outputs_,)
+    return estimator._state.head.row_shape or (estimator.n_outputs_,)
 
 
 def _number_type(operator: Operator) -> Any:
@@ -137,18 +137,18 @@ def _convert_classifier(scope: Scope, operator: Operator, container: Container) 
             f"raw_scores=True of the {type(estimator).__name__}, or of the estimator around it."
         )
     form = OutputOptions(raw_scores=bool(raw_scores) or not head.has_probabilities, per_class=True)
-    _embed(inference_model(*predicting_model(estimator._run), head, form=form), scope, operator, container)
+    _embed(inference_model(*predicting_model(estimator._state), head, form=form), scope, operator, container)
 
 
 def _convert_regressor(scope: Scope, operator: Operator, container: Container) -> None:
     estimator = operator.raw_operator
-    model = inference_model(*predicting_model(estimator._run), estimator._run.head)
+    model = inference_model(*predicting_model(estimator._state), estimator._state.head)
     _embed(model, scope, operator, container)
 
 
 def _head(estimator: OrtGradientClassifier, scope: Scope) -> Head:
     """Return the head with labels of a type that skl2onnx supports: strings or int64."""
-    head: Head = estimator._run.head
+    head: Head = estimator._state.head
     classes = _declared_classes(head)
     if scope.get_options(estimator, {"nocl": False})["nocl"]:
         classes = np.arange(len(classes))
@@ -252,7 +252,7 @@ def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
 
 
 def _accepted_table(estimator: BaseOrtGradient) -> Table | None:
-    fitted = estimator._run.fitted
+    fitted = estimator._state.fitted
     return None if fitted is None else fitted.table
 
 
@@ -278,7 +278,7 @@ def _table_variables(operator: Operator, table: Table, graph: ir.Graph) -> list[
 
 def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
     """Return the shape of a row of the graph's input; rows of several axes are given flat."""
-    shapes = estimator._run.shapes
+    shapes = estimator._state.shapes
     if len(shapes) != 1:
         raise ModelError(
             f"The graph has {len(shapes)} inputs: {', '.join(map(repr, shapes))}. skl2onnx hands "

@@ -38,8 +38,8 @@ from ..models import MODELS, Builder, ModelSource, keywords_of, resolve_builder
 from ..models.base import BY_CHANNEL, BY_COLUMN, Draft, makes_drafts
 from .config import require_own_kind
 from .examples import Call, Examples, TrainingRows, graph_inputs, scaled
+from .fitted_state import FittedState
 from .parameters import Parameters
-from .state import Run
 
 LONGEST_NAME = 40
 """Largest length of a string that may be a misspelled builder name; longer strings are paths."""
@@ -105,7 +105,7 @@ def _require_one_output(several: Sequence[str]) -> None:
 
 
 def known_source(
-    estimator: Parameters, old: Run | None, X: MatrixLike
+    estimator: Parameters, old: FittedState | None, X: MatrixLike
 ) -> tuple[TrainableModel | None, FittedModel | None]:
     """Return the graph if it is known before the data: given, or trained by an earlier call."""
     if old is not None:

@@ -27,12 +27,18 @@ from .._estimators.classifier import (
     typed_labels,
 )
 from .._estimators.examples import Call, FitRows, GivenRows, graph_inputs
-from .._estimators.files import TrainingFiles, constants_of, export_source, exported_class_weights, settings_of_step
 from .._estimators.fit import check_one_pass, is_on, links_classes, trains_in_minibatches
+from .._estimators.fitted_state import FittedState
 from .._estimators.parameters import Parameters, output_attributes
 from .._estimators.regressor import OrtGradientRegressor, numbers_in_rows
 from .._estimators.scoring import numbers_of_outputs, rows_of
-from .._estimators.state import Run
+from .._estimators.training_files import (
+    TrainingFiles,
+    constants_of,
+    export_source,
+    exported_class_weights,
+    settings_of_step,
+)
 from .._export.folder import StateArrays
 from .._export.source import ExportSource, OutputSource
 from .._importers.load import to_proto
@@ -138,9 +144,9 @@ def _estimator_for(model: ModelSource, loss: str | Loss | Mapping[str, str | Los
 
 
 def _gives_probabilities(estimator: Parameters) -> bool:
-    run, losses = vars(estimator).get("_run"), estimator.loss
-    if run is not None:
-        some = any(part.has_probabilities for part in run.head.parts)
+    state, losses = vars(estimator).get("_state"), estimator.loss
+    if state is not None:
+        some = any(part.has_probabilities for part in state.head.parts)
     else:
         some = not isinstance(losses, Mapping) or any(map(links_classes, losses.values()))
     if not some:
@@ -149,9 +155,9 @@ def _gives_probabilities(estimator: Parameters) -> bool:
 
 
 def _gives_scores_of_classes(estimator: Parameters) -> bool:
-    run, losses = vars(estimator).get("_run"), estimator.loss
-    if run is not None:
-        some = any(part.task != "regression" for part in run.head.parts)
+    state, losses = vars(estimator).get("_state"), estimator.loss
+    if state is not None:
+        some = any(part.task != "regression" for part in state.head.parts)
     else:
         some = not isinstance(losses, Mapping) or any(map(is_classifier, output_estimators(estimator).values()))
     if not some:
@@ -162,7 +168,7 @@ def _gives_scores_of_classes(estimator: Parameters) -> bool:
 class OutputResults:
     """An estimator of several outputs with a run."""
 
-    _run: Run
+    _state: FittedState
 
     def predict(self, X: MatrixLike) -> dict[str, np.ndarray]:
         """Predict labels and numbers.
@@ -253,7 +259,7 @@ class OutputResults:
         check_is_fitted(self)
         singles, predicted, found = output_estimators(self), self.predict(X), {}
         y, weights = by_output(y, singles, "y"), weights_by_output(sample_weight, singles)
-        for (name, single), head in zip(singles.items(), self._run.head.parts, strict=True):
+        for (name, single), head in zip(singles.items(), self._state.head.parts, strict=True):
             with naming(name):
                 found[name] = _score(single, head, y[name], predicted[name], weights[name])
         return found
@@ -281,7 +287,7 @@ class OutputResults:
             if not isinstance(value, bool):
                 raise ValueError(f"{name} must be True or False, got {value!r}.")
         form = OutputOptions(raw_scores=raw_scores)
-        return to_proto(adaptable_graph(self._run, form)) if adapter else self._run.to_onnx(form)
+        return to_proto(adaptable_graph(self._state, form)) if adapter else self._state.to_onnx(form)
 
     @property
     def model_(self) -> onnx.ModelProto:
@@ -292,21 +298,21 @@ class OutputResults:
     def weights_(self) -> dict[str, np.ndarray]:
         """A copy of every float parameter of the graph, trained or frozen, and of running statistics, by name."""
         check_is_fitted(self)
-        return StateArrays(self._run.weights(), constants_of(self._run))
+        return StateArrays(self._state.weights(), constants_of(self._state))
 
     def _predicted(
         self, X: MatrixLike, output: int = 0, *, with_scores: bool = False
     ) -> list[tuple[str, Head, np.ndarray]]:
         """Return the name, the head and one output of the inference graph of each part."""
         check_is_fitted(self)
-        found, run = self._predict(X, output, with_scores=with_scores), self._run
-        return list(zip((form.output for form in run.source.forms), run.head.parts, found, strict=True))
+        found, state = self._predict(X, output, with_scores=with_scores), self._state
+        return list(zip((form.output for form in state.source.forms), state.head.parts, found, strict=True))
 
     def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> list[np.ndarray]:
-        run = self._run
-        columns = graph_inputs(self, X, run.source.inputs, None, reset=False)
-        numbers = numbers_of_outputs(run.head, output, with_scores=with_scores)
-        return run.predictor(columns, with_scores=with_scores).run_several(columns, numbers)
+        state = self._state
+        columns = graph_inputs(self, X, state.source.inputs, None, reset=False)
+        numbers = numbers_of_outputs(state.head, output, with_scores=with_scores)
+        return state.predictor(columns, with_scores=with_scores).run_several(columns, numbers)
 
 
 def _score(single: OutputEstimator, head: Head, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
@@ -517,34 +523,36 @@ class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
         tags.target_tags.single_output = False
         return tags
 
-    def _export_source(self, run: Run, batch_size: int | None, target: str) -> ExportSource:
-        return export_source_of_outputs(self, run, batch_size, target)
+    def _export_source(self, state: FittedState, batch_size: int | None, target: str) -> ExportSource:
+        return export_source_of_outputs(self, state, batch_size, target)
 
-    def _prepare(self, call: Call) -> tuple[Run, Trainer]:
-        run, trainer = prepared_outputs(self, call)
-        return self._announced(run, vars(self).get("_run") if call.resume else None), trainer
+    def _prepare(self, call: Call) -> tuple[FittedState, Trainer]:
+        state, trainer = prepared_outputs(self, call)
+        return self._announced(state, vars(self).get("_state") if call.resume else None), trainer
 
 
 # Source of the training graphs of several outputs: the loss of each, and the weights of its labels.
 
 
-def export_source_of_outputs(estimator: Parameters, run: Run, batch_size: int | None, target: str) -> ExportSource:
+def export_source_of_outputs(
+    estimator: Parameters, state: FittedState, batch_size: int | None, target: str
+) -> ExportSource:
     """Return the source of training graphs that go on as ``partial_fit`` would."""
     singles, weights = output_estimators(estimator), loss_weights(estimator)
-    known = _losses_before(run) if any(head.positions is not None for head in run.head.parts) else {}
+    known = _losses_before(state) if any(head.positions is not None for head in state.head.parts) else {}
     found = []
-    for head, (name, single), balanced in zip(run.head.parts, singles.items(), run.balanced_outputs, strict=True):
+    for head, (name, single), balanced in zip(state.head.parts, singles.items(), state.balanced_outputs, strict=True):
         with naming(name):
             loss = _loss_of_output(name, single, head, weights[name], known)
             class_weights = exported_class_weights(single, head, balanced)
         ignored = None if head.positions is None else getattr(single, "ignore_label", None)
         found.append(OutputSource(loss, head, class_weights, ignored))
-    return export_source(estimator, run, batch_size, target, tuple(found))
+    return export_source(estimator, state, batch_size, target, tuple(found))
 
 
-def _losses_before(run: Run) -> Mapping[str, OutputLoss]:
+def _losses_before(state: FittedState) -> Mapping[str, OutputLoss]:
     """Return the losses of the last call by output."""
-    total = settings_of_step(run).loss
+    total = settings_of_step(state).loss
     assert isinstance(total, TotalLoss)
     return {one.name: one for one in total.outputs}
 

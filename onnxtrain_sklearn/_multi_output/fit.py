@@ -46,9 +46,11 @@ from .._estimators.examples import (
     weighted_targets,
 )
 from .._estimators.fit import trainer_for
+from .._estimators.fitted_state import Columns, FittedState
 from .._estimators.heads import HeadChoice, Plan, head_for, of_whole_rows, places_of_labels
 from .._estimators.parameters import CLASSIFIER, SHARED, Parameters
 from .._estimators.regressor import OrtGradientRegressor
+from .._estimators.resumable_state import generator_for
 from .._estimators.scoring import (
     ScoredRows,
     first_outputs,
@@ -59,9 +61,7 @@ from .._estimators.scoring import (
     scored_rows,
 )
 from .._estimators.source import source_of
-from .._estimators.state import Columns, Run
-from .._estimators.state_setup import compare_training, run_for
-from .._estimators.training_state import generator_for
+from .._estimators.starting_state import compare_training, run_for
 from .._fitted.model import is_estimator, listed
 from .._given.comparison import OwnOutput, own_output, require_own_start, settled
 from .._inference.graph import Head, inference_model
@@ -122,12 +122,12 @@ by the weights of that epoch. It needs validation data: ``early_stopping=True``,
 # The preparation of a call that trains several outputs, in the steps of `_estimators/fit.py`.
 
 
-def prepared_outputs(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
+def prepared_outputs(estimator: Parameters, call: Call) -> tuple[FittedState, Trainer]:
     """Validate everything; return the run and the loop that will train it."""
     if call.y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     loop, singles = trainer_settings(estimator), output_estimators(estimator)
-    old: Run | None = getattr(estimator, "_run", None) if call.resume else None
+    old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
     source = _known_outputs(estimator, old, singles)
     examples = several_examples(estimator, singles, call, source, old)
     rng = generator_for(estimator, call, examples) if old is None else old.rng
@@ -135,19 +135,19 @@ def prepared_outputs(estimator: Parameters, call: Call) -> tuple[Run, Trainer]:
     examples = with_factors(examples, rows.split(examples)[0])
     plan = Plan(estimator, call, loop, old, rng, rows, None, None, None, ())
     chosen, owns = choose_heads(estimator, singles, old, source, examples, rng)
-    run, settings = run_for(plan, chosen, examples)
-    run.balanced_outputs = balanced_outputs(singles, call, examples)
-    scores = require_own_starts(run, owns, examples.columns)
-    _warn_of_rounding(run, by_output(call.y, singles, "y"))
-    run.predictors.clear()  # they hold the current weights
-    scored = validation_rows_of_outputs(plan, run, singles, examples)
-    validate = score_of_outputs(estimator, singles, run, scored, call)
-    trainer = trainer_for(plan, run, settings, examples, scored, validate)
-    compare_training(run, settings, examples, owns, scores, trainer)
-    return run, trainer
+    state, settings = run_for(plan, chosen, examples)
+    state.balanced_outputs = balanced_outputs(singles, call, examples)
+    scores = require_own_starts(state, owns, examples.columns)
+    _warn_of_rounding(state, by_output(call.y, singles, "y"))
+    state.live.predictors.clear()  # they hold the current weights
+    scored = validation_rows_of_outputs(plan, state, singles, examples)
+    validate = score_of_outputs(estimator, singles, state, scored, call)
+    trainer = trainer_for(plan, state, settings, examples, scored, validate)
+    compare_training(state, settings, examples, owns, scores, trainer)
+    return state, trainer
 
 
-def _known_outputs(estimator: Parameters, old: Run | None, singles: Singles) -> TrainableModel:
+def _known_outputs(estimator: Parameters, old: FittedState | None, singles: Singles) -> TrainableModel:
     """Return the given graph with the outputs that have a loss, or that of an earlier call."""
     names = tuple(singles)
     if old is not None:
@@ -170,10 +170,10 @@ def _known_outputs(estimator: Parameters, old: Run | None, singles: Singles) -> 
     return source_of(model, None, training_mode=estimator.training_mode, several=names)[0]
 
 
-def _warn_of_rounding(run: Run, y: Mapping[str, Any]) -> None:
-    for head, (name, own) in zip(run.head.parts, y.items(), strict=True):
+def _warn_of_rounding(state: FittedState, y: Mapping[str, Any]) -> None:
+    for head, (name, own) in zip(state.head.parts, y.items(), strict=True):
         if head.task == "regression":
-            warn_of_rounding(own, run.model.dtype, f"y[{name!r}]")
+            warn_of_rounding(own, state.model.dtype, f"y[{name!r}]")
 
 
 # Chooses the heads of several outputs, one after the other as that of a single one, and the settings of the step.
@@ -192,7 +192,7 @@ class _Part:
 def choose_heads(
     estimator: Parameters,
     singles: Singles,
-    old: Run | None,
+    old: FittedState | None,
     source: TrainableModel,
     examples: Examples,
     rng: np.random.RandomState,
@@ -251,18 +251,18 @@ def _losses_of_parts(
     return tuple(found)
 
 
-def require_own_starts(run: Run, owns: list[OwnOutput | None], columns: Columns) -> list[np.ndarray]:
+def require_own_starts(state: FittedState, owns: list[OwnOutput | None], columns: Columns) -> list[np.ndarray]:
     """Raise if the untrained estimator does not predict what the given graph does, output by output.
 
     Return the scores of the rows that all outputs have in common.
     """
     scores = []
     rows = min((own.rows for own in owns if own is not None), key=len, default=np.empty(0, np.int64))
-    for view, deployed, head, own in zip(run.source.views, run.deployed.views, run.head.parts, owns, strict=True):
+    for view, deployed, head, own in zip(state.source.views, state.deployed.views, state.head.parts, owns, strict=True):
         if own is not None:
-            graph = inference_model(deployed, run.weights(), head, with_scores=True, in_double=False)
-            predictor = Predictor(graph, run.device, run.session_options)
-            found = require_own_start(own, view, head, predictor, columns, run.device)
+            graph = inference_model(deployed, state.weights(), head, with_scores=True, in_double=False)
+            predictor = Predictor(graph, state.device, state.session_options)
+            found = require_own_start(own, view, head, predictor, columns, state.device)
             same = len(rows) == len(found)
             scores.append(found if same else predictor.run(columns, rows, output=-1))
     return scores
@@ -271,16 +271,18 @@ def require_own_starts(run: Run, owns: list[OwnOutput | None], columns: Columns)
 # The score on validation data of several outputs: the mean of their scores, or a function of the user.
 
 
-def validation_rows_of_outputs(plan: Plan, run: Run, singles: Singles, examples: Examples) -> ScoredRows | None:
+def validation_rows_of_outputs(
+    plan: Plan, state: FittedState, singles: Singles, examples: Examples
+) -> ScoredRows | None:
     """Return the validation data of the call, else the rows that are held out; None without any."""
     estimator, call, held_out = plan.estimator, plan.call, plan.rows.split(examples)[1]
     if call.validation is not None:
-        given, data = _given_examples(estimator, singles, run, examples, call), call.validation[:2]
-        found = rows_to_score(run, given, np.arange(len(given)), lambda: data)
+        given, data = _given_examples(estimator, singles, state, examples, call), call.validation[:2]
+        found = rows_to_score(state, given, np.arange(len(given)), lambda: data)
     elif held_out is None:
         return None
     else:
-        found = scored_rows(run, examples, held_out, call)
+        found = scored_rows(state, examples, held_out, call)
     assert isinstance(found.targets, SeveralTargets)
     for name, part, own in zip(singles, found.targets.parts, found.targets.weights, strict=True):
         with naming(name):
@@ -289,15 +291,15 @@ def validation_rows_of_outputs(plan: Plan, run: Run, singles: Singles, examples:
 
 
 def score_of_outputs(
-    estimator: Parameters, singles: Singles, run: Run, scored: ScoredRows | None, call: Call
+    estimator: Parameters, singles: Singles, state: FittedState, scored: ScoredRows | None, call: Call
 ) -> Callable[[], float] | None:
     """Return the function that scores the current parameters; None without validation data."""
     if scored is None:
         require_no_scoring(estimator, call)
         return None
     if estimator.scoring is not None:
-        return score_by(estimator, estimator.scoring, run, scored)
-    predictor, numbers = run.live_predictor(scored.live), first_outputs(run.head, with_scores=False)
+        return score_by(estimator, estimator.scoring, state, scored)
+    predictor, numbers = state.live_predictor(scored.live), first_outputs(state.head, with_scores=False)
     targets, live, rows = scored.targets, scored.live, scored.rows
     assert isinstance(targets, SeveralTargets)
     each = list(zip(singles.values(), targets.parts, targets.weights, strict=True))
@@ -311,11 +313,13 @@ def score_of_outputs(
     return score
 
 
-def _given_examples(estimator: Parameters, singles: Singles, run: Run, trained: Examples, call: Call) -> Examples:
+def _given_examples(
+    estimator: Parameters, singles: Singles, state: FittedState, trained: Examples, call: Call
+) -> Examples:
     """Return the validation data of the call, checked."""
     assert call.validation is not None
     with faults_of_validation_data():
-        examples = several_validation_examples(estimator, singles, run, *call.validation)
+        examples = several_validation_examples(estimator, singles, state, *call.validation)
         assert isinstance(examples.targets, SeveralTargets)
         assert isinstance(trained.targets, SeveralTargets)
         for name, old, new in zip(singles, trained.targets.parts, examples.targets.parts, strict=True):
@@ -455,7 +459,7 @@ Singles = Mapping[str, OutputEstimator]
 
 
 def several_examples(
-    estimator: Parameters, singles: Singles, call: Call, source: TrainableModel, old: Run | None
+    estimator: Parameters, singles: Singles, call: Call, source: TrainableModel, old: FittedState | None
 ) -> Examples:
     """Return the examples of a call; the factors of the targets are yet to be made, for the rows to train on."""
     columns = graph_inputs(estimator, call.X, source.inputs, None, reset=old is None)
@@ -550,13 +554,13 @@ def _no_targets(head: Head, n_rows: int, places: tuple[int, ...]) -> Targets:
 
 
 def several_validation_examples(
-    estimator: Parameters, singles: Singles, run: Run, X: MatrixLike, y: MatrixLike, sample_weight: Any
+    estimator: Parameters, singles: Singles, state: FittedState, X: MatrixLike, y: MatrixLike, sample_weight: Any
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
-    columns = graph_inputs(estimator, X, run.source.inputs, None, reset=False)
+    columns = graph_inputs(estimator, X, state.source.inputs, None, reset=False)
     n_rows, found = len(next(iter(columns.values()))), []
     y, weights = by_output(y, singles, "y"), weights_by_output(sample_weight, singles)
-    for head, (name, single) in zip(run.head.parts, singles.items(), strict=True):
+    for head, (name, single) in zip(state.head.parts, singles.items(), strict=True):
         with naming(name):
             found.append(_targets_of_output(single, n_rows, y[name], weights[name], head.classes, head))
     return Examples(columns, *joined_targets(list(singles), *zip(*found, strict=True)))

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_consistent_length
 
 from .._data.targets import Targets, row_weights
 from .._estimators import parameters
-from .._estimators.description import HtmlRepr
+from .._estimators.describe import HtmlRepr
 from .._estimators.fit import raise_or_warn
 from .._estimators.scoring import Scoring
 from .._model.activation import Task

@@ -14,9 +14,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._data.targets import Targets
 from .._estimators.parameters import SET, CallbackSupportMixin, call_with_teardown, is_propagated, set_callbacks_of
+from .._estimators.pickling import resumed_device
+from .._estimators.resumable_state import Seeded, bytes_of_targets, generator_of
 from .._estimators.scoring import Scoring
-from .._estimators.storage import resumed_device
-from .._estimators.training_state import Seeded, bytes_of_targets, generator_of
 from .._importers.load import from_bytes
 from .._inference.ensemble import averaged_predictions
 from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
@@ -122,7 +122,7 @@ def train_members(
         begun = [one for one in begun if hasattr(one.network, "n_iter_")]
         if not begun:
             raise
-    models = [Member(one.preprocessing, one.network._run.graph_to_predict()) for one in begun]
+    models = [Member(one.preprocessing, one.network._state.graph_to_predict()) for one in begun]
     model, networks = assembled(models, examples.targets.task, examples.classes), [one.network for one in begun]
     return TrainedMembers(networks, prediction_graph(model), begun[0].preprocessing, interrupted)
 

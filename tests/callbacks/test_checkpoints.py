@@ -181,7 +181,7 @@ def test_a_pass_that_is_padded_otherwise_does_not_take_the_files(tmp_path):
 
     def passed(rows, *callbacks):
         estimator = pickle.loads(data).set_params(callbacks=callbacks)
-        estimator._run.rows = rows
+        estimator._state.rows = rows
         return estimator.partial_fit(X[:7], Y[:7])
 
     whole, checkpoint = passed(12), Checkpoint(tmp_path)

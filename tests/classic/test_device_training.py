@@ -101,7 +101,7 @@ def test_frozen_parameters_stay(tmp_path):
     estimator.export_artifacts(tmp_path)
     checkpoint = read_checkpoint(tmp_path / "checkpoint")
     assert checkpoint.frozen
-    assert set(checkpoint.trained) == set(estimator._run.parameters.names)
+    assert set(checkpoint.trained) == set(estimator._state.parameters.names)
 
 
 def test_a_fitted_pipeline(tmp_path):

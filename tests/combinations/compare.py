@@ -28,7 +28,7 @@ def equals_reference(draw: Draw) -> str:
     """
     estimator, loops = draw.estimator(), []
     for kind, changes in [("fit", {}), *draw.calls]:
-        warm = {"warm_start": True} if estimator.__dict__.get("_run") else {}
+        warm = {"warm_start": True} if estimator.__dict__.get("_state") else {}
         estimator.set_params(**changes, **warm)
         try:
             call = recorded_call(draw, estimator, kind)

@@ -188,7 +188,7 @@ def training_graphs_go_on(draw: WideDraw) -> None:
     for _ in range(2):
         draw.passes(fitted)
         training.partial_fit(draw.X, draw.y, sample_weight=draw.weights)
-    found, expected = training.state["parameters"], fitted._run.parameters.vector
+    found, expected = training.state["parameters"], fitted._state.parameters.vector
     scale = max(0.1, float(np.abs(expected).max()))
     assert np.abs(found - expected).max() <= 1e-4 * scale, difference("parameters", found, expected)
     assert np.allclose(training.loss_curve_, fitted.loss_curve_[before:], rtol=1e-3), "losses"

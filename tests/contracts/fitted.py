@@ -152,7 +152,7 @@ def of_labels(tuned: Any, model: Any, X: Any, method: str) -> tuple[list[np.ndar
         theirs = [getattr(one, method)(X) for one in model.estimators_]
     if isinstance(ours, list):
         return ours, theirs
-    if tuned._run.head.task != "multilabel":
+    if tuned._state.head.task != "multilabel":
         return [ours], [np.asarray(theirs)]
     if isinstance(theirs, list):
         theirs = np.stack([one[:, 1] if one.ndim == 2 else one for one in theirs], axis=1)
@@ -172,8 +172,8 @@ def check_gradients(tuned: Any) -> None:
     The graph computes in float32, so the difference is taken at several widths, of which one must agree: narrow ones
     drown in rounding, wide ones cross kinks.
     """
-    run, rng = tuned._run, np.random.default_rng(0)
-    vector, step = run.parameters.vector, run.step
+    run, rng = tuned._state, np.random.default_rng(0)
+    vector, step = run.parameters.vector, run.live.step
     n, fitted = step.batch, run.parameters.vector.copy()
     origins = {origin.name: origin for origin in run.fitted.origins}
     for span in (run.parameters.span(name) for name, one in origins.items() if one.role.endswith("probabilities")):

@@ -79,10 +79,10 @@ def fails_once(hook="on_fit_task_end", epochs=2, **settings):
 
 def seen(estimator):
     """Return all that the estimator goes on from, and shows."""
-    run, rows = estimator._run, [{k: v for k, v in row.items() if k != "seconds"} for row in estimator.history_]
-    state = {"buffer": run.parameters.buffer, **run.state.slots}
+    run, rows = estimator._state, [{k: v for k, v in row.items() if k != "seconds"} for row in estimator.history_]
+    state = {"buffer": run.parameters.buffer, **run.optimizer.slots}
     arrays = {name: array.tobytes() for name, array in {**state, **estimator.weights_}.items()}
-    counts = {name: value for name, value in vars(run.state).items() if name != "slots"}
+    counts = {name: value for name, value in vars(run.optimizer).items() if name != "slots"}
     return arrays, counts, dict(vars(run.history.progress)), rows, estimator.loss_curve_, repr(estimator.callbacks_)
 
 
@@ -240,7 +240,7 @@ def test_what_cannot_be_copied_is_kept():
     estimator.fit(X, Y).fit(X, Y)
     estimator.set_params(callbacks=[logging, Failing()]).callbacks[1].armed = True
     attempted(estimator)
-    (memory,) = (one for one in estimator._run.history.memories.values() if one)
+    (memory,) = (one for one in estimator._state.history.memories.values() if one)
     assert memory["epochs"] == 6
 
 

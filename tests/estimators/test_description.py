@@ -78,7 +78,7 @@ def test_describing_leaves_the_estimator_as_it_is():
     regressor.describe()
     assert given.SerializeToString() == before
     assert regressor.get_params() == parameters
-    assert not hasattr(regressor, "_run")
+    assert not hasattr(regressor, "_state")
 
 
 def test_of_a_builder():

@@ -24,7 +24,7 @@ from onnxtrain_sklearn import (
     RealMLPClassifier,
     TabMRegressor,
 )
-from onnxtrain_sklearn._estimators import description
+from onnxtrain_sklearn._estimators import describe
 from onnxtrain_sklearn._utils.svg import curves_svg
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.displays import plot_graph
@@ -53,7 +53,7 @@ def texts(svg):
 
 @pytest.fixture
 def address(monkeypatch):
-    monkeypatch.setattr(description, "documentation_url", lambda: "https://docs.example/stable/")
+    monkeypatch.setattr(describe, "documentation_url", lambda: "https://docs.example/stable/")
 
 
 def test_curves_and_graph_of_a_fitted_estimator_unfold():
@@ -140,7 +140,7 @@ def test_all_text_is_escaped():
 
 
 def test_without_an_address_there_are_no_links(monkeypatch):
-    monkeypatch.setattr(description, "documentation_url", lambda: None)
+    monkeypatch.setattr(describe, "documentation_url", lambda: None)
     assert NET._get_doc_link() == ""
     assert ".html" not in NET._pictures()
 
@@ -175,10 +175,10 @@ def test_the_address_is_that_of_the_metadata(monkeypatch):
     declared = Message()
     for entry in ("Homepage, https://home.example", "Documentation, https://docs.example/a,b"):
         declared["Project-URL"] = entry
-    monkeypatch.setattr(description.metadata, "metadata", lambda name: declared)
-    assert description.documentation_url.__wrapped__() == "https://docs.example/a,b"
-    monkeypatch.setattr(description.metadata, "metadata", lambda name: Message())
-    assert description.documentation_url.__wrapped__() is None
+    monkeypatch.setattr(describe.metadata, "metadata", lambda name: declared)
+    assert describe.documentation_url.__wrapped__() == "https://docs.example/a,b"
+    monkeypatch.setattr(describe.metadata, "metadata", lambda name: Message())
+    assert describe.documentation_url.__wrapped__() is None
 
 
 def test_graphs_are_svg_without_matplotlib():
@@ -188,11 +188,11 @@ def test_graphs_are_svg_without_matplotlib():
 
 @pytest.mark.parametrize("estimator", [OrtGradientRegressor(), RealMLPClassifier()], ids=lambda one: type(one).__name__)
 def test_the_meaning_of_each_parameter_unfolds(estimator, monkeypatch):
-    monkeypatch.setattr(description, "documentation_url", lambda: None)
+    monkeypatch.setattr(describe, "documentation_url", lambda: None)
     text = estimator._repr_html_()
     assert "What the parameters mean" in text
     told = re.findall(r"<dt><code>(.*?)</code>: .+?</dt><dd>(.+?)</dd>", text, re.DOTALL)
     assert [name for name, _ in told] == list(inspect.signature(type(estimator)).parameters)
     assert not any("`" in meaning or "<" in meaning for _, meaning in told)
-    monkeypatch.setattr(description, "documentation_url", lambda: "https://docs.example")
+    monkeypatch.setattr(describe, "documentation_url", lambda: "https://docs.example")
     assert "What the parameters mean" not in estimator._repr_html_()

@@ -311,7 +311,7 @@ def test_several_outputs(engine):
     found = fitted.output_scores(X, {"A": y, "B": other})
     for name, kind, labels in (("A", "indicators", y), ("B", "several", other)):
         single = new(kind).fit(X, labels)
-        single._run.parameters.view("W")[...] = fitted.weights_["W" if name == "A" else "V"]
+        single._state.parameters.view("W")[...] = fitted.weights_["W" if name == "A" else "V"]
         rows = (labels != -100).any(axis=1)
         right = ((fitted.predict(X)[name] == labels) | (labels == -100)).all(axis=1)[rows]
         assert_allclose(found[name], right.mean())
@@ -326,4 +326,4 @@ def test_training_graphs_count_every_label_of_several(tmp_path):
     whole = np.where(y == -100, 0, y)
     training = load_training(tmp_path, shuffle=False).partial_fit(X, whole)
     fitted.partial_fit(X, whole)
-    assert_allclose(training.state["parameters"], fitted._run.parameters.vector, rtol=0, atol=1e-6)
+    assert_allclose(training.state["parameters"], fitted._state.parameters.vector, rtol=0, atol=1e-6)

@@ -116,7 +116,7 @@ def test_what_is_dropped_next_is_as_if_there_had_been_no_pickle(optimizer, engin
     straight = OrtGradientClassifier(DROPPING, engine=engine, **settings).fit(X, y)
     twin, third = pickle.loads(pickle.dumps(straight)), copy.deepcopy(straight)
     assert_equal_histories(straight.fit(X, y), twin.fit(X, y))
-    third._run.state.draws = 0
+    third._state.optimizer.draws = 0
     assert not np.array_equal(third.fit(X, y).weights_["W"], straight.weights_["W"])
 
 
@@ -163,17 +163,17 @@ def test_a_warm_start_goes_on_exactly_from_a_pickle():
 
 def test_a_copy_has_a_life_of_its_own():
     fitted = pickled_classifier().fit(X, y)
-    expected, rng_state = fitted.predict_proba(X), fitted._run.rng.get_state()[1].copy()
+    expected, rng_state = fitted.predict_proba(X), fitted._state.rng.get_state()[1].copy()
     for how in COPIES.values():
         how(fitted).partial_fit(X, y)
     assert_array_equal(fitted.predict_proba(X), expected)
-    assert_array_equal(fitted._run.rng.get_state()[1], rng_state)
+    assert_array_equal(fitted._state.rng.get_state()[1], rng_state)
 
 
 def test_a_generator_shared_with_the_parameters_stays_shared():
     fitted = pickled_classifier(random_state=np.random.RandomState(3)).partial_fit(X, y, classes=[0, 1, 2])
     twin = pickle.loads(pickle.dumps(fitted))
-    assert twin.random_state is twin._run.rng
+    assert twin.random_state is twin._state.rng
     assert_equal_histories(fitted.partial_fit(X, y), twin.partial_fit(X, y))
 
 
@@ -298,7 +298,7 @@ def elsewhere(monkeypatch):
     providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
     fitted.device = fitted.device_ = "cuda:1"
     fitted.engine = "ort-training"
-    fitted._run.device = Device("cuda:1", providers, ({"device_id": "1"}, {}))
+    fitted._state.device = Device("cuda:1", providers, ({"device_id": "1"}, {}))
     monkeypatch.setattr("onnxtrain_sklearn._training.programs.available_engines", lambda: ("portable",))
     return pickle.dumps(fitted), twin
 
@@ -346,7 +346,7 @@ def test_loading_starts_the_gpu_that_an_estimator_was_trained_on(elsewhere, monk
     loaded = pickle.loads(elsewhere[0])
     assert started == [1]
     assert (loaded.device, loaded.device_) == ("cuda:1", "cuda:1")
-    assert loaded._run.device.provider_options == ({"device_id": "1", "use_tf32": "0"}, {})
+    assert loaded._state.device.provider_options == ({"device_id": "1", "use_tf32": "0"}, {})
 
 
 def test_what_is_not_fitted_asks_for_its_device_when_it_is():

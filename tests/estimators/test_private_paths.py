@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from onnxtrain_sklearn import MLP, SGD, Inputs, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators import storage
+from onnxtrain_sklearn._estimators import pickling
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -58,7 +58,7 @@ def test_pickles_name_no_private_path_of_the_package(name):
     assert not [path for path in named if path.startswith("onnxtrain_sklearn._")]
 
 
-@pytest.mark.parametrize("name", storage.CLASSES)
+@pytest.mark.parametrize("name", pickling.CLASSES)
 def test_every_stored_class_is_where_the_table_says(name):
-    module = f"onnxtrain_sklearn.{storage.CLASSES[name]}"
+    module = f"onnxtrain_sklearn.{pickling.CLASSES[name]}"
     assert getattr(importlib.import_module(module), name).__module__ == module

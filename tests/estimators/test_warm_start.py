@@ -87,9 +87,9 @@ def test_a_loss_whose_function_closes_over_something_else_is_another_loss():
 )
 def test_what_is_equal_keeps_its_step_and_what_is_not_gets_another(change):
     estimator = warm_regressor(loss=RowLoss(schedule_factors(1.0))).fit(X, Y)
-    step = estimator._run.step
-    assert estimator.set_params(loss=RowLoss(schedule_factors(1.0))).fit(X, Y)._run.step is step
-    assert estimator.set_params(**change).fit(X, Y)._run.step is not step
+    step = estimator._state.live.step
+    assert estimator.set_params(loss=RowLoss(schedule_factors(1.0))).fit(X, Y)._state.live.step is step
+    assert estimator.set_params(**change).fit(X, Y)._state.live.step is not step
 
 
 def test_later_calls_name_the_engine_that_differentiated():

@@ -70,7 +70,7 @@ def test_recipes_are_trained_as_their_networks_are(case, columns, tmp_path):
         training.partial_fit(given, y)
     (one,) = untrained_networks(clone(recipe), X, y)
     network, matrix = quietly(one.network.set_params(shuffle=False).fit, one.matrix, one.values), one.matrix
-    expected = network._run.parameters.vector
+    expected = network._state.parameters.vector
     np.testing.assert_allclose(training.state["parameters"], expected, rtol=0, atol=5e-6 * max(1, abs(expected).max()))
     if kind == "labels":
         np.testing.assert_array_equal(training.predict(given), network.predict(matrix))
@@ -96,7 +96,7 @@ def test_several_networks_are_trained_each_as_alone(case, columns, tmp_path):
     assert len(each) == 3
     for number, one in enumerate(each):
         quietly(one.network.set_params(shuffle=False).fit, one.matrix, one.values)
-        found, expected = training.state[f"parameters/{number}"], one.network._run.parameters.vector
+        found, expected = training.state[f"parameters/{number}"], one.network._state.parameters.vector
         np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6 * max(1, abs(expected).max()))
     np.testing.assert_allclose(training.loss_curve_[-1], np.mean([one.network.loss_ for one in each]), rtol=1e-4)
     if kind == "labels":

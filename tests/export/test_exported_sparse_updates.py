@@ -71,13 +71,13 @@ def goes_on(model: OrtGradientRegressor, path: Path, rows: np.ndarray = X) -> Fo
     folder.epoch({"X": rows, "y": target})
     for _ in range(2):
         quietly(model.partial_fit, rows, y)
-    run = model._run
+    run = model._state
     assert_allclose(folder.state["parameters"], run.parameters.vector, rtol=1e-6, atol=1e-6)
-    for name, vector in run.state.slots.items():  # gradients of other engines differ in the last digits
+    for name, vector in run.optimizer.slots.items():  # gradients of other engines differ in the last digits
         assert_allclose(folder.state[name], vector, rtol=1e-5, atol=1e-6, err_msg=name)
     if run.parameters.running_statistics:
         assert_allclose(folder.state["statistics"], run.parameters.statistics, rtol=1e-6, atol=1e-6)
-    assert folder.state["step"] == run.state.t
+    assert folder.state["step"] == run.optimizer.t
     return folder
 
 
@@ -89,7 +89,7 @@ def goes_on(model: OrtGradientRegressor, path: Path, rows: np.ndarray = X) -> Fo
 def test_rows_that_do_not_occur_stay(optimizer, tmp_path):
     model = lazy(optimizer=optimizer)
     folder = goes_on(model, tmp_path / "folder")
-    span = model._run.parameters.span("T")
+    span = model._state.parameters.span("T")
     of_table = {name: folder.state[name][span].reshape(WORDS, WIDTH) for name in ("parameters", *optimizer.state())}
     assert len(ABSENT) > 20
     assert_array_equal(of_table["parameters"][ABSENT], WEIGHTS["T"].astype(np.float32)[ABSENT])
@@ -129,7 +129,7 @@ def test_padding_does_not_occur(tmp_path):
     assert (X == 3).any()
     model = lazy(PADDED, optimizer=AdamW(weight_decay=0.1))
     folder = goes_on(model, tmp_path / "folder")
-    table = folder.state["parameters"][model._run.parameters.span("T")].reshape(WORDS, WIDTH)
+    table = folder.state["parameters"][model._state.parameters.span("T")].reshape(WORDS, WIDTH)
     assert_array_equal(table[3], WEIGHTS["T"].astype(np.float32)[3])
 
 
@@ -150,7 +150,7 @@ def test_float64(nodes, tmp_path):
         training.partial_fit(X, Y)
         quietly(model.partial_fit, X, Y)
     assert training.state["parameters"].dtype == np.float64
-    for name, vector in {"parameters": model._run.parameters.vector, **model._run.state.slots}.items():
+    for name, vector in {"parameters": model._state.parameters.vector, **model._state.optimizer.slots}.items():
         assert_allclose(training.state[name], vector, rtol=0, atol=1e-12)
 
 

@@ -51,7 +51,7 @@ def goes_on(model, X, y, folder) -> dict:
     for _ in range(2):
         model.partial_fit(X, y)
         training.partial_fit(X, y)
-    expected = model._run.parameters.vector
+    expected = model._state.parameters.vector
     np.testing.assert_allclose(training.state["parameters"], expected, rtol=0, atol=1e-6 * max(1, abs(expected).max()))
     np.testing.assert_allclose(training.loss_curve_, model.loss_curve_[-2:], rtol=1e-5)
     predicted = model.predict(X)

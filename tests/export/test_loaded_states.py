@@ -35,14 +35,14 @@ def test_schedules_go_on_after_the_steps_of_the_state(schedule, tmp_path):
     for name, array in model.weights_.items():
         np.testing.assert_allclose(twin.weights_[name], array, rtol=0, atol=1e-6)
     twin.load_state(tmp_path / "folder")  # an earlier state: back to where the export was made
-    assert (twin._run.history.progress.step, twin.t_) == (3, 48)
+    assert (twin._state.history.progress.step, twin.t_) == (3, 48)
 
 
 def test_a_state_without_its_steps_leaves_the_schedule_where_it_is():
     X, y = rows()
     model = OrtGradientClassifier(MLP((8,)), learning_rate="cosine", **SETTINGS).partial_fit(X, y, classes=[0, 1, 2])
     model.load_state(model.weights_)
-    assert (model._run.history.progress.step, model._run.state.t) == (3, 0)
+    assert (model._state.history.progress.step, model._state.optimizer.t) == (3, 0)
 
 
 def adapted(**parameters) -> OrtGradientRegressor:
@@ -89,7 +89,7 @@ def test_labels_that_do_not_count(ignored, labels, tmp_path):
     quietly(model.fit, X, y).export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder", shuffle=False).partial_fit(X, y)
     model.partial_fit(X, y)
-    np.testing.assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(training.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-6)
     if ignored is not None:
         with pytest.raises(ValueError, match=r"not in|not among|unknown"):
             training.partial_fit(
@@ -101,6 +101,6 @@ def test_the_optimizer_goes_on(tmp_path):
     """Merged weights start it anew; vectors do not."""
     X, y = rows()
     model = adapted(optimizer=AdamW()).partial_fit(X, y)
-    assert model._run.state.t == 3
+    assert model._state.optimizer.t == 3
     model.load_state(model.weights_)
-    assert model._run.state.t == 0
+    assert model._state.optimizer.t == 0

@@ -80,8 +80,8 @@ def test_accumulated_minibatches_have_statistics_of_their_own(count, weighted, t
     quietly(model.partial_fit, X, y, sample_weight=weights).export_training(tmp_path / "later")
     training = load_training(tmp_path / "later", shuffle=False).partial_fit(X, y, weights)
     model.partial_fit(X, y, sample_weight=weights)
-    np.testing.assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(training.state["statistics"], model._run.parameters.statistics, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(training.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(training.state["statistics"], model._state.parameters.statistics, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(training.loss_curve_[-1], model.loss_, rtol=1e-6)
 
 
@@ -98,7 +98,7 @@ def test_accumulated_minibatches_have_masks_of_their_own(rows, tmp_path):
     for _ in range(2):
         training.partial_fit(X, y)
         model.partial_fit(X, y)
-    np.testing.assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(training.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-6)
     np.testing.assert_allclose(training.loss_curve_, model.loss_curve_[-2:], rtol=1e-6)
     assert "minibatches" not in load_training(tmp_path / "odd").partial_fit(X, y).manifest["random"]
 
@@ -157,11 +157,11 @@ def trained(**parameters) -> OrtGradientClassifier:
 
 
 def unchanged(model, call, message) -> None:
-    before, t = model.weights_, model._run.state.t
+    before, t = model.weights_, model._state.optimizer.t
     with pytest.raises(ModelError, match=message):
         call()
     assert all((model.weights_[name] == before[name]).all() for name in before)
-    assert model._run.state.t == t
+    assert model._state.optimizer.t == t
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_state_files(tmp_path):
     model.partial_fit(X, y).partial_fit(X, y)
     for name, array in model.weights_.items():
         np.testing.assert_allclose(twin.weights_[name], array, rtol=0, atol=1e-6)
-    assert twin._run.state.t == model._run.state.t
+    assert twin._state.optimizer.t == model._state.optimizer.t
     (tmp_path / "notes.txt").write_text("no tensors")
     with pytest.raises(ModelError, match=r"notes.txt holds no tensors in the format of safetensors"):
         model.load_state(tmp_path / "notes.txt")

@@ -63,7 +63,7 @@ def test_optimizers_go_on(optimizer, tmp_path):
 def test_coefficients_in_the_graph_are_those_of_python(optimizer, tmp_path):
     """Also after many steps, where a wrong formula of a bias correction would differ most from the first ones."""
     model = classifier(optimizer=optimizer).partial_fit(*rows("multiclass"), classes=[0, 1, 2])
-    model._run.state.t = 5000
+    model._state.optimizer.t = 5000
     goes_on_from(model, tmp_path)
 
 
@@ -73,8 +73,8 @@ def goes_on_from(model, tmp_path) -> None:
     folder = Folder(tmp_path / "folder")
     folder.steps({"X": X, "y": y})
     model.partial_fit(X, y)
-    np.testing.assert_allclose(folder.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
-    assert folder.state["step"] == model._run.state.t
+    np.testing.assert_allclose(folder.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-6)
+    assert folder.state["step"] == model._state.optimizer.t
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_balanced_classes_go_on(task, fitted, tmp_path):
     np.testing.assert_allclose(found, totals.sum() / len(totals) / totals, rtol=1e-12)
     training = load_training(tmp_path / "folder", shuffle=False).partial_fit(X, y, weights)
     quietly(model.set_params(warm_start=fitted, max_iter=1).fit, X, y, weights)
-    np.testing.assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(training.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-6)
     np.testing.assert_allclose(training.loss_curve_[-1], model.loss_, rtol=1e-5)
 
 
@@ -157,7 +157,7 @@ def test_labels_that_do_not_count_go_on(class_weight, given, tmp_path):
         quietly(model.set_params(warm_start=True, max_iter=1).fit, X, y, given)
     else:
         model.partial_fit(X, y, sample_weight=given)
-    np.testing.assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(training.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-6)
     np.testing.assert_allclose(training.loss_curve_[-1], model.loss_, rtol=1e-5)
 
 
@@ -182,7 +182,7 @@ def test_graphs_for_the_web_have_no_float64(optimizer, tmp_path):
     for _ in range(5):
         folder.steps({"X": X, "y": y})
         model.partial_fit(X, y)
-    np.testing.assert_allclose(folder.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(folder.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-5)
 
 
 def types_of(graph: onnx.GraphProto) -> set[int]:
@@ -226,7 +226,7 @@ def test_a_model_that_is_not_fitted_is_exported_untrained(tmp_path):
     assert folder.state["step"] == 0
     folder.steps({"X": X, "y": y})
     quietly(model.set_params(batch_size=8).fit, X, y)
-    np.testing.assert_allclose(folder.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(folder.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-6)
 
 
 def test_targets_by_name_are_refused_where_there_is_one(tmp_path):

@@ -31,7 +31,7 @@ def targets(names=SOME) -> dict:
 
 
 def close(state, estimator, tolerance=1e-6) -> None:
-    assert_allclose(state["parameters"], estimator._run.parameters.vector, rtol=0, atol=tolerance)
+    assert_allclose(state["parameters"], estimator._state.parameters.vector, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("names", [["class"], ["words"], ["number", "map"], list(KINDS)], ids="-".join)
@@ -179,7 +179,7 @@ def test_settings_go_on_and_come_back(parameters, tmp_path):
     for one in (model.partial_fit(X, targets()), twin):
         close(training.state, one)
     for one in (model.partial_fit(X, targets()), twin.partial_fit(X, targets())):
-        assert_allclose(one._run.parameters.vector, model._run.parameters.vector, rtol=0, atol=1e-6)
+        assert_allclose(one._state.parameters.vector, model._state.parameters.vector, rtol=0, atol=1e-6)
 
 
 def test_one_file_with_the_step_goes_on(tmp_path):
@@ -197,7 +197,7 @@ def test_one_file_with_the_step_goes_on(tmp_path):
 def test_an_estimator_that_is_not_fitted_is_exported_as_it_is(tmp_path):
     model = net()
     model.export_training(tmp_path / "folder", X, targets())
-    assert not hasattr(model, "_run")
+    assert not hasattr(model, "_state")
     training = load_training(tmp_path / "folder", shuffle=False)
     for _ in range(2):
         training.partial_fit(X, targets())
@@ -209,7 +209,7 @@ def test_the_function_takes_a_loss_for_each_output(tmp_path):
     export_training(graph(list(SOME)), tmp_path / "one", X, targets(), loss=losses, **SETTINGS)
     training = load_training(tmp_path / "one", shuffle=False).partial_fit(X, targets())
     model = net().partial_fit(X, targets(), classes=known(SOME))
-    assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    assert_allclose(training.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-6)
     with pytest.raises(TypeError, match="loss is a parameter of the estimator: set it there, by set_params"):
         export_training(net(), tmp_path / "two", X, targets(), loss=losses)
 

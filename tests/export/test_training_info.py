@@ -134,10 +134,10 @@ def test_the_step_has_operators_of_onnx_alone_and_initializes_the_state():
     values = onnxruntime.InferenceSession(wrapped.SerializeToString()).run(None, {})
     assert [value.shape for value in values] == [(29,), (29,), ()]
     assert not any(value.any() for value in values)
-    assert model._run.state.t > 0  # the state in the file is the current one
+    assert model._state.optimizer.t > 0  # the state in the file is the current one
     assert (
         onnx.numpy_helper.to_array(next(t for t in info.algorithm.initializer if t.name == "step"))
-        == model._run.state.t
+        == model._state.optimizer.t
     )
 
 

@@ -45,9 +45,9 @@ def goes_on(model, X, y, folder: Path, passes: int = 3) -> None:
     for _ in range(passes):
         quietly(model.partial_fit, X, y)
         training.partial_fit(X, y)
-    found, expected = training.state["parameters"], model._run.parameters.vector
+    found, expected = training.state["parameters"], model._state.parameters.vector
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * max(1, np.abs(expected).max()))
-    assert training.state["step"] == model._run.state.t
+    assert training.state["step"] == model._state.optimizer.t
     np.testing.assert_allclose(training.loss_curve_, model.loss_curve_[1:], rtol=1e-5)
 
 
@@ -62,7 +62,7 @@ def test_scheduled_weight_decay_goes_on(kind, tmp_path):
     constant._rates._schedules["weight_decay_factor"] = schedules.Constant()
     for _ in range(3):
         constant.partial_fit(*rows())
-    assert np.abs(constant.state["parameters"] - model._run.parameters.vector).max() > 1e-5
+    assert np.abs(constant.state["parameters"] - model._state.parameters.vector).max() > 1e-5
 
 
 def test_scheduled_dropout_goes_on(tmp_path):
@@ -126,7 +126,7 @@ def test_an_epoch_takes_factors_for_its_steps(tmp_path):
     feeds |= {"sample_weight": np.ones(40, np.float32), "learning_rate": np.full(3, folder.rate, np.float32)}
     folder.run("epoch", feeds | {"weight_decay_factor": np.array(factors, np.float32)})
     model.partial_fit(X, y)
-    np.testing.assert_allclose(folder.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(folder.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-6)
 
 
 def test_one_file_holds_the_factors(tmp_path):

@@ -84,7 +84,7 @@ def test_weights_are_divided_by_the_root_mean_square_of_the_scaled_columns(scale
     found = seen_damping(monkeypatch)
     y, estimator = (NUMBER, OrtGradientRegressor) if isinstance(last, Ridge) else (LABEL, OrtGradientClassifier)
     model, weights = fitted(last, scaler, y), np.random.RandomState(0).rand(40) + 0.5
-    run = estimator(model, random_state=0).fit(X[NEW], y[NEW], weights)._run
+    run = estimator(model, random_state=0).fit(X[NEW], y[NEW], weights)._state
     sizes = np.sqrt(np.average(model[0].transform(X[NEW]) ** 2, axis=0, weights=weights))
     assert sizes[STILL] > 5
     expected = {name: np.ones_like(array) for name, array in run.parameters.views().items()}

@@ -38,7 +38,7 @@ class TestDetectors:
     def test_start_and_come_back(self, model, engine):
         model.fit(X[:60])
         start = tuned(OrtGradientClassifier, model, X, OUTLIERS, learning_rate_init=0.0, max_iter=1, engine=engine)
-        assert type(start._run.step.settings.loss) is losses.Hinge
+        assert type(start._state.live.step.settings.loss) is losses.Hinge
         assert_array_equal(start.classes_, [-1, 1])
         assert_allclose(start.decision_function(X), model.decision_function(X), rtol=1e-4, atol=1e-5)
         clear = np.abs(model.decision_function(X)) > 1e-6

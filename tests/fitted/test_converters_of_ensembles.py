@@ -136,7 +136,7 @@ class TestDescent:
         tuned = still(model, data[NEW], THREE[NEW])
         clear = np.abs(model.decision_function(data) - end).min(axis=1) > 2
         assert_allclose(tuned.predict_proba(data)[clear], expected[clear], atol=1e-4)
-        assert np.isfinite(tuned._run.parameters.gradient).all()
+        assert np.isfinite(tuned._state.parameters.gradient).all()
 
     @pytest.mark.parametrize("engine", available_engines())
     def test_learns_from_scores_of_zero(self, engine):
@@ -144,8 +144,8 @@ class TestDescent:
         model = SGDClassifier(loss="log_loss", random_state=0).fit(X[OLD], THREE[OLD])
         model.coef_[:], model.intercept_[:] = 0, 0
         tuned = still(model, X[NEW], THREE[NEW], engine=engine)
-        run = tuned._run
-        loss = run.step.gradients(float(len(X[NEW])))
+        run = tuned._state
+        loss = run.live.step.gradients(float(len(X[NEW])))
         assert_allclose(loss, np.log(3), rtol=1e-5)
         # Of equal probabilities, d loss / d score is (1/3 - [its class]) / 2.
         expected = (1 / 3 - np.eye(3)[THREE[NEW]]).mean(axis=0) / 2

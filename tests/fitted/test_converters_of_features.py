@@ -265,8 +265,8 @@ class TestRegressors:
         model[1].fit(model[0].transform(rows), NUMBER)
         still = tuned(OrtGradientRegressor, model, rows, NUMBER, learning_rate_init=0.0, max_iter=1, shuffle=False,
                       batch_size=80, engine=engine)  # fmt: skip
-        run = still._run
-        run.step.gradients(80.0)
+        run = still._state
+        run.live.step.gradients(80.0)
         found = run.parameters.gradient[run.parameters.span("powertransformer.lambdas")]
         x = rows.astype(np.float64)
         slopes = (2 * x**2 * np.log(x) - x**2 + 1) / 4  # of (x**lambda - 1) / lambda at 2

@@ -103,8 +103,8 @@ class TestNeighbours:
         rows[:3], rows[3:6, 0] = X[:3], X[3:6, 0]
         tuned = still(model, rows, NUMBER[NEW], engine=engine)
         assert_allclose(tuned.predict(rows), model.predict(rows), rtol=1e-4, atol=1e-4)
-        run = tuned._run
-        run.step.gradients(float(len(rows)))
+        run = tuned._state
+        run.live.step.gradients(float(len(rows)))
         name = f"{kind.__name__.lower()}.fit_X"
         origin = next(origin for origin in run.fitted.origins if origin.name == name)
         gradient = run.parameters.gradient[run.parameters.span(name)].reshape(-1, X.shape[1])

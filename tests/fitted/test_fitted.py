@@ -179,8 +179,8 @@ class TestLoss:
     )
     def test_follows_the_regressor(self, model, y, loss):
         tuned = regressor(clone(model).fit(X, y)).fit(X, y)
-        assert type(tuned._run.step.settings.loss) is loss
-        assert getattr(tuned._run.step.settings.loss, "quantile", 0.8) == 0.8
+        assert type(tuned._state.live.step.settings.loss) is loss
+        assert getattr(tuned._state.live.step.settings.loss, "quantile", 0.8) == 0.8
 
     @pytest.mark.parametrize(
         ("model", "loss"),
@@ -188,13 +188,13 @@ class TestLoss:
     )
     def test_follows_the_classifier(self, model, loss):
         tuned = classifier(clone(model).fit(X, BINARY)).fit(X, BINARY)
-        assert type(tuned._run.step.settings.loss) is loss
+        assert type(tuned._state.live.step.settings.loss) is loss
 
     def test_of_the_user_comes_first(self):
         tuned = regressor(PoissonRegressor().fit(X, POSITIVE), loss=losses.Gamma()).fit(X, POSITIVE)
-        assert type(tuned._run.step.settings.loss) is losses.Gamma
+        assert type(tuned._state.live.step.settings.loss) is losses.Gamma
         tuned = regressor(ridge(), loss="absolute_error").fit(X, NUMBER)
-        assert type(tuned._run.step.settings.loss) is losses.AbsoluteError
+        assert type(tuned._state.live.step.settings.loss) is losses.AbsoluteError
 
     def test_is_that_of_the_fitted_probabilities(self):
         model = logistic(THREE)

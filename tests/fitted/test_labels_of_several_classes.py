@@ -176,7 +176,7 @@ class TestLossOfSeveralClasses:
             shuffle=False,
             random_state=0,
         ).fit(X[NEW], KINDS[NEW])
-        run, step = tuned._run, tuned._run.step
+        run, step = tuned._state, tuned._state.live.step
         run.parameters.vector[:] = 0.5 * np.random.default_rng(1).normal(size=run.parameters.vector.shape)
         weights = {name: array.astype(np.float64) for name, array in run.parameters.weights().items()}
         (W,), (b,) = ([a for a in weights.values() if a.ndim == n] for n in (2, 1))

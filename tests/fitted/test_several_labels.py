@@ -113,7 +113,7 @@ class TestYesOrNo:
     def test_margins(self, model):
         model = fitted_to_labels(model)
         tuned = unmoved(model)
-        assert isinstance(tuned._run.step.settings.loss, losses.Hinge)
+        assert isinstance(tuned._state.live.step.settings.loss, losses.Hinge)
         assert not hasattr(tuned, "predict_proba")
         margins = tuned.decision_function(X)
         parts = [one.decision_function(X) for one in getattr(model, "estimators_", ())]

@@ -80,7 +80,7 @@ class TestUnknownAndMissing:
         tuned = table_regressor(model)
         with pytest.raises(ValueError, match=f"Found unknown categories {shown}"):
             tuned.fit(odd, NUMBER)
-        assert not hasattr(tuned, "_run")
+        assert not hasattr(tuned, "_state")
         tuned.fit(FRAME, NUMBER)
         before, weights = dict(vars(tuned)), tuned.weights_
         for method in (tuned.fit, tuned.partial_fit):

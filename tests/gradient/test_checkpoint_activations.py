@@ -90,14 +90,14 @@ def test_graphs_of_float64(graphs):
     given = ir.to_proto(in_dtype(ir.from_proto(DEEP.build(5, 1, 0)), ir.DataType.DOUBLE))
     plain, again = both(model=given)
     assert copies(graphs[-1])
-    assert again._run.parameters.vector.dtype == np.float64
+    assert again._state.parameters.vector.dtype == np.float64
     assert_allclose(again.loss_curve_, plain.loss_curve_, rtol=1e-13)
 
 
 def test_memory_of_a_device(monkeypatch):
     monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
     plain, again = both()
-    assert isinstance(again._run.step, DeviceStep)
+    assert isinstance(again._state.live.step, DeviceStep)
     assert plain.loss_curve_ == again.loss_curve_
 
 

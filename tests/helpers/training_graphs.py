@@ -97,7 +97,7 @@ class Folder:
 
 def as_target(estimator, y: np.ndarray) -> np.ndarray:
     """Return y as the training graphs take it."""
-    head = estimator._run.head
+    head = estimator._state.head
     if head.task == "multiclass":
         return np.searchsorted(head.classes, y)
     if head.task == "binary":

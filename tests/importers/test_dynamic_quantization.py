@@ -174,7 +174,7 @@ def test_training_graphs_hold_the_rounding(quantized, tmp_path):
     net.export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder", shuffle=False).partial_fit(X, Y)
     net.partial_fit(X, Y)
-    assert_allclose(training.state["parameters"], net._run.parameters.vector, rtol=0, atol=1e-6)
+    assert_allclose(training.state["parameters"], net._state.parameters.vector, rtol=0, atol=1e-6)
 
 
 def test_other_integer_products_are_refused(quantized):

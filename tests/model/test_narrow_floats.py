@@ -161,7 +161,7 @@ def test_training_goes_on_from_the_weights_before_rounding():
 
 def test_a_weight_beyond_the_range_of_its_type_is_refused():
     fitted = regressor(network("float16"), learning_rate_init=0.0).fit(X, y)
-    fitted._run.parameters.vector[:] = 1e5
+    fitted._state.parameters.vector[:] = 1e5
     with pytest.raises(ModelError, match=r"'W' holds 100000, which is beyond the range of float16"):
         fitted.to_onnx()
 

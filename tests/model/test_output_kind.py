@@ -20,7 +20,7 @@ from sklearn.metrics import log_loss
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators import state_setup
+from onnxtrain_sklearn._estimators import starting_state
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model import activation
 from onnxtrain_sklearn._model.trainable import trainable_model
@@ -280,13 +280,13 @@ def test_scores_that_do_not_give_the_output_are_refused(wrong, monkeypatch):
 def test_numbers_that_do_not_agree_are_refused_for_every_form_of_a_graph(trainable, wrong, monkeypatch, tmp_path):
     """A weight that training starts from is another one than that of the file, be it trained or frozen."""
     onnx.save(LOGITS, tmp_path / "net.onnx")
-    settings, divide = SETTINGS | {"trainable": trainable}, state_setup._divided
+    settings, divide = SETTINGS | {"trainable": trainable}, starting_state._divided
 
     def divide_wrong(model, names, weights, settings):
         return divide(model, names, weights | {wrong: weights[wrong] + 1}, settings)
 
     OrtGradientClassifier(LOGITS, **settings).fit(X, THREE)
-    monkeypatch.setattr(state_setup, "_divided", divide_wrong)
+    monkeypatch.setattr(starting_state, "_divided", divide_wrong)
     for given in (LOGITS, LOGITS.SerializeToString(), tmp_path / "net.onnx"):
         with pytest.raises(ModelError, match="not start from the given graph: its scores"):
             OrtGradientClassifier(given, **settings).fit(X, THREE)

@@ -119,4 +119,4 @@ def test_running_statistics_are_not_trained_as_weights(training_mode):
     with pytest.raises(ValueError, match=r"trainable names 'var', a running statistic.*Name its scale and bias"):
         step(normalized(training_mode), X, X[:, 0], trainable=["W", "var"])
     net = step(normalized(training_mode), X, X[:, 0], trainable=["*"])
-    assert_array_equal(net._run.parameters.names, ["W", "scale", "bias"])
+    assert_array_equal(net._state.parameters.names, ["W", "scale", "bias"])

@@ -74,10 +74,10 @@ def unlike_the_start(net, **settings):
     estimator = OrtGradientRegressor(net, learning_rate_init=0, target_scaling=None, max_iter=1, **settings)
     quietly(estimator.fit, X, Y)
     rng = np.random.default_rng(3)
-    for name in estimator._run.parameters.names:
-        view = estimator._run.parameters.view(name)
+    for name in estimator._state.parameters.names:
+        view = estimator._state.parameters.view(name)
         view += rng.normal(0, 0.3, view.shape)
-    estimator._run.predictors.clear()
+    estimator._state.live.predictors.clear()
     return estimator
 
 
@@ -133,7 +133,7 @@ def test_dropout_drops_the_hidden_units(residual, engine):
     """The masks are those that the seed of the run draws: a number in [0, 1) for each unit, kept from the ratio on."""
     net = MLP((5, 5), "tanh", dropout=0.4, residual=residual)
     estimator = unlike_the_start(net, optimizer=SGD(), engine=engine, batch_size=12, shuffle=False, random_state=0)
-    weights, seed, draws = in_double(estimator), estimator._run.seed, estimator._run.state.draws
+    weights, seed, draws = in_double(estimator), estimator._state.seed, estimator._state.optimizer.draws
     for i, batch in enumerate((slice(12), slice(12, 24))):
         uniform = {f"{i}": np.zeros((12, 5), np.float32) for i in range(2)}
         numbers = UniformNumbers([], seed)

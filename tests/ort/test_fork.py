@@ -26,7 +26,7 @@ estimator = OrtGradientRegressor(
     runtime=Runtime(session_options={"intra_op_num_threads": 4}),
 )
 estimator.partial_fit(X, y)
-before, session = estimator.predict(X), next(iter(estimator._run.predictors.values()))._session
+before, session = estimator.predict(X), next(iter(estimator._state.live.predictors.values()))._session
 
 def in_a_child(work):
     pid = os.fork()
@@ -42,12 +42,12 @@ def in_a_child(work):
 
 def predict():
     assert np.allclose(estimator.predict(X), before, atol=1e-5)
-    assert next(iter(reversed(estimator._run.predictors.values())))._session is not session
+    assert next(iter(reversed(estimator._state.live.predictors.values())))._session is not session
 
 def go_on():
-    step = estimator._run.step
+    step = estimator._state.live.step
     estimator.partial_fit(X, y)
-    assert estimator._run.step is not step
+    assert estimator._state.live.step is not step
     after = estimator.predict(X)
     assert not np.allclose(after, before, atol=1e-5)
     assert in_a_child(lambda: np.testing.assert_allclose(estimator.predict(X), after, atol=1e-5)) == 0  # once more
@@ -62,7 +62,7 @@ for work in (predict, go_on, let_go):
     ended = in_a_child(work)
     assert ended == 0, (work.__name__, ended)
 assert (estimator.predict(X) == before).all()  # the parent goes on with its own
-assert next(iter(estimator._run.predictors.values()))._session is session
+assert next(iter(estimator._state.live.predictors.values()))._session is session
 """
 
 

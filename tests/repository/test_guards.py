@@ -47,16 +47,16 @@ PROTOBUF = {
     "_cli.inspect": {"ModelProto", "helper"},
     "_estimators.classifier": {"ModelProto"},
     # tells what users give
-    "_estimators.description": {"ModelProto"},
+    "_estimators.describe": {"ModelProto"},
     # to_training_onnx returns one
-    "_estimators.files": {"ModelProto"},
+    "_estimators.training_files": {"ModelProto"},
     # to_onnx returns one
     "_estimators.predict": {"ModelProto"},
     "_estimators.regressor": {"ModelProto"},
     # takes what users give
     "_estimators.source": {"ModelProto"},
     # to_onnx returns one
-    "_estimators.state": {"ModelProto"},
+    "_estimators.fitted_state": {"ModelProto"},
     "_export.folder": {"ModelProto"},
     "_export.manifest": {"ModelProto"},
     # training_info is not in onnx_ir

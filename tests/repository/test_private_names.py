@@ -175,7 +175,7 @@ def test_networks_train_and_predict_without_the_private_names_of_onnxruntime(mon
         settings = {"max_iter": 2, "tol": -np.inf, "random_state": 0, "runtime": Runtime(session_options=own)}
         net = OrtGradientClassifier(MLP((7,)), max_grad_norm=1.0, **settings)
         found = quietly(net.fit, X, Y).predict_proba(X), net.predict(X[:1]), *net.weights_.values()
-        session = sessions.create_session(net.model_.SerializeToString(), net._run.device)
+        session = sessions.create_session(net.model_.SerializeToString(), net._state.device)
         with pytest.raises(ModelError) as error:
             sessions.session_runner(session)(["label"], {"X": np.zeros((2, 4), np.float32)})
         return [one.tobytes() for one in found], str(error.value)

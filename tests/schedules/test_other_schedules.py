@@ -82,7 +82,7 @@ def test_with_factors_by_parameter():
 @pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
 def test_fused_kernels_are_kept():
     fitted = regressor(weight_decay_schedule="linear").fit(X, y)
-    (update,) = fitted._run.step._segment_updates(AdamW())
+    (update,) = fitted._state.live.step._segment_updates(AdamW())
     operators = {node.op_type for node in onnx.load_model_from_string(update.program.graph).graph.node}
     assert "AdamOptimizer" in operators
 
@@ -92,7 +92,7 @@ def test_constant_schedules_change_no_graph():
     same = regressor(optimizer="adam", weight_decay_schedule=Constant(), dropout_schedule="constant").fit(X, y)
     for name in NAMES:
         assert_array_equal(same.weights_[name], plain.weights_[name])
-    assert not any(same._run.step.settings.scheduled)
+    assert not any(same._state.live.step.settings.scheduled)
 
 
 class Decaying(Optimizer):
@@ -140,7 +140,7 @@ def test_an_optimizer_that_cannot_follow_is_refused():
 
 def dropout_reference(fitted, factor_at):
     """SGD on the squared error of the linear graph, with the masks that the seed gives."""
-    w, seed = np.array([0.1, 0.2, 0.3, 0.4]), fitted._run.seed
+    w, seed = np.array([0.1, 0.2, 0.3, 0.4]), fitted._state.seed
     numbers = UniformNumbers([], seed)
     numbers.buffers = {f"{STEM}_{i}": np.zeros((8, 4), np.float32) for i in range(2)}
     for t in range(STEPS):

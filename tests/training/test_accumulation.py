@@ -46,7 +46,7 @@ def test_a_group_is_one_minibatch_of_all_its_rows(case, accumulate, engine, wher
     """Thirteen minibatches, the last of two rows; each group but the last is full."""
     settings = {"engine": engine} | CASES[case]
     fitted = regressor(accumulate=accumulate, **settings).fit(X, y, WEIGHTS)
-    assert isinstance(fitted._run.step, DeviceStep) == (where == "device")
+    assert isinstance(fitted._state.live.step, DeviceStep) == (where == "device")
     optimizer = settings.get("optimizer", AdamW())
     expected, losses = trained(
         mlp_weights(), X, y, rate=0.01, batch=4 * accumulate, epochs=3, sample_weight=WEIGHTS,
@@ -65,8 +65,8 @@ def test_steps_of_the_schedule_are_updates():
     rates = []
     settings = {"callbacks": [lambda epoch: rates.append(epoch.learning_rate)], "learning_rate": "linear"}
     fitted = regressor(accumulate=5, max_iter=4, **settings).fit(X, y)
-    assert fitted._run.history.progress.step == 12
-    assert fitted._run.state.t == 12
+    assert fitted._state.history.progress.step == 12
+    assert fitted._state.optimizer.t == 12
     assert_allclose(rates, [0.01 * (1 - (3 * i + 2) / 12) for i in range(4)])
 
 

@@ -55,14 +55,14 @@ def reference(decay, **settings):
 
 
 def raw_of(estimator):
-    return estimator._run.trained_weights()
+    return estimator._state.trained_weights()
 
 
 @each_engine
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.999])
 def test_the_average_is_its_formula(decay, engine, where):
     fitted = regressor(ema_decay=decay, engine=engine).fit(X, y)
-    assert isinstance(fitted._run.step, DeviceStep) == (where == "device")
+    assert isinstance(fitted._state.live.step, DeviceStep) == (where == "device")
     averages, raw = reference(decay)
     assert largest_error(fitted.weights_, averages[-1], mlp_weights()) < TOLERANCE
     assert largest_error(raw_of(fitted), raw, mlp_weights()) < TOLERANCE

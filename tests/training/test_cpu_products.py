@@ -135,7 +135,7 @@ def test_a_fit_on_the_host_has_them_and_learns_the_same(monkeypatch):
         monkeypatch.setattr(HostStep, "for_cpu", for_cpu)
         settings = {"optimizer": SGD(), "batch_size": LEAST_ROWS, "max_iter": 3, "random_state": 0}
         fitted = OrtGradientClassifier(MLP((LEAST_COLUMNS,)), engine="portable", **settings).fit(X, y)
-        program = onnx.load_from_string(fitted._run.step._pass_graph(LEAST_ROWS).program.graph)
+        program = onnx.load_from_string(fitted._state.live.step._pass_graph(LEAST_ROWS).program.graph)
         others = [node for node in program.graph.node if node.name.startswith("onnxtrain/products/MatMul")]
         assert len(others) == (2 if for_cpu else 0)
         weights.append(fitted.weights_)

@@ -88,10 +88,10 @@ def test_training_is_that_of_the_host(name, limit, monkeypatch):
     monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
     monkeypatch.setattr(_device_step, "RESIDENT_LIMIT", limit)
     device = device_step_classifier(**CASES[name]).fit(X, y, WEIGHTS)
-    assert isinstance(device._run.step, DeviceStep)
-    assert isinstance(host._run.step, HostStep)
+    assert isinstance(device._state.live.step, DeviceStep)
+    assert isinstance(host._state.live.step, HostStep)
     assert_same_training(device, host)
-    host_state, device_state = host._run.state, device._run.state
+    host_state, device_state = host._state.optimizer, device._state.optimizer
     assert (host_state.t, host_state.draws) == (device_state.t, device_state.draws)
     for slot, vector in host_state.slots.items():
         assert_allclose(device_state.slots[slot], vector, rtol=1e-4, atol=1e-6)
@@ -100,8 +100,8 @@ def test_training_is_that_of_the_host(name, limit, monkeypatch):
 def test_parameters_are_aligned_and_nothing_between_them_moves(own_memory):
     settings = {"alpha": 0.3, "l1_ratio": 0.4, "max_grad_norm": 0.05, "optimizer": Adam(weight_decay=0.1)}
     fitted = device_step_classifier(model=MLP((7, 3)), ema_decay=0.9, **settings).fit(X, y)
-    vectors = fitted._run.step._vectors
-    layout, own = vectors.layout, fitted._run.parameters
+    vectors = fitted._state.live.step._vectors
+    layout, own = vectors.layout, fitted._state.parameters
     taken = np.zeros(len(layout.vector), bool)
     for name in own.names:
         assert layout.span(name).start % ALIGNMENT == 0
@@ -149,7 +149,7 @@ def test_copies_go_on_exactly_and_change_between_host_and_device(how, own_memory
         assert_array_equal(array, twin.weights_[name])
     monkeypatch.delitem(devices.OWN_MEMORY, "CPUExecutionProvider")
     third.partial_fit(X[:30], y[:30])
-    assert isinstance(third._run.step, HostStep)
+    assert isinstance(third._state.live.step, HostStep)
     assert_same_training(third, device)
 
 
@@ -206,7 +206,7 @@ def test_an_interruption_keeps_the_weights_reached(own_memory, monkeypatch):
 
 def test_lbfgs_trains_with_the_step_of_the_host(own_memory):
     fitted = device_step_classifier(optimizer=LBFGS(), max_iter=30).fit(X, y)
-    assert isinstance(fitted._run.step, HostStep)
+    assert isinstance(fitted._state.live.step, HostStep)
     assert fitted.loss_ < fitted.loss_curve_[0] / 2
 
 

@@ -55,7 +55,7 @@ def test_shuffled_epochs_are_those_of_numpy(size, accumulate, engine, where, pas
     """Fifty rows: four minibatches of twelve, and one of forty whose rows differ from epoch to epoch."""
     settings = {"batch_size": size, "accumulate": accumulate, "alpha": 0.5, "engine": engine}
     fitted = regressor(learning_rate="cosine", **settings).fit(X, y, WEIGHTS)
-    assert isinstance(fitted._run.step, DeviceStep) == (where == "device")
+    assert isinstance(fitted._state.live.step, DeviceStep) == (where == "device")
     count = 50 // size
     assert [[len(rows) for rows in one] for one in passes] == [[size] * count] * EPOCHS
     orders = [np.concatenate(one) for one in passes]
@@ -67,7 +67,7 @@ def test_shuffled_epochs_are_those_of_numpy(size, accumulate, engine, where, pas
     )  # fmt: skip
     assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
     assert_allclose(fitted.loss_curve_, losses, rtol=1e-5)
-    assert fitted._run.state.t == EPOCHS * steps
+    assert fitted._state.optimizer.t == EPOCHS * steps
     assert fitted.t_ == EPOCHS * count * size
 
 
@@ -145,11 +145,11 @@ def test_training_graphs_go_on(accumulate, tmp_path):
     for _ in range(3):
         model.partial_fit(X[:45], y[:45], WEIGHTS[:45])
         training.partial_fit(X[:45], y[:45], WEIGHTS[:45])
-    assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-5)
-    assert training.state["step"] == model._run.state.t
+    assert_allclose(training.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-5)
+    assert training.state["step"] == model._state.optimizer.t
     assert_allclose(training.loss_curve_, model.loss_curve_[1:], rtol=1e-5)
     few = training.partial_fit(X[:3], y[:3])
-    assert few.state["step"] == model._run.state.t + 1
+    assert few.state["step"] == model._state.optimizer.t + 1
 
 
 @pytest.mark.parametrize("settings", [{"drop_last": True}, {"drop_last": False}, {"drop_last": True, "accumulate": 2}])
@@ -163,8 +163,8 @@ def test_training_graphs_take_no_rows_of_weight_zero(settings, tmp_path):
     for _ in range(3):
         model.partial_fit(X, labels, sample_weight=weights)
         training.partial_fit(X, labels, weights)
-    assert training.state["step"] == model._run.state.t
-    assert_allclose(training.state["parameters"], model._run.parameters.vector, rtol=0, atol=1e-5)
+    assert training.state["step"] == model._state.optimizer.t
+    assert_allclose(training.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-5)
     assert_allclose(training.loss_curve_, model.loss_curve_[1:], rtol=1e-5)
     with pytest.raises(ValueError, match="All 50 rows to train on have weight zero"):
         training.partial_fit(X, labels, np.zeros(50))

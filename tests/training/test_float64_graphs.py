@@ -64,7 +64,7 @@ def test_float64_graphs_give_float64_back(activation, engine):
     quietly(regressor.fit, X, y)
     lacking = engine == "ort-training" and activation == "softmax"  # its gradient has no float64 kernel there
     trained = np.float32 if lacking else np.float64
-    assert regressor._run.parameters.vector.dtype == trained
+    assert regressor._state.parameters.vector.dtype == trained
     assert {array.dtype for array in regressor.weights_.values()} == {np.dtype(np.float64)}
     exported = regressor.to_onnx()
     assert exported.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.DOUBLE

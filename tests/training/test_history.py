@@ -64,7 +64,7 @@ def test_a_pickle_holds_what_is_kept_and_no_more(monkeypatch):
 
 def partly_trained(calls: int) -> OrtGradientClassifier:
     estimator = OrtGradientClassifier(MLP((3,)), random_state=0).partial_fit(X, y, classes=[0, 1])
-    history = estimator._run.history
+    history = estimator._state.history
     for loss in np.linspace(2, 1, calls - 1):
         history.add_epoch(float(loss), None, rows=len(X), tol=0.0, parameters=np.zeros(0))
     return estimator

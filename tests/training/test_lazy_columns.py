@@ -62,7 +62,7 @@ def matrix_of(estimator: OrtGradientRegressor) -> np.ndarray:
 
 
 def updated_by_rows(estimator: OrtGradientRegressor) -> bool:
-    found = estimator._run.step._updates
+    found = estimator._state.live.step._updates
     return found is not None and any(isinstance(one, RowUpdate) for part in found.updates for one in part.bindings)
 
 
@@ -226,8 +226,8 @@ def test_training_graphs_go_on_as_the_estimator(form, settings, tmp_path):
     folder.epoch(feeds)
     for _ in range(2):
         quietly(model.partial_fit, X, y)
-    assert_allclose(folder.state["parameters"], model._run.parameters.vector, rtol=1e-5, atol=1e-5)
-    for name, vector in model._run.state.slots.items():
+    assert_allclose(folder.state["parameters"], model._state.parameters.vector, rtol=1e-5, atol=1e-5)
+    for name, vector in model._state.optimizer.slots.items():
         assert_allclose(folder.state[name], vector, rtol=1e-5, atol=1e-6, err_msg=name)
     moved = folder.state["second_moment"].reshape((2, WIDTH) if form == "transposed" else (WIDTH, 2)) != 0
     assert_array_equal(np.flatnonzero(moved.any(axis=0 if form == "transposed" else 1)), np.unique(X.indices))
@@ -254,4 +254,4 @@ def test_exact_updates_that_move_every_weight_are_of_the_whole_matrix(optimizer)
     y, settings = (np.arange(N) % 2), {"batch_size": BATCH, "max_iter": 2, "random_state": 0}
     fitted = OrtGradientClassifier(Linear(), optimizer=optimizer, **settings).fit(X, y)
     assert not updated_by_rows(fitted)
-    assert not fitted._run.step._tables
+    assert not fitted._state.live.step._tables

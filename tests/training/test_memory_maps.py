@@ -112,7 +112,7 @@ if __name__ == "__main__":
 @pytest.mark.exhaustive
 def test_workers_that_are_given_memory_maps_train(tmp_path):
     estimator = fitted_wide("network", "auto")
-    assert len(pickle.dumps(estimator._run.parameters)) > 2**20  # from where on joblib maps arrays
+    assert len(pickle.dumps(estimator._state.parameters)) > 2**20  # from where on joblib maps arrays
     joblib.dump(estimator, tmp_path / "model")
     program = with_data(PARALLEL, tmp_path)  # in an interpreter of its own, as joblib starts others like it
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)

@@ -67,7 +67,7 @@ def test_each_optimizer_takes_both(name, engine, where, monkeypatch):
         optimizer=optimizer, engine=engine, learning_rate_factors=RATES, weight_decay_factors=DECAYS,
         learning_rate_init=rate,
     ).fit(X, y, WEIGHTS)  # fmt: skip
-    assert isinstance(fitted._run.step, DeviceStep) == (where == "device")
+    assert isinstance(fitted._state.live.step, DeviceStep) == (where == "device")
     settings = {"optimizer": name, "decay": 0.3, "sample_weight": WEIGHTS, "rate": rate}
     expected, losses = reference(rates=RATE_OF, decays=DECAY_OF, **settings)
     assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
@@ -163,7 +163,7 @@ def test_factors_of_one_change_nothing():
     plain = regressor().fit(X, y)
     for ones in ({"*": 1.0}, {}, {"*": 7.0, "layers.*": 1}):
         same = regressor(learning_rate_factors=ones, weight_decay_factors=ones).fit(X, y)
-        assert len(same._run.step._updates.updates) == 1
+        assert len(same._state.live.step._updates.updates) == 1
         for name in NAMES:
             assert_array_equal(same.weights_[name], plain.weights_[name])
 

@@ -46,7 +46,7 @@ def new(model: onnx.ModelProto | None = None, **settings: object) -> OrtGradient
 
 
 def updated_by_rows(estimator: OrtGradientRegressor) -> bool:
-    found = estimator._run.step._updates
+    found = estimator._state.live.step._updates
     return found is not None and any(isinstance(one, RowUpdate) for part in found.updates for one in part.bindings)
 
 
@@ -104,8 +104,8 @@ def test_lazy_updates_are_those_of_a_reference_in_float64(engine, name):
         assert_allclose(fitted.weights_[weight], array, rtol=0, atol=3e-5)
     assert updated_by_rows(fitted)
     assert_array_equal(fitted.weights_["T"][ABSENT], T.astype(np.float32)[ABSENT])
-    for slot in fitted._run.state.slots.values():
-        assert not slot[fitted._run.parameters.span("T")].reshape(T.shape)[ABSENT].any()
+    for slot in fitted._state.optimizer.slots.values():
+        assert not slot[fitted._state.parameters.span("T")].reshape(T.shape)[ABSENT].any()
     moved = np.abs(fitted.weights_["T"] - new(optimizer=optimizer, engine=engine).fit(X, Y).weights_["T"]).max()
     assert name == "SGD" or moved > 1e-3
 
@@ -155,10 +155,10 @@ def test_accumulated_minibatches_update_the_rows_of_any_of_them(name):
 def test_exact_updates_are_those_of_all_rows(monkeypatch, optimizer, settings, by_rows, engine):
     sparse = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
     assert updated_by_rows(sparse) == by_rows
-    assert sparse._run.step._tables
+    assert sparse._state.live.step._tables
     monkeypatch.setattr(HostStep, "adds_rows", False)
     dense = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
-    assert not dense._run.step._tables
+    assert not dense._state.live.step._tables
     for name, weight in dense.weights_.items():
         assert_allclose(sparse.weights_[name], weight, rtol=0, atol=1e-5)
     assert_allclose(sparse.loss_curve_, dense.loss_curve_, rtol=1e-5)
@@ -207,7 +207,7 @@ def test_the_row_of_padding_stays():
 
 def test_gradients_are_the_central_differences():
     fitted = new(graph(dtype=np.float64), optimizer=LBFGS(), max_iter=1).fit(X[:8], Y[:8])
-    step = fitted._run.step
+    step = fitted._state.live.step
     table = step.parameters.view("T")
     assert step._tables
     step.gradients(8.0)

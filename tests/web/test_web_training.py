@@ -168,7 +168,7 @@ console.log((await trainer.epoch(weighted, { learningRate: 0.01 })).length);
     assert lines == ["2"]
     model.partial_fit(X, y, sample_weight=weights)
     arrays = tensors_of((tmp_path / "trained.safetensors").read_bytes(), "state")
-    np.testing.assert_allclose(arrays["parameters"], model._run.parameters.vector, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(arrays["parameters"], model._state.parameters.vector, rtol=0, atol=1e-5)
 
 
 def test_several_outputs_in_node(tmp_path):
@@ -205,7 +205,7 @@ console.log(JSON.stringify(found.data));
     for _ in range(2):
         model.partial_fit(X, y, sample_weight=weights)
     arrays = tensors_of((tmp_path / "trained.safetensors").read_bytes(), "state")
-    np.testing.assert_allclose(arrays["parameters"], model._run.parameters.vector, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(arrays["parameters"], model._state.parameters.vector, rtol=0, atol=1e-5)
     assert lines[:2] == [
         "The labels have weights: add trainer.weights(rows) to the rows.",
         "Name the output: class,number,words.",

@@ -26,9 +26,9 @@ from ..exceptions import ModelError
 from ..graph import GraphBuilder
 from ..losses import Loss
 from ..optimizers import SGD, Adam, AdamW, resolve_optimizer
-from .files import TrainingFiles
+from .fitted_state import FittedState
 from .heads import loss_of
-from .state import Run
+from .training_files import TrainingFiles
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,7 +40,7 @@ SLOTS = ("first_moment", "second_moment")
 class DeviceTraining(TrainingFiles):
     """An estimator whose training can continue on a device."""
 
-    _run: Run
+    _state: FittedState
 
     def export_artifacts(self, folder: str | os.PathLike[str], prefix: str = "") -> None:
         """Write the files from which onnxruntime-training continues training on a device.
@@ -78,7 +78,7 @@ class DeviceTraining(TrainingFiles):
         True
         """
         check_is_fitted(self)
-        _write_artifacts(self, self._run, folder, prefix)
+        _write_artifacts(self, self._state, folder, prefix)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> Self:
         """Load the weights from a checkpoint of onnxruntime-training, and the optimizer's state if it is included.
@@ -98,21 +98,21 @@ class DeviceTraining(TrainingFiles):
             The file is not a checkpoint, or belongs to another model; the estimator is unchanged.
         """
         check_is_fitted(self)
-        _read_checkpoint(self._run, path)
+        _read_checkpoint(self._state, path)
         return self
 
 
-def _write_artifacts(estimator: Any, run: Run, folder: str | os.PathLike[str], prefix: str) -> None:
+def _write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLike[str], prefix: str) -> None:
     from ..classic.artifacts import generate_artifacts  # imported late: few users need it
 
     optimizer = _block_of_optimizer(estimator)
-    _require_expressible(estimator, run)
-    loss = loss_of(estimator, run.fitted, run.source)
-    names = {value.name for value in run.model.model.graph.initializers.values()}
+    _require_expressible(estimator, state)
+    loss = loss_of(estimator, state.fitted, state.source)
+    names = {value.name for value in state.model.model.graph.initializers.values()}
     generate_artifacts(
-        to_proto(_with_loss(run, loss)),
-        requires_grad=run.parameters.names,
-        frozen_params=[name for name in run.frozen if name in names],
+        to_proto(_with_loss(state, loss)),
+        requires_grad=state.parameters.names,
+        frozen_params=[name for name in state.frozen if name in names],
         optimizer=optimizer,
         artifact_directory=folder,
         prefix=prefix,
@@ -120,12 +120,12 @@ def _write_artifacts(estimator: Any, run: Run, folder: str | os.PathLike[str], p
     )
 
 
-def _require_expressible(estimator: Any, run: Run) -> None:
+def _require_expressible(estimator: Any, state: FittedState) -> None:
     if estimator.alpha:
         raise ModelError(f"The files for devices have no penalty on weights, but alpha={estimator.alpha!r}: set it 0.")
-    if run.model.running_statistics:
+    if state.model.running_statistics:
         raise ModelError("The files for devices update no running statistics: freeze the scale and bias of BatchNorm.")
-    if run.head.groups or run.head.positions or run.model.link == "votes":
+    if state.head.groups or state.head.positions or state.model.link == "votes":
         raise ModelError(
             "The files for devices take one label a row, or indicators, and no scores of pairs of classes."
         )
@@ -152,12 +152,12 @@ def _block_of_optimizer(estimator: Any) -> Any:
     )
 
 
-def _with_loss(run: Run, loss: Loss) -> ir.Model:
+def _with_loss(state: FittedState, loss: Loss) -> ir.Model:
     """Return the graph with the current weights, whose outputs are the loss of a batch and the scores."""
-    single = run.model if run.model.dtype == np.float32 else as_float32(run.model)
+    single = state.model if state.model.dtype == np.float32 else as_float32(state.model)
     model = single.model.clone()
-    graph, head = model.graph, run.head
-    weights = {n: a.astype(np.float32) for n, a in run.trained_weights().items() if n in graph.initializers}
+    graph, head = model.graph, state.head
+    weights = {n: a.astype(np.float32) for n, a in state.trained_weights().items() if n in graph.initializers}
     swap_initializers(graph, weights)
     scores = next(v for v in graph.outputs if v.name == single.scores)
     op = GraphBuilder(graph, dtype=ir_type(single.dtype), prefix="device", constant_nodes=True)
@@ -188,10 +188,10 @@ def _scaled_outputs(op: GraphBuilder, y: ir.Value, scale: TargetScale | None) ->
     return op.Div(op.Sub(y, np.asarray(scale.center, op.dtype.numpy())), np.asarray(scale.scale, op.dtype.numpy()))
 
 
-def _read_checkpoint(run: Run, path: str | os.PathLike[str]) -> None:
+def _read_checkpoint(state: FittedState, path: str | os.PathLike[str]) -> None:
     from ..classic.onnxblock.checkpoint import read_checkpoint
 
-    checkpoint, parameters, current = read_checkpoint(path), run.parameters, run.trained_weights()
+    checkpoint, parameters, current = read_checkpoint(path), state.parameters, state.trained_weights()
     for name, array in checkpoint.items():
         if name not in current or array.shape != current[name].shape:
             known = f"{list(current[name].shape)}" if name in current else "none of that name"
@@ -201,26 +201,26 @@ def _read_checkpoint(run: Run, path: str | os.PathLike[str]) -> None:
             )
     if missing := [name for name in parameters.names if name not in checkpoint]:
         raise ModelError(f"The checkpoint lacks {missing[0]!r}, which is trained: it is a checkpoint of another model.")
-    state = OptimizerState(draws=run.state.draws)
+    optimizer_state = OptimizerState(draws=state.optimizer.draws)
     for group in checkpoint.optimizer[:1]:
-        state.t = group.step
-        state.slots = _slots(run, group.moments)
+        optimizer_state.t = group.step
+        optimizer_state.slots = _slots(state, group.moments)
     for name, array in checkpoint.items():
         if name in parameters.views():
             parameters.view(name)[...] = array
         else:
-            run.frozen[name] = array.astype(run.frozen[name].dtype)
-    run.parameters = parameters.with_averages(parameters.averages)
-    run.state, run.step, run.history.last_finite = state, None, None
-    run.predictors.clear()
+            state.frozen[name] = array.astype(state.frozen[name].dtype)
+    state.parameters = parameters.with_averages(parameters.averages)
+    state.optimizer, state.live.step, state.history.last_finite = optimizer_state, None, None
+    state.live.predictors.clear()
 
 
-def _slots(run: Run, moments: Any) -> dict[str, np.ndarray]:
+def _slots(state: FittedState, moments: Any) -> dict[str, np.ndarray]:
     """Return the vectors of the optimizer; the file for SGD has an extra vector of zeros."""
-    if any(len(moments.get(name, ())) != len(SLOTS) for name in run.parameters.names):
+    if any(len(moments.get(name, ())) != len(SLOTS) for name in state.parameters.names):
         return {}
-    slots = {slot: np.zeros_like(run.parameters.vector) for slot in SLOTS}
-    for name in run.parameters.names:
+    slots = {slot: np.zeros_like(state.parameters.vector) for slot in SLOTS}
+    for name in state.parameters.names:
         for slot, array in zip(SLOTS, moments[name].values(), strict=True):
-            slots[slot][run.parameters.span(name)] = array.ravel()
+            slots[slot][state.parameters.span(name)] = array.ravel()
     return slots

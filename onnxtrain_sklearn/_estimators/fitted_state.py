@@ -1,7 +1,7 @@
-"""The state of a training: the graph, its weights and everything that a later call needs to predict or continue.
+"""The state of a fitted estimator: plain data, and the sessions and derived graphs that are made of it on demand.
 
-Sessions and derived graphs are caches of a run; pickles omit them, and they are rebuilt on first use. Nothing here
-depends on scikit-learn's interface.
+:class:`FittedState` is everything that a later call needs to predict or to go on training, and what pickles hold.
+:class:`LiveSessions` are caches of it: pickles and copies omit them. Nothing here depends on scikit-learn's interface.
 """
 
 from __future__ import annotations
@@ -44,8 +44,31 @@ Columns = Mapping[str, Column]
 
 
 @dataclass
-class Run:
-    """State of a training run.
+class LiveSessions:
+    """The caches of a state, rebuilt on first use.
+
+    Attributes
+    ----------
+    form : TrainableModel or None
+        The trained form of the graph.
+    step : TrainingStep or None
+        The step of the last call; a later one reuses it if ``step_key`` says that nothing has changed.
+    predictors : dict of Predictor
+        Those with the current weights: what changes the weights clears it.
+    sample : data or None
+        Some rows as scikit-learn takes them, to compare predictions. It is here because pickles hold no data.
+    """
+
+    form: TrainableModel | None = None
+    step: TrainingStep | None = None
+    step_key: object = None
+    predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
+    sample: Any = None
+
+
+@dataclass
+class FittedState:
+    """Graph, weights, optimizer, history and random state of an estimator.
 
     Attributes
     ----------
@@ -65,10 +88,10 @@ class Run:
         Seed of dropout.
     fitted : FittedModel or None
         Description of the fitted model from which the graph was made.
-    sample : data or None
-        Some rows as scikit-learn takes them, to compare predictions. Pickles omit it: they hold no data.
     began : Start or None
         The given model and its selected output.
+    optimizer : OptimizerState
+    history : History
     snapshots : tuple of ndarray
         The buffers of several moments of training whose networks predict together; empty: the parameters predict.
     balanced : tuple of float or None
@@ -81,6 +104,8 @@ class Run:
         The inputs that were sparse matrices in the last call.
     compared : str
         What was compared before the first step of a given file, for users.
+    live : LiveSessions
+        The only part that is no data.
     """
 
     source: TrainableModel
@@ -95,31 +120,30 @@ class Run:
     engine: str
     seed: int
     fitted: FittedModel | None = None
-    sample: Any = None
     began: Start | None = None
-    state: OptimizerState = field(default_factory=OptimizerState)
+    optimizer: OptimizerState = field(default_factory=OptimizerState)
     history: History = field(default_factory=History)
-    form: TrainableModel | None = None
-    step: TrainingStep | None = None
-    step_key: object = None
     snapshots: tuple[np.ndarray, ...] = ()
     balanced: tuple[float, ...] | None = None
     balanced_outputs: tuple[tuple[float, ...] | None, ...] = ()
     rows: int | None = None
     sparse: tuple[str, ...] = ()
     compared: str = ""
-    predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
+    live: LiveSessions = field(default_factory=LiveSessions)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "sample": None, "form": None, "step": None, "step_key": None, "predictors": {}}
+        return {name: value for name, value in vars(self).items() if name != "live"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, live=LiveSessions())
 
     @property
     def model(self) -> TrainableModel:
-        """The trained form of the graph; it is made on first use, and pickles omit it."""
-        if self.form is None:
+        """The trained form of the graph; it is made on first use."""
+        if self.live.form is None:
             dtype = self.parameters.buffer.dtype
-            self.form = trained_form(self.source, self.shapes, self.parameters.names, dtype)
-        return self.form
+            self.live.form = trained_form(self.source, self.shapes, self.parameters.names, dtype)
+        return self.live.form
 
     @property
     def given(self) -> TrainableModel:
@@ -136,9 +160,9 @@ class Run:
         return replace(source, model=whole.model, inputs=whole.inputs)
 
     def fitted_attributes(self) -> dict[str, Any]:
-        """Return the attributes of an estimator with this run; those of the history are properties."""
+        """Return the attributes of an estimator with this state; those of the history are properties."""
         found: dict[str, Any] = {
-            "_run": self,
+            "_state": self,
             "n_outputs_": self.head.n_outputs,
             "engine_": self.engine,
             "device_": self.device.name,
@@ -170,11 +194,11 @@ class Run:
         """Return a predictor with the current weights for data like ``columns``; the scores can be its last output."""
         sparse = sparse_inputs(columns)
         key = ("scores" if with_scores else "predict", sessions.forks(), sparse)
-        if key not in self.predictors:
+        if key not in self.live.predictors:
             make: Callable[..., Any] = inference_model if sparse else filled_graph
             graph = make(*predicting_model(self), self.head, with_scores=with_scores)
             width = sum(math.prod(shape) for shape in self.shapes.values())
-            self.predictors[key] = Predictor(
+            self.live.predictors[key] = Predictor(
                 graph,
                 self.device,
                 self.session_options,
@@ -182,7 +206,7 @@ class Run:
                 sparse=sparse,
                 rows_meet=self.rows_of_predictions_meet,
             )
-        return self.predictors[key]
+        return self.live.predictors[key]
 
     def predictions(self, columns: Columns) -> dict[str, np.ndarray]:
         """Return the predictions of the graph, by scikit-learn method."""
@@ -328,21 +352,21 @@ class RunOfMembers(Protocol):
     def weights(self) -> dict[str, np.ndarray]: ...
 
 
-def predicting_model(run: RunOfMembers) -> tuple[TrainableModel, dict[str, np.ndarray]]:
+def predicting_model(state: RunOfMembers) -> tuple[TrainableModel, dict[str, np.ndarray]]:
     """Return the graph that predicts, and its weights: those of the run, or of each of its snapshots."""
-    if not run.snapshots:
-        return run.deployed, run.weights()
-    return ensemble_of(run.deployed, [_weights_at(run, buffer) for buffer in run.snapshots])
+    if not state.snapshots:
+        return state.deployed, state.weights()
+    return ensemble_of(state.deployed, [_weights_at(state, buffer) for buffer in state.snapshots])
 
 
-def _weights_at(run: RunOfMembers, buffer: np.ndarray) -> dict[str, np.ndarray]:
-    ordered = run.source.weights({**run.frozen, **run.parameters.with_buffer(buffer).prediction_views()})
-    return run.source.kept.rounded(merged(ordered, run.source.low_rank))
+def _weights_at(state: RunOfMembers, buffer: np.ndarray) -> dict[str, np.ndarray]:
+    ordered = state.source.weights({**state.frozen, **state.parameters.with_buffer(buffer).prediction_views()})
+    return state.source.kept.rounded(merged(ordered, state.source.low_rank))
 
 
-def require_single_scores(run: RunOfMembers) -> None:
+def require_single_scores(state: RunOfMembers) -> None:
     """Raise ValueError where the mean of several copies of a graph is not made."""
-    source, head = run.source, run.head
+    source, head = state.source, state.head
     reasons = {
         "its graph has several outputs": bool(head.parts),
         "its labels are at positions of a row": head.positions is not None,

@@ -40,12 +40,12 @@ from .adaptation import adapted
 from .config import require_steps, settings_with_graph
 from .examples import Examples, graph_inputs, predictions_on, require_numbers, scaled_values
 from .finetuning import tuned_names
+from .fitted_state import Columns, FittedState, LiveSessions, Start, sparse_inputs, trained_form
 from .heads import HeadChoice, Plan
-from .state import Columns, Run, Start, sparse_inputs, trained_form
 
 
-def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[Run, StepSettings]:
-    """Return a new run with this head, or the old one with the current parameters, and the settings of its step."""
+def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
+    """Return a new state with this head, or the old one with the current parameters, and the settings of its step."""
     estimator, old, columns = plan.estimator, plan.old, examples.columns
     seen = chosen.seen if old is not None else adapted(estimator, chosen.seen, plan.rng)
     settings = settings_with_graph(estimator, chosen.settings, seen, plan.loop.scheduled)
@@ -60,10 +60,10 @@ def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[Run, St
     head = chosen.head if plan.rows.scale is None else replace(chosen.head, target_scale=plan.rows.scale)
     if old is not None:
         return _resumed_run(old, seen, head, settings, trainable, columns), settings
-    run = _new_run(chosen.source, seen, head, settings, trainable, columns, plan.rng, plan.fitted)
-    run.began = Start.by(estimator)
-    warn_of_doubtful(run.source, run.parameters.names, estimator.trainable)
-    return run, settings
+    state = _new_run(chosen.source, seen, head, settings, trainable, columns, plan.rng, plan.fitted)
+    state.began = Start.by(estimator)
+    warn_of_doubtful(state.source, state.parameters.names, estimator.trainable)
+    return state, settings
 
 
 def _new_run(
@@ -75,14 +75,14 @@ def _new_run(
     columns: Columns,
     rng: np.random.RandomState,
     fitted: FittedModel | None,
-) -> Run:
-    """Return a new run from the weights of ``source``, the form of ``given`` with the loss placed."""
+) -> FittedState:
+    """Return a new state from the weights of ``source``, the form of ``given`` with the loss placed."""
     source, names = selected(source if source.reference is None else replace(source, reference=None), trainable)
     weights, shapes = source.weights(), _shapes(source, columns)
     sparse = sparse_inputs(columns, every=settings.sparse_updates == LAZY)
     model = in_trainable_type(trained_form(source, shapes, names), settings, names, sparse)
     parameters, frozen = _divided(model, names, weights, settings)
-    return Run(
+    return FittedState(
         source=source,
         activation=given.activation,
         shapes=shapes,
@@ -95,38 +95,39 @@ def _new_run(
         engine=settings.engine,
         seed=settings.seed,
         fitted=fitted,
-        form=model,
+        live=LiveSessions(form=model),
     )
 
 
 def _resumed_run(
-    old: Run, source: TrainableModel, head: Head, settings: StepSettings, trainable: Trainable, columns: Columns
-) -> Run:
-    """Return the run that continues from the weights of ``old`` with the current settings."""
+    old: FittedState, source: TrainableModel, head: Head, settings: StepSettings, trainable: Trainable, columns: Columns
+) -> FittedState:
+    """Return the state that continues from the weights of ``old`` with the current settings."""
     source, names = selected(source, trainable)
     shapes, others = _shapes(source, columns), set(names) != set(old.parameters.names)
     same = not others and shapes == old.shapes and source == old.source
-    run = replace(
+    form = old.live.form if same else trained_form(source, shapes, names, old.parameters.buffer.dtype)
+    state = replace(
         old,
         source=source,
         shapes=shapes,
-        form=old.form if same else trained_form(source, shapes, names, old.parameters.buffer.dtype),
         head=head,
         device=settings.device,
         session_options=settings.session_options,
         engine=old.engine if settings.engine == "auto" else settings.engine,
         snapshots=(),
-        predictors={},
+        live=replace(old.live, form=form, predictors={}),
     )
     averages = settings.ema_decay is not None
     if others:
         weights = {**source.weights(), **old.trained_weights()}
-        run.parameters, run.frozen = _divided(run.model, names, weights, settings)
-        run.step, run.state, run.history.last_finite = None, OptimizerState(draws=run.state.draws), None
+        state.parameters, state.frozen = _divided(state.model, names, weights, settings)
+        state.optimizer = OptimizerState(draws=state.optimizer.draws)
+        state.live.step = state.history.last_finite = None
     elif averages != old.parameters.averages:
-        run.parameters, run.state = old.parameters.with_averages(averages), replace(old.state, averaged=0)
-        run.step = None
-    return run
+        state.parameters, state.optimizer = old.parameters.with_averages(averages), replace(old.optimizer, averaged=0)
+        state.live.step = None
+    return state
 
 
 def _divided(
@@ -144,30 +145,30 @@ def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ..
     return {spec.name: columns[spec.name].shape[1:] for spec in source.inputs}
 
 
-# Checks of a run before it is trained: it predicts like the fitted model that was given, and can take the data.
+# Checks of a state before it is trained: it predicts like the fitted model that was given, and can take the data.
 
 
 _GIVE = "Otherwise give another model, or none: a network is trained then."
 
 
-def own_scores(plan: Plan, run: Run, chosen: HeadChoice, examples: Examples) -> list[np.ndarray]:
+def own_scores(plan: Plan, state: FittedState, chosen: HeadChoice, examples: Examples) -> list[np.ndarray]:
     """Raise if the untrained estimator does not predict what the given graph does; return its scores of some rows."""
     if chosen.own is None:
         return []
-    predictor = run.plain_predictor()
-    return [require_own_start(chosen.own, chosen.seen, run.head, predictor, examples.columns, run.device)]
+    predictor = state.plain_predictor()
+    return [require_own_start(chosen.own, chosen.seen, state.head, predictor, examples.columns, state.device)]
 
 
-def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:
+def require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> None:
     """Raise if the graph of a fitted model does not reproduce its predictions; keep some rows for later comparisons."""
-    fitted = run.fitted
+    fitted = state.fitted
     if plan.old is not None or fitted is None:
         return
     if isinstance(fitted, FittedFile):
         columns = examples.columns
         if fitted.table is not None:  # of which training takes the encoded columns
-            columns = graph_inputs(plan.estimator, plan.call.X, run.source.inputs, fitted, reset=False)
-        run.fitted = started(fitted, plan.estimator.model, columns, run.predictions)
+            columns = graph_inputs(plan.estimator, plan.call.X, state.source.inputs, fitted, reset=False)
+        state.fitted = started(fitted, plan.estimator.model, columns, state.predictions)
         return
     from .._fitted.corrections import where_float32_is_coarse
     from .._fitted.equivalence import (
@@ -178,29 +179,29 @@ def require_equal_start(plan: Plan, run: Run, examples: Examples) -> None:
     X, splits_words = plan.call.X, fitted.table is not None and fitted.table.splits_words
     rows = X if splits_words else sample_rows(X)  # words may differ in every row
     what = "It is refused, as training would begin from another model: its ONNX form"
-    found = predictions_on(plan.estimator, run, rows)
+    found = predictions_on(plan.estimator, state, rows)
     share, step = tied_rows(plan.estimator.model, rows)
     ties = f"{share:.0%} of the rows have training points at equal distances where n_neighbors of {step} ends"
     whole = "models of neighbors within a radius count all of them."
     advice = f"{ties}, and which of them count depends on their order; {whole}" if share else ""
     advice = advice or where_float32_is_coarse(plan.estimator.model)
-    doubles = any(spec.dtype == "float64" for spec in run.deployed.inputs)
+    doubles = any(spec.dtype == "float64" for spec in state.deployed.inputs)
     require_equal(
         plan.estimator.model, rows, found, what=what, tolerance=1e-4, reads_float64=doubles, advice=f"{advice} {_GIVE}"
     )
     if share:
         warn(f"{ties}: which of them count depends on their order, so predictions of such rows may differ.")
-    run.sample = sample_rows(X)
+    state.live.sample = sample_rows(X)
 
 
-def require_fit(plan: Plan, run: Run, examples: Examples) -> None:
+def require_fit(plan: Plan, state: FittedState, examples: Examples) -> None:
     """Raise if the data contain values that the model cannot take; warn if its type rounds them."""
-    require_numbers(plan.estimator, run, examples.columns)
+    require_numbers(plan.estimator, state, examples.columns)
     if examples.targets.task == "regression":
-        warn_of_rounding(plan.call.y, run.model.dtype, "y")
+        warn_of_rounding(plan.call.y, state.model.dtype, "y")
         if plan.rows.scale is not None:
-            require_in_range(plan.rows.scale, examples.targets.values, run.model.dtype)
-            warn_of_equal_targets(plan.rows.scale, examples.targets.values, run.model.dtype)
+            require_in_range(plan.rows.scale, examples.targets.values, state.model.dtype)
+            warn_of_equal_targets(plan.rows.scale, examples.targets.values, state.model.dtype)
 
 
 # The graph that is trained, beside the one that predicts: of the scores of a given graph, both have the same loss.
@@ -230,7 +231,7 @@ def _told(what: str, found: FileCompared) -> str:
 
 
 def compare_training(
-    run: Run,
+    state: FittedState,
     settings: StepSettings,
     examples: Examples,
     owns: Sequence[OwnOutput | None],
@@ -239,40 +240,40 @@ def compare_training(
 ) -> None:
     """Compare the trained graph with the one that predicts, where a file was given; keep what was compared."""
     known = [own for own in owns if own is not None and own.file is not None]
-    if isinstance(run.fitted, FittedFile) and run.fitted.compared is not None:
-        run.compared = _of_both(run.fitted.compared, FileCompared("it is that of a fitted model"))
+    if isinstance(state.fitted, FittedFile) and state.fitted.compared is not None:
+        state.compared = _of_both(state.fitted.compared, FileCompared("it is that of a fitted model"))
     elif known:
         own = min(known, key=lambda one: len(one.rows))
         file = max(one.file for one in known if one.file is not None)
         program = trainer.step.program if isinstance(trainer.step, HostStep) else None
         found = None if program is None else _of_programs.get(program)
         if found is None:
-            found = _compared(run, settings, examples, own, scores, trainer)
+            found = _compared(state, settings, examples, own, scores, trainer)
         if program is not None:
             _of_programs[program] = found
-        run.compared = _of_both(file, found)
+        state.compared = _of_both(file, found)
 
 
 def _compared(
-    run: Run, settings: StepSettings, examples: Examples, own: OwnOutput, scores: Scores, trainer: Trainer
+    state: FittedState, settings: StepSettings, examples: Examples, own: OwnOutput, scores: Scores, trainer: Trainer
 ) -> FileCompared:
     """Raise ModelError if the trained graph has another loss than the scores of the graph that predicts.
 
     ``scores`` are those of the rows of ``own``, of each output.
     """
-    left_out, step = _left_out(run), trainer.step
-    if left_out or not isinstance(step, HostStep) or meeting(run.model, settings) is not None:
+    left_out, step = _left_out(state), trainer.step
+    if left_out or not isinstance(step, HostStep) or meeting(state.model, settings) is not None:
         try:
-            parts = _parts_in_form(run, settings, len(own.rows))
+            parts = _parts_in_form(state, settings, len(own.rows))
             step = HostStep(parts)
         except (ModelError, UnsupportedOperatorError) as reason:
             return FileCompared(f"it has no form without {left_out or 'its device'}: {reason}")
     else:
-        parts = StepParts(run.model, step.settings, run.parameters, run.frozen, run.state, step.batch)
+        parts = StepParts(state.model, step.settings, state.parameters, state.frozen, state.optimizer, step.batch)
     count = min(len(own.rows), step.batch)
     rows = own.rows[:count]
     found = _loss_of_step(step, trainer.batches, rows)
-    by_scores = _loss_by_scores(run, settings, examples, rows)
+    by_scores = _loss_by_scores(state, settings, examples, rows)
     scores = [one[:count] for one in scores]
     expected = by_scores(scores)
     if not math.isfinite(expected):
@@ -288,24 +289,24 @@ def _compared(
     )
 
 
-def _left_out(run: Run) -> str:
+def _left_out(state: FittedState) -> str:
     """Return what makes the trained graph another function than the one that predicts."""
-    model = form_of(run.model.model)
+    model = form_of(state.model.model)
     found = ["random numbers"] if draws_numbers(model) else []
     found += ["statistics of minibatches"] * any(normalizes_by_batch(node) for node in model.graph)
     return " and ".join(found)
 
 
-def _parts_in_form(run: Run, settings: StepSettings, batch: int) -> StepParts:
+def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> StepParts:
     """Return what makes a step of the trained graph in the form in which it predicts, with copies of the weights."""
-    parameters, model = run.parameters, run.model
+    parameters, model = state.parameters, state.model
     statistics = {name: parameters.view(name).copy() for name in parameters.running_statistics}
     plain = replace(
         settings,
         optimizer=LBFGS(),  # it has no update graph
         alpha=0.0,
         max_grad_norm=None,
-        engine=run.engine,
+        engine=state.engine,
         device=devices.resolve_device(),
         scheduled=Scheduled(),
         accumulate=1,
@@ -315,7 +316,7 @@ def _parts_in_form(run: Run, settings: StepSettings, batch: int) -> StepParts:
         {name: parameters.view(name) for name in parameters.names}, parameters.vector.dtype, {}, settings.factors
     )
     model = replace(model, model=inference_form(model.model))
-    return StepParts(model, plain, trained, {**run.frozen, **statistics}, OptimizerState(), batch, run.sparse)
+    return StepParts(model, plain, trained, {**state.frozen, **statistics}, OptimizerState(), batch, state.sparse)
 
 
 def _loss_of_step(step: HostStep, batches: Batches, rows: np.ndarray) -> float:
@@ -327,12 +328,12 @@ def _loss_of_step(step: HostStep, batches: Batches, rows: np.ndarray) -> float:
 
 
 def _loss_by_scores(
-    run: Run, settings: StepSettings, examples: Examples, rows: np.ndarray
+    state: FittedState, settings: StepSettings, examples: Examples, rows: np.ndarray
 ) -> Callable[[Scores], float]:
     """Return the function from the scores of rows to their mean loss, without the graph."""
-    dtype, targets, total = run.parameters.buffer.dtype, examples.targets.take(rows), settings.loss
+    dtype, targets, total = state.parameters.buffer.dtype, examples.targets.take(rows), settings.loss
     if not isinstance(total, TotalLoss):
-        mean, y = ScoreLoss(settings, dtype, len(rows)), scaled_values(run, targets)
+        mean, y = ScoreLoss(settings, dtype, len(rows)), scaled_values(state, targets)
         return lambda scores: mean(scores[0], y, None)
     assert isinstance(targets, SeveralTargets)
     means = [ScoreLoss(settings_of_output(settings, one), dtype, len(rows)) for one in total.outputs]

@@ -33,22 +33,22 @@ from ..callbacks.checkpoint import Checkpoint
 from ..exceptions import ModelError
 from ..schedules import Progress, Restarts
 from .examples import Call, Examples
+from .fitted_state import FittedState, require_single_scores
 from .parameters import Parameters, set_callbacks_of
 from .scoring import ScoredRows
-from .state import Run, require_single_scores
 
 PLAIN = ("least_loss", "best_loss", "best_score", "best_watched", "idle_epochs", "early_stopping", "warned_of_end")
 """The attributes of a history that are numbers."""
 
 
-def stored_state(run: Run) -> State:
+def stored_state(state: FittedState) -> State:
     """Return weights, optimizer state, random state and history; arrays are copied."""
-    state, history = run.state, run.history
+    optimizer, history = state.optimizer, state.history
     return {
-        "buffer": run.parameters.buffer.copy(),
-        "slots": {name: slot.copy() for name, slot in state.slots.items()},
-        "counts": {name: count for name, count in vars(state).items() if name != "slots"},
-        "rng": run.rng.get_state(legacy=False),
+        "buffer": state.parameters.buffer.copy(),
+        "slots": {name: slot.copy() for name, slot in optimizer.slots.items()},
+        "counts": {name: count for name, count in vars(optimizer).items() if name != "slots"},
+        "rng": state.rng.get_state(legacy=False),
         "progress": dict(vars(history.progress)),
         "history": {name: getattr(history, name) for name in PLAIN},
         "losses": np.array(history.loss_curve),
@@ -61,38 +61,38 @@ def stored_state(run: Run) -> State:
     }
 
 
-def restore_state(run: Run, state: State) -> None:
+def restore_state(state: FittedState, stored: State) -> None:
     """Set a state that :func:`stored_state` returned; arrays that sessions are bound to are written in place.
 
     One that does not fit raises ModelError and changes nothing: it may come from a file.
     """
     with refusing("The stored state is none of this training"):
-        history = _fitting_history(run, state)
+        history = _fitting_history(state, stored)
         rng = np.random.RandomState(0)
-        rng.set_state(state["rng"])
-    run.parameters.buffer[...] = state["buffer"]
-    for name, slot in run.state.slots.items():
-        slot[...] = state["slots"][name]
-    vars(run.state).update(state["counts"])
-    run.rng.set_state(state["rng"])
-    run.history.change(**history)
+        rng.set_state(stored["rng"])
+    state.parameters.buffer[...] = stored["buffer"]
+    for name, slot in state.optimizer.slots.items():
+        slot[...] = stored["slots"][name]
+    vars(state.optimizer).update(stored["counts"])
+    state.rng.set_state(stored["rng"])
+    state.history.change(**history)
 
 
-def _fitting_history(run: Run, state: State) -> dict[str, Any]:
+def _fitting_history(state: FittedState, stored: State) -> dict[str, Any]:
     """Return what becomes of the history; raise whatever error for a state that does not fit."""
-    like, slots, counts = run.parameters.buffer, run.state.slots, vars(run.state).keys() - {"slots"}
-    pairs = {"buffer": (state["buffer"], like)} | {name: (state["slots"][name], slot) for name, slot in slots.items()}
-    pairs |= {name: (state[name], like) for name in ("last_finite", "best") if state[name] is not None}
+    like, slots, counts = state.parameters.buffer, state.optimizer.slots, vars(state.optimizer).keys() - {"slots"}
+    pairs = {"buffer": (stored["buffer"], like)} | {name: (stored["slots"][name], slot) for name, slot in slots.items()}
+    pairs |= {name: (stored[name], like) for name in ("last_finite", "best") if stored[name] is not None}
     for name, (array, known) in pairs.items():
         if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (known.shape, known.dtype):
             raise ValueError(f"it holds {name!r} in another shape or type")
-    if state["counts"].keys() != counts or not all(isinstance(one, int) for one in state["counts"].values()):
+    if stored["counts"].keys() != counts or not all(isinstance(one, int) for one in stored["counts"].values()):
         raise ValueError(f"its counts must be {sorted(counts)}")
-    curves = {name: np.asarray(state[name], np.float64) for name in ("losses", "scores")}
-    plain, rows, memories = state["history"], state["rows"], state["memories"]
+    curves = {name: np.asarray(stored[name], np.float64) for name in ("losses", "scores")}
+    plain, rows, memories = stored["history"], stored["rows"], stored["memories"]
     if plain.keys() != set(PLAIN) or any(curve.ndim != 1 for curve in curves.values()):
         raise ValueError("its history is incomplete")
-    progress = {name: value for name, value in state["progress"].items() if (name, value) != ("total_steps", None)}
+    progress = {name: value for name, value in stored["progress"].items() if (name, value) != ("total_steps", None)}
     if not all(isinstance(value, int) and 0 <= value < 2**63 for value in progress.values()):
         raise ValueError("its progress must be numbers of steps")
     if not all(value is None or isinstance(value, bool | int | float) for value in plain.values()):
@@ -100,13 +100,13 @@ def _fitting_history(run: Run, state: State) -> dict[str, Any]:
     if not all(isinstance(row, dict) for row in (*rows, *memories.values())):
         raise ValueError("its rows or memories are no mappings")
     return {
-        "progress": Progress(**state["progress"]),
+        "progress": Progress(**stored["progress"]),
         **{name: Curve(curve.copy(), len(curve)) for name, curve in curves.items()},
         "log": EpochLog(list(map(dict, rows)), len(rows)),
         "memories": copy.deepcopy(memories),
-        "last_finite": _copied(state["last_finite"]),
-        "best": _copied(state["best"]),
-        "fine_tuning": copy.deepcopy(state.get("fine_tuning")),
+        "last_finite": _copied(stored["last_finite"]),
+        "best": _copied(stored["best"]),
+        "fine_tuning": copy.deepcopy(stored.get("fine_tuning")),
         **plain,
     }
 
@@ -126,10 +126,10 @@ class StateBefore:
     other arrays and does not write into these.
     """
 
-    def __init__(self, run: Run) -> None:
-        state, history = run.state, run.history
-        self._run, self._buffer, self._random = run, run.parameters.buffer, run.rng.get_state(legacy=False)
-        self._state, self._is_copied = {**vars(state), "slots": dict(state.slots)}, False
+    def __init__(self, state: FittedState) -> None:
+        optimizer, history = state.optimizer, state.history
+        self._state, self._buffer, self._random = state, state.parameters.buffer, state.rng.get_state(legacy=False)
+        self._optimizer, self._is_copied = {**vars(optimizer), "slots": dict(optimizer.slots)}, False
         self._history = {
             **vars(history),
             "progress": replace(history.progress),
@@ -140,25 +140,25 @@ class StateBefore:
     def copy_arrays(self) -> None:
         """Copy weights and optimizer state, which the steps overwrite."""
         self._buffer = self._buffer.copy()
-        self._state["slots"] = {name: slot.copy() for name, slot in self._state["slots"].items()}
+        self._optimizer["slots"] = {name: slot.copy() for name, slot in self._optimizer["slots"].items()}
         self._is_copied = True
 
     @property
     def is_whole(self) -> bool:
         """True if the arrays are unchanged: they are copies, or neither a step nor an epoch was taken."""
-        state, history = self._run.state, self._run.history
-        same = state.t == self._state["t"] and history.progress.epoch == self._history["progress"].epoch
+        optimizer, history = self._state.optimizer, self._state.history
+        same = optimizer.t == self._optimizer["t"] and history.progress.epoch == self._history["progress"].epoch
         return self._is_copied or same
 
     def restore(self) -> None:
         """Go back to it; the step, which may be bound to other arrays or has its own on a device, is made anew."""
-        run = self._run
-        run.step = run.step_key = None
-        run.parameters.buffer[...] = self._buffer
-        vars(run.state).update(self._state)
-        run.history.change(**self._history)
-        run.rng.set_state(self._random)
-        run.predictors.clear()  # callbacks and other threads may have asked for predictions in the course of the call
+        state = self._state
+        state.live.step = state.live.step_key = None
+        state.parameters.buffer[...] = self._buffer
+        vars(state.optimizer).update(self._optimizer)
+        state.history.change(**self._history)
+        state.rng.set_state(self._random)
+        state.live.predictors.clear()  # callbacks and other threads may have predicted during the call
 
 
 def _as_far_as_possible(memory: State) -> State:
@@ -172,9 +172,9 @@ def _as_far_as_possible(memory: State) -> State:
     return copied
 
 
-def size_of_state(run: Run) -> int:
+def size_of_state(state: FittedState) -> int:
     """Return the bytes of weights and optimizer state."""
-    return run.parameters.buffer.nbytes + sum(slot.nbytes for slot in run.state.slots.values())
+    return state.parameters.buffer.nbytes + sum(slot.nbytes for slot in state.optimizer.slots.values())
 
 
 def _copied(array: np.ndarray | None) -> np.ndarray | None:
@@ -194,25 +194,25 @@ class StatefulTraining:
     """
 
     ended = False
-    _run: Run
+    _state: FittedState
     _trainer: Trainer
 
     @property
     def parameters(self) -> FlatParameters:
         """The trained parameters."""
-        return self._run.parameters
+        return self._state.parameters
 
     def state(self) -> State:
         """Return a copy of all that the training goes on from."""
         self._trainer.step.synchronize()
-        return {**stored_state(self._run), "ended": self.ended}
+        return {**stored_state(self._state), "ended": self.ended}
 
-    def restore(self, state: State) -> None:
+    def restore(self, stored: State) -> None:
         """Go on from a state."""
-        ended = state.get("ended")
+        ended = stored.get("ended")
         if not isinstance(ended, bool | np.bool_):
             raise ModelError("The stored state is none of this training: it does not say whether that had ended.")
-        restore_state(self._run, state)
+        restore_state(self._state, stored)
         self._trainer.step.reload()
         self.ended = bool(ended)
 
@@ -234,18 +234,18 @@ class StatefulTraining:
 
     def restart_rates(self, ends: Sequence[int]) -> None:
         """Let the learning rate fall to 0 up to each of these epochs of this call, and start again."""
-        step, total = self._run.history.progress.step, self._run.history.progress.total_steps or 0
+        step, total = self._state.history.progress.step, self._state.history.progress.total_steps or 0
         each = (total - step) // ends[-1]
         self._trainer.rates.follow(Restarts(step, [step + each * epochs for epochs in ends]))
 
     def require_ensemble(self) -> None:
         """Raise ValueError if :meth:`predict_by` cannot be."""
-        require_single_scores(self._run)
+        require_single_scores(self._state)
 
     def predict_by(self, snapshots: Sequence[np.ndarray]) -> None:
         """Let the mean of networks predict, whose parameters are copies of the buffer, until training goes on."""
-        self._run.snapshots = tuple(snapshots)
-        self._run.predictors.clear()
+        self._state.snapshots = tuple(snapshots)
+        self._state.live.predictors.clear()
 
     def set_learning_rate(self, rate: float) -> None:
         """Let the schedule start from this learning rate, in this call."""
@@ -268,10 +268,10 @@ class Seeded(Protocol):
 
 def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.random.RandomState:
     """Return the generator of a call that begins a training on ``rows``, which are read for a checkpoint alone."""
-    state, held = estimator.random_state, [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
+    seed, held = estimator.random_state, [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
     checkpoint = next((one for one in held if isinstance(one, Checkpoint)), None)
-    if state is not None or checkpoint is None:
-        return seeded(state)
+    if seed is not None or checkpoint is None:
+        return seeded(seed)
     checkpoint.validate()
     drawn = int(check_random_state(None).randint(SEEDS))
     return np.random.RandomState(checkpoint.seed(_seed_key(estimator, rows()), drawn))
@@ -284,15 +284,15 @@ class _Zeros(ISeedSequence):
         return np.zeros(n_words, dtype)
 
 
-def seeded(state: int | np.random.RandomState | None) -> np.random.RandomState:
-    """Return the generator that scikit-learn's ``check_random_state`` returns for ``state``."""
+def seeded(seed: int | np.random.RandomState | None) -> np.random.RandomState:
+    """Return the generator that scikit-learn's ``check_random_state`` returns for ``seed``."""
     generator: np.random.RandomState
-    if isinstance(state, int | np.integer):
+    if isinstance(seed, int | np.integer):
         words: Any = _Zeros()  # of a type that NumPy takes and does not declare
         generator = np.random.RandomState(np.random.MT19937(words))
-        generator.seed(int(state))
+        generator.seed(int(seed))
     else:
-        generator = check_random_state(state)
+        generator = check_random_state(seed)
     return generator
 
 
@@ -340,17 +340,19 @@ PIECE_ROWS = 4096
 """Rows of the data that are read at a time."""
 
 
-def identity_of(estimator: Parameters, run: Run, trainer: Trainer, call: Call, held_out: ScoredRows | None) -> str:
+def identity_of(
+    estimator: Parameters, state: FittedState, trainer: Trainer, call: Call, held_out: ScoredRows | None
+) -> str:
     """Return a digest that is equal for calls whose training is the same to the bit."""
     hasher = blake2b(digest_size=12)
     names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
     parameters = {name: getattr(estimator, name) for name in names}
-    state = {name: value for name, value in stored_state(run).items() if name not in NO_ORIGIN}
-    settings = (type(estimator).__qualname__, run.engine, run.device.name, run.seed, packages.version())
+    stored = {name: value for name, value in stored_state(state).items() if name not in NO_ORIGIN}
+    settings = (type(estimator).__qualname__, state.engine, state.device.name, state.seed, packages.version())
     padded_to = call.one_pass and trainer.step.batch  # a fit has the rows of its minibatches, which are data
-    for value in (settings, parameters, state, dict(run.frozen), padded_to, _steering(estimator)):
+    for value in (settings, parameters, stored, dict(state.frozen), padded_to, _steering(estimator)):
         hasher.update(digest(value))
-    graph = to_proto(run.model.model)
+    graph = to_proto(state.model.model)
     graph.graph.name = ""  # skl2onnx draws one
     hasher.update(graph.SerializeToString())
     for data in trainer.data:

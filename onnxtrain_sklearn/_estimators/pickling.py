@@ -34,6 +34,7 @@ CLASSES: Mapping[str, str] = {
     "EpochLog": "_training.history",
     "FittedFile": "_given.ml_files",
     "FittedModel": "_fitted.model",
+    "FittedState": "_estimators.fitted_state",
     "FlatParameters": "_training.parameters",
     "Head": "_inference.graph",
     "History": "_training.history",
@@ -43,8 +44,7 @@ CLASSES: Mapping[str, str] = {
     "Origin": "_fitted.provenance",
     "OutputForm": "_model.trainable",
     "Positions": "_model.activation",
-    "Run": "_estimators.state",
-    "Start": "_estimators.state",
+    "Start": "_estimators.fitted_state",
     "TargetRange": "_data.target_scale",
     "TargetScale": "_data.target_scale",
     "Table": "_fitted.model",
@@ -53,7 +53,7 @@ CLASSES: Mapping[str, str] = {
     "TensorSpec": "_model.trainable",
     "TrainableModel": "_model.trainable",
 }
-"""The private classes whose objects a run holds, with their current modules."""
+"""The private classes whose objects a fitted state holds, with their current modules."""
 
 _KIND, _STATE = f"{PACKAGE} class", "state"
 
@@ -117,7 +117,7 @@ def _without_programs(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class Copied(Parametrized):
-    """An estimator whose clones keep a given fitted model, and whose pickles hold the run as plain data."""
+    """An estimator whose clones keep a given fitted model, and whose pickles hold the fitted state as plain data."""
 
     engine: str
     device_: str
@@ -140,15 +140,15 @@ class Copied(Parametrized):
         """Return the state of a copy: parameters, and the fitted state as plain data."""
         state: dict[str, Any] = _without_programs(super().__getstate__())
         state.pop(ACTIVE, None)  # a callback copies the estimator in training
-        return {**state, "_run": plain(state["_run"])} if "_run" in state else state
+        return {**state, "_state": plain(state["_state"])} if "_state" in state else state
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Restore a copy; if its device or engine is missing, it continues on the CPU or with engine="auto"."""
         super().__setstate__(state)
-        if "_run" not in state:
+        if "_state" not in state:
             return
-        run = self._run = restored(state["_run"])
-        run.device = resumed_device(self, run.device)
+        fitted = self._state = restored(state["_state"])
+        fitted.device = resumed_device(self, fitted.device)
         if not is_usable(self.engine):
             _go_on_with(self, f"by the engine {self.engine!r}", engine="auto")
 

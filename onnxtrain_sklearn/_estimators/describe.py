@@ -37,9 +37,9 @@ from ..optimizers import resolve_optimizer
 from ..runtime import resolve_runtime
 from .adaptation import adapted
 from .config import factors_of
+from .fitted_state import FittedState
 from .parameters import Parameters
 from .source import source_of
-from .state import Run
 
 
 @dataclass(frozen=True)
@@ -168,18 +168,18 @@ class Describable(Parameters):
         """
         return _describe(self)
 
-    def _announced(self, run: Run, old: Run | None) -> Run:
+    def _announced(self, state: FittedState, old: FittedState | None) -> FittedState:
         """Return ``run``; print its description if it is new and the estimator is verbose."""
         if self.verbose and old is None:
-            print(printable(str(_of_run(run, self)), keep="\n"))
-        return run
+            print(printable(str(_of_run(state, self)), keep="\n"))
+        return state
 
 
 def _describe(estimator: Describable) -> Description:
     """Return the description of an estimator, fitted or not."""
-    model, run = estimator.model, vars(estimator).get("_run")
-    if run is not None:
-        return _of_run(run, estimator)
+    model, state = estimator.model, vars(estimator).get("_state")
+    if state is not None:
+        return _of_run(state, estimator)
     title = _title(model)
     if resolve_builder(model) is not None:
         return Description(title, engine=estimator.engine)
@@ -192,11 +192,11 @@ def _describe(estimator: Describable) -> Description:
     return replace(_with_factors(described, source, estimator), engine=estimator.engine)
 
 
-def _of_run(run: Run, estimator: Describable) -> Description:
+def _of_run(state: FittedState, estimator: Describable) -> Description:
     """Return the description of a run of the estimator."""
-    title, parameters = _title(estimator.model), run.parameters
-    described = _described(run.source, title, parameters.names, parameters.running_statistics)
-    return replace(_with_factors(described, run.source, estimator), engine=run.engine, compared=run.compared)
+    title, parameters = _title(estimator.model), state.parameters
+    described = _described(state.source, title, parameters.names, parameters.running_statistics)
+    return replace(_with_factors(described, state.source, estimator), engine=state.engine, compared=state.compared)
 
 
 def _with_factors(described: Description, source: TrainableModel, estimator: Describable) -> Description:
@@ -339,10 +339,10 @@ class TrainingRecord:
         return {name: column.copy() for name, column in found.items()}
 
     def _history(self, name: str) -> History:
-        run: Any = vars(self).get("_run")
-        if run is None:
+        state: Any = vars(self).get("_state")
+        if state is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: it is not fitted.")
-        history: History = run.history
+        history: History = state.history
         return history
 
 

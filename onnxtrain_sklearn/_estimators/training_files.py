@@ -48,8 +48,8 @@ from ..optimizers import BaseOptimizer, Optimizer, resolve_optimizer
 from ..schedules import Progress, resolve_schedule
 from .config import batch_limit, settings_with_graph, settings_with_head, trainer_settings
 from .examples import FitRows
+from .fitted_state import FittedState
 from .heads import loss_of
-from .state import Run
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,13 +61,17 @@ FACTS = ("learning_rate_init", "shuffle", "drop_last", "accumulate", "max_iter",
 
 
 def export_source(
-    estimator: Any, run: Run, batch_size: int | None, target: str = "any", outputs: tuple[OutputSource, ...] = ()
+    estimator: Any,
+    state: FittedState,
+    batch_size: int | None,
+    target: str = "any",
+    outputs: tuple[OutputSource, ...] = (),
 ) -> ExportSource:
     """Return the source of training graphs that go on as ``partial_fit`` would; ``outputs``: of several trained."""
     loop = trainer_settings(estimator)
     total = TotalLoss(tuple(one.loss for one in outputs), has_factors=True) if outputs else None
-    settings = _step_settings(estimator, run, loop, total)
-    parameters = run.parameters
+    settings = _step_settings(estimator, state, loop, total)
+    parameters = state.parameters
     if parameters.averages != (settings.ema_decay is not None):
         parameters = parameters.with_averages(settings.ema_decay is not None)
     rows = loop.accumulate * batch_limit(estimator.batch_size, settings.optimizer)
@@ -76,32 +80,32 @@ def export_source(
         "generator": "onnxtrain-sklearn",
         "estimator": type(estimator).__name__,
         **{name: component_fact(resolve_schedule(getattr(estimator, name), name)) for name in SCHEDULE_PARAMETERS},
-        "progress": dict(vars(run.history.progress)),
+        "progress": dict(vars(state.history.progress)),
         "hyperparameters": {name: json_value(getattr(estimator, name)) for name in FACTS},
-        "constants": constants_of(run),
+        "constants": constants_of(state),
     }
-    parts = StepParts(run.model, settings, parameters, run.frozen, run.state, rows, run.sparse)
-    if found := outputs_that_meet(run.model, settings):
+    parts = StepParts(state.model, settings, parameters, state.frozen, state.optimizer, rows, state.sparse)
+    if found := outputs_that_meet(state.model, settings):
         raise ModelError(
             f"Output {found[0]!r}: rows meet in its loss. In training graphs of several outputs, rows without a label "
             f"for an output would meet those with one: train it in Python, or take a loss of single rows."
         )
     minibatches = _separate_minibatches(parts, loop.accumulate)
-    ignored = None if run.head.positions is None else getattr(estimator, "ignore_label", None)
-    weights = None if outputs else exported_class_weights(estimator, run.head, run.balanced)
-    table = None if run.fitted is None else run.fitted.parts
+    ignored = None if state.head.positions is None else getattr(estimator, "ignore_label", None)
+    weights = None if outputs else exported_class_weights(estimator, state.head, state.balanced)
+    table = None if state.fitted is None else state.fitted.parts
     front = None if table is None else encoding_graph(table)
-    return ExportSource(parts, run.head, facts, weights, ignored, target, outputs, front, minibatches)
+    return ExportSource(parts, state.head, facts, weights, ignored, target, outputs, front, minibatches)
 
 
-def _step_settings(estimator: Any, run: Run, loop: TrainerSettings, total: TotalLoss | None) -> StepSettings:
+def _step_settings(estimator: Any, state: FittedState, loop: TrainerSettings, total: TotalLoss | None) -> StepSettings:
     """Return the settings of a step on all rows of its minibatches."""
-    loss = loss_of(estimator, run.fitted, run.source) if total is None else total
-    positions = _trained_positions(run)
-    found = settings_with_head(estimator, loss, run.head, run.device, "portable", run.seed, positions)
+    loss = loss_of(estimator, state.fitted, state.source) if total is None else total
+    positions = _trained_positions(state)
+    found = settings_with_head(estimator, loss, state.head, state.device, "portable", state.seed, positions)
     found = replace(found, session_options=None, accumulate=1)
     found = found if total is None else replace(found, n_outputs=total.width)
-    return settings_with_graph(estimator, found, run.source, loop.scheduled)
+    return settings_with_graph(estimator, found, state.source, loop.scheduled)
 
 
 def _checked_batch(batch_size: object) -> int:
@@ -151,15 +155,15 @@ def _required_balance(balanced: tuple[float, ...] | None) -> tuple[float, ...]:
     return balanced
 
 
-def _trained_positions(run: Run) -> TrainedPositions | None:
-    if run.head.positions is None:
+def _trained_positions(state: FittedState) -> TrainedPositions | None:
+    if state.head.positions is None:
         return None
-    return settings_of_step(run).positions
+    return settings_of_step(state).positions
 
 
-def settings_of_step(run: Run) -> StepSettings:
+def settings_of_step(state: FittedState) -> StepSettings:
     """Return the settings of the last call, which know how many labels a row has."""
-    settings: StepSettings | None = getattr(run.step, "settings", None)
+    settings: StepSettings | None = getattr(state.live.step, "settings", None)
     if settings is None:
         raise ModelError(
             "The number of labels in a row is not known after loading a pickle. Call partial_fit on some rows first."
@@ -167,12 +171,12 @@ def settings_of_step(run: Run) -> StepSettings:
     return settings
 
 
-def untrained_run(estimator: Any, X: MatrixLike, y: MatrixLike) -> Run:
+def untrained_run(estimator: Any, X: MatrixLike, y: MatrixLike) -> FittedState:
     """Return the run that a fit of a copy of ``estimator`` would begin from."""
     twin = clone(estimator)
     rows = (X, cast("ArrayLike", y), None)
-    run, _ = twin._prepare(FitRows(rows, (None, None, None), (None, None, None)).call(None, resume=False))
-    prepared: Run = run
+    state, _ = twin._prepare(FitRows(rows, (None, None, None), (None, None, None)).call(None, resume=False))
+    prepared: FittedState = state
     return prepared
 
 
@@ -185,7 +189,7 @@ Arrays = Mapping[str, np.ndarray]
 class LoadsState:
     """An estimator that takes what was trained elsewhere."""
 
-    _run: Run
+    _state: FittedState
     optimizer: str | BaseOptimizer
 
     def load_state(self, state: str | os.PathLike[str] | dict[str, np.ndarray]) -> Self:
@@ -230,14 +234,14 @@ class LoadsState:
         True
         """
         check_is_fitted(self)
-        arrays = read_arrays(state, self._run)
+        arrays = read_arrays(state, self._state)
         if isinstance(arrays, StateArrays) and arrays.constants is not None:
-            require_same_constants(self._run, arrays.constants)
-        load_arrays(self._run, arrays, resolve_optimizer(self.optimizer))
+            require_same_constants(self._state, arrays.constants)
+        load_arrays(self._state, arrays, resolve_optimizer(self.optimizer))
         return self
 
 
-def read_arrays(source: object, run: Run) -> dict[str, np.ndarray]:
+def read_arrays(source: object, state: FittedState) -> dict[str, np.ndarray]:
     """Return the arrays of a mapping, a folder of training graphs, a file of safetensors, or an adapter file."""
     if isinstance(source, StateArrays):
         return source
@@ -252,49 +256,43 @@ def read_arrays(source: object, run: Run) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file or folder {path}.")
     if path.suffix == ".onnx_adapter":
-        return _unscaled(read_adapter(path), run)
+        return _unscaled(read_adapter(path), state)
     return read_state_file(path)
 
 
-def _unscaled(arrays: dict[str, np.ndarray], run: Run) -> dict[str, np.ndarray]:
+def _unscaled(arrays: dict[str, np.ndarray], state: FittedState) -> dict[str, np.ndarray]:
     """Return the arrays of an adapter file without the scale in the factors."""
-    for one in run.source.low_rank:
+    for one in state.source.low_rank:
         last = one.factors[1]
         if last in arrays:
             arrays[last] = (arrays[last].astype(np.float64) / one.scale).astype(arrays[last].dtype)
     return arrays
 
 
-def load_arrays(run: Run, arrays: Arrays, optimizer: BaseOptimizer) -> None:
+def load_arrays(state: FittedState, arrays: Arrays, optimizer: BaseOptimizer) -> None:
     """Set the weights, and the optimizer's state where it is among the arrays; an error leaves the run unchanged."""
     slots = optimizer.state() if isinstance(optimizer, Optimizer) else {}
     if not arrays:
         raise ModelError("The state is empty: give the trained arrays by name.")
-    arrays = _as_vectors(run, arrays)
-    vectors = PARAMETERS in arrays and PARAMETERS not in run.trained_weights()
-    parameters, frozen, state = _of_vectors(run, arrays, slots) if vectors else _of_names(run, arrays)
+    arrays = _as_vectors(state, arrays)
+    vectors = PARAMETERS in arrays and PARAMETERS not in state.trained_weights()
+    parameters, frozen, optimizer_state = _of_vectors(state, arrays, slots) if vectors else _of_names(state, arrays)
     if vectors and STEP in arrays:
-        run.history.change(progress=_progress_at(run.history.progress, state.t - run.state.t))
-    changed = {
-        "parameters": parameters,
-        "frozen": frozen,
-        "state": state,
-        "step": None,
-        "snapshots": (),
-        "predictors": {},
-    }
-    run.history.last_finite = None
-    vars(run).update(changed)
+        state.history.change(progress=_progress_at(state.history.progress, optimizer_state.t - state.optimizer.t))
+    state.history.last_finite = None
+    live = replace(state.live, step=None, predictors={})
+    # at once: other threads may be predicting
+    vars(state).update(parameters=parameters, frozen=frozen, optimizer=optimizer_state, snapshots=(), live=live)
 
 
-def _as_vectors(run: Run, arrays: Arrays) -> Arrays:
+def _as_vectors(state: FittedState, arrays: Arrays) -> Arrays:
     """Return a state of ``to_training_onnx``, with weights by name beside the vectors of the optimizer, as vectors."""
-    known = {*run.parameters.names, *run.parameters.running_statistics}
+    known = {*state.parameters.names, *state.parameters.running_statistics}
     named = {name: array for name, array in arrays.items() if name in known}
     rest = {name: array for name, array in arrays.items() if name not in known}
     if STEP not in rest or named.keys() != known:
         return arrays
-    parameters = run.parameters.with_averages(False)
+    parameters = state.parameters.with_averages(False)
     for name, array in named.items():
         _require_fitting_array(name, array, parameters.view(name).shape, parameters.buffer.dtype)
         parameters.view(name)[...] = array
@@ -309,30 +307,30 @@ def _progress_at(progress: Progress, steps: int) -> Progress:
     return replace(progress, step=step, samples=round(progress.samples * step / max(1, progress.step)))
 
 
-def _of_names(run: Run, arrays: Arrays) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
+def _of_names(state: FittedState, arrays: Arrays) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
     """Return the parameters with the values of arrays by name; the optimizer starts anew."""
-    current = run.trained_weights()
-    arrays = _with_unchanged_factors(arrays, run)
+    current = state.trained_weights()
+    arrays = _with_unchanged_factors(arrays, state)
     for name, array in arrays.items():
         if name not in current:
             raise ModelError(f"The state holds {name!r}, which the graph lacks.{nearest(name, current)}")
-        _require_fitting_array(name, array, current[name].shape, run.parameters.buffer.dtype)
-    if missing := [name for name in run.parameters.names if name not in arrays]:
+        _require_fitting_array(name, array, current[name].shape, state.parameters.buffer.dtype)
+    if missing := [name for name in state.parameters.names if name not in arrays]:
         raise ModelError(f"The state lacks {missing[0]!r}, which is trained: it belongs to another model.")
-    parameters = run.parameters.with_averages(run.parameters.averages)
-    frozen = dict(run.frozen)
+    parameters = state.parameters.with_averages(state.parameters.averages)
+    frozen = dict(state.frozen)
     for name, array in arrays.items():
         if name in parameters.views():
             parameters.view(name)[...] = array
         else:
             frozen[name] = array.astype(frozen[name].dtype)
     parameters = parameters.with_averages(parameters.averages)  # the average begins from these weights
-    return parameters, frozen, OptimizerState(draws=run.state.draws)
+    return parameters, frozen, OptimizerState(draws=state.optimizer.draws)
 
 
-def _with_unchanged_factors(arrays: Arrays, run: Run) -> Arrays:
+def _with_unchanged_factors(arrays: Arrays, state: FittedState) -> Arrays:
     """Return arrays with the low-rank factors that merged matrices lack: their change is zero."""
-    changes, held = run.source.low_rank, run.parameters.views()
+    changes, held = state.source.low_rank, state.parameters.views()
     if not changes or any(name in arrays for one in changes for name in one.factors):
         return arrays
     if missing := [one.matrix for one in changes if one.matrix not in arrays]:
@@ -341,10 +339,10 @@ def _with_unchanged_factors(arrays: Arrays, run: Run) -> Arrays:
 
 
 def _of_vectors(
-    run: Run, arrays: Arrays, slots: Collection[str]
+    state: FittedState, arrays: Arrays, slots: Collection[str]
 ) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
     """Return the parameters and the optimizer's state with the values of the vectors of training graphs."""
-    old, size = run.parameters, run.parameters.vector.shape
+    old, size = state.parameters, state.parameters.vector.shape
     known = {PARAMETERS: size, AVERAGE: size, STATISTICS: (old.statistics.size,), STEP: ()}
     moments = {name: array for name, array in arrays.items() if name not in known}
     for name, array in arrays.items():
@@ -365,9 +363,9 @@ def _of_vectors(
     if parameters.average is not None:
         parameters.average[...] = arrays[AVERAGE]
     typed = {name: array.astype(old.vector.dtype) for name, array in moments.items()}
-    averaged = run.state.averaged + t - run.state.t if AVERAGE in arrays else 0
-    state = replace(run.state, t=t, slots=typed, averaged=max(0, averaged))
-    return parameters, run.frozen, state
+    averaged = state.optimizer.averaged + t - state.optimizer.t if AVERAGE in arrays else 0
+    optimizer_state = replace(state.optimizer, t=t, slots=typed, averaged=max(0, averaged))
+    return parameters, state.frozen, optimizer_state
 
 
 def _steps_of_state(array: np.ndarray) -> int:
@@ -399,7 +397,7 @@ def _require_fitting_array(name: str, array: np.ndarray, shape: tuple[int, ...],
 class TrainingFiles(LoadsState):
     """An estimator whose training can go on in any onnxruntime."""
 
-    _run: Run
+    _state: FittedState
     to_onnx: Callable[[], onnx.ModelProto]
     optimizer: str | BaseOptimizer
 
@@ -458,11 +456,11 @@ class TrainingFiles(LoadsState):
         require_known_form(form, target)
         if X is None or y is None:
             check_is_fitted(self)
-            run = self._run
+            state = self._state
         else:
-            run = untrained_run(self, X, y)
+            state = untrained_run(self, X, y)
         with refusing("The training graphs cannot be made"):
-            content = training_folder(self._export_source(run, batch_size, target), form)
+            content = training_folder(self._export_source(state, batch_size, target), form)
         write_folder(content, folder)
 
     def to_training_onnx(self, *, batch_size: int | None = None) -> onnx.ModelProto:
@@ -497,11 +495,11 @@ class TrainingFiles(LoadsState):
         """
         check_is_fitted(self)
         with refusing("The training step cannot be made"):
-            return training_model(self._export_source(self._run, batch_size, "any"), self.to_onnx())
+            return training_model(self._export_source(self._state, batch_size, "any"), self.to_onnx())
 
-    def _export_source(self, run: Run, batch_size: int | None, target: str) -> ExportSource:
+    def _export_source(self, state: FittedState, batch_size: int | None, target: str) -> ExportSource:
         """Return what the training graphs are made from."""
-        return export_source(self, run, batch_size, target)
+        return export_source(self, state, batch_size, target)
 
 
 # Constants that are built into a graph beside its weights, and their comparison between two graphs.
@@ -521,15 +519,15 @@ CLASSES = "classes of "
 _LISTED_IN_ERRORS = 6
 
 
-def constants_of(run: Run) -> dict[str, Any]:
+def constants_of(state: FittedState) -> dict[str, Any]:
     """Return the constants by name as values of JSON; those that only training reads are left out."""
-    source = without_low_rank(run.source)
+    source = without_low_rank(state.source)
     own = {*source.parameters, *source.statistics}
     found = {name: _fact(array) for name, array in _arrays(source.model) if name not in own}
-    if (scale := run.head.target_scale) is not None:
+    if (scale := state.head.target_scale) is not None:
         found |= {"center of y": _fact(scale.center), "scale of y": _fact(scale.scale)}
-    heads = {form.output or "": head for form, head in zip(run.source.forms, run.head.parts, strict=False)}
-    for name, head in (heads or {"y": run.head}).items():
+    heads = {form.output or "": head for form, head in zip(state.source.forms, state.head.parts, strict=False)}
+    for name, head in (heads or {"y": state.head}).items():
         several = head.classes if isinstance(head.classes, list) else None
         labels = {"": head.classes} if several is None else {f"[:, {i}]": one for i, one in enumerate(several)}
         found |= {f"{CLASSES}{name}{i}": _labels_fact(one) for i, one in labels.items() if one is not None}
@@ -567,9 +565,9 @@ def _fact(array: np.ndarray) -> dict[str, Any]:
     return {**fact, "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def require_same_constants(run: Run, given: object) -> None:
+def require_same_constants(state: FittedState, given: object) -> None:
     """Raise ModelError if the graph of a state has other constants than the one of a run."""
-    known = constants_of(run)
+    known = constants_of(state)
     facts = given if isinstance(given, Mapping) else {}
     names = [*known, *(str(name) for name in facts if name not in known)]
     for name in sorted(names, key=lambda name: not name.startswith(CLASSES)):
