@@ -25,7 +25,8 @@ from fit_step import RATE, compile_at_once
 
 from onnxtrain_sklearn._gradient.rules import convolution_products as products
 from onnxtrain_sklearn._gradient.rules.winograd import Layout, Windows
-from onnxtrain_sklearn._importers.load import load, to_proto
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding

@@ -17,9 +17,8 @@ from .._estimators.describe import Description
 from .._estimators.regressor import OrtGradientRegressor
 from .._estimators.source import source_of
 from .._gradient.engine import ENGINES, available_engines, differentiate, gradient_graph
-from .._importers.load import to_proto
 from .._ir.files import read
-from .._ir.opsets import from_proto
+from .._ir.protobuf import from_proto, to_proto
 from .._ir.queries import is_float
 from .._ir.shapes import infer_shapes
 from .._model.batch_axis import with_batch

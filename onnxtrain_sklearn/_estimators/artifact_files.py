@@ -14,8 +14,8 @@ import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.target_scale import TargetScale
-from .._importers.load import to_proto
 from .._ir.edits import keep_outputs, swap_initializers
+from .._ir.protobuf import to_proto
 from .._ir.shapes import infer_shapes
 from .._model.heads import repeated_rows
 from .._training.loss_graph import as_float32, ir_type, one_hot

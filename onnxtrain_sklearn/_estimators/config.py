@@ -13,8 +13,8 @@ from .._given.comparison import is_foreign
 from .._gradient.engine import choose_engine
 from .._inference.graph import Head
 from .._model.trainable import TrainableModel
-from .._ort.custom_operators import know_libraries
 from .._ort.devices import Device, resolve_device
+from .._ort.operator_libraries import know_libraries
 from .._training.loss_graph import EXACT, LAZY, Scheduled, StepSettings, TotalLoss, TrainedPositions
 from .._training.parameters import NO_FACTORS, Factors, Trainable, matches
 from .._training.programs import COMPILED, require_compiler

@@ -24,7 +24,7 @@ from .._ir.drawing import BoxLayout, graph_svg
 from .._ir.files import without_program
 from .._model.constants import tensor_of
 from .._model.trainable import TrainableModel
-from .._ort.custom_operators import know_libraries
+from .._ort.operator_libraries import know_libraries
 from .._training.history import EpochRows, History
 from .._training.parameters import selected
 from .._utils.svg import Numbers, curves_svg

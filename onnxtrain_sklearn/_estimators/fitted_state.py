@@ -18,13 +18,13 @@ import onnx
 
 from .._data.columns import Column
 from .._fitted.model import FittedModel
-from .._importers.load import to_proto
 from .._importers.quantization import holds_fakes
 from .._inference.ensemble import ensemble_of
 from .._inference.graph import Head, OutputOptions, exported_model, inference_model
 from .._inference.predictor import Predictor, filled_graph, prediction_graph
 from .._inference.row_dependence import where_rows_meet
 from .._ir.files import without_program
+from .._ir.protobuf import to_proto
 from .._model.trainable import TrainableModel, merged
 from .._ort import sessions
 from .._ort.devices import Device

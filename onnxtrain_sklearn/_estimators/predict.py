@@ -14,8 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 from .._export.folder import StateArrays
 from .._fitted.model import sample_rows
 from .._given.ml_files import FittedFile
-from .._importers.load import to_proto
 from .._inference.graph import OutputOptions
+from .._ir.protobuf import to_proto
 from .._model.trainable import TensorSpec
 from .._utils.typing import Estimator, MatrixLike
 from ..exceptions import ModelError

@@ -20,7 +20,7 @@ from sklearn.utils import check_random_state
 
 from .._data.several_targets import SeveralTargets
 from .._data.targets import Targets
-from .._importers.load import to_proto
+from .._ir.protobuf import to_proto
 from .._ort import packages
 from .._training.history import Curve, EpochLog
 from .._training.parameters import FlatParameters

@@ -25,12 +25,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._fitted import skl2onnx_bridge
 from .._fitted.model import Table
-from .._importers.load import to_proto
 from .._importers.quantization import requantized
 from .._inference.graph import Head, OutputOptions, inference_model
 from .._ir.control_flow import unroll
 from .._ir.edits import replace_input
 from .._ir.opsets import converted
+from .._ir.protobuf import to_proto
 from .._ir.queries import graphs_in
 from .._ir.shapes import infer_shapes
 from .._utils.errors import reason

@@ -19,10 +19,11 @@ from .._fitted.model import FittedModel, holds_text, is_estimator
 from .._given.comparison import of_kind
 from .._given.ml_files import is_fitted_graph, is_plain_graph_of_text
 from .._importers.keras import join_normalizations
-from .._importers.load import LABELS, erase_initializers, load
+from .._importers.load import LABELS, load
 from .._importers.quantization import fake_quantized, with_float_products
 from .._ir.files import without_program
 from .._ir.limits import current_limits
+from .._ir.protobuf import erase_initializers
 from .._model.constants import dequantized
 from .._model.heads import join_outputs
 from .._model.modes import in_training_mode

@@ -17,8 +17,8 @@ from .._fitted.model import FittedModel, sample_rows
 from .._given.comparison import SOME_STEPS, OwnOutput, is_quantized, require_own_start, started
 from .._given.ml_files import FittedFile
 from .._given.reference import FileCompared
-from .._importers.load import from_bytes, to_proto
 from .._inference.graph import Head
+from .._ir.protobuf import from_bytes, to_proto
 from .._model.modes import inference_form, normalizes_by_batch
 from .._model.reference import first_difference
 from .._model.trainable import TrainableModel

@@ -32,7 +32,7 @@ from .._export.training_info import training_model
 from .._fitted.table_graph import encoding_graph
 from .._inference.graph import Head
 from .._ir.queries import constant, every_node
-from .._ort.gradient_builder import read_adapter
+from .._ort.adapter_files import read_adapter
 from .._training.loss_graph import StepSettings, TotalLoss, TrainedPositions
 from .._training.parameters import FlatParameters
 from .._training.randomness import draws_numbers

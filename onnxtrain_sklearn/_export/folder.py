@@ -16,10 +16,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .._importers.load import to_proto
 from .._ir.edits import append_graph, replace_inputs
 from .._ir.files import content_of, read
 from .._ir.limits import LARGEST_MESSAGE, require_survivable
+from .._ir.protobuf import to_proto
 from .._utils.atomic_files import whole_folder
 from .._utils.untrusted_text import json_object
 from ..exceptions import ModelError

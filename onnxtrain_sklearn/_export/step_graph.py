@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from .._importers.load import from_bytes
 from .._ir.edits import append_output, replace_inputs
+from .._ir.protobuf import from_bytes
 from .._model.row_reads import take_first_products
 from .._training.loss_graph import LAZY, LOSS, TARGET, WEIGHT, ir_type, training_graph
 from .._training.programs import PassSource, pass_program

@@ -18,9 +18,9 @@ import onnx.helper
 import onnx.numpy_helper
 import onnx_ir as ir
 
-from .._importers.load import to_proto
 from .._ir.edits import append_output, replace_inputs
 from .._ir.files import read
+from .._ir.protobuf import to_proto
 from .._utils.errors import refusing
 from ..exceptions import ModelError
 from ..graph import GraphBuilder, new_graph

@@ -22,7 +22,8 @@ from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, OrdinalEncoder
 
-from .._importers.load import load, to_proto
+from .._importers.load import load
+from .._ir.protobuf import to_proto
 from .._utils.typing import Container, Estimator, Operator, Parsers, Scope, Variable
 from ..exceptions import ModelError
 from ..graph import GraphBuilder

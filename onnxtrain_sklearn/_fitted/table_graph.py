@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from .._importers.load import from_bytes, to_proto
 from .._ir.edits import keep_outputs, read_as_input, replace_value
+from .._ir.protobuf import from_bytes, to_proto
 from .._ir.queries import reads
 from .._ir.shapes import infer_shapes
 from .._model.trainable import TrainableModel, spec_of

@@ -29,8 +29,8 @@ from .._fitted.scores import (
     source_of_columns,
 )
 from .._fitted.table_graph import in_parts
-from .._importers.load import to_proto
 from .._ir.edits import hold_as_constant, keep_outputs
+from .._ir.protobuf import to_proto
 from .._ir.queries import attribute, is_float
 from .._ir.shapes import infer_shapes
 from .._ml_operators.context import Role

@@ -11,8 +11,9 @@ import onnx
 import onnx_ir as ir
 
 from .._data.columns import Column
-from .._importers.load import to_proto, without_zip_maps
+from .._importers.load import without_zip_maps
 from .._ir.files import read, without_program
+from .._ir.protobuf import to_proto
 from .._model.reference import LARGEST, compared, drawn_input, draws, in_predicting_form, inputs_of, plain_session
 from ..exceptions import ModelError
 

@@ -21,7 +21,7 @@ from .._ir.control_flow import fold, unroll
 from .._ir.edits import multiply_by_columns, remove_identity_transposes
 from .._ir.files import read
 from .._ir.limits import require_loadable, require_result_loads, require_values_within_limits
-from .._ir.opsets import from_proto
+from .._ir.protobuf import from_proto
 from .._ir.queries import dims, every_node, graphs_in, is_float, reads
 from .._ir.shapes import infer_declared
 from .._model.reference import PlainSession, compared, draws, plain_session, random_feeds

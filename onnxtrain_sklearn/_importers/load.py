@@ -9,13 +9,10 @@ onnxruntime supports both versions, which stay unchanged where possible. :func:`
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx.checker
-import onnx.helper
 import onnx.shape_inference
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -24,16 +21,16 @@ from .._ir.control_flow import complete_shapes
 from .._ir.edits import over_no_axes, remove_identity_transposes, without_empty_reductions
 from .._ir.files import read, source
 from .._ir.limits import nodes_of, require_loadable, require_survivable, require_values_within_limits
-from .._ir.opsets import RENEWED_OPSET, from_proto, inlined, readable
+from .._ir.opsets import RENEWED_OPSET, inlined, readable
+from .._ir.protobuf import from_proto
 from .._ir.queries import all_values, every_node
 from .._ir.shapes import infer_declared
 from .._model.stable_forms import use_stable_forms
 from .._ort import devices, sessions
-from .._ort.integer_products import make_exact
 from .._ort.sessions import Limits
 from .._utils.errors import refusing
 from ..exceptions import ModelError
-from .custom_operators import with_types_of_custom_operators
+from .custom_results import with_types_of_custom_operators
 from .ort_fusions import is_fused, lower
 from .tensorflow import without_tensorflow_operators
 from .torch_parameters import drop_zero_biases
@@ -67,51 +64,6 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits
         require_loadable(result)
         result.meta[LABELS] = zipped_labels(given)
     return result
-
-
-def from_bytes(content: bytes) -> ir.Model:
-    """Return the model that :func:`to_proto` wrote."""
-    return from_proto(onnx.load_model_from_string(content))
-
-
-def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return ``model`` as protobuf, with only the opset domains that its nodes use.
-
-    Where this processor's integer products need unsigned weights, the graph has them.
-    """
-    nodes = every_node(model.graph)
-    used = {node.domain for node in nodes} | {""}
-    for domain in set(model.opset_imports) - used:
-        del model.opset_imports[domain]
-    proto = ir.to_proto(model)
-    _type_dicts(proto)
-    make_exact(proto)
-    return proto
-
-
-def fill_initializers(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> None:
-    """Give initializers other values of their types, in place."""
-    for tensor in proto.graph.initializer:
-        if tensor.name in arrays:
-            tensor.raw_data = np.ascontiguousarray(arrays[tensor.name]).tobytes()
-
-
-def erase_initializers(proto: onnx.ModelProto, names: Collection[str]) -> None:
-    """Make initializers zeros, in place."""
-    for tensor in proto.graph.initializer:
-        if tensor.name in names:
-            tensor.raw_data = bytes(len(tensor.raw_data))
-
-
-def _type_dicts(proto: onnx.ModelProto) -> None:
-    """Set the type of the outputs of ZipMap nodes, in place: onnx_ir has no type for dicts."""
-    zipped = {node.output[0]: node for node in proto.graph.node if node.op_type == "ZipMap"}
-    for output in (value for value in proto.graph.output if value.name in zipped):
-        keys = {attribute.name for attribute in zipped[output.name].attribute}
-        key = onnx.TensorProto.STRING if "classlabels_strings" in keys else onnx.TensorProto.INT64
-        number = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
-        row = onnx.helper.make_map_type_proto(key, number)
-        output.type.CopyFrom(onnx.helper.make_sequence_type_proto(row))
 
 
 def zipped_labels(proto: onnx.ModelProto) -> list[Any]:

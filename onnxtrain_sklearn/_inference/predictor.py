@@ -13,9 +13,9 @@ import onnx_ir as ir
 from .._data import columns as data_columns
 from .._data.columns import Column
 from .._data.validation import finite_rows
-from .._importers.load import fill_initializers, to_proto
 from .._importers.quantization import holds_fakes, requantized
 from .._ir.edits import initializers_to_inputs
+from .._ir.protobuf import fill_initializers, to_proto
 from .._ir.queries import constant, structure
 from .._model.modes import is_stateless
 from .._model.row_reads import FirstProduct, take_first_products

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from .._importers.load import to_proto
 from .._ir.edits import keep_outputs, swap_initializers
+from .._ir.protobuf import to_proto
 from .._ir.queries import describe, structure
 from .._model.batch_axis import with_batch
 from .._model.modes import inference_form, normalizes_by_batch

@@ -41,8 +41,8 @@ from .._estimators.training_files import (
 )
 from .._export.folder import StateArrays
 from .._export.source import ExportSource, OutputSource
-from .._importers.load import to_proto
 from .._inference.graph import Head, OutputOptions
+from .._ir.protobuf import to_proto
 from .._training.loss_graph import OutputLoss, TotalLoss
 from .._training.trainer import Trainer
 from .._utils.declared import documented

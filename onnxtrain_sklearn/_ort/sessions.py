@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from .._utils.cache import Cache, content
 from ..exceptions import DeviceError, ModelError, OnnxTrainWarning, nearest
-from . import custom_operators
+from . import operator_libraries
 from .device_graphs import check_indices, for_device, not_loaded, not_run
 from .devices import OWN_MEMORY, Device, resolve_device
 from .integer_products import exact
@@ -72,10 +72,10 @@ def create_session(
     settings.intra_op_num_threads = threads
     settings.inter_op_num_threads = 1
     for name, value in {SPIN: SPIN_MICROSECONDS, **(options or {})}.items():
-        if name != custom_operators.OPTION:
+        if name != operator_libraries.OPTION:
             set_option(settings, name, value)
-    for path in custom_operators.libraries_of(options):
-        custom_operators.register(settings, path)
+    for path in operator_libraries.libraries_of(options):
+        operator_libraries.register(settings, path)
     providers = list(zip(device.providers, device.provider_options, strict=True))
     model = exact(model)
     indexed: Mapping[str, int] = {}
@@ -103,7 +103,7 @@ def _session(
     try:
         return onnxruntime.InferenceSession(model, settings, providers=providers)
     except Exception:  # each release has another class for it
-        if not custom_operators.add_known(settings, options):
+        if not operator_libraries.add_known(settings, options):
             raise
         return onnxruntime.InferenceSession(model, settings, providers=providers)
 

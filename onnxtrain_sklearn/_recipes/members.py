@@ -17,10 +17,10 @@ from .._estimators.parameters import SET, CallbackSupportMixin, call_with_teardo
 from .._estimators.pickling import resumed_device
 from .._estimators.resumable_state import Seeded, bytes_of_targets, generator_of
 from .._estimators.scoring import Scoring
-from .._importers.load import from_bytes
 from .._inference.ensemble import averaged_predictions
 from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
 from .._ir.edits import append_graph
+from .._ir.protobuf import from_bytes
 from .._ir.shapes import infer_shapes
 from .._model.activation import Task
 from .._ort import sessions

@@ -19,8 +19,8 @@ from .._estimators.skl2onnx_plugin import (
     refuse_what_cannot_be_sorted,
 )
 from .._fitted import skl2onnx_bridge
-from .._importers.load import from_bytes
 from .._ir.edits import replace_input
+from .._ir.protobuf import from_bytes
 from .._utils.typing import Container, Operator, Scope, Variable
 from ..exceptions import ModelError
 from ..graph import GraphBuilder

@@ -23,11 +23,11 @@ from .._compiler.plan import NotCompiledError
 from .._compiler.rows import RowInputs
 from .._gradient.engine import available_engines, differentiate_own
 from .._gradient.recomputation import recompute_activations
-from .._importers.load import to_proto
 from .._importers.torch_program import is_from_torch
 from .._ir.control_flow import fold
 from .._ir.edits import initializers_to_inputs
 from .._ir.limits import bytes_per_element
+from .._ir.protobuf import to_proto
 from .._ir.queries import dims, structure, values_digest
 from .._model.modes import is_stateless
 from .._model.row_reads import LARGE, FirstProduct, Lookup, put_back_lookups, take_first_products, take_lookups

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._importers.load import to_proto
+from .._ir.protobuf import to_proto
 from .._ort import devices, sessions
 from .._utils.typing import DType
 from .loss_graph import LOSS, TARGET, WEIGHT, StepSettings, score_loss_graph, target_layout

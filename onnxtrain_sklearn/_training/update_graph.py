@@ -9,8 +9,8 @@ from functools import cache, cached_property, partial
 import numpy as np
 import onnx_ir as ir
 
-from .._importers.load import to_proto
 from .._ir.edits import append_output
+from .._ir.protobuf import to_proto
 from .._model.loss_terms import penalty_factors
 from .._ort import gradient_builder
 from .._ort.binding import Array, Binding

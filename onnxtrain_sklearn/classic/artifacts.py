@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import onnx
 import onnx_ir as ir
 
-from .._importers.load import load, to_proto
+from .._importers.load import load
+from .._ir.protobuf import to_proto
 from .._model.weights import parameters_of
 from .._ort.objects import require_ort_format, to_ort_format
 from .._ort.sessions import Limits

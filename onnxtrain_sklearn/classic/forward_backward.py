@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .._importers.load import to_proto
+from .._ir.protobuf import to_proto
 from .._ort import objects as runtime
 from .._ort.devices import Device
 from .._utils.errors import refusing

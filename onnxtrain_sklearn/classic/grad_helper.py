@@ -18,9 +18,10 @@ import onnx_ir as ir
 from sklearn.utils import check_random_state
 
 from .._gradient.engine import choose_engine, differentiate
-from .._importers.load import checked, load, to_proto
+from .._importers.load import checked, load
 from .._ir.edits import keep_outputs, read_as_input, replace_value
 from .._ir.limits import require_result_loads
+from .._ir.protobuf import to_proto
 from .._ir.queries import dims, is_float, reaching, reads
 from .._ir.shapes import infer_shapes
 from .._ort import objects as runtime

@@ -18,8 +18,9 @@ import onnx
 import onnx_ir as ir
 
 from .._gradient.engine import choose_engine
-from .._importers.load import checked, load, to_proto
+from .._importers.load import checked, load
 from .._ir.edits import initializers_to_inputs, keep_outputs
+from .._ir.protobuf import to_proto
 from .._ort import objects as runtime
 from .._ort.devices import OWN_MEMORY
 from ..exceptions import ModelError, nearest

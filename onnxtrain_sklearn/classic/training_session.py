@@ -16,9 +16,10 @@ import onnx
 import onnx_ir as ir
 
 from .._gradient.engine import choose_engine
-from .._importers.load import checked, load, to_proto
+from .._importers.load import checked, load
 from .._ir.edits import initializers_to_inputs
 from .._ir.limits import require_result_loads
+from .._ir.protobuf import to_proto
 from .._ir.queries import dims
 from .._model.weights import array_of
 from .._ort import objects as runtime

@@ -19,8 +19,9 @@ import onnx_ir as ir
 import scipy.sparse as sp
 from sklearn.utils import check_random_state
 
-from .._importers.load import erase_initializers, fill_initializers, load, to_proto
+from .._importers.load import load
 from .._ir.edits import replace_input
+from .._ir.protobuf import erase_initializers, fill_initializers, to_proto
 from .._ort.devices import resolve_device
 from .._ort.sessions import create_session, run_session
 from .._utils.cache import Cache

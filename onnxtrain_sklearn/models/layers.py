@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from sklearn.utils import check_random_state
 
-from .._importers.load import to_proto
+from .._ir.protobuf import to_proto
 from .._utils.params import BELOW_ONE, COUNT, OneOf, Rules, Sizes
 from ..graph import GraphBuilder
 from .base import BY_CHANNEL, BY_COLUMN, Draft, GraphModel

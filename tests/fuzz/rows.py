@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.shapes import infer_shapes
 from onnxtrain_sklearn._model.batch_axis import with_batch
 from onnxtrain_sklearn._model.row_dependence import meeting_of_rows

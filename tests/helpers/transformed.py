@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 
 from onnxtrain_sklearn._fitted.convert import converted
-from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ir.protobuf import to_proto
 
 rng = np.random.default_rng(0)
 

@@ -11,7 +11,8 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from onnxtrain_sklearn._importers.load import load, to_proto
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import rows

@@ -15,10 +15,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._importers.load import load, to_proto
+from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._inference import predictor as _inference
 from onnxtrain_sklearn._inference.graph import Head, inference_model
 from onnxtrain_sklearn._inference.predictor import Predictor
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training.parameters import FlatParameters

@@ -11,8 +11,8 @@ import onnx.reference
 import onnx_ir as ir
 import pytest
 
-from onnxtrain_sklearn._importers.load import to_proto
 from onnxtrain_sklearn._ir import edits
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.queries import every_node, graphs_in, reads
 from onnxtrain_sklearn.graph import GraphBuilder, Names, names_of
 from tests.helpers.source_code import FOLDER, nodes_of_file

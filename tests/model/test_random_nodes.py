@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import kstest, norm, uniform
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
-from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.shapes import infer_shapes
 from onnxtrain_sklearn._training.randomness import UniformNumbers, expose_random
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning, UnsupportedOperatorError

@@ -12,7 +12,8 @@ from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators.resumable_state import seeded
-from onnxtrain_sklearn._importers.load import load, to_proto
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.queries import structure
 from onnxtrain_sklearn._model import weights
 from onnxtrain_sklearn._model.trainable import trainable_model

@@ -13,8 +13,9 @@ import onnx_ir as ir
 import pytest
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._importers.load import load, to_proto
+from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir import edits
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._model import batch_axis, modes, precision
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import gradient_builder

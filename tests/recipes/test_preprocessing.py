@@ -15,7 +15,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.preprocessing import OrdinalEncoder, QuantileTransformer, StandardScaler
 
 from onnxtrain_sklearn import clear_cache
-from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._recipes.preprocessing import SCALINGS, Quantile, _open_graphs, fit_preprocessing
 from onnxtrain_sklearn._recipes.tables import categorical_columns, read_table

@@ -77,8 +77,9 @@ PROTOBUF = {
     "_gradient.engine": {"ModelProto"},
     # the builder takes and returns bytes
     "_gradient.ort_training": {"load_model_from_string"},
-    "_importers.custom_operators": {"ModelProto", "NodeProto", "TensorProto", "ValueInfoProto", "helper"},
-    "_importers.load": {"ModelProto", "TensorProto", "checker", "helper", "load_model_from_string", "shape_inference"},
+    # declared before they are checked
+    "_importers.custom_results": {"ModelProto", "NodeProto", "TensorProto", "ValueInfoProto", "helper"},
+    "_importers.load": {"ModelProto", "TensorProto", "checker", "shape_inference"},
     # rewritten before they are checked
     "_importers.tensorflow": {
         "GraphProto",
@@ -117,6 +118,8 @@ PROTOBUF = {
         "shape_inference",
         "version_converter",
     },
+    # the border itself
+    "_ir.protobuf": {"ModelProto", "TensorProto", "helper", "load_model_from_string"},
     # inference of single nodes
     "_ir.shapes": {"ModelProto", "checker", "defs", "helper", "shape_inference"},
     # the defaults of attributes

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from scipy.stats import kstest
 
-from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.shapes import infer_shapes
 from onnxtrain_sklearn._training.randomness import UniformNumbers, expose_dropout
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError

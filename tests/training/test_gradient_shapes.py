@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding, DeviceArray
 from onnxtrain_sklearn._training.pass_rewrites import in_written_shapes, return_before_reshapes

@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientRegressor, RMSprop
-from onnxtrain_sklearn._importers.load import to_proto
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._training import update_executors, updates
