@@ -5,13 +5,13 @@ from . import callbacks, graph, losses, schedules
 from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.regressor import OrtGradientRegressor
-from ._estimators.skl2onnx_plugin import after_import, register_converters
 from ._export.training import load_training
+from ._fitted import skl2onnx_bridge
 from ._gradient.engine import gradient_graph
 from ._ir.limits import ModelLimits, model_limits
 from ._multi_output.estimator import OrtGradientMultiOutput, export_training
 from ._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
-from ._recipes.skl2onnx_plugin import register_table_converters
+from ._recipes.skl2onnx_plugin import register_converters
 from ._recipes.tabm import TabMClassifier, TabMRegressor
 from ._utils.cache import clear_cache
 from .adapters import LoRA
@@ -22,8 +22,7 @@ from .runtime import Runtime
 
 __version__ = "0.1.0"
 
-after_import("skl2onnx", register_converters)
-after_import("skl2onnx", register_table_converters)
+skl2onnx_bridge.register_when_imported(register_converters)
 
 __all__ = [
     "LBFGS",
@@ -57,5 +56,6 @@ __all__ = [
     "load_training",
     "losses",
     "model_limits",
+    "register_converters",
     "schedules",
 ]

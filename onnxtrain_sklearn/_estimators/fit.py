@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._data.several_targets import SeveralTargets
+from .._fitted.skl2onnx_bridge import register_waiting
 from .._model.trainable import TrainableModel
 from .._ort import sessions
 from .._training.choice import new_step, new_trainer
@@ -83,6 +84,7 @@ class Attempt(TrainingRecord):
         """Validate the call and return the run and its trainer; nothing is trained yet."""
 
     def _train(self, call: Call) -> Self:
+        register_waiting()  # so that skl2onnx, imported by now, converts what is fitted here
         before, state, trainer = dict(vars(self)), None, None
         old: FittedState | None = before.get("_state") if call.resume else None
         before_call = None if old is None else StateBefore(old)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sklearn.base import clone
 
 from .._fitted.model import is_estimator
+from .._fitted.skl2onnx_bridge import register_waiting
 from .._ir.files import without_program
 from .._ort import devices, packages
 from .._ort.devices import Device
@@ -145,6 +146,7 @@ class Copied(Parametrized):
     def __setstate__(self, state: dict[str, object]) -> None:
         """Restore a copy; if its device or engine is missing, it continues on the CPU or with engine="auto"."""
         super().__setstate__(state)
+        register_waiting()  # so that skl2onnx, imported by now, converts what is loaded here
         if "_state" not in state:
             return
         fitted = self._state = restored(state["_state"])

@@ -1,22 +1,18 @@
 """Converters of skl2onnx for the estimators, so that pipelines and ensembles that contain them convert.
 
-skl2onnx has none for ``TransformedTargetRegressor``, which regressors are often in: this is one for any regressor.
+:func:`register_estimators` registers them. A converter has two parts: one declares the types and shapes of the outputs,
+the other converts the inference graph to the requested opset, and adds its nodes and weights to the container under
+names that are unique in the whole graph. So one graph can contain several of the estimators, and its outputs are those
+of ``predict``. Numeric outputs have the type of the input, as with all converters of skl2onnx; inside, the graph keeps
+its own type.
 
-A converter converts the inference graph to the requested opset, and adds its nodes and weights under names that are
-unique in the whole graph. So one graph can contain several of the estimators, and its outputs are those of ``predict``.
-Numeric outputs have the type of the input, as with all converters of skl2onnx; inside, the graph keeps its own type.
-Only public names of skl2onnx are used here.
+skl2onnx has no converter for ``TransformedTargetRegressor``, which regressors are often in: this is one for any
+regressor. ``_recipes/skl2onnx_plugin`` embeds the estimators for tables by the last functions of this module.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -60,41 +56,25 @@ VARIABLE_TYPES = {
 }
 
 
-def register_converters() -> bool:
-    """Register the converters of both estimators with skl2onnx; importing both packages does it.
-
-    skl2onnx has no entry points. Its ensembles look up the class of a nested estimator in a table, so the classes must
-    be in the table before any conversion begins.
-
-    Returns
-    -------
-    bool
-        Whether skl2onnx is installed.
-    """
-    try:
-        import skl2onnx
-    except ImportError:
-        return False
+def register_estimators() -> None:
+    """Register the converters of the classifier, of the regressor and of TransformedTargetRegressor with skl2onnx."""
     from sklearn.compose import TransformedTargetRegressor
 
-    register = skl2onnx.update_registered_converter
-    name = "OnnxtrainSklearnClassifier"  # with a zipmap option skl2onnx expects a label and probabilities
-    register(OrtGradientClassifier, name, _classifier_types, _convert_classifier, options=CLASSIFIER_OPTIONS)
+    register = skl2onnx_bridge.register
+    name = "OnnxtrainSklearnClassifier"
+    register(OrtGradientClassifier, name, _classifier_types, _convert_classifier, CLASSIFIER_OPTIONS)
     register(OrtGradientRegressor, "OnnxtrainSklearnRegressor", _regressor_types, _convert_regressor)
-    if not skl2onnx_bridge.has_converter(TransformedTargetRegressor):
-        register(TransformedTargetRegressor, "OnnxtrainSklearnTargets", _target_types, _convert_target)
-    return True
+    register(TransformedTargetRegressor, "OnnxtrainSklearnTargets", _target_types, _convert_target)
 
 
 def _classifier_types(operator: Operator) -> None:
-    from skl2onnx.common.data_types import Int64TensorType, StringTensorType
-
     check_is_fitted(operator.raw_operator)
+    types = skl2onnx_bridge.types()
     rows, head = operator.inputs[0].get_first_dimension(), _head(operator.raw_operator, operator.scope_inst)
     if head.positions is not None:
         raise ModelError("skl2onnx knows one label a row, and these rows have one at each position: call to_onnx().")
     classes = _declared_classes(head)
-    label = Int64TensorType if classes.dtype.kind == "i" else StringTensorType
+    label = types.Int64TensorType if classes.dtype.kind == "i" else types.StringTensorType
     operator.outputs[0].set_type(label([rows, len(classes)] if head.task == "multilabel" else [rows]))
     operator.outputs[1].set_type(_number_type(operator)([rows, len(classes)]))
 
@@ -111,20 +91,19 @@ def _target_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
 
 def _number_type(operator: Operator) -> Any:
     """Return skl2onnx's type of the numeric outputs; inputs are checked before."""
-    from skl2onnx.common.data_types import FloatTensorType, StringTensorType, guess_tensor_type
-
+    types = skl2onnx_bridge.types()
     name = type(operator.raw_operator).__name__
     if _accepted_table(operator.raw_operator) is not None:
-        return FloatTensorType
+        return types.FloatTensorType
     if len(operator.inputs) != 1:
         raise ModelError(
             f"{name} takes one matrix, got {len(operator.inputs)} inputs: declare one initial type, or put a "
             f"ColumnTransformer before it."
         )
     kind = operator.inputs[0].type
-    if type(kind).__name__ not in VARIABLE_TYPES or isinstance(kind, StringTensorType):
+    if type(kind).__name__ not in VARIABLE_TYPES or isinstance(kind, types.StringTensorType):
         raise ModelError(f"{name} takes numbers, got a {type(kind).__name__}: encode it in a step before.")
-    return type(guess_tensor_type(kind))
+    return type(types.guess_tensor_type(kind))
 
 
 def _convert_classifier(scope: Scope, operator: Operator, container: Container) -> None:
@@ -315,47 +294,3 @@ def in_opset(model: ir.Model, opset: int) -> ir.Model:
             f"Take opset {own}, or one nearer to it."
         ) from error
     return infer_shapes(ir.from_proto(proto))
-
-
-# Call a function once another package has been imported: only its users pay for the import.
-
-
-def after_import(package: str, call: Callable[[], object]) -> None:
-    """Call ``call`` when ``package`` has been imported; at once if it has been already."""
-    if package in sys.modules:
-        call()
-    else:
-        sys.meta_path.insert(0, _CallingFinder(package, call))
-
-
-class _CallingFinder(MetaPathFinder):
-    """Finds the package as the other finders do, and appends the call to what its loader executes."""
-
-    def __init__(self, package: str, call: Callable[[], object]) -> None:
-        self._package, self._call, self._searching = package, call, False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec of the package that the other finders find; None for other modules."""
-        if fullname != self._package or self._searching:
-            return None
-        self._searching = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._searching = False
-        if spec is not None and spec.loader is not None:
-            self._append(spec.loader)
-        return spec
-
-    def _append(self, loader: object) -> None:
-        load: Callable[[ModuleType], object] = loader.exec_module  # type: ignore[attr-defined]
-
-        def load_and_call(module: ModuleType) -> None:
-            load(module)
-            if module.__name__ == self._package and self in sys.meta_path:  # a loader of an archive is shared
-                sys.meta_path.remove(self)
-                self._call()
-
-        loader.exec_module = load_and_call  # type: ignore[attr-defined]

@@ -1,13 +1,20 @@
-"""Border to skl2onnx: the only module that knows its private names, each imported where it is first needed.
+"""Border to skl2onnx: the only module that imports it, and that knows its private names.
 
-skl2onnx keeps its converters in tables by class and by name. Its public interface adds entries. To read the tables, to
-remove an entry, or to parse a nested estimator, the private names are needed.
+skl2onnx is slow to import: each function here imports it when called. It keeps its converters in tables by class and by
+name. Its public interface adds entries; reading the tables, removing an entry and parsing a nested estimator need
+private names.
+
+Its ensembles look up the class of a nested estimator in these tables, and skl2onnx has no entry points: the converters
+of this package must be registered before a conversion begins. :func:`register_when_imported` holds back the
+registration until skl2onnx is imported, and :func:`register_waiting` runs it then. Fits and unpickling call the latter,
+which costs them the look-up of a list.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._utils.typing import Estimator, Parsers, Scope, Variable
@@ -23,6 +30,25 @@ PRIVATE = {
     "shape_calculators": ("skl2onnx.common._registration", "_shape_calculator_pool"),
 }
 """The private names, as module and attribute."""
+
+
+_waiting: list[Callable[[], None]] = []
+"""Registrations that wait for skl2onnx to be imported."""
+
+
+def register_when_imported(register: Callable[[], None]) -> None:
+    """Call ``register`` now if skl2onnx is imported, else at the first :func:`register_waiting` after its import."""
+    _waiting.append(register)
+    register_waiting()
+
+
+def register_waiting() -> None:
+    """Run the registrations that wait, if skl2onnx has been imported since."""
+    if _waiting and sys.modules.get("skl2onnx") is not None:
+        ready = list(_waiting)
+        _waiting.clear()  # first: registering imports skl2onnx, which calls this function
+        for register in ready:
+            register()
 
 
 def package() -> Any:
@@ -44,12 +70,40 @@ def _imported_module(module: str) -> Any:
     try:
         import skl2onnx
 
-        return skl2onnx if module == skl2onnx.__name__ else importlib.import_module(module)
+        found = skl2onnx if module == skl2onnx.__name__ else importlib.import_module(module)
     except ImportError as error:
         raise ModelError(
             f"Fitted scikit-learn models are converted by skl2onnx, which cannot be imported ({error}). Install it: "
             f"pip install skl2onnx."
         ) from error
+    register_waiting()
+    return found
+
+
+def register(
+    kind: type,
+    name: str,
+    declare: Callable[..., None],
+    convert: Callable[..., None],
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Register a converter of a class; a class that has one, by a user for example, keeps it.
+
+    Parameters
+    ----------
+    kind : type
+        The class; subclasses do not get the converter, as they may predict otherwise.
+    name : str
+        The name of the operator in skl2onnx's tables.
+    declare : callable
+        ``declare(operator)`` sets the types and shapes of the outputs.
+    convert : callable
+        ``convert(scope, operator, container)`` adds nodes to the container.
+    options : mapping of str to list, default=None
+        Allowed options and their values. With "zipmap" skl2onnx expects labels and probabilities.
+    """
+    if not has_converter(kind):
+        package().update_registered_converter(kind, name, declare, convert, options=options)
 
 
 def _private(key: str) -> Any:

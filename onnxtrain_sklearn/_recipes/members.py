@@ -17,6 +17,7 @@ from .._estimators.parameters import SET, CallbackSupportMixin, call_with_teardo
 from .._estimators.pickling import resumed_device
 from .._estimators.resumable_state import Seeded, bytes_of_targets, generator_of
 from .._estimators.scoring import Scoring
+from .._fitted.skl2onnx_bridge import register_waiting
 from .._inference.ensemble import averaged_predictions
 from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
 from .._ir.edits import append_graph
@@ -273,6 +274,7 @@ class FittedGraph(BaseEstimator):
     def __setstate__(self, state: dict[str, object]) -> None:
         """Restore a copy; if its device is missing, it continues on the CPU."""
         super().__setstate__(state)
+        register_waiting()  # so that skl2onnx, imported by now, converts what is loaded here
         if "_device" in vars(self):
             self._device = resumed_device(self, self._device)
 

@@ -17,6 +17,7 @@ from .._estimators.skl2onnx_plugin import (
     append_to_container,
     in_opset,
     refuse_what_cannot_be_sorted,
+    register_estimators,
 )
 from .._fitted import skl2onnx_bridge
 from .._ir.edits import replace_input
@@ -36,14 +37,39 @@ OPTIONS = {
 """The options of the classifiers' converter; without a decision function, they have no raw scores."""
 
 
-def register_table_converters() -> None:
-    """Register the converters of the four estimators for tables with skl2onnx, which is imported."""
-    register = skl2onnx_bridge.package().update_registered_converter
+def register_converters() -> None:
+    """Register the converters of all estimators of this package with skl2onnx.
+
+    Pipelines and ensembles that contain these estimators can then be converted by skl2onnx. Importing
+    ``onnxtrain_sklearn`` after skl2onnx does the same, and so does the next ``fit`` or unpickling of one of the
+    estimators after skl2onnx was imported. Call this where skl2onnx is imported later than that.
+
+    ``TransformedTargetRegressor``, for which skl2onnx has no converter, gets one. A class that already has a converter
+    keeps it.
+
+    Raises
+    ------
+    ModelError
+        skl2onnx cannot be imported.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_regression
+    >>> from sklearn.ensemble import BaggingRegressor
+    >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor, register_converters
+    >>> X, y = make_regression(200, 5, random_state=0)
+    >>> bag = BaggingRegressor(OrtGradientRegressor(Linear(), optimizer="lbfgs"), 3, random_state=0).fit(X, y)
+    >>> from skl2onnx import to_onnx
+    >>> register_converters()
+    >>> [output.name for output in to_onnx(bag, X[:1].astype("float32"), target_opset=18).graph.output]
+    ['variable']
+    """
+    register_estimators()
     for classifier in (RealMLPClassifier, TabMClassifier):
         name = f"OnnxtrainSklearn{classifier.__name__}"
-        register(classifier, name, _classifier_types, _convert, options=OPTIONS)
+        skl2onnx_bridge.register(classifier, name, _classifier_types, _convert, OPTIONS)
     for regressor in (RealMLPRegressor, TabMRegressor):
-        register(regressor, f"OnnxtrainSklearn{regressor.__name__}", _regressor_types, _convert)
+        skl2onnx_bridge.register(regressor, f"OnnxtrainSklearn{regressor.__name__}", _regressor_types, _convert)
 
 
 def _classifier_types(operator: Operator) -> None:

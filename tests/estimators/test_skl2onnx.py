@@ -29,8 +29,7 @@ from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators.skl2onnx_plugin import register_converters
+from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, register_converters
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.models import ACTIVATIONS
 from tests.helpers.converted_estimators import (
@@ -294,39 +293,81 @@ def test_operators_that_are_not_wanted():
         skl2onnx.to_onnx(fitted("regressor", "alone", "number"), X[:1], black_op={"Gemm"}, target_opset=18)
 
 
-def test_registered_again():
-    def convert_nothing(scope, operator, container):
-        pass
+def test_register_converters_keeps_the_converter_of_a_user(monkeypatch):
+    def declare(operator):
+        operator.outputs[0].set_type(FloatTensorType([None, 1]))
 
-    skl2onnx.update_registered_converter(OrtGradientRegressor, "Other", lambda operator: None, convert_nothing)
-    assert register_converters()
+    def convert_to_input(scope, operator, container):
+        container.add_node("Identity", operator.inputs[0].full_name, operator.outputs[0].full_name, name="users")
+
     number = fitted("regressor", "alone", "number")
+    with monkeypatch.context() as patch:
+        patch.setitem(skl2onnx._supported_operators.sklearn_operator_name_map, OrtGradientRegressor, "Users")
+        skl2onnx.update_registered_converter(OrtGradientRegressor, "Users", declare, convert_to_input)
+        register_converters()
+        assert "users" in [node.name for node in convert(number).graph.node]
     assert_array_equal(results(convert(number))[0].ravel(), number.predict(X))
 
 
-REGISTERED_LATER = """
-import sys
+VOTING = """
+import pickle, sys
 from sklearn.datasets import load_iris
+from sklearn.ensemble import VotingClassifier
+assert "skl2onnx" not in sys.modules
 {first}
-assert ("skl2onnx" in sys.modules) == {loaded}
-import skl2onnx.common.data_types
 import onnxtrain_sklearn
-from skl2onnx import to_onnx
 X, y = load_iris(return_X_y=True)
 net = onnxtrain_sklearn.OrtGradientClassifier(onnxtrain_sklearn.Linear(), max_iter=1, random_state=0)
-graph = to_onnx(net.fit(X, y), X[:1].astype("float32"), options={{id(net): {{"zipmap": False}}}}).graph
-assert [output.name for output in graph.output] == ["label", "probabilities"]
+model = VotingClassifier([("a", net), ("b", net)], voting="soft", flatten_transform=False).fit(X, y)
+def outputs():
+    from skl2onnx import to_onnx
+    return [output.name for output in to_onnx(model, X[:1].astype("float32"), target_opset=18).graph.output]
+{then}
+assert outputs() == ["output_label", "output_probability"]
 """
 
 
 @pytest.mark.slow
-def test_converters_are_registered_where_the_package_is_imported_first():
-    run_in_new_process(REGISTERED_LATER.format(first="import onnxtrain_sklearn", loaded=False))
+def test_import_after_skl2onnx_registers_converters():
+    program = VOTING.format(first="import skl2onnx", then="")
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+NOT_REGISTERED = """
+try:
+    outputs()
+except KeyError as error:
+    assert error.args == (onnxtrain_sklearn.OrtGradientClassifier,)
+else:
+    raise AssertionError("converted")
+onnxtrain_sklearn.register_converters()
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "loaded"), [("import skl2onnx", True), ("import json", False)])
-def test_converters_are_registered_where_skl2onnx_is_imported_first(first, loaded):
-    program = REGISTERED_LATER.format(first=first, loaded=loaded)
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+@pytest.mark.parametrize(
+    "then",
+    [
+        "import skl2onnx\nmodel.fit(X, y)",
+        "import skl2onnx\nnet.partial_fit(X, y, [0, 1, 2])",
+        "import skl2onnx\nmodel = pickle.loads(pickle.dumps(model))",
+        NOT_REGISTERED,
+    ],
+    ids=["fit", "partial_fit", "unpickling", "register_converters"],
+)
+def test_later_import_of_skl2onnx_needs_a_call_that_registers(then):
+    run_in_new_process(VOTING.format(first="", then=then))
+
+
+@pytest.mark.slow
+def test_register_converters_covers_the_estimators_for_tables():
+    program = """
+import onnxtrain_sklearn
+from skl2onnx._supported_operators import sklearn_operator_name_map as known
+assert not any(kind.__module__.startswith("onnxtrain_sklearn") for kind in known)
+onnxtrain_sklearn.register_converters()
+names = "OrtGradientClassifier OrtGradientRegressor RealMLPClassifier RealMLPRegressor TabMClassifier TabMRegressor"
+assert {kind.__name__ for kind in known if kind.__module__.startswith("onnxtrain_sklearn")} == set(names.split())
+"""
+    run_in_new_process(program)
