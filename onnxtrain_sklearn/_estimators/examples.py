@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, is_classifier
 
-from .._data.batches import MERGE_LIMIT, Batches, distinct_rows, weighted_rows
+from .._data.batches import MERGE_LIMIT, ArrayBatches, distinct_rows, weighted_rows
 from .._data.columns import Column, dimensions
 from .._data.inputs import has_several_inputs, input_columns
 from .._data.target_scale import TargetRange, TargetScale, target_range, target_scale
@@ -222,7 +222,7 @@ def batches_for(
     shuffle: bool,
     drop_last: bool = False,
     rows_meet: bool = False,
-) -> Batches:
+) -> ArrayBatches:
     """Return the minibatches of these rows; the target is one of their columns.
 
     Equal rows of a single minibatch are merged to one of their weight, unless ``rows_meet``: each of them counts then.
@@ -235,7 +235,7 @@ def batches_for(
     n_rows = len(rows)
     fits = n_rows <= min(size, MERGE_LIMIT) and not rows_meet
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
-    return Batches(every, rows, weights, size, state.rng if shuffle else None, n_rows=n_rows, drop_last=drop_last)
+    return ArrayBatches(every, rows, weights, size, state.rng if shuffle else None, n_rows=n_rows, drop_last=drop_last)
 
 
 def scaled(examples: Examples, scale: TargetScale | None) -> Examples:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.base import is_classifier, is_regressor
 
-from .._data.batches import Batches
+from .._data.batches import ArrayBatches
 from .._data.columns import COPY_LIMIT, Column
 from .._data.validation import faults_of_old_data
 from .._finetuning.objective import RowObjective
@@ -166,7 +166,7 @@ def tuning_trainer(
     examples: Examples,
     rows: np.ndarray,
     old: Examples | None,
-    batches: Batches,
+    batches: ArrayBatches,
     validate: Callable[[], float] | None,
 ) -> Trainer:
     """Return the trainer that fine-tunes the parameters of ``run`` on ``rows``, beside the ``old`` ones."""
@@ -355,12 +355,12 @@ class SearchedRows:
     """The step of a search and the minibatches of its rows."""
 
     step: GradientStep
-    batches: Batches
+    batches: ArrayBatches
 
 
 @refusing("The graph cannot be trained")
 def searched_rows(
-    state: FittedState, settings: StepSettings, parameters: FlatParameters, columns: Columns, batches: Batches
+    state: FittedState, settings: StepSettings, parameters: FlatParameters, columns: Columns, batches: ArrayBatches
 ) -> SearchedRows:
     """Return the step that trains ``parameters``, and ``batches`` of what it reads.
 

@@ -118,7 +118,7 @@ class Attempt(TrainingRecord):
         if self.callbacks or set_callbacks_of(self) or callable(self.scoring):
             return True
         steps = trainer.most_steps(one_pass=call.one_pass)
-        return size_of_state(old) < (COPIED_FOR_STEPS if steps >= MANY_STEPS else ALWAYS_COPIED)
+        return size_of_state(old) < (COPIED_FOR_STEPS if steps is None or steps >= MANY_STEPS else ALWAYS_COPIED)
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -25,6 +26,7 @@ from .._ort import packages
 from .._training.history import Curve, EpochLog
 from .._training.parameters import FlatParameters
 from .._training.rates import swept_losses
+from .._training.state import Rates
 from .._training.trainer import Trainer
 from .._utils.cache import digest
 from .._utils.errors import refusing
@@ -227,14 +229,23 @@ class StatefulTraining:
     def refresh_statistics(self) -> None:
         """Let running statistics follow the weights by a pass over the data that changes no weight."""
         before = self.state()
-        swept_losses(self._trainer.step, self._trainer.batches, np.zeros(self._trainer.batches.steps))
+        steps = self._trainer.batches.steps
+        if steps is None:  # a stream: the end of an epoch is where it ends
+            deque(self._trainer.step.train(self._trainer.batches, lambda: Rates(0.0)), maxlen=0)
+        else:
+            swept_losses(self._trainer.step, self._trainer.batches, np.zeros(steps))
         statistics = self.parameters.statistics.copy()
         self.restore(before)
         self.parameters.statistics[...] = statistics
 
     def restart_rates(self, ends: Sequence[int]) -> None:
         """Let the learning rate fall to 0 up to each of these epochs of this call, and start again."""
-        step, total = self._state.history.progress.step, self._state.history.progress.total_steps or 0
+        step, total = self._state.history.progress.step, self._state.history.progress.total_steps
+        if total is None:
+            raise ValueError(
+                "Cycles of the learning rate need the steps of an epoch, which this stream does not know before it has "
+                "been read. Give a source that knows its number of rows."
+            )
         each = (total - step) // ends[-1]
         self._trainer.rates.follow(Restarts(step, [step + each * epochs for epochs in ends]))
 

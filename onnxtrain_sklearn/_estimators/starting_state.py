@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .._data.batches import Batches
+from .._data.batches import ArrayBatches
 from .._data.columns import warn_of_rounding
 from .._data.several_targets import SeveralTargets
 from .._data.target_scale import require_in_range, warn_of_equal_targets
@@ -261,7 +261,9 @@ def _compared(
 
     ``scores`` are those of the rows of ``own``, of each output.
     """
-    left_out, step = _left_out(state), trainer.step
+    left_out, step, batches = _left_out(state), trainer.step, trainer.batches
+    if not isinstance(batches, ArrayBatches):
+        return FileCompared("its rows come as a stream")
     if left_out or not isinstance(step, HostStep) or meeting(state.model, settings) is not None:
         try:
             parts = _parts_in_form(state, settings, len(own.rows))
@@ -272,7 +274,7 @@ def _compared(
         parts = StepParts(state.model, step.settings, state.parameters, state.frozen, state.optimizer, step.batch)
     count = min(len(own.rows), step.batch)
     rows = own.rows[:count]
-    found = _loss_of_step(step, trainer.batches, rows)
+    found = _loss_of_step(step, batches, rows)
     by_scores = _loss_by_scores(state, settings, examples, rows)
     scores = [one[:count] for one in scores]
     expected = by_scores(scores)
@@ -319,7 +321,7 @@ def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> St
     return StepParts(model, plain, trained, {**state.frozen, **statistics}, OptimizerState(), batch, state.sparse)
 
 
-def _loss_of_step(step: HostStep, batches: Batches, rows: np.ndarray) -> float:
+def _loss_of_step(step: HostStep, batches: ArrayBatches, rows: np.ndarray) -> float:
     buffers = step.buffers(len(rows))
     batches.gather(rows, buffers)
     buffers.sample_weight[: len(rows)], buffers.sample_weight[len(rows) :] = 1.0, 0.0

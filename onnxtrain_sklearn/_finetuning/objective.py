@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.optimize
 
-from .._data.batches import Batches
+from .._data.batches import Batches, Minibatch
 from .._training.loss_graph import TARGET
 from .._training.parameters import FlatParameters
 from .._training.state import GradientStep
@@ -33,12 +33,13 @@ class RowObjective:
 
     def __init__(self, step: GradientStep, batches: Batches) -> None:
         self._step, self._batches = step, batches
-        self._pieces = batches.minibatches()
-        self._loaded: np.ndarray | None = None
-        ends = np.cumsum([0, *map(len, self._pieces)]).tolist()
+        self._pieces = list(batches.epoch())
+        self._loaded: Minibatch | None = None
+        ends = np.cumsum([0, *(len(piece.rows) for piece in self._pieces)]).tolist()
         self._parts = [slice(*ends[i : i + 2]) for i in range(len(self._pieces))]
-        self.rows = np.concatenate(self._pieces)
-        self.weights = batches.weights_of(self.rows)
+        self.rows = np.concatenate([piece.rows for piece in self._pieces])
+        own = [np.ones(len(one.rows)) if one.weights is None else one.weights for one in self._pieces]
+        self.weights = np.concatenate(own)
 
     @property
     def parameters(self) -> FlatParameters:
@@ -51,7 +52,7 @@ class RowObjective:
 
     def first(self) -> np.ndarray:
         """Return the weights with those of the first rows only, which are in the buffers at once."""
-        return np.where(np.arange(len(self.rows)) < len(self._pieces[0]), self.weights, 0.0)
+        return np.where(np.arange(len(self.rows)) < len(self._pieces[0].rows), self.weights, 0.0)
 
     def targets(self) -> np.ndarray:
         """Return one target of each row: the first of those that differ between rows, as a corner of a map may not."""
@@ -85,25 +86,27 @@ class RowObjective:
         parameter changes the predictions.
         """
         self.parameters.vector[...] = vector
-        chosen = rng.permutation(np.arange(len(self._pieces[0])))[:SAMPLED_ROWS]
+        chosen = rng.permutation(np.arange(len(self._pieces[0].rows)))[:SAMPLED_ROWS]
         targets = self._load(self._pieces[0])
+        kept = targets[chosen].copy()
         targets[chosen] = targets[rng.permutation(chosen)]
         squares = np.zeros(len(vector))
         for i in chosen:
-            self._weighted(np.eye(1, len(self._pieces[0]), i)[0], 1.0)
+            self._weighted(np.eye(1, len(self._pieces[0].rows), i)[0], 1.0)
             squares += self.parameters.gradient.astype(np.float64) ** 2
-        self._loaded = None
+        targets[chosen] = kept  # the buffers hold the minibatch for the calls to come
         return squares / len(chosen)
 
-    def _targets_of(self, piece: np.ndarray) -> np.ndarray:
+    def _targets_of(self, piece: Minibatch) -> np.ndarray:
         """Return the targets of the rows, a line for each; the next call may write over them."""
-        return self._load(piece)[: len(piece)].reshape(len(piece), -1)
+        count = len(piece.rows)
+        return self._load(piece)[:count].reshape(count, -1)
 
-    def _load(self, piece: np.ndarray) -> np.ndarray:
+    def _load(self, piece: Minibatch) -> np.ndarray:
         """Gather the rows into the buffers; return the buffer of the targets."""
-        buffers = self._step.buffers(len(piece))
+        buffers = self._step.buffers(len(piece.rows))
         if self._loaded is not piece:
-            self._batches.gather(piece, buffers)
+            piece.fill(buffers)
             self._loaded = piece
         return buffers.columns[TARGET]
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from .._data.batches import BatchBuffers, Batches
+from .._data.batches import BatchBuffers, Batches, Minibatch
 from .._ort.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
 from .loss_graph import LOSS, PENALTY, WEIGHT, StepSettings
@@ -25,6 +26,9 @@ from .update_graph import SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bin
 
 RESIDENT_LIMIT = 2**31
 """Largest data, in bytes, that are uploaded at once; larger data are uploaded by minibatch."""
+
+STEPS_AT_ONCE = 64
+"""Steps whose minibatches are drawn together where they are uploaded: a stream does not hold those of an epoch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,27 +91,35 @@ class DeviceStep(BaseStep):
         """Train on each minibatch of one pass; then yield the sum of weights and the loss of each step."""
         if self._loaded is not batches:
             self._load(batches)
-        minibatches = batches.minibatches()
-        passes = [self._pass(len(rows), resident=bool(self._data)) for rows in minibatches]
-        groups = Groups(np.array([batches.weight_of(rows) for rows in minibatches]), self.settings.accumulate)
+        minibatches = batches.epoch()
+        most = None if self._data else STEPS_AT_ONCE * self.settings.accumulate
+        try:
+            while several := list(islice(minibatches, most)):
+                yield from self._trained(several, next_rates)
+        finally:
+            self.synchronize()
+
+    def _trained(
+        self, minibatches: Sequence[Minibatch], next_rates: Callable[[], Rates]
+    ) -> Iterator[tuple[float, float]]:
+        """Take the steps of these minibatches; return the sum of weights and the loss of each step."""
+        passes = [self._pass(len(one.rows), resident=bool(self._data)) for one in minibatches]
+        groups = Groups(np.array([one.weight for one in minibatches]), self.settings.accumulate)
         every = [next_rates() for _ in groups.weights]
         scalars, losses = (
             self._update.scalars(groups.weights, every, self.state),
             self._vectors.new(np.zeros(len(passes), self._vectors.buffer.dtype)),
         )
         shares = self._vectors.new(groups.shares.astype(self._vectors.buffer.dtype))
-        try:
-            for i, (one, feeds) in enumerate(self._fed(batches, minibatches, passes)):
-                step = i // groups.size
-                self._run_pass(one, {**feeds, LOSS: losses.part(i, ())}, every[step].dropout)
-                if self._total is not None and groups.position(i) in self._total:
-                    self._total[groups.position(i)].run(**{SHARE: shares.part(i, ())})
-                if groups.position(i)[1]:
-                    self._run_step({name: array.part(step, ()) for name, array in scalars.items()})
-        finally:
-            self.synchronize()
+        for i, (one, feeds) in enumerate(self._fed(minibatches, passes)):
+            step = i // groups.size
+            self._run_pass(one, {**feeds, LOSS: losses.part(i, ())}, every[step].dropout)
+            if self._total is not None and groups.position(i) in self._total:
+                self._total[groups.position(i)].run(**{SHARE: shares.part(i, ())})
+            if groups.position(i)[1]:
+                self._run_step({name: array.part(step, ()) for name, array in scalars.items()})
         means = groups.means(losses.read().astype(np.float64)) + scalars[PENALTY].read()
-        yield from zip(groups.weights.tolist(), means.tolist(), strict=True)
+        return zip(groups.weights.tolist(), means.tolist(), strict=True)
 
     def synchronize(self) -> None:
         """Bring the host's copies of parameters and optimizer state up to date."""
@@ -123,18 +135,18 @@ class DeviceStep(BaseStep):
         self._loaded = None
 
     def _fed(
-        self, batches: Batches, minibatches: Sequence[np.ndarray], passes: Sequence[DevicePass]
+        self, minibatches: Sequence[Minibatch], passes: Sequence[DevicePass]
     ) -> Iterator[tuple[DevicePass, dict[str, Array]]]:
         """Yield the pass of each minibatch and its inputs; the host gathers rows only if the device does not."""
-        order, weights = self._order(batches, minibatches, passes)
+        order, weights = self._order(minibatches, passes)
         start = 0
-        for rows, one in zip(minibatches, passes, strict=True):
+        for minibatch, one in zip(minibatches, passes, strict=True):
             shape = one.buffers.sample_weight.shape
             feeds: dict[str, Array] = {WEIGHT: weights.part(start, shape)}
             if self._data:
                 feeds |= {**self._data, ROW_NUMBERS: order.part(start, shape)}
             else:
-                batches.gather(rows, one.buffers)
+                minibatch.fill(one.buffers)
                 one.gradient.require_indices(one.buffers.columns)
             yield one, feeds
             start += shape[0]
@@ -155,21 +167,18 @@ class DeviceStep(BaseStep):
     def _load(self, batches: Batches) -> None:
         """Upload the trained parameters, and the data if they fit."""
         self._vectors.upload()
-        arrays = batches.arrays() if batches.nbytes <= RESIDENT_LIMIT else {}
-        data = {f"{DATA}{name}": array for name, array in arrays.items()}
+        data = {f"{DATA}{name}": array for name, array in (batches.resident(RESIDENT_LIMIT) or {}).items()}
         self._pass(self.batch, resident=True).gradient.require_indices(data)
         self._data = {name: self._vectors.new(array) for name, array in data.items()}
         self._loaded = batches
 
-    def _order(
-        self, batches: Batches, minibatches: Sequence[np.ndarray], passes: Sequence[DevicePass]
-    ) -> tuple[DeviceArray, DeviceArray]:
-        """Return the rows of all minibatches in one vector, padded as ``Batches.fill`` does, and their weights."""
+    def _order(self, minibatches: Sequence[Minibatch], passes: Sequence[DevicePass]) -> tuple[DeviceArray, DeviceArray]:
+        """Return the rows of all minibatches in one vector, padded as ``Minibatch.fill`` does, and their weights."""
         order, weights = [], []
-        for rows, one in zip(minibatches, passes, strict=True):
+        for (rows, own, _, _), one in zip(minibatches, passes, strict=True):
             missing = len(one.buffers.sample_weight) - len(rows)
             order.append(np.r_[rows, np.full(missing, rows[0])])
-            weights.append(np.r_[batches.weights_of(rows), np.zeros(missing)])
+            weights.append(np.r_[np.ones(len(rows)) if own is None else own, np.zeros(missing)])
         dtype = self.parameters.vector.dtype
         return self._vectors.new(np.concatenate(order).astype(np.int64)), self._vectors.new(
             np.concatenate(weights).astype(dtype)

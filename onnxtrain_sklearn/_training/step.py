@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import ClassVar
 
 import numpy as np
 
-from .._data.batches import BatchBuffers, Batches
+from .._data.batches import BatchBuffers, Batches, filled
 from .._model.trainable import TrainableModel
 from .._ort import device_graphs
 from ..exceptions import warn
@@ -185,11 +186,11 @@ class HostStep(BaseStep):
     def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one pass; before its update, yield the sum of its weights and its loss."""
         if self._updates is not None:
-            self._updates.prepare(batches.steps // self.settings.accumulate)
+            self._updates.prepare((batches.steps or 0) // self.settings.accumulate)
         if self._group is not None:
             yield from self._train_groups(self._group, batches, next_rates)
             return
-        for weight in batches.fill(self.buffers):
+        for weight in filled(batches.epoch(), self.buffers):
             rates = next_rates()
             yield weight, self.gradients(weight, rates.dropout)
             self.update(rates)
@@ -198,18 +199,18 @@ class HostStep(BaseStep):
         self, mean: HostAccumulation, batches: Batches, next_rates: Callable[[], Rates]
     ) -> Iterator[tuple[float, float]]:
         """Take one step for each group of minibatches; before it, yield the sum of its weights and its loss."""
-        minibatches, count = batches.minibatches(), self.settings.accumulate
-        for start in range(0, len(minibatches), count):
-            group, rates = minibatches[start : start + count], next_rates()
-            weights = [batches.weight_of(rows) for rows in group]
-            total, loss = sum(weights), 0.0
+        minibatches = batches.epoch()
+        while group := list(islice(minibatches, self.settings.accumulate)):
+            rates = next_rates()
+            total, loss = sum(one.weight for one in group), 0.0
             self._begin()
-            for i, (rows, weight) in enumerate(zip(group, weights, strict=True)):
-                batches.gather(rows, self.buffers(len(rows)))
-                share = weight / total if total > 0 else 0.0
+            for i, one in enumerate(group):
+                one.fill(self.buffers(len(one.rows)))
+                share = one.weight / total if total > 0 else 0.0
                 loss += share * self._current.run(self.state, rates.dropout)
                 mean.add(i, len(group), share)
             loss += 0.0 if self._penalty is None else self._penalty.run(total)
+            del one, group  # they may hold the window of a stream
             yield total, loss
             self.update(rates)
 

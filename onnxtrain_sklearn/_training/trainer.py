@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from .._data.batches import Batches
+from .._data.batches import Batches, filled
 from .._data.validation import is_finite
 from .._utils.errors import ignores_float_errors
 from ..exceptions import DivergenceError, warn
@@ -240,7 +240,8 @@ class Trainer(Watched):
         the best loss on other data, or of another loss function, cannot be compared.
         """
         max_iter = self._settings.max_iter
-        self._begin(self.most_steps(one_pass=False))
+        steps = self.most_steps(one_pass=False)
+        self._begin(steps)
         self.rates.warn_if_finished()
         ended = self._guarded(lambda: self._watched(self._train))
         self._keep_best()
@@ -253,8 +254,10 @@ class Trainer(Watched):
                 ConvergenceWarning,
             )
 
-    def most_steps(self, *, one_pass: bool) -> int:
-        """Return how many steps the call takes at most."""
+    def most_steps(self, *, one_pass: bool) -> int | None:
+        """Return how many steps the call takes at most; None: a stream does not know its rows."""
+        if self.batches.steps is None:
+            return None
         steps = -(-self.batches.steps // self._settings.accumulate)
         return steps if one_pass else self._settings.max_iter * steps
 
@@ -284,7 +287,7 @@ class Trainer(Watched):
             self._kept.restore_finite()
         self._keep_best()
 
-    def _begin(self, steps: int) -> None:
+    def _begin(self, steps: int | None) -> None:
         history, progress = self.history, self.history.progress
         early_stopping = self._settings.early_stopping
         score = watched = history.best_score
@@ -292,7 +295,7 @@ class Trainer(Watched):
             score = watched = self._validate()  # the score of the initial weights on these data
             watched = score if self.validation_loss is None else -self.validation_loss()
         history.change(
-            progress=replace(progress, total_steps=progress.step + steps),
+            progress=replace(progress, total_steps=None if steps is None else progress.step + steps),
             best_loss=math.inf,
             best_score=-math.inf if math.isnan(score) else score,
             best_watched=-math.inf if math.isnan(watched) else watched,
@@ -336,7 +339,7 @@ class Trainer(Watched):
         total, seen = _trained(self.step.train(self.batches, self.rates.advance), self._kept)
         if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
-        return total / (seen if self.batches.drop_last else self.batches.weight)
+        return total / (seen if self.batches.weight is None else self.batches.weight)
 
     def _is_finite(self) -> bool:
         """Return True if weights and optimizer state are finite: an infinite second moment silently stops training."""
@@ -419,7 +422,12 @@ class FullBatchTrainer(Trainer):
         validate: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(settings, step, batches, history, validate)
-        self._optimizer, self._gradient_step = optimizer, step
+        if batches.weight is None:
+            raise ValueError(
+                f"{type(optimizer).__name__} computes the loss of all rows in each evaluation, and the rows of this "
+                f"stream have no known weight. Set an optimizer of minibatch steps, such as AdamW()."
+            )
+        self._optimizer, self._gradient_step, self._weight = optimizer, step, batches.weight
         self._reached = np.empty(len(self._vector))
         self._met_overflow = False
 
@@ -452,10 +460,10 @@ class FullBatchTrainer(Trainer):
 
     def _objective(self, vector: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the loss of all rows and its gradient, both in float64."""
-        step, total_weight = self._gradient_step, self.batches.weight
+        step, total_weight = self._gradient_step, self._weight
         self._vector[...] = vector
         loss, gradient = 0.0, np.zeros(len(vector))
-        for weight in self.batches.fill(step.buffers):
+        for weight in filled(self.batches.epoch(), step.buffers):
             loss += weight * step.gradients(total_weight)
             gradient += weight * step.parameters.gradient
         self._met_overflow |= not math.isfinite(loss)

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 
-from onnxtrain_sklearn._data.batches import Batches
+from onnxtrain_sklearn._data.batches import ArrayBatches, Minibatch
 from onnxtrain_sklearn._training.trainer import Trainer
 from tests.combinations.draws import Draw
 
@@ -38,12 +38,12 @@ class RecordedCall:
 @contextmanager
 def recording(call: RecordedCall) -> Iterator[None]:
     """Record a call that is made inside of the block."""
-    minibatches, fit, one_pass, begin = Batches.minibatches, Trainer.fit, Trainer.one_pass, Trainer._begin
+    epoch, fit, one_pass, begin = ArrayBatches.epoch, Trainer.fit, Trainer.one_pass, Trainer._begin
 
-    def recorded(batches: Batches) -> list[np.ndarray]:
-        found, call.rows = minibatches(batches), np.sort(batches._rows)
-        call.passes.append([rows.copy() for rows in found])
-        return found
+    def recorded(batches: ArrayBatches) -> Iterator[Minibatch]:
+        found, call.rows = list(epoch(batches)), np.sort(batches._rows)
+        call.passes.append([one.rows.copy() for one in found])
+        return iter(found)
 
     def note(trainer: Trainer) -> None:
         parameters = trainer.step.parameters
@@ -64,7 +64,7 @@ def recording(call: RecordedCall) -> Iterator[None]:
         call.watched_before = trainer.history.best_watched
 
     with (
-        mock.patch.object(Batches, "minibatches", recorded),
+        mock.patch.object(ArrayBatches, "epoch", recorded),
         mock.patch.object(Trainer, "fit", noted_fit),
         mock.patch.object(Trainer, "one_pass", noted_pass),
         mock.patch.object(Trainer, "_begin", noted_begin),

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxtrain_sklearn._data.batches import BatchBuffers, Batches, distinct_rows, weighted_rows
+from onnxtrain_sklearn._data.batches import (
+    ArrayBatches,
+    BatchBuffers,
+    distinct_rows,
+    filled,
+    weighted_rows,
+)
 from onnxtrain_sklearn._data.columns import Column
 
 FLOAT = np.dtype(np.float32)
@@ -14,7 +20,7 @@ FLOAT = np.dtype(np.float32)
 def batches(n=10, size=4, *, weights=None, seed=None, rows=None, drop_last=False):
     columns = {"X": Column(np.arange(n, dtype=np.float32)[:, None], FLOAT)}
     rng = None if seed is None else np.random.RandomState(seed)
-    return Batches(columns, np.arange(n) if rows is None else rows, weights, size, rng, drop_last=drop_last)
+    return ArrayBatches(columns, np.arange(n) if rows is None else rows, weights, size, rng, drop_last=drop_last)
 
 
 def epoch(source, capacity=4):
@@ -22,7 +28,7 @@ def epoch(source, capacity=4):
     buffers = new_buffers(capacity)
     return [
         (buffers.columns["X"].ravel().astype(int), buffers.sample_weight.copy(), total)
-        for total in source.fill(lambda rows: buffers)
+        for total in filled(source.epoch(), lambda rows: buffers)
     ]
 
 
@@ -49,7 +55,7 @@ def test_every_row_comes_once_an_epoch(n, seed):
 def test_rows_that_do_not_fill_a_batch_are_left_out(n, seed):
     source = batches(n, seed=seed, drop_last=True)
     assert source.steps == max(1, n // 4)
-    assert source.n_rows == sum(map(len, source.minibatches())) == (n if n < 4 else 4 * (n // 4))
+    assert source.n_rows == sum(len(one.rows) for one in source.epoch()) == (n if n < 4 else 4 * (n // 4))
     seen = [trained_rows(source) for _ in range(9)]
     assert all(len(set(rows)) == len(rows) == source.n_rows for rows in seen)
     assert set().union(*seen) == set(range(n if seed == 0 else source.n_rows))
@@ -120,16 +126,16 @@ def test_a_single_batch_is_gathered_once_per_buffers(monkeypatch):
     monkeypatch.setattr(Column, "into", counted)
     buffers = new_buffers()
     for _ in range(3):
-        assert list(source.fill(lambda rows: buffers)) == [4]
+        assert list(filled(source.epoch(), lambda rows: buffers)) == [4]
     assert calls == [4]
-    list(source.fill(lambda rows: new_buffers()))
+    list(filled(source.epoch(), lambda rows: new_buffers()))
     assert calls == [4, 4]
 
 
 def test_buffers_are_asked_for_as_many_rows_as_a_batch_has():
     by_size = {rows: new_buffers(rows) for rows in (4, 2)}
     source, seen = batches(10), []
-    for _ in source.fill(by_size.__getitem__):
+    for _ in filled(source.epoch(), by_size.__getitem__):
         seen.append([buffers.columns["X"].ravel().tolist() for buffers in by_size.values()])
     assert seen == [[[0, 1, 2, 3], [0, 0]], [[4, 5, 6, 7], [0, 0]], [[4, 5, 6, 7], [8, 9]]]
     assert by_size[2].sample_weight.tolist() == [1, 1]
@@ -138,9 +144,9 @@ def test_buffers_are_asked_for_as_many_rows_as_a_batch_has():
 def test_several_columns_stay_aligned():
     X = np.random.default_rng(0).integers(-5, 6, size=(12, 6)).astype(np.float64)
     columns = {"X": Column(X, FLOAT), "y": Column(X[:, 0].astype(int), np.dtype(np.int64))}
-    source = Batches(columns, np.arange(12), None, 5, np.random.RandomState(0))
+    source = ArrayBatches(columns, np.arange(12), None, 5, np.random.RandomState(0))
     buffers = {"X": np.zeros((5, 6), np.float32), "y": np.zeros(5, np.int64)}
-    for _ in source.fill(lambda rows: BatchBuffers(buffers, np.zeros(5, np.float32))):
+    for _ in filled(source.epoch(), lambda rows: BatchBuffers(buffers, np.zeros(5, np.float32))):
         np.testing.assert_array_equal(buffers["X"][:, 0], buffers["y"])
 
 

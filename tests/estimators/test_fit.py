@@ -14,6 +14,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.neural_network import MLPRegressor
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn._estimators.examples import TrainingRows
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.schedules import Cosine
@@ -351,8 +352,14 @@ def test_generators_in_equal_states_give_equal_bits_and_are_drawn_from():
 
 def test_shuffling_draws_a_new_order_for_every_epoch(monkeypatch):
     X = np.arange(40, dtype=np.float32).reshape(-1, 1)
-    orders, take = [], "onnxtrain_sklearn._data.batches.Batches.gather"
-    monkeypatch.setattr(take, lambda self, rows, *rest: orders.append(rows.copy()))
+    orders, epoch = [], ArrayBatches.epoch
+
+    def recorded(batches):
+        minibatches = list(epoch(batches))
+        orders.extend(one.rows.copy() for one in minibatches)
+        return iter(minibatches)
+
+    monkeypatch.setattr(ArrayBatches, "epoch", recorded)
     for shuffle in (True, False):
         orders.clear()
         estimator = OrtGradientRegressor(Linear(), batch_size=16, shuffle=shuffle, max_iter=2, tol=NEVER)

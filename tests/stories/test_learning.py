@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import LBFGS, MLP, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._data.batches import Batches
+from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn.losses import LOSSES, Loss
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import SCHEDULES, Cosine, Progress, Schedule, Warmup, resolve_schedule
@@ -145,13 +145,14 @@ def test_lbfgs_on_weighted_rows_and_in_pieces_is_lbfgs_on_all_at_once(monkeypatc
 
 def test_lbfgs_sums_its_pieces_in_one_order(monkeypatch):
     X, y = blobs(50)
-    orders, gather = set(), Batches.gather
+    orders, epoch = set(), ArrayBatches.epoch
 
-    def recorded(batches, rows, *rest):
-        orders.add(tuple(rows))
-        gather(batches, rows, *rest)
+    def recorded(batches):
+        for one in epoch(batches):
+            orders.add(tuple(one.rows))
+            yield one
 
-    monkeypatch.setattr(Batches, "gather", recorded)
+    monkeypatch.setattr(ArrayBatches, "epoch", recorded)
     monkeypatch.setattr("onnxtrain_sklearn._estimators.config.LBFGS_PIECE", 20)
     OrtGradientClassifier(Linear(), optimizer="lbfgs", random_state=0).fit(X, y)
     assert orders == {tuple(range(20)), tuple(range(20, 40)), tuple(range(40, 50))}

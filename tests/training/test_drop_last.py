@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor, load_training, schedules
-from onnxtrain_sklearn._data.batches import Batches
+from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn.callbacks import Checkpoint
 from tests.helpers.engines import each_engine
@@ -37,14 +37,14 @@ def regressor(model=None, **settings):
 @pytest.fixture
 def passes(monkeypatch):
     """The rows of the minibatches of each epoch, as they are trained on."""
-    found, minibatches = [], Batches.minibatches
+    found, epoch = [], ArrayBatches.epoch
 
     def recorded(batches):
-        rows = minibatches(batches)
-        found.append([one.copy() for one in rows])
-        return rows
+        minibatches = list(epoch(batches))
+        found.append([one.rows.copy() for one in minibatches])
+        return iter(minibatches)
 
-    monkeypatch.setattr(Batches, "minibatches", recorded)
+    monkeypatch.setattr(ArrayBatches, "epoch", recorded)
     return found
 
 

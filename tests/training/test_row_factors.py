@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn._data.batches import Batches
+from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._gradient.portable import factor_out_columns
@@ -135,7 +135,7 @@ def test_weights_that_are_written_between_passes_count():
     X, y = data(8)
     passed, fresh = new_step(mlp(), batch=8), new_step(mlp(), batch=8)
     column, target = Column(X, X.dtype), Column(y[:, None], y.dtype)
-    whole = Batches({"X": column, TARGET: target}, np.arange(8), None, 8, None)
+    whole = ArrayBatches({"X": column, TARGET: target}, np.arange(8), None, 8, None)
     for _ in passed.train(whole, lambda: Rates(0.0)):
         pass
     weights = np.linspace(0, 2, 8)
