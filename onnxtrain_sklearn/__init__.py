@@ -9,7 +9,8 @@ from ._export.training import load_training
 from ._fitted import skl2onnx_bridge
 from ._gradient.engine import gradient_graph
 from ._ir.limits import ModelLimits, model_limits
-from ._multi_output.estimator import OrtGradientMultiOutput, export_training
+from ._multi_output.estimator import OrtGradientMultiOutput
+from ._multi_output.export_training import export_training
 from ._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
 from ._recipes.skl2onnx_plugin import register_converters
 from ._recipes.tabm import TabMClassifier, TabMRegressor

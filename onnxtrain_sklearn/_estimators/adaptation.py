@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
-from sklearn.utils.validation import check_is_fitted
 
 from .._importers.quantization import is_held_as_integers, requantized
 from .._inference.graph import OutputOptions, inference_model
@@ -78,68 +77,25 @@ def _why_no_matrix(source: TrainableModel) -> str:
     )
 
 
-class Adapted:
-    """An estimator whose adapters can be read and saved."""
+def adapters_of(estimator: object) -> dict[str, np.ndarray]:
+    """Return a copy of the low-rank factors of a fitted estimator by name."""
+    state: FittedState | None = vars(estimator).get("_state")
+    if state is None or not state.source.low_rank:
+        name = type(estimator).__name__
+        raise AttributeError(f"{name!r} object has no attribute 'adapters_': it trained no adapters.")
+    weights, factors = state.prediction_weights(), factors_of_matrices(state.source.low_rank)
+    return {name: array for name, array in weights.items() if name in factors}
 
-    _state: FittedState
 
-    @property
-    def adapters_(self) -> dict[str, np.ndarray]:
-        """A copy of the low-rank factors by name; without adapters there is no such attribute."""
-        state = vars(self).get("_state")
-        if state is None or not state.source.low_rank:
-            name = type(self).__name__
-            raise AttributeError(f"{name!r} object has no attribute 'adapters_': it trained no adapters.")
-        weights, factors = state.prediction_weights(), factors_of_matrices(state.source.low_rank)
-        return {name: array for name, array in weights.items() if name in factors}
-
-    def save_adapter(self, path: str | os.PathLike[str]) -> None:
-        """Write what was trained to an ``.onnx_adapter`` file of onnxruntime.
-
-        The file belongs to the graph of ``to_onnx(adapter=True)``, which predicts as the given model until an adapter
-        is active. Adapters of other fits of the same model to the same ``targets``, of any rank, fit that graph too.
-        It holds the factors, the scale ``alpha / rank`` multiplied into them, and the parameters that ``trainable``
-        names beside them. Without ``adapters=LoRA(...)`` these are all trained parameters: a runtime then swaps weights
-        in one model. ``load_state`` reads the file back.
-
-        Parameters
-        ----------
-        path : str or path
-            The file to write. onnxruntime 1.20 or newer writes and reads it.
-
-        Raises
-        ------
-        RuntimeNotFoundError
-            The installed onnxruntime has no adapter files.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> import onnxruntime
-        >>> from sklearn.datasets import load_digits
-        >>> from onnxtrain_sklearn import Linear, LoRA, OrtGradientClassifier
-        >>> X, y = load_digits(return_X_y=True)
-        >>> given = Linear().build(n_features=64, n_outputs=10, random_state=0)
-        >>> classifier = OrtGradientClassifier(given, adapters=LoRA(2), learning_rate_init=0.01, tol=1).fit(X, y)
-        >>> session = onnxruntime.InferenceSession(classifier.to_onnx(adapter=True).SerializeToString())
-        >>> if hasattr(onnxruntime, "LoraAdapter"):
-        ...     adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
-        ...     with tempfile.TemporaryDirectory() as folder:
-        ...         classifier.save_adapter(f"{folder}/digits.onnx_adapter")
-        ...         adapter.Load(f"{folder}/digits.onnx_adapter")
-        ...     options.add_active_adapter(adapter)
-        ...     labels, _ = session.run(None, {"X": X.astype("float32")}, options)
-        ...     assert (labels == classifier.predict(X)).all()
-        """
-        check_is_fitted(self)
-        state = self._state
-        _require_one_network(state)
-        weights, trained = state.prediction_weights(), state.parameters.names
-        arrays = {name: weights[name] for name in (*trained, *state.parameters.running_statistics)}
-        for one in state.source.low_rank:
-            last = one.factors[1]
-            arrays[last] = (one.scale * arrays[last].astype(np.float64)).astype(arrays[last].dtype)
-        write_adapter(path, arrays)
+def save_adapter(state: FittedState, path: str | os.PathLike[str]) -> None:
+    """Write the factors and the other trained parameters to an ``.onnx_adapter`` file."""
+    _require_one_network(state)
+    weights, trained = state.prediction_weights(), state.parameters.names
+    arrays = {name: weights[name] for name in (*trained, *state.parameters.running_statistics)}
+    for one in state.source.low_rank:
+        last = one.factors[1]
+        arrays[last] = (one.scale * arrays[last].astype(np.float64)).astype(arrays[last].dtype)
+    write_adapter(path, arrays)
 
 
 def _require_one_network(state: FittedState) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
-from sklearn.utils.validation import check_is_fitted
 
 from .._data.target_scale import TargetScale
 from .._ir.edits import keep_outputs, swap_initializers
@@ -28,81 +27,15 @@ from ..losses import Loss
 from ..optimizers import SGD, Adam, AdamW, resolve_optimizer
 from .fitted_state import FittedState
 from .heads import loss_of
-from .training_files import TrainingFiles
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 SLOTS = ("first_moment", "second_moment")
 """The names of Adam's vectors in this package, in the order of onnxruntime-training."""
 
 
-class DeviceTraining(TrainingFiles):
-    """An estimator whose training can continue on a device."""
-
-    _state: FittedState
-
-    def export_artifacts(self, folder: str | os.PathLike[str], prefix: str = "") -> None:
-        """Write the files from which onnxruntime-training continues training on a device.
-
-        Parameters
-        ----------
-        folder : str or path
-            Folder for ``training_model.onnx``, ``eval_model.onnx``, ``optimizer_model.onnx`` and ``checkpoint``.
-        prefix : str, default=""
-            Prefix of the file names.
-
-        Raises
-        ------
-        ModelError
-            The files cannot express a setting: a penalty, an optimizer other than SGD, Adam, AdamW and
-            OrtAdamW, or batch statistics.
-
-        Notes
-        -----
-        The inputs of the training model are those of the graph, and the target: ``labels`` (indices into ``classes_``)
-        for several classes, else ``target`` in the units of ``y``. Its outputs are the mean loss over the rows, and the
-        scores before they are scaled to the units of ``y``. The optimizer starts from its initial state.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> from sklearn.datasets import load_diabetes
-        >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor
-        >>> X, y = load_diabetes(return_X_y=True)
-        >>> regressor = OrtGradientRegressor(Linear()).partial_fit(X, y)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     regressor.export_artifacts(folder)
-        ...     loaded = regressor.load_checkpoint(f"{folder}/checkpoint")
-        >>> loaded is regressor
-        True
-        """
-        check_is_fitted(self)
-        _write_artifacts(self, self._state, folder, prefix)
-
-    def load_checkpoint(self, path: str | os.PathLike[str]) -> Self:
-        """Load the weights from a checkpoint of onnxruntime-training, and the optimizer's state if it is included.
-
-        Parameters
-        ----------
-        path : str or path
-            A checkpoint that was trained from the files of :meth:`export_artifacts`.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        ModelError
-            The file is not a checkpoint, or belongs to another model; the estimator is unchanged.
-        """
-        check_is_fitted(self)
-        _read_checkpoint(self._state, path)
-        return self
-
-
-def _write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLike[str], prefix: str) -> None:
+def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLike[str], prefix: str) -> None:
     from ..classic.artifacts import generate_artifacts  # imported late: few users need it
 
     optimizer = _block_of_optimizer(estimator)
@@ -188,10 +121,10 @@ def _scaled_outputs(op: GraphBuilder, y: ir.Value, scale: TargetScale | None) ->
     return op.Div(op.Sub(y, np.asarray(scale.center, op.dtype.numpy())), np.asarray(scale.scale, op.dtype.numpy()))
 
 
-def _read_checkpoint(state: FittedState, path: str | os.PathLike[str]) -> None:
-    from ..classic.onnxblock.checkpoint import read_checkpoint
+def read_checkpoint(state: FittedState, path: str | os.PathLike[str]) -> None:
+    from ..classic.onnxblock import checkpoint as files
 
-    checkpoint, parameters, current = read_checkpoint(path), state.parameters, state.trained_weights()
+    checkpoint, parameters, current = files.read_checkpoint(path), state.parameters, state.trained_weights()
     for name, array in checkpoint.items():
         if name not in current or array.shape != current[name].shape:
             known = f"{list(current[name].shape)}" if name in current else "none of that name"

@@ -1,42 +1,75 @@
-"""Base class of the two estimators: scikit-learn's interface to a training run.
+"""The estimators as scikit-learn knows them: conventions around a fitted state, and what users can do with it.
 
-Constructors only store their arguments. ``fit`` resolves and validates everything before it changes the estimator: an
-error leaves it unchanged, including weights, optimizer state and random state. Targets and predictions, in which
-classification and regression differ, are left to the public classes.
+Constructors only store their arguments. :func:`~.fit.train` resolves and validates everything before it changes the
+estimator: an error leaves it unchanged, including weights, optimizer state and random state. Each further method is a
+function of the fitted state.
 """
 
 from __future__ import annotations
 
+import copy
+import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
 from .._data.targets import Classes, Targets
+from .._export.folder import StateArrays
+from .._export.source import ExportSource
 from .._fitted.model import is_estimator
+from .._inference.graph import OutputOptions
+from .._ir.protobuf import to_proto
 from .._training.trainer import Trainer
-from .._utils.typing import Estimator, MatrixLike
-from .adaptation import Adapted
-from .describe import Describable, HtmlRepr
+from .._utils.typing import MatrixLike
+from .adaptation import adaptable_graph, adapters_of, save_adapter
+from .artifact_files import read_checkpoint, write_artifacts
+from .available_methods import is_on
+from .coefficients import coefficients_of, intercept_of
+from .describe import Description, describe
 from .examples import Call, FitRows
-from .fit import Attempt, is_on, prepared
+from .fit import prepared, train
+from .fitted_attributes import Recorded, best_validation_score, fine_tuning_columns
 from .fitted_state import FittedState
 from .parameters import CallbackSupportMixin, Parameters, resolved
-from .pickling import Copied
-from .predict import Results
+from .pickling import cloned, restore_copy, state_of_copy
+from .predict import predicted
+from .to_sklearn import trained_estimator
+from .training_files import constants_of, export_folder, export_source, load_state, training_onnx
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class GraphEstimator(
-    CallbackSupportMixin, Copied, Attempt, Describable, Adapted, Parameters, HtmlRepr, BaseEstimator, ABC
-):
+class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
     """Base class of the estimators that train an ONNX graph, on one output or on several."""
 
     _state: FittedState
+    n_outputs_: int
+    classes_: Any
+
+    @abstractmethod
+    def _prepare(self, call: Call) -> tuple[FittedState, Trainer]:
+        """Validate the call and return the state and its trainer; nothing is trained yet."""
+
+    @abstractmethod
+    def _export_source(self, state: FittedState, batch_size: int | None, target: str) -> ExportSource:
+        """Return the source of training graphs."""
+
+    @abstractmethod
+    def to_onnx(self) -> onnx.ModelProto:
+        """Return the trained inference graph."""
+
+    def _exported(self, form: OutputOptions, *, adapter: bool) -> onnx.ModelProto:
+        check_is_fitted(self)
+        if not isinstance(adapter, bool):
+            raise ValueError(f"adapter must be True or False, got {adapter!r}.")
+        return to_proto(adaptable_graph(self._state, form)) if adapter else self._state.to_onnx(form)
+
+    # scikit-learn's conventions
 
     def set_params(self, **params: Any) -> GraphEstimator:
         """Set parameters of this estimator, or of a nested builder or component by ``NAME__PARAMETER``.
@@ -72,12 +105,288 @@ class GraphEstimator(
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.input_tags.allow_nan = is_estimator(self.model) and _takes_nan(self.model)
+        if is_estimator(self.model):
+            from .._fitted.inspect import takes_nan  # needs much of scikit-learn
+
+            tags.input_tags.allow_nan = takes_nan(self.model)
         return tags
 
+    def __sklearn_clone__(self) -> Self:
+        """Return an unfitted copy; a fitted model among the parameters stays fitted."""
+        return cloned(self)
 
-class BaseOrtGradient(Results, GraphEstimator):
-    """Base class of the classifier and the regressor."""
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy: parameters, and the fitted state as plain data."""
+        return state_of_copy(super().__getstate__())
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore a copy; if its device or engine is missing, it continues on the CPU or with engine="auto"."""
+        super().__setstate__(state)
+        restore_copy(self, state)
+
+    # Attributes of a fitted estimator
+
+    n_iter_ = Recorded(lambda history: history.progress.epoch, "Epochs trained, over all calls.")
+    t_ = Recorded(lambda history: history.progress.samples, "Rows seen, over all calls.")
+    loss_ = Recorded(
+        lambda history: history.losses.last(), "Mean loss of the last epoch; NaN before the first has ended."
+    )
+    loss_curve_ = Recorded(lambda history: history.loss_curve, "Mean loss of each epoch, of the latest 100,000.")
+    history_ = Recorded(
+        lambda history: history.rows,
+        """A dict for each epoch: epoch, step, loss, learning_rate, seconds, scores, and what callbacks add.
+
+        ``history_.to_frame()`` returns a pandas DataFrame. Of epochs before the latest 10,000 epoch and loss are kept.
+        """,
+    )
+    callbacks_ = Recorded(
+        lambda history: copy.deepcopy(history.memories),
+        """Memories of callbacks, keyed by class; further ones of a class by class and number, ``"EpochScoring 2"``.""",
+    )
+    best_loss_ = Recorded(
+        lambda history: None if history.early_stopping else history.least_loss,
+        "Least mean loss of an epoch; None with early stopping.",
+    )
+    validation_scores_ = Recorded(
+        lambda history: history.validation_scores or None,
+        "Score after each epoch, of the latest 100,000; None without validation data.",
+    )
+    best_validation_score_ = Recorded(
+        best_validation_score,
+        "Best of the scores, with early stopping that of the best epoch; None without validation data.",
+    )
+    fine_tuning_ = Recorded(fine_tuning_columns, "The candidates of fine-tuning, in columns; plain training has none.")
+
+    @property
+    def model_(self) -> onnx.ModelProto:
+        """The trained inference graph, as ``to_onnx()`` returns it."""
+        return self.to_onnx()
+
+    @property
+    def weights_(self) -> dict[str, np.ndarray]:
+        """A copy of every float parameter of the graph, trained or frozen, and of running statistics, by name."""
+        check_is_fitted(self)
+        return StateArrays(self._state.weights(), constants_of(self._state))
+
+    @property
+    def adapters_(self) -> dict[str, np.ndarray]:
+        """A copy of the low-rank factors by name; without adapters there is no such attribute."""
+        return adapters_of(self)
+
+    # What users do with it beside predicting
+
+    def describe(self) -> Description:
+        """Describe what is trained, what stays unchanged, and why.
+
+        Before ``fit``, the description says what would be trained of a given graph or fitted model; after ``fit``, what
+        was trained. ``fit`` prints it with ``verbose=1``.
+
+        Returns
+        -------
+        Description
+            ``print`` it, or read its ``entries``: name, shape, dtype, status ("trained", "frozen", "statistic",
+            "constant"), reason and factors of every float constant on which the trained output depends. It also holds
+            ``n_trained``, ``engine``, ``opset``, ``output``, ``loss`` and ``compared``.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklearn.linear_model import Ridge
+        >>> from onnxtrain_sklearn import OrtGradientRegressor
+        >>> ridge = Ridge().fit(*load_diabetes(return_X_y=True))
+        >>> described = OrtGradientRegressor(ridge, trainable="ridge.coef").describe()
+        >>> [(entry.name, entry.status) for entry in described.entries], described.n_trained
+        ([('ridge.coef', 'trained'), ('ridge.intercept', 'frozen')], 10)
+        """
+        return describe(self)
+
+    def save_adapter(self, path: str | os.PathLike[str]) -> None:
+        """Write what was trained to an ``.onnx_adapter`` file of onnxruntime.
+
+        The file belongs to the graph of ``to_onnx(adapter=True)``, which predicts as the given model until an adapter
+        is active. Adapters of other fits of the same model to the same ``targets``, of any rank, fit that graph too.
+        It holds the factors, the scale ``alpha / rank`` multiplied into them, and the parameters that ``trainable``
+        names beside them. Without ``adapters=LoRA(...)`` these are all trained parameters: a runtime then swaps weights
+        in one model. ``load_state`` reads the file back.
+
+        Parameters
+        ----------
+        path : str or path
+            The file to write. onnxruntime 1.20 or newer writes and reads it.
+
+        Raises
+        ------
+        RuntimeNotFoundError
+            The installed onnxruntime has no adapter files.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import onnxruntime
+        >>> from sklearn.datasets import load_digits
+        >>> from onnxtrain_sklearn import Linear, LoRA, OrtGradientClassifier
+        >>> X, y = load_digits(return_X_y=True)
+        >>> given = Linear().build(n_features=64, n_outputs=10, random_state=0)
+        >>> classifier = OrtGradientClassifier(given, adapters=LoRA(2), learning_rate_init=0.01, tol=1).fit(X, y)
+        >>> session = onnxruntime.InferenceSession(classifier.to_onnx(adapter=True).SerializeToString())
+        >>> if hasattr(onnxruntime, "LoraAdapter"):
+        ...     adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
+        ...     with tempfile.TemporaryDirectory() as folder:
+        ...         classifier.save_adapter(f"{folder}/digits.onnx_adapter")
+        ...         adapter.Load(f"{folder}/digits.onnx_adapter")
+        ...     options.add_active_adapter(adapter)
+        ...     labels, _ = session.run(None, {"X": X.astype("float32")}, options)
+        ...     assert (labels == classifier.predict(X)).all()
+        """
+        check_is_fitted(self)
+        save_adapter(self._state, path)
+
+    def load_state(self, state: str | os.PathLike[str] | dict[str, np.ndarray]) -> Self:
+        """Load weights that were trained elsewhere, and the optimizer's state where it is there too.
+
+        Parameters
+        ----------
+        state : str, path or dict of str to ndarray
+            A folder of :meth:`export_training`, a file in the format of safetensors that a loop over its graphs wrote,
+            a file of :meth:`save_adapter`, or arrays by name: those of the graph, as in ``weights_``, or the vectors of
+            the training graphs.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ModelError
+            A name, a shape or a number does not fit, or the state was trained in a graph with other constants, such as
+            another scale of the inputs, or with other labels of classes; the estimator is unchanged.
+
+        Notes
+        -----
+        What the graph has beside its weights is compared where the state says it: folders, files of training graphs,
+        and ``weights_`` as it is. A dict that was put together by hand, and a file of a loop that leaves out the
+        metadata, are compared by names and shapes alone.
+
+        Arrays by the names of the graph hold no state of the optimizer: it starts anew. Where the estimator has
+        low-rank adapters, such arrays are matrices with the change merged into them: the change is zero then. With the
+        vectors of training graphs :meth:`partial_fit` goes on exactly: schedules too are where they would be after
+        the steps of the state. Only the masks of dropout are others, as their numbers are drawn by the estimator.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> one, other = (OrtGradientClassifier(MLP((8,)), random_state=i) for i in (0, 1))
+        >>> one, other = (net.partial_fit(X, y, classes=[0, 1, 2]) for net in (one, other))
+        >>> bool((other.load_state(one.weights_).predict_proba(X) == one.predict_proba(X)).all())
+        True
+        """
+        check_is_fitted(self)
+        load_state(self._state, state, self.optimizer)
+        return self
+
+    def export_training(
+        self,
+        folder: str | os.PathLike[str],
+        X: MatrixLike | None = None,
+        y: MatrixLike | None = None,
+        *,
+        batch_size: int | None = None,
+        form: str = "both",
+        target: str = "any",
+    ) -> None:
+        """Write a folder of graphs that train this model in any onnxruntime, in any language.
+
+        The folder holds ``step.onnx``, a step on a minibatch, ``epoch.onnx``, a loop over the minibatches of an epoch,
+        ``predict.onnx``, whose weights are inputs, ``state.safetensors`` with the weights and the optimizer's state,
+        and ``manifest.json``, which says what the inputs and outputs are. The graphs consist of ONNX's own operators.
+        Training goes on as by :meth:`partial_fit`; :meth:`load_state` brings the result back.
+
+        Parameters
+        ----------
+        folder : str or path
+            The folder to write. One that holds an earlier export is replaced as a whole.
+        X, y : data as for :meth:`fit`, default=None
+            Of an estimator that is not fitted: some rows, for the shapes of the graph and the classes. It is exported
+            as it is before training, and stays as it is.
+        batch_size : int, default=None
+            Rows of a minibatch; None: those of the estimator, of ``accumulate`` minibatches together.
+        form : {"both", "step", "epoch"}, default="both"
+            The training graphs to write.
+        target : {"any", "web"}, default="any"
+            What the graphs are to run on. "web": also on WebGPU in browsers, which lacks float64: the scalars of a
+            step, such as the bias corrections of Adam, and targets that are scaled are computed in float32.
+
+        Raises
+        ------
+        ModelError
+            A setting has no place in the graphs: L-BFGS; or an input or a weight has the name of a tensor of the
+            state.
+        FileExistsError
+            The folder holds other files.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> classifier = OrtGradientClassifier(MLP((8,)), random_state=0).partial_fit(X, y, classes=[0, 1, 2])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     classifier.export_training(f"{folder}/iris", batch_size=32)
+        ...     sorted(os.listdir(f"{folder}/iris"))
+        ['epoch.onnx', 'manifest.json', 'predict.onnx', 'state.safetensors', 'step.onnx']
+        """
+        export_folder(self, folder, X, y, batch_size=batch_size, form=form, target=target)
+
+    def to_training_onnx(self, *, batch_size: int | None = None) -> onnx.ModelProto:
+        """Return the graph of ``to_onnx()`` with a training step in ``training_info``, ONNX's own form.
+
+        The step (``algorithm``) reads the weights of the inference graph by their names; its own initializers are the
+        optimizer's state, which ``initialization`` sets back, and ``update_binding`` says which output replaces which
+        initializer. Runtimes that only predict ignore it. :func:`load_training` goes on training the file.
+
+        Parameters
+        ----------
+        batch_size : int, default=None
+            Rows of a minibatch; None: those of the estimator, of ``accumulate`` minibatches together.
+
+        Raises
+        ------
+        ModelError
+            A setting has no place in the graphs, as for :meth:`export_training`, or the step needs more than operators
+            of the default domain, or the inference graph lacks what is trained: low-rank factors, float16 weights; or
+            the model encodes columns of a table.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import SGD, MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> classifier = OrtGradientClassifier(MLP((8,)), optimizer=SGD(), random_state=0)
+        >>> classifier = classifier.partial_fit(X, y, classes=[0, 1, 2])
+        >>> info = classifier.to_training_onnx().training_info[0]
+        >>> sorted(binding.key for binding in info.update_binding)
+        ['layers.0.bias', 'layers.0.weight', 'layers.1.bias', 'layers.1.weight', 'step']
+        """
+        check_is_fitted(self)
+        return training_onnx(self, batch_size)
+
+
+class BaseOrtGradient(GraphEstimator):
+    """Base class of the classifier and the regressor: one trained output."""
+
+    _default_loss: str
+    """The default loss: with a fitted model, the loss of that model replaces it."""
+
+    @abstractmethod
+    def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
+        """Return the targets as numbers; ``classes`` are the classes already known."""
+
+    @abstractmethod
+    def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+        """Return the validation score of the predictions."""
 
     def fit(
         self,
@@ -124,28 +433,122 @@ class BaseOrtGradient(Results, GraphEstimator):
             The loss became NaN or infinite; the estimator holds the last finite weights.
         """
         rows = FitRows((X, y, sample_weight), (X_val, y_val, sample_weight_val), (X_old, y_old, sample_weight_old))
-        return self._fit(rows)
+        return train(self, rows.call(None, resume=is_on(self.warm_start)))
 
-    def _fit(self, rows: FitRows, classes: Classes = None) -> Self:
-        return self._train(rows.call(classes, resume=is_on(self.warm_start)))
+    @property
+    def coef_(self) -> np.ndarray:
+        """Weights of the features in the decision function or the prediction, if the graph is one linear layer."""
+        return coefficients_of(self)
 
-    @abstractmethod
-    def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
-        """Return the targets as numbers; ``classes`` are the classes already known."""
+    @property
+    def intercept_(self) -> np.ndarray | float:
+        """The bias that is added to the weighted features, if the graph is one linear layer."""
+        return intercept_of(self)
 
-    @abstractmethod
-    def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-        """Return the validation score of the predictions."""
+    def to_sklearn(self, X: MatrixLike | None = None) -> Any:
+        """Return the fitted scikit-learn model that was given, with the trained numbers written back.
 
-    _default_loss: str
-    """The default loss: with a fitted model, the loss of that model replaces it."""
+        Parameters
+        ----------
+        X : data as for :meth:`fit`, default=None
+            Rows on which the predictions of both models are compared. None: some rows of the last fit. An unpickled
+            estimator holds no data and needs ``X``.
+
+        Returns
+        -------
+        estimator
+            A deep copy of ``model``, which is unchanged. Its predictions are those of this estimator, within 1e-5 if
+            scikit-learn computes in float64.
+
+        Raises
+        ------
+        ModelError
+            ``model`` is not a fitted scikit-learn model, or a trained number has no counterpart in it; the message
+            names the number.
+        ValueError
+            There are no rows for the comparison.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklearn.linear_model import Ridge
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from sklearn.preprocessing import StandardScaler
+        >>> from onnxtrain_sklearn import OrtGradientRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> fitted = make_pipeline(StandardScaler(), Ridge()).fit(X[:200], y[:200])
+        >>> tuned = OrtGradientRegressor(fitted, trainable=["ridge.*"], learning_rate_init=0.1, max_iter=500)
+        >>> tuned = tuned.fit(X[200:], y[200:]).to_sklearn()
+        >>> type(tuned).__name__, bool((tuned[-1].coef_ != fitted[-1].coef_).all())
+        ('Pipeline', True)
+        """
+        check_is_fitted(self)
+        return trained_estimator(self, self._state, X)
+
+    def export_artifacts(self, folder: str | os.PathLike[str], prefix: str = "") -> None:
+        """Write the files from which onnxruntime-training continues training on a device.
+
+        Parameters
+        ----------
+        folder : str or path
+            Folder for ``training_model.onnx``, ``eval_model.onnx``, ``optimizer_model.onnx`` and ``checkpoint``.
+        prefix : str, default=""
+            Prefix of the file names.
+
+        Raises
+        ------
+        ModelError
+            The files cannot express a setting: a penalty, an optimizer other than SGD, Adam, AdamW and
+            OrtAdamW, or batch statistics.
+
+        Notes
+        -----
+        The inputs of the training model are those of the graph, and the target: ``labels`` (indices into ``classes_``)
+        for several classes, else ``target`` in the units of ``y``. Its outputs are the mean loss over the rows, and the
+        scores before they are scaled to the units of ``y``. The optimizer starts from its initial state.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from sklearn.datasets import load_diabetes
+        >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> regressor = OrtGradientRegressor(Linear()).partial_fit(X, y)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     regressor.export_artifacts(folder)
+        ...     loaded = regressor.load_checkpoint(f"{folder}/checkpoint")
+        >>> loaded is regressor
+        True
+        """
+        check_is_fitted(self)
+        write_artifacts(self, self._state, folder, prefix)
+
+    def load_checkpoint(self, path: str | os.PathLike[str]) -> Self:
+        """Load the weights from a checkpoint of onnxruntime-training, and the optimizer's state if it is included.
+
+        Parameters
+        ----------
+        path : str or path
+            A checkpoint that was trained from the files of :meth:`export_artifacts`.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ModelError
+            The file is not a checkpoint, or belongs to another model; the estimator is unchanged.
+        """
+        check_is_fitted(self)
+        read_checkpoint(self._state, path)
+        return self
+
+    def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
+        return predicted(self, X, output, with_scores=with_scores)
 
     def _prepare(self, call: Call) -> tuple[FittedState, Trainer]:
-        state, trainer = prepared(self, call)
-        return self._announced(state, vars(self).get("_state") if call.resume else None), trainer
+        return prepared(self, call)
 
-
-def _takes_nan(model: Estimator) -> bool:
-    from .._fitted.inspect import takes_nan  # needs much of scikit-learn
-
-    return takes_nan(model)
+    def _export_source(self, state: FittedState, batch_size: int | None, target: str) -> ExportSource:
+        return export_source(self, state, batch_size, target)

@@ -38,9 +38,10 @@ from ..models import ModelSource, resolve_builder
 from ..optimizers import BaseOptimizer
 from ..runtime import Runtime
 from ..schedules import Schedule
+from .available_methods import check_one_pass, gives_probabilities, is_on, trains_in_minibatches
 from .base import BaseOrtGradient
 from .examples import Call, FitRows
-from .fit import check_one_pass, gives_probabilities, is_on, trains_in_minibatches
+from .fit import train
 from .parameters import CLASSIFIER, attributes
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         """
         known = known_classes(self, classes, fitted=is_on(self.warm_start) and hasattr(self, "_state"))
         rows = FitRows((X, y, sample_weight), (X_val, y_val, sample_weight_val), (X_old, y_old, sample_weight_old))
-        return self._fit(rows, known)
+        return train(self, rows.call(known, resume=is_on(self.warm_start)))
 
     @available_if(trains_in_minibatches)
     def partial_fit(
@@ -203,7 +204,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         """
         check_one_pass(self)
         known = known_classes(self, classes, fitted=hasattr(self, "_state"))
-        return self._train(Call(X, y, sample_weight, known, resume=True, one_pass=True))
+        return train(self, Call(X, y, sample_weight, known, resume=True, one_pass=True))
 
     def predict(self, X: MatrixLike) -> np.ndarray:
         """Predict labels.

@@ -29,30 +29,26 @@ class LinearLayer:
     bias: np.ndarray
 
 
-class LinearCoefficients:
-    """The attributes ``coef_`` and ``intercept_`` of estimators whose graph is one linear layer."""
+def coefficients_of(estimator: object) -> np.ndarray:
+    """Return the weights of the features in the shape of scikit-learn's linear models."""
+    state, layer = _linear_layer(estimator, "coef_")
+    weight = np.ascontiguousarray(layer.weight.T)
+    return weight[0] if state.head.task == "regression" and len(weight) == 1 else weight
 
-    _state: FittedState
 
-    @property
-    def coef_(self) -> np.ndarray:
-        """Weights of the features in the decision function or the prediction, if the graph is one linear layer."""
-        weight = np.ascontiguousarray(self._affine("coef_").weight.T)
-        return weight[0] if self._state.head.task == "regression" and len(weight) == 1 else weight
+def intercept_of(estimator: object) -> np.ndarray | float:
+    """Return the bias in the shape of scikit-learn's linear models."""
+    state, layer = _linear_layer(estimator, "intercept_")
+    return float(layer.bias[0]) if state.head.task == "regression" and len(layer.bias) == 1 else layer.bias
 
-    @property
-    def intercept_(self) -> np.ndarray | float:
-        """The bias that is added to the weighted features, if the graph is one linear layer."""
-        bias = self._affine("intercept_").bias
-        return float(bias[0]) if self._state.head.task == "regression" and len(bias) == 1 else bias
 
-    def _affine(self, name: str) -> LinearLayer:
-        state: FittedState | None = getattr(self, "_state", None)
-        found = None if state is None else affine_scores(state)
-        if found is None:
-            why = "is not fitted yet" if state is None else "was trained on a graph that is not one linear layer of X"
-            raise AttributeError(f"{type(self).__name__} has no {name}: it {why}.")
-        return found
+def _linear_layer(estimator: object, name: str) -> tuple[FittedState, LinearLayer]:
+    state: FittedState | None = vars(estimator).get("_state")
+    found = None if state is None else affine_scores(state)
+    if state is None or found is None:
+        why = "is not fitted yet" if state is None else "was trained on a graph that is not one linear layer of X"
+        raise AttributeError(f"{type(estimator).__name__} has no {name}: it {why}.")
+    return state, found
 
 
 def affine_scores(state: FittedState) -> LinearLayer | None:

@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator
 
 from .._training.loss_graph import EXACT, LAZY
 from .._training.parameters import Trainable
-from .._utils.declared import Declared, Parameter, switch
+from .._utils.declared import Parameter, switch
 from .._utils.params import (
     BELOW_ONE,
     COUNT,
@@ -38,6 +38,7 @@ from ..models import MODELS, ModelSource, resolve_builder
 from ..optimizers import OPTIMIZERS, BaseOptimizer, resolve_optimizer
 from ..runtime import Runtime
 from ..schedules import SCHEDULES, Schedule, resolve_schedule
+from .declared_estimator import DeclaredEstimator
 
 
 def _listed(registry: Mapping[str, object]) -> str:
@@ -257,7 +258,7 @@ Weight of the rows of each class by label, multiplied with ``sample_weight``, fo
 }  # fmt: skip
 
 
-class Parameters(Declared):
+class Parameters(DeclaredEstimator):
     """The parameters of the estimators, with their types."""
 
     model: ModelSource

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from sklearn.base import clone
 
@@ -18,14 +18,12 @@ from .._ir.files import without_program
 from .._ort import devices, packages
 from .._ort.devices import Device
 from .._training.programs import is_usable
-from .._utils.params import Parametrized, copied
+from .._utils.params import copied
 from ..callbacks.base import ACTIVE
 from ..exceptions import warn
 from .parameters import SET
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+EstimatorT = TypeVar("EstimatorT")
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -117,42 +115,36 @@ def _without_programs(state: dict[str, Any]) -> dict[str, Any]:
     return state | {"model": without_program(state["model"])} if "model" in state else state
 
 
-class Copied(Parametrized):
-    """An estimator whose clones keep a given fitted model, and whose pickles hold the fitted state as plain data."""
+def cloned(estimator: EstimatorT) -> EstimatorT:
+    """Return an unfitted copy; a fitted model among the parameters stays fitted."""
+    source: Any = estimator
+    parameters = _without_programs(source.get_params(deep=False))
+    copies: dict[str, Any] = {n: v if n == "model" and is_estimator(v) else copied(v) for n, v in parameters.items()}
+    twin = type(estimator)(**copies)
+    for name in ("_metadata_request", "_sklearn_output_config"):
+        if name in vars(estimator):
+            setattr(twin, name, copy.deepcopy(vars(estimator)[name]))
+    if SET in vars(estimator):  # one instance serves all clones, as in scikit-learn
+        vars(twin)[SET] = vars(estimator)[SET]
+    return twin
 
-    engine: str
-    device_: str
 
-    def __sklearn_clone__(self) -> Self:
-        """Return an unfitted copy; a fitted model among the parameters stays fitted."""
-        parameters = _without_programs(self.get_params(deep=False))
-        copies: dict[str, Any] = {
-            n: v if n == "model" and is_estimator(v) else copied(v) for n, v in parameters.items()
-        }
-        twin = type(self)(**copies)
-        for name in ("_metadata_request", "_sklearn_output_config"):
-            if name in vars(self):
-                setattr(twin, name, copy.deepcopy(vars(self)[name]))
-        if SET in vars(self):  # one instance serves all clones, as in scikit-learn
-            vars(twin)[SET] = vars(self)[SET]
-        return twin
+def state_of_copy(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a copy: parameters, and the fitted state as plain data."""
+    state = _without_programs(state)
+    state.pop(ACTIVE, None)  # a callback copies the estimator in training
+    return {**state, "_state": plain(state["_state"])} if "_state" in state else state
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy: parameters, and the fitted state as plain data."""
-        state: dict[str, Any] = _without_programs(super().__getstate__())
-        state.pop(ACTIVE, None)  # a callback copies the estimator in training
-        return {**state, "_state": plain(state["_state"])} if "_state" in state else state
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a copy; if its device or engine is missing, it continues on the CPU or with engine="auto"."""
-        super().__setstate__(state)
-        register_waiting()  # so that skl2onnx, imported by now, converts what is loaded here
-        if "_state" not in state:
-            return
-        fitted = self._state = restored(state["_state"])
-        fitted.device = resumed_device(self, fitted.device)
-        if not is_usable(self.engine):
-            _go_on_with(self, f"by the engine {self.engine!r}", engine="auto")
+def restore_copy(estimator: Any, state: Mapping[str, object]) -> None:
+    """Restore the fitted state; if its device or engine is missing, the copy goes on with others."""
+    register_waiting()  # so that skl2onnx, imported by now, converts what is loaded here
+    if "_state" not in state:
+        return
+    fitted = estimator._state = restored(state["_state"])
+    fitted.device = resumed_device(estimator, fitted.device)
+    if not is_usable(estimator.engine):
+        _go_on_with(estimator, f"by the engine {estimator.engine!r}", engine="auto")
 
 
 def resumed_device(estimator: object, device: Device) -> Device:

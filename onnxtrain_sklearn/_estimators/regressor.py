@@ -29,9 +29,10 @@ from ..models import ModelSource
 from ..optimizers import BaseOptimizer
 from ..runtime import Runtime
 from ..schedules import Schedule
+from .available_methods import check_one_pass, takes_negative_numbers, trains_in_minibatches
 from .base import BaseOrtGradient
 from .examples import Call
-from .fit import check_one_pass, takes_negative_numbers, trains_in_minibatches
+from .fit import train
 from .parameters import REGRESSOR, attributes
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         self
         """
         check_one_pass(self)
-        return self._train(Call(X, y, sample_weight, resume=True, one_pass=True))
+        return train(self, Call(X, y, sample_weight, resume=True, one_pass=True))
 
     def predict(self, X: MatrixLike) -> np.ndarray:
         """Predict numbers.

@@ -1,7 +1,6 @@
 """The state of a training as plain values, from which another process resumes to the same bits.
 
-Checkpoints store and restore it; ``identity_of`` tells whether a stored state belongs to a training. ``StateBefore``
-keeps in memory what a call of ``fit`` changes, for a rollback.
+Checkpoints store and restore it; ``identity_of`` tells whether a stored state belongs to a training.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import copy
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -111,72 +109,6 @@ def _fitting_history(state: FittedState, stored: State) -> dict[str, Any]:
         "fine_tuning": copy.deepcopy(stored.get("fine_tuning")),
         **plain,
     }
-
-
-ALWAYS_COPIED = 2**18
-"""Bytes of weights and optimizer state below which a copy costs next to nothing."""
-
-COPIED_FOR_STEPS, MANY_STEPS = 2**26, 20
-"""Bytes up to which a copy takes a few percent of so many steps: it takes about a third of one."""
-
-
-class StateBefore:
-    """All that a call changes of the run that it goes on from, to take the call back.
-
-    Curves and rows of the history are immutable. Nothing else that a run has is changed: a call has a run of its own.
-    Weights and optimizer state are the run's own arrays until :meth:`copy_arrays`: what precedes the first step makes
-    other arrays and does not write into these.
-    """
-
-    def __init__(self, state: FittedState) -> None:
-        optimizer, history = state.optimizer, state.history
-        self._state, self._buffer, self._random = state, state.parameters.buffer, state.rng.get_state(legacy=False)
-        self._optimizer, self._is_copied = {**vars(optimizer), "slots": dict(optimizer.slots)}, False
-        self._history = {
-            **vars(history),
-            "progress": replace(history.progress),
-            "memories": {name: _as_far_as_possible(memory) for name, memory in history.memories.items()},
-            "last_finite": None,
-        }
-
-    def copy_arrays(self) -> None:
-        """Copy weights and optimizer state, which the steps overwrite."""
-        self._buffer = self._buffer.copy()
-        self._optimizer["slots"] = {name: slot.copy() for name, slot in self._optimizer["slots"].items()}
-        self._is_copied = True
-
-    @property
-    def is_whole(self) -> bool:
-        """True if the arrays are unchanged: they are copies, or neither a step nor an epoch was taken."""
-        optimizer, history = self._state.optimizer, self._state.history
-        same = optimizer.t == self._optimizer["t"] and history.progress.epoch == self._history["progress"].epoch
-        return self._is_copied or same
-
-    def restore(self) -> None:
-        """Go back to it; the step, which may be bound to other arrays or has its own on a device, is made anew."""
-        state = self._state
-        state.live.step = state.live.step_key = None
-        state.parameters.buffer[...] = self._buffer
-        vars(state.optimizer).update(self._optimizer)
-        state.history.change(**self._history)
-        state.rng.set_state(self._random)
-        state.live.predictors.clear()  # callbacks and other threads may have predicted during the call
-
-
-def _as_far_as_possible(memory: State) -> State:
-    """Return a copy of what a callback remembers; what cannot be copied, as an open file, is kept as it is."""
-    copied = {}
-    for name, value in memory.items():
-        try:
-            copied[name] = copy.deepcopy(value)
-        except Exception:  # whatever a class of the user raises where it is copied
-            copied[name] = value
-    return copied
-
-
-def size_of_state(state: FittedState) -> int:
-    """Return the bytes of weights and optimizer state."""
-    return state.parameters.buffer.nbytes + sum(slot.nbytes for slot in state.optimizer.slots.values())
 
 
 def _copied(array: np.ndarray | None) -> np.ndarray | None:

@@ -239,7 +239,7 @@ def _twin(estimator: Any, state: FittedState, predictions: Predictions[Any]) -> 
     """Return a fitted copy of the estimator that predicts with the parameters in training."""
     twin = object.__new__(type(estimator))
     vars(twin).update(vars(estimator))
-    twin._publish(state)
+    vars(twin).update(state.fitted_attributes())
     twin._predict = predictions
     return twin
 

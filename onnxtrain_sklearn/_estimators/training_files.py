@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -52,7 +52,7 @@ from .fitted_state import FittedState
 from .heads import loss_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 
 SCHEDULE_PARAMETERS = ("learning_rate", "weight_decay_schedule", "dropout_schedule")
@@ -171,7 +171,7 @@ def settings_of_step(state: FittedState) -> StepSettings:
     return settings
 
 
-def untrained_run(estimator: Any, X: MatrixLike, y: MatrixLike) -> FittedState:
+def untrained_state(estimator: Any, X: MatrixLike, y: MatrixLike) -> FittedState:
     """Return the run that a fit of a copy of ``estimator`` would begin from."""
     twin = clone(estimator)
     rows = (X, cast("ArrayLike", y), None)
@@ -186,59 +186,12 @@ def untrained_run(estimator: Any, X: MatrixLike, y: MatrixLike) -> FittedState:
 Arrays = Mapping[str, np.ndarray]
 
 
-class LoadsState:
-    """An estimator that takes what was trained elsewhere."""
-
-    _state: FittedState
-    optimizer: str | BaseOptimizer
-
-    def load_state(self, state: str | os.PathLike[str] | dict[str, np.ndarray]) -> Self:
-        """Load weights that were trained elsewhere, and the optimizer's state where it is there too.
-
-        Parameters
-        ----------
-        state : str, path or dict of str to ndarray
-            A folder of :meth:`export_training`, a file in the format of safetensors that a loop over its graphs wrote,
-            a file of :meth:`save_adapter`, or arrays by name: those of the graph, as in ``weights_``, or the vectors of
-            the training graphs.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        ModelError
-            A name, a shape or a number does not fit, or the state was trained in a graph with other constants, such as
-            another scale of the inputs, or with other labels of classes; the estimator is unchanged.
-
-        Notes
-        -----
-        What the graph has beside its weights is compared where the state says it: folders, files of training graphs,
-        and ``weights_`` as it is. A dict that was put together by hand, and a file of a loop that leaves out the
-        metadata, are compared by names and shapes alone.
-
-        Arrays by the names of the graph hold no state of the optimizer: it starts anew. Where the estimator has
-        low-rank adapters, such arrays are matrices with the change merged into them: the change is zero then. With the
-        vectors of training graphs :meth:`partial_fit` goes on exactly: schedules too are where they would be after
-        the steps of the state. Only the masks of dropout are others, as their numbers are drawn by the estimator.
-
-        Examples
-        --------
-        >>> from sklearn.datasets import load_iris
-        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
-        >>> X, y = load_iris(return_X_y=True)
-        >>> one, other = (OrtGradientClassifier(MLP((8,)), random_state=i) for i in (0, 1))
-        >>> one, other = (net.partial_fit(X, y, classes=[0, 1, 2]) for net in (one, other))
-        >>> bool((other.load_state(one.weights_).predict_proba(X) == one.predict_proba(X)).all())
-        True
-        """
-        check_is_fitted(self)
-        arrays = read_arrays(state, self._state)
-        if isinstance(arrays, StateArrays) and arrays.constants is not None:
-            require_same_constants(self._state, arrays.constants)
-        load_arrays(self._state, arrays, resolve_optimizer(self.optimizer))
-        return self
+def load_state(state: FittedState, given: object, optimizer: str | BaseOptimizer) -> None:
+    """Set the weights of a folder, a file or a dict, and the optimizer's state where it is there too."""
+    arrays = read_arrays(given, state)
+    if isinstance(arrays, StateArrays) and arrays.constants is not None:
+        require_same_constants(state, arrays.constants)
+    load_arrays(state, arrays, resolve_optimizer(optimizer))
 
 
 def read_arrays(source: object, state: FittedState) -> dict[str, np.ndarray]:
@@ -391,115 +344,35 @@ def _require_fitting_array(name: str, array: np.ndarray, shape: tuple[int, ...],
         )
 
 
-# Training graphs of an estimator as files, and the state that was trained with them.
+# Training graphs of an estimator as files, and as the ``training_info`` of its inference graph.
 
 
-class TrainingFiles(LoadsState):
-    """An estimator whose training can go on in any onnxruntime."""
+def export_folder(
+    estimator: Any,
+    folder: str | os.PathLike[str],
+    X: MatrixLike | None,
+    y: MatrixLike | None,
+    *,
+    batch_size: int | None,
+    form: str,
+    target: str,
+) -> None:
+    """Write the training graphs of a fitted estimator, or of one as it would be before its training on these data."""
+    require_known_form(form, target)
+    if X is None or y is None:
+        check_is_fitted(estimator)
+        state = estimator._state
+    else:
+        state = untrained_state(estimator, X, y)
+    with refusing("The training graphs cannot be made"):
+        content = training_folder(estimator._export_source(state, batch_size, target), form)
+    write_folder(content, folder)
 
-    _state: FittedState
-    to_onnx: Callable[[], onnx.ModelProto]
-    optimizer: str | BaseOptimizer
 
-    def export_training(
-        self,
-        folder: str | os.PathLike[str],
-        X: MatrixLike | None = None,
-        y: MatrixLike | None = None,
-        *,
-        batch_size: int | None = None,
-        form: str = "both",
-        target: str = "any",
-    ) -> None:
-        """Write a folder of graphs that train this model in any onnxruntime, in any language.
-
-        The folder holds ``step.onnx``, a step on a minibatch, ``epoch.onnx``, a loop over the minibatches of an epoch,
-        ``predict.onnx``, whose weights are inputs, ``state.safetensors`` with the weights and the optimizer's state,
-        and ``manifest.json``, which says what the inputs and outputs are. The graphs consist of ONNX's own operators.
-        Training goes on as by :meth:`partial_fit`; :meth:`load_state` brings the result back.
-
-        Parameters
-        ----------
-        folder : str or path
-            The folder to write. One that holds an earlier export is replaced as a whole.
-        X, y : data as for :meth:`fit`, default=None
-            Of an estimator that is not fitted: some rows, for the shapes of the graph and the classes. It is exported
-            as it is before training, and stays as it is.
-        batch_size : int, default=None
-            Rows of a minibatch; None: those of the estimator, of ``accumulate`` minibatches together.
-        form : {"both", "step", "epoch"}, default="both"
-            The training graphs to write.
-        target : {"any", "web"}, default="any"
-            What the graphs are to run on. "web": also on WebGPU in browsers, which lacks float64: the scalars of a
-            step, such as the bias corrections of Adam, and targets that are scaled are computed in float32.
-
-        Raises
-        ------
-        ModelError
-            A setting has no place in the graphs: L-BFGS; or an input or a weight has the name of a tensor of the
-            state.
-        FileExistsError
-            The folder holds other files.
-
-        Examples
-        --------
-        >>> import os, tempfile
-        >>> from sklearn.datasets import load_iris
-        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
-        >>> X, y = load_iris(return_X_y=True)
-        >>> classifier = OrtGradientClassifier(MLP((8,)), random_state=0).partial_fit(X, y, classes=[0, 1, 2])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     classifier.export_training(f"{folder}/iris", batch_size=32)
-        ...     sorted(os.listdir(f"{folder}/iris"))
-        ['epoch.onnx', 'manifest.json', 'predict.onnx', 'state.safetensors', 'step.onnx']
-        """
-        require_known_form(form, target)
-        if X is None or y is None:
-            check_is_fitted(self)
-            state = self._state
-        else:
-            state = untrained_run(self, X, y)
-        with refusing("The training graphs cannot be made"):
-            content = training_folder(self._export_source(state, batch_size, target), form)
-        write_folder(content, folder)
-
-    def to_training_onnx(self, *, batch_size: int | None = None) -> onnx.ModelProto:
-        """Return the graph of ``to_onnx()`` with a training step in ``training_info``, ONNX's own form.
-
-        The step (``algorithm``) reads the weights of the inference graph by their names; its own initializers are the
-        optimizer's state, which ``initialization`` sets back, and ``update_binding`` says which output replaces which
-        initializer. Runtimes that only predict ignore it. :func:`load_training` goes on training the file.
-
-        Parameters
-        ----------
-        batch_size : int, default=None
-            Rows of a minibatch; None: those of the estimator, of ``accumulate`` minibatches together.
-
-        Raises
-        ------
-        ModelError
-            A setting has no place in the graphs, as for :meth:`export_training`, or the step needs more than operators
-            of the default domain, or the inference graph lacks what is trained: low-rank factors, float16 weights; or
-            the model encodes columns of a table.
-
-        Examples
-        --------
-        >>> from sklearn.datasets import load_iris
-        >>> from onnxtrain_sklearn import SGD, MLP, OrtGradientClassifier
-        >>> X, y = load_iris(return_X_y=True)
-        >>> classifier = OrtGradientClassifier(MLP((8,)), optimizer=SGD(), random_state=0)
-        >>> classifier = classifier.partial_fit(X, y, classes=[0, 1, 2])
-        >>> info = classifier.to_training_onnx().training_info[0]
-        >>> sorted(binding.key for binding in info.update_binding)
-        ['layers.0.bias', 'layers.0.weight', 'layers.1.bias', 'layers.1.weight', 'step']
-        """
-        check_is_fitted(self)
-        with refusing("The training step cannot be made"):
-            return training_model(self._export_source(self._state, batch_size, "any"), self.to_onnx())
-
-    def _export_source(self, state: FittedState, batch_size: int | None, target: str) -> ExportSource:
-        """Return what the training graphs are made from."""
-        return export_source(self, state, batch_size, target)
+@refusing("The training step cannot be made")
+def training_onnx(estimator: Any, batch_size: int | None) -> onnx.ModelProto:
+    """Return the inference graph of a fitted estimator with a training step in ``training_info``."""
+    return training_model(estimator._export_source(estimator._state, batch_size, "any"), estimator.to_onnx())
 
 
 # Constants that are built into a graph beside its weights, and their comparison between two graphs.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -16,10 +15,9 @@ from sklearn.utils.validation import check_is_fitted
 from .._data.inputs import prediction_type
 from .._data.targets import checked_weights, rows_that_count
 from .._data.validation import r2_of_maps
-from .._estimators.adaptation import adaptable_graph
+from .._estimators.available_methods import check_one_pass, is_on, links_classes, trains_in_minibatches
 from .._estimators.base import GraphEstimator
 from .._estimators.classifier import (
-    OrtGradientClassifier,
     accuracy_of_several,
     by_label,
     decisions,
@@ -27,28 +25,24 @@ from .._estimators.classifier import (
     typed_labels,
 )
 from .._estimators.examples import Call, FitRows, GivenRows, graph_inputs
-from .._estimators.fit import check_one_pass, is_on, links_classes, trains_in_minibatches
+from .._estimators.fit import train
 from .._estimators.fitted_state import FittedState
 from .._estimators.parameters import Parameters, output_attributes
-from .._estimators.regressor import OrtGradientRegressor, numbers_in_rows
+from .._estimators.regressor import numbers_in_rows
 from .._estimators.scoring import numbers_of_outputs, rows_of
 from .._estimators.training_files import (
-    TrainingFiles,
-    constants_of,
     export_source,
     exported_class_weights,
     settings_of_step,
 )
-from .._export.folder import StateArrays
 from .._export.source import ExportSource, OutputSource
 from .._inference.graph import Head, OutputOptions
-from .._ir.protobuf import to_proto
 from .._training.loss_graph import OutputLoss, TotalLoss
 from .._training.trainer import Trainer
 from .._utils.declared import documented
 from .._utils.typing import MatrixLike
 from ..adapters import LoRA
-from ..losses import Loss, LossSource, resolve_loss
+from ..losses import Loss, LossSource
 from ..models import ModelSource
 from ..optimizers import BaseOptimizer
 from ..runtime import Runtime
@@ -66,78 +60,6 @@ from .fit import (
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-# `export_training` as a function, for estimators and for models.
-
-
-def export_training(
-    model: ModelSource | TrainingFiles,
-    folder: str | os.PathLike[str],
-    X: MatrixLike | None = None,
-    y: MatrixLike | None = None,
-    *,
-    batch_size: int | None = None,
-    form: str = "both",
-    target: str = "any",
-    loss: str | Loss | Mapping[str, str | Loss] = "log_loss",
-    **parameters: Any,
-) -> None:
-    """Write a folder of graphs that train a model in any onnxruntime, in any language.
-
-    Parameters
-    ----------
-    model : estimator, onnx.ModelProto, bytes, path, builder or fitted model
-        An estimator of this package, whose method of this name is called, or what an estimator takes as ``model``.
-    folder : str or path
-        The folder to write.
-    X, y : data as for ``fit``, default=None
-        Some rows, for the shapes of the graph and the classes. A fitted estimator needs none.
-    batch_size : int, default=None
-        Rows of a minibatch; None: those of the estimator.
-    form : {"both", "step", "epoch"}, default="both"
-        The training graphs to write.
-    target : {"any", "web"}, default="any"
-        "web": the graphs run on WebGPU too, which lacks float64.
-    loss : str, Loss, or dict of str to str or Loss, default="log_loss"
-        The loss of a model, which decides between classification and regression. A dict by output, with ``y`` as one
-        too: those outputs are trained together, as by :class:`~onnxtrain_sklearn.OrtGradientMultiOutput`.
-    **parameters : object
-        Further parameters of the estimator that a model gets, such as ``optimizer``.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from sklearn.datasets import load_diabetes
-    >>> from onnxtrain_sklearn import Linear, export_training, load_training
-    >>> X, y = load_diabetes(return_X_y=True)
-    >>> model = Linear().build(n_features=10, n_outputs=1, random_state=0)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     export_training(model, f"{folder}/linear", X, y, loss="squared_error", optimizer="sgd")
-    ...     load_training(f"{folder}/linear").manifest["optimizer"]["name"]
-    'sgd'
-    """
-    if isinstance(model, TrainingFiles):
-        if parameters or loss != "log_loss":
-            named = [*parameters, *(["loss"] if loss != "log_loss" else [])]
-            raise TypeError(f"{named[0]} is a parameter of the estimator: set it there, by set_params.")
-        model.export_training(folder, X, y, batch_size=batch_size, form=form, target=target)
-        return
-    if X is None or y is None:
-        raise ValueError("X and y must be some rows of data: the shapes of the graph and the classes follow from them.")
-    _estimator_for(model, loss, parameters).export_training(
-        folder, X, y, batch_size=batch_size, form=form, target=target
-    )
-
-
-def _estimator_for(model: ModelSource, loss: str | Loss | Mapping[str, str | Loss], parameters: Any) -> TrainingFiles:
-    if isinstance(loss, Mapping):
-        return OrtGradientMultiOutput(model, loss=loss, **parameters)
-    tasks = resolve_loss(loss).tasks
-    if {"regression", "multiclass"} <= tasks:
-        raise ValueError(f"{loss!r} is a loss for numbers and for classes: give an estimator in place of the model.")
-    kind = OrtGradientRegressor if "regression" in tasks else OrtGradientClassifier
-    return kind(model, loss=loss, **parameters)
 
 
 # Results of an estimator of several outputs: predictions and scores by output, weights, the graph.
@@ -163,156 +85,6 @@ def _gives_scores_of_classes(estimator: Parameters) -> bool:
     if not some:
         raise AttributeError("decision_function is not available: no output has a loss for classification.")
     return True
-
-
-class OutputResults:
-    """An estimator of several outputs with a run."""
-
-    _state: FittedState
-
-    def predict(self, X: MatrixLike) -> dict[str, np.ndarray]:
-        """Predict labels and numbers.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        dict of str to ndarray
-            By output: labels as :meth:`OrtGradientClassifier.predict` gives them, numbers as
-            :meth:`OrtGradientRegressor.predict` does.
-        """
-        return OutputPredictions(
-            (name, numbers_in_rows(head, found, X) if head.task == "regression" else typed_labels(head, found))
-            for name, head, found in self._predicted(X)
-        )
-
-    @available_if(_gives_probabilities)
-    def predict_proba(self, X: MatrixLike) -> dict[str, Any]:
-        """Predict the probabilities of the classes.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        dict of str to ndarray
-            For each output whose loss gives probabilities, as :meth:`OrtGradientClassifier.predict_proba`.
-        """
-        number_type = prediction_type(X)
-        found = self._predicted(X, 1, with_scores=number_type is np.float64)
-        return OutputPredictions(
-            (name, by_label(head, p.astype(np.result_type(number_type, p), copy=False)))
-            for name, head, p in found
-            if head.has_probabilities
-        )
-
-    @available_if(_gives_scores_of_classes)
-    def decision_function(self, X: MatrixLike) -> dict[str, Any]:
-        """Return the scores of the classes.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        dict of str to ndarray
-            For each output with labels, as :meth:`OrtGradientClassifier.decision_function`.
-        """
-        found = self._predicted(X, -1, with_scores=True)
-        return OutputPredictions(
-            (name, decisions(head, own, X)) for name, head, own in found if head.task != "regression"
-        )
-
-    def score(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> float:
-        """Return the mean of the scores of the outputs: accuracy of labels, R² of numbers.
-
-        Parameters
-        ----------
-        X, y, sample_weight : dict of str to array-like
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        float
-            The plain mean of :meth:`output_scores`; ``loss_weights`` have no part in it.
-        """
-        return float(np.mean(list(self.output_scores(X, y, sample_weight).values())))
-
-    def output_scores(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> dict[str, float]:
-        """Return the score of each output: accuracy of labels, R² of numbers.
-
-        Parameters
-        ----------
-        X, y, sample_weight : dict of str to array-like
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        dict of str to float
-            By output, as :meth:`OrtGradientClassifier.score` and :meth:`OrtGradientRegressor.score` define them. Rows
-            of weight zero in an output have no part in its score.
-        """
-        check_is_fitted(self)
-        singles, predicted, found = output_estimators(self), self.predict(X), {}
-        y, weights = by_output(y, singles, "y"), weights_by_output(sample_weight, singles)
-        for (name, single), head in zip(singles.items(), self._state.head.parts, strict=True):
-            with naming(name):
-                found[name] = _score(single, head, y[name], predicted[name], weights[name])
-        return found
-
-    def to_onnx(self, *, raw_scores: bool = False, adapter: bool = False) -> onnx.ModelProto:
-        """Return the trained inference graph.
-
-        Parameters
-        ----------
-        raw_scores : bool, default=False
-            Whether the values of :meth:`decision_function` replace the probabilities, one column per class.
-        adapter : bool, default=False
-            Whether the graph is the given model, in which what was trained are inputs with defaults, for the files of
-            :meth:`save_adapter`. False: low-rank factors are merged into the matrices of the given graph.
-
-        Returns
-        -------
-        onnx.ModelProto
-            A graph without training-only operators. An output of numbers keeps its name. One of labels is replaced by
-            two: ``NAME_label``, and ``NAME_probabilities`` with a column per class, or ``NAME_scores`` where the loss
-            gives no probabilities.
-        """
-        check_is_fitted(self)
-        for name, value in (("raw_scores", raw_scores), ("adapter", adapter)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} must be True or False, got {value!r}.")
-        form = OutputOptions(raw_scores=raw_scores)
-        return to_proto(adaptable_graph(self._state, form)) if adapter else self._state.to_onnx(form)
-
-    @property
-    def model_(self) -> onnx.ModelProto:
-        """The trained inference graph, as ``to_onnx()`` returns it."""
-        return self.to_onnx()
-
-    @property
-    def weights_(self) -> dict[str, np.ndarray]:
-        """A copy of every float parameter of the graph, trained or frozen, and of running statistics, by name."""
-        check_is_fitted(self)
-        return StateArrays(self._state.weights(), constants_of(self._state))
-
-    def _predicted(
-        self, X: MatrixLike, output: int = 0, *, with_scores: bool = False
-    ) -> list[tuple[str, Head, np.ndarray]]:
-        """Return the name, the head and one output of the inference graph of each part."""
-        check_is_fitted(self)
-        found, state = self._predict(X, output, with_scores=with_scores), self._state
-        return list(zip((form.output for form in state.source.forms), state.head.parts, found, strict=True))
-
-    def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> list[np.ndarray]:
-        state = self._state
-        columns = graph_inputs(self, X, state.source.inputs, None, reset=False)
-        numbers = numbers_of_outputs(state.head, output, with_scores=with_scores)
-        return state.predictor(columns, with_scores=with_scores).run_several(columns, numbers)
 
 
 def _score(single: OutputEstimator, head: Head, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
@@ -341,7 +113,7 @@ def _score(single: OutputEstimator, head: Head, y: Any, predicted: np.ndarray, s
 
 
 @documented(attributes=output_attributes())
-class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
+class OrtGradientMultiOutput(GraphEstimator):
     """Train several outputs of an ONNX graph together, each by a loss of its own.
 
     Minimizes the sum of the losses, ``sum_j loss_weights[j] * loss_j``; each is the mean over the rows, weighted by
@@ -489,7 +261,7 @@ class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
         known: Any = classes
         training: Any = (X, y, sample_weight)
         rows = FitRows(training, cast(GivenRows, (X_val, y_val, sample_weight_val)), (None, None, None))
-        return self._train(rows.call(known, resume=is_on(self.warm_start)))
+        return train(self, rows.call(known, resume=is_on(self.warm_start)))
 
     @available_if(trains_in_minibatches)
     def partial_fit(
@@ -514,7 +286,123 @@ class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
         """
         check_one_pass(self)
         by_output, known, weights = cast(tuple[Any, Any, Any], (y, classes, sample_weight))
-        return self._train(Call(X, by_output, weights, known, resume=True, one_pass=True))
+        return train(self, Call(X, by_output, weights, known, resume=True, one_pass=True))
+
+    def predict(self, X: MatrixLike) -> dict[str, np.ndarray]:
+        """Predict labels and numbers.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        dict of str to ndarray
+            By output: labels as :meth:`OrtGradientClassifier.predict` gives them, numbers as
+            :meth:`OrtGradientRegressor.predict` does.
+        """
+        return OutputPredictions(
+            (name, numbers_in_rows(head, found, X) if head.task == "regression" else typed_labels(head, found))
+            for name, head, found in self._predicted(X)
+        )
+
+    @available_if(_gives_probabilities)
+    def predict_proba(self, X: MatrixLike) -> dict[str, Any]:
+        """Predict the probabilities of the classes.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        dict of str to ndarray
+            For each output whose loss gives probabilities, as :meth:`OrtGradientClassifier.predict_proba`.
+        """
+        number_type = prediction_type(X)
+        found = self._predicted(X, 1, with_scores=number_type is np.float64)
+        return OutputPredictions(
+            (name, by_label(head, p.astype(np.result_type(number_type, p), copy=False)))
+            for name, head, p in found
+            if head.has_probabilities
+        )
+
+    @available_if(_gives_scores_of_classes)
+    def decision_function(self, X: MatrixLike) -> dict[str, Any]:
+        """Return the scores of the classes.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        dict of str to ndarray
+            For each output with labels, as :meth:`OrtGradientClassifier.decision_function`.
+        """
+        found = self._predicted(X, -1, with_scores=True)
+        return OutputPredictions(
+            (name, decisions(head, own, X)) for name, head, own in found if head.task != "regression"
+        )
+
+    def score(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> float:
+        """Return the mean of the scores of the outputs: accuracy of labels, R² of numbers.
+
+        Parameters
+        ----------
+        X, y, sample_weight : dict of str to array-like
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+            The plain mean of :meth:`output_scores`; ``loss_weights`` have no part in it.
+        """
+        return float(np.mean(list(self.output_scores(X, y, sample_weight).values())))
+
+    def output_scores(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> dict[str, float]:
+        """Return the score of each output: accuracy of labels, R² of numbers.
+
+        Parameters
+        ----------
+        X, y, sample_weight : dict of str to array-like
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        dict of str to float
+            By output, as :meth:`OrtGradientClassifier.score` and :meth:`OrtGradientRegressor.score` define them. Rows
+            of weight zero in an output have no part in its score.
+        """
+        check_is_fitted(self)
+        singles, predicted, found = output_estimators(self), self.predict(X), {}
+        y, weights = by_output(y, singles, "y"), weights_by_output(sample_weight, singles)
+        for (name, single), head in zip(singles.items(), self._state.head.parts, strict=True):
+            with naming(name):
+                found[name] = _score(single, head, y[name], predicted[name], weights[name])
+        return found
+
+    def to_onnx(self, *, raw_scores: bool = False, adapter: bool = False) -> onnx.ModelProto:
+        """Return the trained inference graph.
+
+        Parameters
+        ----------
+        raw_scores : bool, default=False
+            Whether the values of :meth:`decision_function` replace the probabilities, one column per class.
+        adapter : bool, default=False
+            Whether the graph is the given model, in which what was trained are inputs with defaults, for the files of
+            :meth:`save_adapter`. False: low-rank factors are merged into the matrices of the given graph.
+
+        Returns
+        -------
+        onnx.ModelProto
+            A graph without training-only operators. An output of numbers keeps its name. One of labels is replaced by
+            two: ``NAME_label``, and ``NAME_probabilities`` with a column per class, or ``NAME_scores`` where the loss
+            gives no probabilities.
+        """
+        if not isinstance(raw_scores, bool):
+            raise ValueError(f"raw_scores must be True or False, got {raw_scores!r}.")
+        return self._exported(OutputOptions(raw_scores=raw_scores), adapter=adapter)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -527,8 +415,21 @@ class OrtGradientMultiOutput(OutputResults, TrainingFiles, GraphEstimator):
         return export_source_of_outputs(self, state, batch_size, target)
 
     def _prepare(self, call: Call) -> tuple[FittedState, Trainer]:
-        state, trainer = prepared_outputs(self, call)
-        return self._announced(state, vars(self).get("_state") if call.resume else None), trainer
+        return prepared_outputs(self, call)
+
+    def _predicted(
+        self, X: MatrixLike, output: int = 0, *, with_scores: bool = False
+    ) -> list[tuple[str, Head, np.ndarray]]:
+        """Return the name, the head and one output of the inference graph of each part."""
+        check_is_fitted(self)
+        found, state = self._predict(X, output, with_scores=with_scores), self._state
+        return list(zip((form.output for form in state.source.forms), state.head.parts, found, strict=True))
+
+    def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> list[np.ndarray]:
+        state = self._state
+        columns = graph_inputs(self, X, state.source.inputs, None, reset=False)
+        numbers = numbers_of_outputs(state.head, output, with_scores=with_scores)
+        return state.predictor(columns, with_scores=with_scores).run_several(columns, numbers)
 
 
 # Source of the training graphs of several outputs: the loss of each, and the weights of its labels.

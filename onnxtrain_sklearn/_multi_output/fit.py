@@ -45,7 +45,6 @@ from .._estimators.examples import (
     trained_positions,
     weighted_targets,
 )
-from .._estimators.fit import trainer_for
 from .._estimators.fitted_state import Columns, FittedState
 from .._estimators.heads import HeadChoice, Plan, head_for, of_whole_rows, places_of_labels
 from .._estimators.parameters import CLASSIFIER, SHARED, Parameters
@@ -62,6 +61,7 @@ from .._estimators.scoring import (
 )
 from .._estimators.source import source_of
 from .._estimators.starting_state import compare_training, run_for
+from .._estimators.trainer_setup import trainer_for
 from .._fitted.model import is_estimator, listed
 from .._given.comparison import OwnOutput, own_output, require_own_start, settled
 from .._inference.graph import Head, inference_model

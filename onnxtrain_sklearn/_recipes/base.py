@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_consistent_length
 
 from .._data.targets import Targets, row_weights
 from .._estimators import parameters
-from .._estimators.describe import HtmlRepr
-from .._estimators.fit import raise_or_warn
+from .._estimators.declared_estimator import DeclaredEstimator
+from .._estimators.interrupts import raise_or_warn
 from .._estimators.scoring import Scoring
 from .._model.activation import Task
 from .._ort import devices
 from .._ort.devices import Device
-from .._utils.declared import Declared, Parameter, switch
+from .._utils.declared import Parameter, switch
 from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Sizes
 from .._utils.typing import MatrixLike
 from ..losses import LogLoss
@@ -56,7 +55,7 @@ DEFAULT_SCORING: Mapping[Task, Scoring] = {"binary": "accuracy", "multiclass": "
 chance, or not at all."""
 
 
-class BaseRecipe(TracedRecipe, FittedGraph, Declared, HtmlRepr, BaseEstimator, ABC):
+class BaseRecipe(TracedRecipe, FittedGraph, DeclaredEstimator, ABC):
     """An estimator that takes a raw table."""
 
     categorical_features: CategoricalFeatures

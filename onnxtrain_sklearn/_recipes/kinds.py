@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_consistent_length
 
 from .._data.inputs import prediction_type
 from .._data.targets import Targets, class_targets, regression_targets, weights_of_classes
-from .._estimators.training_files import export_source, untrained_run
+from .._estimators.training_files import export_source, untrained_state
 from .._export.epoch_graph import name_in_network
 from .._export.folder import require_known_form, training_folder, write_folder
 from .._export.source import ExportSource
@@ -127,7 +127,7 @@ def _source_of_networks(estimator: str, networks: Sequence[UntrainedNetwork], ta
     """Return what the training graphs of all networks are made from; steps have the rows of the first one's."""
     sources, batch = list[ExportSource](), None
     for one in networks:
-        state = untrained_run(one.network, one.matrix, one.values)
+        state = untrained_state(one.network, one.matrix, one.values)
         sources.append(export_source(one.network, state, batch, target))
         batch = sources[0].parts.batch
     matrices = [source.parts.model.inputs[0].name for source in sources]

@@ -11,12 +11,11 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from textwrap import indent
-from typing import ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from .params import Rule, Rules, check_parameters
 
 K = TypeVar("K", bound=type)
-E = TypeVar("E", bound="type[Declared]")
 
 
 @dataclass(frozen=True)
@@ -48,31 +47,22 @@ def switch(text: str) -> Parameter:
     return Parameter("bool", text, (bool,))
 
 
-class Declared:
-    """An estimator with declared parameters: the constructor stores them, training first validates them."""
-
-    declared: ClassVar[Mapping[str, Parameter]] = {}
-
-    def _store(self, arguments: Mapping[str, object]) -> None:
-        """Store the arguments of the constructor unchanged; ``vars()`` there includes ``self``."""
-        vars(self).update({name: value for name, value in arguments.items() if name != "self"})
-
-    def check_declared(self) -> None:
-        """Raise InvalidParameterError if a parameter violates its declared rules."""
-        check_parameters(self, _rules_of(cast("Hashable", type(self))))
+def check_declared(estimator: object) -> None:
+    """Raise InvalidParameterError if a parameter violates the rules that the class declares."""
+    check_parameters(estimator, _rules_of(cast("Hashable", type(estimator))))
 
 
 @lru_cache(maxsize=64)
 def _rules_of(kind: Hashable) -> Rules:
     """Return the rules of those parameters of a class that have some."""
-    declared = cast("type[Declared]", kind).declared
+    declared: Mapping[str, Parameter] = cast("Any", kind).declared
     return {name: parameter.rules for name, parameter in declared.items() if parameter.rules}
 
 
-def documented(**texts: str) -> Callable[[E], E]:
+def documented(**texts: str) -> Callable[[K], K]:
     """Return a decorator that fills ``{parameters}`` in the docstring of an estimator, then the names of ``texts``."""
 
-    def fill(cls: E) -> E:
+    def fill(cls: K) -> K:
         if cls.__doc__ is not None:  # python -OO
             cls.__doc__ = inspect.cleandoc(cls.__doc__).replace("{parameters}\n", _parameter_section(cls))
         return with_texts(**texts)(cls)
@@ -94,7 +84,7 @@ def with_texts(**texts: str) -> Callable[[K], K]:
     return fill
 
 
-def _parameter_section(cls: type[Declared]) -> str:
+def _parameter_section(cls: Any) -> str:
     """Return the section on parameters, in the order and with the defaults of the constructor."""
     signature = inspect.signature(cls).parameters
     entries = (cls.declared[name].documented(name, given.default) for name, given in signature.items())

@@ -24,7 +24,7 @@ from onnxtrain_sklearn import (
     RealMLPClassifier,
     TabMRegressor,
 )
-from onnxtrain_sklearn._estimators import describe
+from onnxtrain_sklearn._estimators import html
 from onnxtrain_sklearn._utils.svg import curves_svg
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.displays import plot_graph
@@ -41,9 +41,9 @@ HAS_TABLES = hasattr(OrtGradientClassifier, "_get_params_html")  # scikit-learn'
 def pictures(estimator):
     """The drawings in what a notebook shows, as XML, after scikit-learn's part."""
     text = estimator._repr_mimebundle_()["text/html"]
-    assert text.endswith(estimator._pictures())
+    assert text.endswith(html.pictures(estimator))
     assert estimator._repr_html_() != ""
-    parts = estimator._pictures().split("<svg")[1:]
+    parts = html.pictures(estimator).split("<svg")[1:]
     return [ET.fromstring("<svg" + part.partition("</svg>")[0] + "</svg>") for part in parts]
 
 
@@ -53,7 +53,7 @@ def texts(svg):
 
 @pytest.fixture
 def address(monkeypatch):
-    monkeypatch.setattr(describe, "documentation_url", lambda: "https://docs.example/stable/")
+    monkeypatch.setattr(html, "documentation_url", lambda: "https://docs.example/stable/")
 
 
 def test_curves_and_graph_of_a_fitted_estimator_unfold():
@@ -89,7 +89,7 @@ def test_curves_of_any_numbers_are_drawings(values):
 
 def test_before_fit_there_are_none():
     assert "<summary>Training" not in NET._repr_html_()
-    assert NET._pictures() == ""
+    assert html.pictures(NET) == ""
 
 
 @pytest.mark.parametrize("kind", [RealMLPClassifier, TabMRegressor])
@@ -116,14 +116,14 @@ def test_a_large_graph_is_told_of_and_one_that_cannot_be_exported():
     nodes = "".join(f"v{i + 1} = Relu(v{i})\n" for i in range(210))
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
         net (float[N, 4] v0) => (float[N, 1] Y) <float[4, 1] W = {{1, 2, 3, 4}}> {{ {nodes} Y = MatMul(v210, W) }}""")
-    assert "too many to be read" in OrtGradientRegressor(model, max_iter=1).fit(X, Y)._pictures()
+    assert "too many to be read" in html.pictures(OrtGradientRegressor(model, max_iter=1).fit(X, Y))
     fitted = clone(NET).fit(X, Y)
 
     def refuse():
         raise ModelError("no tensors for <labels>")
 
     fitted.to_onnx = refuse
-    assert "no tensors for &lt;labels&gt;" in fitted._pictures()
+    assert "no tensors for &lt;labels&gt;" in html.pictures(fitted)
 
 
 def test_all_text_is_escaped():
@@ -140,9 +140,9 @@ def test_all_text_is_escaped():
 
 
 def test_without_an_address_there_are_no_links(monkeypatch):
-    monkeypatch.setattr(describe, "documentation_url", lambda: None)
+    monkeypatch.setattr(html, "documentation_url", lambda: None)
     assert NET._get_doc_link() == ""
-    assert ".html" not in NET._pictures()
+    assert ".html" not in html.pictures(NET)
 
 
 @pytest.mark.parametrize("estimator", [NET, OrtGradientRegressor(), RealMLPClassifier(), OrtGradientMultiOutput()])
@@ -175,10 +175,10 @@ def test_the_address_is_that_of_the_metadata(monkeypatch):
     declared = Message()
     for entry in ("Homepage, https://home.example", "Documentation, https://docs.example/a,b"):
         declared["Project-URL"] = entry
-    monkeypatch.setattr(describe.metadata, "metadata", lambda name: declared)
-    assert describe.documentation_url.__wrapped__() == "https://docs.example/a,b"
-    monkeypatch.setattr(describe.metadata, "metadata", lambda name: Message())
-    assert describe.documentation_url.__wrapped__() is None
+    monkeypatch.setattr(html.metadata, "metadata", lambda name: declared)
+    assert html.documentation_url.__wrapped__() == "https://docs.example/a,b"
+    monkeypatch.setattr(html.metadata, "metadata", lambda name: Message())
+    assert html.documentation_url.__wrapped__() is None
 
 
 def test_graphs_are_svg_without_matplotlib():
@@ -188,11 +188,11 @@ def test_graphs_are_svg_without_matplotlib():
 
 @pytest.mark.parametrize("estimator", [OrtGradientRegressor(), RealMLPClassifier()], ids=lambda one: type(one).__name__)
 def test_the_meaning_of_each_parameter_unfolds(estimator, monkeypatch):
-    monkeypatch.setattr(describe, "documentation_url", lambda: None)
+    monkeypatch.setattr(html, "documentation_url", lambda: None)
     text = estimator._repr_html_()
     assert "What the parameters mean" in text
     told = re.findall(r"<dt><code>(.*?)</code>: .+?</dt><dd>(.+?)</dd>", text, re.DOTALL)
     assert [name for name, _ in told] == list(inspect.signature(type(estimator)).parameters)
     assert not any("`" in meaning or "<" in meaning for _, meaning in told)
-    monkeypatch.setattr(describe, "documentation_url", lambda: "https://docs.example")
+    monkeypatch.setattr(html, "documentation_url", lambda: "https://docs.example")
     assert "What the parameters mean" not in estimator._repr_html_()

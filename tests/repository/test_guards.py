@@ -51,7 +51,7 @@ PROTOBUF = {
     # to_training_onnx returns one
     "_estimators.training_files": {"ModelProto"},
     # to_onnx returns one
-    "_estimators.predict": {"ModelProto"},
+    "_estimators.base": {"ModelProto"},
     "_estimators.regressor": {"ModelProto"},
     # takes what users give
     "_estimators.source": {"ModelProto"},

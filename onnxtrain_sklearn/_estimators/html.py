@@ -1,0 +1,125 @@
+"""HTML of an estimator in notebooks: scikit-learn's table, links to the documentation, graph and loss curve.
+
+Graph and curves are drawn as SVG by this package, so that they need no library and no network. All text in them is
+escaped: the names of a graph may be anybody's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from html import escape
+from importlib import metadata
+from typing import Any
+
+from .._importers.load import load
+from .._ir.drawing import BoxLayout, graph_svg
+from .._utils.declared import Parameter
+from .._utils.svg import Numbers, curves_svg
+from .._utils.typing import HistoryRow
+from ..exceptions import ModelError
+
+PACKAGE, DISTRIBUTION = "onnxtrain_sklearn", "onnxtrain-sklearn"
+
+PAGE = f"api/generated/{PACKAGE}.{{name}}.html"
+"""The page of a public class within the site of the documentation."""
+
+MOST_BOXES = 200
+"""Boxes up to which a graph is shown; larger ones cannot be read in a page."""
+
+MOST_CURVES = 16
+"""Curves that are shown at most, those of the first networks of an ensemble."""
+
+
+@lru_cache(maxsize=1)
+def documentation_url() -> str | None:
+    """Return the address of the documentation, as pyproject.toml declares it; None if it declares none."""
+    try:
+        declared = metadata.metadata(DISTRIBUTION).get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        return None
+    found = dict(re.split(r"\s*,\s*", entry, maxsplit=1) for entry in declared if "," in entry)
+    return found.get("Documentation")
+
+
+def page_of(kind: type) -> str:
+    """Return the address of the page on a class; empty for classes of others, and without documentation."""
+    site = documentation_url()
+    if site is None or kind.__module__.partition(".")[0] != PACKAGE:
+        return ""
+    return f"{site.rstrip('/')}/{PAGE.format(name=kind.__name__)}"
+
+
+def meanings(estimator: Any) -> str:
+    """Return what the parameters mean; where there are links to the documentation, scikit-learn says it."""
+    if documentation_url() is not None:
+        return ""
+    declared: Mapping[str, Parameter] = type(estimator).declared
+    names = [name for name in inspect.signature(type(estimator)).parameters if name in declared]
+    entries = (_entry(name, declared[name].kind, declared[name].text) for name in names)
+    return _unfolding("What the parameters mean", f"<dl>{''.join(entries)}</dl>")
+
+
+def pictures(estimator: Any) -> str:
+    """Return the curves and the graph of a fitted estimator, which unfold."""
+    rows = getattr(estimator, "history_", None)
+    if rows is None:
+        return ""
+    return f"{_unfolding('Training', _curve_drawings(rows))}{_unfolding('Graph', _graph(estimator))}"
+
+
+def _entry(name: str, kind: str, text: str) -> str:
+    """Return what a parameter means, without the marks of reStructuredText."""
+    plain = re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "").strip()
+    return f"<dt><code>{escape(name)}</code>: {escape(kind)}</dt><dd>{escape(plain)}</dd>"
+
+
+def _unfolding(title: str, content: str) -> str:
+    return (
+        f"<details><summary>{title}</summary>"
+        f'<div style="overflow: auto; max-height: 40em; background: white; color: black">{content}</div></details>'
+    )
+
+
+def _curve_drawings(rows: Iterable[HistoryRow]) -> str:
+    """Return the losses and the validation scores in a history."""
+    losses: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        network = f" of network {row['network'] + 1}" if "network" in row else ""
+        for found, key, name in (
+            (losses, "loss", "loss"),
+            (losses, "validation_loss", "validation loss"),
+            (scores, "validation_score", "validation score"),
+        ):
+            if key in row:
+                found.setdefault(name + network, []).append(_number_or_nan(row[key]))
+    return "".join(curves_svg(_first(curves)) for curves in (losses, scores) if curves)
+
+
+def _number_or_nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _first(curves: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    return dict(list(curves.items())[:MOST_CURVES])
+
+
+def _graph(estimator: Any) -> str:
+    """Return the graph that predicts."""
+    try:
+        graph = load(estimator.to_onnx()).graph
+    except ModelError as error:  # such as of labels that ONNX has no type for
+        return escape(str(error))
+    describe = getattr(estimator, "describe", None)
+    trained = graph.initializers if describe is None else {entry.name for entry in describe().of("trained")}
+    count = len(graph) + len(graph.inputs) + len(graph.outputs)
+    if count > MOST_BOXES:
+        return (
+            f"{count} nodes, inputs and outputs: too many to be read here. displays.plot_graph draws them for Graphviz."
+        )
+    layout = BoxLayout(graph, trained)
+    return graph_svg(layout.boxes, layout.edges)

@@ -1,0 +1,143 @@
+"""Set up the epoch loop of a call: its minibatches, its step, the score of the validation rows, its callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import numpy as np
+
+from .._data.several_targets import SeveralTargets
+from .._ort import sessions
+from .._training.choice import new_step, new_trainer
+from .._training.loss_graph import LAZY, StepSettings
+from .._training.programs import COMPILED, LIKELY_EPOCHS
+from .._training.row_dependence import meeting, outputs_that_meet
+from .._training.state import TrainingStep
+from .._training.step import StepParts
+from .._training.trainer import Trainer
+from .._utils.cache import content
+from .._utils.errors import refusing
+from ..optimizers import LBFGS
+from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of
+from .config import batch_limit
+from .examples import Examples, batches_for, ignoring
+from .finetuning import TUNED_PIECE, old_examples, tuning_trainer
+from .fitted_state import FittedState, sparse_inputs
+from .heads import Plan
+from .scoring import Measures, OwnScore, ScoredRows, loss_of_rows, scored_rows, watches_loss
+
+
+def trainer_for(
+    plan: Plan,
+    state: FittedState,
+    settings: StepSettings,
+    examples: Examples,
+    scored: ScoredRows | None,
+    validate: Callable[[], float] | None,
+) -> Trainer:
+    """Return the loop over the training rows; ``validate`` scores the validation rows ``scored``."""
+    estimator, call, tuner = plan.estimator, plan.call, plan.tuner
+    rows, _ = plan.rows.split(examples)
+    old = old_examples(estimator, state, call, tuner)
+    settings = settings if old is None else ignoring(settings, old.targets)
+    rows = plan.rng.permutation(rows) if tuner else rows  # the first rows stand for all
+    limit = TUNED_PIECE if tuner else batch_limit(estimator.batch_size, settings.optimizer)
+    shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
+    drop_last = bool(estimator.drop_last) and tuner is None
+    rows_meet = meeting(state.model, settings) is not None
+    if rows_meet and isinstance(examples.targets, SeveralTargets):
+        _require_labels(outputs_that_meet(state.model, settings), examples.targets, rows)
+    if rows_meet and isinstance(settings.optimizer, LBFGS) and tuner is None:
+        limit = len(rows)  # the full batch is no sum over pieces
+    size = min(len(rows), limit)
+    batches = batches_for(state, examples, rows, size, shuffle=shuffle, drop_last=drop_last, rows_meet=rows_meet)
+    if tuner is not None:
+        trainer = tuning_trainer(plan, state, settings, examples, rows, old, batches, validate)
+    else:
+        # calls of partial_fit may bring more or fewer rows
+        room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
+        state.sparse = sparse_inputs(examples.columns, every=True)
+        sparse = state.sparse if settings.sparse_updates == LAZY else sparse_inputs(examples.columns)
+        step = prepare_step(state, settings, room, most, sparse, _planned_steps(plan, batches.steps))
+        trainer = new_trainer(plan.loop, step, batches, state.history, validate)
+    if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, state, call):
+        trainer.validation_loss = loss_of_rows(state, settings, scored, validate.predictor)
+    if hooks_of(estimator):
+        trained = scored_rows(state, examples, np.sort(rows), call)
+        measures = Measures(estimator, state, settings, {"train": trained, "validation": scored})
+        training = ActiveTraining(estimator, state, trainer, call, measures, scored)
+        trainer.watcher = CallbackWatcher(training, HookValues(estimator, state, trainer, call, trained))
+    return trainer
+
+
+def _require_labels(meeting: Collection[str], targets: SeveralTargets, rows: np.ndarray) -> None:
+    """Raise where rows without a label of an output would meet others in its loss."""
+    ones = np.ones(len(targets.values))
+    weights = {name: ones if w is None else w for name, w in zip(targets.names, targets.weights, strict=True)}
+    counted = np.max([own[rows] for own in weights.values()], axis=0) > 0
+    for name in meeting:
+        missing = int(np.sum(counted & (weights[name][rows] == 0)))
+        if missing:
+            raise ValueError(
+                f"Output {name!r}: rows meet in its loss, and {missing} of {int(counted.sum())} rows have weight zero "
+                f"for it but not for another output: they would meet the others without a label. Give it labels for "
+                f"all rows, or a loss of single rows."
+            )
+
+
+def _planned_steps(plan: Plan, steps: int) -> int:
+    """Return the minibatches that a new run is likely to have, ``steps`` in each epoch; 0 for calls that go on."""
+    if plan.old is not None or plan.call.one_pass:
+        return 0
+    loop = plan.loop
+    return steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))
+
+
+# The training step, on the host or on a device; it is reused while settings and shapes are equal.
+
+
+@refusing("The graph cannot be trained")
+def prepare_step(
+    state: FittedState, settings: StepSettings, batch: int, limit: int, sparse: Collection[str] = (), steps: int = 0
+) -> TrainingStep:
+    """Return the step of a run; make a new one only if the existing one does not fit.
+
+    It fits if it has these settings and at least ``batch``, but at most ``limit`` rows: padding costs as much as other
+    rows. A new step takes over the rows of the last one, which pickles lack: the padded shape decides rounding and the
+    masks of dropout. Inputs named in ``sparse`` come sparse; steps on a device take dense rows. ``steps`` are
+    those that a new run plans, by which "auto" chooses; a run goes on with the engine that it began with.
+    """
+    sparse = () if settings.device.memory is not None else tuple(sparse)
+    shapes = tuple(spec.shape for spec in state.model.inputs)
+    key = (
+        sessions.forks(),
+        _settings_key(settings),
+        state.head.task,
+        state.head.link,
+        settings.positions,
+        settings.ignores,
+        state.parameters.names,
+        shapes,
+        sparse,
+    )
+    rows = batch if state.rows is None or not batch <= state.rows <= limit else state.rows
+    if state.live.step is None or state.live.step_key != key or state.live.step.batch != rows:
+        parts = StepParts(state.model, settings, state.parameters, state.frozen, state.optimizer, rows, sparse)
+        state.live.step = new_step(parts, steps, compiled=state.engine == COMPILED)
+    state.live.step_key, state.engine, state.rows = key, state.live.step.engine, rows
+    return state.live.step
+
+
+def _settings_key(settings: StepSettings) -> tuple[object, ...]:
+    """Return a key that is equal for settings of equal content."""
+    objects = tuple(map(content, (settings.loss, settings.optimizer, settings.session_options)))
+    numbers = (settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.accumulate, settings.ema_decay)
+    return (
+        objects,
+        numbers,
+        (*settings.factors.items(), settings.scheduled),
+        settings.sparse_updates,
+        settings.checkpoint_activations,
+        settings.engine,
+        settings.device,
+    )

@@ -1,0 +1,143 @@
+"""Undo a call of ``fit`` or ``partial_fit``, or publish what it came to: the only place that does either.
+
+A call has one of four outcomes.
+
+* It succeeds: the fitted attributes are published, all at once.
+* It fails: attributes and random states are what they were, and so are weights and optimizer state.
+* Training diverges: the last finite weights are published, and the error is raised.
+* It is interrupted: the weights reached so far are published. A direct call warns then, and the interrupt is raised
+  where it is meant for a caller, such as a search.
+
+A call that resumes an earlier one shares weights, optimizer state, history and random state with it. They are copied
+before the first step, and restored after an error. They are not copied only if weights and optimizer state are large
+for the steps of the call, and none of its callbacks and scores are the user's: then an error of the runtime or the
+device after the first step restores the weights from before the epoch, and nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .._training.trainer import Trainer
+from ..callbacks.base import State
+from ..exceptions import DivergenceError
+from .fitted_state import FittedState
+from .parameters import set_callbacks_of
+
+ALWAYS_COPIED = 2**18
+"""Bytes of weights and optimizer state below which a copy costs next to nothing."""
+
+COPIED_FOR_STEPS, MANY_STEPS = 2**26, 20
+"""Bytes up to which a copy takes a few percent of so many steps: it takes about a third of one."""
+
+
+class Transaction:
+    """What a call may change, kept to take it back.
+
+    Parameters
+    ----------
+    estimator : estimator
+    resumed : FittedState or None
+        The state that the call goes on from.
+    """
+
+    def __init__(self, estimator: Any, resumed: FittedState | None) -> None:
+        self._estimator, self._attributes, self._trains = estimator, dict(vars(estimator)), False
+        generators = (estimator.random_state, getattr(self._attributes.get("_state"), "rng", None))
+        self._random = [(rng, rng.get_state()) for rng in generators if isinstance(rng, np.random.RandomState)]
+        self._resumed = None if resumed is None else ResumedState(resumed)
+
+    def begin_training(self, trainer: Trainer, *, one_pass: bool) -> None:
+        """Copy weights and optimizer state of a resumed training, if that costs little beside the steps."""
+        self._trains, estimator = True, self._estimator
+        if self._resumed is None:
+            return
+        size = self._resumed.size
+        of_the_user = estimator.callbacks or set_callbacks_of(estimator) or callable(estimator.scoring)
+        steps = trainer.most_steps(one_pass=one_pass)
+        many = steps is None or steps >= MANY_STEPS
+        if of_the_user or size < (COPIED_FOR_STEPS if many else ALWAYS_COPIED):
+            self._resumed.copy_arrays()
+
+    def publish(self, state: FittedState) -> None:
+        """Set the fitted attributes atomically: an interrupt may come between any two lines."""
+        vars(self._estimator).update(state.fitted_attributes())
+
+    def fail(self, error: BaseException, state: FittedState | None) -> None:
+        """Roll back; publish ``state`` if training diverged, or if the arrays that it changed were not copied."""
+        overwritten = self._resumed is not None and not self._resumed.is_whole
+        if state is not None and (isinstance(error, DivergenceError) or overwritten):
+            self.publish(state)
+            return
+        if self._trains and self._resumed is not None:
+            self._resumed.restore()
+        attributes = vars(self._estimator)
+        attributes.update(self._attributes)  # first, as an interrupt may come before the rest
+        for name in attributes.keys() - self._attributes.keys():
+            del attributes[name]
+        for rng, random_state in self._random:
+            rng.set_state(random_state)
+
+
+class ResumedState:
+    """All that a call changes of the state that it goes on from.
+
+    Curves and rows of the history are immutable. Nothing else of it is changed: a call has a state of its own. Weights
+    and optimizer state are the own arrays until :meth:`copy_arrays`: what precedes the first step makes other arrays
+    and does not write into these.
+    """
+
+    def __init__(self, state: FittedState) -> None:
+        optimizer, history = state.optimizer, state.history
+        self._state, self._buffer, self._random = state, state.parameters.buffer, state.rng.get_state(legacy=False)
+        self._optimizer, self._is_copied = {**vars(optimizer), "slots": dict(optimizer.slots)}, False
+        self._history = {
+            **vars(history),
+            "progress": replace(history.progress),
+            "memories": {name: _as_far_as_possible(memory) for name, memory in history.memories.items()},
+            "last_finite": None,
+        }
+
+    def copy_arrays(self) -> None:
+        """Copy weights and optimizer state, which the steps overwrite."""
+        self._buffer = self._buffer.copy()
+        self._optimizer["slots"] = {name: slot.copy() for name, slot in self._optimizer["slots"].items()}
+        self._is_copied = True
+
+    @property
+    def size(self) -> int:
+        """Bytes of weights and optimizer state."""
+        slots = self._state.optimizer.slots
+        return self._state.parameters.buffer.nbytes + sum(slot.nbytes for slot in slots.values())
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the arrays are unchanged: they are copies, or neither a step nor an epoch was taken."""
+        optimizer, history = self._state.optimizer, self._state.history
+        same = optimizer.t == self._optimizer["t"] and history.progress.epoch == self._history["progress"].epoch
+        return self._is_copied or same
+
+    def restore(self) -> None:
+        """Go back to it; the step, which may be bound to other arrays or has its own on a device, is made anew."""
+        state = self._state
+        state.live.step = state.live.step_key = None
+        state.parameters.buffer[...] = self._buffer
+        vars(state.optimizer).update(self._optimizer)
+        state.history.change(**self._history)
+        state.rng.set_state(self._random)
+        state.live.predictors.clear()  # callbacks and other threads may have predicted during the call
+
+
+def _as_far_as_possible(memory: State) -> State:
+    """Return a copy of what a callback remembers; what cannot be copied, as an open file, is kept as it is."""
+    copied = {}
+    for name, value in memory.items():
+        try:
+            copied[name] = copy.deepcopy(value)
+        except Exception:  # whatever a class of the user raises where it is copied
+            copied[name] = value
+    return copied
