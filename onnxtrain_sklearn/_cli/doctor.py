@@ -31,7 +31,7 @@ from .._ort.integer_products import saturate
 from .._training.history import Epoch
 from .._training.programs import COMPILED, auto_compiles, can_compile
 from .._training.update_executors import compiled_update, formula_of, numpy_update
-from ..exceptions import ModelError
+from ..exceptions import ModelError, RuntimeNotFoundError
 from ..models import MLP
 from ..optimizers import AdamW, update_graph
 from .console import Command, Console, Outcome, Record, UsageError, apply_settings, parsed_settings, sentence
@@ -52,8 +52,7 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> Outcome:
-    limits, installed = sessions.limits(), packages.installed_distributions()
-    checks = [] if options.no_self_test else _checks(console)
+    installed = packages.installed_distributions()
     record: dict[str, Any] = {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "executable": sys.executable,
@@ -61,10 +60,20 @@ def _doctor(options: argparse.Namespace, console: Console) -> Outcome:
         "threads": devices.available_threads(),
         "versions": {name: _version_of(name) for name in REQUIRED},
         "optional": {name: _version_of(name) for name in OPTIONAL},
-        "onnxruntime": {
+        "onnxruntime": {"version": None, "distributions": installed, "mixed": len(installed) > 1},
+    }
+    try:
+        packages.require_runtime()
+    except RuntimeNotFoundError as error:
+        record["error"] = {"type": type(error).__name__, "message": sentence(error)}
+        console.error(f"error: {sentence(error)}")
+        return Outcome(record, _package_lines(record), succeeded=False)
+    limits = sessions.limits()
+    checks = [] if options.no_self_test else _checks(console)
+    record |= {
+        "onnxruntime": record["onnxruntime"]
+        | {
             "version": packages.version(),
-            "distributions": installed,
-            "mixed": len(installed) > 1,
             "providers": devices.available_providers(),
             "opset": limits.opset,
             "ml_opset": limits.ml_opset,
@@ -178,16 +187,23 @@ def _check_training(engine: str, device: str) -> str:
     return f"accuracy {accuracy:.3f} on iris"
 
 
-def _doctor_lines(record: Record) -> list[str]:
+def _package_lines(record: Record) -> list[str]:
     runtime = record["onnxruntime"]
     named = (
         ", ".join(f"{name} {version}" for name, version in runtime["distributions"].items()) or "not installed by pip"
     )
-    lines = [
+    return [
         f"{record['python']} on {record['platform']}, {record['threads']} threads",
         *(f"{name} {version or 'not installed'}" for name, version in record["versions"].items()),
         "optional: " + ", ".join(f"{name} {version or '-'}" for name, version in record["optional"].items()),
-        f"onnxruntime {runtime['version']} ({named})",
+        f"onnxruntime {runtime['version'] or 'cannot be used'} ({named})",
+    ]
+
+
+def _doctor_lines(record: Record) -> list[str]:
+    runtime = record["onnxruntime"]
+    lines = [
+        *_package_lines(record),
         f"  up to opset {runtime['opset']}, ai.onnx.ml {runtime['ml_opset']}, IR {runtime['ir_version']}",
         f"  providers: {', '.join(runtime['providers'])}",
         f"engines: {', '.join(record['engines'])}{'; compiled code in long fits' * record['auto_compiles']}",

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from .._ort import packages
 from .._utils.untrusted_text import printable
+from ..exceptions import RuntimeNotFoundError
 from .console import Command, Console, UsageError, sentence
 
 
@@ -132,4 +133,7 @@ def versions() -> str:
         own = metadata.version("onnxtrain-sklearn")
     except metadata.PackageNotFoundError:
         own = "(a checkout that is not installed)"
-    return f"onnxtrain-sklearn {own} on onnxruntime {packages.version()}"
+    try:
+        return f"onnxtrain-sklearn {own} on onnxruntime {packages.version()}"
+    except RuntimeNotFoundError:  # for `doctor`, which says why
+        return f"onnxtrain-sklearn {own} without onnxruntime"

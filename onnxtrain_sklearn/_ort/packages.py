@@ -1,7 +1,9 @@
 """Import the one installed onnxruntime, the only import of it in the package, and load CUDA's libraries.
 
 All onnxruntime distributions install the same import package and overwrite each other's files: importing this module
-checks that only one is installed, or that all are of one version.
+checks that only one is installed, or that all are of one version. Where the check or the import fails, this package can
+still be imported, so that ``onnxtrain-sklearn doctor`` can list what is installed: ``onnxruntime`` and ``pybind`` are
+then stand-ins that raise the error when they are used.
 """
 
 from __future__ import annotations
@@ -12,10 +14,19 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..exceptions import DeviceError, OnnxTrainWarning, RuntimeNotFoundError
 
-__all__ = ["DISTRIBUTIONS", "check_distributions", "installed_distributions", "onnxruntime", "pybind", "version"]
+__all__ = [
+    "DISTRIBUTIONS",
+    "check_distributions",
+    "installed_distributions",
+    "onnxruntime",
+    "pybind",
+    "require_runtime",
+    "version",
+]
 
 
 DISTRIBUTIONS = (
@@ -69,24 +80,55 @@ def check_distributions(installed: Mapping[str, str], imported: Sequence[str]) -
     )
 
 
-_installed = installed_distributions()
-try:
+def _imported_runtime() -> tuple[Any, Any]:
+    """Return onnxruntime and the module of its C++ classes; raise RuntimeNotFoundError if they cannot be used."""
+    installed = installed_distributions()
+    try:
+        import onnxruntime
+        from onnxruntime.capi import _pybind_state as pybind
+
+        imported = str(onnxruntime.__version__), str(pybind.get_version_string())
+        onnxruntime.SessionOptions()  # a mixture of distributions may lack it
+    except (ImportError, AttributeError) as error:
+        check_distributions(installed, [])
+        raise RuntimeNotFoundError(
+            f"onnxtrain_sklearn needs onnxruntime and could not import it ({error}). Install one of its "
+            f"distributions:\n  {_EXTRAS}"
+        ) from error
+    check_distributions(installed, imported)
+    return onnxruntime, pybind
+
+
+class _Missing:
+    """Stands in for a module that cannot be used: its attributes raise the error that says why."""
+
+    def __init__(self, error: RuntimeNotFoundError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # inspection, not use
+            raise AttributeError(name)
+        raise RuntimeNotFoundError(str(self._error)) from self._error.__cause__
+
+
+if TYPE_CHECKING:
     import onnxruntime
     from onnxruntime.capi import _pybind_state as pybind
+else:
+    try:
+        onnxruntime, pybind = _imported_runtime()
+    except RuntimeNotFoundError as error:
+        onnxruntime = pybind = _Missing(error)
 
-    _imported_versions = (str(onnxruntime.__version__), str(pybind.get_version_string()))
-    onnxruntime.SessionOptions()
-except (ImportError, AttributeError) as error:
-    check_distributions(_installed, [])
-    raise RuntimeNotFoundError(
-        f"onnxtrain_sklearn needs onnxruntime and could not import it ({error}). Install one of its distributions:\n"
-        f"  {_EXTRAS}"
-    ) from error
-check_distributions(_installed, _imported_versions)
+
+def require_runtime() -> None:
+    """Raise RuntimeNotFoundError unless onnxruntime can be used."""
+    onnxruntime.SessionOptions  # noqa: B018  # of a stand-in, any attribute raises
 
 
 def version() -> str:
     """Return the version of the installed onnxruntime."""
+    require_runtime()
     return str(onnxruntime.__version__)
 
 

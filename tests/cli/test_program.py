@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import onnxtrain_sklearn_script
 from onnxtrain_sklearn._cli import program
 from onnxtrain_sklearn._cli.console import Command, Outcome, parsed_settings
 from onnxtrain_sklearn._ort.packages import installed_distributions
@@ -191,36 +191,38 @@ def test_without_pandas_tables_are_refused_in_a_sentence(iris, capsys, monkeypat
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no tomllib")
-def test_the_console_script_is_the_program():
+def test_console_script_is_the_program():
     tomllib = importlib.import_module("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, _, function = project["scripts"]["onnxtrain-sklearn"].partition(":")
-    assert callable(getattr(importlib.import_module(module), function))
-    assert (
-        module
-        in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["py-modules"]
-    )
+    assert getattr(importlib.import_module(module), function) is program.main
 
 
-def test_the_console_script_runs_the_program(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["onnxtrain-sklearn", "predict", "no.onnx", "no.csv"])
-    assert onnxtrain_sklearn_script.main() == 2
-    assert "no file 'no.csv'" in capsys.readouterr().err
+WITHOUT_ONNXRUNTIME = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "onnxruntime":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Block())
+from onnxtrain_sklearn._cli.program import main
+sys.exit(main())
+"""
 
 
-@pytest.mark.parametrize("command", [["doctor"], ["doctor", "--json"], ["train", "t.csv"]])
-def test_the_console_script_answers_where_the_package_cannot_be_imported(command, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["onnxtrain-sklearn", *command])
-    monkeypatch.setitem(sys.modules, "onnxtrain_sklearn._cli.program", None)
-    assert onnxtrain_sklearn_script.main() == 1
-    printed = capsys.readouterr()
-    assert printed.err.startswith("error: import of onnxtrain_sklearn._cli.program halted")
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["doctor"], ["doctor", "--json"], ["demo"]], ids=" ".join)
+def test_commands_without_onnxruntime_name_the_extras(command):
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_ONNXRUNTIME, *command], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: onnxtrain_sklearn needs onnxruntime and could not import it (No module named")
+    assert "onnxtrain-sklearn[portable]" in ran.stderr
+    assert ran.stderr.count("\n") == 1
     installed = installed_distributions()
     if "--json" in command:
-        told = json.loads(printed.out)
-        assert installed.items() <= told["onnxruntime"]["distributions"].items()
-        assert told["error"]["type"] == "ModuleNotFoundError"
+        told = json.loads(ran.stdout)
+        assert told["onnxruntime"] == {"version": None, "distributions": installed, "mixed": len(installed) > 1}
+        assert told["error"]["type"] == "RuntimeNotFoundError"
+        assert not told["succeeded"]
     elif command == ["doctor"]:
-        assert all(f"{name} {version}" in printed.out for name, version in installed.items())
-    else:
-        assert printed.out == ""
+        assert all(f"{name} {version}" in ran.stdout for name, version in installed.items())

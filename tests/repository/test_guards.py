@@ -307,8 +307,8 @@ def test_parameters_of_the_estimators(name):
     assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values() if p.name != "model")
 
 
-def import_without(*blocked: str) -> subprocess.CompletedProcess[str]:
-    """Import the package in a new process that cannot import the packages ``blocked``."""
+def import_without(*blocked: str, then: str = "") -> subprocess.CompletedProcess[str]:
+    """Import the package in a new process that cannot import the packages ``blocked``, and run ``then``."""
     program = f"""
 import sys
 class Block:
@@ -316,14 +316,15 @@ class Block:
         if name.partition(".")[0] in {blocked!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Block())
-import {PACKAGE}"""
+import {PACKAGE}
+{then}"""
     command = [sys.executable, "-W", "error", "-c", program]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
-def test_import_without_onnxruntime_names_the_extras():
-    result = import_without("onnxruntime")
+def test_fit_without_onnxruntime_names_the_extras():
+    result = import_without("onnxruntime", then=f"{PACKAGE}.OrtGradientRegressor().fit([[0.0], [1.0]], [0.0, 1.0])")
     assert result.returncode == 1
     assert f"{PACKAGE}.exceptions.RuntimeNotFoundError" in result.stderr
     assert "onnxtrain-sklearn[ort-training]" in result.stderr
