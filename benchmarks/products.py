@@ -137,8 +137,8 @@ def own_update(case: Case, optimizer: str, make: Callable[..., Any]) -> Fit:
     found = update_graph({"sgd": SGD(), "adamw": AdamW()}[optimizer], ir.DataType.FLOAT)
     formula, (weights, gradients) = formula_of(found), vectors(case)
     assert formula is not None
-    state = {name: np.full_like(weights, value) for name, value in found.slots.items()}
-    scalars = {name: np.array(value, np.float32) for name, value in found.coefficients(RATE, 1).items()}
+    state = {name: np.full_like(weights, slot.fill) for name, slot in found.slots.items()}
+    scalars = {name: np.array(value, np.float32) for name, value in found.scalars(RATE, 1).items()}
     update = make(formula, {"parameters": weights, **state}, gradients, scalars)
     return ignores_float_errors(repeated([update.run], case))
 

@@ -160,7 +160,7 @@ def _check_compiled_update() -> str:
     assert formula is not None
     for make in (numpy_update, compiled_update):
         vectors = {name: np.linspace(0.1, 1, 99, dtype=np.float32) for name in ("parameters", *graph.slots)}
-        scalars = {name: np.array(value, np.float32) for name, value in graph.coefficients(0.1, 1).items()}
+        scalars = {name: np.array(value, np.float32) for name, value in graph.scalars(0.1, 1).items()}
         make(formula, vectors, np.linspace(-1, 1, 99, dtype=np.float32), scalars).run()
         results.append({name: vector.tobytes() for name, vector in vectors.items()})
     if results[0] != results[1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -34,7 +34,7 @@ from .._inference.graph import Head
 from .._ir.queries import constant, every_node
 from .._ort.adapter_files import read_adapter
 from .._training.loss_graph import StepSettings, TotalLoss, TrainedPositions
-from .._training.parameters import FlatParameters
+from .._training.parameters import FlatParameters, state_slots
 from .._training.randomness import draws_numbers
 from .._training.row_dependence import outputs_that_meet
 from .._training.state import OptimizerState
@@ -44,7 +44,7 @@ from .._utils.errors import refusing
 from .._utils.typing import MatrixLike
 from ..adapters import without_low_rank
 from ..exceptions import ModelError, instead_of, nearest
-from ..optimizers import BaseOptimizer, Optimizer, resolve_optimizer
+from ..optimizers import BaseOptimizer, Slot, resolve_optimizer
 from ..schedules import Progress, resolve_schedule
 from .config import batch_limit, settings_with_graph, settings_with_head, trainer_settings
 from .examples import FitRows
@@ -224,7 +224,7 @@ def _unscaled(arrays: dict[str, np.ndarray], state: FittedState) -> dict[str, np
 
 def load_arrays(state: FittedState, arrays: Arrays, optimizer: BaseOptimizer) -> None:
     """Set the weights, and the optimizer's state where it is among the arrays; an error leaves the run unchanged."""
-    slots = optimizer.state() if isinstance(optimizer, Optimizer) else {}
+    slots = state_slots(optimizer, state.parameters)
     if not arrays:
         raise ModelError("The state is empty: give the trained arrays by name.")
     arrays = _as_vectors(state, arrays)
@@ -292,14 +292,15 @@ def _with_unchanged_factors(arrays: Arrays, state: FittedState) -> Arrays:
 
 
 def _of_vectors(
-    state: FittedState, arrays: Arrays, slots: Collection[str]
+    state: FittedState, arrays: Arrays, slots: Mapping[str, Slot]
 ) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
     """Return the parameters and the optimizer's state with the values of the vectors of training graphs."""
     old, size = state.parameters, state.parameters.vector.shape
     known = {PARAMETERS: size, AVERAGE: size, STATISTICS: (old.statistics.size,), STEP: ()}
     moments = {name: array for name, array in arrays.items() if name not in known}
     for name, array in arrays.items():
-        _require_fitting_array(name, array, known.get(name, size), old.vector.dtype)
+        shape = slots[name].shape if name in slots else known.get(name, size)
+        _require_fitting_array(name, array, shape, old.vector.dtype)
     t = _steps_of_state(arrays.get(STEP, np.array(0)))
     if moments.keys() != set(slots) and (moments or t):
         raise ModelError(

@@ -17,6 +17,7 @@ from .._ir.edits import append_output, replace_inputs
 from .._ir.protobuf import from_bytes
 from .._model.row_reads import take_first_products
 from .._training.loss_graph import LAZY, LOSS, TARGET, WEIGHT, ir_type, training_graph
+from .._training.parameters import state_slots
 from .._training.programs import PassSource, pass_program
 from .._training.randomness import FACTOR
 from ..exceptions import ModelError
@@ -229,13 +230,14 @@ def state_tensors(source: ExportSource) -> Iterator[StateTensor]:
         yield StateTensor(STATISTICS, "", STATISTICS, moved, members_of(layout, layout.running_statistics))
     if layout.average is not None and settings.ema_decay is not None:
         yield StateTensor(AVERAGE, "", AVERAGE, layout.average, names)
-    slots = {name: np.full_like(layout.vector, value) for name, value in optimizer.state().items()}
-    fits = {name: slot.shape for name, slot in parts.state.slots.items()} == {n: s.shape for n, s in slots.items()}
-    current = parts.state.slots if fits else slots
-    for name, initial in optimizer.state().items():
+    slots = state_slots(optimizer, layout)
+    fits = parts.state.fits(slots)
+    for name, slot in slots.items():
         if name in (PARAMETERS, STATISTICS, AVERAGE, STEP):
-            raise ModelError(f"{type(optimizer).__name__}.state has a vector {name!r}, a name of the training graph's.")
-        yield StateTensor(name, "", "optimizer", current[name], names, initial)
+            raise ModelError(f"{type(optimizer).__name__}.slots has a vector {name!r}, a name of the training graph's.")
+        value = parts.state.slots[name] if fits else np.full(slot.shape, slot.fill, layout.vector.dtype)
+        members = names if slot.shape == layout.vector.shape and name.isidentifier() else ()
+        yield StateTensor(name, "", "optimizer", value, members, slot.fill)
     yield StateTensor(STEP, "", STEP, np.array(parts.state.t if fits else 0, np.int64))
 
 

@@ -8,7 +8,7 @@ minibatch. All of them read the same parameters, and each reads the running stat
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -18,17 +18,19 @@ from .._model.loss_terms import penalty_factors, weighted_penalty
 from .._model.row_reads import FirstProduct, Lookup
 from .._training.loss_graph import TARGET, WEIGHT, OutputLoss, StepSettings, TrainedPositions, target_layout
 from .._training.parameters import (
+    Factors,
     FlatParameters,
     Segment,
-    require_elementwise,
     require_rows_apart,
     segments,
-    with_decay_factor,
+    state_name,
 )
 from ..exceptions import ModelError, UnsupportedOperatorError
 from ..graph import GraphBuilder
-from ..optimizers import Optimizer, ScheduledDecay, emit_clipped, update_graph
-from .source import ExportSource, OutputSource, emit_row_weights, label_weights
+from ..optimizers import Optimizer, update_graph
+from ..optimizers.in_place import emit_clipped, update_rule
+from ..optimizers.scalars import emit_scalars
+from .source import PARAMETERS, ExportSource, OutputSource, emit_row_weights, label_weights
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class StepScalars:
 def decays(settings: StepSettings, layout: FlatParameters) -> bool:
     """Return True if any parameter has weight decay."""
     decay = getattr(settings.optimizer, "weight_decay", 0.0)
-    return bool(decay) and any(one.factors.decay for one in segments(layout, settings.factors))
+    return bool(decay) and any(settings.factors.get(name, Factors()).decay for name in layout.names)
 
 
 def emit_penalty(
@@ -204,15 +206,14 @@ def emit_update(
     """
     optimizer = settings.optimizer
     assert isinstance(optimizer, Optimizer)
-    found = segments(layout, settings.factors)
-    if len(found) > 1:
-        require_elementwise(optimizer, elementwise=update_graph(optimizer, op.dtype).elementwise)
-    if occurs:
-        require_rows_apart(optimizer, elementwise=update_graph(optimizer, op.dtype).elementwise)
-    parts = [_emit_segment(op, optimizer, one, vectors, gradients, scalars, alone=len(found) == 1) for one in found]
-    new = parts[0]
-    if len(parts) > 1:
-        new = {name: op.Concat(*(part[name] for part in parts), axis=0) for name in vectors}
+    parts: dict[str, list[ir.Value]] = {name: [] for name in vectors}
+    for one in (found := segments(layout, settings.factors, optimizer)):
+        if occurs:
+            require_rows_apart(one.optimizer)
+        emitted = _emit_segment(op, one, vectors, gradients, scalars, alone=len(found) == 1)
+        for name, value in emitted.items():
+            parts[PARAMETERS if name == PARAMETERS else state_name(name, one.parameter)].append(value)
+    new = {name: op.Concat(*values, axis=0) if len(values) > 1 else values[0] for name, values in parts.items()}
     if not occurs:
         return new
     changes = _changed_elements(op, layout, occurs)
@@ -233,7 +234,6 @@ def _changed_elements(op: GraphBuilder, layout: FlatParameters, occurs: Vectors)
 
 def _emit_segment(
     op: GraphBuilder,
-    optimizer: Optimizer,
     one: Segment,
     vectors: Vectors,
     gradients: ir.Value,
@@ -241,50 +241,26 @@ def _emit_segment(
     *,
     alone: bool,
 ) -> dict[str, ir.Value]:
-    """Emit the update of a part of the vectors whose parameters have the same factors."""
+    """Emit the update of a segment: a part of the vectors, or a parameter in its shape and its own arrays of state."""
 
     def cut(vector: ir.Value) -> ir.Value:
-        return vector if alone else op.Slice(vector, starts=[one.part.start], ends=[one.part.stop], axes=[0])
+        part = vector if alone else op.Slice(vector, starts=[one.part.start], ends=[one.part.stop], axes=[0])
+        return part if one.parameter is None else op.Reshape(part, list(one.parameter.shape))
 
-    own = with_decay_factor(optimizer, one.factors.decay)
-    rate = scalars.learning_rate
+    rate, own, parameter = scalars.learning_rate, one.optimizer, one.parameter
     if one.factors.rate != 1:
         rate = GraphBuilder(op.graph, dtype=scalars.kind, prefix="rate").Mul(rate, float(one.factors.rate))
     scheduled = scalars.decay is not None and bool(getattr(own, "weight_decay", 0.0))
-    rule = _scheduled_rule(op, own) if scheduled else own
-    coefficients = _coefficient_values(op, rule, replace(scalars, learning_rate=rate))
-    state = {name: cut(vectors[name]) for name in own.state()}
-    parameters, new = rule.update(op, cut(vectors["parameters"]), cut(gradients), state, coefficients)
-    return {"parameters": parameters, **new}
-
-
-def _scheduled_rule(op: GraphBuilder, optimizer: Optimizer) -> ScheduledDecay:
-    """Return the optimizer with a weight decay that the step is given; raise where its update does not follow it."""
-    update_graph(optimizer, op.dtype, scheduled=True)
-    return ScheduledDecay(optimizer)
-
-
-def _coefficient_values(
-    op: GraphBuilder, rule: Optimizer | ScheduledDecay, scalars: StepScalars
-) -> dict[str, ir.Value]:
-    """Emit the scalars of the step, in the type of the parameters."""
-    optimizer = rule.optimizer if isinstance(rule, ScheduledDecay) else rule
-    owners = [
-        next(c for c in type(optimizer).__mro__ if name in vars(c)) for name in ("emit_coefficients", "coefficients")
-    ]
-    if not issubclass(*owners):
-        raise ModelError(
-            f"{type(optimizer).__name__} overrides coefficients, which only Python can run. Override emit_coefficients "
-            f"too, so that training graphs compute the same scalars."
-        )
+    # the graph alone, which proves that the update is one: that its shapes fit, and that it follows the weight decay
+    slots = update_graph(own, op.dtype, parameter=parameter, scheduled=scheduled).slots
+    rule = update_rule(own, op.dtype, scheduled=scheduled)
     exact = GraphBuilder(op.graph, dtype=scalars.kind, prefix="scalar")
-    given = (exact, scalars.learning_rate, scalars.t)
-    if isinstance(rule, ScheduledDecay):
-        assert scalars.decay is not None
-        found = rule.emit_coefficients(*given, scalars.decay)
-    else:
-        found = rule.emit_coefficients(*given)
-    return {name: op.Cast(value, to=op.dtype) for name, value in found.items()}
+    given = [rate, scalars.t, *([scalars.decay] if scheduled and scalars.decay is not None else [])]
+    k = emit_scalars(exact, f"{type(own).__name__}.scalars", rule.scalars, *given, dtype=op.dtype)
+    state = {n: vectors[state_name(n, parameter)] for n in slots}
+    state = {n: cut(vector) for n, vector in state.items()} if parameter is None else state
+    new, new_state = rule.update(op, cut(vectors[PARAMETERS]), cut(gradients), state, k)
+    return {PARAMETERS: new if parameter is None else op.Reshape(new, [-1]), **new_state}
 
 
 def emit_average(

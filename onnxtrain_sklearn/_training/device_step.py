@@ -244,12 +244,18 @@ class DeviceUpdate:
 
     def _updating(self, one: SegmentUpdate) -> tuple[Binding, dict[str, str]]:
         """Bind the update of a segment."""
-        vectors, part = self._vectors, one.segment.part
-        start, shape = part.start, (part.stop - part.start,)
-        arrays = {"parameters": vectors.buffer.part(start, shape)}
-        arrays |= {name: vectors.slots[name].part(start, shape) for name in one.program.slots}
+        vectors, part, parameter = self._vectors, one.segment.part, one.segment.parameter
+        start, shape = part.start, tuple[int, ...]([part.stop - part.start])
+        slots = one.slots(vectors.slots)
+        if parameter is None:
+            slots = {name: slot.part(start, shape) for name, slot in slots.items()}
+        elif one.program.elementwise:
+            slots = {name: slot.part(0, shape) for name, slot in slots.items()}
+        else:
+            shape = parameter.shape
+        arrays = {"parameters": vectors.buffer.part(start, shape), **slots}
         binding = bind_update(one.open_session(), arrays, vectors.gradient.part(start, shape), {})
-        return binding, {name: _scalar_name(one, name) for name in one.coefficients(Rates(0.001), 1)}
+        return binding, {name: _scalar_name(one, name) for name in one.scalars(Rates(0.001), 1)}
 
     def scalars(self, weights: np.ndarray, rates: Sequence[Rates], state: OptimizerState) -> dict[str, DeviceArray]:
         """Return vectors of the scalars that the next steps read or write, by name; one element per step.
@@ -257,8 +263,8 @@ class DeviceUpdate:
         ``weights`` are the sums of the weights of their rows, and ``state`` is that before them.
         """
         arrays: dict[str, np.ndarray] = {}
-        for one in {one.factors: one for one in self._segments}.values():
-            steps = [one.coefficients(now, state.t + i + 1) for i, now in enumerate(rates)]
+        for one in {one.scalars_key: one for one in self._segments}.values():
+            steps = [one.scalars(now, state.t + i + 1) for i, now in enumerate(rates)]
             kinds = {name: np.int64 if isinstance(value, int) else self._dtype for name, value in steps[0].items()}
             arrays |= {_scalar_name(one, n): np.array([step[n] for step in steps], kind) for n, kind in kinds.items()}
         arrays["strength"] = np.divide(1.0, weights, out=np.zeros_like(weights), where=weights > 0).astype(self._dtype)
@@ -277,8 +283,8 @@ class DeviceUpdate:
 
 
 def _scalar_name(one: SegmentUpdate, name: str) -> str:
-    """Return the key of a coefficient among the scalars of a step."""
-    return f"{name} {one.factors}"
+    """Return the key of a scalar of the update among those of a step."""
+    return f"{name} {one.scalars_key}"
 
 
 # The vectors of a step in the memory of a device.
@@ -310,7 +316,9 @@ class DeviceVectors:
         self._start = len(layout.vector)
         self.buffer, self.gradient = self.new(layout.buffer), self.new(layout.gradient)
         self.moved = self.new(layout.statistics)
-        self.slots = {name: self.new(self._spread(slot)) for name, slot in state.slots.items()}
+        # only vectors for all parameters have the layout of those; the others are arrays of one
+        self._vectors = {name for name in state.slots if name.isidentifier()}
+        self.slots = {name: self.new(self._laid_out(name)) for name in state.slots}
 
     def new(self, array: np.ndarray) -> DeviceArray:
         """Return a copy of an array on the device."""
@@ -340,7 +348,7 @@ class DeviceVectors:
             layout.average[...] = self._spread(self._parameters.average)
         self.buffer.write(layout.buffer)
         for name, slot in self.slots.items():
-            slot.write(self._spread(self._state.slots[name]))
+            slot.write(self._laid_out(name))
 
     def download(self) -> None:
         """Bring the host's copies up to date."""
@@ -351,7 +359,15 @@ class DeviceVectors:
         if layout.average is not None and self._parameters.average is not None:
             self._gather(layout.average, self._parameters.average)
         for name, slot in self.slots.items():
-            self._gather(slot.read(), self._state.slots[name])
+            if name in self._vectors:
+                self._gather(slot.read(), self._state.slots[name])
+            else:
+                self._state.slots[name][...] = slot.read()
+
+    def _laid_out(self, name: str) -> np.ndarray:
+        """Return a slot of the host as the device holds it."""
+        slot = self._state.slots[name]
+        return self._spread(slot) if name in self._vectors else slot
 
     def _spread(self, vector: np.ndarray) -> np.ndarray:
         """Return a vector of the host in the layout of the device."""

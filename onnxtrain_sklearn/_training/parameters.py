@@ -23,7 +23,8 @@ from .._model.trainable import TrainableModel, factors_of_matrices, why_quantize
 from .._model.weights import TRAINED_TYPES, form_of
 from .._utils.typing import DType
 from ..exceptions import ModelError, nearest, warn
-from ..optimizers import Optimizer
+from ..optimizers import BaseOptimizer, Optimizer, Parameter, Slot
+from ..optimizers.in_place import slots_for
 
 
 def owned(array: np.ndarray) -> np.ndarray:
@@ -208,10 +209,12 @@ def matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern) or fnmatchcase(name.removesuffix(".T"), pattern)
 
 
-# Factors of the learning rate and of the weight decay by parameter: segments of the flat vector.
+# Segments of the flat vector, each of which is updated on its own, and the arrays of the optimizer's state.
 #
-# A segment is a run of neighboring parameters of equal factors. Each is updated on its own, by scalar coefficients:
-# that holds for any optimizer and for fused kernels, and it is faster than a product with a vector of factors.
+# An elementwise optimizer updates runs of neighboring parameters of equal factors (of the learning rate, of the weight
+# decay): scalars of each run hold for any optimizer and for fused kernels, and are faster than a product with a vector
+# of factors. Its state is vectors like that of the parameters. Any other optimizer, and one that leaves parameters to
+# another, updates each parameter by itself, and its state has arrays of each parameter.
 
 
 class Factors(NamedTuple):
@@ -226,22 +229,74 @@ NO_FACTORS: Mapping[str, Factors] = {}
 
 @dataclass(frozen=True)
 class Segment:
-    """A slice of the vector of parameters, and the factors of all parameters in it."""
+    """A slice of the vector of parameters that is updated on its own.
+
+    Attributes
+    ----------
+    part : slice
+    factors : Factors
+        Those of all parameters in it.
+    optimizer : Optimizer
+        That of its parameters, its weight decay multiplied by their factor.
+    parameter : Parameter or None
+        The one parameter that it holds, whose state has arrays of its own; None: the state has vectors for all.
+    """
 
     part: slice
     factors: Factors
+    optimizer: Optimizer
+    parameter: Parameter | None = None
 
 
-def segments(parameters: FlatParameters, factors: Mapping[str, Factors]) -> list[Segment]:
+def segments(parameters: FlatParameters, factors: Mapping[str, Factors], optimizer: Optimizer) -> list[Segment]:
     """Return the segments of the vector; parameters that ``factors`` does not name have factors of one."""
+    if not updates_vectors(optimizer, parameters):
+        found = []
+        for parameter in all_parameters(parameters):
+            own = factors.get(parameter.name, Factors())
+            rule = with_decay_factor(optimizer, own.decay).for_parameter(parameter)
+            found.append(Segment(parameters.span(parameter.name), own, rule, parameter))
+        return found
     groups: Iterable[tuple[Factors, Iterable[str]]] = [(Factors(), parameters.names)]
     if factors:
         groups = groupby(parameters.names, lambda name: factors.get(name, Factors()))
+    decaying = {one.decay: with_decay_factor(optimizer, one.decay) for one in {Factors(), *factors.values()}}
     found = []
     for value, names in groups:
         spans = [parameters.span(name) for name in names]
-        found.append(Segment(slice(spans[0].start, spans[-1].stop), value))
+        found.append(Segment(slice(spans[0].start, spans[-1].stop), value, decaying[value.decay]))
     return found
+
+
+def all_parameters(parameters: FlatParameters) -> list[Parameter]:
+    """Return names and shapes of the parameters, as optimizers are told them."""
+    return [Parameter(name, parameters.view(name).shape) for name in parameters.names]
+
+
+def updates_vectors(optimizer: Optimizer, parameters: FlatParameters) -> bool:
+    """Return True if the optimizer updates vectors that hold many parameters."""
+    alone = type(optimizer).for_parameter is Optimizer.for_parameter
+    return optimizer.elementwise and (
+        alone or all(optimizer.for_parameter(one) is optimizer for one in all_parameters(parameters))
+    )
+
+
+def state_slots(optimizer: BaseOptimizer, parameters: FlatParameters) -> dict[str, Slot]:
+    """Return the arrays of the optimizer's state by name: a slot's, or ``slot/parameter`` where each has its own."""
+    if not isinstance(optimizer, Optimizer):
+        return {}
+    if updates_vectors(optimizer, parameters):
+        return slots_for(optimizer, Parameter("parameters", parameters.vector.shape))
+    return {
+        state_name(slot, one): array
+        for one in all_parameters(parameters)
+        for slot, array in slots_for(optimizer.for_parameter(one), one).items()
+    }
+
+
+def state_name(slot: str, parameter: Parameter | None) -> str:
+    """Return the name of the array of a slot in the optimizer's state."""
+    return slot if parameter is None else f"{slot}/{parameter.name}"
 
 
 def with_decay_factor(optimizer: Optimizer, factor: float) -> Optimizer:
@@ -254,20 +309,11 @@ def with_decay_factor(optimizer: Optimizer, factor: float) -> Optimizer:
     return twin
 
 
-def require_elementwise(optimizer: Optimizer, *, elementwise: bool) -> None:
-    """Raise unless the update of an element depends on that element alone."""
-    if not elementwise:
-        raise ModelError(
-            f"{type(optimizer).__name__}.update combines elements of the vector, so parameters cannot be updated with "
-            f"different learning_rate_factors or weight_decay_factors. Take one factor for all parameters."
-        )
-
-
-def require_rows_apart(optimizer: Optimizer, *, elementwise: bool) -> None:
+def require_rows_apart(optimizer: Optimizer) -> None:
     """Raise unless single rows of a matrix can be updated."""
-    if not elementwise:
+    if not optimizer.elementwise:
         raise ModelError(
-            f"{type(optimizer).__name__}.update combines elements of the vector, so single rows cannot be updated. "
+            f"{type(optimizer).__name__}.update combines elements of a parameter, so single rows cannot be updated. "
             f"Set sparse_updates='exact'."
         )
 

@@ -13,6 +13,8 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from .._data.batches import BatchBuffers, Batches
+from .._utils.typing import DType
+from ..optimizers import Slot
 from .parameters import FlatParameters, owned
 
 
@@ -26,7 +28,7 @@ class Rates(NamedTuple):
 
 @dataclass
 class OptimizerState:
-    """The number of steps, the optimizer's vectors by slot name, and the number of draws of dropout masks.
+    """The number of steps, the optimizer's arrays by name, and the number of draws of dropout masks.
 
     ``averaged`` is the number of steps in the moving average of the weights.
     """
@@ -40,17 +42,21 @@ class OptimizerState:
         self.__dict__.update(state)
         self.slots = {name: owned(slot) for name, slot in self.slots.items()}
 
-    def prepare(self, slots: Mapping[str, float], like: np.ndarray) -> None:
-        """Create these slots at their initial values, shaped as ``like``, unless they exist already."""
-        if {name: v.shape for name, v in self.slots.items()} != dict.fromkeys(slots, like.shape):
-            fresh = {name: np.full(like.shape, initial, like.dtype) for name, initial in slots.items()}
+    def fits(self, slots: Mapping[str, Slot]) -> bool:
+        """Return True if the arrays are those of ``slots``."""
+        return {name: array.shape for name, array in self.slots.items()} == {n: s.shape for n, s in slots.items()}
+
+    def prepare(self, slots: Mapping[str, Slot], dtype: DType) -> None:
+        """Create these slots at their initial values, unless they exist already."""
+        if not self.fits(slots):
+            fresh = {name: np.full(slot.shape, slot.fill, dtype) for name, slot in slots.items()}
             vars(self).update(t=0, slots=fresh)  # atomic: after an interrupt the state is the old one or the new one
 
-    def reset(self, slots: Mapping[str, float]) -> None:
-        """Reset to the state before the first step: slots at these initial values."""
+    def reset(self, slots: Mapping[str, Slot]) -> None:
+        """Reset to the state before the first step: slots at their initial values."""
         self.t = self.averaged = 0
-        for name, initial in slots.items():
-            self.slots[name].fill(initial)
+        for name, slot in slots.items():
+            self.slots[name].fill(slot.fill)
 
 
 class TrainingStep(Protocol):

@@ -18,9 +18,10 @@ from .._data.batches import BatchBuffers, Batches, filled
 from .._model.trainable import TrainableModel
 from .._ort import device_graphs
 from ..exceptions import warn
-from ..optimizers import Optimizer, moves_without_gradient
+from ..optimizers import Optimizer
+from ..optimizers.in_place import moves_without_gradient
 from .loss_graph import LAZY, Scheduled, StepSettings, as_float32
-from .parameters import FlatParameters
+from .parameters import FlatParameters, state_slots
 from .passes import HostPass, PassGraph, RowGradients, host_pass, pass_graph, product_gradients, row_gradients
 from .programs import COMPILED, PassProgram, PassSize, PassSource
 from .randomness import FACTOR
@@ -93,14 +94,14 @@ class BaseStep:
         self._pads = parts.meeting is None  # rows that fill a minibatch up would meet the others
         self._parts, self._bindings = parts, VectorBindings(parts.settings, layout or parts.parameters, place)
         self._penalizes = bool(parts.settings.alpha and parts.parameters.penalized.stop)
-        self._initial_slots: Mapping[str, float] = {}
+        self._slots = state_slots(parts.settings.optimizer, parts.parameters)
         self.size = PassSize(0.0, 0, 0.0)
         self.program: PassProgram | None = None
         self._warned = False
 
     def forget_state(self) -> None:
         """Reset the optimizer to its state before the first step."""
-        self.state.reset(self._initial_slots)
+        self.state.reset(self._slots)
 
     def _pass_graph(self, batch: int, *, resident: bool = False) -> PassGraph:
         """Return the gradient graph for ``batch`` rows; warn once if dropout is scheduled, but the graph has none."""
@@ -116,8 +117,7 @@ class BaseStep:
     def _segment_updates(self, optimizer: Optimizer) -> list[SegmentUpdate]:
         """Return the updates of all segments, and create the slots of the optimizer's state that they need."""
         updates = self._bindings.segment_updates(optimizer)
-        self._initial_slots = {name: value for one in updates for name, value in one.program.slots.items()}
-        self.state.prepare(self._initial_slots, self.parameters.vector)
+        self.state.prepare(self._slots, self.parameters.vector.dtype)
         return updates
 
 
@@ -152,7 +152,7 @@ class HostStep(BaseStep):
         if isinstance(settings.optimizer, Optimizer):
             segments = self._segment_updates(settings.optimizer)
             lazy = settings.sparse_updates == LAZY
-            rows = RowChoice(self._tables or {}, parameters, settings.optimizer, lazy=lazy, penalized=self._penalizes)
+            rows = RowChoice(self._tables or {}, parameters, lazy=lazy, penalized=self._penalizes)
             self._updates = HostUpdates(segments, parameters, parts.state.slots, rows)
 
     def buffers(self, rows: int) -> BatchBuffers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -17,12 +18,15 @@ from .._ort.binding import Array, Binding
 from .._ort.sessions import InferenceSession, shared_session
 from .._utils.cache import Cache, content, is_plain
 from ..graph import new_graph
-from ..optimizers import Coefficients, Optimizer, clip_graph, moves_without_gradient, update_graph, update_rule
+from ..optimizers import Optimizer, Parameter, Slot, clip_graph, update_graph
+from ..optimizers.in_place import moves_without_gradient, slots_for, update_rule
 from .loss_graph import ABSOLUTES, SQUARES, StepSettings, ir_type, penalty_graph
-from .parameters import Factors, FlatParameters, Segment, require_elementwise, segments, with_decay_factor
+from .parameters import FlatParameters, Segment, segments, state_name
 from .programs import differentiating_engine
 from .state import Rates
 from .update_executors import Formula, formula_of
+
+X = TypeVar("X")
 
 _graphs: Cache[tuple[bytes, bool, Formula | None]] = Cache(128, 2**24, lambda entry: len(entry[0]))
 
@@ -45,26 +49,29 @@ class UpdateProgram:
     """
 
     graph: bytes
-    slots: Mapping[str, float]
-    coefficients: Callable[..., Coefficients]
+    slots: Mapping[str, Slot]
+    scalars: Callable[..., Mapping[str, Any]]
     elementwise: bool
     scheduled: bool
     formula: Formula | None = None
     moves_without_gradient: bool = True
 
 
-def update_program(optimizer: Optimizer, kind: ir.DataType, *, fused: bool, scheduled: bool) -> UpdateProgram:
+def update_program(
+    optimizer: Optimizer, parameter: Parameter, kind: ir.DataType, *, fused: bool, scheduled: bool
+) -> UpdateProgram:
     """Return the update of ``optimizer``; its scalars are those of the object itself, never of an equal one."""
 
     def made() -> tuple[bytes, bool, Formula | None]:
-        found = update_graph(optimizer, kind, fused=fused, scheduled=scheduled)
+        found = update_graph(optimizer, kind, parameter=parameter, fused=fused, scheduled=scheduled)
         return to_proto(found.model).SerializeToString(), found.elementwise, formula_of(found)
 
-    key = ("update", content(optimizer), kind, fused, scheduled)
+    shapes = () if optimizer.elementwise else (parameter.shape, slots_for(optimizer, parameter).items())
+    key = ("update", content(optimizer), *map(tuple, shapes), kind, fused, scheduled)
     graph, elementwise, formula = _graphs.get(key, made) if is_plain(optimizer) else made()
     rule = update_rule(optimizer, kind, fused=fused, scheduled=scheduled)
     moves = moves_without_gradient(optimizer)
-    return UpdateProgram(graph, rule.state(), rule.coefficients, elementwise, scheduled, formula, moves)
+    return UpdateProgram(graph, slots_for(rule, parameter), rule.scalars, elementwise, scheduled, formula, moves)
 
 
 # The graphs that run on whole vectors after the gradient, bound to arrays of the host or of a device.
@@ -83,19 +90,33 @@ class SegmentUpdate:
     open_session: Callable[[], InferenceSession]
 
     @property
-    def factors(self) -> Factors:
-        """The factors of the segment; segments of equal ones have the same coefficients."""
-        return self.segment.factors
+    def scalars_key(self) -> Hashable:
+        """Segments of equal keys have the same scalars in each step."""
+        return self.segment.factors, self.segment.parameter
 
     @cached_property
-    def coefficients(self) -> Callable[[Rates, int], Coefficients]:
+    def scalars(self) -> Callable[[Rates, int], Mapping[str, Any]]:
         """Returns the scalars of a step, by its rates and its number from 1."""
-        found, factor = self.program.coefficients, self.factors.rate
+        found, factor = self.program.scalars, self.segment.factors.rate
         if self.program.scheduled:
-            return lambda rates, t: found(rates.learning_rate * factor, t, rates.decay)
-        if factor == 1:
-            return lambda rates, t: found(rates.learning_rate, t)
-        return lambda rates, t: found(rates.learning_rate * factor, t)
+            return lambda rates, t: found(float(rates.learning_rate * factor), t, rates.decay)
+        return lambda rates, t: found(float(rates.learning_rate * factor), t)
+
+    def slots(self, state: Mapping[str, X]) -> dict[str, X]:
+        """Return the arrays of the optimizer's state that the segment has, or shares with others, by slot."""
+        return {slot: state[state_name(slot, self.segment.parameter)] for slot in self.program.slots}
+
+    def host_arrays(
+        self, vector: np.ndarray, gradient: np.ndarray, state: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Return the arrays that the graph updates, by its names, and the gradients: views in its shapes."""
+        part, parameter, slots = self.segment.part, self.segment.parameter, self.slots(state)
+        if parameter is None:
+            return {name: array[part] for name, array in {"parameters": vector, **slots}.items()}, gradient[part]
+        shape = (-1,) if self.program.elementwise else parameter.shape
+        if self.program.elementwise:
+            slots = {name: array.reshape(-1) for name, array in slots.items()}
+        return {"parameters": vector[part].reshape(shape), **slots}, gradient[part].reshape(shape)
 
 
 class VectorBindings:
@@ -162,17 +183,18 @@ class VectorBindings:
     def segment_updates(self, optimizer: Optimizer) -> list[SegmentUpdate]:
         """Return the updates of all segments."""
         settings, fused = self._settings, gradient_builder.has_gradient_builder()
-        found = segments(self._parameters, settings.factors)
-        programs = {}
-        for decay in dict.fromkeys(segment.factors.decay for segment in found):
-            own = with_decay_factor(optimizer, decay)
-            scheduled = settings.scheduled.decay and bool(getattr(own, "weight_decay", 0.0))
-            programs[decay] = update_program(own, self._kind, fused=fused, scheduled=scheduled)
-        if len(found) > 1:
-            require_elementwise(optimizer, elementwise=all(one.elementwise for one in programs.values()))
-        once = cache if len(found) > 1 else lambda opened: opened
-        sessions = {decay: once(partial(self._session, program.graph)) for decay, program in programs.items()}
-        return [SegmentUpdate(one, programs[one.factors.decay], sessions[one.factors.decay]) for one in found]
+        updates, programs, sessions = [], dict[object, UpdateProgram](), dict[bytes, Callable[[], InferenceSession]]()
+        for one in segments(self._parameters, settings.factors, optimizer):
+            # segments of a vector share the rule of their decay; that of a parameter may have been made for it
+            parameter = one.parameter or Parameter("parameters", self._parameters.vector.shape)
+            key = one.factors.decay if one.parameter is None else parameter
+            if key not in programs:
+                scheduled = settings.scheduled.decay and bool(getattr(one.optimizer, "weight_decay", 0.0))
+                found = update_program(one.optimizer, parameter, self._kind, fused=fused, scheduled=scheduled)
+                programs[key] = found
+                sessions.setdefault(found.graph, cache(partial(self._session, found.graph)))
+            updates.append(SegmentUpdate(one, programs[key], sessions[programs[key].graph]))
+        return updates
 
     def _session(self, graph: bytes) -> InferenceSession:
         """Return a session with one thread: a second spinning pool would compete with the gradient session's."""

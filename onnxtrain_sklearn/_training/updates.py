@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from .._utils.typing import DType
-from ..optimizers import PIECE, Coefficients, Optimizer
+from ..optimizers import PIECE
 from .loss_graph import PENALTY
-from .parameters import Factors, FlatParameters, Segment, require_rows_apart
+from .parameters import FlatParameters, require_rows_apart
 from .passes import RowGradients
 from .state import OptimizerState, Rates
 from .update_executors import BLOCK, LEAST_ELEMENTS, SAVINGS, VectorUpdate, formula_update, saved_by_compiling
@@ -70,13 +70,13 @@ class HostAverage:
 class HostUpdate:
     """The updates of all segments of equal factors, and the scalars that they read."""
 
-    coefficients: Callable[[Rates, int], Coefficients]
+    scalars_of: Callable[[Rates, int], Mapping[str, Any]]
     scalars: Mapping[str, np.ndarray]
     bindings: list[VectorUpdate | RowUpdate]
 
     def run(self, rates: Rates, t: int) -> None:
         """Take step ``t``."""
-        for name, value in self.coefficients(rates, t).items():
+        for name, value in self.scalars_of(rates, t).items():
             self.scalars[name][()] = value
         for binding in self.bindings:
             binding.run()
@@ -122,45 +122,39 @@ class HostUpdates:
 def host_updates(
     segments: list[SegmentUpdate], parameters: FlatParameters, slots: Mapping[str, np.ndarray], choice: RowChoice
 ) -> list[HostUpdate]:
-    """Return the updates of the parameters and the slots, one for all segments of equal factors."""
-    updates: dict[Factors, HostUpdate] = {}
+    """Return the updates of the parameters and the slots, one for all segments whose scalars are the same."""
+    updates: dict[object, HostUpdate] = {}
     for one in segments:
-        if one.factors not in updates:
-            updates[one.factors] = HostUpdate(one.coefficients, _scalars(one, parameters.vector.dtype), [])
-        update = updates[one.factors]
-        vectors = {"parameters": parameters.vector, **{name: slots[name] for name in one.program.slots}}
+        if one.scalars_key not in updates:
+            updates[one.scalars_key] = HostUpdate(one.scalars, _scalars(one, parameters.vector.dtype), [])
+        update = updates[one.scalars_key]
         for part, table in choice.parts(one):
+            arrays, gradients = part.host_arrays(parameters.vector, parameters.gradient, slots)
             if table is None:
-                update.bindings.extend(_bound(part, vectors, parameters.gradient, update.scalars))
+                update.bindings.extend(_bound(part, arrays, gradients, update.scalars))
             else:
-                whole = () if table.most is None else _bound(part, vectors, parameters.gradient, update.scalars)
-                update.bindings.append(row_update(part, table, vectors, update.scalars, whole))
+                whole = () if table.most is None else _bound(part, arrays, gradients, update.scalars)
+                update.bindings.append(row_update(part, table, arrays, update.scalars, whole))
     return list(updates.values())
 
 
 def _scalars(one: SegmentUpdate, dtype: DType) -> dict[str, np.ndarray]:
-    kinds = {n: np.int64 if isinstance(x, int) else dtype for n, x in one.coefficients(Rates(0.001), 1).items()}
+    kinds = {n: np.int64 if isinstance(x, int) else dtype for n, x in one.scalars(Rates(0.001), 1).items()}
     return {name: np.zeros((), kind) for name, kind in kinds.items()}
 
 
 def _bound(
-    one: SegmentUpdate, vectors: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
+    one: SegmentUpdate, arrays: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
 ) -> list[VectorUpdate]:
     """Return the updates of a segment: by its formula if it has one and that pays, else by the session in pieces."""
-    formula, whole = one.program.formula, one.segment.part
-    if formula is not None and whole.stop - whole.start > LEAST_ELEMENTS:
-        return [formula_update(formula, {n: v[whole] for n, v in vectors.items()}, gradients[whole], scalars)]
-    session, bound = one.open_session(), list[VectorUpdate]()
-    for cut in _piece_slices(one):
-        bound.append(bind_update(session, {n: v[cut] for n, v in vectors.items()}, gradients[cut], scalars))
-    return bound
-
-
-def _piece_slices(one: SegmentUpdate) -> list[slice]:
-    """Return the slices in which a segment is updated: the temporaries of a piece fit the cache."""
-    start, stop = one.segment.part.start, one.segment.part.stop
-    size = PIECE if one.program.elementwise and stop - start > 2 * PIECE else max(1, stop - start)
-    return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
+    formula = one.program.formula
+    if formula is not None and gradients.size > LEAST_ELEMENTS:
+        return [formula_update(formula, arrays, gradients, scalars)]
+    session = one.open_session()
+    if not one.program.elementwise or gradients.size <= 2 * PIECE:
+        return [bind_update(session, arrays, gradients, scalars)]
+    cuts = [slice(i, i + PIECE) for i in range(0, gradients.size, PIECE)]
+    return [bind_update(session, {n: a[cut] for n, a in arrays.items()}, gradients[cut], scalars) for cut in cuts]
 
 
 # Updates of some rows of a matrix: those that occur in a minibatch, a block of them at a time.
@@ -239,13 +233,13 @@ class RowUpdate:
 def row_update(
     one: SegmentUpdate,
     table: RowGradients,
-    vectors: Mapping[str, np.ndarray],
+    arrays: Mapping[str, np.ndarray],
     scalars: Mapping[str, np.ndarray],
     whole: Sequence[VectorUpdate] = (),
 ) -> RowUpdate:
     """Return the update of the rows of the matrix that the segment holds."""
-    shape, axis, part = table.gradient.shape, table.axis, one.segment.part
-    matrices = {name: _by_row(vector[part].reshape(shape), axis) for name, vector in vectors.items()}
+    shape, axis = table.gradient.shape, table.axis
+    matrices = {name: _by_row(array.reshape(shape), axis) for name, array in arrays.items()}
     matrices[GRADIENTS] = _by_row(table.gradient, axis)
     n_rows, width = shape[axis], shape[1 - axis]
     size = min(n_rows, max(1, BLOCK // (2 * width)))
@@ -285,7 +279,6 @@ class RowChoice:
 
     tables: Mapping[str, RowGradients]
     parameters: FlatParameters
-    optimizer: Optimizer
     lazy: bool
     penalized: bool
 
@@ -307,11 +300,11 @@ class RowChoice:
 
     def _by_rows(self, one: SegmentUpdate, table: RowGradients) -> bool:
         if self.lazy:
-            require_rows_apart(self.optimizer, elementwise=one.program.elementwise)
+            require_rows_apart(one.segment.optimizer)
             return True
         rests = one.program.elementwise and not (one.program.moves_without_gradient or self.penalized)
         return rests and 2 * table.count <= table.n_rows
 
 
 def _of(one: SegmentUpdate, part: slice) -> SegmentUpdate:
-    return one if part == one.segment.part else replace(one, segment=Segment(part, one.factors))
+    return one if part == one.segment.part else replace(one, segment=replace(one.segment, part=part))

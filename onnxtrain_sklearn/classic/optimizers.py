@@ -17,6 +17,8 @@ import onnx_ir as ir
 from ..exceptions import nearest
 from ..graph import GraphBuilder
 from ..optimizers import AdamW
+from ..optimizers.base import Named, Step
+from ..optimizers.scalars import Number
 
 MOMENTS = ("Moment_1", "Moment_2")
 UPDATE_COUNT = "Update_Count"
@@ -181,24 +183,13 @@ class OrtAdamW(AdamW):
     ) -> None:
         super().__init__(beta_1, beta_2, epsilon, weight_decay)
 
-    def coefficients(self, learning_rate: float, t: int) -> dict[str, float]:
-        return {**super().coefficients(learning_rate, t), "epsilon": float(self.epsilon)}
+    def scalars(self, learning_rate: Number, t: Number) -> dict[str, Number]:
+        return {**super().scalars(learning_rate, t), "epsilon": float(self.epsilon)}
 
-    def emit_coefficients(self, op: GraphBuilder, learning_rate: ir.Value, t: ir.Value) -> dict[str, ir.Value]:
-        epsilon = op.constant(np.float64(self.epsilon))
-        return {**super().emit_coefficients(op, learning_rate, t), "epsilon": epsilon}
-
-    def update(
-        self,
-        op: GraphBuilder,
-        parameters: ir.Value,
-        gradients: ir.Value,
-        state: Mapping[str, ir.Value],
-        coefficients: Mapping[str, ir.Value],
-    ) -> tuple[ir.Value, dict[str, ir.Value]]:
-        step, moments = self._step(op, gradients, state, coefficients)
-        new = op.Sub(parameters, step)
-        return op.Sub(new, op.Mul(new, coefficients["decay"])) if self.weight_decay else new, moments
+    def update(self, op: GraphBuilder, p: ir.Value, g: ir.Value, state: Named, k: Named) -> Step:
+        step, moments = self._step(op, g, state, k)
+        new = op.Sub(p, step)
+        return op.Sub(new, op.Mul(new, k["decay"])) if self.weight_decay else new, moments
 
     def fused(self) -> None:
         return None

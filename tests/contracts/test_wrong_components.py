@@ -27,8 +27,8 @@ class Wrong(Loss, Schedule, Optimizer):
     def __call__(self, op, scores, y, link):
         return self.function(op, scores, y)
 
-    def update(self, op, parameters, gradients, state, coefficients):
-        return self.function(op, parameters, gradients)
+    def update(self, op, p, g, state, k):
+        return self.function(op, p, g)
 
     def factor(self, progress):
         return self.function(progress)

@@ -241,8 +241,8 @@ def test_equality_of_values_is_no_number():
 
 
 class Plain(Optimizer):
-    def update(self, op, parameters, gradients, state, coefficients):
-        return parameters - gradients, {}
+    def update(self, op, p, g, state, k):
+        return p - g, {}
 
 
 class Doubled:

@@ -169,9 +169,9 @@ def test_wrong_parameters_set_on_a_fitted_estimator(case):
 
 def test_an_optimizer_that_cannot_run_in_place_is_refused_before_anything_changes():
     class Late(AdamW):
-        def update(self, op, parameters, gradients, state, coefficients):
-            new, slots = super().update(op, parameters, gradients, state, coefficients)
-            return new, {name: op.Add(value, op.Mul(parameters, 0.0)) for name, value in slots.items()}
+        def update(self, op, p, g, state, k):
+            new, slots = super().update(op, p, g, state, k)
+            return new, {name: op.Add(value, op.Mul(p, 0.0)) for name, value in slots.items()}
 
     estimator, twin = fresh().fit(X, y), fresh().fit(X, y)
     estimator.set_params(optimizer=Late())

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, Adagrad, AdamW, OrtGradientRegressor, RMSprop, load_training
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
-from onnxtrain_sklearn.optimizers import Lion, Optimizer
+from onnxtrain_sklearn.optimizers import Lion, Optimizer, Parameter
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS, Folder
 
@@ -90,11 +90,12 @@ def test_rows_that_do_not_occur_stay(optimizer, tmp_path):
     model = lazy(optimizer=optimizer)
     folder = goes_on(model, tmp_path / "folder")
     span = model._state.parameters.span("T")
-    of_table = {name: folder.state[name][span].reshape(WORDS, WIDTH) for name in ("parameters", *optimizer.state())}
+    slots = optimizer.slots(Parameter("parameters", model._state.parameters.vector.shape))
+    of_table = {name: folder.state[name][span].reshape(WORDS, WIDTH) for name in ("parameters", *slots)}
     assert len(ABSENT) > 20
     assert_array_equal(of_table["parameters"][ABSENT], WEIGHTS["T"].astype(np.float32)[ABSENT])
-    for name, initial in optimizer.state().items():
-        assert_array_equal(of_table[name][ABSENT], np.float32(initial))
+    for name, slot in slots.items():
+        assert_array_equal(of_table[name][ABSENT], np.float32(slot.fill))
     last = of_table["parameters"][[57, 54, 51]]
     assert np.abs(last - WEIGHTS["T"][[57, 54, 51]]).min() > 1e-4
 
@@ -172,12 +173,11 @@ def test_one_file(tmp_path):
 class Joint(Optimizer):
     """Divides by the norm of the gradients."""
 
-    def state(self):
-        return {}
+    elementwise = False
 
-    def update(self, op, parameters, gradients, state, coefficients):
-        norm = op.Sqrt(op.ReduceSum(op.Mul(gradients, gradients), keepdims=True))
-        return op.Sub(parameters, op.Div(op.Mul(gradients, coefficients["learning_rate"]), norm)), {}
+    def update(self, op, p, g, state, k):
+        norm = op.Sqrt(op.ReduceSum(op.Mul(g, g), keepdims=True))
+        return op.Sub(p, op.Div(op.Mul(g, k["learning_rate"]), norm)), {}
 
 
 def test_refused(tmp_path):

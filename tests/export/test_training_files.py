@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from onnxtrain_sklearn import (
@@ -21,7 +22,7 @@ from onnxtrain_sklearn import (
 from onnxtrain_sklearn.classic.optimizers import OrtAdamW
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
-from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer, minimum, sqrt, where
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS, Folder, goes_on
 
@@ -45,12 +46,21 @@ def regressor(**parameters) -> OrtGradientRegressor:
     return OrtGradientRegressor(MLP((8,)), **SETTINGS | parameters)
 
 
+class Sharper(AdamW):
+    """The scalars of a user: a constant, a condition, a minimum."""
+
+    def scalars(self, learning_rate, t):
+        rate = where(t < 3, 0.5 * learning_rate, minimum(learning_rate, 1.0 / sqrt(t)))
+        return {**super().scalars(rate, t), "epsilon": 1e-3}
+
+
 STEPS = [kind() for kind in OPTIMIZERS.values() if issubclass(kind, Optimizer)] + [
     SGD(momentum=0.9, dampening=0.5, weight_decay=0.01),
     SGD(momentum=0.9, nesterov=True),
     Adagrad(lr_decay=0.1, initial_accumulator_value=0.5),
     RMSprop(momentum=0.5, centered=True),
     OrtAdamW(weight_decay=0.01),
+    Sharper(),
 ]
 
 
@@ -60,7 +70,7 @@ def test_optimizers_go_on(optimizer, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", STEPS, ids=repr)
-def test_coefficients_in_the_graph_are_those_of_python(optimizer, tmp_path):
+def test_scalars_in_the_graph_are_those_of_python(optimizer, tmp_path):
     """Also after many steps, where a wrong formula of a bias correction would differ most from the first ones."""
     model = classifier(optimizer=optimizer).partial_fit(*rows("multiclass"), classes=[0, 1, 2])
     model._state.optimizer.t = 5000
@@ -195,9 +205,15 @@ def types_of(graph: onnx.GraphProto) -> set[int]:
     return found
 
 
+class InDouble(Optimizer):
+    def update(self, op, p, g, state, k):
+        exact = op.Cast(g, to=ir.DataType.DOUBLE)
+        return op.Sub(p, op.Mul(op.Cast(exact, to=op.dtype), k["learning_rate"])), {}
+
+
 def test_target(tmp_path):
-    with pytest.raises(ModelError, match="OrtAdamW, computes in it: set another one, or target='any'"):
-        classifier(optimizer=OrtAdamW()).export_training(tmp_path / "folder", *rows("multiclass"), target="web")
+    with pytest.raises(ModelError, match="InDouble, computes in it: set another one, or target='any'"):
+        classifier(optimizer=InDouble()).export_training(tmp_path / "folder", *rows("multiclass"), target="web")
     with pytest.raises(ValueError, match="target must be one of 'any', 'web', got 'gpu'"):
         classifier().export_training(tmp_path / "folder", *rows("multiclass"), target="gpu")
 
@@ -254,16 +270,10 @@ def test_the_function_takes_estimators_and_models(tmp_path):
         export_training(tmp_path / "nowhere.onnx", tmp_path / "never", X, y)
 
 
-class Sharper(AdamW):
-    def coefficients(self, learning_rate, t):
-        return {**super().coefficients(learning_rate, t), "epsilon": 1e-3}
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
         ({"optimizer": LBFGS()}, "LBFGS takes no steps of minibatches"),
-        ({"optimizer": Sharper()}, "Sharper overrides coefficients, which only Python can run"),
     ],
     ids=str,
 )

@@ -163,18 +163,15 @@ def test_a_schedule_of_a_user_is_not_taken_for_another(own, tmp_path):
 
 
 class RoundedDecay(AdamW):
-    def emit_coefficients(self, op, learning_rate, t):
-        return super().emit_coefficients(op, learning_rate, t) | {
-            "decay": op.Mul(learning_rate, float(self.weight_decay))
-        }
-
-    def coefficients(self, learning_rate, t):
-        return super().coefficients(learning_rate, t)
+    def scalars(self, learning_rate, t):
+        return {**super().scalars(learning_rate, t), "decay": learning_rate * float(self.weight_decay)}
 
 
-def test_an_optimizer_that_does_not_take_a_scheduled_decay_is_refused(tmp_path):
+def test_export_of_scalars_that_are_not_arithmetic_is_refused(tmp_path):
     X, y = rows()
     model = OrtGradientClassifier(MLP((8,)), optimizer=RoundedDecay(), weight_decay_schedule="cosine", **SETTINGS)
     model.partial_fit(X, y, classes=[0, 1, 2])
-    with pytest.raises(ModelError, match=r"emit_coefficients does not take a weight decay .* without float\(\)"):
+    with pytest.raises(
+        ModelError, match=r"RoundedDecay.scalars computes scalars that cannot be exported: .* leave out float\(\)"
+    ):
         model.export_training(tmp_path / "folder")

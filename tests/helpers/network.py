@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from tests.helpers.optimizers import RULES
+
 Weights = dict[str, np.ndarray]
 NAMES = ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias")
 
@@ -24,50 +26,6 @@ def loss_and_gradients(
     loss = (weights[:, None] * off**2).sum() / total + alpha / 2 * sum((m**2).sum() for m in matrices) / total
     found = dict(zip(NAMES, gradients, strict=True))
     return float(loss), {n: g + (alpha * w[n] / total if w[n].ndim == 2 else 0.0) for n, g in found.items()}
-
-
-class Rule:
-    """One optimizer over one array, by its formula; ``rate`` and ``decay`` come with each step."""
-
-    def __init__(self, name: str, **settings: float) -> None:
-        self.name, self.settings, self.t = name, settings, 0
-        self.m: np.ndarray | float = 0.0
-        self.v: np.ndarray | float = 0.0
-
-    def __call__(self, p: np.ndarray, g: np.ndarray, rate: float, decay: float) -> np.ndarray:
-        self.t += 1
-        return getattr(self, f"_{self.name}")(p, g, rate, decay)
-
-    def _sgd(self, p, g, rate, decay):
-        g = g + decay * p
-        self.m = self.settings.get("momentum", 0.0) * self.m + g
-        return p - rate * self.m
-
-    def _adam(self, p, g, rate, decay):
-        return p - rate * self._direction(g + decay * p)
-
-    def _adamw(self, p, g, rate, decay):
-        return p - rate * decay * p - rate * self._direction(g)
-
-    def _direction(self, g):
-        self.m = 0.9 * self.m + 0.1 * g
-        self.v = 0.999 * self.v + 0.001 * g**2
-        return self.m / (1 - 0.9**self.t) / (np.sqrt(self.v / (1 - 0.999**self.t)) + 1e-8)
-
-    def _rmsprop(self, p, g, rate, decay):
-        g = g + decay * p
-        self.v = 0.99 * self.v + 0.01 * g**2
-        return p - rate * g / (np.sqrt(self.v) + 1e-8)
-
-    def _adagrad(self, p, g, rate, decay):
-        g = g + decay * p
-        self.v = self.v + g**2
-        return p - rate * g / (np.sqrt(self.v) + 1e-10)
-
-    def _lion(self, p, g, rate, decay):
-        new = p - rate * (np.sign(0.9 * self.m + 0.1 * g) + decay * p)
-        self.m = 0.99 * self.m + 0.01 * g
-        return new
 
 
 def clipped(gradients: Weights, limit: float | None) -> Weights:
@@ -105,7 +63,7 @@ def trained(
     """
     w = {name: np.asarray(start[name], np.float64) for name in NAMES}
     weights = np.ones(len(X)) if sample_weight is None else np.asarray(sample_weight, np.float64)
-    rules = {name: Rule(optimizer, **settings) for name in NAMES}
+    rules = {name: RULES[optimizer](**settings) for name in NAMES}
     X, y, losses, t = np.asarray(X, np.float64), np.asarray(y, np.float64), [], 0
     for epoch in range(epochs):
         order, total = np.arange(len(X)) if orders is None else orders[epoch], 0.0

@@ -19,7 +19,9 @@ from onnxtrain_sklearn.optimizers import (
     Adam,
     AdamW,
     Optimizer,
+    Parameter,
     RMSprop,
+    Slot,
     resolve_optimizer,
     update_graph,
 )
@@ -91,8 +93,8 @@ class TestResolveOptimizer:
             def __init__(self, alpha: float = 7.0) -> None:
                 self.alpha = alpha
 
-            def update(self, op, parameters, gradients, state, coefficients):
-                return op.Sub(parameters, op.Sign(gradients)), {}
+            def update(self, op, p, g, state, k):
+                return op.Sub(p, op.Sign(g)), {}
 
         resolve_optimizer(Lion())
 
@@ -104,53 +106,52 @@ class TestResolveOptimizer:
             resolve_optimizer(Strict())
 
 
-class TestCoefficients:
-    def test_are_floats_that_do_not_depend_on_the_caller(self) -> None:
+class TestScalars:
+    def test_of_the_package_are_floats(self) -> None:
         for kind in OPTIMIZERS.values():
             if issubclass(kind, Optimizer):
-                for rate in (1, np.float32(0.5), np.float64(0.1)):
-                    scalars = kind().coefficients(rate, 3)
-                    assert all(type(x) is float for x in scalars.values())
+                assert all(type(x) is float for x in kind().scalars(0.5, 3).values())
 
     def test_bias_corrections_are_those_of_float64(self) -> None:
-        scalars = Adam().coefficients(0.001, 1)
+        scalars = Adam().scalars(0.001, 1)
         assert scalars["learning_rate"] == pytest.approx(0.001 * 0.001**0.5 / 0.1, rel=1e-12)
         assert scalars["epsilon"] == pytest.approx(1e-8 * 0.001**0.5, rel=1e-12)
-        late = Adam().coefficients(0.001, 10**6)
+        late = Adam().scalars(0.001, 10**6)
         assert late == {"learning_rate": 0.001, "epsilon": 1e-8}
 
     def test_adamw_has_those_of_adam_and_the_decay(self) -> None:
         for rate, t in ((0.001, 1), (0.3, 2), (1e-5, 777), (0.0, 10**7)):
             parameters = {"beta_1": 0.8, "beta_2": np.float32(0.99), "epsilon": 1e-7, "weight_decay": np.float32(0.03)}
-            found, adam = AdamW(**parameters).coefficients(rate, t), Adam(**parameters).coefficients(rate, t)
+            found, adam = (update_graph(kind(**parameters), FLOAT).scalars(rate, t) for kind in (AdamW, Adam))
             assert found == {**adam, "decay": rate * float(np.float32(0.03))}
+            assert all(type(x) is float for x in found.values())
 
     def test_names_are_the_inputs_of_the_graph(self) -> None:
         for kind in OPTIMIZERS.values():
             if issubclass(kind, Optimizer):
-                graph = update_graph(kind(), FLOAT)
+                graph = update_graph(kind(), FLOAT, parameter=Parameter("w", (3, 4)))
                 inputs = [v.name for v in graph.model.graph.inputs]
-                assert inputs == ["parameters", "gradients", *graph.slots, *graph.coefficients(0.1, 1)]
+                assert inputs == ["parameters", "gradients", *graph.slots, *graph.scalars(0.1, 1)]
                 assert [v.name for v in graph.model.graph.outputs] == [f"new_{n}" for n in ("parameters", *graph.slots)]
 
 
 class Custom(Optimizer):
     """Steps written by the tests: ``rule`` gets what ``update`` gets."""
 
-    slots: ClassVar[dict[str, float]] = {}
+    names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, rule: Any = None) -> None:
         self.rule = rule
 
-    def state(self) -> dict[str, float]:
-        return self.slots
+    def slots(self, p: Parameter) -> dict[str, Slot]:
+        return {name: Slot(p.shape) for name in self.names}
 
-    def update(self, op, parameters, gradients, state, coefficients):
-        return self.rule(op, parameters, gradients, state, coefficients["learning_rate"])
+    def update(self, op, p, g, state, k):
+        return self.rule(op, p, g, state, k["learning_rate"])
 
 
 class WithMemory(Custom):
-    slots: ClassVar[dict[str, float]] = {"memory": 0.0}
+    names = ("memory",)
 
 
 class TestInPlaceProof:
@@ -201,8 +202,8 @@ class TestInPlaceProof:
 
     def test_results_may_be_inputs(self) -> None:
         class Remember(WithMemory):
-            def update(self, op, parameters, gradients, state, coefficients):
-                return parameters, {"memory": gradients}
+            def update(self, op, p, g, state, k):
+                return p, {"memory": g}
 
         p, g = np.array([1, 2, 3], np.float32), np.array([4, 5, 6], np.float32)
         arrays = {"parameters": p, "gradients": g, "memory": p * 0, "learning_rate": np.array(0.5, np.float32)}
@@ -220,24 +221,59 @@ class TestInPlaceProof:
             update_graph(WithMemory(rule), FLOAT)
 
 
+def normalized(op, p, g, state, rate):
+    return op.Sub(p, op.Div(op.Mul(g, rate), op.ReduceL2(g, keepdims=False))), {}
+
+
+class Whole(Custom):
+    elementwise = False
+
+
 class TestElementwise:
-    def test_reductions_are_never_run_in_pieces(self) -> None:
-        def rule(op, p, g, state, rate):
-            return op.Sub(p, op.Div(op.Mul(g, rate), op.ReduceL2(g, keepdims=False))), {}
+    def test_reduction_in_an_elementwise_update_raises(self) -> None:
+        with pytest.raises(ModelError, match=r"Custom.update emits ReduceL2, .* Set elementwise = False"):
+            update_graph(Custom(normalized), FLOAT)
 
-        graph = update_graph(Custom(rule), FLOAT)
-        assert Custom(rule).elementwise
+    def test_reduction_over_a_parameter_is_run_in_its_shape(self) -> None:
+        graph = update_graph(Whole(normalized), FLOAT, parameter=Parameter("w", (1, 2)))
         assert not graph.elementwise
-        p, g = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
+        p, g = np.array([[1, 2]], np.float32), np.array([[3, 4]], np.float32)
         arrays = {"parameters": p, "gradients": g, "learning_rate": np.array(10, np.float32)}
-        assert np.allclose(run_in_place(graph.model, arrays)["parameters"], [-5, -6])
+        assert np.allclose(run_in_place(graph.model, arrays)["parameters"], [[-5, -6]])
 
-    def test_optimizer_may_forbid_pieces(self) -> None:
-        class Whole(SGD):
-            elementwise = False
+    def test_update_of_a_parameter_without_its_shape_raises(self) -> None:
+        with pytest.raises(ModelError, match=r"Whole.update is not elementwise: .* the shape of a parameter"):
+            update_graph(Whole(normalized), FLOAT)
 
-        assert update_graph(SGD(), FLOAT).elementwise
-        assert not update_graph(Whole(), FLOAT).elementwise
+    def test_new_parameters_of_another_shape_raise(self) -> None:
+        broken = Whole(lambda op, p, g, s, rate: (op.ReduceMean(p, axes=[0], keepdims=True), {}))
+        with pytest.raises(ModelError, match=r"returns 'parameters' of shape \[1, 3\], and it has \[2, 3\]"):
+            update_graph(broken, FLOAT, parameter=Parameter("w", (2, 3)))
+
+    @pytest.mark.parametrize(
+        ("slots", "message"),
+        [
+            ({"memory": 0.0}, r"must return Slot objects by name"),
+            ({"my/memory": Slot((2, 3))}, r"a slot 'my/memory': take another name"),
+            ({"gradients": Slot((2, 3))}, r"a slot 'gradients': take another name"),
+            ({"learning_rate": Slot((2, 3))}, r"a scalar and an array of the name 'learning_rate'"),
+        ],
+    )
+    def test_slots_that_cannot_be_stored_raise(self, slots: Any, message: str) -> None:
+        class Odd(Whole):
+            def slots(self, p: Parameter) -> dict[str, Slot]:
+                return slots
+
+        with pytest.raises(ModelError, match=message):
+            update_graph(Odd(normalized), FLOAT, parameter=Parameter("w", (2, 3)))
+
+    def test_elementwise_slots_of_another_shape_raise(self) -> None:
+        class Odd(Custom):
+            def slots(self, p: Parameter) -> dict[str, Slot]:
+                return {"memory": Slot((1,))}
+
+        with pytest.raises(ModelError, match=r"An elementwise optimizer has slots of the parameter's shape"):
+            update_graph(Odd(normalized), FLOAT)
 
     def test_piece_is_a_number_of_elements(self) -> None:
         assert isinstance(PIECE, int)

@@ -101,9 +101,9 @@ class Decaying(Optimizer):
     def __init__(self, weight_decay=0.5):
         self.weight_decay = weight_decay
 
-    def update(self, op, parameters, gradients, state, coefficients):
-        g = op.Add(gradients, op.Mul(parameters, self._decay(coefficients)))
-        return op.Sub(parameters, op.Mul(g, coefficients["learning_rate"])), {}
+    def update(self, op, p, g, state, k):
+        g = op.Add(g, op.Mul(p, self._decay(k)))
+        return op.Sub(p, op.Mul(g, k["learning_rate"])), {}
 
     def _decay(self, coefficients):
         return float(self.weight_decay)
@@ -134,7 +134,7 @@ def test_optimizers_of_the_user(kind):
 
 def test_an_optimizer_that_cannot_follow_is_refused():
     regressor(optimizer=Decaying()).fit(X, y)
-    with pytest.raises(ModelError, match=r"Decaying.update does not follow weight_decay_schedule.*coefficients.get"):
+    with pytest.raises(ModelError, match=r"Decaying.update does not follow weight_decay_schedule.*k.get"):
         regressor(optimizer=Decaying(), weight_decay_schedule="linear").fit(X, y)
 
 

@@ -86,8 +86,8 @@ def test_every_optimizer_learns(name):
 class Signs(Optimizer):
     """Steps of one size, by the sign of the gradient."""
 
-    def update(self, op, parameters, gradients, state, coefficients):
-        return op.Sub(parameters, op.Mul(op.Sign(gradients), coefficients["learning_rate"])), {}
+    def update(self, op, p, g, state, k):
+        return op.Sub(p, op.Mul(op.Sign(g), k["learning_rate"])), {}
 
 
 def test_an_optimizer_of_ones_own():
@@ -103,8 +103,8 @@ def test_an_optimizer_of_ones_own():
 class Half(AdamW):
     """A subclass of an optimizer for which the runtime has a kernel."""
 
-    def update(self, op, parameters, gradients, state, coefficients):
-        return op.Mul(parameters, 0.5), state
+    def update(self, op, p, g, state, k):
+        return op.Mul(p, 0.5), state
 
 
 def test_the_rule_of_a_subclass_is_not_replaced_by_the_kernel_of_its_base():

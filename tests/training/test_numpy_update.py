@@ -13,9 +13,9 @@ from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._training import update_executors, updates
 from onnxtrain_sklearn._training.update_executors import NumpyUpdate, formula_of
-from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer, update_graph
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer, Parameter, update_graph
 
-RULES = [rule for rule in OPTIMIZERS.values() if issubclass(rule, Optimizer)]
+RULES = [rule for rule in OPTIMIZERS.values() if issubclass(rule, Optimizer) and rule.elementwise]
 CASES = [*(rule() for rule in RULES), SGD(momentum=0.9, nesterov=True), SGD(momentum=0.9), AdamW(weight_decay=0.1)]
 SIZE = 1000
 
@@ -37,12 +37,12 @@ def test_numbers_are_those_of_the_session(optimizer, kind, block, monkeypatch):
         pytest.skip("an operator that only the session runs")
     ours, theirs = vectors(graph, dtype), vectors(graph, dtype)
     gradients = np.random.default_rng(1).normal(size=SIZE).astype(dtype)
-    scalars = {name: np.zeros((), dtype) for name in graph.coefficients(0.1, 1)}
+    scalars = {name: np.zeros((), dtype) for name in graph.scalars(0.1, 1)}
     session = sessions.create_session(to_proto(graph.model).SerializeToString(), devices.resolve_device())
     inputs, outputs = {**theirs, "gradients": gradients, **scalars}, {f"new_{n}": v for n, v in theirs.items()}
     runs = (update_executors.numpy_update(formula, ours, gradients, scalars), Binding(session, inputs, outputs))
     for t in range(1, 4):
-        for name, value in graph.coefficients(0.1, t).items():
+        for name, value in graph.scalars(0.1, t).items():
             scalars[name][()] = value
         for run in runs:
             run.run()
@@ -58,15 +58,18 @@ def test_common_optimizers_have_a_formula(optimizer):
 
 def test_other_updates_have_none():
     class Rounded(Optimizer):
-        def update(self, op, parameters, gradients, state, coefficients):
-            return op.Sub(parameters, op.Floor(gradients)), {}
+        def update(self, op, p, g, state, k):
+            return op.Sub(p, op.Floor(g)), {}
 
     class Normalized(Optimizer):
-        def update(self, op, parameters, gradients, state, coefficients):
-            return op.Sub(parameters, op.Div(gradients, op.ReduceL2(gradients))), {}
+        elementwise = False
+
+        def update(self, op, p, g, state, k):
+            return op.Sub(p, op.Div(g, op.ReduceL2(g))), {}
 
     for rule in (Rounded(), Normalized()):
-        assert formula_of(update_graph(rule, ir.DataType.FLOAT)) is None
+        graph = update_graph(rule, ir.DataType.FLOAT, parameter=Parameter("w", (2, 3)))
+        assert formula_of(graph) is None
 
 
 @pytest.mark.parametrize("factors", [None, {"layers.0.weight": 0.5}], ids=["equal", "factors"])

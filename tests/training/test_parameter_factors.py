@@ -92,28 +92,30 @@ def test_penalty_and_clipping_are_those_of_the_whole_gradient():
 
 
 class Halved(Optimizer):
-    """The optimizer of a user: SGD with a weight decay that only its coefficients know."""
+    """The optimizer of a user: SGD with a weight decay that only its scalars know."""
 
     def __init__(self, weight_decay=0.1):
         self.weight_decay = weight_decay
 
-    def coefficients(self, learning_rate, t):
+    def scalars(self, learning_rate, t):
         return {"rate": learning_rate / 2, "decay": self.weight_decay}
 
-    def update(self, op, parameters, gradients, state, coefficients):
-        g = op.Add(gradients, op.Mul(parameters, coefficients["decay"]))
-        return op.Sub(parameters, op.Mul(g, coefficients["rate"])), {}
+    def update(self, op, p, g, state, k):
+        g = op.Add(g, op.Mul(p, k["decay"]))
+        return op.Sub(p, op.Mul(g, k["rate"])), {}
 
 
 class SignDescent(Optimizer):
-    def update(self, op, parameters, gradients, state, coefficients):
-        return op.Sub(parameters, op.Mul(op.Sign(gradients), coefficients["learning_rate"])), {}
+    def update(self, op, p, g, state, k):
+        return op.Sub(p, op.Mul(op.Sign(g), k["learning_rate"])), {}
 
 
 class Normalized(Optimizer):
-    def update(self, op, parameters, gradients, state, coefficients):
-        direction = op.Div(gradients, op.Sqrt(op.ReduceSumSquare(gradients, keepdims=False)))
-        return op.Sub(parameters, op.Mul(direction, coefficients["learning_rate"])), {}
+    elementwise = False
+
+    def update(self, op, p, g, state, k):
+        direction = op.Div(g, op.Sqrt(op.ReduceSumSquare(g, keepdims=False)))
+        return op.Sub(p, op.Mul(direction, k["learning_rate"])), {}
 
 
 def test_an_optimizer_of_the_user():
@@ -126,10 +128,18 @@ def test_an_optimizer_of_the_user():
         np.testing.assert_allclose(np.abs(moved - mlp_weights()[name]), 0.01 * RATE_OF[name], rtol=1e-4, atol=1e-8)
 
 
-def test_an_optimizer_that_joins_elements_is_refused():
-    regressor(optimizer=Normalized(), learning_rate_factors={"*": 0.5}).fit(X, y)
-    with pytest.raises(ModelError, match=r"Normalized.update combines elements .* one factor for all"):
-        regressor(optimizer=Normalized(), learning_rate_factors=RATES).fit(X, y)
+def test_factors_scale_the_steps_of_an_optimizer_of_whole_parameters():
+    fitted = regressor(optimizer=Normalized(), learning_rate_factors=RATES, max_iter=1, batch_size=40).fit(X, y)
+    for name, moved in fitted.weights_.items():
+        assert np.linalg.norm(moved - mlp_weights()[name]) == pytest.approx(0.01 * RATE_OF[name], rel=1e-4)
+
+
+def test_an_elementwise_optimizer_that_joins_elements_is_refused():
+    class Joined(Normalized):
+        elementwise = True
+
+    with pytest.raises(ModelError, match=r"Joined.update emits ReduceSumSquare, .* Set elementwise = False"):
+        regressor(optimizer=Joined()).fit(X, y)
 
 
 class Layered(MLP):
@@ -189,7 +199,7 @@ def test_neighbors_share_a_segment():
     factors = {"a": Factors(0.1), "d": Factors(2.0), "e": Factors(0.1)}
     parameters = FlatParameters(weights, np.float32, groups=factors)
     assert parameters.names == ("b", "d", "c", "a", "e")
-    assert [(s.part.start, s.part.stop, s.factors.rate) for s in segments(parameters, factors)] == [
+    assert [(s.part.start, s.part.stop, s.factors.rate) for s in segments(parameters, factors, AdamW())] == [
         (0, 6, 1.0), (6, 11, 2.0), (11, 15, 1.0), (15, 18, 0.1),
     ]  # fmt: skip
     assert parameters.penalized == slice(0, 11)

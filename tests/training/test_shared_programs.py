@@ -116,9 +116,9 @@ class Stepped(Optimizer):
 
     share = 1.0
 
-    def update(self, op, parameters, gradients, state, coefficients):
-        step = op.Mul(op.Mul(gradients, coefficients["learning_rate"]), self.share)
-        return op.Sub(parameters, step), {}
+    def update(self, op, p, g, state, k):
+        step = op.Mul(op.Mul(g, k["learning_rate"]), self.share)
+        return op.Sub(p, step), {}
 
 
 def set_class(owner, name, value):

@@ -264,23 +264,25 @@ def test_the_setting_may_change_between_calls():
 class Drift(SGD):
     """Moves elements without a gradient."""
 
-    def update(self, op, parameters, gradients, state, coefficients):
-        return op.Sub(parameters, op.Mul(op.Add(gradients, 1.0), coefficients["learning_rate"])), {}
+    def update(self, op, p, g, state, k):
+        return op.Sub(p, op.Mul(op.Add(g, 1.0), k["learning_rate"])), {}
 
 
 class Centered(Optimizer):
     """Subtracts the mean of the gradients."""
 
-    def update(self, op, parameters, gradients, state, coefficients):
-        own = op.Sub(gradients, op.ReduceMean(gradients, keepdims=True))
-        return op.Sub(parameters, op.Mul(own, coefficients["learning_rate"])), {}
+    elementwise = False
+
+    def update(self, op, p, g, state, k):
+        own = op.Sub(g, op.ReduceMean(g, keepdims=True))
+        return op.Sub(p, op.Mul(own, k["learning_rate"])), {}
 
 
 def test_optimizers_of_a_user_update_all_rows():
     fitted = new(optimizer=Drift(), max_iter=1).fit(X[:8], Y[:8])
     assert not updated_by_rows(fitted)
     assert_allclose(fitted.weights_["T"][ABSENT], T[ABSENT] - 0.05, atol=1e-6)
-    with pytest.raises(ModelError, match=r"Centered.update combines elements of the vector, so single rows"):
+    with pytest.raises(ModelError, match=r"Centered.update combines elements of a parameter, so single rows"):
         new(optimizer=Centered(), sparse_updates="lazy").fit(X, Y)
 
 

@@ -2,7 +2,7 @@
 An optimizer of your own
 ========================
 
-An optimizer is one small class: it names the vectors of its state, and writes one
+An optimizer is one small class: it names the arrays of its state, and writes one
 update of all parameters in ONNX operators. It then runs inside the training step as
 the built-in ones do, in exported training graphs too. This one is Signum (Bernstein
 et al., 2018): each weight moves by the same amount, in the direction of the sign of
@@ -15,7 +15,7 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import SGD, Adam, Linear, OrtGradientClassifier
-from onnxtrain_sklearn.optimizers import Optimizer
+from onnxtrain_sklearn.optimizers import Optimizer, Slot
 
 
 class Signum(Optimizer):
@@ -24,14 +24,14 @@ class Signum(Optimizer):
     def __init__(self, beta=0.9):
         self.beta = beta
 
-    def state(self):
-        return {"momentum": 0.0}
+    def slots(self, p):
+        return {"momentum": Slot(p.shape)}
 
-    def update(self, op, parameters, gradients, state, coefficients):
-        ahead = op.Sub(state["momentum"], gradients)
-        momentum = op.Add(gradients, op.Mul(ahead, self.beta))
-        step = op.Mul(op.Sign(momentum), coefficients["learning_rate"])
-        return op.Sub(parameters, step), {"momentum": momentum}
+    def update(self, op, p, g, state, k):
+        ahead = op.Sub(state["momentum"], g)
+        momentum = op.Add(g, op.Mul(ahead, self.beta))
+        step = op.Mul(op.Sign(momentum), k["learning_rate"])
+        return op.Sub(p, step), {"momentum": momentum}
 
 
 # %%
