@@ -85,6 +85,21 @@ class CallbackWatcher:
         training.settle(ended=False)  # a state is restored when all callbacks have begun
         return training.ended
 
+    def step_hook(self) -> Callable[[float], bool] | None:
+        """Return the function that calls the after-step hooks; None if no callback overrides them."""
+        training = self._training
+        found = [
+            one
+            for one in hooks_of(self.estimator)
+            if isinstance(one, Callback) and type(one).after_step is not Callback.after_step
+        ]
+
+        def call(loss: float) -> bool:
+            answers = [bool(one.after_step(training, loss)) for one in found]  # all are called, as after an epoch
+            return any(answers)
+
+        return call if found else None
+
     def begin_epoch(self) -> None:
         """Call the epoch-begin hooks."""
         self._epochs = [root.subcontext(EPOCH) for root in self._roots]
@@ -177,6 +192,11 @@ class ActiveTraining(StatefulTraining):
     def row(self) -> dict[str, Any]:
         """The entries of the last epoch in ``history_``."""
         return self._state.history.log.last()
+
+    @property
+    def step(self) -> int:
+        """Steps taken, over all calls."""
+        return self._state.history.progress.step
 
     @property
     def is_resumable(self) -> bool:

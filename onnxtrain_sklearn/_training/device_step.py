@@ -87,15 +87,26 @@ class DeviceStep(BaseStep):
         self._update = DeviceUpdate(parts.settings, layout, vectors, bindings, segments)
         self._pass(parts.batch, resident=True)
 
-    def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
+    def train(
+        self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
+    ) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one pass; then yield the sum of weights and the loss of each step."""
         if self._loaded is not batches:
             self._load(batches)
         minibatches = batches.epoch()
         most = None if self._data else STEPS_AT_ONCE * self.settings.accumulate
+        if after is not None:
+            most = self.settings.accumulate
         try:
             while several := list(islice(minibatches, most)):
-                yield from self._trained(several, next_rates)
+                for weight, loss in self._trained(several, next_rates):
+                    yield weight, loss
+                    if after is not None:
+                        self.synchronize()
+                        ended = after(loss)
+                        self._vectors.upload()  # it may have changed the weights
+                        if ended:
+                            return
         finally:
             self.synchronize()
 

@@ -82,8 +82,14 @@ class TrainingStep(Protocol):
     engine: str
     updates_after_loss: ClassVar[bool]
 
-    def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
-        """Train on each minibatch of one pass; yield the sum of its weights and the loss before the update."""
+    def train(
+        self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
+    ) -> Iterator[tuple[float, float]]:
+        """Train on each minibatch of one pass; yield the sum of its weights and the loss before the update.
+
+        ``after`` is called with the loss after each update, when the host's copies are up to date; it may change them,
+        and ends the pass if it returns True.
+        """
 
     def synchronize(self) -> None:
         """Bring the host's copies of parameters and optimizer state up to date."""

@@ -183,20 +183,29 @@ class HostStep(BaseStep):
             found |= product_gradients(parameters, program.products, rewritten=rewritten, lazy=lazy)
         return found
 
-    def train(self, batches: Batches, next_rates: Callable[[], Rates]) -> Iterator[tuple[float, float]]:
+    def train(
+        self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
+    ) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one pass; before its update, yield the sum of its weights and its loss."""
         if self._updates is not None:
             self._updates.prepare((batches.steps or 0) // self.settings.accumulate)
         if self._group is not None:
-            yield from self._train_groups(self._group, batches, next_rates)
+            yield from self._train_groups(self._group, batches, next_rates, after)
             return
         for weight in filled(batches.epoch(), self.buffers):
             rates = next_rates()
-            yield weight, self.gradients(weight, rates.dropout)
+            loss = self.gradients(weight, rates.dropout)
+            yield weight, loss
             self.update(rates)
+            if after is not None and after(loss):
+                return
 
     def _train_groups(
-        self, mean: HostAccumulation, batches: Batches, next_rates: Callable[[], Rates]
+        self,
+        mean: HostAccumulation,
+        batches: Batches,
+        next_rates: Callable[[], Rates],
+        after: Callable[[float], bool] | None,
     ) -> Iterator[tuple[float, float]]:
         """Take one step for each group of minibatches; before it, yield the sum of its weights and its loss."""
         minibatches = batches.epoch()
@@ -213,6 +222,8 @@ class HostStep(BaseStep):
             del one, group  # they may hold the window of a stream
             yield total, loss
             self.update(rates)
+            if after is not None and after(loss):
+                return
 
     def gradients(self, weight: float, dropout: float = 1.0) -> float:
         """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included.

@@ -108,6 +108,9 @@ class Watcher(Protocol):
     def begin(self) -> bool:
         """Begin training; return whether a restored state is that of its end."""
 
+    def step_hook(self) -> Callable[[float], bool] | None:
+        """Return the function to call with the loss of each step, True ends training; None: there is none."""
+
     def begin_epoch(self) -> None:
         """Begin an epoch."""
 
@@ -119,35 +122,6 @@ class Watcher(Protocol):
 
     def end(self) -> None:
         """Note that training has ended, with its final weights."""
-
-
-class Watched:
-    """A training that notifies its watcher.
-
-    Attributes
-    ----------
-    watcher : Watcher or None
-    """
-
-    watcher: Watcher | None = None
-
-    def _watched(self, train: Callable[[], bool]) -> bool:
-        """Begin and train; return what ``train`` returns, or True if a restored state is that of the end."""
-        return (self.watcher is not None and self.watcher.begin()) or train()
-
-    def _tell_epoch(self) -> None:
-        if self.watcher is not None:
-            self.watcher.begin_epoch()
-
-    def _settle(self, ended: bool) -> bool:
-        """Return ``ended``, which is told first."""
-        if self.watcher is not None:
-            self.watcher.settle(ended=ended)
-        return ended
-
-    def _tell_end(self) -> None:
-        if self.watcher is not None:
-            self.watcher.end()
 
 
 # The epoch loop: minibatches, learning rate, validation, early stopping, divergence.
@@ -183,7 +157,7 @@ class TrainerSettings:
         return Scheduled(not isinstance(self.decay_schedule, Constant), not isinstance(self.dropout_schedule, Constant))
 
 
-class Trainer(Watched):
+class Trainer:
     """Train for some epochs.
 
     Parameters
@@ -205,7 +179,10 @@ class Trainer(Watched):
         Loss of the current parameters on the validation data, which early stopping watches instead of the score.
     first_epoch : int
         Epochs before this call.
+    watcher : Watcher or None
     """
+
+    watcher: Watcher | None = None
 
     def __init__(
         self,
@@ -223,6 +200,8 @@ class Trainer(Watched):
         self._kept = KeptWeights(step, history)
         history.best = None
         self._recorded = time.perf_counter()
+        self._step_hook: Callable[[float], bool] | None = None
+        self._stopped, self._epoch_start = False, history.progress.step
         self._report = report_of(settings.verbose, settings.max_iter)
         self.first_epoch = history.progress.epoch
         self.rates = ScheduledRates(
@@ -287,6 +266,24 @@ class Trainer(Watched):
             self._kept.restore_finite()
         self._keep_best()
 
+    def _watched(self, train: Callable[[], bool]) -> bool:
+        """Begin and train; return what ``train`` returns, or True if a restored state is that of the end."""
+        if self.watcher is not None:
+            if self.watcher.begin():
+                return True
+            self._step_hook = self.watcher.step_hook()
+        return train()
+
+    def _settle(self, ended: bool) -> bool:
+        """Return ``ended``, which is told first."""
+        if self.watcher is not None:
+            self.watcher.settle(ended=ended)
+        return ended
+
+    def _tell_end(self) -> None:
+        if self.watcher is not None:
+            self.watcher.end()
+
     def _begin(self, steps: int | None) -> None:
         history, progress = self.history, self.history.progress
         early_stopping = self._settings.early_stopping
@@ -333,13 +330,22 @@ class Trainer(Watched):
         return False
 
     def _epoch(self) -> float:
-        """Train on all data once; return the mean loss."""
-        self._tell_epoch()
+        """Train on all data once, or until the hook of a step ends training; return the mean loss."""
+        if self.watcher is not None:
+            self.watcher.begin_epoch()
         self._kept.begin_epoch()
-        total, seen = _trained(self.step.train(self.batches, self.rates.advance), self._kept)
+        self._epoch_start = self.history.progress.step
+        after = None if self._step_hook is None else self._after_step
+        total, seen = _trained(self.step.train(self.batches, self.rates.advance, after), self._kept)
         if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
-        return total / (seen if self.batches.weight is None else self.batches.weight)
+        return total / (seen if self.batches.weight is None or self._stopped else self.batches.weight)
+
+    def _after_step(self, loss: float) -> bool:
+        """Call the hook of a step; return whether training ends."""
+        assert self._step_hook is not None
+        self._stopped = self._step_hook(loss)
+        return self._stopped
 
     def _is_finite(self) -> bool:
         """Return True if weights and optimizer state are finite: an infinite second moment silently stops training."""
@@ -359,6 +365,10 @@ class Trainer(Watched):
 
     def _record(self, loss: float) -> bool:
         """Record an epoch and call the callbacks; return whether one of them ends training."""
+        rows = self.batches.n_rows
+        if self._stopped and self.batches.steps is not None:  # perhaps before the end of the epoch
+            steps = self.history.progress.step - self._epoch_start
+            rows = min(rows, steps * self._settings.accumulate * self.batches.size)
         score = None if self._validate is None else self._validate()
         if score is not None and math.isnan(score):
             self._diverge()
@@ -367,7 +377,7 @@ class Trainer(Watched):
         self.history.add_epoch(
             loss,
             score,
-            rows=self.batches.n_rows,
+            rows=rows,
             tol=settings.tol,
             parameters=self._buffer,
             validation_loss=None if self.validation_loss is None else self.validation_loss(),
@@ -378,8 +388,9 @@ class Trainer(Watched):
         self._report.show(self.history, rate, self.history.progress.epoch - self.first_epoch)
         if not settings.callbacks and self.watcher is None:
             return False
+        answers: list[object] = [self._stopped]
         epoch = Epoch(self.history.progress.epoch, loss, score, rate)
-        answers = [callback(epoch) for callback in settings.callbacks]
+        answers += [callback(epoch) for callback in settings.callbacks]
         if self.watcher is not None:
             answers.append(self.watcher.end_epoch())
         return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
@@ -475,6 +486,14 @@ class FullBatchTrainer(Trainer):
         if not (math.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
         self._kept.renew()
+        if self._step_hook is not None:
+            before = self._vector.copy()
+            self._after_step(loss)
+            if not np.array_equal(self._vector, before):
+                raise ValueError(
+                    f"A callback changed weights in after_step, but {type(self._optimizer).__name__} goes on from its "
+                    f"own. Change them at the end, or set an optimizer of minibatch steps, such as AdamW()."
+                )
         ended = self._record(loss)
         stops = self._settings.early_stopping and not self._settings.all_epochs
         return ended or (stops and self._idle())

@@ -106,6 +106,10 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
     @property
     def parameters(self) -> TrainedVectors: ...
     @property
+    def step(self) -> int:
+        """Steps of the optimizer, over all calls; L-BFGS takes none: its iterations are epochs."""
+
+    @property
     def is_resumable(self) -> bool:
         """True if training goes in epochs of minibatches, so that its state after each is known."""
 
@@ -148,8 +152,9 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
 class Callback(Component):
     """Base class of the callbacks; derive from it to write your own.
 
-    It has the hooks of scikit-learn's protocol (``setup``, ``on_fit_task_begin``, ``on_fit_task_end``, ``teardown``),
-    and calls :meth:`begin`, :meth:`after_epoch` and :meth:`end`, which do nothing until they are overridden. Estimators
+    It has the hooks of scikit-learn's protocol (``setup``, ``on_fit_task_begin``, ``on_fit_task_end``,
+    ``teardown``), and calls :meth:`begin`, :meth:`after_epoch` and :meth:`end`, which do nothing until they are
+    overridden; :meth:`after_step` is called in a class that overrides it, and costs nothing in others. Estimators
     take callbacks in their parameter ``callbacks``, or by ``set_callbacks`` where scikit-learn has it (1.9).
 
     Attributes
@@ -187,6 +192,15 @@ class Callback(Component):
 
     def begin(self, training: TrainingInProgress) -> None:
         """Called before the first epoch."""
+
+    def after_step(self, training: TrainingInProgress, loss: float) -> bool | None:
+        """Called after each step of the optimizer, with the loss of its rows before it; True ends training.
+
+        With ``accumulate`` a step is that of a group of minibatches, with L-BFGS an iteration, whose ``loss`` is that
+        of the new weights. Fine-tuning takes no steps and refuses callbacks that override the hook. An epoch that ends
+        early is recorded with the rows that it has seen, and ``after_epoch`` is called. On a device each step is
+        awaited, and the vectors are copied to the host and back.
+        """
 
     def after_epoch(self, training: TrainingInProgress) -> bool | None:
         """Called after each epoch; True ends training."""
