@@ -79,6 +79,9 @@ class Description:
     compared : str
         After ``fit`` of an ONNX file: whether its outputs, run by onnxruntime, were compared with those of the graph
         that was read, and the graph that is trained with the one that predicts; what was left out, and why.
+    restored : tuple of str
+        Changes of an ONNX file when it was read: what an exporter merged, folded or fused, and other forms of its
+        operators.
     """
 
     model: str
@@ -88,6 +91,7 @@ class Description:
     output: str | None = None
     loss: str = ""
     compared: str = ""
+    restored: tuple[str, ...] = ()
 
     def of(self, status: str) -> tuple[Entry, ...]:
         """Return the entries with a status."""
@@ -108,7 +112,8 @@ class Description:
         ]
         width = max(len(entry.name) for entry in self.entries)
         lines = [_line(entry, width) for s in _COUNTED for entry in self.of(s)]
-        return "\n".join([*head, *lines, *([self.compared] if self.compared else [])])
+        read = [f"read with {', '.join(self.restored)}"] if self.restored else []
+        return "\n".join([*head, *lines, *read, *([self.compared] if self.compared else [])])
 
 
 _COUNTED = {
@@ -184,6 +189,7 @@ def _described(
         model=title,
         entries=(*_weights(source, trained, running_statistics), *_constants(source)),
         opset=source.model.graph.opset_imports[""],
+        restored=source.restored,
         output=", ".join(form.output for form in source.forms) or source.output,
         loss="; ".join(f"{_place_of_the_loss(one)} of {one.output!r}" for one in source.views)
         or _place_of_the_loss(source),

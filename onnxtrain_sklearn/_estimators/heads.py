@@ -25,7 +25,7 @@ from .._given.comparison import (
     settled,
 )
 from .._given.ml_files import is_fitted_graph
-from .._importers.load import LABELS
+from .._importers.load import LABELS, given_graph
 from .._inference.graph import Head
 from .._ir.shapes import infer_shapes
 from .._model.activation import Link, Positions, Task
@@ -43,7 +43,7 @@ from .config import device_of, engine_of, settings_with_head
 from .examples import Call, Examples, TrainingRows, class_axis_of, ignoring, positions_of, trained_positions
 from .fitted_state import Columns, FittedState
 from .parameters import Parameters
-from .source import given_graph, source_of
+from .source import source_of
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,12 @@ from .._data.columns import Column
 from .._fitted.model import FittedModel, holds_text, is_estimator
 from .._given.comparison import of_kind
 from .._given.ml_files import is_fitted_graph, is_plain_graph_of_text
-from .._importers.keras import join_normalizations
-from .._importers.load import LABELS, load
-from .._importers.quantization import fake_quantized, with_float_products
+from .._importers.load import LABELS, given_graph, load
 from .._ir.files import without_program
 from .._ir.limits import current_limits
 from .._ir.protobuf import erase_initializers
-from .._model.constants import dequantized
 from .._model.heads import join_outputs
 from .._model.modes import in_training_mode
-from .._model.precision import widened
 from .._model.trainable import TrainableModel, trainable_model
 from .._utils.cache import Cache, content, is_plain
 from .._utils.errors import ignores_float_errors, refusing
@@ -44,11 +40,6 @@ from .parameters import Parameters
 
 LONGEST_NAME = 40
 """Largest length of a string that may be a misspelled builder name; longer strings are paths."""
-
-
-def given_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
-    """Return the graph of a file in the form that is trained: in floats of one type, with layers as single nodes."""
-    return join_normalizations(dequantized(fake_quantized(with_float_products(widened(load(model))))))
 
 
 def source_of(

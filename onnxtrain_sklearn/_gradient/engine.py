@@ -188,10 +188,10 @@ def gradient_graph(
     with refusing("The gradients of the graph cannot be built"):
         source = from_proto(proto)
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
-        remove_identity_transposes(source.graph)
+        remove_identity_transposes(source)
         _name_free_sizes(source.graph)
         infer_declared(lower(source), fold)
-        use_stable_forms(source.graph)
+        use_stable_forms(source)
         require_values_within_limits(source)
         require_loadable(source)
         _check_names(source.graph, names)

@@ -25,16 +25,22 @@ from .tensorflow import TF2ONNX
 from .torch_program import is_tensorflow_constant
 
 
-def restore_layers(model: ir.Model) -> None:
-    """Give each layer of a model that ``tf2onnx`` wrote parameters of its own, in place."""
-    if model.producer_name == TF2ONNX:
-        _separate_layers(model.graph)
-        for node in list(model.graph):
-            _keep_one_bias(model.graph, node)
-        warn_of_lost_biases(model.graph)
+def restore_layers(model: ir.Model) -> bool:
+    """Give each layer of a model that ``tf2onnx`` wrote parameters of its own, in place.
+
+    Return True if a layer lacked them. Warn of layers that seem to have lost their biases.
+    """
+    if model.producer_name != TF2ONNX:
+        return False
+    separated = _separate_layers(model.graph)
+    kept = [_keep_one_bias(model.graph, node) for node in list(model.graph)]
+    warn_of_lost_biases(model.graph)
+    return separated or any(kept)
 
 
-def _separate_layers(graph: ir.Graph) -> None:
+def _separate_layers(graph: ir.Graph) -> bool:
+    """Copy each constant that several layers read; return True if there was one."""
+    separated = False
     values = [v for v in graph.initializers.values() if v.dtype is not None and v.dtype.is_floating_point()]
     weights = [v for v in values if v.shape is not None and len(v.shape) and not v.is_graph_output()]
     drawn = {v for v in weights if v.const_value is not None and is_drawn(array_of(v))}
@@ -52,6 +58,8 @@ def _separate_layers(graph: ir.Graph) -> None:
             copied = copy_initializer(graph, value, names_of(graph).free(own))
             for node, index in uses:
                 node.replace_input_with(index, copied)
+            separated = True
+    return separated
 
 
 def is_drawn(array: np.ndarray) -> bool:
@@ -91,27 +99,28 @@ class _Layers:
             self._join(outer, other_outer)
 
 
-def _keep_one_bias(graph: ir.Graph, node: ir.Node) -> None:
+def _keep_one_bias(graph: ir.Graph, node: ir.Node) -> bool:
     """Store the one bias that Keras has for each gate of a recurrent layer, and pad it with the zeros of the second.
 
-    Both trained, their sum would move twice as far as in Keras. A bias of zeros alone was filled in for an LSTM without
-    one: that of Keras begins with ones, for the forget gate.
+    Return True if that changed the node. If both were trained, their sum would move twice as far as in Keras. A bias of
+    zeros alone was filled in for an LSTM without one: that of Keras begins with ones, for the forget gate.
     """
     bias = operand(node, 3) if _has_one_bias(node) else None
     if bias is None or bias.name not in graph.initializers or len(bias.uses()) > 1:
-        return
+        return False
     array = array_of(bias)
     half = array.shape[-1] // 2
     if array[:, half:].any():
-        return
+        return False
     if node.op_type == "LSTM" and not array.any():
         node.replace_input_with(3, None)
-        return
+        return True
     swap_initializers(graph, {bias.name or "": array[:, :half]})
     bias.shape = ir.Shape((len(array), half))
     op = GraphBuilder(graph, prefix="keras", dtype=bias.dtype or ir.DataType.FLOAT)
     node.replace_input_with(3, op.Pad(bias, pads=[0, 0, 0, half]))
     graph.sort()
+    return True
 
 
 def _has_one_bias(node: ir.Node) -> bool:
@@ -145,19 +154,16 @@ class _Layer(NamedTuple):
     axis: int
 
 
-def join_normalizations(model: ir.Model) -> ir.Model:
-    """Return the model with each BatchNormalization that is written as arithmetic as one node."""
-    clone = model.clone()
-    clone.meta.update(model.meta)
-    found = [(node, layer) for node in clone.graph if (layer := _normalization_at(node)) is not None]
-    if not found:
-        return model
+def join_normalizations(model: ir.Model) -> bool:
+    """Replace each BatchNormalization that is written as arithmetic by one node, in place; return True if any is."""
+    found = [(node, layer) for node in model.graph if (layer := _normalization_at(node)) is not None]
     taken: set[ir.Value] = set()
     for node, layer in found:
-        op = GraphBuilder(clone.graph, dtype=layer.x.dtype or ir.DataType.FLOAT, prefix="keras")
+        op = GraphBuilder(model.graph, dtype=layer.x.dtype or ir.DataType.FLOAT, prefix="keras")
         replace_node(op, node, [_emit_normalization(op, layer, taken, node.name or "")])
-    clone.graph.sort()
-    return clone
+    if found:
+        model.graph.sort()
+    return bool(found)
 
 
 def _normalization_at(node: ir.Node) -> _Layer | None:

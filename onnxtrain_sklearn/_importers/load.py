@@ -1,14 +1,17 @@
-"""The border to protobuf: load validated `onnx_ir` models from user input, and write them back.
+"""Read the models of users into onnx-ir, validated, and undo what exporters and optimizers changed in them.
 
-A model from :func:`load` has named nodes, no local functions, one default opset, and an IR version. The installed
-onnxruntime supports both versions, which stay unchanged where possible. :func:`to_proto` writes a model, and
-:func:`from_bytes` reads it again. No function changes the model that it is given, but :func:`fill_initializers` and
-:func:`erase_initializers`.
+:func:`load` returns a model with named nodes, no local functions, one default opset and an IR version; the installed
+onnxruntime supports both versions, which stay unchanged where possible. :func:`given_graph` also brings it into the
+form that is trained, and ``trainable_model`` then restores its parameters. Three tuples list these passes in their
+order: :data:`REWRITES` work on protobuf, before ONNX's checker sees the model, :data:`REPAIRS` and
+:data:`CONVERSIONS` on onnx-ir; :data:`RESTORATIONS` are those of the parameters. What a pass does is explained in its
+own module. No function here changes the model that it is given.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -17,7 +20,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .._ir.control_flow import complete_shapes
+from .._ir.control_flow import complete_shapes, read_constant_states
 from .._ir.edits import over_no_axes, remove_identity_transposes, without_empty_reductions
 from .._ir.files import read, source
 from .._ir.limits import nodes_of, require_loadable, require_survivable, require_values_within_limits
@@ -25,15 +28,20 @@ from .._ir.opsets import RENEWED_OPSET, inlined, readable
 from .._ir.protobuf import from_proto
 from .._ir.queries import all_values, every_node
 from .._ir.shapes import infer_declared
+from .._model.constants import dequantize
+from .._model.precision import widen
 from .._model.stable_forms import use_stable_forms
 from .._ort import devices, sessions
 from .._ort.sessions import Limits
 from .._utils.errors import refusing
 from ..exceptions import ModelError
 from .custom_results import with_types_of_custom_operators
+from .keras import join_normalizations, restore_layers
 from .ort_fusions import is_fused, lower
+from .passes import Importer, record, run_importers
+from .quantization import use_fake_quantization, use_float_products
 from .tensorflow import without_tensorflow_operators
-from .torch_parameters import drop_zero_biases
+from .torch_parameters import drop_zero_biases, restore_parameters
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 RESERVED = "onnxtrain/"
@@ -48,22 +56,35 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits
     """
     given = _with_graph(model)
     with refusing("The ONNX graph is not valid"):
-        proto = _valid(without_zip_maps(_with_one_default_opset(given)))
+        proto, changed = _valid(without_zip_maps(_with_one_default_opset(given)))
         proto = with_types_of_custom_operators(proto)
         of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)  # they may be of opset 8 or 9
         result = readable(proto, limits, renew=of_fitted_model)
+        record(result, *changed)
         _free_negative_sizes(result.graph)
-        drop_zero_biases(result.graph)
-        remove_identity_transposes(result.graph)
-        _refuse_contradictions(result)
-        common.RemoveInitializersFromInputsPass()(result)
+        _refuse_contradictions(result)  # before the inputs that declare initializers are removed
         _refuse_reserved_names(result)
+        run_importers(result, REPAIRS)
         infer_declared(result, complete_shapes)
-        use_stable_forms(result.graph)
+        run_importers(result, TYPED_REPAIRS)
         require_values_within_limits(result)
         require_loadable(result)
         result.meta[LABELS] = zipped_labels(given)
     return result
+
+
+def given_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
+    """Return the graph of a file in the form that is trained: in floats of one type, with layers as single nodes."""
+    result = load(model)
+    run_importers(result, CONVERSIONS)
+    return result
+
+
+def checked(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """Return a valid model within the limits, in its own versions, without local functions."""
+    proto = _with_graph(model)
+    with refusing("The ONNX graph is not valid"):
+        return _valid(proto)[0]
 
 
 def zipped_labels(proto: onnx.ModelProto) -> list[Any]:
@@ -71,13 +92,6 @@ def zipped_labels(proto: onnx.ModelProto) -> list[Any]:
     zips = (node for node in proto.graph.node if node.op_type == "ZipMap")
     attributes = (a for node in zips for a in node.attribute if a.name.startswith("classlabels_"))
     return next(([*a.ints, *(text.decode() for text in a.strings)] for a in attributes), [])
-
-
-def checked(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    """Return a valid model within the limits, in its own versions, without local functions."""
-    proto = _with_graph(model)
-    with refusing("The ONNX graph is not valid"):
-        return _valid(proto)
 
 
 def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
@@ -107,9 +121,20 @@ def _refuse_sparse(proto: onnx.ModelProto) -> None:
             )
 
 
-def _valid(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _valid(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+    """Return the model as ONNX's checker accepts it, and the names of the rewrites that changed it."""
     require_survivable(proto)
-    return _inlined(_with_one_default_opset(_without_own_marks(proto)))
+    proto = _with_one_default_opset(_without_own_marks(proto))
+    what = "local functions cannot be inlined" if proto.functions else "graph is not valid"
+    changed = []
+    with refusing(f"The ONNX {what}"):
+        for name, rewritten in REWRITES:
+            before, proto = proto, rewritten(proto)
+            if proto is not before:
+                changed.append(name)
+        proto = _typed_outputs(proto)
+        onnx.checker.check_model(_with_some_shapes(proto))
+    return proto, changed
 
 
 def _without_own_marks(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -181,15 +206,6 @@ def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model, checked, without local functions: they may have another opset, and the converter drops them."""
-    what = "local functions cannot be inlined" if proto.functions else "graph is not valid"
-    with refusing(f"The ONNX {what}"):
-        proto = _typed_outputs(_lowered(without_tensorflow_operators(inlined(proto))))
-        onnx.checker.check_model(_with_some_shapes(proto))
-    return proto
-
-
 def _typed_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with types of outputs that declare none, as onnxruntime infers them."""
     if all(_is_declared(value) for value in proto.graph.output):
@@ -254,23 +270,6 @@ def _with_some_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with fused operators lowered; the checker does not know some of them."""
-    opset = next(o.version for o in proto.opset_import if not o.domain)
-    proto = _without_empty_reductions(proto)
-    if not any(is_fused(node.domain, node.op_type, opset) for node in nodes_of(proto.graph)):
-        return proto
-    return ir.to_proto(lower(from_proto(proto)))
-
-
-def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with elementwise operators in place of reductions over no axes."""
-    if not over_no_axes(proto.graph):
-        return proto
-    onnx.checker.check_model(proto)  # before invalid nodes are replaced
-    return without_empty_reductions(proto)
-
-
 def _free_negative_sizes(graph: ir.Graph) -> None:
     """Make sizes that are declared as -1 dynamic, as onnxruntime does: older files of PaddlePaddle have them."""
     for value in (*graph.inputs, *(v for node in every_node(graph) for v in node.outputs)):
@@ -301,3 +300,62 @@ def _refuse_reserved_names(model: ir.Model) -> None:
     for value in all_values(model):
         if (value.name or "").startswith(RESERVED):
             raise ModelError(f"The graph has a value {value.name!r}; names that begin so, {RESERVED!r}, are reserved.")
+
+
+def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    if not over_no_axes(proto.graph):
+        return proto
+    onnx.checker.check_model(proto)  # an invalid node must not become a valid one
+    return without_empty_reductions(proto)
+
+
+def _without_fused_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
+    opset = next(o.version for o in proto.opset_import if not o.domain)
+    if not any(is_fused(node.domain, node.op_type, opset) for node in nodes_of(proto.graph)):
+        return proto
+    return ir.to_proto(lower(from_proto(proto)))
+
+
+def _unlist_initializers(model: ir.Model) -> bool:
+    """Remove initializers from the inputs, among which files before IR version 4 list them."""
+    return bool(common.RemoveInitializersFromInputsPass()(model).modified)
+
+
+REWRITES: tuple[tuple[str, Callable[[onnx.ModelProto], onnx.ModelProto]], ...] = (
+    # Functions first: they may be of another opset, and ONNX's converter drops them.
+    ("functions inlined", inlined),
+    ("operators of TensorFlow replaced", without_tensorflow_operators),
+    ("reductions over no axes replaced", _without_empty_reductions),
+    ("fused operators of onnxruntime replaced", _without_fused_operators),
+)
+"""Rewrites of nodes that ONNX's checker or its inference does not know or misreads.
+
+Each returns its argument itself where there is nothing to rewrite: a copy would hold all weights once more.
+"""
+
+REPAIRS = (
+    Importer("computed zero biases of PyTorch removed", drop_zero_biases),
+    Importer("transpositions that move nothing removed", remove_identity_transposes),
+    Importer("initializers removed from the inputs", _unlist_initializers),
+)
+"""Passes over every model, before its shapes are inferred: a computed bias may have an axis too many for that."""
+
+TYPED_REPAIRS = (Importer("exponents of sigmoids bounded", use_stable_forms),)
+"""Passes over every model that read types and ranks."""
+
+CONVERSIONS = (
+    Importer("float16 and bfloat16 widened to float32", widen),
+    Importer("dynamic quantization computed with floats", use_float_products),
+    Importer("static quantization computed with floats", use_fake_quantization),
+    # What is left are constants in integers that nothing rounds.
+    Importer("integer constants dequantized", dequantize),
+    Importer("BatchNormalization of Keras joined", join_normalizations),
+)
+"""Passes over a file that is trained."""
+
+RESTORATIONS = (
+    Importer("parameters of PyTorch restored", restore_parameters),
+    Importer("layers of Keras restored", restore_layers),
+    Importer("constant states of loops read from outside", read_constant_states),
+)
+"""Passes over a graph whose parameters are sought, after which each parameter is one initializer."""

@@ -1,7 +1,7 @@
 """Train quantized graphs through float products, with straight-through rounding.
 
-:func:`with_float_products` and :func:`with_integer_products` convert dynamic quantization and turn the graph back;
-:func:`fake_quantized` and :func:`requantized` do so for pairs of QuantizeLinear and DequantizeLinear.
+:func:`use_float_products` and :func:`with_integer_products` convert dynamic quantization and turn the graph back;
+:func:`use_fake_quantization` and :func:`requantized` do so for pairs of QuantizeLinear and DequantizeLinear.
 
 ``onnxruntime.quantization.quantize_dynamic`` writes MatMulInteger between a DynamicQuantizeLinear, by the range of the
 batch, and integer weights, and multiplies by both scales. Here such a product is one of floats: of the weights as a
@@ -49,26 +49,24 @@ def is_dynamic(node: ir.Node) -> bool:
     return (node.name or "").startswith(DYNAMIC)
 
 
-def with_float_products(model: ir.Model) -> ir.Model:
-    """Return the model with float products in place of integer ones; those of another form stay."""
-    if not any(node.op_type in _FLOAT_PRODUCTS and not node.domain for node in model.graph):
-        return model
-    clone = model.clone()
-    clone.meta.update(model.meta)
-    found = [product for product in map(_product_at, list(clone.graph)) if product is not None]
-    op = GraphBuilder(clone.graph, prefix="dynamic", constant_nodes=True)
+def use_float_products(model: ir.Model) -> bool:
+    """Replace integer products by float ones, in place; return True if there were any. Those of another form stay."""
+    graph = model.graph
+    if not any(node.op_type in _FLOAT_PRODUCTS and not node.domain for node in graph):
+        return False
+    found = [product for product in map(_product_at, list(graph)) if product is not None]
+    op = GraphBuilder(graph, prefix="dynamic", constant_nodes=True)
     rounded: dict[ir.Node, ir.Value] = {}
     for product in found:
         _write_float_product(op, product, rounded)
-    for node in list(clone.graph):
-        _look_up_floats(op, node)
-    common.RemoveUnusedNodesPass()(clone)
-    clone.graph.sort()
-    return clone
+    looked_up = [_look_up_floats(op, node) for node in list(graph)]
+    common.RemoveUnusedNodesPass()(model)
+    graph.sort()
+    return bool(found) or any(looked_up)
 
 
 def with_integer_products(model: ir.Model) -> ir.Model:
-    """Give a graph its integer products back, in place, where it holds integer weights."""
+    """Restore the integer products of a graph that holds integer weights, in place; return the model."""
     op = GraphBuilder(model.graph, prefix="dynamic", constant_nodes=True)
     for node in [n for n in model.graph if is_dynamic(n) and n.op_type in _INTEGER_PRODUCTS]:
         _write_integer_product(op, node)
@@ -138,20 +136,24 @@ def _name_as_dynamic(op: GraphBuilder, value: ir.Value) -> None:
     node.name = op.taken.free(f"{DYNAMIC}/{node.op_type}")
 
 
-def _look_up_floats(op: GraphBuilder, node: ir.Node) -> None:
-    """Let a Gather of integer weights read floats: the rows of an embedding are dequantized behind it."""
+def _look_up_floats(op: GraphBuilder, node: ir.Node) -> bool:
+    """Dequantize the table of an embedding and not the rows that a Gather reads of it; return True if ``node`` did so.
+
+    The table is then a weight of floats, whose rows have gradients.
+    """
     read = node.inputs[0] if node.op_type == "DequantizeLinear" and not node.domain and node.inputs else None
     gather = None if read is None else read.producer()
     if read is None or gather is None or gather.op_type != "Gather" or len(list(read.uses())) > 1:
-        return
+        return False
     table = gather.inputs[0]
     if table is None or table.const_value is None or constant(node.inputs[1]) is None:  # type: ignore[arg-type]
-        return
+        return False
     floats = op.emit("DequantizeLinear", table, *node.inputs[1:])[0]
     floats.type, floats.shape = ir.TensorType(ir.DataType.FLOAT), table.shape
     rows = op.Gather(floats, gather.inputs[1], axis=gather.attributes.get_int("axis", 0))
     replace_node(op, node, [rows])
     remove_unread(op.graph, [gather])
+    return True
 
 
 def _write_integer_product(op: GraphBuilder, node: ir.Node) -> None:
@@ -181,10 +183,10 @@ def _ranges_before(node: ir.Node) -> Iterator[ir.Node]:
 
 # Static quantization: pairs of QuantizeLinear and DequantizeLinear, trained through float arithmetic that rounds.
 #
-# A pair of the two is ``scale * (clip(round(x / scale) + zero, low, high) - zero)``, which :func:`fake_quantized`
-# writes in float operators, and integer weights become float weights before such a pair. The gradient passes the
-# rounding as if it were not there, and is zero where the number is clipped: the straight-through estimate (Bengio et
-# al., 2013, https://arxiv.org/abs/1308.3432), as PyTorch's ``fake_quantize`` has it. :func:`requantized` turns the
+# A pair of the two is ``scale * (clip(round(x / scale) + zero, low, high) - zero)``. :func:`use_fake_quantization`
+# writes that in float operators, and turns integer weights into float weights before such a pair. The gradient passes
+# the rounding as if it were not there, and is zero where the number is clipped: the straight-through estimate (Bengio
+# et al., 2013, https://arxiv.org/abs/1308.3432), as PyTorch's ``fake_quantize`` has it. :func:`requantized` turns the
 # graph back.
 #
 # The nodes are known by their names, which every conversion of a graph keeps.
@@ -203,7 +205,7 @@ _BY_RANGE = {bounds: kind for kind, bounds in _RANGES.items()}
 _DEFAULTS = {"saturate": 1, "block_size": 0, "output_dtype": 0, "precision": 0}
 
 
-Weights: TypeAlias = "dict[tuple[ir.Value, bytes, bytes], ir.Value]"
+Weights: TypeAlias = dict[tuple[ir.Value, bytes, bytes], ir.Value]
 """The float weights by the integers that they were made from, the scale and the zero point."""
 
 
@@ -251,20 +253,20 @@ def holds_fakes(model: ir.Model) -> bool:
     return any(map(is_fake, model.graph))
 
 
-def fake_quantized(model: ir.Model) -> ir.Model:
-    """Return the model with float arithmetic in place of pairs of QuantizeLinear and DequantizeLinear."""
+def use_fake_quantization(model: ir.Model) -> bool:
+    """Replace pairs of QuantizeLinear and DequantizeLinear by float arithmetic that rounds, in place.
+
+    Return True if there were any. Widened models keep their pairs.
+    """
     rounds = any(_is_kind(node, "QuantizeLinear") or is_dynamic(node) for node in model.graph)
     if not rounds or TYPES_OF_FILE in model.meta:
-        return model
-    clone = model.clone()
-    clone.meta.update(model.meta)
-    weights: Weights = {}
-    for node in [n for n in clone.graph if _is_kind(n, "DequantizeLinear")]:
-        _replace_pair(clone.graph, node, weights)
-    remove_unread(clone.graph, [n for n in clone.graph if _is_kind(n, "QuantizeLinear")])
-    remove_unread_initializers(clone.graph)
-    clone.graph.sort()
-    return clone
+        return False
+    graph, weights = model.graph, Weights()
+    replaced = [_replace_pair(graph, n, weights) for n in list(graph) if _is_kind(n, "DequantizeLinear")]
+    remove_unread(graph, [n for n in graph if _is_kind(n, "QuantizeLinear")])
+    remove_unread_initializers(graph)
+    graph.sort()
+    return any(replaced)
 
 
 def requantized(model: ir.Model) -> ir.Model:
@@ -286,19 +288,22 @@ def _is_kind(node: ir.Node | None, kind: str) -> bool:
     return node is not None and node.op_type == kind and not node.domain
 
 
-def _replace_pair(graph: ir.Graph, node: ir.Node, weights: Weights) -> None:
-    """Replace a DequantizeLinear of constants or of a QuantizeLinear; others stay."""
+def _replace_pair(graph: ir.Graph, node: ir.Node, weights: Weights) -> bool:
+    """Replace a DequantizeLinear of constants or of a QuantizeLinear; return False where another one stays."""
     x = node.inputs[0]
     assert x is not None
     maker, second = x.producer(), _grid_of(node, x)
     if second is None:
-        return
+        return False
     if maker is None and x.const_value is not None and not x.is_graph_input():
         _emit(graph, node, _float_weight(graph, node, second, weights), second, second, stored=True)
-    elif maker is not None and _is_kind(maker, "QuantizeLinear") and maker.inputs[0] is not None:
+        return True
+    if maker is not None and _is_kind(maker, "QuantizeLinear") and maker.inputs[0] is not None:
         first = _grid_of(maker, x)
         if first is not None and first.kind == second.kind:
             _emit(graph, node, maker.inputs[0], first, second, stored=False)
+            return True
+    return False
 
 
 def _grid_of(node: ir.Node, integers: ir.Value) -> _Grid | None:

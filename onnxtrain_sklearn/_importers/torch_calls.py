@@ -357,11 +357,19 @@ _FOLDED = re.compile(r"onnx::\w+")
 _LATER_CALL = re.compile(r"(.*?)_\d+")
 
 
-def separate_identities(graph: ir.Graph) -> None:
-    """Replace each Identity of an initializer by an initializer of its own, or by the one where a module shares it."""
-    nodes = [node for node in graph if _is_copy(graph, node)]
+def separate_identities(graph: ir.Graph) -> bool:
+    """Replace each Identity of an initializer by an initializer of its own, or by the one where a module shares it.
+
+    Return True if there was one.
+    """
+
+    def is_copy(node: ir.Node) -> bool:
+        source = node.inputs[0] if node.op_type == "Identity" and not node.domain else None
+        return source is not None and source.name in graph.initializers and not node.outputs[0].is_graph_output()
+
+    nodes = [node for node in graph if is_copy(node)]
     if not nodes:
-        return
+        return False
     modules = TracedModules(graph)
     for node in nodes:
         source, output = node.inputs[0], node.outputs[0]
@@ -374,11 +382,7 @@ def separate_identities(graph: ir.Graph) -> None:
             continue
         name, output.name = output.name or "", None
         bypass(node, copy_initializer(graph, source, names_of(graph).free(name)))
-
-
-def _is_copy(graph: ir.Graph, node: ir.Node) -> bool:
-    source = node.inputs[0] if node.op_type == "Identity" and not node.domain else None
-    return source is not None and source.name in graph.initializers and not node.outputs[0].is_graph_output()
+    return True
 
 
 class TracedModules:

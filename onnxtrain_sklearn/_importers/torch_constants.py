@@ -54,12 +54,13 @@ _WITH_NUMBERS = frozenset({"add", "div", "mul", "rsub", "sub"})
 _FUNCTION = re.compile(r"(?:.*/)?(\w+?)(?:_\d+)?")
 
 
-def recompute_folded(graph: ir.Graph, program: TorchProgram) -> None:
+def recompute_folded(graph: ir.Graph, program: TorchProgram) -> bool:
     """Compute each folded constant from its parameter, in place; warn of those trained otherwise than in PyTorch."""
     parameters = [v for v in graph.initializers.values() if program.status(v) == "parameter" and v.uses()]
     read = {v.name or "" for v in parameters}
     folded = [v for v in graph.initializers.values() if v not in parameters and _is_folded(v, program, read)]
     op, others = GraphBuilder(graph, prefix="computed"), dict[str, list[str]]()
+    recomputed = False
     for value in folded:
         sources = sources_of(value, program)
         recorded = [v for v in parameters if v.name in sources]
@@ -69,12 +70,14 @@ def recompute_folded(graph: ir.Graph, program: TorchProgram) -> None:
             op.dtype = value.dtype or op.dtype
             graph.initializers.pop(value.name or "")
             replace_value(op, value, emit(op, source))
+            recomputed = True
         elif sources and (recorded or not _trains_as_its_sources(value, program)):
             others[value.name or ""] = sources
     if folded:
         graph.sort()
     if others:
         _warn_of_others(others)
+    return recomputed
 
 
 def _is_folded(value: ir.Value, program: TorchProgram, parameters: AbstractSet[str]) -> bool:
@@ -212,18 +215,21 @@ Key = tuple[str, str]
 """The module that reads a folded result, and the name of the result; "" for all results of the module."""
 
 
-def separate_folded(graph: ir.Graph, program: TorchProgram) -> None:
+def separate_folded(graph: ir.Graph, program: TorchProgram) -> bool:
     """Give each folded result an initializer of its own, in place; what cannot be told apart stays one."""
     folded = [v for v in graph.initializers.values() if program.status(v) == "folded" and _holds_floats(v)]
     aliases = _aliases(graph, program) if folded else {}
     uses = {value: list(_known_uses(value, program, aliases)) for value in folded}
     ambiguous = _ambiguous_modules((key for found in uses.values() for key, _ in found), program)
+    separated = False
     for value, found in uses.items():
         readers: dict[Key, list[Use]] = {}
         for (module, name), use in found:
             readers.setdefault((module, "" if module in ambiguous else name), []).append(use)
         for (module, name), own in list(readers.items())[1:] if _may_be_merged(value) else ():
             _let_read_copy(graph, value, f"{module}/{name or value.name}" if module else name, own)
+            separated = True
+    return separated
 
 
 def _holds_floats(value: ir.Value) -> bool:
@@ -341,20 +347,23 @@ _CLASSIC_FOLDED = re.compile(r"onnx::(?:Clip|Max|Min)_\d+")
 _OF_ACTIVATIONS = frozenset({RELU6, (-1.0, 1.0), (0.0, 1.0), (0.0, None)})
 
 
-def restore_bounds(graph: ir.Graph, program: TorchProgram) -> None:
+def restore_bounds(graph: ir.Graph, program: TorchProgram) -> bool:
     """Restore bounds that are parameters of the module, in place; warn of bounds that may be parameters."""
     unclear: list[str] = []
+    restored = False
     for node in _bounding_nodes(graph):
         for index, side in _bounds_of(node):
             target = _bound_parameter(node, side, program)
             if target is not None:
-                _read_parameter(graph, node, index, target)
+                restored = _read_parameter(graph, node, index, target) or restored
             elif _is_kept_bound(node, index) and _may_be_folded(node, side, program):
                 unclear.append(node.inputs[index].name or "")  # type: ignore[union-attr]
         if node.op_type == "Clip" and any(program.status(x) == "parameter" for x in node.inputs[1:] if x is not None):
             _use_max_and_min(graph, node)
+            restored = True
     if unclear:
         _warn_of_bounds(unclear, "optimize=False")
+    return restored
 
 
 def warn_of_unrecorded_bounds(graph: ir.Graph) -> None:
@@ -435,17 +444,21 @@ def _may_be_folded(node: ir.Node, side: int, program: TorchProgram) -> bool:
     return bool(folded) if names is None else any(name in folded for name in names)
 
 
-def _read_parameter(graph: ir.Graph, node: ir.Node, index: int, target: str) -> None:
-    """Make a parameter the bound of a node; the initializer of the bound gets its name where there is none."""
+def _read_parameter(graph: ir.Graph, node: ir.Node, index: int, target: str) -> bool:
+    """Make a parameter the bound of a node; the initializer of the bound gets its name where there is none.
+
+    Return False where the node reads it already, or where the two hold other numbers.
+    """
     value, known = node.inputs[index], graph.initializers.get(target)
     assert value is not None
     if known is None and target not in names_of(graph):
         known = copy_initializer(graph, value, target)
     if known is None or known is value or not np.array_equal(array_of(known), array_of(value)):
-        return
+        return False
     node.replace_input_with(index, known)
     if not value.uses() and not value.is_graph_output():
         graph.initializers.pop(value.name or "")
+    return True
 
 
 def _use_max_and_min(graph: ir.Graph, node: ir.Node) -> None:

@@ -28,27 +28,32 @@ TRANSPOSED = ".T"
 """Suffix in the name of a matrix that is transposed as compared with the module's."""
 
 
-def restore_parameters(graph: ir.Graph) -> None:
-    """Give each parameter of the exported module an initializer of its own, in place."""
-    separate_identities(graph)
+def restore_parameters(model: ir.Model) -> bool:
+    """Give each parameter of the exported module an initializer of its own, in place; return True if any lacked one."""
+    graph = model.graph
+    changed = [separate_identities(graph)]
     program = TorchProgram(graph)
     if program.kinds:
-        program = TorchProgram(graph) if separate_merged(graph, program) else program
-        _separate_parameters(graph, program)
-        separate_folded(graph, program)
-        stop_at_detached(graph, program)
-        _restore_biases(graph, program)
-        warn_of_lost(graph, program)
-        recompute_folded(graph, program)
-        _share_copies(graph, program)
-        restore_bounds(graph, program)
+        if separate_merged(graph, program):
+            changed.append(True)
+            program = TorchProgram(graph)  # the copied calls read further parameters
+        changed += [
+            _separate_parameters(graph, program),
+            separate_folded(graph, program),
+            stop_at_detached(graph, program),
+            _restore_biases(graph, program),
+        ]
+        warn_of_lost(graph, program)  # of what is still unread; the steps below read no further parameters
+        changed += [recompute_folded(graph, program), _share_copies(graph, program), restore_bounds(graph, program)]
     else:
         warn_of_unrecorded_bounds(graph)
-    _share_tables(graph)
+    changed.append(_share_tables(graph))
+    return any(changed)
 
 
-def _separate_parameters(graph: ir.Graph, program: TorchProgram) -> None:
+def _separate_parameters(graph: ir.Graph, program: TorchProgram) -> bool:
     """Separate initializers that stand for several parameters, or for a parameter and a constant."""
+    separated = False
     for value in list(graph.initializers.values()):
         readers: dict[str | None, list[tuple[ir.Node, int]]] = {}
         merged = program.status(value) == "parameter"
@@ -60,11 +65,12 @@ def _separate_parameters(graph: ir.Graph, program: TorchProgram) -> None:
         known = [name for name in readers if name is not None]
         if known or merged:
             fixed = [(node, i) for node, i in readers.get(None, ()) if program.reads_constant(node, i)]
-            _read_copy(graph, value, f"{value.name}/constant", fixed)
+            separated = _read_copy(graph, value, f"{value.name}/constant", fixed) or separated
         first = value.name if value.name in readers else next(iter(known), None)
         for name in known:
             if name != first and name not in graph.initializers:
-                _read_copy(graph, value, name, readers[name])
+                separated = _read_copy(graph, value, name, readers[name]) or separated
+    return separated
 
 
 def _merged_parameter(node: ir.Node, value: ir.Value, program: TorchProgram) -> str | None:
@@ -85,13 +91,15 @@ def _merged_parameter(node: ir.Node, value: ir.Value, program: TorchProgram) -> 
 _NUMBER = re.compile(r"-?[\d.]+(?:e-?\d+)?")
 
 
-def _read_copy(graph: ir.Graph, value: ir.Value, name: str, readers: Sequence[tuple[ir.Node, int]]) -> None:
+def _read_copy(graph: ir.Graph, value: ir.Value, name: str, readers: Sequence[tuple[ir.Node, int]]) -> bool:
+    """Let these readers of an initializer read a copy of it under another name; return False if there are none."""
     if not readers:
-        return
+        return False
     is_transposed = all(_transposes(node, index) for node, index in readers)
     own = copy_initializer(graph, value, names_of(graph).free(f"{name}{TRANSPOSED}" if is_transposed else name))
     for node, index in readers:
         node.replace_input_with(index, own)
+    return True
 
 
 def _transposes(node: ir.Node, index: int) -> bool:
@@ -99,7 +107,7 @@ def _transposes(node: ir.Node, index: int) -> bool:
     return (node.op_type, index) == ("MatMul", 1)
 
 
-def _restore_biases(graph: ir.Graph, program: TorchProgram) -> None:
+def _restore_biases(graph: ir.Graph, program: TorchProgram) -> bool:
     """Add the biases that the exporter dropped because they are zero; a layer that is called twice has one."""
     restored: dict[str, ir.Value] = {}
     for node in list(graph):
@@ -112,14 +120,16 @@ def _restore_biases(graph: ir.Graph, program: TorchProgram) -> None:
             restored[name] = copy_initializer(graph, weight, names_of(graph).free(name), zeros)
         node.resize_inputs(3)
         node.replace_input_with(2, restored[name])
+    return bool(restored)
 
 
-def _share_copies(graph: ir.Graph, program: TorchProgram) -> None:
+def _share_copies(graph: ir.Graph, program: TorchProgram) -> bool:
     """Let a layer that is called twice read one matrix: the exporter copies the large ones that it transposes.
 
     Only matrices that are equal and not constant are shared: slices of one parameter may all be zeros.
     """
     first: dict[str, list[ir.Value]] = {}
+    shared = False
     for value in list(graph.initializers.values()):
         names = {program.parameter_at(node, index) for node, index in value.uses()}
         name = names.pop() if len(names) == 1 else None
@@ -133,6 +143,8 @@ def _share_copies(graph: ir.Graph, program: TorchProgram) -> None:
             for node, index in list(value.uses()):
                 node.replace_input_with(index, same)
             del graph.initializers[value.name or ""]
+            shared = True
+    return shared
 
 
 def _are_copies(one: ir.Value, other: ir.Value) -> bool:
@@ -148,13 +160,13 @@ def _count_of_outputs(node: ir.Node, weight: ir.Value) -> int:
     return int(shape[0] if node.op_type == "Conv" else shape[1] * groups)
 
 
-def _share_tables(graph: ir.Graph) -> None:
+def _share_tables(graph: ir.Graph) -> bool:
     """Let products with the transposed table of an embedding read that table: the exporter copied it.
 
     Tables are random numbers: two that are equal are the same.
     """
     tables = {v: array_of(v) for v in graph.initializers.values() if _is_table(v)}
-    op = GraphBuilder(graph, prefix="shared")
+    op, shared = GraphBuilder(graph, prefix="shared"), False
     for value in list(graph.initializers.values()):
         if value in tables or not value.uses() or not all(_transposes(*use) for use in value.uses()):
             continue
@@ -164,6 +176,8 @@ def _share_tables(graph: ir.Graph) -> None:
             del graph.initializers[value.name]
             replace_value(op, value, op.Transpose(table, perm=[1, 0]))
             graph.sort()
+            shared = True
+    return shared
 
 
 def _is_table(value: ir.Value) -> bool:
@@ -210,12 +224,18 @@ def _own_name(value: ir.Value, program: TorchProgram, modules: TracedModules) ->
 # shape has an axis too many, which current releases of onnxruntime refuse. A bias of zeros is removed.
 
 
-def drop_zero_biases(graph: ir.Graph) -> None:
-    """Remove the computed zeros that convolutions add, in place; their nodes stay for the removal of unused ones."""
-    for node in every_node(graph):
+def drop_zero_biases(model: ir.Model) -> bool:
+    """Remove the computed zeros that convolutions add, in place; return True if there were any.
+
+    The nodes that compute them stay for the removal of unused ones.
+    """
+    dropped = False
+    for node in every_node(model.graph):
         bias = operand(node, 2) if node.op_type == "Conv" and not node.domain else None
         if bias is not None and _expands_zero(bias.producer()):
             node.resize_inputs(2)
+            dropped = True
+    return dropped
 
 
 def _expands_zero(node: ir.Node | None) -> bool:
@@ -315,7 +335,7 @@ def _stands_for(value: ir.Value, removed: set[str], program: TorchProgram) -> bo
 _DETACHED = re.compile(r"detach(?:_default)?_?(?:_\d+)?")
 
 
-def stop_at_detached(graph: ir.Graph, program: TorchProgram) -> None:
+def stop_at_detached(graph: ir.Graph, program: TorchProgram) -> bool:
     """End the path of the gradient at each detached value that depends on a parameter, in place."""
     parameters = {
         name for name, value in graph.initializers.items() if program.status(value) in ("parameter", "folded")
@@ -330,6 +350,7 @@ def stop_at_detached(graph: ir.Graph, program: TorchProgram) -> None:
                 node.replace_input_with(index, stopped[value])
     if stopped:
         graph.sort()
+    return bool(stopped)
 
 
 def _detached_inputs(node: ir.Node, program: TorchProgram) -> Iterator[int]:

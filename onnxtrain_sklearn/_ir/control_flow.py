@@ -32,28 +32,31 @@ _LEADING = {"Loop": (2, 1), "Scan": (0, 0)}
 """Inputs of a node and of its body, and outputs of the body, before those of the states."""
 
 
-def read_constant_states(graph: ir.Graph) -> None:
-    """Let bodies read unchanged states from outside, in place: JAX's loops take their weights as states."""
-    for node in every_node(graph):
+def read_constant_states(model: ir.Model) -> bool:
+    """Let bodies read unchanged states from outside, in place: JAX's loops take their weights as states.
+
+    Return True if there were such states.
+    """
+
+    def before_identities(value: ir.Value) -> ir.Value:
+        while (node := value.producer()) is not None and node.op_type == "Identity" and not node.domain:
+            assert node.inputs[0] is not None
+            value = node.inputs[0]
+        return value
+
+    found = False
+    for node in every_node(model.graph):
         if node.op_type in _LEADING and not node.domain:
-            first, done = _LEADING[node.op_type]
-            remove_states(node, _constant_states(node), first, done)
-
-
-def _constant_states(node: ir.Node) -> list[int]:
-    """Return the numbers of the states that each iteration returns as it got them."""
-    body = node.attributes["body"].as_graph()
-    first, done = _LEADING[node.op_type]
-    last = len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)  # a Scan may return what it goes along
-    pairs = zip(list(body.inputs)[first:last], list(body.outputs)[done:], node.outputs, strict=False)
-    return [i for i, (x, y, end) in enumerate(pairs) if _before_identities(y) is x and not end.is_graph_output()]
-
-
-def _before_identities(value: ir.Value) -> ir.Value:
-    while (node := value.producer()) is not None and node.op_type == "Identity" and not node.domain:
-        assert node.inputs[0] is not None
-        value = node.inputs[0]
-    return value
+            body, (first, done) = _body(node), _LEADING[node.op_type]
+            # The inputs that a Scan goes along are no states, though it may return a slice of one as it is.
+            last = len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)
+            pairs = list(zip(list(body.inputs)[first:last], list(body.outputs)[done:], node.outputs, strict=False))
+            constant_states = [
+                i for i, (x, y, end) in enumerate(pairs) if before_identities(y) is x and not end.is_graph_output()
+            ]
+            remove_states(node, constant_states, first, done)
+            found = found or bool(constant_states)
+    return found
 
 
 # Unrolling of Loops and Scans with a known number of iterations, for consumers without subgraphs.

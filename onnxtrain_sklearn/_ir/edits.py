@@ -375,17 +375,22 @@ def _is_empty(attribute: onnx.AttributeProto) -> bool:
 # onnxruntime up to 1.21 joins them with the product before or behind as if they swapped two axes, without an error.
 
 
-def remove_identity_transposes(graph: ir.Graph) -> None:
-    """Remove transpositions that keep all axes in place; one whose result a graph returns becomes an Identity."""
-    for node in [n for n in every_node(graph) if n.op_type == "Transpose" and not n.domain and _keeps_axes(n)]:
+def remove_identity_transposes(model: ir.Model) -> bool:
+    """Remove transpositions that keep all axes in place; return True if there were any.
+
+    One whose result a graph returns becomes an Identity.
+    """
+
+    def keeps_axes(node: ir.Node) -> bool:
+        order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
+        return bool(order) and order == sorted(order)
+
+    found = [n for n in every_node(model.graph) if n.op_type == "Transpose" and not n.domain and keeps_axes(n)]
+    for node in found:
         source = node.inputs[0]
         if source is None or node.outputs[0].is_graph_output():
             node.op_type = "Identity"
             node.attributes.clear()
         else:
             bypass(node, source)
-
-
-def _keeps_axes(node: ir.Node) -> bool:
-    order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
-    return bool(order) and order == sorted(order)
+    return bool(found)

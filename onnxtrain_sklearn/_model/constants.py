@@ -35,22 +35,16 @@ def store_weights(graph: ir.Graph) -> None:
             _remove_producer(value.producer())
 
 
-def dequantized(model: ir.Model) -> ir.Model:
-    """Return the model with float arrays in place of integer constants and their DequantizeLinear.
+def dequantize(model: ir.Model) -> bool:
+    """Put float arrays in place of integer constants and their DequantizeLinear, in place.
 
-    The standard defines these numbers; some releases of onnxruntime compute with integers instead.
+    Return True if there are such nodes. The standard defines these numbers; some releases of onnxruntime compute with
+    integers instead.
     """
-    if not any(_dequantizes(node) for node in every_node(model.graph)):
-        return model
-    clone = model.clone()
-    clone.meta.update(model.meta)
-    for node in [n for n in every_node(clone.graph) if _dequantizes(n)]:
-        _replace_by_floats(clone.graph, node)
-    return clone
-
-
-def _dequantizes(node: ir.Node) -> bool:
-    return node.op_type == "DequantizeLinear" and not node.domain and not is_dynamic(node)
+    nodes = every_node(model.graph)
+    found = [n for n in nodes if n.op_type == "DequantizeLinear" and not n.domain and not is_dynamic(n)]
+    replaced = [_replace_by_floats(model.graph, node) for node in found]
+    return any(replaced)
 
 
 def verdicts(graph: ir.Graph, *scores: ir.Value) -> dict[str, Verdict]:
@@ -190,17 +184,17 @@ def _without_cast(value: ir.Value) -> None:
         bypass(node, value)
 
 
-def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace a DequantizeLinear of constants by the float array that it computes."""
+def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> bool:
+    """Replace a DequantizeLinear of constants by the float array that it computes; return False where it must stay."""
     operands = [None if x is None else tensor_of(x) for x in node.inputs]
     blocked = "block_size" in node.attributes and node.attributes["block_size"].as_int()
     if None in operands[:2] or blocked or "output_dtype" in node.attributes or node.outputs[0].is_graph_output():
-        return
+        return False
     if any(tensor is None and x is not None for x, tensor in zip(node.inputs, operands, strict=True)):
-        return
+        return False
     x, scale, *zero = (tensor.numpy() for tensor in operands if tensor is not None)
     if scale.dtype not in TRAINED_TYPES.values():
-        return
+        return False
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
     if not _fit_together(x, axis, scale, *zero):
         raise ModelError(
@@ -218,6 +212,7 @@ def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> None:
     name = (integers.name or "").removesuffix("_quantized")
     _store_weight(graph, node.outputs[0], (x.astype(scale.dtype) - shift) * scale.reshape(shape), name or None)
     _remove_producer(node)
+    return True
 
 
 def _fit_together(x: np.ndarray, axis: int, scale: np.ndarray, *zero: np.ndarray) -> bool:

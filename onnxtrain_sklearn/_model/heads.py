@@ -239,6 +239,7 @@ def join_outputs(model: ir.Model) -> tuple[ir.Model, tuple[int, ...]]:
     if len(outputs) < 2:
         return model, ()
     result = model.clone()
+    result.meta.update(model.meta)
     graph = result.graph
     named = {value.name: value for value in graph.outputs}
     op = GraphBuilder(graph, prefix="joined", constant_nodes=True)

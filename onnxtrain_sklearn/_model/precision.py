@@ -1,6 +1,6 @@
 """Train float16, bfloat16 and float64 graphs, and keep the gradient of Clip at its bounds.
 
-:func:`widened` makes the graph that is trained and records the types in the metadata of values. :func:`narrowed` gives
+:func:`widen` makes the graph that is trained and records the types in the metadata of values. :func:`narrowed` gives
 them back to the graph that is exported: its weights are cast where they are read, so that it computes the numbers that
 the estimator predicts, on every runtime.
 """
@@ -60,31 +60,32 @@ class KeptTypes:
 NOTHING_KEPT = KeptTypes()
 
 
-def widened(model: ir.Model) -> ir.Model:
-    """Return the model with float32 in place of float16 and bfloat16; it rounds its inputs to the types they had."""
+def widen(model: ir.Model) -> bool:
+    """Put float32 in place of float16 and bfloat16, in place; return True if the model has such values.
+
+    The graph then rounds its inputs to the types that they had.
+    """
     if not any(value.dtype in NARROW_TYPES for value in all_values(model)):
-        return model
-    clone = model.clone()
-    clone.meta.update(model.meta)
-    clone.meta[TYPES_OF_FILE] = {v.name: v.dtype.name for v in all_values(clone) if v.dtype in NARROW_TYPES}
-    kept = [v for v in clone.graph.inputs if v.dtype in NARROW_TYPES]
-    for value in (*clone.graph.outputs, *all_values(clone)):
+        return False
+    model.meta[TYPES_OF_FILE] = {v.name: v.dtype.name for v in all_values(model) if v.dtype in NARROW_TYPES}
+    kept = [v for v in model.graph.inputs if v.dtype in NARROW_TYPES]
+    for value in (*model.graph.outputs, *all_values(model)):
         if value.dtype in NARROW_TYPES and (
             value.const_value is not None or _is_constant_node(value) or _is_border(value)
         ):
             value.metadata_props[KEPT_TYPE] = value.dtype.name
-    for value in all_values(clone):
+    for value in all_values(model):
         _widen(value)
-    for node in clone.graph.all_nodes():
+    for node in model.graph.all_nodes():
         _widen_attributes(node)
-    require_one_message(sum(v.const_value.nbytes for v in all_values(clone) if v.const_value), " in float32")
+    require_one_message(sum(v.const_value.nbytes for v in all_values(model) if v.const_value), " in float32")
     for value in kept:
-        _round(clone.graph, value)
-    return clone
+        _round(model.graph, value)
+    return True
 
 
 def kept_types(graph: ir.Graph, output: ir.Value) -> KeptTypes:
-    """Return the types that :func:`widened` recorded, of the initializers, the inputs and the trained output."""
+    """Return the types that :func:`widen` recorded, of the initializers, the inputs and the trained output."""
 
     def of(values: Any) -> dict[str, str]:
         return {v.name: v.metadata_props[KEPT_TYPE] for v in values if KEPT_TYPE in v.metadata_props}

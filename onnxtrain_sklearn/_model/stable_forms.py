@@ -19,10 +19,14 @@ from ..graph import GraphBuilder
 from .activation import negation_operand, number_of, same_expression, without_bound
 
 
-def use_stable_forms(graph: ir.Graph) -> None:
-    """Bound the exponents of sigmoids and softplus in the main graph, so that they do not overflow, in place."""
+def use_stable_forms(model: ir.Model) -> bool:
+    """Bound the exponents of sigmoids and softplus in the main graph, so that they do not overflow, in place.
+
+    Return True if there were any.
+    """
+    graph = model.graph
     if graph.opset_imports.get("", 0) < 8 or not any(node.op_type == "Exp" for node in graph):
-        return  # before opset 8, Min does not broadcast
+        return False  # before opset 8, Min does not broadcast
     op = GraphBuilder(graph, prefix="stable", constant_nodes=True)
     replaced = []
     for node in list(graph):
@@ -33,6 +37,7 @@ def use_stable_forms(graph: ir.Graph) -> None:
     if replaced:
         graph.sort()
         remove_unread(graph, list(graph))
+    return bool(replaced)
 
 
 def _reciprocal(op: GraphBuilder, node: ir.Node) -> ir.Value | None:

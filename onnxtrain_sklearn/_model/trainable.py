@@ -16,9 +16,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .._importers.keras import restore_layers
-from .._importers.torch_parameters import own_names, restore_parameters
-from .._ir.control_flow import read_constant_states
+from .._importers.load import RESTORATIONS
+from .._importers.passes import record, restored, run_importers
+from .._importers.torch_parameters import own_names
 from .._ir.edits import keep_outputs
 from .._ir.opsets import readable
 from .._ir.queries import is_float, reaching
@@ -112,6 +112,8 @@ class TrainableModel:
         Of a graph that is trained on several outputs: each of them, the first of which is ``output``.
     doubtful : tuple of str
         Of a foreign graph: the parameters that are single numbers and may as well be constants of formulas.
+    restored : tuple of str
+        Of a foreign graph: the passes that changed it when it was read, as ``_importers/load`` names them.
     """
 
     model: ir.Model
@@ -137,6 +139,7 @@ class TrainableModel:
     low_rank: tuple[LowRank, ...] = ()
     forms: tuple[OutputForm, ...] = ()
     doubtful: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()
 
     @property
     def activation(self) -> dict[str, Any]:
@@ -260,9 +263,7 @@ def with_output_for(
 def _store_foreign_weights(model: ir.Model) -> None:
     """Make the weights of a foreign graph its initializers, in place."""
     model.graph.meta[EXPORTER] = model.producer_name
-    restore_parameters(model.graph)
-    restore_layers(model)
-    read_constant_states(model.graph)
+    run_importers(model, RESTORATIONS)
     store_weights(model.graph)
 
 
@@ -284,6 +285,7 @@ def trainable_model(
     function computed from them.
     """
     model = source.clone()
+    record(model, *restored(source))
     free_batch_axis(model)
     graph, initializers = model.graph, listing(model.graph)
     if foreign:
@@ -318,6 +320,7 @@ def trainable_model(
         quantized=tuple(dict.fromkeys(n for v in every for n in quantized_nodes(graph, v))) if foreign else (),
         narrow=tuple(dict.fromkeys(n for v in every for n in narrow_weights(graph, v))) if foreign else (),
         kept=kept_types(graph, finals[0]),
+        restored=restored(model),
         doubtful=tuple(name for name, verdict in judged.items() if name in parameters and verdict.is_doubtful),
     )
 

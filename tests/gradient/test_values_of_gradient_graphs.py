@@ -25,9 +25,9 @@ COMPARED = {
 }
 
 
-def drop_slopes(graph):
+def drop_slopes(model):
     """Stand for a faulty rewrite."""
-    for node in graph:
+    for node in model.graph:
         if node.op_type == "LeakyRelu":
             node.attributes.pop("alpha", None)
 
@@ -42,8 +42,9 @@ def test_values_that_differ_are_refused_by_node(engine, given, monkeypatch):
         gradient_graph(proto, wrt="W", engine=engine)
 
 
-def round_otherwise(graph):
+def round_otherwise(model):
     """Stand for a rewrite that is right."""
+    graph = model.graph
     op = GraphBuilder(graph, prefix="rounded", constant_nodes=True)
     for node in [node for node in graph if node.op_type == "Sin"]:
         node.replace_input_with(0, op.Mul(node.inputs[0], 1.0000002))

@@ -11,7 +11,7 @@ import pytest
 
 from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._importers.load import load
-from onnxtrain_sklearn._model.constants import dequantized
+from onnxtrain_sklearn._model.constants import dequantize
 from onnxtrain_sklearn.exceptions import ModelError
 
 
@@ -64,12 +64,14 @@ def test_scales_that_do_not_fit_their_integers(scale, zero, axis):
     arrays = {"q": np.ones((3, 1), np.int8), "s": np.ones(scale, np.float32), "z": np.zeros(zero, np.int8)}
     model = tensor_net(f"W = DequantizeLinear <axis = {axis}> (q, s, z) Y = MatMul(X, W)", **arrays)
     with pytest.raises(ModelError, match=r"DequantizeLinear.*(is not valid|[Ss]cale|axis|[Dd]im)"):
-        dequantized(load(model))
+        dequantize(load(model))
 
 
 @pytest.mark.parametrize(("size", "axis"), [((), 1), ((1,), 0), ((3,), 0), ((3,), -2)])
 def test_scales_that_fit(size, axis):
     arrays = {"q": np.array([[1], [2], [3]], np.int8), "s": np.full(size, 2, np.float32), "z": np.ones(size, np.int8)}
     model = tensor_net(f"W = DequantizeLinear <axis = {axis}> (q, s, z) Y = MatMul(X, W)", **arrays)
-    weights = dequantized(load(model)).graph.initializers["q"].const_value
+    read = load(model)
+    assert dequantize(read)
+    weights = read.graph.initializers["q"].const_value
     assert weights.numpy().ravel().tolist() == [0.0, 2.0, 4.0]
