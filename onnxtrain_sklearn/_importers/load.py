@@ -44,7 +44,10 @@ from .tensorflow import without_tensorflow_operators
 from .torch_parameters import drop_zero_biases, restore_parameters
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
+
 RESERVED = "onnxtrain/"
+"""Beginning of the names of values and metadata that this package gives to graphs in memory."""
+
 LABELS = "labels of dictionaries"
 """Key of a model's ``meta``: the keys of the dictionaries that a classifier returns its scores in."""
 
@@ -58,12 +61,21 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits
     with refusing("The ONNX graph is not valid"):
         proto, changed = _valid(without_zip_maps(_with_one_default_opset(given)))
         proto = with_types_of_custom_operators(proto)
-        of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)  # they may be of opset 8 or 9
+        # Graphs of fitted models are rewritten, and may be of opset 8 or 9: these are converted upwards.
+        of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)
         result = readable(proto, limits, renew=of_fitted_model)
         record(result, *changed)
-        _free_negative_sizes(result.graph)
+        for value in (*result.graph.inputs, *(v for node in every_node(result.graph) for v in node.outputs)):
+            # Older files of PaddlePaddle declare dynamic sizes as -1, which onnxruntime takes as such.
+            sizes = [None if isinstance(size, int) and size < 0 else size for size in value.shape or ()]
+            if value.shape is not None and sizes != list(value.shape):
+                value.shape = ir.Shape(sizes)
         _refuse_contradictions(result)  # before the inputs that declare initializers are removed
-        _refuse_reserved_names(result)
+        for value in all_values(result):
+            if (value.name or "").startswith(RESERVED):
+                raise ModelError(
+                    f"The graph has a value {value.name!r}; names that begin with {RESERVED!r} are reserved."
+                )
         run_importers(result, REPAIRS)
         infer_declared(result, complete_shapes)
         run_importers(result, TYPED_REPAIRS)
@@ -133,12 +145,21 @@ def _valid(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
             if proto is not before:
                 changed.append(name)
         proto = _typed_outputs(proto)
-        onnx.checker.check_model(_with_some_shapes(proto))
+        shaped = proto
+        if any(_lacks_shape(value) for value in proto.graph.output):  # the checker demands one, onnxruntime does not
+            shaped = onnx.ModelProto()
+            shaped.CopyFrom(proto)
+            for value in (value for value in shaped.graph.output if _lacks_shape(value)):
+                value.type.tensor_type.shape.SetInParent()
+        onnx.checker.check_model(shaped)
     return proto, changed
 
 
 def _without_own_marks(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without metadata under the names by which this package marks values and nodes in memory."""
+    """Return the model without metadata under the names by which this package marks values and nodes in memory.
+
+    A file that has them, by accident or on purpose, would steer the passes that read these marks.
+    """
 
     def marked(model: onnx.ModelProto) -> list[Any]:
         found: list[Any] = [model.graph, *model.functions]
@@ -163,7 +184,7 @@ def _without_own_marks(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with scores as tensors in place of dictionaries, for which onnx_ir has no type."""
+    """Return the model with scores as tensors in place of dictionaries, for which onnx-ir has no type."""
     if not any(node.op_type == "ZipMap" for node in proto.graph.node):
         return proto
     result = onnx.ModelProto()
@@ -181,7 +202,10 @@ def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with one import of the default domain, named ""; the last counts, as in onnxruntime."""
+    """Return the model with one import of the default domain, named "".
+
+    Of several imports the last counts, as in onnxruntime; skl2onnx may write two.
+    """
     versions = [o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS]
     graphs = [proto.graph, *proto.functions]
     domains = {node.domain for graph in graphs for node in nodes_of(graph)}
@@ -189,9 +213,8 @@ def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
         versions = [RENEWED_OPSET]  # onnxmltools writes such graphs for XGBoost
     if not versions:
         raise ModelError(
-            "The ONNX graph imports no opset of the default domain, and has nodes of it: the model is not valid, or "
-            "truncated. Runtimes that take it guess an opset, each another one. Add the import of the opset that it "
-            "was written for."
+            "The ONNX graph has nodes of the default domain, but imports no opset for it: the model is not valid, or "
+            "truncated. Runtimes that accept it guess different opsets. Import the opset that it was written for."
         )
     aliased = not domains.isdisjoint(DEFAULT_DOMAINS[1:])
     if [o.domain for o in proto.opset_import if o.domain in DEFAULT_DOMAINS] == [""] and not aliased:
@@ -207,7 +230,7 @@ def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _typed_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with types of outputs that declare none, as onnxruntime infers them."""
+    """Return the model with types for outputs that declare none."""
     if all(_is_declared(value) for value in proto.graph.output):
         return proto
     inferred = onnx.shape_inference.infer_shapes(proto)
@@ -217,20 +240,16 @@ def _typed_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     for value in (value for value in result.graph.output if not _is_declared(value)):
         if value.name in known:
             value.type.CopyFrom(known[value.name])
-    if any(not _has_type(value) for value in result.graph.output):
-        _take_types_of_runtime(proto, result)
+    untyped = [value for value in result.graph.output if not _has_type(value)]
+    if untyped:  # the results of operators that onnxruntime knows and ONNX's inference does not
+        session = sessions.create_session(proto.SerializeToString(), devices.resolve_device())
+        found = {value.name: value.type for value in session.get_outputs()}
+        for value in untyped:
+            kind = found[value.name]
+            if not kind.startswith("tensor("):
+                raise ModelError(f"Output {value.name!r} has no declared type, and is a {kind}: declare it.")
+            value.type.tensor_type.elem_type = _ELEMENT_TYPES[kind[len("tensor(") : -1]]
     return result
-
-
-def _take_types_of_runtime(given: onnx.ModelProto, result: onnx.ModelProto) -> None:
-    """Give outputs the types of onnxruntime, which knows operators that the inference of onnx does not."""
-    session = sessions.create_session(given.SerializeToString(), devices.resolve_device())
-    found = {value.name: value.type for value in session.get_outputs()}
-    for value in (value for value in result.graph.output if not _has_type(value)):
-        kind = found[value.name]
-        if not kind.startswith("tensor("):
-            raise ModelError(f"Output {value.name!r} has no declared type, and is a {kind}: declare it.")
-        value.type.tensor_type.elem_type = _ELEMENT_TYPES[kind[len("tensor(") : -1]]
 
 
 _ELEMENT_TYPES = {
@@ -258,26 +277,6 @@ def _lacks_shape(value: Any) -> bool:
     return value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.HasField("shape")
 
 
-def _with_some_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with a shape for each output, which the checker demands and onnxruntime does not."""
-    if not any(_lacks_shape(value) for value in proto.graph.output):
-        return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    for value in result.graph.output:
-        if _lacks_shape(value):
-            value.type.tensor_type.shape.SetInParent()
-    return result
-
-
-def _free_negative_sizes(graph: ir.Graph) -> None:
-    """Make sizes that are declared as -1 dynamic, as onnxruntime does: older files of PaddlePaddle have them."""
-    for value in (*graph.inputs, *(v for node in every_node(graph) for v in node.outputs)):
-        sizes = list(value.shape or ())
-        if any(isinstance(size, int) and size < 0 for size in sizes):
-            value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in sizes])
-
-
 def _refuse_contradictions(model: ir.Model) -> None:
     """Raise if a graph input or a declared value has another type or shape than its initializer."""
     initializers = [v for graph in model.graphs() for v in graph.initializers.values()]
@@ -294,12 +293,6 @@ def _refuse_contradictions(model: ir.Model) -> None:
                 f"The graph declares {value.name!r} as {value.dtype}{value.shape}, but its initializer is "
                 f"{held.dtype}{held.shape}. Correct the declaration, among the inputs or in value_info, or remove it."
             )
-
-
-def _refuse_reserved_names(model: ir.Model) -> None:
-    for value in all_values(model):
-        if (value.name or "").startswith(RESERVED):
-            raise ModelError(f"The graph has a value {value.name!r}; names that begin so, {RESERVED!r}, are reserved.")
 
 
 def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:

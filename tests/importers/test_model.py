@@ -93,7 +93,7 @@ def test_reserved_names():
         proto.graph.node[0].output[0] = "onnxtrain/y"
         proto.graph.node[-1].input[0] = "onnxtrain/y" if len(proto.graph.node) > 1 else "X"
         proto.graph.output[0].name = proto.graph.node[-1].output[0]
-        with pytest.raises(ModelError, match="names that begin so, 'onnxtrain/', are reserved"):
+        with pytest.raises(ModelError, match="names that begin with 'onnxtrain/' are reserved"):
             load(proto)
 
 
