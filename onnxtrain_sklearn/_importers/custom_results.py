@@ -1,11 +1,11 @@
-"""Infer the result types and shapes of custom operators from two runs on random inputs; no other inference knows them.
+"""Infer types and shapes of the results of custom operators, which only a library knows, from two runs of the graph.
 
-Sizes that are equal in both runs, though the inputs have other sizes, are fixed. Those that follow the rows are free.
+:func:`with_types_of_custom_operators` runs the file as given on random inputs, with other numbers of rows and other
+free sizes in the second run. A size of a result that is equal in both runs is fixed; one that equals the number of rows
+in both is the batch axis; any other is free. A file that cannot be run so stays as it is.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -21,12 +21,22 @@ _ROWS, _FREE = (2, 5), (3, 4)
 
 def with_types_of_custom_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with declared results of operators that only a library has; as it is where it does not run."""
-    named = {(function.domain, function.name) for function in proto.functions}
-    declared = {value.name for value in (*proto.graph.value_info, *proto.graph.output) if _is_declared(value)}
-    wanted = [name for node in proto.graph.node if _is_custom(node, named) for name in node.output if name]
-    wanted = [name for name in wanted if name not in declared]
+    functions = {(function.domain, function.name) for function in proto.functions}
+    declared = {
+        value.name
+        for value in (*proto.graph.value_info, *proto.graph.output)
+        if value.type.tensor_type.elem_type and value.type.tensor_type.HasField("shape")
+    }
+    wanted = [
+        name
+        for node in proto.graph.node
+        if is_custom_domain(node.domain) and (node.domain, node.op_type) not in functions
+        for name in node.output
+        if name and name not in declared
+    ]
     if not wanted:
         return proto
+    # Show the results as outputs of a copy, and run that twice.
     shown = onnx.ModelProto()
     shown.CopyFrom(proto)
     outputs = {value.name for value in proto.graph.output}
@@ -42,17 +52,12 @@ def with_types_of_custom_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     for name, first, second in zip(wanted, runs[0], runs[1], strict=True):
         if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and first.ndim == second.ndim:
             kind = onnx.TensorProto.STRING if first.dtype.kind in "OSU" else ir.DataType.from_numpy(first.dtype)
-            value = onnx.helper.make_tensor_value_info(name, int(kind), _sizes(first.shape, second.shape, batch))
-            _declare(result, value)
+            pairs = zip(first.shape, second.shape, strict=True)
+            sizes = [a if a == b else batch if (a, b) == _ROWS else None for a, b in pairs]
+            value = onnx.helper.make_tensor_value_info(name, int(kind), sizes)
+            known = next((v for v in (*result.graph.output, *result.graph.value_info) if v.name == name), None)
+            (result.graph.value_info.add() if known is None else known).CopyFrom(value)
     return result
-
-
-def _is_custom(node: onnx.NodeProto, functions: set[tuple[str, str]]) -> bool:
-    return is_custom_domain(node.domain) and (node.domain, node.op_type) not in functions
-
-
-def _is_declared(value: onnx.ValueInfoProto) -> bool:
-    return bool(value.type.tensor_type.elem_type) and value.type.tensor_type.HasField("shape")
 
 
 def _drawn(proto: onnx.ModelProto, rows: int, free: int) -> dict[str, np.ndarray] | None:
@@ -65,15 +70,3 @@ def _drawn(proto: onnx.ModelProto, rows: int, free: int) -> dict[str, np.ndarray
         sizes = [d.dim_value or (free if i else rows) for i, d in enumerate(kind.shape.dim)]
         feeds[value.name] = rng.standard_normal(sizes).astype(dtype)
     return feeds
-
-
-def _sizes(first: Sequence[int], second: Sequence[int], batch: str) -> list[int | str | None]:
-    return [a if a == b else batch if (a, b) == _ROWS else None for a, b in zip(first, second, strict=True)]
-
-
-def _declare(model: onnx.ModelProto, value: onnx.ValueInfoProto) -> None:
-    for known in (*model.graph.output, *model.graph.value_info):
-        if known.name == value.name:
-            known.CopyFrom(value)
-            return
-    model.graph.value_info.append(value)

@@ -1,10 +1,12 @@
-"""Restore the layers of Keras in the files of tf2onnx, where parameters that begin equal are one constant.
+"""Restore the layers of Keras in files of ``tf2onnx``, and normalizations in those of Keras on PyTorch.
 
-:func:`restore_layers` reads the names of nodes, which hold the path of the layer: ``model/dense_1/BiasAdd``. A constant
-that several layers read is one parameter for each, unless its numbers were drawn: then a layer is called twice, and its
-other constants stay shared. Biases of zeros are dropped altogether, and the file does not tell where;
-:func:`warn_of_lost_biases` warns of layers that seem to have lost one. :func:`join_normalizations` restores
-BatchNormalization from arithmetic.
+``tf2onnx`` makes one constant of all parameters that begin equal. :func:`restore_layers` tells them apart by the names
+of the nodes, which hold the path of the layer: ``model/dense_1/BiasAdd``. A constant that several layers read becomes
+one parameter for each, unless its numbers were drawn at random: then one layer is called several times, and all its
+constants stay shared. ``tf2onnx`` also drops biases of zeros and does not record where:
+:func:`warn_of_lost_biases` warns of layers that seem to have lost one.
+
+:func:`join_normalizations` turns the arithmetic that Keras writes on PyTorch into BatchNormalization again.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def _separate_layers(graph: ir.Graph) -> bool:
         for node, index in value.uses():
             readers.setdefault(layers.find(layer_of(node)), []).append((node, index))
         first = next(iter(readers), "")
-        for layer, uses in list(readers.items())[1:]:
+        for layer, uses in list(readers.items())[1:]:  # the first keeps the constant
             name = value.name or ""
             own = f"{layer}{name.removeprefix(first)}" if name.startswith(f"{first}/") else f"{layer}/{name}"
             copied = copy_initializer(graph, value, names_of(graph).free(own))
@@ -74,7 +76,7 @@ def layer_of(node: ir.Node) -> str:
 
 
 class _Layers:
-    """Calls that are of one layer, by their paths."""
+    """The paths under which one layer is called, as a union of sets."""
 
     def __init__(self) -> None:
         self._same: dict[str, str] = {}
@@ -85,7 +87,7 @@ class _Layers:
         return path
 
     def join(self, value: ir.Value) -> None:
-        """Record that the calls that read a value are of one layer, and so are those around them."""
+        """Record that all calls which read a value are of one layer, and so are the calls around them."""
         first, *others = dict.fromkeys(layer_of(node) for node, _ in value.uses()) or [""]
         for path in others:
             self._join(first, path)
@@ -129,18 +131,18 @@ def _has_one_bias(node: ir.Node) -> bool:
     return not node.domain and node.op_type in ("GRU", "LSTM", "RNN") and not resets_after
 
 
-# BatchNormalization that Keras writes as arithmetic: join it to one node where a file holds all of it.
+# BatchNormalization that Keras writes as arithmetic: one node again, where a file holds all its arrays.
 #
 # Keras on PyTorch computes ``(x - mean) * (gamma / sqrt(variance + epsilon)) + beta``. A file whose constants are not
-# folded holds the four arrays, so that the node can be switched over to training. Its running variance takes variances
-# of populations, as in Keras, and not those that PyTorch takes.
+# folded holds the four arrays, so that the node can be switched over to training. Its running variance then averages
+# the variance of the minibatch as Keras does (divided by N), not as PyTorch does (by N - 1).
 
 
 NODES = "keras/BatchNormalization"
 """The beginning of the names of such nodes."""
 
 MOMENTUM = 0.99
-"""The default of Keras; files do not hold it."""
+"""Keras' default; files do not hold it."""
 
 _SHAPES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
@@ -167,7 +169,7 @@ def join_normalizations(model: ir.Model) -> bool:
 
 
 def _normalization_at(node: ir.Node) -> _Layer | None:
-    """Return the normalization that ends in a node; None if it is none."""
+    """Match ``(x - mean) * (gamma * 1 / sqrt(variance + epsilon)) + beta`` that ends in a node."""
     for product, beta in _both_orders(node, "Add"):
         for difference, factor in _both_orders(product.producer(), "Mul"):
             for inverse, gamma in _both_orders(factor.producer(), "Mul"):
@@ -202,7 +204,7 @@ def _both_orders(node: ir.Node | None, kind: str) -> list[tuple[ir.Value, ir.Val
 
 
 def _square_root_below(node: ir.Node | None) -> ir.Value | None:
-    """Return x where a node computes ``1 / sqrt(x)``."""
+    """Return x if a node computes ``1 / sqrt(x)``."""
     if node is None or node.domain or node.op_type not in ("Reciprocal", "Div"):
         return None
     one = constant(node.inputs[0]) if node.op_type == "Div" and node.inputs[0] is not None else np.ones(1)
@@ -230,7 +232,14 @@ def _channel_axis(mean: ir.Value) -> int | None:
 
 
 def _emit_normalization(op: GraphBuilder, layer: _Layer, taken: set[ir.Value], name: str) -> ir.Value:
-    arrays = [_array_of_its_own(op, array, taken) for array in layer.arrays]
+    """Emit the node; ``taken`` are the arrays of earlier ones: exporters merge equal arrays of several layers."""
+    arrays = []
+    for array in layer.arrays:
+        repeated = array in taken
+        taken.add(array)
+        copied = copy_initializer(op.graph, array, names_of(op.graph).free(f"{array.name}/own")) if repeated else array
+        arrays.append(copied)
+    # The operator normalizes axis 1; Keras' channels are last by default.
     rank = len(layer.x.shape) if layer.x.shape is not None else layer.axis + 1
     order = [0, layer.axis, *(i for i in range(1, rank) if i != layer.axis)]
     moves = order != list(range(rank))
@@ -242,18 +251,11 @@ def _emit_normalization(op: GraphBuilder, layer: _Layer, taken: set[ir.Value], n
     return op.Transpose(y, perm=[order.index(i) for i in range(rank)]) if moves else y
 
 
-def _array_of_its_own(op: GraphBuilder, array: ir.Value, taken: set[ir.Value]) -> ir.Value:
-    """Return an array that no other layer reads: exporters merge equal ones."""
-    if array in taken:
-        return copy_initializer(op.graph, array, names_of(op.graph).free(f"{array.name}/own"))
-    taken.add(array)
-    return array
-
-
 # Lost biases: a warning of biases that ``tf2onnx`` leaves out of files of fresh networks.
 #
-# It removes sums with zeros, which the biases of a fresh layer of Keras are. The file of a layer without a bias looks
-# the same. A layer counts as fresh where none in the file has a bias, or where its kernel is drawn by Keras' default.
+# It removes sums with zeros, and the biases of a fresh layer of Keras are zeros. The file of a layer without a bias
+# looks the same. A layer counts as fresh if no layer of the file has a bias, or if its kernel looks as Keras' default
+# initialization draws it.
 
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul"})
@@ -261,21 +263,27 @@ _PASSING = frozenset({"Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators between a product and the sum with its bias."""
 
 _TELLING = 256
-"""Numbers of a kernel that tell how it was drawn."""
+"""Least size of a kernel whose largest number tells how it was drawn."""
 
 
 def warn_of_lost_biases(graph: ir.Graph) -> None:
     """Warn of products without a bias that seem to be of fresh layers."""
-    products = [node for node in graph if _kernel_of(node) is not None and not _is_depthwise_part(node)]
+    # The first product of a separable convolution has no bias in Keras: that of the layer is added to the second.
+    products = [
+        node
+        for node in graph
+        if _kernel_of(node) is not None
+        and not ("separable" in (node.name or "") and (node.name or "").endswith("/depthwise"))
+    ]
     without = [node for node in products if not _has_bias(node)]
     fresh = without if len(without) == len(products) else [node for node in without if _is_drawn_by_default(node)]
     if fresh:
-        names = list(dict.fromkeys(repr(_layer(node)) for node in fresh))
+        names = list(dict.fromkeys(repr(layer_of(node)) for node in fresh))
         listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         warn(
             f"tf2onnx leaves out biases and shifts that are zeros, and scales that are ones, as those of a fresh "
             f"network are; they are then not trained. The file holds no bias of {listed}. If these layers of Keras "
-            f"have biases, export after a step of training, or first move the weights a little: for v in "
+            f"have biases, export after a step of training, or move the weights a little before: for v in "
             f"model.trainable_variables: v.assign_add(1e-6 * np.random.standard_normal(v.shape))."
         )
 
@@ -284,11 +292,6 @@ def _kernel_of(node: ir.Node) -> np.ndarray | None:
     value = node.inputs[1] if not node.domain and node.op_type in _PRODUCTS else None
     array = None if value is None or is_tensorflow_constant(value.name or "") else constant(value)
     return array if array is not None and array.ndim > 1 and np.issubdtype(array.dtype, np.floating) else None
-
-
-def _is_depthwise_part(node: ir.Node) -> bool:
-    """Return True if a product is the first of a separable convolution, whose bias is behind the second."""
-    return "separable" in (node.name or "") and (node.name or "").endswith("/depthwise")
 
 
 def _has_bias(node: ir.Node) -> bool:
@@ -313,7 +316,10 @@ def _computing_with(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def _is_drawn_by_default(node: ir.Node) -> bool:
-    """Return True if a kernel is uniform within the bounds of Glorot and Bengio: training would have left them."""
+    """Return True if the largest number of a kernel is just within the bounds of Glorot and Bengio's uniform draw.
+
+    Training would have moved it away from them.
+    """
     kernel = _kernel_of(node)
     if kernel is None or kernel.size < _TELLING:
         return False
@@ -321,8 +327,3 @@ def _is_drawn_by_default(node: ir.Node) -> bool:
     bound = sqrt(6 / (prod(shape[:-2]) * sum(shape[-2:])))
     most = float(np.abs(kernel).max())
     return bound * (1 - 5 / kernel.size) <= most <= bound * (1 + 1e-6)
-
-
-def _layer(node: ir.Node) -> str:
-    path, _, name = (node.name or "").rpartition("/")
-    return path or name

@@ -1,7 +1,9 @@
-"""Lower the fused operators that onnxruntime's optimizers write (com.microsoft) to ONNX's own operators.
+"""Replace the fused operators that onnxruntime's optimizers write (com.microsoft) by ONNX's own operators.
 
-:func:`lower` replaces each node that has a rule in :data:`LOWERINGS`; :func:`refusal` says why a node was not lowered.
-Both engines differentiate the result, and it runs on any runtime.
+:func:`lower` replaces each node that has a rule in :data:`LOWERINGS`, the table at the end. A rule is a function of a
+:class:`Fused` node that emits ONNX's operators, and declares which settings of the fused operator it supports; a node
+with any other setting stays, and :func:`refusal` says why. Both engines differentiate the result, and it runs on any
+runtime.
 """
 
 from __future__ import annotations
@@ -23,9 +25,8 @@ from ..graph import GraphBuilder
 
 # Rules: the node that a lowering rewrites, and helpers that several lowerings use.
 #
-# A lowering is a function of a :class:`Fused` node. It returns the outputs of the node, in order, computed by ONNX's
-# own operators in the opset of the graph. A :class:`FusionRule` declares which attributes, inputs and outputs the
-# lowering supports; a node with any other setting stays as it is.
+# A lowering returns the outputs of the node, in order, computed in the opset of the graph. A :class:`FusionRule`
+# declares the attributes, inputs and outputs that it supports.
 
 
 class Refused(Exception):
@@ -195,13 +196,15 @@ def _separate_heads(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
     if f.given(3) is not None:
         if ranks[1] == 4:
             f.refuse("it has a bias beside keys that come as heads")
-        inputs = [f.op.Add(x, part) for x, part in zip(inputs, _split_biases(f, f.x(3), width), strict=True)]
+        sizes = [width, width, f.size(f.x(3), 0) - 2 * width]
+        biases = f.op.emit("Split", f.x(3), outputs=3, axis=0, split=sizes)
+        inputs = [f.op.Add(x, part) for x, part in zip(inputs, biases, strict=True)]
     q, k, v = (x if rank == 4 else _split_heads(f, x, heads) for rank, x in zip(ranks, inputs, strict=True))
     return q, k, v, width // heads
 
 
 def _unpack_heads(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
-    """Do the same for (rows, sequence, heads, 3, size), or queries and (rows, sequence, heads, 2, size)."""
+    """Do the same for packed inputs: (rows, sequence, heads, 3, size), or queries and keys with values, of 2."""
     if f.given(3) is not None:
         f.refuse("it has a bias beside packed keys and values")
     packed = f.x(0) if f.given(1) is None else f.x(1)
@@ -212,11 +215,6 @@ def _unpack_heads(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
     ]
     q, k, v = parts if f.given(1) is None else [_split_heads(f, f.x(0), f.needed("num_heads")), *parts]
     return q, k, v, f.size(packed, 4)
-
-
-def _split_biases(f: Fused, bias: ir.Value, width: int) -> list[ir.Value]:
-    sizes = [width, width, f.size(bias, 0) - 2 * width]
-    return list(f.op.emit("Split", bias, outputs=3, axis=0, split=sizes))
 
 
 def _split_heads(f: Fused, value: ir.Value, heads: int) -> ir.Value:
@@ -233,6 +231,7 @@ def _attend(
     bias: ir.Value | None,
     size: int,
 ) -> ir.Value:
+    """Return scaled dot-product attention of heads, with (rows, sequence, heads * size) as its axes."""
     op = f.op
     scale = float(f.attribute("scale", 0.0)) or 1 / math.sqrt(size)
     scores = op.Mul(op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2])), scale)
@@ -386,7 +385,7 @@ def _lower_skip_simplified(f: Fused) -> Outputs:
 
 
 def _refuse_statistics(f: Fused) -> list[None]:
-    """Refuse the outputs mean and inverse standard deviation, which onnxruntime leaves unwritten."""
+    """Refuse readers of the outputs mean and inverse standard deviation, which onnxruntime leaves unwritten."""
     if f.wants(1) or f.wants(2):
         f.refuse("its outputs mean and inv_std_var are not known")
     return [None, None]
@@ -394,32 +393,26 @@ def _refuse_statistics(f: Fused) -> list[None]:
 
 def _lower_embedding(f: Fused) -> Outputs:
     """Add the embeddings of words, positions and segments; count the words of the mask."""
-    op, ids = f.op, f.x(0)
-    total = op.Add(op.Gather(f.x(2), ids), _position_embeddings(f, ids))
+    op, ids, mask = f.op, f.x(0), f.given(7)
+    words = op.Gather(f.x(2), ids)
+    if f.given(8) is not None:
+        positions = op.Gather(f.x(3), f.x(8))
+    else:  # the first ones
+        positions = op.Slice(f.x(3), [0], op.Slice(op.Shape(ids), [1], [2], [0]), [0])
+    total = op.Add(words, positions)
     segments, table = f.given(1), f.given(4)
     if (segments is None) != (table is None):
         f.refuse("it has segments without their embedding, or the other way round")
     if segments is not None and table is not None:
         total = op.Add(total, op.Gather(table, segments))
     y = _layer_normalized(f, total, f.x(5), f.x(6), _epsilon(f, 1e-12))
-    return [y, _unmasked_words(f) if f.wants(1) else None, total]
-
-
-def _position_embeddings(f: Fused, ids: ir.Value) -> ir.Value:
-    """Return the embeddings of the given positions, or of the first ones."""
-    given = f.given(8)
-    if given is not None:
-        return f.op.Gather(f.x(3), given)
-    return f.op.Slice(f.x(3), [0], f.op.Slice(f.op.Shape(ids), [1], [2], [0]), [0])
-
-
-def _unmasked_words(f: Fused) -> ir.Value:
-    """Return the number of unmasked words of each row; zero without a mask."""
-    op, mask = f.op, f.given(7)
-    if mask is None:
-        rows = op.Slice(op.Shape(f.x(0)), [0], [1], [0])
-        return op.ConstantOfShape(rows, value=ir.tensor([0], dtype=ir.DataType.INT32))
-    return op.ReduceSum(op.Cast(mask, to=ir.DataType.INT32), axes=[1], keepdims=False)
+    count = None
+    if f.wants(1) and mask is not None:
+        count = op.ReduceSum(op.Cast(mask, to=ir.DataType.INT32), axes=[1], keepdims=False)
+    elif f.wants(1):  # without a mask onnxruntime returns zeros
+        rows = op.Slice(op.Shape(ids), [0], [1], [0])
+        count = op.ConstantOfShape(rows, value=ir.tensor([0], dtype=ir.DataType.INT32))
+    return [y, count, total]
 
 
 # Products and convolutions, with the transpositions, factors, sums and activations that were fused into them.
@@ -503,7 +496,7 @@ def _lower_gemm_fast_gelu(f: Fused) -> Outputs:
 # Lowering of a graph when it is read.
 #
 # Initializers keep their names and values. A node without a rule, or with a setting that its rule does not support,
-# stays as it is, since it may be frozen; :func:`refusal` then says why it has no gradient.
+# stays as it is: it may be in a frozen part. :func:`refusal` then says why it has no gradient.
 
 
 FIRST_OPSETS = {"LayerNormalization": 17}
@@ -552,7 +545,10 @@ def _lower_graph(op: GraphBuilder, tracker: IntegerTracker, opset: int) -> None:
     replaced = False
     for node in list(op.graph):
         for body in graphs_in(node):
-            _lower_graph(_body_builder(op, body), tracker, opset)
+            body.opset_imports.update(op.graph.opset_imports)
+            inner = GraphBuilder(body, prefix=_PREFIX, constant_nodes=True)
+            inner.taken = op.taken  # names are unique in the whole model
+            _lower_graph(inner, tracker, opset)
         if is_fused(node.domain, node.op_type, opset):
             replaced = _lower_node(op, node, tracker) or replaced
         else:
@@ -563,16 +559,8 @@ def _lower_graph(op: GraphBuilder, tracker: IntegerTracker, opset: int) -> None:
     remove_unread(op.graph, own)
 
 
-def _body_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
-    """Return a builder for a body, with names that are unique in the whole model."""
-    graph.opset_imports.update(op.graph.opset_imports)
-    inner = GraphBuilder(graph, prefix=_PREFIX, constant_nodes=True)
-    inner.taken = op.taken
-    return inner
-
-
 def _lower_node(op: GraphBuilder, node: ir.Node, tracker: IntegerTracker) -> bool:
-    """Replace a node; nodes emitted before a refusal are removed again."""
+    """Replace a node; return False if its rule refuses it."""
     rule = LOWERINGS[f"{node.domain}.{node.op_type}" if node.domain else node.op_type]
     before = len(op.graph)
     floats = [v.dtype for v in [*node.inputs, *node.outputs] if v is not None and v.dtype is not None and is_float(v)]
@@ -584,18 +572,14 @@ def _lower_node(op: GraphBuilder, node: ir.Node, tracker: IntegerTracker) -> boo
         results = rule.rule(Fused(op, node))
     except Refused as error:
         node.meta[_WHY] = str(error)
-        _remove_emitted(op, list(op.graph)[before:])
+        for emitted in reversed(list(op.graph)[before:]):  # before the refusal
+            if emitted.op_type != "Constant":  # later nodes may share it
+                op.graph.remove(emitted, safe=True)
         return False
     for emitted in list(op.graph)[before:]:
         tracker.visit(emitted)
     replace_node(op, node, results)
     return True
-
-
-def _remove_emitted(op: GraphBuilder, nodes: list[ir.Node]) -> None:
-    for node in reversed(nodes):
-        if node.op_type != "Constant":  # later nodes may share it
-            op.graph.remove(node, safe=True)
 
 
 LOWERINGS: dict[str, FusionRule] = {

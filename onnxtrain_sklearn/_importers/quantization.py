@@ -1,14 +1,16 @@
-"""Train quantized graphs through float products, with straight-through rounding.
+"""Train quantized graphs through float products, with straight-through rounding, and quantize them again.
 
-:func:`use_float_products` and :func:`with_integer_products` convert dynamic quantization and turn the graph back;
-:func:`use_fake_quantization` and :func:`requantized` do so for pairs of QuantizeLinear and DequantizeLinear.
+Integer products have no gradient. When a file is read, :func:`use_float_products` replaces those of dynamic
+quantization, and :func:`use_fake_quantization` the pairs of static quantization, QuantizeLinear and DequantizeLinear.
+:func:`requantized` turns both back where a graph predicts or is exported: it then has the operators of the file.
 
 ``onnxruntime.quantization.quantize_dynamic`` writes MatMulInteger between a DynamicQuantizeLinear, by the range of the
 batch, and integer weights, and multiplies by both scales. Here such a product is one of floats: of the weights as a
 DequantizeLinear gives them, and of the rounded activations ``x + stop(rounded - x)``, so that the gradient passes the
 rounding as if it were not there.
 
-The products are known by their names, which every conversion of a graph keeps.
+Between the two conversions the nodes are recognized by the beginnings of their names, which every conversion of a graph
+keeps.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from .._model.weights import TRAINED_TYPES
 from ..graph import GraphBuilder, copy_type, names_of, stop_gradient
 
 DYNAMIC = "onnxtrain/dynamic_quantization"
-"""Beginning of the names of the nodes that compute the range and the rounding, and of the products."""
+"""Beginning of the names of products, and of the nodes that compute the range of the batch and the rounding."""
 
 _FLOAT_PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 _INTEGER_PRODUCTS = {kind: name for name, kind in _FLOAT_PRODUCTS.items()}
 
 
 class _Product(NamedTuple):
-    """An integer product, and the nodes that make floats of it."""
+    """An integer product, and the nodes that turn its result into floats: ``Mul(Cast(node), scales)``."""
 
     node: ir.Node
     rounding: ir.Node
@@ -76,7 +78,7 @@ def with_integer_products(model: ir.Model) -> ir.Model:
 
 
 def _product_at(node: ir.Node) -> _Product | None:
-    """Return the product of ``node`` where it has the form that onnxruntime writes; else None."""
+    """Return the product of ``node`` if it has the form that onnxruntime writes, else None."""
     if node.op_type not in _FLOAT_PRODUCTS or node.domain or len(node.inputs) < 3:
         return None
     x, weight, zero = node.inputs[:3]
@@ -106,7 +108,7 @@ def _only_reader(value: ir.Value) -> ir.Node | None:
 
 def _write_float_product(op: GraphBuilder, product: _Product, rounded: dict[ir.Node, ir.Value]) -> None:
     node, rounding = product.node, product.rounding
-    if rounding not in rounded:
+    if rounding not in rounded:  # several products may read one rounding
         rounded[rounding] = _rounded_by_range(op, rounding)
     zero = node.inputs[3] if len(node.inputs) > 3 else None
     per_column = product.scale.shape is not None and len(product.scale.shape) > 0
@@ -159,8 +161,14 @@ def _look_up_floats(op: GraphBuilder, node: ir.Node) -> bool:
 def _write_integer_product(op: GraphBuilder, node: ir.Node) -> None:
     """Turn a float product back into its integer product, unless its weights are floats."""
     held = None if node.inputs[1] is None else node.inputs[1].producer()
-    rounding = next(_ranges_before(node), None)
-    if held is None or held.op_type != "DequantizeLinear" or rounding is None:
+    # The activations are x + stop(rounded - x): go back to the DynamicQuantizeLinear that rounds.
+    rounding = None if node.inputs[0] is None else node.inputs[0].producer()
+    while rounding is not None and rounding.op_type in ("Add", "Sum", "Sub", "DequantizeLinear"):
+        value = rounding.inputs[1 if rounding.op_type == "Add" else 0]
+        rounding = None if value is None else value.producer()
+    if held is None or held.op_type != "DequantizeLinear":
+        return
+    if rounding is None or rounding.op_type != "DynamicQuantizeLinear":
         return
     integers, scale, zero = (*held.inputs, None)[:3]
     settings = {name: attribute.value for name, attribute in node.attributes.items()}
@@ -170,17 +178,6 @@ def _write_integer_product(op: GraphBuilder, node: ir.Node) -> None:
     replace_node(op, node, [op.Mul(floats, op.Mul(own_scale, scale))])
 
 
-def _ranges_before(node: ir.Node) -> Iterator[ir.Node]:
-    """Yield the DynamicQuantizeLinear whose numbers a product reads: ``x + stop(rounded - x)``."""
-    total = None if node.inputs[0] is None else node.inputs[0].producer()
-    while total is not None and total.op_type in ("Add", "Sum", "Sub", "DequantizeLinear"):
-        place = 1 if total.op_type == "Add" else 0
-        value = total.inputs[place]
-        total = None if value is None else value.producer()
-    if total is not None and total.op_type == "DynamicQuantizeLinear":
-        yield total
-
-
 # Static quantization: pairs of QuantizeLinear and DequantizeLinear, trained through float arithmetic that rounds.
 #
 # A pair of the two is ``scale * (clip(round(x / scale) + zero, low, high) - zero)``. :func:`use_fake_quantization`
@@ -188,8 +185,6 @@ def _ranges_before(node: ir.Node) -> Iterator[ir.Node]:
 # the rounding as if it were not there, and is zero where the number is clipped: the straight-through estimate (Bengio
 # et al., 2013, https://arxiv.org/abs/1308.3432), as PyTorch's ``fake_quantize`` has it. :func:`requantized` turns the
 # graph back.
-#
-# The nodes are known by their names, which every conversion of a graph keeps.
 
 
 MARK = "onnxtrain/fake_quantization"
@@ -223,13 +218,13 @@ def is_fake(node: ir.Node | None) -> bool:
 
 
 def is_within_fakes(value: ir.Value) -> bool:
-    """Return True if a value lies between a number and its rounded value, so that the file has no such tensor."""
+    """Return True if a value lies inside the arithmetic of a pair, so that the file has no such tensor."""
     node = value.producer()
     return node is not None and is_fake(node) and node.op_type != "Mul"
 
 
 def before_rounding(value: ir.Value) -> ir.Value:
-    """Return the value that is rounded to another one; without rounding, the value itself."""
+    """Return the value before its rounding; the value itself if it is not rounded."""
     node = value.producer()
     while node is not None and is_fake(node) and node.inputs[0] is not None:
         value = node.inputs[0]
@@ -270,10 +265,10 @@ def use_fake_quantization(model: ir.Model) -> bool:
 
 
 def requantized(model: ir.Model) -> ir.Model:
-    """Give a graph its pairs of QuantizeLinear and DequantizeLinear back, and its weights their integers, in place.
+    """Restore the pairs of QuantizeLinear and DequantizeLinear, and the integer weights, in place; return the model.
 
-    Weights that are inputs of the graph stay floats, which the graph rounds: by a pair, or for 32 bits, which
-    QuantizeLinear does not write, as they are.
+    Weights that are inputs of the graph stay floats, and a pair rounds them. Those of 32 bits stay as they are:
+    QuantizeLinear does not write 32 bits.
     """
     rounding = [n for n in model.graph if is_fake(n) and n.op_type == "Round"]
     if not rounding:
@@ -321,22 +316,18 @@ def _grid_of(node: ir.Node, integers: ir.Value) -> _Grid | None:
         or zero.size != scale.size
     ):
         return None
-    shape = _shape_of_scale(node, integers, scale)
-    return None if shape is None else _Grid(scale.reshape(shape), zero.astype(scale.dtype).reshape(shape), kind)
-
-
-def _shape_of_scale(node: ir.Node, integers: ir.Value, scale: np.ndarray) -> list[int] | None:
-    """Return the shape in which a scale meets the integers; None where it is not known."""
-    sizes, axis = dims(integers) or dims(node.outputs[0]), attribute(node, "axis", 1)
-    if scale.size == 1:
-        return []
-    if sizes is None or scale.ndim != 1 or not -len(sizes) <= axis < len(sizes):
-        return None
-    return [scale.size if i == axis % len(sizes) else 1 for i in range(len(sizes))]
+    # The shape in which the scale broadcasts with the integers: one scale for all, or one along an axis.
+    shape = list[int]()
+    if scale.size != 1:
+        sizes, axis = dims(integers) or dims(node.outputs[0]), attribute(node, "axis", 1)
+        if sizes is None or scale.ndim != 1 or not -len(sizes) <= axis < len(sizes):
+            return None
+        shape = [scale.size if i == axis % len(sizes) else 1 for i in range(len(sizes))]
+    return _Grid(scale.reshape(shape), zero.astype(scale.dtype).reshape(shape), kind)
 
 
 def _float_weight(graph: ir.Graph, node: ir.Node, grid: _Grid, weights: Weights) -> ir.Value:
-    """Return the initializer with the numbers that constant integers stand for; several nodes may read it."""
+    """Return the float initializer for constant integers; nodes that read the same integers share it."""
     integers, taken = node.inputs[0], names_of(graph)
     assert integers is not None
     assert integers.const_value is not None
@@ -355,6 +346,7 @@ def _float_weight(graph: ir.Graph, node: ir.Node, grid: _Grid, weights: Weights)
 
 
 def _emit(graph: ir.Graph, node: ir.Node, x: ir.Value, first: _Grid, second: _Grid, *, stored: bool) -> None:
+    """Replace ``node`` by arithmetic that rounds ``x``; the two nodes of a pair may have scales that differ."""
     op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(first.scale.dtype), prefix="fake", constant_nodes=True)
     before = set(graph)
     found = op.Round(op.Div(x, first.scale))
@@ -367,7 +359,10 @@ def _emit(graph: ir.Graph, node: ir.Node, x: ir.Value, first: _Grid, second: _Gr
 
 
 def _write_pairs(op: GraphBuilder, rounding: ir.Node) -> None:
-    """Replace the arithmetic around a rounding by the pairs that it was made from."""
+    """Replace the arithmetic around a rounding by the pairs that it was made from.
+
+    Equal roundings of one number may have been joined since: then several clips and scales read one rounding.
+    """
     division = rounding.inputs[0].producer() if rounding.inputs[0] is not None else None
     assert division is not None
     x, scale = division.inputs[0], _held(division.inputs[1])

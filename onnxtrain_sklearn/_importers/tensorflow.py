@@ -1,7 +1,8 @@
 """Replace operators of TensorFlow that ``tf2onnx`` leaves in its files by ONNX's own operators.
 
-It writes operators that it cannot convert as they are, in the default domain: no runtime loads such a file. Those with
-an exact form are replaced before the file is checked. The others are refused by name.
+``tf2onnx`` writes operators that it cannot convert as they are, in the default domain: no runtime loads such a file,
+and ONNX's checker refuses it. :func:`without_tensorflow_operators` therefore works on protobuf, before the check. It
+replaces the operators of :data:`_FORMS`, which have an exact form, and refuses the others by name.
 """
 
 from __future__ import annotations
@@ -21,10 +22,70 @@ from ..graph import Names
 TF2ONNX = "tf2onnx"
 """The name of the producer in files of ``tf2onnx`` and of Keras' own export from TensorFlow."""
 
-_CALLS = {
-    "StatefulPartitionedCall": "a function that TensorFlow compiles as a whole, as Keras does for grouped convolutions",
-    "PartitionedCall": "a function that TensorFlow calls as a whole",
-}
+
+def without_tensorflow_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with ONNX's operators in place of TensorFlow's; ModelError for those without an exact form."""
+    if proto.producer_name != TF2ONNX:
+        return proto
+    left = [node for node in nodes_of(proto.graph) if _is_unknown(node)]
+    refused = list(dict.fromkeys(node.op_type for node in left if not _has_form(node)))
+    if refused:
+        kinds = ", ".join(f"{kind} ({_CALLS[kind]})" if kind in _CALLS else kind for kind in refused)
+        where = next(node.name or node.output[0] for node in left if node.op_type == refused[0])
+        raise ModelError(
+            f"tf2onnx left operators of TensorFlow that it cannot convert, so that no runtime loads the file: {kinds}; "
+            f"the first is {where!r}. Write them with other functions in the Keras model and export it again, or "
+            f"export it with Keras on PyTorch (KERAS_BACKEND=torch)."
+        )
+    if not left:
+        return proto
+    # Types and names are those of all bodies together: a body reads values of the graphs around it.
+    names, types = Names(), dict[str, int]()
+    for graph in _graphs_in(onnx.shape_inference.infer_shapes(proto).graph):
+        names.update(value.name for value in (*graph.input, *graph.initializer))
+        names.update(name for node in graph.node for name in node.output)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.type.tensor_type.elem_type:
+                types[value.name] = value.type.tensor_type.elem_type
+        types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for graph in _graphs_in(result.graph):
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            if _is_unknown(node):
+                # ONNX infers no type behind an operator that it does not know: pass it on from node to node.
+                known = (types[name] for name in (*node.input, *node.output) if name in types)
+                types[node.output[0]] = next(known, onnx.TensorProto.FLOAT)
+                writer = _Writer(node, names, types[node.output[0]])
+                _FORMS[node.op_type][1](writer, *node.input)
+                writer.nodes[-1].output[0], writer.nodes[-1].name = node.output[0], node.name
+                nodes += writer.nodes
+            else:
+                nodes.append(node)
+        kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]  # they end with their list
+        del graph.node[:]
+        graph.node.extend(kept)
+    return result
+
+
+def _is_unknown(node: onnx.NodeProto) -> bool:
+    return not node.domain and not onnx.defs.has(node.op_type)
+
+
+def _has_form(node: onnx.NodeProto) -> bool:
+    inputs, _ = _FORMS.get(node.op_type, (-1, None))
+    return len(node.input) == inputs and len(node.output) == 1
+
+
+def _graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs of a graph, inner ones first."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                if inner.node:
+                    yield from _graphs_in(inner)
+    yield graph
 
 
 class _Writer:
@@ -69,80 +130,8 @@ _FORMS: dict[str, tuple[int, Callable[..., str]]] = {
 """Operators of TensorFlow: number of inputs, and computation."""
 
 
-def without_tensorflow_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with ONNX's operators in place of TensorFlow's; ModelError for those without an exact form."""
-    if proto.producer_name != TF2ONNX:
-        return proto
-    left = [node for node in nodes_of(proto.graph) if _is_unknown(node)]
-    refused = dict.fromkeys(node.op_type for node in left if not _has_form(node))
-    if refused:
-        raise ModelError(_left_over(left, list(refused)))
-    if not left:
-        return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    typed = onnx.shape_inference.infer_shapes(proto).graph
-    names, types = Names(_taken_names(result.graph)), dict(_element_types(typed))
-    for graph in _graphs_in(result.graph):
-        _rewrite(graph, names, types)
-    return result
-
-
-def _left_over(left: list[onnx.NodeProto], refused: list[str]) -> str:
-    kinds = ", ".join(f"{kind} ({_CALLS[kind]})" if kind in _CALLS else kind for kind in refused)
-    where = next(node.name or node.output[0] for node in left if node.op_type == refused[0])
-    return (
-        f"tf2onnx left operators of TensorFlow that it cannot convert, so that no runtime loads the file: {kinds}; "
-        f"the first is {where!r}. Write them with other functions in the Keras model and export it again, or "
-        f"export it with Keras on PyTorch (KERAS_BACKEND=torch)."
-    )
-
-
-def _is_unknown(node: onnx.NodeProto) -> bool:
-    return not node.domain and not onnx.defs.has(node.op_type)
-
-
-def _has_form(node: onnx.NodeProto) -> bool:
-    inputs, _ = _FORMS.get(node.op_type, (-1, None))
-    return len(node.input) == inputs and len(node.output) == 1
-
-
-def _rewrite(graph: onnx.GraphProto, names: Names, types: dict[str, int]) -> None:
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        if _is_unknown(node):
-            known = (types[name] for name in (*node.input, *node.output) if name in types)
-            types[node.output[0]] = next(known, onnx.TensorProto.FLOAT)
-            writer = _Writer(node, names, types[node.output[0]])
-            _FORMS[node.op_type][1](writer, *node.input)
-            writer.nodes[-1].output[0], writer.nodes[-1].name = node.output[0], node.name
-            nodes += writer.nodes
-        else:
-            nodes.append(node)
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)
-
-
-def _graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs of a graph, inner ones first."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node:
-                    yield from _graphs_in(inner)
-    yield graph
-
-
-def _element_types(graph: onnx.GraphProto) -> Iterator[tuple[str, int]]:
-    for one in _graphs_in(graph):
-        for value in (*one.input, *one.output, *one.value_info):
-            if value.type.tensor_type.elem_type:
-                yield value.name, value.type.tensor_type.elem_type
-        yield from ((tensor.name, tensor.data_type) for tensor in one.initializer)
-
-
-def _taken_names(graph: onnx.GraphProto) -> Iterator[str]:
-    for one in _graphs_in(graph):
-        yield from (value.name for value in (*one.input, *one.initializer))
-        yield from (name for node in one.node for name in node.output)
+_CALLS = {
+    "StatefulPartitionedCall": "a function that TensorFlow compiles as a whole, as Keras does for grouped convolutions",
+    "PartitionedCall": "a function that TensorFlow calls as a whole",
+}
+"""Nodes that stand for functions of TensorFlow, for the error that refuses them."""

@@ -1,15 +1,17 @@
 """Restore each parameter of a PyTorch module under its own name.
 
-:func:`restore_parameters` gives each parameter its own initializer again, as far as the file tells: the exporters make
-one initializer of all that hold equal numbers, such as the zeros of fresh biases, and drop biases that are zero.
-Trained so, they would stay equal. Parameters that the module shares stay shared. :func:`own_names` renames weights that
-have generated names, and :func:`warn_of_lost` warns of parameters that the file does not place.
+PyTorch's exporters make one initializer of all parameters that hold equal numbers, such as the zeros of fresh biases,
+and drop biases that are zero. Trained so, they would stay equal. :func:`restore_parameters` gives each parameter its
+own initializer again, as far as the file tells; parameters that the module shares stay shared. It lists the steps in
+their order: merged calls (``torch_calls``), parameters, folded results (``torch_constants``), detached values, biases,
+bounds. They read the record of the traced program (``torch_program``). Where that does not place a parameter,
+:func:`warn_of_lost` warns. :func:`own_names` later renames the weights that have generated names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -74,9 +76,9 @@ def _separate_parameters(graph: ir.Graph, program: TorchProgram) -> bool:
 
 
 def _merged_parameter(node: ir.Node, value: ir.Value, program: TorchProgram) -> str | None:
-    """Return the parameter, by its name in the module, that a call reads where the file may have another's numbers.
+    """Return the parameter, by its name in the module, that a call reads if ``value`` may stand for it.
 
-    The call names one parameter: that which ``value`` is called after, or one that has no initializer.
+    The call names one parameter: the one that ``value`` is named after, or one that has no initializer.
     """
     call = call_of(node)
     read = [] if call is None else [name for name in call.names if program.kinds.get(name) == "PARAMETER"]
@@ -95,7 +97,7 @@ def _read_copy(graph: ir.Graph, value: ir.Value, name: str, readers: Sequence[tu
     """Let these readers of an initializer read a copy of it under another name; return False if there are none."""
     if not readers:
         return False
-    is_transposed = all(_transposes(node, index) for node, index in readers)
+    is_transposed = all(_transposes(*use) for use in readers)
     own = copy_initializer(graph, value, names_of(graph).free(f"{name}{TRANSPOSED}" if is_transposed else name))
     for node, index in readers:
         node.replace_input_with(index, own)
@@ -116,7 +118,12 @@ def _restore_biases(graph: ir.Graph, program: TorchProgram) -> bool:
         if name is None or weight is None or weight.const_value is None or weight.name not in graph.initializers:
             continue
         if name not in restored:
-            zeros = np.zeros(_count_of_outputs(node, weight))
+            shape = array_of(weight).shape
+            if node.op_type == "Gemm":
+                count = shape[0] if int_attribute(node, "transB", 0) else shape[1]
+            else:  # Conv, or ConvTranspose, whose kernel has the outputs of one group
+                count = shape[0] if node.op_type == "Conv" else shape[1] * int_attribute(node, "group", 1)
+            zeros = np.zeros(count)
             restored[name] = copy_initializer(graph, weight, names_of(graph).free(name), zeros)
         node.resize_inputs(3)
         node.replace_input_with(2, restored[name])
@@ -128,6 +135,11 @@ def _share_copies(graph: ir.Graph, program: TorchProgram) -> bool:
 
     Only matrices that are equal and not constant are shared: slices of one parameter may all be zeros.
     """
+
+    def are_copies(one: ir.Value, other: ir.Value) -> bool:
+        a, b = array_of(one), array_of(other)
+        return a.dtype == b.dtype and np.array_equal(a, b) and bool(np.ptp(a))
+
     first: dict[str, list[ir.Value]] = {}
     shared = False
     for value in list(graph.initializers.values()):
@@ -136,7 +148,7 @@ def _share_copies(graph: ir.Graph, program: TorchProgram) -> bool:
         if name is None or value.const_value is None or len(value.const_value.shape) < 2:
             continue
         known = first.setdefault(name, [])
-        same = next((other for other in known if _are_copies(other, value)), None)
+        same = next((other for other in known if are_copies(other, value)), None)
         if same is None:
             known.append(value)
         elif not value.is_graph_output() and not value.is_graph_input():
@@ -147,30 +159,28 @@ def _share_copies(graph: ir.Graph, program: TorchProgram) -> bool:
     return shared
 
 
-def _are_copies(one: ir.Value, other: ir.Value) -> bool:
-    a, b = array_of(one), array_of(other)
-    return a.dtype == b.dtype and np.array_equal(a, b) and bool(np.ptp(a))
-
-
-def _count_of_outputs(node: ir.Node, weight: ir.Value) -> int:
-    """Return the number of outputs of a product."""
-    shape, groups = array_of(weight).shape, int_attribute(node, "group", 1)
-    if node.op_type == "Gemm":
-        return int(shape[0] if int_attribute(node, "transB", 0) else shape[1])
-    return int(shape[0] if node.op_type == "Conv" else shape[1] * groups)
-
-
 def _share_tables(graph: ir.Graph) -> bool:
     """Let products with the transposed table of an embedding read that table: the exporter copied it.
 
-    Tables are random numbers: two that are equal are the same.
+    The numbers of tables are drawn at random: two equal ones are the same.
     """
-    tables = {v: array_of(v) for v in graph.initializers.values() if _is_table(v)}
+
+    def is_transpose(table: np.ndarray, value: ir.Value) -> bool:
+        assert value.const_value is not None
+        if table.ndim != 2 or table.shape[::-1] != tuple(value.const_value.shape) or table.dtype.kind != "f":
+            return False
+        return bool(np.ptp(table)) and np.array_equal(table.T, array_of(value))
+
+    tables = {
+        v: array_of(v)
+        for v in graph.initializers.values()
+        if v.const_value is not None and any(n.op_type == "Gather" and not i for n, i in v.uses())
+    }
     op, shared = GraphBuilder(graph, prefix="shared"), False
     for value in list(graph.initializers.values()):
         if value in tables or not value.uses() or not all(_transposes(*use) for use in value.uses()):
             continue
-        table = next((t for t, array in tables.items() if _is_transpose(array, value)), None)
+        table = next((t for t, array in tables.items() if is_transpose(array, value)), None)
         if table is not None and value.name:
             op.dtype = table.dtype or op.dtype
             del graph.initializers[value.name]
@@ -180,19 +190,8 @@ def _share_tables(graph: ir.Graph) -> bool:
     return shared
 
 
-def _is_table(value: ir.Value) -> bool:
-    return value.const_value is not None and any(n.op_type == "Gather" and not i for n, i in value.uses())
-
-
-def _is_transpose(table: np.ndarray, value: ir.Value) -> bool:
-    assert value.const_value is not None
-    if table.ndim != 2 or table.shape[::-1] != tuple(value.const_value.shape) or table.dtype.kind != "f":
-        return False
-    return bool(np.ptp(table)) and np.array_equal(table.T, array_of(value))
-
-
 def own_names(graph: ir.Graph, weights: Sequence[str]) -> dict[str, str]:
-    """Rename the initializers among ``weights`` that PyTorch's exporters made names up for; return old to new names."""
+    """Rename the initializers among ``weights`` whose names PyTorch's exporters made up; return new names by old ones."""
     program, modules, names = TorchProgram(graph), TracedModules(graph), names_of(graph)
     renamed = {}
     for old in weights:
@@ -221,7 +220,7 @@ def _own_name(value: ir.Value, program: TorchProgram, modules: TracedModules) ->
 # Zero biases: PyTorch's newer exporter computes them for convolutions of modules that have none.
 #
 # With ``optimize=False`` it expands a zero to the shape of the bias. For ``Conv3d``, and for ``padding="same"``, that
-# shape has an axis too many, which current releases of onnxruntime refuse. A bias of zeros is removed.
+# shape has an axis too many, and current releases of onnxruntime refuse the graph. So a bias of zeros is removed.
 
 
 def drop_zero_biases(model: ir.Model) -> bool:
@@ -239,26 +238,22 @@ def drop_zero_biases(model: ir.Model) -> bool:
 
 
 def _expands_zero(node: ir.Node | None) -> bool:
-    """Return True if a node expands a constant zero, which only type conversions may stand before."""
+    """Return True if a node expands a constant zero; only type conversions may stand between the two."""
     if node is None or node.op_type != "Expand":
         return False
     source = node.inputs[0]
     while source is not None and (cast := source.producer()) is not None and cast.op_type in ("Cast", "CastLike"):
         source = cast.inputs[0]
-    return source is not None and _is_constant_zero(source)
-
-
-def _is_constant_zero(value: ir.Value) -> bool:
-    node = value.producer()
-    tensor = tensor_of(value) if node is not None and node.op_type == "Constant" else None
+    maker = None if source is None else source.producer()
+    tensor = tensor_of(source) if source is not None and maker is not None and maker.op_type == "Constant" else None
     return tensor is not None and not tensor.numpy().any()
 
 
 # Lost parameters: a warning where the exported file does not tell where the module reads them.
 #
 # PyTorch's exporter leaves out calls that change nothing: a product with a scale that begins as one, a sum with a shift
-# that begins as zero. It makes one of calls whose parameters begin equal. The signature still lists the parameters, and
-# the calls behind name results that nothing computes.
+# that begins as zero. It merges calls whose parameters begin equal. The signature still lists the parameters, and the
+# calls downstream name results that no node computes.
 
 
 _MAY_CHANGE_NOTHING = re.compile(r"(?:add|addcmul|addmm|div|lerp|mul|pow|rsub|sub)(?:_\d+)?")
@@ -266,14 +261,23 @@ _MAY_CHANGE_NOTHING = re.compile(r"(?:add|addcmul|addmm|div|lerp|mul|pow|rsub|su
 
 
 def warn_of_lost(graph: ir.Graph, program: TorchProgram) -> None:
-    """Warn of parameters that are not trained, or not as in PyTorch, for all that the file tells."""
+    """Warn of parameters that, as far as the file tells, are not trained, or not as in PyTorch."""
     unclear = any(program.status(v) == "folded" and not sources_of(v, program) for v in graph.initializers.values())
     removed = set[str]() if unclear else {*_removed_calls(graph, program)}  # else these may come from the parameters
     held = {name.removesuffix(".T") for name in graph.initializers}
     held = held.union(*(sources_of(value, program) for value in graph.initializers.values()))
-    unread = [name for name in program.unseen if name not in held and not _is_of_statistics(name, program)]
+    # The weight and bias of a BatchNormalization become part of the convolution before it.
+    normalized = {
+        name
+        for name in program.unseen
+        if f"{name.rpartition('.')[0]}.running_var".lstrip(".") in program.targets.values()
+    }
+    unread = [name for name in program.unseen if name not in held and name not in normalized]
     merged = any(_merges_values(node, program) for node in graph)
-    lost = [name for name in unread if merged or (removed and not _is_of_unused_layer(name, unread))]
+    # A layer that the module does not call leaves both its weight and its bias unread.
+    unused = {name.rpartition(".")[0] for name in unread if name.endswith(".weight")}
+    unused &= {name.rpartition(".")[0] for name in unread if name.endswith(".bias")}
+    lost = [name for name in unread if merged or (removed and name.rpartition(".")[0] not in unused)]
     doubtful = [value.name or "" for value in graph.initializers.values() if _stands_for(value, removed, program)]
     if lost or doubtful:
         warn(
@@ -285,7 +289,7 @@ def warn_of_lost(graph: ir.Graph, program: TorchProgram) -> None:
 
 
 def _removed_calls(graph: ir.Graph, program: TorchProgram) -> Iterator[str]:
-    """Yield the results of calls of arithmetic that are named, and that no node computes."""
+    """Yield the results of arithmetic that calls name and no node computes."""
     held = {name.rpartition("/")[2] for name in graph.initializers}
     for node in graph:
         call = call_of(node)
@@ -296,17 +300,6 @@ def _removed_calls(graph: ir.Graph, program: TorchProgram) -> Iterator[str]:
             own = value.name or ""
             if value.is_graph_output() and own != call.name and _MAY_CHANGE_NOTHING.fullmatch(own):  # type: ignore[union-attr]
                 yield own
-
-
-def _is_of_statistics(parameter: str, program: TorchProgram) -> bool:
-    """Return True if a parameter belongs to a BatchNormalization, which becomes part of the convolution before it."""
-    return f"{parameter.rpartition('.')[0]}.running_var".lstrip(".") in program.targets.values()
-
-
-def _is_of_unused_layer(parameter: str, unread: Collection[str]) -> bool:
-    """Return True if a parameter is one of the weight and the bias of a layer that the module does not call."""
-    layer = parameter.rpartition(".")[0]
-    return {f"{layer}.weight", f"{layer}.bias"} <= {*unread}
 
 
 def _merges_values(node: ir.Node, program: TorchProgram) -> bool:
@@ -328,8 +321,8 @@ def _stands_for(value: ir.Value, removed: set[str], program: TorchProgram) -> bo
 
 # Detached values of a PyTorch module: constants to the gradient here too.
 #
-# ONNX has no such operator. The newer exporter writes an Identity with the call ``detach``, or leaves it out; then the
-# calls behind it still name its result.
+# ONNX has no such operator. The newer exporter writes an Identity with the call ``detach``, or leaves the call out; then
+# its readers still name its result.
 
 
 _DETACHED = re.compile(r"detach(?:_default)?_?(?:_\d+)?")
@@ -364,17 +357,14 @@ def _detached_inputs(node: ir.Node, program: TorchProgram) -> Iterator[int]:
     missing = {*program.folded_names(node)}
     if not any(map(_DETACHED.fullmatch, missing)):
         return
-    others = [
-        i for i, value in enumerate(node.inputs) if value is not None and _is_unnamed(value, call.name, call.names)
-    ]
+    # Inputs that are results of other calls which this call does not name: the exporter put them in place of others.
+    others = []
+    for i, value in enumerate(node.inputs):
+        producer = None if value is None else value.producer()
+        other = None if producer is None else call_of(producer)
+        if value is not None and other is not None and other.name != call.name and value.name not in call.names:
+            others.append(i)
     if others and all(map(_DETACHED.fullmatch, missing)):
         yield from others
     elif len(call.names) == len(node.inputs):
         yield from (i for i, name in enumerate(call.names) if name in missing and _DETACHED.fullmatch(name))
-
-
-def _is_unnamed(value: ir.Value, call: str, names: list[str]) -> bool:
-    """Return True if a node of a call reads the result of another, which the call does not name."""
-    producer = value.producer()
-    other = None if producer is None else call_of(producer)
-    return other is not None and other.name != call and value.name not in names

@@ -78,7 +78,7 @@ PROTOBUF = {
     # the builder takes and returns bytes
     "_gradient.ort_training": {"load_model_from_string"},
     # declared before they are checked
-    "_importers.custom_results": {"ModelProto", "NodeProto", "TensorProto", "ValueInfoProto", "helper"},
+    "_importers.custom_results": {"ModelProto", "TensorProto", "ValueInfoProto", "helper"},
     "_importers.load": {"ModelProto", "TensorProto", "checker", "shape_inference"},
     # rewritten before they are checked
     "_importers.tensorflow": {
