@@ -186,7 +186,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         Description
             ``print`` it, or read its ``entries``: name, shape, dtype, status ("trained", "frozen", "statistic",
             "constant"), reason and factors of every float constant on which the trained output depends. It also holds
-            ``n_trained``, ``engine``, ``opset``, ``output``, ``loss`` and ``compared``.
+            ``n_trained``, ``engine``, ``opset``, ``output``, ``loss``, ``compared`` and ``restored``.
 
         Examples
         --------

@@ -191,7 +191,7 @@ def _share_tables(graph: ir.Graph) -> bool:
 
 
 def own_names(graph: ir.Graph, weights: Sequence[str]) -> dict[str, str]:
-    """Rename the initializers among ``weights`` whose names PyTorch's exporters made up; return new names by old ones."""
+    """Rename the initializers among ``weights`` whose names PyTorch's exporters made up; return new by old names."""
     program, modules, names = TorchProgram(graph), TracedModules(graph), names_of(graph)
     renamed = {}
     for old in weights:
@@ -321,8 +321,8 @@ def _stands_for(value: ir.Value, removed: set[str], program: TorchProgram) -> bo
 
 # Detached values of a PyTorch module: constants to the gradient here too.
 #
-# ONNX has no such operator. The newer exporter writes an Identity with the call ``detach``, or leaves the call out; then
-# its readers still name its result.
+# ONNX has no such operator. The newer exporter writes an Identity with the call ``detach``, or leaves the call out;
+# then its readers still name its result.
 
 
 _DETACHED = re.compile(r"detach(?:_default)?_?(?:_\d+)?")
