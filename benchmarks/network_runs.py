@@ -19,7 +19,7 @@ import torchvision
 from network_zoo import BATCH, CLASSES, NETWORKS, Network
 from torch import Tensor, nn
 
-from onnxtrain_sklearn import SGD, OrtGradientClassifier
+from onnxtrain_sklearn import SGD, GraphModel, OrtGradientClassifier
 from onnxtrain_sklearn._training import passes
 from onnxtrain_sklearn._training.step import HostStep
 
@@ -129,9 +129,9 @@ class OurRun:
         self, path: Path, *, rows: int = BATCH, training_mode: bool = False, frozen: frozenset[str] = frozenset()
     ) -> None:
         self.estimator = OrtGradientClassifier(
-            str(path), optimizer=SGD(momentum=MOMENTUM), learning_rate_init=RATE, batch_size=rows, shuffle=False,
-            engine="portable", training_mode=training_mode,
-            trainable=(lambda name, _: name.removesuffix(".T") not in frozen) if frozen else "all",
+            GraphModel(str(path), training_mode=training_mode),
+            optimizer=SGD(momentum=MOMENTUM), learning_rate_init=RATE, batch_size=rows, shuffle=False,
+            engine="portable", trainable=(lambda name, _: name.removesuffix(".T") not in frozen) if frozen else "all",
         )  # fmt: skip
         self.losses: list[float] = []
         self.gradients: Arrays = {}

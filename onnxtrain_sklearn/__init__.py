@@ -17,7 +17,7 @@ from ._recipes.tabm import TabMClassifier, TabMRegressor
 from ._utils.cache import clear_cache
 from .adapters import LoRA
 from .finetuning import FineTuner
-from .models import MLP, ConvNet, Linear, RealMLP, TabM
+from .models import MLP, ConvNet, GraphModel, Linear, RealMLP, TabM
 from .optimizers import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
 from .runtime import Runtime
 
@@ -34,6 +34,7 @@ __all__ = [
     "AdamW",
     "ConvNet",
     "FineTuner",
+    "GraphModel",
     "Inputs",
     "Linear",
     "LoRA",

@@ -48,10 +48,11 @@ class FineTuner(Component):
         Number of standard errors by which the loss of held-out rows must be below that of the old model, which stays
         otherwise. 1: the one-standard-error rule, for whom a change must prove itself.
     new_head : bool, default=False
-        Whether the last layer of the model is replaced by a new linear layer, for other classes or targets: that of the
-        estimator's ``output``, which may be any tensor inside the graph, or of the input of the last layer. The head is
-        fitted on the features as they are, with a penalty; from there all weights may be tuned (``tune_body``). The
-        strengths of penalty and pull are chosen by cross-validation.
+        Whether the last layer of the model is replaced by a new linear layer, for other classes or targets. The head
+        reads the ``output`` of the estimator's :class:`~onnxtrain_sklearn.GraphModel`, which may be any tensor inside
+        the graph, else the input of the last layer. It is fitted on the features as they are, with a penalty; from
+        there all weights may be tuned (``tune_body``). The strengths of penalty and pull are chosen by
+        cross-validation.
     tune_body : bool or "auto", default="auto"
         Whether the weights before a new head are tuned after it, where ``trainable="all"``. False: the features are
         computed once. "auto": unless the graph has convolutions or attention, whose features are general and whose

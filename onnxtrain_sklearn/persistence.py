@@ -34,6 +34,7 @@ HELD = (
     "_ort.devices.Device",
     "adapters.LoRA",
     "finetuning.FineTuner",
+    "models.GraphModel",
     "runtime.Runtime",
     "schedules.Progress",
 )

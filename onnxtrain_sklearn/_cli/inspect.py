@@ -26,6 +26,7 @@ from .._model.trainable import TrainableModel
 from .._training.parameters import selected
 from ..exceptions import ModelError, nearest
 from ..graph import GraphBuilder
+from ..models import GraphModel
 from .console import Command, Console, Outcome, Record, UsageError, sentence
 from .deploy import save
 from .sources import SECURITY, ModelOption, is_classifier_option, own_estimator, source_named
@@ -81,7 +82,7 @@ def _inspected(option: ModelOption, options: argparse.Namespace) -> tuple[Descri
     """Return the description of what would be trained, and the graph itself."""
     patterns = options.trainable or "all"
     kind = OrtGradientClassifier if is_classifier_option(option) else OrtGradientRegressor
-    described = kind(option.model, output=options.of, trainable=patterns).describe()
+    described = kind(GraphModel(option.model, options.of), trainable=patterns).describe()
     source, names = selected(source_of(option.model, options.of)[0], patterns)
     return described, source.with_frozen_statistics(names)
 
@@ -244,7 +245,7 @@ def _gradient(options: argparse.Namespace, console: Console) -> Outcome:
 
 def _weights_of(proto: onnx.ModelProto, of: str) -> list[str]:
     """Return the initializers that an estimator would train."""
-    described = OrtGradientRegressor(proto, output=of).describe()
+    described = OrtGradientRegressor(GraphModel(proto, of)).describe()
     stored = {tensor.name for tensor in proto.graph.initializer}
     names = [entry.name for entry in described.of("trained") if entry.name in stored]
     if not names:

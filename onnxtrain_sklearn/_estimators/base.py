@@ -25,6 +25,8 @@ from .._inference.graph import OutputOptions
 from .._ir.protobuf import to_proto
 from .._training.trainer import Trainer
 from .._utils.typing import MatrixLike
+from ..models import GraphModel
+from ..models.given import bare_model
 from .adaptation import adaptable_graph, adapters_of, save_adapter
 from .artifact_files import read_checkpoint, write_artifacts
 from .available_methods import is_on
@@ -86,8 +88,11 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         ValueError
             A name is unknown, or belongs to a fitted model: its parameters are those it was fitted with.
         """
-        within = [name for name in params if name.startswith("model__")]
-        if within and is_estimator(params.get("model", self.model)):
+        model, prefix = params.get("model", self.model), "model__"
+        if isinstance(model, GraphModel):
+            model, prefix = model.graph, "model__graph__"
+        within = [name for name in params if name.startswith(prefix)]
+        if within and is_estimator(model):
             raise ValueError(
                 f"{within[0]}: the parameters of a fitted model are those that it was fitted with. Set them before "
                 f"fitting it, and give it as model."
@@ -105,10 +110,11 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        if is_estimator(self.model):
+        model = bare_model(self.model)
+        if is_estimator(model):
             from .._fitted.inspect import takes_nan  # needs much of scikit-learn
 
-            tags.input_tags.allow_nan = takes_nan(self.model)
+            tags.input_tags.allow_nan = takes_nan(model)
         return tags
 
     def __sklearn_clone__(self) -> Self:

@@ -35,6 +35,7 @@ from ..exceptions import warn
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import ModelSource, resolve_builder
+from ..models.given import bare_model
 from ..optimizers import BaseOptimizer
 from ..runtime import Runtime
 from ..schedules import Schedule
@@ -82,11 +83,11 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
 
-    class_axis: int | str
     ignore_label: int | float | str | None
     class_weight: ClassWeight
     declared = CLASSIFIER
     _default_loss = "log_loss"
+    _output_kinds = ("auto", "scores", "probabilities")
 
     def __init__(
         self,
@@ -112,10 +113,6 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
         adapters: LoRA | None = None,
         finetune: str | FineTuner | None = "auto",
-        output: str | None = None,
-        output_kind: str = "auto",
-        training_mode: bool = False,
-        class_axis: int | str = "auto",
         ignore_label: int | float | str | None = -100,
         class_weight: Mapping[object, float] | str | None = None,
         sparse_updates: str = "exact",
@@ -371,7 +368,7 @@ def known_classes(estimator: BaseOrtGradient, classes: ArrayLike | None, *, fitt
     given = None if classes is None else sorted_classes(classes)
     if fitted and given is not None and listed(given) != listed(estimator.classes_):
         raise ValueError(f"classes={listed(given)} is not the same as on the last call, {listed(estimator.classes_)}.")
-    if given is not None and resolve_builder(estimator.model) is None and not is_estimator(estimator.model):
+    if given is not None and resolve_builder(estimator.model) is None and not is_estimator(bare_model(estimator.model)):
         require_sorted(classes, given)
     return None if fitted else given
 

@@ -23,9 +23,10 @@ from .._utils.cache import with_attributes
 from .._utils.params import FACTORS, check_parameters
 from .._utils.typing import ClassWeight
 from ..callbacks.base import has_hooks
-from ..exceptions import ModelError, nearest
+from ..exceptions import InvalidParameterError, ModelError, nearest
 from ..losses import Loss
-from ..models import resolve_builder
+from ..models import GraphModel, resolve_builder
+from ..models.given import bare_model, resolve_graph_model
 from ..optimizers import LBFGS, BaseOptimizer, resolve_optimizer
 from ..runtime import resolve_runtime
 from ..schedules import resolve_schedule
@@ -44,15 +45,22 @@ def check_estimator_parameters(estimator: Parameters) -> None:
     Names of losses, optimizers, schedules, engines and devices are checked where they are looked up.
     """
     estimator.check_declared()
-    _check_output(estimator)
-    _check_output_kind(estimator)
-    _check_training_mode(estimator)
+    given = resolve_graph_model(estimator.model)
+    _check_output(estimator, given)
+    _check_output_kind(estimator, given)
+    _check_training_mode(given)
+    _check_class_axis(estimator, given)
     if not isinstance(estimator.loss, Mapping):  # else each output checks its own
         _check_class_weight(getattr(estimator, "class_weight", None))
 
 
-def _check_output(estimator: Parameters) -> None:
-    output, model = estimator.output, estimator.model
+def _check_output(estimator: Parameters, given: GraphModel) -> None:
+    output, model = given.output, given.graph
+    if output is not None and isinstance(estimator.loss, Mapping):
+        raise ValueError(
+            f"output={output!r} names one output of the graph; the keys of loss name those that "
+            f"{type(estimator).__name__} trains. Leave output=None."
+        )
     if output is not None and resolve_builder(model) is not None:
         builder = "None (MLP())" if model is None else repr(model) if isinstance(model, str) else type(model).__name__
         raise ValueError(
@@ -61,26 +69,47 @@ def _check_output(estimator: Parameters) -> None:
         )
 
 
-def _check_output_kind(estimator: Parameters) -> None:
-    kind = estimator.output_kind
-    if kind != "auto" and not is_foreign(estimator.model):
+def _check_output_kind(estimator: Parameters, given: GraphModel) -> None:
+    kind, name = given.output_kind, type(estimator).__name__
+    if isinstance(kind, Mapping):
+        _require_several_outputs(estimator, "output_kind", kind)
+    elif kind not in estimator._output_kinds:
+        valid = ", ".join(map(repr, estimator._output_kinds))
+        raise InvalidParameterError(f"output_kind={kind!r} is not for {name}, which takes {valid}.")
+    if kind != "auto" and not is_foreign(given.graph):
         raise ValueError(
             f"output_kind={kind!r} is for given ONNX graphs: what a fitted model or a builder of this package gives is "
             f"known. Leave output_kind='auto'."
         )
 
 
-def _check_training_mode(estimator: Parameters) -> None:
-    if estimator.training_mode and not is_foreign(estimator.model):
+def _check_training_mode(given: GraphModel) -> None:
+    if given.training_mode and (not is_foreign(given.graph) or resolve_builder(given.graph) is not None):
         raise ValueError(
-            "training_mode=True is for given ONNX graphs: what a builder of this package makes trains in that mode "
-            "anyway, and fitted models have none. Leave training_mode=False."
+            "training_mode=True is for given ONNX graphs: a builder decides in which mode its graph is trained, and "
+            "fitted models have none. Leave training_mode=False."
+        )
+
+
+def _check_class_axis(estimator: Parameters, given: GraphModel) -> None:
+    axis = given.class_axis
+    if isinstance(axis, Mapping):
+        _require_several_outputs(estimator, "class_axis", axis)
+    elif axis != "auto" and is_regressor(estimator):
+        raise ValueError(f"class_axis={axis!r} is for classification. Leave class_axis='auto'.")
+
+
+def _require_several_outputs(estimator: Parameters, name: str, value: object) -> None:
+    if not isinstance(estimator.loss, Mapping):
+        raise InvalidParameterError(
+            f"{name}={value!r} is by output, and {type(estimator).__name__} trains one: give one value."
         )
 
 
 def require_own_kind(estimator: Parameters) -> None:
     """Raise ModelError if the estimator and its fitted model are of different kinds, e.g. regressor and classifier."""
-    model, name = estimator.model, type(estimator.model).__name__
+    model = bare_model(estimator.model)
+    name = type(model).__name__
     if is_classifier(model) and not is_classifier(estimator):
         raise ModelError(f"{name} is a classifier: take OrtGradientClassifier to train it.")
     if is_outlier_detector(model) and not is_classifier(estimator):

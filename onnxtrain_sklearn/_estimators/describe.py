@@ -19,6 +19,7 @@ from .._training.parameters import selected
 from .._utils.untrusted_text import printable
 from ..losses import LossSource
 from ..models import ModelSource, resolve_builder
+from ..models.given import bare_model, resolve_graph_model
 from ..optimizers import resolve_optimizer
 from ..runtime import resolve_runtime
 from .adaptation import adapted
@@ -145,10 +146,10 @@ def describe(estimator: Parameters) -> Description:
     title = _title(model)
     if resolve_builder(model) is not None:
         return Description(title, engine=estimator.engine)
-    joined, mode = isinstance(estimator.loss, LossSource), estimator.training_mode
+    read, joined = resolve_graph_model(model), isinstance(estimator.loss, LossSource)
     several = tuple(estimator.loss) if isinstance(estimator.loss, Mapping) else ()
     know_libraries(resolve_runtime(estimator.runtime).session_options)
-    given, _ = source_of(model, estimator.output, joined=joined, training_mode=mode, several=several)
+    given, _ = source_of(read.graph, read.output, joined=joined, training_mode=read.training_mode, several=several)
     source, names = selected(adapted(estimator, given, None), estimator.trainable)
     described = _described(source, title, names, source.with_frozen_statistics(names).running_statistics)
     return replace(_with_factors(described, source, estimator), engine=estimator.engine)
@@ -174,7 +175,7 @@ def _with_factors(described: Description, source: TrainableModel, estimator: Par
 
 
 def _title(model: ModelSource) -> str:
-    model = without_program(model)
+    model = without_program(bare_model(model))
     if model is None or isinstance(model, str):
         model = resolve_builder(model) or model
     if isinstance(model, str | os.PathLike):

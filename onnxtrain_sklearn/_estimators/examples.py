@@ -47,6 +47,7 @@ from .._utils.typing import MatrixLike, Validation
 from ..exceptions import ModelError
 from ..losses import Loss, resolve_loss
 from ..models import ModelSource, keywords_of, resolve_builder
+from ..models.given import bare_model, resolve_graph_model
 from .fitted_state import Columns, FittedState
 from .parameters import Parameters
 
@@ -388,8 +389,8 @@ def require_numbers(estimator: Parameters, state: FittedState, columns: Mapping[
     rows = np.unique(np.concatenate([column.rows_with_missing() for column in columns.values()]))
     if len(rows) and np.isnan(state.predictor(columns, with_scores=True).run(columns, rows, output=-1)).any():
         raise ValueError(
-            f"Input X contains NaN in columns in which {type(estimator.model).__name__} takes no missing values. Fill "
-            f"them in before, with a SimpleImputer for instance."
+            f"Input X contains NaN in columns in which {type(bare_model(estimator.model)).__name__} takes no missing "
+            f"values. Fill them in before, with a SimpleImputer for instance."
         )
 
 
@@ -406,9 +407,9 @@ def takes_positions(estimator: BaseEstimator, source: TrainableModel | None, y: 
 
     A matrix does if the scores of a row have several axes; otherwise its columns are several labels of the row.
     """
-    axis = vars(estimator).get("class_axis")  # a parameter of classifiers
-    if axis is None or sp.issparse(y):
+    if not is_classifier(estimator) or sp.issparse(y):
         return False
+    axis = class_axis_of(estimator)
     if axis != "auto":
         return True
     axes = _axes(y)
@@ -421,8 +422,9 @@ def takes_positions(estimator: BaseEstimator, source: TrainableModel | None, y: 
 
 def class_axis_of(estimator: object) -> int | str:
     """Return the setting of a classifier."""
-    axis: int | str = vars(estimator)["class_axis"]
-    return axis
+    axis: Any = resolve_graph_model(vars(estimator)["model"]).class_axis
+    found: int | str = axis  # by output only in an estimator of several, each of which has one of its own
+    return found
 
 
 def _is_at(places: int | None, labels: np.ndarray) -> bool:
@@ -461,7 +463,7 @@ def positions_of(own: OwnOutput | None, source: TrainableModel, targets: Targets
     if fitting:
         raise ValueError(
             f"The graph's output {own.name!r} has shape {shape}: its first axis after the rows and its last one may "
-            f"both be that of the classes. Say class_axis=1 or class_axis=-1."
+            f"both be that of the classes. Say which: model=GraphModel(..., class_axis=1) or class_axis=-1."
         )
     raise ValueError(
         f"The graph's output {own.name!r} has shape {shape}, but y has shape {('n', *places)}: labels at positions "

@@ -42,17 +42,21 @@ from .._utils.errors import refusing
 from ..exceptions import ModelError, instead_of, warn
 from ..finetuning import FineTuner
 from ..models import resolve_builder
+from ..models.given import bare_model, resolve_graph_model
 from .examples import Call, Examples, batches_for, validation_examples
 from .fitted_state import Columns, FittedState, sparse_inputs
 from .heads import Plan
 from .parameters import Parameters
 
 USED = {
-    "model", "loss", "trainable", "output", "output_kind", "class_weight", "target_scaling", "clip_predictions",
+    "model", "loss", "trainable", "class_weight", "target_scaling", "clip_predictions",
     "scoring", "callbacks",
     "finetune", "warm_start", "random_state", "verbose", "engine", "device", "runtime",
 }  # fmt: skip
 """The parameters that fine-tuning uses; the others are those of plain training."""
+
+PLAIN_SETTINGS: Mapping[str, object] = {"training_mode": False, "class_axis": "auto"}
+"""The settings of a :class:`GraphModel` that are those of plain training, with their defaults."""
 
 TUNED_PIECE = 1024
 """Rows of the pieces from which a search accumulates the gradient of all rows."""
@@ -107,7 +111,10 @@ def changed_from_default(estimator: Parameters) -> dict[str, object]:
     """Return the parameters of plain training that differ from their defaults."""
     signature: Mapping[str, inspect.Parameter] = inspect.signature(type(estimator)).parameters
     names = [name for name in signature if name not in USED]
-    return {n: getattr(estimator, n) for n in names if not _is_default(getattr(estimator, n), signature[n].default)}
+    given = resolve_graph_model(estimator.model)
+    settings = {n: getattr(given, n) for n, default in PLAIN_SETTINGS.items() if getattr(given, n) != default}
+    changed = {n: getattr(estimator, n) for n in names if not _is_default(getattr(estimator, n), signature[n].default)}
+    return settings | changed
 
 
 def _is_default(value: Any, default: Any) -> bool:
@@ -141,7 +148,9 @@ def transformer_names(estimator: Parameters, source: TrainableModel, fitted: Fit
     """Return the parameters that belong to transformers of a fitted model."""
     if fitted is None:
         return set()
-    return _of_files(source) if isinstance(fitted, FittedFile) else _of_transformers(estimator.model, fitted)
+    return (
+        _of_files(source) if isinstance(fitted, FittedFile) else _of_transformers(bare_model(estimator.model), fitted)
+    )
 
 
 def _of_transformers(model: Any, fitted: FittedModel) -> set[str]:

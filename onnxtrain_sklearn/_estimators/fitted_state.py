@@ -38,6 +38,7 @@ from .._utils.typing import DType
 from ..adapters import LoRA, without_low_rank
 from ..exceptions import ModelError
 from ..models import ModelSource, resolve_builder
+from ..models.given import bare_model, resolve_graph_model
 from .parameters import Parameters
 
 Columns = Mapping[str, Column]
@@ -284,23 +285,24 @@ class Start:
 
     model: ModelSource
     output: str | None
-    output_kind: str = "auto"
+    output_kind: str | Mapping[str, str] = "auto"
     training_mode: bool = False
     adapters: LoRA | None = None
 
     @classmethod
     def by(cls, estimator: Parameters) -> Start:
         """Return the start of an estimator with these parameters."""
-        model, others = estimator.model, [copied(getattr(estimator, name)) for name in _COMPARED]
-        return cls(copied(model) if hasattr(model, "build") else without_program(model), *others)
+        model = bare_model(estimator.model)
+        kept = copied(model) if hasattr(model, "build") else without_program(model)
+        return cls(kept, **{name: copied(value) for name, value in _compared(estimator).items()})
 
     def require_same(self, estimator: Parameters) -> None:
         """Raise ModelError if a later call has another model, or takes another form of it."""
-        for name in _COMPARED:
-            first, now = getattr(self, name), getattr(estimator, name)
+        for name, now in _compared(estimator).items():
+            first = getattr(self, name)
             if content(first) != content(now):
                 raise ModelError(_message(name, first, now))
-        model = estimator.model
+        model = bare_model(estimator.model)
         if model is not self.model and content(_default(model)) != self._content:
             raise ModelError(_message("model", _model_text(self.model), _model_text(model)))
 
@@ -312,7 +314,11 @@ class Start:
         return {name: value for name, value in vars(self).items() if name != "_content"}
 
 
-_COMPARED = ("output", "output_kind", "training_mode", "adapters")
+def _compared(estimator: Parameters) -> dict[str, Any]:
+    """Return the settings that determine the graph, beside the model itself."""
+    given = resolve_graph_model(estimator.model)
+    settings = {name: getattr(given, name) for name in ("output", "output_kind", "training_mode")}
+    return {**settings, "adapters": estimator.adapters}
 
 
 def _default(model: ModelSource) -> Any:

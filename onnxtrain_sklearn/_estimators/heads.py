@@ -39,6 +39,7 @@ from ..exceptions import ModelError
 from ..finetuning import FineTuner
 from ..losses import LOSSES, Loss, resolve_loss
 from ..models import resolve_builder
+from ..models.given import resolve_graph_model
 from .config import device_of, engine_of, settings_with_head
 from .examples import Call, Examples, TrainingRows, class_axis_of, ignoring, positions_of, trained_positions
 from .fitted_state import Columns, FittedState
@@ -85,16 +86,17 @@ def choose_head(
     """
     loss = loss_of(estimator, fitted, source)
     loss.check_targets(examples.targets.values)
-    device = device_of(estimator)
+    device, given = device_of(estimator), resolve_graph_model(estimator.model)
     own = None
     if source.members is not None or is_new:
         _require_scores(estimator)
     elif old is None and fitted is None:
-        own = own_output(estimator.model, source, examples.columns, device)
+        own = own_output(given.graph, source, examples.columns, device)
     positions = places_of_labels(estimator, None if old is None else old.head, source, own, examples.targets)
     if own is not None:
         own = own.at(positions) if positions is not None else of_whole_rows(own, examples.targets)
-        source, n_columns = settled(source, own, estimator.output_kind, classifies=is_classifier(estimator))
+        kind = cast("str", given.output_kind)  # one value: the parameters were checked
+        source, n_columns = settled(source, own, kind, classifies=is_classifier(estimator))
     elif old is not None:
         n_columns = old.head.n_outputs
     elif fitted is not None:
@@ -127,10 +129,10 @@ def of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
 
 
 def _require_scores(estimator: Parameters) -> None:
-    if estimator.output_kind not in ("auto", "scores"):
+    kind = resolve_graph_model(estimator.model).output_kind
+    if kind not in ("auto", "scores"):
         raise ValueError(
-            f"output_kind={estimator.output_kind!r}: the graph of an ensemble (n_members), or with a new head, gives "
-            f"scores. Set 'auto'."
+            f"output_kind={kind!r}: the graph of an ensemble (n_members), or with a new head, gives scores. Set 'auto'."
         )
 
 
@@ -268,7 +270,8 @@ def gets_new_head(estimator: Parameters, old: FittedState | None) -> bool:
 
 def body_of(estimator: Parameters) -> Body:
     """Return the part of the given model before its head."""
-    model, output = estimator.model, estimator.output
+    given = resolve_graph_model(estimator.model)
+    model, output = given.graph, given.output
     whole = None if is_estimator(model) else given_graph(cast("bytes", model))
     if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole, output)):
         whole = infer_shapes(whole.clone())  # the final activation is recognized by the axes that it normalizes

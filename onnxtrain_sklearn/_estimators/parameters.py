@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from textwrap import fill
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -34,7 +34,7 @@ from ..callbacks.base import HOOKS
 from ..exceptions import instead_of
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource, resolve_loss
-from ..models import MODELS, ModelSource, resolve_builder
+from ..models import MODELS, GraphModel, ModelSource, resolve_builder
 from ..optimizers import OPTIMIZERS, BaseOptimizer, resolve_optimizer
 from ..runtime import Runtime
 from ..schedules import SCHEDULES, Schedule, resolve_schedule
@@ -46,7 +46,7 @@ def _listed(registry: Mapping[str, object]) -> str:
 
 
 SHARED: Mapping[str, Parameter] = {
-    "model": Parameter("onnx.ModelProto, bytes, path, ONNXProgram, fitted estimator, graph builder, str or None", """
+    "model": Parameter("ModelProto, bytes, path, ONNXProgram, fitted estimator, builder, str, GraphModel or None", """
 The graph to train: float32 or float64; float16 and bfloat16 are trained in float32 and exported in their own type.
 Training starts from the weights in it; the model itself is not changed. :meth:`describe` lists the weights. Opsets 11
 to 26 are trained as far as the installed onnxruntime takes them; ONNX converts others where it can. A final activation
@@ -58,7 +58,9 @@ features and labels are kept, columns of text that it encodes too. Outlier detec
 labels -1 and 1.
 A graph builder, such as ``MLP((64, 32))`` or ``Linear()``, makes a graph sized to the data. A name stands for a builder
 with its defaults, nested parameters (``model__hidden_layer_sizes``) included; None: ``MLP()``. Names:
-""" + _listed(MODELS)),
+""" + _listed(MODELS) + """
+:class:`~onnxtrain_sklearn.GraphModel` adds to a model how its graph is read: which output is trained and what it holds,
+whether its nodes are switched over to training, where the axis of the classes is."""),
     "loss": Parameter("str, Loss or block", """
 What is minimized: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an object, or a block of
 :mod:`onnxtrain_sklearn.classic.onnxblock` that computes a loss. The mean over the rows of a minibatch, weighted by
@@ -129,16 +131,6 @@ training (``optimizer``, ``learning_rate_init``, ``max_iter``, ``early_stopping`
 default. A FineTuner: given graphs of any kind are fine-tuned, with its settings. None, and always for builders and
 ``partial_fit``: plain training by ``optimizer``.""",
         (Instance(FineTuner, "a FineTuner"), OneOf(("auto",)), None)),
-    "output": Parameter("str or None", """
-The output of the graph to train; None: the first float output that depends on a float initializer. With
-``FineTuner(new_head=True)`` any tensor inside the graph: the features of the new head.""",
-        (Instance(str, "the name of an output of the graph"), None)),
-    "training_mode": switch("""
-Whether BatchNormalization and Dropout of a given ONNX graph are switched over to training: statistics of the minibatch,
-running statistics that training updates, units that are dropped. False: the graph is trained as it is, which for a file
-exported in evaluation mode means fixed statistics and no Dropout. Predictions and ``to_onnx()`` are always those of
-evaluation mode. A BatchNormalization whose scale and shift ``trainable`` freezes keeps its statistics in any case. What
-the exporter folded into a convolution is gone: a warning, or an error if nothing is left."""),
     "sparse_updates": Parameter('{"exact", "lazy"}', """
 What a step does with weights that its minibatch does not read: the rows of an embedding that no index names (of a
 trained matrix that only Gather reads, along its first axis), and, where ``X`` is a sparse matrix, the rows of the
@@ -182,7 +174,7 @@ search. A function is called after each epoch, of ``fit`` and of ``partial_fit``
         (Callbacks(HOOKS), None)),
     "warm_start": switch("""
 Whether ``fit`` goes on from where the last one ended, with its weights and its optimizer, for ``max_iter`` more epochs.
-``model`` and ``output`` must be what they were at the first."""),
+``model`` must be what it was at the first."""),
     "random_state": Parameter("int, RandomState or None", """
 Seeds the initial weights of builders, the order of the rows, the validation split and dropout."""),
     "verbose": Parameter("bool or int", """
@@ -202,17 +194,8 @@ Execution providers and session options of onnxruntime, and whether activations 
 }  # fmt: skip
 """The parameters of both estimators."""
 
-_CHECKED_ON_DATA = """
-``fit`` runs the graph as it was given on some rows of ``X``, and raises ModelError where the untrained estimator would
-predict something else."""
-
 REGRESSOR: Mapping[str, Parameter] = {
     **SHARED,
-    "output_kind": Parameter('{"auto", "scores", "means"}', f"""
-What the output of a given graph holds. "means": the means that are predicted. "scores": for the losses with a log link
-(poisson, gamma, tweedie) the logarithms of the means; for others the same as means. "auto": means where the operators
-at the end allow no negative number (Exp, Softplus, Relu, Sigmoid, bounds), else scores.{_CHECKED_ON_DATA}""",
-        (OneOf(("auto", "scores", "means")),)),
     "target_scaling": Parameter('"auto" or None', """
 Units that the targets are trained in. "auto": a graph that is built for the data is trained on targets of mean 0 and
 standard deviation 1, for the losses with a log link (poisson, gamma, tweedie) on targets of mean 1, so that the unit of
@@ -232,18 +215,6 @@ scores are clipped; the loss is not. The bounds are rounded to the type of the g
 
 CLASSIFIER: Mapping[str, Parameter] = {
     **SHARED,
-    "output_kind": Parameter('{"auto", "scores", "probabilities"}', f"""
-What the output of a given graph holds. "scores": logits, or margins. "probabilities": of the classes, or of the second
-of two; where the scores behind them cannot be found, the loss is taken on their logarithms. "auto": probabilities where
-a softmax or sigmoid is found, or the operators at the end hold every number in [0, 1]; else, with a warning, where the
-numbers lie in [0, 1] and add up to one on rows of ``X``; else scores.{_CHECKED_ON_DATA}""",
-        (OneOf(("auto", "scores", "probabilities")),)),
-    "class_axis": Parameter('{"auto", 1, -1}', """
-Axis of the classes in the scores of a graph that has them at each position of a row, such as the words of a text or the
-pixels of an image; ``y`` then holds a label at each position. "auto": ``y`` does if it has more than two axes, or less
-than the scores; the axis is the last one for scores (n, ..., k), the first after the rows for (n, k, ...). 1 or -1:
-that one, also for scores without such an axis, which are those of the second of two classes.""",
-        (OneOf(("auto", 1, -1)),)),
     "ignore_label": Parameter("int, float, str or None", """
 Label that does not count: at a position of a row, such as that of the padding of short rows; as one of several labels
 of a row; as that of a whole row. It has no part in loss, scores, weights and ``classes_``, and the loss is the mean
@@ -260,6 +231,9 @@ Weight of the rows of each class by label, multiplied with ``sample_weight``, fo
 
 class Parameters(DeclaredEstimator):
     """The parameters of the estimators, with their types."""
+
+    _output_kinds: ClassVar[tuple[str, ...]]
+    """The values of ``output_kind`` of a :class:`GraphModel` that the estimator takes for all outputs."""
 
     model: ModelSource
     loss: str | Loss | LossSource
@@ -282,9 +256,6 @@ class Parameters(DeclaredEstimator):
     trainable: Trainable
     adapters: LoRA | None
     finetune: str | FineTuner | None
-    output: str | None
-    output_kind: str
-    training_mode: bool
     sparse_updates: str
     tol: float
     n_iter_no_change: float
@@ -389,8 +360,15 @@ weights_ : dict of str to ndarray
 # ``clone`` and a search see the object.
 
 
+def _with_parameters(model: ModelSource) -> Any:
+    """Return the object that has the nested parameters of ``model``: those of a given graph are how it is read."""
+    if isinstance(model, type) or hasattr(model, "get_params"):
+        return model
+    return resolve_builder(model) or GraphModel(model)
+
+
 _RESOLVERS: dict[str, Callable[[Any], Any]] = {
-    "model": lambda model: resolve_builder(model) or model,
+    "model": _with_parameters,
     "loss": lambda loss: resolve_loss(loss) if isinstance(loss, str) else loss,
     "optimizer": lambda optimizer: resolve_optimizer(optimizer) if isinstance(optimizer, str) else optimizer,
     "adapters": lambda adapters: adapters,

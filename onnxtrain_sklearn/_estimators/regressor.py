@@ -72,6 +72,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
     declared = REGRESSOR
     _default_loss = "squared_error"
+    _output_kinds = ("auto", "scores", "means")
 
     def __init__(
         self,
@@ -97,9 +98,6 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
         adapters: LoRA | None = None,
         finetune: str | FineTuner | None = "auto",
-        output: str | None = None,
-        output_kind: str = "auto",
-        training_mode: bool = False,
         target_scaling: str | None = "auto",
         clip_predictions: bool = False,
         sparse_updates: str = "exact",

@@ -31,6 +31,7 @@ from .._utils.errors import refusing
 from ..callbacks.base import Callback, State
 from ..callbacks.checkpoint import Checkpoint
 from ..exceptions import ModelError
+from ..models.given import resolve_graph_model
 from ..schedules import Progress, Restarts
 from .examples import Call, Examples
 from .fitted_state import FittedState, require_single_scores
@@ -289,7 +290,7 @@ def identity_of(
     """Return a digest that is equal for calls whose training is the same to the bit."""
     hasher = blake2b(digest_size=12)
     names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
-    parameters = {name: getattr(estimator, name) for name in names}
+    parameters = {name: getattr(estimator, name) for name in names} | _reading_of(estimator)
     stored = {name: value for name, value in stored_state(state).items() if name not in NO_ORIGIN}
     settings = (type(estimator).__qualname__, state.engine, state.device.name, state.seed, packages.version())
     padded_to = call.one_pass and trainer.step.batch  # a fit has the rows of its minibatches, which are data
@@ -303,6 +304,12 @@ def identity_of(
     if held_out is not None:
         _add_rows(hasher.update, held_out)
     return hasher.hexdigest()
+
+
+def _reading_of(estimator: Parameters) -> dict[str, object]:
+    """Return how the graph of an estimator is read; the graph itself is compared by its bytes."""
+    given = resolve_graph_model(estimator.model)
+    return {name: value for name, value in given.get_params(deep=False).items() if name != "graph"}
 
 
 def _steering(estimator: Parameters) -> list[object]:

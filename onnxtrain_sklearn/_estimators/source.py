@@ -33,6 +33,7 @@ from ..graph import GraphBuilder, operators_of
 from ..losses import LossSource
 from ..models import MODELS, Builder, ModelSource, keywords_of, resolve_builder
 from ..models.base import BY_CHANNEL, BY_COLUMN, Draft, makes_drafts
+from ..models.given import resolve_graph_model
 from .config import require_own_kind
 from .examples import Call, Examples, TrainingRows, graph_inputs, scaled
 from .fitted_state import FittedState
@@ -106,11 +107,12 @@ def known_source(
         return old.given, old.fitted
     if resolve_builder(estimator.model) is not None:
         return None, None
-    if is_estimator(estimator.model):
+    given = resolve_graph_model(estimator.model)
+    if is_estimator(given.graph):
         require_own_kind(estimator)
     joined = isinstance(estimator.loss, LossSource)
-    text, mode = holds_text(X), estimator.training_mode
-    found = source_of(estimator.model, estimator.output, has_text=text, joined=joined, training_mode=mode)
+    text, mode = holds_text(X), given.training_mode
+    found = source_of(given.graph, given.output, has_text=text, joined=joined, training_mode=mode)
     return of_kind(found, classifies=is_classifier(estimator))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -35,6 +36,7 @@ from .._training.step import HostStep, StepParts, in_trainable_type
 from .._training.trainer import Trainer
 from ..exceptions import ModelError, UnsupportedOperatorError, warn
 from ..losses import Loss
+from ..models.given import bare_model
 from ..optimizers import LBFGS
 from .adaptation import adapted
 from .config import require_steps, settings_with_graph
@@ -168,7 +170,7 @@ def require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> N
         columns = examples.columns
         if fitted.table is not None:  # of which training takes the encoded columns
             columns = graph_inputs(plan.estimator, plan.call.X, state.source.inputs, fitted, reset=False)
-        state.fitted = started(fitted, plan.estimator.model, columns, state.predictions)
+        state.fitted = started(fitted, bare_model(plan.estimator.model), columns, state.predictions)
         return
     from .._fitted.corrections import where_float32_is_coarse
     from .._fitted.equivalence import (
@@ -180,14 +182,21 @@ def require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> N
     rows = X if splits_words else sample_rows(X)  # words may differ in every row
     what = "It is refused, as training would begin from another model: its ONNX form"
     found = predictions_on(plan.estimator, state, rows)
-    share, step = tied_rows(plan.estimator.model, rows)
+    model: Any = bare_model(plan.estimator.model)
+    share, step = tied_rows(model, rows)
     ties = f"{share:.0%} of the rows have training points at equal distances where n_neighbors of {step} ends"
     whole = "models of neighbors within a radius count all of them."
     advice = f"{ties}, and which of them count depends on their order; {whole}" if share else ""
-    advice = advice or where_float32_is_coarse(plan.estimator.model)
+    advice = advice or where_float32_is_coarse(model)
     doubles = any(spec.dtype == "float64" for spec in state.deployed.inputs)
     require_equal(
-        plan.estimator.model, rows, found, what=what, tolerance=1e-4, reads_float64=doubles, advice=f"{advice} {_GIVE}"
+        model,
+        rows,
+        found,
+        what=what,
+        tolerance=1e-4,
+        reads_float64=doubles,
+        advice=f"{advice} {_GIVE}",
     )
     if share:
         warn(f"{ties}: which of them count depends on their order, so predictions of such rows may differ.")

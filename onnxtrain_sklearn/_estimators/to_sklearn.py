@@ -8,6 +8,7 @@ from .._fitted.model import sample_rows
 from .._given.ml_files import FittedFile
 from .._utils.typing import Estimator, MatrixLike
 from ..exceptions import ModelError
+from ..models.given import bare_model
 from .examples import predictions_on
 from .fitted_state import FittedState
 
@@ -36,7 +37,7 @@ def trained_estimator(estimator: Any, state: FittedState, X: MatrixLike | None) 
 
     rows = state.live.sample if X is None else sample_rows(X)
     result = write_back(
-        cast("Estimator", estimator.model), state.fitted.origins, state.source.weights(), state.weights()
+        cast("Estimator", bare_model(estimator.model)), state.fitted.origins, state.source.weights(), state.weights()
     )
     found = predictions_on(estimator, state, rows)
     doubles = any(spec.dtype == "float64" for spec in state.deployed.inputs)

@@ -33,6 +33,7 @@ from .._ort.devices import Device
 from .._utils.errors import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelSource, resolve_builder
+from ..models.given import bare_model
 from .ml_files import FILE_TOLERANCE, FittedFile, Labels, are_indicators, outputs_of_file
 from .reference import FileCompared, require_file_as_given
 
@@ -97,7 +98,7 @@ class OwnOutput:
 
 def is_foreign(model: ModelSource) -> bool:
     """Return True if ``model`` is a foreign ONNX graph: given, or built by a builder of the user."""
-    return type(resolve_builder(model)) not in MODELS.values() and not is_estimator(model)
+    return type(resolve_builder(model)) not in MODELS.values() and not is_estimator(bare_model(model))
 
 
 def own_output(
@@ -252,7 +253,7 @@ def require_column_shape(row_shape: tuple[int, ...], name: str) -> None:
     if sum(size != 1 for size in row_shape) > 1:
         raise ModelError(
             f"The trained output {name!r} has shape {('n', *row_shape)}; it must be (n,), (n, 1) or (n, k), "
-            f"with further axes only of size one. Name another output with output=..."
+            f"with further axes only of size one. Name another: model=GraphModel(..., output=...)."
         )
 
 
@@ -322,7 +323,8 @@ def _require_probabilities(own: OwnOutput, claimed: bool) -> None:
 def _warn_of_sums(own: OwnOutput) -> None:
     warn(
         f"Output {own.name!r} of the graph is taken for probabilities: on rows of X its numbers lie in [0, 1] and add "
-        f"up to one. Say output_kind='probabilities' to confirm it, 'scores' if they are scores (logits)."
+        f"up to one. Say model=GraphModel(..., output_kind='probabilities') to confirm it, 'scores' if they are scores "
+        f"(logits)."
     )
 
 
@@ -332,7 +334,8 @@ def _warn_of_unit(own: OwnOutput) -> None:
     if rows >= _ENOUGH and _in_unit(own.numbers) and np.ptp(own.numbers) > 0.5:
         warn(
             f"Output {own.name!r} of the graph is taken for scores (logits), though its numbers lie in [0, 1] on "
-            f"{rows} rows of X. Say output_kind='scores' to confirm it, 'probabilities' if they are probabilities."
+            f"{rows} rows of X. Say model=GraphModel(..., output_kind='scores') to confirm it, "
+            f"'probabilities' if they are probabilities."
         )
 
 
@@ -400,8 +403,8 @@ def _compared_outputs(
 def _refuse_start(own: OwnOutput, what: str, distance: float) -> None:
     raise ModelError(
         f"Training would not start from the given graph: {what} of the untrained estimator and its output "
-        f"{own.name!r} differ by up to {distance:.2g} on rows of X. Say what the output holds with output_kind=..., or "
-        f"name another output with output=..."
+        f"{own.name!r} differ by up to {distance:.2g} on rows of X. Say what the output holds, or name another: "
+        f"model=GraphModel(..., output_kind=...) or GraphModel(..., output=...)."
     )
 
 

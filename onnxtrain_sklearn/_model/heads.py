@@ -73,8 +73,8 @@ def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | Non
     if name is None:
         raise ModelError(
             f"new_head=True replaces the last layer, and the graph does not end in one that is certain: a MatMul or "
-            f"Gemm with weights, and a final activation. Name the tensor with the features by output=..., such as "
-            f"{_listing(model.graph)}."
+            f"Gemm with weights, and a final activation. Name the tensor with the features, "
+            f"model=GraphModel(..., output=...): {_listing(model.graph)}."
         )
     if name not in values:
         raise ModelError(
@@ -249,7 +249,7 @@ def join_outputs(model: ir.Model) -> tuple[ir.Model, tuple[int, ...]]:
         if sizes is None or not 1 <= len(sizes) <= 2 or not all(isinstance(n, int) for n in sizes[1:]):
             raise ModelError(
                 f"A loss on several outputs needs each as a column or a matrix of a known number of columns, but "
-                f"{value.name!r} has shape {value.shape}. Name the one to train by output=."
+                f"{value.name!r} has shape {value.shape}. Name the one to train: model=GraphModel(..., output=...)."
             )
         parts.append(value if len(sizes) == 2 else op.Unsqueeze(value, axes=[1]))
         widths.append(int(str(sizes[1])) if len(sizes) == 2 else 1)

@@ -163,14 +163,12 @@ class OrtGradientMultiOutput(GraphEstimator):
 
     loss: Any
     loss_weights: Mapping[str, float] | None
-    output_kind: Any
-    class_axis: int | str | Mapping[str, int | str]
     ignore_label: Any
     class_weight: Any
     classes_: Any
-    output: None = None
     finetune: None = None
     declared = OUTPUTS
+    _output_kinds = ("auto", "scores")
 
     def __init__(
         self,
@@ -196,9 +194,6 @@ class OrtGradientMultiOutput(GraphEstimator):
         accumulate: int = 1,
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
         adapters: LoRA | None = None,
-        output_kind: str | Mapping[str, str] = "auto",
-        training_mode: bool = False,
-        class_axis: int | str | Mapping[str, int | str] = "auto",
         ignore_label: int | float | str | Mapping[str, object] | None = -100,
         class_weight: str | Mapping[str, object] | None = None,
         sparse_updates: str = "exact",

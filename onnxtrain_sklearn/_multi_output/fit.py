@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -76,19 +76,20 @@ from .._utils.params import Instance, OneOf
 from .._utils.typing import MatrixLike
 from ..exceptions import InvalidParameterError, ModelError, nearest
 from ..losses import Loss, resolve_loss
-from ..models import resolve_builder
+from ..models import GraphModel, resolve_builder
+from ..models.given import bare_model, resolve_graph_model
 
 _BY_OUTPUT = Instance(Mapping, "a dict by output")
 
-_LEFT_OUT = ("output", "finetune")
+_LEFT_OUT = ("finetune",)
 
 OUTPUTS: Mapping[str, Parameter] = {
     **{name: declared for name, declared in SHARED.items() if name not in _LEFT_OUT},
-    "model": Parameter("onnx.ModelProto, bytes, path or ONNXProgram", """
+    "model": Parameter("onnx.ModelProto, bytes, path, ONNXProgram or GraphModel", """
 The graph to train, with the outputs that ``loss`` names: float32 or float64; float16 and bfloat16 are trained in
 float32 and exported in their own type. Training starts from the weights in it; the model itself is not changed.
 :meth:`describe` lists the weights. A final activation of an output is recognized: its loss is taken on the scores
-before it."""),
+before it. :class:`~onnxtrain_sklearn.GraphModel` adds to a graph how it is read, where outputs differ by output."""),
     "loss": Parameter("dict of str to str, Loss or block", """
 The loss on each trained output, by its name: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object. A loss for
 classification makes the output one of labels, a loss for regression one of numbers; a loss of your own says by its
@@ -97,13 +98,6 @@ attribute ``tasks`` which it is. Outputs without a loss are left out: they are n
     "loss_weights": Parameter("dict of str to float, or None", """
 What the loss on each output is multiplied by in their sum, by output; 1 for those that it does not name. None: 1 for
 all.""", (Instance(Mapping, "a dict of numbers by output"), None)),
-    "output_kind": Parameter("str or dict of str to str", """
-What the outputs of the graph hold, as in :class:`OrtGradientClassifier` ("auto", "scores", "probabilities") and
-:class:`OrtGradientRegressor` ("auto", "scores", "means"): for all, or by output, "auto" for others.""",
-        (OneOf(("auto", "scores")), _BY_OUTPUT)),
-    "class_axis": Parameter('{"auto", 1, -1} or dict', """
-Axis of the classes in scores at each position of a row, as in :class:`OrtGradientClassifier`: for all outputs with
-labels, or by output, "auto" for others.""", (OneOf(("auto", 1, -1)), _BY_OUTPUT)),
     "ignore_label": Parameter("int, float, str, None or dict", """
 Label that does not count, as in :class:`OrtGradientClassifier`: for all outputs with labels,
 or by output, -100 for others.""", (*CLASSIFIER["ignore_label"].rules, _BY_OUTPUT)),
@@ -160,14 +154,15 @@ def _known_outputs(estimator: Parameters, old: FittedState | None, singles: Sing
                 f"go on training those of the first call. Give a loss for each of them, in that order."
             )
         return old.given
-    model = estimator.model
+    given = resolve_graph_model(estimator.model)
+    model = given.graph
     if is_estimator(model) or resolve_builder(model) is not None:
         what = "None" if model is None else repr(model) if isinstance(model, str) else type(model).__name__
         raise ValueError(
             f"model must be an ONNX graph with the outputs {list(names)}: a ModelProto, bytes, a path or an "
             f"ONNXProgram. Builders and fitted models have one output; got {what}."
         )
-    return source_of(model, None, training_mode=estimator.training_mode, several=names)[0]
+    return source_of(model, None, training_mode=given.training_mode, several=names)[0]
 
 
 def _warn_of_rounding(state: FittedState, y: Mapping[str, Any]) -> None:
@@ -229,13 +224,14 @@ def _chosen_part(
 ) -> _Part:
     loss: Any = single.loss
     loss.check_targets(targets.values)
-    own = own_output(estimator.model, view, columns, device) if head is None else None
+    own = own_output(bare_model(estimator.model), view, columns, device) if head is None else None
     positions = places_of_labels(single, head, view, own, targets)
     if own is None:
         assert head is not None
         return _Part(view, *head_for(view, loss, targets, head.n_outputs, positions), None)
     own = own.at(positions) if positions is not None else of_whole_rows(own, targets)
-    view, n_columns = settled(view, own, single.output_kind, classifies=is_classifier(single))
+    kind = cast("str", resolve_graph_model(single.model).output_kind)
+    view, n_columns = settled(view, own, kind, classifies=is_classifier(single))
     return _Part(view, *head_for(view, loss, targets, n_columns, positions), own)
 
 
@@ -343,17 +339,19 @@ def _is_finite(found: np.ndarray) -> bool:
 
 OutputEstimator = OrtGradientClassifier | OrtGradientRegressor
 
-SETTINGS = ("output_kind", "class_axis", "ignore_label", "class_weight")
-"""The parameters that may be given by output."""
+OF_GRAPH, OF_TARGETS = ("output_kind", "class_axis"), ("ignore_label", "class_weight")
+"""What may be given by output: settings of a :class:`GraphModel`, and parameters."""
+
+OF_LABELS = {"class_axis", *OF_TARGETS}
+"""Those for outputs with labels alone."""
 
 
 def output_estimators(estimator: Any) -> dict[str, OutputEstimator]:
     """Return an estimator for each output that has a loss; it is not fitted."""
     losses, found = _losses_by_output(estimator), {}
-    for name in SETTINGS:
-        given = getattr(estimator, name)
-        if isinstance(given, Mapping):
-            _require_outputs(name, given, losses)
+    for name, value in _settings_of(estimator).items():
+        if isinstance(value, Mapping):
+            _require_outputs(name, value, losses)
     for output, loss in losses.items():
         with naming(output):
             found[output] = _single(estimator, output, loss)
@@ -412,17 +410,23 @@ def _single(estimator: Parameters, output: str, loss: Loss) -> OutputEstimator:
             f"tasks: frozenset({{'regression'}}), or those of classification."
         )
     kind: Any = OrtGradientClassifier if classifies else OrtGradientRegressor
-    parameters = {}
-    for name in SETTINGS:
-        given = getattr(estimator, name)
-        by_output = isinstance(given, Mapping)
-        if by_output and output in given and name not in kind.declared:
+    found, model = {}, resolve_graph_model(estimator.model)
+    for name, value in _settings_of(estimator).items():
+        by_output = isinstance(value, Mapping)
+        if by_output and output in value and name in OF_LABELS and not classifies:
             raise ValueError(f"{name} is for classification, and {type(loss).__name__} is a loss for regression.")
-        if name in kind.declared and (not by_output or output in given):
-            parameters[name] = given[output] if by_output else given
-    training_mode = estimator.training_mode
-    single: OutputEstimator = kind(estimator.model, loss=loss, training_mode=training_mode, **parameters)
+        if (classifies or name not in OF_LABELS) and (not by_output or output in value):
+            found[name] = value[output] if by_output else value
+    reading = {name: found.pop(name) for name in OF_GRAPH if name in found}
+    given = GraphModel(model.graph, training_mode=model.training_mode, **reading)
+    single: OutputEstimator = kind(given, loss=loss, **found)
     return single
+
+
+def _settings_of(estimator: Any) -> dict[str, Any]:
+    """Return the settings that may be given by output."""
+    model = resolve_graph_model(estimator.model)
+    return {name: getattr(model if name in OF_GRAPH else estimator, name) for name in (*OF_GRAPH, *OF_TARGETS)}
 
 
 def by_output(data: Any, outputs: Mapping[str, object], what: str) -> dict[str, Any]:

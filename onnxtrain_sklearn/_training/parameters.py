@@ -396,7 +396,8 @@ def _with_named_constants(source: TrainableModel, trainable: Trainable) -> Train
         if name in source.statistics:
             raise ValueError(
                 f"trainable names {name!r}, a running statistic of a normalization, which batches move and no gradient "
-                f"does. Name its scale and bias; training_mode=True trains with the statistics of minibatches."
+                f"does. Name its scale and bias; GraphModel(..., training_mode=True) trains with the statistics of "
+                f"minibatches."
             )
         if name not in initializers or TRAINED_TYPES[initializers[name].dtype] != source.dtype:
             raise ValueError(

@@ -15,7 +15,8 @@ from .._fitted.model import is_estimator
 from .._importers.load import load
 from .._ir.drawing import Box, BoxLayout, Edge, graph_svg
 from ..exceptions import ModelError
-from ..models import ModelSource, resolve_builder
+from ..models import GraphModel, ModelSource, resolve_builder
+from ..models.given import bare_model
 from .training import given_axes, new_axes
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _drawn_graph(model: Any) -> tuple[ir.Graph, frozenset[str]]:
 
 def _given_graph(estimator: Any) -> Any:
     """Return the graph that an estimator was given; NotFittedError if ``fit`` makes it."""
-    model = estimator.model
+    model = bare_model(estimator.model)
     if is_estimator(model) or resolve_builder(model) is not None:
         raise NotFittedError(
             f"{type(estimator).__name__} makes its graph in fit, from model={model!r} and the data: call fit first."
@@ -193,7 +194,9 @@ def _graph_of_file(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> t
     graph, trained, refused = load(model).graph, set[str](), None
     for output in [v.name for v in graph.outputs] if len(graph.outputs) > 1 else [None]:
         try:
-            trained.update(entry.name for entry in OrtGradientRegressor(model, output=output).describe().of("trained"))
+            trained.update(
+                entry.name for entry in OrtGradientRegressor(GraphModel(model, output)).describe().of("trained")
+            )
         except ModelError as error:
             refused = error
     if refused is not None and not trained:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from .._utils.params import registered
 from .base import KEYWORDS as KEYWORDS
+from .base import BaseBuilder as BaseBuilder
 from .base import Builder as Builder
-from .base import GraphModel as GraphModel
 from .base import ModelSource as ModelSource
 from .base import is_builder as is_builder
 from .base import keywords_of as keywords_of
@@ -20,6 +20,8 @@ from .embeddings import Embedded as Embedded
 from .embeddings import Embedding as Embedding
 from .embeddings import PeriodicEmbedding as PeriodicEmbedding
 from .embeddings import PiecewiseLinearEmbedding as PiecewiseLinearEmbedding
+from .given import GraphModel as GraphModel
+from .given import bare_model
 from .layers import ACTIVATIONS as ACTIVATIONS
 from .layers import INITIALIZATIONS as INITIALIZATIONS
 from .layers import MLP as MLP
@@ -28,12 +30,13 @@ from .layers import Linear as Linear
 from .tables import RealMLP as RealMLP
 from .tables import TabM as TabM
 
-MODELS: dict[str, type[GraphModel]] = registered(GraphModel, vars())
+MODELS: dict[str, type[BaseBuilder]] = registered(BaseBuilder, vars())
 """The builders imported above, by the names that the estimators take as ``model``."""
 
 
 def resolve_builder(model: ModelSource) -> Builder | None:
     """Return the builder that ``model`` is or names, ``MLP()`` for None; None where it is a graph or an estimator."""
+    model = bare_model(model)
     if model is None:
         return MLP()
     if isinstance(model, str):

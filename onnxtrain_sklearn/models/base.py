@@ -1,6 +1,6 @@
 """The base class of the graph builders, and the protocols that builders and their callers follow.
 
-Derive from :class:`GraphModel` to write a builder. :class:`Builder` is the interface that the estimators call, and
+Derive from :class:`BaseBuilder` to write a builder. :class:`Builder` is the interface that the estimators call, and
 documents the arguments that a builder may ask for.
 """
 
@@ -23,7 +23,7 @@ BY_COLUMN, BY_CHANNEL = "columns", "channels"
 """The values of ``scales_rows``."""
 
 
-class GraphModel(Component, ABC):
+class BaseBuilder(Component, ABC):
     """Base class of the graph builders; ``build`` calls ``validate`` first.
 
     Attributes
@@ -72,7 +72,7 @@ class Builder(Protocol):
 
     The data are those of the call that builds the graph: of ``fit``, or of the first ``partial_fit``.
 
-    Targets are scaled for a builder whose attribute ``scales_targets`` is True; see :class:`GraphModel`. One whose
+    Targets are scaled for a builder whose attribute ``scales_targets`` is True; see :class:`BaseBuilder`. One whose
     attribute ``fit_intercept`` is False makes graphs that are 0 for a row of zeros, as
     :class:`Linear` does: targets are scaled for it without being centered.
 

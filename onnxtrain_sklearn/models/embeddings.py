@@ -28,7 +28,7 @@ from .._utils.cache import Cache
 from .._utils.params import COUNT, POSITIVE, Component, OneOf, Range, Rules, resolve
 from ..exceptions import ModelError, instead_of
 from ..graph import GraphBuilder
-from .base import Builder, GraphModel, is_builder, keywords_of
+from .base import BaseBuilder, Builder, is_builder, keywords_of
 from .layers import MLP, empty_graph, finish
 
 MAX_ROWS = 10_000
@@ -114,7 +114,7 @@ def width_of(op: GraphBuilder, embedded: ir.Value) -> int:
 # The builder that puts an embedding of the columns before any other.
 
 
-class Embedded(GraphModel):
+class Embedded(BaseBuilder):
     """A builder behind an embedding of its columns.
 
     Parameters

@@ -20,7 +20,7 @@ from sklearn.utils import check_random_state
 from .._ir.protobuf import to_proto
 from .._utils.params import BELOW_ONE, COUNT, OneOf, Rules, Sizes
 from ..graph import GraphBuilder
-from .base import BY_CHANNEL, BY_COLUMN, Draft, GraphModel
+from .base import BY_CHANNEL, BY_COLUMN, BaseBuilder, Draft
 
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 """The constants of Klambauer et al., with which activations keep mean 0 and variance 1 from layer to layer."""
@@ -171,7 +171,7 @@ def finish(graph: ir.Graph, scores: ir.Value, *row: int | None) -> onnx.ModelPro
 # The linear model.
 
 
-class Linear(GraphModel):
+class Linear(BaseBuilder):
     """Linear model, ``scores = X W + b``: with log_loss logistic regression, with squared_error linear regression.
 
     Parameters
@@ -230,7 +230,7 @@ class Linear(GraphModel):
 # The multi-layer perceptron.
 
 
-class MLP(GraphModel):
+class MLP(BaseBuilder):
     """Multi-layer perceptron.
 
     Parameters
@@ -365,7 +365,7 @@ class MLP(GraphModel):
 # The convolutional network.
 
 
-class ConvNet(GraphModel):
+class ConvNet(BaseBuilder):
     """Convolutional network for small images and for signals: rounds of convolution and pooling, then a linear layer.
 
     A round is a convolution with ``kernel_size`` that keeps the size, the activation, and max pooling that halves each

@@ -21,7 +21,7 @@ from .._ir.edits import insert_behind
 from .._utils.cache import content
 from .._utils.params import BELOW_ONE, CODE_COLUMNS, COUNT, Instance, OneOf, Rules, Sizes
 from ..graph import GraphBuilder
-from .base import Draft, GraphModel
+from .base import BaseBuilder, Draft
 from .embeddings import (
     EMBEDDINGS,
     DrawnColumns,
@@ -187,7 +187,7 @@ MAX_ONE_HOT = 9
 VECTOR_SIZE = 8
 
 
-class RealMLP(GraphModel):
+class RealMLP(BaseBuilder):
     r"""RealMLP, a multi-layer perceptron for tables with strong settings for data of any kind.
 
     The columns go through an embedding and a trained scale each; hidden layers are
@@ -444,7 +444,7 @@ def _convex_combinations(
 # TabM: an ensemble of perceptrons for tables that share most of their weights, in one graph.
 
 
-class TabM(GraphModel):
+class TabM(BaseBuilder):
     r"""TabM, an ensemble of perceptrons for tables that share most of their weights, in one graph.
 
     Member j computes :math:`h \mapsto f(((h \circ r_j)\, W) \circ s_j + b_j)` in each hidden layer, with a matrix W of

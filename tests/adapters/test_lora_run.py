@@ -7,7 +7,7 @@ import onnx
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import LoRA, OrtGradientClassifier
+from onnxtrain_sklearn import GraphModel, LoRA, OrtGradientClassifier
 from tests.helpers.data import DATA
 from tests.helpers.engines import each_engine
 from tests.helpers.training import NEVER
@@ -28,13 +28,13 @@ def estimator(run, **settings):
     model.graph.initializer.extend(onnx.numpy_helper.from_array(run[name], name) for name in ("W1", "b1", "W2"))
     common = {
         "learning_rate_init": 0.02,
-        "output_kind": "scores",
         "batch_size": 8,
         "max_iter": 1,
         "shuffle": False,
         "tol": NEVER,
     }
-    return OrtGradientClassifier(model, adapters=LoRA(2, alpha=4.0), **common | settings)
+    given = GraphModel(model, output_kind="scores")
+    return OrtGradientClassifier(given, adapters=LoRA(2, alpha=4.0), **common | settings)
 
 
 @each_engine

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxtrain_sklearn import MLP, Inputs, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
+from onnxtrain_sklearn import (
+    MLP,
+    GraphModel,
+    Inputs,
+    OrtGradientClassifier,
+    OrtGradientMultiOutput,
+    OrtGradientRegressor,
+)
 from onnxtrain_sklearn.losses import LOSSES
 from tests.combinations import draws
 from tests.combinations.draws import LABELS, Dice
@@ -38,7 +45,7 @@ class SeveralDraw(WideDraw):
         own = {n: value for n, value in self.parameters.items() if n not in ("loss_weights", "class_weight")}
         if name in (self.parameters.get("class_weight") or {}):
             own["class_weight"] = self.parameters["class_weight"][name]
-        return kind(self.model, **{"output": name, "loss": self.losses[name], **own} | changes)
+        return kind(GraphModel(self.model, name), **{"loss": self.losses[name], **own} | changes)
 
     def classes(self) -> dict[str, Any]:
         known = {name: KNOWN[task] for name, task in self.tasks.items() if task in KNOWN}

@@ -17,6 +17,7 @@ from onnxtrain_sklearn import (
     MLP,
     SGD,
     Adam,
+    GraphModel,
     OrtGradientClassifier,
     OrtGradientRegressor,
     RealMLPClassifier,
@@ -102,7 +103,10 @@ def test_a_search_over_names():
         ({"optimizer__momentm": 0.9}, r"Invalid parameter 'momentm' for estimator SGD\(\).*'momentum'"),
         ({"optimizer": "sdg", "optimizer__momentum": 0.9}, r"Unknown optimizer 'sdg'. Did you mean 'sgd'"),
         ({"optimizer": SGD, "optimizer__momentum": 0.9}, r"got the class SGD; give an instance: SGD\(\)"),
-        ({"model": "net.onnx", "model__hidden_layer_sizes": 3}, r"model__hidden_layer_sizes .*got str .'net.onnx'"),
+        (
+            {"model": "net.onnx", "model__hidden_layer_sizes": 3},
+            "Invalid parameter 'hidden_layer_sizes' for estimator GraphModel",
+        ),
         ({"optimiser__momentum": 0.9}, "Invalid parameter 'optimiser'"),
     ],
 )
@@ -124,8 +128,8 @@ WRONG = [
     ),
     ({"learning_rate": 0.01}, "learning_rate must be a name or a Schedule object, got float.*learning_rate_init=0.01"),
     ({"learning_rate": None}, "learning_rate must be .*, got NoneType"),
-    ({"output": "scores"}, r"output='scores' names an output .* model is None \(MLP\(\)\)"),
-    ({"output": "scores", "model": MLP()}, "output='scores' names an output .* model is MLP"),
+    ({"model": GraphModel(output="scores")}, r"output='scores' names an output .* model is None \(MLP\(\)\)"),
+    ({"model": GraphModel(MLP(), "scores")}, "output='scores' names an output .* model is MLP"),
     (
         {"runtime": Runtime(session_options={1: 2})},
         "The keys of session_options must be names of options .strings., got 1",
@@ -196,7 +200,7 @@ def test_the_documentation_lists_the_names(kind):
 
 def test_a_misspelt_value_gets_the_nearest_one():
     with pytest.raises(InvalidParameterError, match=r"Got 'probability' instead\. Did you mean 'probabilities'"):
-        OrtGradientClassifier(output_kind="probability").fit(X, y)
+        OrtGradientClassifier(GraphModel("net.onnx", output_kind="probability")).fit(X, y)
 
 
 def test_numbers_of_numpy_are_taken():

@@ -17,7 +17,7 @@ from sklearn.utils import get_tags
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, losses
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.losses import LOSSES
-from onnxtrain_sklearn.models import GraphModel
+from onnxtrain_sklearn.models import BaseBuilder
 from tests.helpers.estimators import scaled_blobs, small_classifier, small_regressor
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -244,7 +244,7 @@ def test_fit_changes_no_parameter_and_no_argument():
     assert {name: repr(value) for name, value in estimator.get_params().items()} == parameters
 
 
-class TwoLayers(GraphModel):
+class TwoLayers(BaseBuilder):
     """A builder of one's own, with another input name, in float64."""
 
     def __init__(self, width: int = 4, surplus: int = 0) -> None:

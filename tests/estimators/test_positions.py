@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.model_selection import GridSearchCV
 
-from onnxtrain_sklearn import LBFGS, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import LBFGS, SGD, GraphModel, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
 from tests.contracts.test_losses import REFERENCES
@@ -298,21 +298,21 @@ def test_probabilities_of_one_score():
 def test_the_axis_of_the_classes_is_asked_for_where_two_fit():
     X, y = tagged(steps=3)
     net = model(x="float[N, 3, 4] X", y="float[N, 3, 3] Y", weights=WEIGHTS)
-    with pytest.raises(ValueError, match="class_axis=1 or class_axis=-1"):
+    with pytest.raises(ValueError, match=r"class_axis=1\) or class_axis=-1"):
         tagger(net).fit(X, y)
-    last = tagger(net, class_axis=-1).fit(X, y)
+    last = tagger(GraphModel(net, class_axis=-1)).fit(X, y)
     assert_array_equal(last.weights_["W"], tagger().fit(X, y).weights_["W"])
     turned = model(
         "S = MatMul(X, W) Y = Transpose <perm = [0, 2, 1]> (S)", x="float[N, 3, 4] X", y="float[N, 3, 3] Y",
         weights=WEIGHTS,
     )  # fmt: skip
-    assert_allclose(tagger(turned, class_axis=1).fit(X, y).weights_["W"], last.weights_["W"], rtol=1e-6)
+    assert_allclose(tagger(GraphModel(turned, class_axis=1)).fit(X, y).weights_["W"], last.weights_["W"], rtol=1e-6)
     with pytest.raises(ValueError, match="'class_axis' parameter"):
-        tagger(net, class_axis=2).fit(X, y)
+        tagger(GraphModel(net, class_axis=2)).fit(X, y)
     flat = model("S = MatMul(X, W) A = Constant <value_ints = [2]> () Y = Squeeze (S, A)",
                  x="float[N, T, 4] X", y="float[N, T] Y", weights="float[4, 1] W = {1, -1, 0.5, 0}")  # fmt: skip
     X, y = tagged(classes=2)
-    fitted = tagger(flat, class_axis=-1).fit(X, y)
+    fitted = tagger(GraphModel(flat, class_axis=-1)).fit(X, y)
     assert_allclose(fitted.weights_["W"], tagger(ONE).fit(X, y).weights_["W"], rtol=1e-6)
 
 
@@ -329,9 +329,9 @@ def test_labels_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="one list of labels"):
         tagger().fit(X, y, classes=[[0, 1], [0, 1]])
     with pytest.raises(ValueError, match="differ in length"):
-        tagger(class_axis=-1).fit(X[:2], [[0, 1], [1]])
+        tagger(GraphModel(WORDS, class_axis=-1)).fit(X[:2], [[0, 1], [1]])
     with pytest.raises(ValueError, match="for which the graph must have scores"):
-        OrtGradientClassifier(Linear(), class_axis=-1).fit(X.reshape(len(X), -1), y)
+        OrtGradientClassifier(GraphModel(Linear(), class_axis=-1)).fit(X.reshape(len(X), -1), y)
     with pytest.raises(ModelError, match="zipmap"):
         tagger().fit(X, y).to_onnx(zipmap=True)
     with pytest.raises(ModelError, match="one label a row"):

@@ -157,7 +157,7 @@ def test_a_builder_that_was_changed_in_place_is_refused():
 def test_another_output_is_refused():
     model = started_graph()
     estimator = OrtGradientRegressor(model, warm_start=True, max_iter=1).fit(X, Y)
-    estimator.set_params(output=model.graph.output[0].name)
+    estimator.set_params(model__output=model.graph.output[0].name)
     with pytest.raises(ModelError, match=f"output was changed from None to {model.graph.output[0].name}"):
         estimator.fit(X, Y)
 

@@ -12,7 +12,7 @@ from sklearn.multioutput import MultiOutputClassifier
 from sklearn.svm import SVC, LinearSVC
 from sklearn.utils.class_weight import compute_sample_weight
 
-from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier
+from onnxtrain_sklearn import MLP, GraphModel, Linear, OrtGradientClassifier
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.several_labels import (
@@ -245,7 +245,7 @@ class TestBuiltGraphs:
     def test_a_graph_that_ends_in_a_softmax_is_refused(self):
         graph = OrtGradientClassifier(MLP((4,)), max_iter=1).fit(X, np.arange(120) % 7).to_onnx()
         with pytest.raises(ValueError, match="softmax, which cannot model several labels of several classes"):
-            OrtGradientClassifier(graph, output="probabilities").fit(X, KINDS)
+            OrtGradientClassifier(GraphModel(graph, output="probabilities")).fit(X, KINDS)
 
     def test_columns_that_do_not_fit(self):
         graph = OrtGradientClassifier(Linear(), max_iter=1, loss="hinge").fit(X, np.arange(120) % 3).to_onnx()

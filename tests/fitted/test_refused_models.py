@@ -23,7 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, TargetEncoder
 from sklearn.svm import OneClassSVM
 
-from onnxtrain_sklearn import Linear
+from onnxtrain_sklearn import GraphModel, Linear
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.fitted_models import BINARY, NUMBER, X, classifier, logistic, regressor, ridge
 
@@ -67,7 +67,7 @@ class TestRefused:
             (lambda: regressor(GaussianMixture(2).fit(X)), NUMBER, ModelError, "nor classes, but clusters"),
             (lambda: regressor(NearestNeighbors().fit(X)), NUMBER, ModelError, r"nor classes\. Give"),
             (lambda: regressor(OneClassSVM().fit(X)), NUMBER, ModelError, "take OrtGradientClassifier"),
-            (lambda: regressor(ridge(), output="variable"), NUMBER, ValueError, "output='variable'"),
+            (lambda: regressor(GraphModel(ridge(), output="variable")), NUMBER, ValueError, "output='variable'"),
             (lambda: classifier(one_boost()), BINARY, ModelError, "has no parameter with a gradient"),
             (lambda: classifier(network()), BINARY, ModelError, "^OrtGradientClassifier is a network"),
             (lambda: classifier(scaled(network())), BINARY, ModelError, "in this Pipeline is a network"),

@@ -186,7 +186,7 @@ def _size(name: str | None) -> int:
 def _train(one: FuzzCase) -> str:
     kind = OrtGradientClassifier if one.classify else OrtGradientRegressor
     known = {"max_iter": 2, "batch_size": 5, "random_state": 0, "engine": one.engine, "model": one.model}
-    estimator = kind(**known | one.parameters)
+    estimator = kind(**known).set_params(**one.parameters)
     if one.plan == "partial_fit" and hasattr(estimator, "partial_fit"):
         more = {"classes": [0, 1, 2]} if one.classify and one.number % 2 else {}
         estimator.partial_fit(one.X, one.y, **more).partial_fit(one.X, one.y, sample_weight=one.weights)

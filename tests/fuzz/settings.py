@@ -79,8 +79,9 @@ PARAMETERS: dict[str, list[Any]] = {
     "max_grad_norm": [0.1, 1e300],
     "adapters": [LoRA(1), LoRA(2, ["W*"])],
     "trainable": ["*", ["*"], "W*", ["W", "b"], "Y", is_matrix, always],
-    "output": ["Y", "Z", "label", "probabilities", "H"],
-    "training_mode": [True],
+    "model__output": ["Y", "Z", "label", "probabilities", "H"],
+    "model__output_kind": ["scores", "probabilities", "means"],
+    "model__training_mode": [True],
     "tol": [0.0, float("inf"), -float("inf")],
     "n_iter_no_change": [1, 2],
     "early_stopping": [True],
@@ -101,7 +102,7 @@ PARAMETERS: dict[str, list[Any]] = {
         Runtime,
     ],
     "sparse_updates": ["lazy", "exact"],
-    "class_axis": [1, -1, "auto"],
+    "model__class_axis": [1, -1, "auto"],
     "ignore_label": [0, -100, None, "a", 1.0],
     "class_weight": ["balanced", {0: 1, 1: 2, 2: 3}, {0: -1}, {"a": "b"}],
     "clip_predictions": [True],
@@ -129,7 +130,7 @@ def drawn_parameters(rng: random.Random, chance: float, names: list[str]) -> dic
     """Return some parameters of an estimator, among those ``names``, each with a right value or a wild one."""
     found: dict[str, Any] = {}
     while rng.random() < chance:
-        name = rng.choice([n for n in PARAMETERS if n in names])
+        name = rng.choice([n for n in PARAMETERS if n in names or n.startswith("model__")])
         wild = [
             value
             for value in WILD

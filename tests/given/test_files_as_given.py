@@ -9,7 +9,7 @@ import pytest
 from skl2onnx import to_onnx
 from sklearn.linear_model import LogisticRegression
 
-from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import GraphModel, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._given import reference
 from onnxtrain_sklearn._ir import opsets
 from onnxtrain_sklearn._model.reference import plain_session
@@ -63,12 +63,12 @@ KINDS = {
 def test_files_of_many_kinds_are_compared(given, without, monkeypatch):
     body = given.get("body", HARD) + (" U = Identity (Z)" if "Z" in given.get("x", "") else "")
     settings = {"weights": SHAPES, "opset": 12, **given, "body": body.replace("Hardmax", "Softmax")}
-    output = {"output": "Y"} if "Z" in given.get("x", "") else {}
-    right = OrtGradientRegressor(model(**settings), max_iter=1, random_state=0, **output).fit(X, Y)
+    file = GraphModel(model(**settings), "Y" if "Z" in given.get("x", "") else None)
+    right = OrtGradientRegressor(file, max_iter=1, random_state=0).fit(X, Y)
     assert right.describe().compared.startswith(f"file as given compared{without};")
     monkeypatch.setattr(reference, "plain_session", faulty_session)
     with pytest.raises(ModelError, match=r"file as given: output 'Y' .* first node that differs"):
-        OrtGradientRegressor(model(**settings), max_iter=1, **output).fit(X, Y)
+        OrtGradientRegressor(file, max_iter=1).fit(X, Y)
 
 
 def faulty_session(proto):

@@ -14,7 +14,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.svm import SVC
 
-from onnxtrain_sklearn import OrtGradientClassifier
+from onnxtrain_sklearn import GraphModel, OrtGradientClassifier
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.ml_files import DATA, IRIS, NAMES, file_of, run
 
@@ -118,7 +118,7 @@ def test_unnamed_labels_are_zero_or_one():
 
 
 def test_labels_are_no_output_to_train():
-    classifier = OrtGradientClassifier(linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5]), output="label")
+    classifier = OrtGradientClassifier(GraphModel(linear_classifier([0, 2], [1.0, 2.0, -1.0, 0.5]), output="label"))
     with pytest.raises(ModelError, match=r"output='label' is of type .*; only floats are trained: name 'p'"):
         classifier.fit([[0, 1]] * 4, [0, 2] * 2)
 

@@ -99,7 +99,7 @@ def test_training_lowers_the_loss_and_gives_labels_back(case, engine):
         assert_allclose(own, of_file, atol=1e-6)
     again = OrtGradientClassifier(trained.to_onnx(), **AT_REST)
     if case == "network":  # without operators of ai.onnx.ml: a graph that returns its probabilities
-        again.set_params(output="probabilities")
+        again.set_params(model__output="probabilities")
         assert_allclose(again.fit(X, y).predict_proba(X), ours, atol=1e-5)
 
 

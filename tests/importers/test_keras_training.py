@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import SGD, FineTuner, OrtGradientClassifier
+from onnxtrain_sklearn import SGD, FineTuner, GraphModel, OrtGradientClassifier
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import DATA
 from tests.helpers.training import NEVER
@@ -26,10 +26,12 @@ def known():
         return dict(archive)
 
 
-def trained(model=FILE, **settings):
+def trained(model=FILE, training_mode=False, **settings):
     common = {"optimizer": SGD(), "learning_rate_init": 0.1, "batch_size": 16, "max_iter": 1, "shuffle": False}
     keras = known()
-    return OrtGradientClassifier(model, **{**common, "tol": NEVER, **settings}).fit(keras["X"], keras["y"])
+    return OrtGradientClassifier(
+        GraphModel(model, training_mode=training_mode), **{**common, "tol": NEVER, **settings}
+    ).fit(keras["X"], keras["y"])
 
 
 def by_path(weights):
@@ -71,7 +73,7 @@ def test_a_new_head_finds_the_last_layer_behind_casts():
 
 def test_a_file_whose_statistics_are_folded_says_what_to_do():
     with np.load(DATA / "keras_cnn.npz") as archive, pytest.raises(ModelError, match="Export from Keras on PyTorch"):
-        OrtGradientClassifier(DATA / "keras_cnn.onnx", training_mode=True).fit(archive["X"], archive["y"])
+        OrtGradientClassifier(GraphModel(DATA / "keras_cnn.onnx", training_mode=True)).fit(archive["X"], archive["y"])
 
 
 LAYER = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] X) => (float[N, 2] Y)
@@ -88,7 +90,9 @@ LAYER = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] X) => (float
 def test_any_order_of_the_operands(old, new):
     keras, X = known(), np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     model = onnx.parser.parse_model(LAYER.replace(old, new))
-    fitted = OrtGradientClassifier(model, training_mode=True, output_kind="scores", max_iter=1, batch_size=40)
+    fitted = OrtGradientClassifier(
+        GraphModel(model, training_mode=True, output_kind="scores"), max_iter=1, batch_size=40
+    )
     fitted.fit(X, keras["y"][:40] % 2)
     assert "statistic" in str(fitted.describe())
     assert_allclose(fitted.weights_["mean"], 0.99 * np.array([0.1, 0.2, 0.3]) + 0.01 * X.mean(axis=0), rtol=1e-5)

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnx import numpy_helper, parser
 from sklearn.datasets import load_digits
 
-from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
+from onnxtrain_sklearn import SGD, GraphModel, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.helpers.data import DATA
 from tests.helpers.quantized import run_by_default, run_exactly, stored_integers
@@ -32,8 +32,9 @@ def read(name):
 
 def new(model, **settings):
     common = {"optimizer": SGD(), "learning_rate_init": RATE, "batch_size": BATCH, "max_iter": 1, "shuffle": False}
-    common |= {"output_kind": "scores", "tol": NEVER, "random_state": 0}
-    return OrtGradientClassifier(model, **common | settings)
+    common |= {"tol": NEVER, "random_state": 0}
+    given = model if isinstance(model, GraphModel) else GraphModel(model, output_kind="scores")
+    return OrtGradientClassifier(given, **common | settings)
 
 
 def run(model, X):
@@ -104,7 +105,7 @@ def test_an_untrained_file_is_the_given_one(name):
         if key.endswith("_quantized"):
             assert_array_equal(written[key], array)
     assert_allclose(fitted.decision_function(X), run_given(model, X)[0], rtol=0, atol=1e-5)
-    again = new(exported, output="probabilities", output_kind="auto").fit(X[:200], LABELS[:200])
+    again = new(GraphModel(exported, output="probabilities")).fit(X[:200], LABELS[:200])
     assert set(again.weights_) == set(fitted.weights_)
 
 
@@ -123,7 +124,7 @@ def test_copies_and_passes():
     same = {key: np.array_equal(given[key], written[key]) for key in written if key.endswith("weight_quantized")}
     assert sorted(same.values()) == [False, True]
     assert "held as integers" in str(fitted.describe())
-    several = OrtGradientMultiOutput(model, loss={"scores": "log_loss"}, output_kind="scores", max_iter=2)
+    several = OrtGradientMultiOutput(GraphModel(model, output_kind="scores"), loss={"scores": "log_loss"}, max_iter=2)
     several.fit(X[:320], {"scores": LABELS[:320]})
     assert_array_equal(run(several.to_onnx(), X)[0], several.predict(X)["scores"])
 
@@ -178,7 +179,7 @@ def test_gradients_of_types_and_axes(kind, per_column):
     X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     y = np.random.default_rng(1).normal(size=(40, 3))
     fitted = OrtGradientRegressor(
-        model, optimizer=SGD(), learning_rate_init=0.1, batch_size=40, max_iter=1, output_kind="scores"
+        GraphModel(model, output_kind="scores"), optimizer=SGD(), learning_rate_init=0.1, batch_size=40, max_iter=1
     ).fit(X, y)
     W = numpy_helper.to_array(model.graph.initializer[0])
     out, slope = straight_through((X @ W).astype(np.float32), scales, zero, low, high)

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 
-from onnxtrain_sklearn import FineTuner, LoRA, OrtGradientClassifier
+from onnxtrain_sklearn import FineTuner, GraphModel, LoRA, OrtGradientClassifier
 from onnxtrain_sklearn._given import comparison
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import DATA
@@ -31,8 +31,9 @@ def read(name):
 
 
 def trained(model, rows, **settings):
-    common = {"output_kind": "scores", "max_iter": 3, "learning_rate_init": 0.01, "random_state": 0}
-    return OrtGradientClassifier(model, **common | settings).fit(rows[:300], LABELS[:300])
+    common = {"max_iter": 3, "learning_rate_init": 0.01, "random_state": 0}
+    given = GraphModel(model, output_kind="scores")
+    return OrtGradientClassifier(given, **common | settings).fit(rows[:300], LABELS[:300])
 
 
 def counts(model):
@@ -105,11 +106,11 @@ def test_tensors_are_named_as_in_the_file():
     model, rows = read("quantized_mlp")
     features = "/1/Relu_output_0_DequantizeLinear_Output"
     settings = {"finetune": FineTuner(new_head=True, tune_body=False), "random_state": 0}
-    named = OrtGradientClassifier(model, output=features, **settings).fit(rows[:200], LABELS[:200] % 3)
+    named = OrtGradientClassifier(GraphModel(model, output=features), **settings).fit(rows[:200], LABELS[:200] % 3)
     found = OrtGradientClassifier(model, **settings).fit(rows[:200], LABELS[:200] % 3)
     assert_array_equal(named.predict_proba(rows), found.predict_proba(rows))
     with pytest.raises(ModelError, match="is no float tensor inside the graph") as error:
-        OrtGradientClassifier(model, output="nothing", **settings).fit(rows[:200], LABELS[:200])
+        OrtGradientClassifier(GraphModel(model, output="nothing"), **settings).fit(rows[:200], LABELS[:200])
     assert features in str(error.value)
     assert "fake" not in str(error.value)
 

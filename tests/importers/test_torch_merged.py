@@ -14,7 +14,7 @@ import onnx.parser
 import pytest
 from numpy.testing import assert_allclose
 
-from onnxtrain_sklearn import SGD, OrtGradientRegressor
+from onnxtrain_sklearn import SGD, GraphModel, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model.trainable import trainable_model
@@ -207,7 +207,7 @@ def trained_block(proto, **settings):
 
 @pytest.mark.parametrize("training_mode", [False, True])
 def test_layers_that_are_merged_and_read_through_one_removed_call_are_trained_apart(training_mode):
-    trained, expected = (trained_block(p, training_mode=training_mode) for p in (block(), separate_block()))
+    trained, expected = (trained_block(GraphModel(p, training_mode=training_mode)) for p in (block(), separate_block()))
     assert_allclose(trained.loss_curve_, expected.loss_curve_, rtol=1e-6)
     names = {"mixer.identity.weight": "w", "mixer.identity.bias": "b", "last.bn.weight": "w3", "last.bn.bias": "b3"}
     names |= {"norm.identity.weight": "w2", "norm.identity.bias": "b2", "first": "first", "inner": "inner"}

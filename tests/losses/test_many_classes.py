@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import log_softmax, softmax
 
-from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientMultiOutput, clear_cache, losses
+from onnxtrain_sklearn import MLP, SGD, GraphModel, OrtGradientClassifier, OrtGradientMultiOutput, clear_cache, losses
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._training import loss_graph, programs
 
@@ -30,8 +30,9 @@ def new(loss: object = "log_loss", *, places: bool = False, **settings: object) 
     head = '<ir_version: 8, opset_import: ["": 17]>'
     model = onnx.parser.parse_model(f"{head} net (float[{inputs}] X) => (float[{outputs}] Y) {{ Y = MatMul(X, W) }}")
     model.graph.initializer.append(onnx.numpy_helper.from_array(W, "W"))
-    common = {"optimizer": SGD(), "learning_rate_init": 0.5, "batch_size": N, "max_iter": 1, "output_kind": "scores"}
-    return OrtGradientClassifier(model, loss=loss, random_state=0, **{**common, **settings})
+    common = {"optimizer": SGD(), "learning_rate_init": 0.5, "batch_size": N, "max_iter": 1}
+    given = GraphModel(model, output_kind="scores")
+    return OrtGradientClassifier(given, loss=loss, random_state=0, **{**common, **settings})
 
 
 def operators(fitted: OrtGradientClassifier) -> set[str]:

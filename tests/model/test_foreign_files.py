@@ -16,7 +16,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import load_digits
 
-from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import GraphModel, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.helpers.data import DATA
@@ -127,8 +127,8 @@ def test_the_exported_file_gives_the_predictions_and_trains_on(network, engine, 
     found = found.ravel() if last == "scores" else found
     assert_allclose(found, predicted, rtol=0, atol=1e-7)  # of tokens, probabilities are computed in float64
     onnx.save(model, tmp_path / "tuned.onnx")
-    settings = {"output": last, "trainable": list(network.patterns), "engine": engine}
-    again = estimator(network, str(tmp_path / "tuned.onnx"), **settings).fit(X, y)
+    given = GraphModel(tmp_path / "tuned.onnx", last)
+    again = estimator(network, given, trainable=list(network.patterns), engine=engine).fit(X, y)
     assert set(again.weights_) == set(trained.weights_)
     for name, array in trained.weights_.items():
         if name in network.head:

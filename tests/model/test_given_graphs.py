@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import GraphModel, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.losses import LOSSES
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -178,7 +178,7 @@ def test_two_classes_on_two_columns(loss):
 def test_the_wanted_output_is_trained_and_the_others_go():
     body = "h = Relu(z) m = ReduceMax <keepdims = 1> (z)"
     model = given_graph(body, "[N,3] h, float[1,1] m, float[N,3] z", 3)
-    fitted = OrtGradientClassifier(model, output="z", **SETTINGS).fit(X, THREE)
+    fitted = OrtGradientClassifier(GraphModel(model, output="z"), **SETTINGS).fit(X, THREE)
     plain = OrtGradientClassifier(given_graph("", "[N,3] z", 3), **SETTINGS).fit(X, THREE)
     assert_array_equal(fitted.weights_["W"], plain.weights_["W"])
     assert {node.op_type for node in fitted.to_onnx().graph.node}.isdisjoint({"Relu", "ReduceMax"})

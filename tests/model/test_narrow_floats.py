@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import SGD, FineTuner, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import SGD, FineTuner, GraphModel, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import DATA
 from tests.helpers.sessions import session
@@ -190,7 +190,7 @@ def test_a_convolutional_network_of_float16():
 @pytest.mark.parametrize(("body", "border"), CASES[:2], ids=["all", "inside"])
 def test_a_new_head_on_a_narrow_body(body, border, kind):
     given = network(kind, body, border, border)
-    fitted = OrtGradientRegressor(given, finetune=FineTuner(new_head=True), output="T").fit(X, y)
+    fitted = OrtGradientRegressor(GraphModel(given, output="T"), finetune=FineTuner(new_head=True)).fit(X, y)
     exported = fitted.to_onnx()
     onnx.checker.check_model(exported, full_check=True)
     number = ir.DataType[kind.upper()].value

@@ -16,7 +16,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from onnxtrain_sklearn import MLP, ConvNet, FineTuner, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, ConvNet, FineTuner, GraphModel, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.engines import each_engine
 from tests.helpers.ml_files import run
@@ -99,7 +99,9 @@ def test_the_head_alone_is_the_least_squares_fit_of_the_features_where_there_is_
     rows = np.random.RandomState(0).randn(80, 5).astype(np.float32)
     y = rows @ [1.0, -2.0, 0.5, 3.0, 0.0] + 7 + 0.1 * np.random.RandomState(1).randn(80)
     tuner = FineTuner(0.0, new_head=True, max_iter=500)
-    tuned = OrtGradientRegressor(scaling(5), output="scaled", finetune=tuner, trainable=["head.*"], engine=engine)
+    tuned = OrtGradientRegressor(
+        GraphModel(scaling(5), output="scaled"), finetune=tuner, trainable=["head.*"], engine=engine
+    )
     tuned.fit(rows, y)
     solved = np.linalg.lstsq(np.column_stack([0.5 * rows, np.ones(80)]), y, rcond=None)[0]
     assert_allclose(tuned.weights_["head.weight"].ravel(), solved[:5], atol=0.05)
@@ -114,7 +116,7 @@ def inner_tensors(graph):
 def test_the_head_stands_on_the_tensor_that_output_names():
     graph = MLP((12, 6)).build(n_features=64, n_outputs=6, random_state=0)
     first = next(name for node in graph.graph.node if node.op_type == "Relu" for name in node.output)
-    tuned = classifier(graph, output=first).fit(X[NEW] / 16, LABELS[NEW])
+    tuned = classifier(GraphModel(graph, output=first)).fit(X[NEW] / 16, LABELS[NEW])
     assert tuned.weights_["head.weight"].shape == (12, 4)
     default = classifier(graph).fit(X[NEW] / 16, LABELS[NEW])
     assert default.weights_["head.weight"].shape == (6, 4)
@@ -125,7 +127,9 @@ def test_maps_of_images_are_flattened():
     inferred = onnx.shape_inference.infer_shapes(graph)
     ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in inferred.graph.value_info}
     maps = next(name for name in inner_tensors(graph) if ranks.get(name) == 4)
-    tuned = classifier(graph, output=maps, trainable=["head.*"]).fit(X[NEW].reshape(-1, 1, 8, 8) / 16, LABELS[NEW])
+    tuned = classifier(GraphModel(graph, output=maps), trainable=["head.*"]).fit(
+        X[NEW].reshape(-1, 1, 8, 8) / 16, LABELS[NEW]
+    )
     assert tuned.weights_["head.weight"].shape[0] % 64 == 0
     assert tuned.score(X[TEST].reshape(-1, 1, 8, 8) / 16, LABELS[TEST]) > 0.6
 
@@ -160,14 +164,14 @@ def test_the_head_alone_stays_unless_tuning_all_weights_is_better(network):
 
 def test_a_tensor_that_is_not_there_is_named(network):
     with pytest.raises(ModelError, match="output='nothing' is no float tensor inside the graph"):
-        classifier(network, output="nothing").fit(X[NEW], LABELS[NEW])
+        classifier(GraphModel(network, output="nothing")).fit(X[NEW], LABELS[NEW])
 
 
 def test_a_graph_without_a_certain_last_layer_is_refused():
     model = scaling(64)
-    with pytest.raises(ModelError, match=r"Name the tensor with the features by output=..., such as 'Y', 'scaled'"):
+    with pytest.raises(ModelError, match=r"Name the tensor with the features, .*output=.*: 'Y', 'scaled'"):
         classifier(model).fit(X[NEW], LABELS[NEW])
-    tuned = classifier(model, output="scaled").fit(X[NEW], LABELS[NEW])
+    tuned = classifier(GraphModel(model, output="scaled")).fit(X[NEW], LABELS[NEW])
     assert tuned.score(X[TEST], LABELS[TEST]) > 0.75
 
 

@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.preprocessing import scale
 
-from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, SGD, GraphModel, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators import starting_state
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model import activation
@@ -94,12 +94,16 @@ def test_numbers_that_add_up_to_one_are_probabilities_and_a_warning_says_so():
         fitted = OrtGradientClassifier(FOREST, **LEAVES, **UNTRAINED).fit(X, THREE)
     assert_allclose(fitted.predict_proba(X), run_outputs(FOREST), atol=3e-6)
     assert_allclose(fitted.loss_, log_loss(THREE, run_outputs(FOREST)), rtol=1e-5)
-    claimed = quiet(OrtGradientClassifier(FOREST, output_kind="probabilities", **LEAVES, **UNTRAINED), X, THREE)
+    claimed = quiet(
+        OrtGradientClassifier(GraphModel(FOREST, output_kind="probabilities"), **LEAVES, **UNTRAINED), X, THREE
+    )
     assert_allclose(claimed.predict_proba(X), fitted.predict_proba(X), atol=1e-7)
 
 
 def test_probabilities_stay_such_while_what_the_graph_gives_need_not():
-    estimator = OrtGradientClassifier(FOREST, output_kind="probabilities", **LEAVES, **SETTINGS | {"max_iter": 50})
+    estimator = OrtGradientClassifier(
+        GraphModel(FOREST, output_kind="probabilities"), **LEAVES, **SETTINGS | {"max_iter": 50}
+    )
     fitted = estimator.fit(X, THREE)
     p = fitted.predict_proba(X)
     assert_allclose(p.sum(axis=1), 1, atol=1e-5)
@@ -109,13 +113,15 @@ def test_probabilities_stay_such_while_what_the_graph_gives_need_not():
 
 
 def test_one_number_that_could_be_either_is_a_score_and_a_warning_says_so():
-    with pytest.warns(OnnxTrainWarning, match=r"taken for scores.*lie in \[0, 1\].*output_kind='scores' to confirm"):
+    with pytest.warns(OnnxTrainWarning, match=r"taken for scores.*lie in \[0, 1\].*output_kind='scores'\) to confirm"):
         fitted = OrtGradientClassifier(STUMP, **LEAVES, **UNTRAINED).fit(X, TWO)
     assert_allclose(fitted.decision_function(X), run_outputs(STUMP).ravel(), atol=1e-6)
-    claimed = quiet(OrtGradientClassifier(STUMP, output_kind="probabilities", **LEAVES, **UNTRAINED), X, TWO)
+    claimed = quiet(
+        OrtGradientClassifier(GraphModel(STUMP, output_kind="probabilities"), **LEAVES, **UNTRAINED), X, TWO
+    )
     assert_allclose(claimed.predict_proba(X)[:, 1], run_outputs(STUMP).ravel(), atol=1e-6)
     assert_allclose(claimed.loss_, log_loss(TWO, run_outputs(STUMP).astype(float)), rtol=1e-5)
-    confirmed = quiet(OrtGradientClassifier(STUMP, output_kind="scores", **LEAVES, **UNTRAINED), X, TWO)
+    confirmed = quiet(OrtGradientClassifier(GraphModel(STUMP, output_kind="scores"), **LEAVES, **UNTRAINED), X, TWO)
     assert_allclose(confirmed.decision_function(X), run_outputs(STUMP).ravel(), atol=1e-6)
 
 
@@ -130,43 +136,51 @@ def test_scores_of_any_size_are_scores_without_a_word():
 
 
 def test_scores_are_taken_as_they_are_whatever_they_come_from():
-    fitted = quiet(OrtGradientClassifier(SIGMOID, output_kind="scores", **UNTRAINED), X, TWO)
+    fitted = quiet(OrtGradientClassifier(GraphModel(SIGMOID, output_kind="scores"), **UNTRAINED), X, TWO)
     assert_allclose(fitted.decision_function(X), run_outputs(SIGMOID).ravel(), atol=1e-6)
     assert_allclose(fitted.predict_proba(X)[:, 1], 1 / (1 + np.exp(-run_outputs(SIGMOID).ravel())), atol=1e-6)
 
 
 def test_what_is_no_probability_cannot_be_said_to_be_one():
     with pytest.raises(ModelError, match=r"output_kind='probabilities', but output 'z'.*numbers from -.*'scores'"):
-        OrtGradientClassifier(LOGITS, output_kind="probabilities", **SETTINGS).fit(X, THREE)
+        OrtGradientClassifier(GraphModel(LOGITS, output_kind="probabilities"), **SETTINGS).fit(X, THREE)
 
 
 @pytest.mark.parametrize("kind", ["probability", "means", None, 3])
 def test_wrong_values_of_the_classifier(kind):
-    with pytest.raises(ValueError, match=r"'output_kind' .* one of 'auto', 'scores', 'probabilities'. Got"):
-        OrtGradientClassifier(SIGMOID, output_kind=kind).fit(X, TWO)
+    with pytest.raises(
+        ValueError,
+        match=r"output_kind='means' is not for OrtGradientClassifier, .* 'probabilities'|'output_kind' .* Got",
+    ):
+        OrtGradientClassifier(GraphModel(SIGMOID, output_kind=kind)).fit(X, TWO)
 
 
 def test_wrong_values_of_the_regressor():
-    with pytest.raises(ValueError, match=r"'output_kind' .* one of 'auto', 'scores', 'means'. Got 'probabilities'"):
-        OrtGradientRegressor(LOGITS, output_kind="probabilities").fit(X, THREE)
+    with pytest.raises(
+        ValueError,
+        match="output_kind='probabilities' is not for OrtGradientRegressor, which takes 'auto', 'scores', 'means'",
+    ):
+        OrtGradientRegressor(GraphModel(LOGITS, output_kind="probabilities")).fit(X, THREE)
 
 
 @pytest.mark.parametrize("model", [None, MLP(), Linear(), LogisticRegression().fit(X, TWO)])
 def test_it_is_for_given_graphs(model):
     with pytest.raises(ValueError, match="output_kind='scores' is for given ONNX graphs"):
-        OrtGradientClassifier(model, output_kind="scores").fit(X, TWO)
+        OrtGradientClassifier(GraphModel(model, output_kind="scores")).fit(X, TWO)
 
 
 def test_it_is_settled_by_the_first_call():
     fitted = OrtGradientClassifier(SIGMOID, warm_start=True, **SETTINGS).fit(X, TWO)
     with pytest.raises(ModelError, match="output_kind was changed from auto to scores"):
-        fitted.set_params(output_kind="scores").fit(X, TWO)
-    assert clone(fitted).output_kind == "scores"
+        fitted.set_params(model__output_kind="scores").fit(X, TWO)
+    assert clone(fitted).model.output_kind == "scores"
 
 
 @pytest.mark.slow
 def test_later_calls_and_copies_go_on_with_what_was_settled():
-    estimator = OrtGradientClassifier(FOREST, output_kind="probabilities", optimizer="adam", **LEAVES, **SETTINGS)
+    estimator = OrtGradientClassifier(
+        GraphModel(FOREST, output_kind="probabilities"), optimizer="adam", **LEAVES, **SETTINGS
+    )
     once = clone(estimator).set_params(max_iter=3, shuffle=False, batch_size=60).fit(X, THREE)
     parts = clone(estimator).set_params(shuffle=False, batch_size=60)
     for _ in range(3):
@@ -181,12 +195,14 @@ POSITIVE = scoring_graph("z = Gemm(X, W, B)", "float[N,1] z", W=np.full((4, 1), 
 
 
 def test_means_of_counts():
-    said = OrtGradientRegressor(POSITIVE, loss="poisson", output_kind="means", **UNTRAINED).fit(X, COUNTS)
+    said = OrtGradientRegressor(GraphModel(POSITIVE, output_kind="means"), loss="poisson", **UNTRAINED).fit(X, COUNTS)
     assert_allclose(said.predict(X), run_outputs(POSITIVE).ravel(), rtol=1e-5)
     logs = OrtGradientRegressor(POSITIVE, loss="poisson", **UNTRAINED).fit(X, COUNTS)
     assert_allclose(logs.predict(X), np.exp(run_outputs(POSITIVE).ravel()), rtol=1e-5)
     exponential = scoring_graph("z = Gemm(X, W, B) p = Exp(z)", "float[N,1] p")
-    twice = OrtGradientRegressor(exponential, loss="poisson", output_kind="scores", **UNTRAINED).fit(X, COUNTS)
+    twice = OrtGradientRegressor(GraphModel(exponential, output_kind="scores"), loss="poisson", **UNTRAINED).fit(
+        X, COUNTS
+    )
     assert_allclose(twice.predict(X), np.exp(run_outputs(exponential).ravel()), rtol=1e-5)
 
 
@@ -230,16 +246,16 @@ def test_label_first_and_the_wanted_one_of_several_outputs():
     given = scoring_graph(body, "int64[N] label, float[N,1,3] p, float[N,3] z, float[N,3] g", 3)
     first = quiet(OrtGradientClassifier(given, **UNTRAINED), X, THREE)
     assert_allclose(first.predict_proba(X), run_outputs(given, output="p")[:, 0], atol=1e-6)
-    scores = quiet(OrtGradientClassifier(given, output="z", **UNTRAINED), X, THREE)
+    scores = quiet(OrtGradientClassifier(GraphModel(given, output="z"), **UNTRAINED), X, THREE)
     assert_allclose(scores.decision_function(X), run_outputs(given, output="z"), atol=1e-6)
-    sigmoids = quiet(OrtGradientClassifier(given, output="g", **UNTRAINED), X, THREE)
+    sigmoids = quiet(OrtGradientClassifier(GraphModel(given, output="g"), **UNTRAINED), X, THREE)
     assert_allclose(sigmoids.predict_proba(X), run_outputs(given, output="g"), atol=1e-6)
 
 
 @pytest.mark.parametrize("y", [TWO, THREE, np.c_[TWO, 1 - TWO]], ids=["two classes", "three classes", "two labels"])
 def test_what_was_exported_is_trained_further_from_where_it_was(y):
     first = OrtGradientClassifier(MLP((8,)), **SETTINGS).fit(X, y)
-    again = quiet(OrtGradientClassifier(first.to_onnx(), output="probabilities", **UNTRAINED), X, y)
+    again = quiet(OrtGradientClassifier(GraphModel(first.to_onnx(), output="probabilities"), **UNTRAINED), X, y)
     assert_allclose(again.predict_proba(X), first.predict_proba(X), atol=1e-6)
     assert_allclose(again.decision_function(X), first.decision_function(X), atol=1e-5)
     assert set(again.weights_) == set(first.weights_)

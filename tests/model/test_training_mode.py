@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import MLP, SGD, FineTuner, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, SGD, FineTuner, GraphModel, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from tests.helpers.data import DATA
 from tests.training.test_batch_statistics import X, normalizing_graph, plain_sgd, y
@@ -26,7 +26,8 @@ def evaluating(body=PLAIN, **settings):
 
 def regressor(model, **settings):
     defaults = {"optimizer": SGD(), "learning_rate_init": 0.05, "batch_size": 10, "shuffle": False, "max_iter": 1}
-    return OrtGradientRegressor(model, **{"training_mode": True} | defaults | settings)
+    given = model if isinstance(model, GraphModel) else GraphModel(model, training_mode=True)
+    return OrtGradientRegressor(given, **defaults | settings)
 
 
 @pytest.mark.parametrize("opset", [14, 18, 21])
@@ -40,7 +41,7 @@ def test_batch_normalization_is_trained_by_the_formulas(batch, sizes, opset):
 
 
 def test_the_graph_stays_in_evaluation_mode_unless_it_is_asked_for():
-    fitted = regressor(evaluating(), training_mode=False, max_iter=3).fit(X, y)
+    fitted = regressor(GraphModel(evaluating(), training_mode=False), max_iter=3).fit(X, y)
     assert_array_equal(fitted.weights_["m"], np.zeros(3))
     assert_array_equal(fitted.weights_["v"], np.ones(3))
 
@@ -80,7 +81,7 @@ def dropped(how):
 
 @pytest.mark.parametrize("how", ["opset 11", "default", "ratio", "off"])
 def test_dropout_is_switched_on(how):
-    whole = regressor(dropped(how), training_mode=False).fit(X, y)
+    whole = regressor(GraphModel(dropped(how), training_mode=False)).fit(X, y)
     first, again, other = (regressor(dropped(how), random_state=seed).fit(X, y) for seed in (0, 0, 1))
     assert_array_equal(first.weights_["W"], again.weights_["W"])
     assert np.abs(first.weights_["W"] - other.weights_["W"]).max() > 1e-3
@@ -113,7 +114,7 @@ def test_builders_have_no_such_setting(model):
 
 
 def test_a_graph_in_training_mode_already_stays_as_it_is():
-    twice, once = (regressor(normalizing_graph(), training_mode=mode).fit(X, y) for mode in (True, False))
+    twice, once = (regressor(GraphModel(normalizing_graph(), training_mode=mode)).fit(X, y) for mode in (True, False))
     for name, array in once.weights_.items():
         assert_array_equal(twice.weights_[name], array)
 
@@ -194,11 +195,13 @@ def test_later_calls_go_on_with_the_same_mode():
         if name in ("m", "v"):
             assert np.abs(fitted.weights_[name] - array).max() > 0
     with pytest.raises(ModelError, match="training_mode was changed from True to False"):
-        fitted.set_params(training_mode=False).partial_fit(X, y)
+        fitted.set_params(model__training_mode=False).partial_fit(X, y)
 
 
 def test_it_is_described_before_the_fit():
-    moved, fixed = (regressor(evaluating(), training_mode=mode).describe().of("statistic") for mode in (True, False))
+    moved, fixed = (
+        regressor(GraphModel(evaluating(), training_mode=mode)).describe().of("statistic") for mode in (True, False)
+    )
     assert {entry.reason for entry in moved} == {"moved by training"}
     assert {entry.reason for entry in fixed} == {"stays as it is"}
 
@@ -215,7 +218,7 @@ def test_a_convolutional_network_of_pytorch_follows_the_export_in_training_mode(
         node.attribute.remove(mode)
     settings = {"optimizer": SGD(), "learning_rate_init": 0.05, "batch_size": 8, "shuffle": False, "max_iter": 1}
     straight = OrtGradientClassifier(trained, **settings).fit(images, labels)
-    switched = OrtGradientClassifier(evaluated, training_mode=True, **settings).fit(images, labels)
+    switched = OrtGradientClassifier(GraphModel(evaluated, training_mode=True), **settings).fit(images, labels)
     assert straight.weights_.keys() == switched.weights_.keys()
     for name, array in straight.weights_.items():
         assert_allclose(switched.weights_[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -223,4 +226,4 @@ def test_a_convolutional_network_of_pytorch_follows_the_export_in_training_mode(
 
 def test_fine_tuning_takes_all_rows_at_once_and_has_no_batches():
     with pytest.raises(ValueError, match="training_mode=True has no effect on fine-tuning"):
-        OrtGradientRegressor(evaluating(), finetune=FineTuner(), training_mode=True).fit(X, y)
+        OrtGradientRegressor(GraphModel(evaluating(), training_mode=True), finetune=FineTuner()).fit(X, y)

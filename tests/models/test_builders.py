@@ -18,7 +18,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from onnxtrain_sklearn import Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
-from onnxtrain_sklearn.models import KEYWORDS, GraphModel, keywords_of
+from onnxtrain_sklearn.models import KEYWORDS, BaseBuilder, keywords_of
 from tests.helpers.data import blobs, line
 from tests.helpers.training import weights_equal
 
@@ -36,7 +36,7 @@ def with_weights(text: str, **arrays: np.ndarray) -> onnx.ModelProto:
     return model
 
 
-class Convolution(GraphModel):
+class Convolution(BaseBuilder):
     """A convolution over images of one channel, and a linear layer."""
 
     def __init__(self, channels: int = 4) -> None:
@@ -61,7 +61,7 @@ class Convolution(GraphModel):
         )
 
 
-class Standardized(GraphModel):
+class Standardized(BaseBuilder):
     """A linear model behind the standardization of its rows; its bias starts at the mean of the targets."""
 
     def build(self, n_features, n_outputs, random_state=None, *, X, y, sample_weight=None):
@@ -307,7 +307,7 @@ def test_flat_rows_get_the_shape_of_the_graph():
         OrtGradientClassifier(Images()).fit(IMAGES.reshape(-1, 64)[:, :60], DIGITS)
 
 
-class Doubles(GraphModel):
+class Doubles(BaseBuilder):
     """A linear model in float64."""
 
     def build(self, n_features, n_outputs, random_state=None):

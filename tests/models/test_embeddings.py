@@ -21,9 +21,9 @@ from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from onnxtrain_sklearn.models import (
     EMBEDDINGS,
+    BaseBuilder,
     Embedded,
     Embedding,
-    GraphModel,
     PeriodicEmbedding,
     PiecewiseLinearEmbedding,
 )
@@ -37,7 +37,7 @@ X = RNG.normal(size=(200, 3)).astype(np.float32)
 SETTINGS = {"learning_rate_init": 0.02, "max_iter": 5, "random_state": 0}
 
 
-class Identity(GraphModel):
+class Identity(BaseBuilder):
     """A builder whose graph returns its input."""
 
     def build(self, n_features, n_outputs, random_state=None):
@@ -238,7 +238,7 @@ def test_sparse_rows():
 
 
 def test_a_graph_in_double_behind_an_embedding():
-    class Doubles(GraphModel):
+    class Doubles(BaseBuilder):
         def build(self, n_features, n_outputs, random_state=None):
             proto = onnx.parser.parse_model(
                 f'<ir_version: 8, opset_import: ["": 18]> g (double[N, {n_features}] X) => '

@@ -15,11 +15,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import expit, logit, softmax
 from sklearn.base import clone
 
-from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import SGD, GraphModel, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.classic.artifacts import read_checkpoint
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
-from onnxtrain_sklearn.models import GraphModel
+from onnxtrain_sklearn.models import BaseBuilder
 from tests.helpers.data import blobs, line
 from tests.helpers.engines import each_engine
 from tests.helpers.training import NEVER, quietly, weights_equal
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 MEMBERS = 3
 
 
-class Members(GraphModel):
+class Members(BaseBuilder):
     """Linear members; ``only`` names the one that is built alone, from the same weights."""
 
     scales_targets = True
@@ -275,7 +275,7 @@ def test_what_an_ensemble_has_not():
     with pytest.raises(ModelError):
         fitted.to_sklearn()
     with pytest.raises(ValueError, match=r"output_kind='probabilities'.*n_members"):
-        trained(OrtGradientClassifier, X, y, output_kind="probabilities")
+        trained(OrtGradientClassifier, X, y, model=GraphModel(Members(), output_kind="probabilities"))
 
 
 @pytest.mark.parametrize("members", [2, MEMBERS + 1])

@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.datasets import make_classification
 from sklearn.model_selection import GridSearchCV
 
-from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, GraphModel, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.models import MODELS, resolve_builder
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -69,9 +69,9 @@ def test_a_misspelt_name_gets_the_nearest_one():
 
 def test_outputs_and_their_kinds_are_for_given_graphs():
     with pytest.raises(ValueError, match=r"output='scores' names an output of a given.*model is 'mlp'"):
-        OrtGradientClassifier("mlp", output="scores").fit(X, Y)
+        OrtGradientClassifier(GraphModel("mlp", output="scores")).fit(X, Y)
     with pytest.raises(ValueError, match="output_kind='scores' is for given ONNX graphs"):
-        OrtGradientClassifier("mlp", output_kind="scores").fit(X, Y)
+        OrtGradientClassifier(GraphModel("mlp", output_kind="scores")).fit(X, Y)
 
 
 def test_what_names_no_builder_is_none():

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, numpy_helper, parser
 from sklearn.linear_model import Ridge
 
-from onnxtrain_sklearn import MLP, Inputs, OrtGradientMultiOutput
+from onnxtrain_sklearn import MLP, GraphModel, Inputs, OrtGradientMultiOutput
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from onnxtrain_sklearn.losses import Loss
 from tests.helpers.several_outputs import data, graph
@@ -50,8 +50,8 @@ REFUSED = [
     ({"loss_weights": [1, 2]}, {}, "'loss_weights' parameter of OrtGradientMultiOutput must be a dict of numbers"),
     ({"class_weight": {"number": {1: 2}}}, {}, "Output 'number': class_weight is for classification"),
     ({"class_weight": {"class": {"a": -1}}}, {}, "Output 'class': class_weight must contain non-negative numbers"),
-    ({"output_kind": {"number": "probabilities"}}, {}, "Output 'number': The 'output_kind' parameter"),
-    ({"output_kind": {"size": "scores"}}, {}, "output_kind names 'size', an output without a loss"),
+    ({"model__output_kind": {"number": "probabilities"}}, {}, "Output 'number': output_kind='probabilities' is not"),
+    ({"model__output_kind": {"size": "scores"}}, {}, "output_kind names 'size', an output without a loss"),
     ({"model": MLP()}, {}, "model must be an ONNX graph with the outputs .*Builders and fitted models have one output"),
     ({"model": Ridge()}, {}, "model must be an ONNX graph with the outputs"),
     ({"scoring": "r2", "early_stopping": True}, {}, "scoring must be a function"),
@@ -87,7 +87,7 @@ def test_other_outputs_on_a_later_call():
     estimator.set_params(loss={"class": "log_loss"})
     with pytest.raises(ModelError, match="loss was changed from the outputs"):
         estimator.fit(X, {"class": Y["class"]})
-    estimator.set_params(loss=PAIR, output_kind="scores")
+    estimator.set_params(loss=PAIR, model__output_kind="scores")
     with pytest.raises(ModelError, match="output_kind was changed"):
         estimator.fit(X, TARGETS)
     assert all((array == before[name]).all() for name, array in estimator.weights_.items())
@@ -111,7 +111,9 @@ def test_probabilities_whose_scores_cannot_be_found_and_means():
           a = MatMul (X, A)  b = MatMul (X, B)  p = Softmax (a)  q = Softmax (b)  sum = Add (p, q)
           half = Constant <value_float = 0.5> ()  class = Mul (sum, half)  c = MatMul (X, C)  count = Softplus (c) }""")
     kinds = {"class": "probabilities", "count": "means"}
-    estimator = net(mean, loss={"class": "log_loss", "count": "poisson"}, output_kind=kinds, learning_rate_init=0.0)
+    estimator = net(
+        GraphModel(mean, output_kind=kinds), loss={"class": "log_loss", "count": "poisson"}, learning_rate_init=0.0
+    )
     estimator.fit(X, {"class": Y["class"], "count": Y["count"]})
     given = run(mean, {"X": X})
     assert_allclose(estimator.predict_proba(X)["class"], given["class"], rtol=1e-4, atol=1e-6)
@@ -130,7 +132,7 @@ def test_several_inputs_and_running_statistics():
          0, 0}, float[3] mean = {0, 0, 0}, float[3] var = {1, 1, 1}, float[3, 1] B = {1, 2, 3}> {
           a = MatMul (rows, A)  class = BatchNormalization (a, scale, shift, mean, var)
           b = MatMul (class, B)  number = Add (b, more) }""")
-    estimator = net(proto, training_mode=True, engine="portable", batch_size=25)
+    estimator = net(GraphModel(proto, training_mode=True), engine="portable", batch_size=25)
     rows = Inputs({"rows": X, "more": X[:, :1]})
     estimator.fit(rows, TARGETS)
     assert (estimator.weights_["mean"] != 0).all()

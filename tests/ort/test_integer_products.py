@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from onnxtrain_sklearn import OrtGradientClassifier
+from onnxtrain_sklearn import GraphModel, OrtGradientClassifier
 from onnxtrain_sklearn._ort import integer_products, objects, sessions
 from onnxtrain_sklearn._ort.devices import resolve_device
 from tests.helpers.data import DATA
@@ -186,8 +186,8 @@ def test_files_that_are_given_back_hold_the_same_numbers_either_way(name, adapte
     files = {}
     for kind in integer_products.KINDS:
         monkeypatch.setenv(integer_products.VARIABLE, kind)
-        settings = {"output_kind": "scores", "max_iter": 2, "shuffle": False, "random_state": 0}
-        fitted = OrtGradientClassifier(model, **settings).fit(X, np.arange(64) % 10)
+        settings = {"max_iter": 2, "shuffle": False, "random_state": 0}
+        fitted = OrtGradientClassifier(GraphModel(model, output_kind="scores"), **settings).fit(X, np.arange(64) % 10)
         files[kind] = fitted.to_onnx(adapter=adapter)
         assert_allclose(run_by_default(files[kind], {"X": X})[1], fitted.predict_proba(X), rtol=0, atol=0.05)
     assert TensorProto.INT8 in types_of(files["exact"])

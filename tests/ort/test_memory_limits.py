@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
+from onnxtrain_sklearn import GraphModel, OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._ort.device_graphs import not_loaded, not_run
 from onnxtrain_sklearn._utils.errors import refusing
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
@@ -64,11 +64,11 @@ def test_a_dropout_ratio_that_is_computed_from_a_weight(engine):
     """It is a constant of training, as a ratio in an initializer is; predictions do without it."""
     body = "T = Constant<value=bool {1}>() R = ReduceSum<keepdims=0>(P) H = Dropout(X, R, T) Y = MatMul(H, W)"
     shares, settings = np.array([0.1, 0.2], np.float32), {"max_iter": 3, "random_state": 0, "engine": engine}
-    computed = OrtGradientRegressor(net(body, P=shares), training_mode=True, **settings).fit(X, y)
+    computed = OrtGradientRegressor(GraphModel(net(body, P=shares), training_mode=True), **settings).fit(X, y)
     assert list(computed.weights_) == ["W"]
     np.testing.assert_allclose(computed.predict(X), (X @ computed.weights_["W"]).ravel(), rtol=1e-5, atol=1e-6)
     given = net(body.replace("R = ReduceSum<keepdims=0>(P) ", ""), R=np.float32(0.3))
-    same = OrtGradientRegressor(given, training_mode=True, **settings).fit(X, y)
+    same = OrtGradientRegressor(GraphModel(given, training_mode=True), **settings).fit(X, y)
     np.testing.assert_allclose(same.weights_["W"], computed.weights_["W"], rtol=1e-5)
     scalar = net(
         body.replace("Y = MatMul(H, W)", "Z = MatMul(H, W) Y = ReduceSum<keepdims=0>(Z)"), out="float Y", P=shares

@@ -18,6 +18,7 @@ MODULES = (
     *("adapters", "callbacks", "displays", "exceptions", "finetuning", "graph", "losses", "models", "optimizers"),
     *(
         "persistence",
+        "runtime",
         "schedules",
         "classic.artifacts",
         "classic.grad_helper",

@@ -198,6 +198,7 @@ PUBLIC = {
     "Adagrad",
     "LBFGS",
     "FineTuner",
+    "GraphModel",
     "LoRA",
     "Runtime",
     "Inputs",
@@ -219,7 +220,7 @@ PARAMETERS = (
     "l1_ratio max_grad_norm "
     "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
     "ema_decay accumulate "
-    "trainable adapters finetune output output_kind training_mode class_axis ignore_label class_weight "
+    "trainable adapters finetune ignore_label class_weight "
     "target_scaling clip_predictions sparse_updates tol "
     "n_iter_no_change early_stopping scoring validation_fraction callbacks warm_start random_state verbose engine "
     "device runtime"
@@ -300,8 +301,8 @@ def test_parameters_of_the_estimators(name):
     parameters = inspect.signature(getattr(onnxtrain_sklearn, name)).parameters
     others = {
         "OrtGradientClassifier": {"target_scaling", "clip_predictions", "loss_weights"},
-        "OrtGradientRegressor": {"class_axis", "ignore_label", "class_weight", "loss_weights"},
-        "OrtGradientMultiOutput": {"target_scaling", "clip_predictions", "finetune", "output"},
+        "OrtGradientRegressor": {"ignore_label", "class_weight", "loss_weights"},
+        "OrtGradientMultiOutput": {"target_scaling", "clip_predictions", "finetune"},
     }[name]
     expected = [p for p in PARAMETERS if p not in others]
     assert list(parameters) == expected

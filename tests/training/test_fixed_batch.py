@@ -7,7 +7,7 @@ import onnx
 import pytest
 from numpy.testing import assert_allclose
 
-from onnxtrain_sklearn import SGD, FineTuner, OrtGradientRegressor
+from onnxtrain_sklearn import SGD, FineTuner, GraphModel, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -119,7 +119,7 @@ def test_sequences_whose_steps_come_first_are_refused(case):
     for name, shape in (("k", (1, 3, 3)), ("r", (1, 3, 1))):
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(shape, 0.5, np.float32), name))
     sequences = np.random.default_rng(1).normal(size=(30, 5, 3))
-    head = OrtGradientRegressor(model, finetune=FineTuner(new_head=True), output=features, random_state=0)
+    head = OrtGradientRegressor(GraphModel(model, output=features), finetune=FineTuner(new_head=True), random_state=0)
     with pytest.raises(ModelError, match="for a row of X depends on the other rows"):
         head.fit(sequences, sequences[:, 0, 0])
     with pytest.raises(ModelError, match=r"for a row of X depends on the other rows.*batch_first=True"):

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from onnxtrain_sklearn import MLP, OrtGradientClassifier
+from onnxtrain_sklearn import MLP, GraphModel, OrtGradientClassifier
 
 X, y = load_digits(return_X_y=True)
 X = (X / 16).astype(np.float32)
@@ -41,7 +41,7 @@ print(f"accuracy on mirrored images {net.score(mirrored, y_new):.3f}")
 
 print(
     OrtGradientClassifier(
-        given, output="probabilities", trainable="layers.2.*"
+        GraphModel(given, output="probabilities"), trainable="layers.2.*"
     ).describe()
 )
 
@@ -65,7 +65,7 @@ names = [f"layers.{i}.{kind}" for i in range(3) for kind in ("weight", "bias")]
 accuracy, moved = {}, {}
 for way, choice in ways.items():
     tuned = OrtGradientClassifier(
-        given, output="probabilities", **choice, **settings
+        GraphModel(given, output="probabilities"), **choice, **settings
     ).fit(X_few, y_few)
     accuracy[way] = tuned.score(X_test, y_test)
     pairs = [(net.weights_[name], tuned.weights_[name]) for name in names]

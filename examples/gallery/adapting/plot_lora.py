@@ -13,7 +13,7 @@ from scipy import ndimage
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from onnxtrain_sklearn import MLP, LoRA, OrtGradientClassifier
+from onnxtrain_sklearn import MLP, GraphModel, LoRA, OrtGradientClassifier
 
 X, y = load_digits(return_X_y=True)
 X = (X / 16).astype(np.float32)
@@ -77,12 +77,12 @@ for name, (X_few, X_test, y_few, y_test) in split.items():
     for rank in ranks:
         adapters = LoRA(rank=rank, targets="*.weight")
         net = OrtGradientClassifier(
-            given, output="probabilities", adapters=adapters, **settings
+            GraphModel(given, output="probabilities"), adapters=adapters, **settings
         ).fit(X_few, y_few)
         accuracy[name].append(net.score(X_test, y_test))
-    full = OrtGradientClassifier(given, output="probabilities", **settings).fit(
-        X_few, y_few
-    )
+    full = OrtGradientClassifier(
+        GraphModel(given, output="probabilities"), **settings
+    ).fit(X_few, y_few)
     accuracy[name].append(full.score(X_test, y_test))
     print(
         f"{name:8}",

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 
-from onnxtrain_sklearn import ConvNet, FineTuner, OrtGradientClassifier
+from onnxtrain_sklearn import ConvNet, FineTuner, GraphModel, OrtGradientClassifier
 
 rng = np.random.default_rng(0)
 pixels, digits = load_digits(return_X_y=True)
@@ -76,8 +76,7 @@ for n in numbers:
     )[:n]
     few, labels = X_new[order], y_new[order]  # about as many of each digit
     head = OrtGradientClassifier(
-        given,
-        output=features,
+        GraphModel(given, output=features),
         finetune=FineTuner(new_head=True, tune_body=False, cv=2),
     )
     with_head.append(head.fit(few, labels).score(X_rest, y_rest))

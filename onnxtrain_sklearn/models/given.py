@@ -1,0 +1,127 @@
+"""A model together with how its graph is read: which output is trained, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from .._ir.files import without_program
+from .._utils.params import Component, Instance, OneOf, Rules, copied
+from ..exceptions import InvalidParameterError, instead_of
+from .base import ModelSource
+
+_BY_OUTPUT = Instance(Mapping, "a dict by output")
+
+
+class GraphModel(Component):
+    """A model, and how its graph is read.
+
+    A plain model is read with the defaults. ``fit`` refuses a setting that does not apply to the model. All apply to
+    ONNX graphs; ``output_kind`` and ``class_axis`` also to the graphs that builders of your own make; ``output`` also
+    to a fitted model that gets a new head.
+
+    Parameters
+    ----------
+    graph : onnx.ModelProto, bytes, path, ONNXProgram, fitted estimator, graph builder, str or None
+        The model, as the estimators take it without settings.
+    output : str or None, default=None
+        The output of the graph to train; None: the first float output that depends on a float initializer. With
+        ``FineTuner(new_head=True)`` any tensor inside the graph: the features of the new head. Several outputs are
+        trained by :class:`~onnxtrain_sklearn.OrtGradientMultiOutput`, whose ``loss`` names them.
+    output_kind : {"auto", "scores", "probabilities", "means"} or dict of str to str, default="auto"
+        The content of the output. A dict is by output, "auto" for others, for several outputs alone. ``fit`` runs the
+        graph as it was given on some rows of ``X``, and raises ModelError where the untrained estimator would predict
+        something else.
+
+        Of a classifier: "scores" are logits, or margins. "probabilities" are those of the classes, or of the second of
+        two; where the scores upstream cannot be found, the loss is taken on their logarithms. "auto": probabilities
+        where a softmax or sigmoid is found, or the operators at the end hold every number in [0, 1]; else, with a
+        warning, where the numbers lie in [0, 1] and add up to one on rows of ``X``; else scores.
+
+        Of a regressor: "means" are the means that are predicted. "scores" are, for the losses with a log link (poisson,
+        gamma, tweedie), the logarithms of the means; for others the same as means. "auto": means where the operators at
+        the end allow no negative number (Exp, Softplus, Relu, Sigmoid, bounds), else scores.
+    training_mode : bool, default=False
+        Whether BatchNormalization and Dropout of an ONNX graph are switched over to training: statistics of the
+        minibatch, running statistics that training updates, units that are dropped. False: the graph is trained as it
+        is, which for a file exported in evaluation mode means fixed statistics and no Dropout. Predictions and
+        ``to_onnx()`` are always those of evaluation mode. A BatchNormalization whose scale and shift ``trainable``
+        freezes keeps its statistics in any case. A normalization that the exporter folded into a convolution is gone:
+        a warning, or an error if nothing is left.
+    class_axis : {"auto", 1, -1} or dict of str to these, default="auto"
+        Axis of the classes in the scores of a graph that has them at each position of a row, such as the words of a
+        text or the pixels of an image; ``y`` then holds a label at each position. "auto": ``y`` does if it has more
+        than two axes, or less than the scores; the axis is the last one for scores (n, ..., k), the first after the
+        rows for (n, k, ...). 1 or -1: that one, also for scores without such an axis, which are those of the second of
+        two classes. A dict is by output, "auto" for others, for several outputs alone. Not for regressors.
+
+    Examples
+    --------
+    >>> import onnx
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import GraphModel, OrtGradientClassifier
+    >>> graph = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 18]>
+    ... net (float[N, 4] X) => (float[N, 3] scores, float[N, 3] probabilities)
+    ... <float[4, 3] W = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, float[3] b = {0, 0, 0}>
+    ... { scores = Gemm(X, W, b)  probabilities = Softmax(scores) }''')
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = GraphModel(graph, output="probabilities")
+    >>> classifier = OrtGradientClassifier(model, learning_rate_init=0.05, tol=1e-3, random_state=0).fit(X, y)
+    >>> classifier.score(X, y) > 0.9
+    True
+    """
+
+    __module__ = "onnxtrain_sklearn.models"  # the path by which pickles name it
+    valid: ClassVar[Rules] = {
+        "output": (Instance(str, "the name of an output of the graph"), None),
+        "output_kind": (OneOf(("auto", "scores", "probabilities", "means")), _BY_OUTPUT),
+        "training_mode": (bool,),
+        "class_axis": (OneOf(("auto", 1, -1)), _BY_OUTPUT),
+    }
+
+    def __init__(
+        self,
+        graph: ModelSource = None,
+        output: str | None = None,
+        output_kind: str | Mapping[str, str] = "auto",
+        *,
+        training_mode: bool = False,
+        class_axis: int | str | Mapping[str, int | str] = "auto",
+    ) -> None:
+        self.graph = graph
+        self.output = output
+        self.output_kind = output_kind
+        self.training_mode = training_mode
+        self.class_axis = class_axis
+
+    def validate(self) -> None:
+        """Raise InvalidParameterError if a setting breaks its rules, or the model has settings of its own."""
+        super().validate()
+        if isinstance(self.graph, GraphModel):
+            raise InvalidParameterError(
+                f"The 'graph' parameter of GraphModel must be a model, {instead_of(self.graph)}."
+            )
+
+    def __sklearn_clone__(self) -> Any:
+        """Return a copy; a fitted model in it stays fitted."""
+        settings = {name: copied(value) for name, value in self.get_params(deep=False).items() if name != "graph"}
+        graph = without_program(self.graph)
+        return type(self)(graph if hasattr(graph, "fit") else copied(graph), **settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy; programs of ``torch.onnx.export`` cannot be copied, their protobuf can."""
+        state: dict[str, Any] = super().__getstate__()
+        return state | {"graph": without_program(self.graph)}
+
+
+def resolve_graph_model(model: ModelSource) -> GraphModel:
+    """Return a model with its settings, validated; a plain model has the defaults."""
+    if not isinstance(model, GraphModel):
+        return GraphModel(model)
+    model.validate()
+    return model
+
+
+def bare_model(model: ModelSource) -> ModelSource:
+    """Return a model without its settings."""
+    return model.graph if isinstance(model, GraphModel) else model
