@@ -22,10 +22,11 @@ from .fitted_state import FittedState
 from .heads import Plan, body_of, choose_head, gets_new_head, headed
 from .interrupts import raise_or_warn
 from .parameters import Parameters
-from .resumable_state import generator_for
+from .random_generator import generator_for
 from .scoring import validation_rows, validation_score
 from .source import built_for, known_source
-from .starting_state import compare_training, own_scores, require_equal_start, require_fit, run_for
+from .start_checks import compare_training, own_scores, require_equal_start, require_fit
+from .starting_state import run_for
 from .trainer_setup import trainer_for
 from .transaction import Transaction
 

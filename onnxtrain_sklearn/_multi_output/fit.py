@@ -48,8 +48,8 @@ from .._estimators.examples import (
 from .._estimators.fitted_state import Columns, FittedState
 from .._estimators.heads import HeadChoice, Plan, head_for, of_whole_rows, places_of_labels
 from .._estimators.parameters import CLASSIFIER, SHARED, Parameters
+from .._estimators.random_generator import generator_for
 from .._estimators.regressor import OrtGradientRegressor
-from .._estimators.resumable_state import generator_for
 from .._estimators.scoring import (
     ScoredRows,
     first_outputs,
@@ -60,7 +60,8 @@ from .._estimators.scoring import (
     scored_rows,
 )
 from .._estimators.source import source_of
-from .._estimators.starting_state import compare_training, run_for
+from .._estimators.start_checks import compare_training
+from .._estimators.starting_state import run_for
 from .._estimators.trainer_setup import trainer_for
 from .._fitted.model import is_estimator, listed
 from .._given.comparison import OwnOutput, own_output, require_own_start, settled

@@ -7,37 +7,46 @@ says how numbers are scaled and which network is trained by which settings.
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_consistent_length
+from sklearn.base import clone
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from .._data.targets import Targets, row_weights
 from .._estimators import parameters
 from .._estimators.declared_estimator import DeclaredEstimator
 from .._estimators.interrupts import raise_or_warn
+from .._estimators.parameters import CallbackSupportMixin
+from .._estimators.pickling import resumed_device
 from .._estimators.scoring import Scoring
+from .._export.folder import require_known_form, training_folder, write_folder
+from .._fitted.skl2onnx_bridge import register_waiting
+from .._inference.predictor import Predictor, prediction_graph
 from .._model.activation import Task
-from .._ort import devices
+from .._ort import devices, sessions
 from .._ort.devices import Device
+from .._training.history import EpochRows
 from .._utils.declared import Parameter, switch
+from .._utils.errors import refusing
 from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Sizes
 from .._utils.typing import MatrixLike
 from ..losses import LogLoss
 from ..models.tables import RealMLP, TabM
 from .members import (
-    FittedGraph,
     MemberRecipe,
     MemberTasks,
     MemberTraining,
     Network,
     PreparedMember,
     TableExamples,
-    TracedRecipe,
     TrainedMembers,
     epochs_of,
     prepared_members,
@@ -45,6 +54,7 @@ from .members import (
 )
 from .preprocessing import Preprocessing
 from .tables import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
+from .training_files import source_of_networks, untrained_networks
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -55,7 +65,7 @@ DEFAULT_SCORING: Mapping[Task, Scoring] = {"binary": "accuracy", "multiclass": "
 chance, or not at all."""
 
 
-class BaseRecipe(TracedRecipe, FittedGraph, DeclaredEstimator, ABC):
+class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
     """An estimator that takes a raw table."""
 
     categorical_features: CategoricalFeatures
@@ -72,7 +82,13 @@ class BaseRecipe(TracedRecipe, FittedGraph, DeclaredEstimator, ABC):
     _early_stopping: ClassVar[bool | str] = "best_epoch"
     classes_: np.ndarray
     n_outputs_: int
+    loss_curves_: list[list[float]]
     _task: Task
+    _graph: bytes
+    _inputs: Preprocessing
+    _device: Device
+    _predictors: dict[int, Predictor]
+    _epochs: list[dict[str, Any]]
 
     @abstractmethod
     def _encode(self, y: ArrayLike) -> Targets:
@@ -176,6 +192,123 @@ class BaseRecipe(TracedRecipe, FittedGraph, DeclaredEstimator, ABC):
         )
         if examples.classes is not None:
             self.classes_, self._task = examples.classes, examples.targets.task
+
+    @property
+    def history_(self) -> EpochRows:
+        """A dict for each epoch of each network, as that of the networks; ``network`` is its number."""
+        if "loss_curves_" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'history_': it is not fitted.")
+        return EpochRows(map(dict, self._epochs))
+
+    def export_training(
+        self,
+        folder: str | os.PathLike[str],
+        X: MatrixLike,
+        y: ArrayLike,
+        *,
+        form: str = "both",
+        target: str = "any",
+    ) -> None:
+        """Write a folder of graphs that train this model in any onnxruntime, in any language.
+
+        The graphs take rows of the table, texts among them, and hold the preprocessing, which is fitted to ``X``, and
+        the network as it is before training. The manifest names the schedules of the recipe, which
+        :func:`load_training` follows. The estimator stays as it is.
+
+        Parameters
+        ----------
+        folder : str or path
+            The folder to write. One that holds an earlier export is replaced as a whole.
+        X, y : data as for :meth:`fit`
+            All rows but those that ``validation_fraction`` holds out shape the preprocessing.
+        form : {"both", "step", "epoch"}, default="both"
+            The training graphs to write.
+        target : {"any", "web"}, default="any"
+            What the graphs are to run on. "web": also on WebGPU in browsers, which lacks float64.
+
+        Raises
+        ------
+        ModelError
+            A column has the name of a tensor of the state.
+        FileExistsError
+            The folder holds other files.
+
+        Notes
+        -----
+        A loop elsewhere trains to its last epoch: no rows are held out, and no best epoch is kept. What
+        :func:`load_training` reads predicts from the table, also with a state that was trained elsewhere (``state``).
+
+        With ``n_ensembles``, a step trains all networks on the same minibatch, each as it would be alone.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import pandas as pd
+        >>> from onnxtrain_sklearn import RealMLPClassifier, load_training
+        >>> X = pd.DataFrame({"petals": [3, 4, 5, 6] * 25, "color": ["red", "blue", "white", "red"] * 25})
+        >>> y = ["rose", "iris", "rose", "tulip"] * 25
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     RealMLPClassifier("td-s", max_iter=20, random_state=0).export_training(f"{folder}/flowers", X, y)
+        ...     training = load_training(f"{folder}/flowers", random_state=0)
+        >>> for _ in range(20):
+        ...     training = training.partial_fit(X, y)
+        >>> bool((training.predict(X) == y).all())
+        True
+        """
+        require_known_form(form, target)
+        twin = clone(self)
+        twin.check_declared()
+        networks = list(untrained_networks(twin, X, y))
+        with refusing("The training graphs cannot be made"):
+            content = training_folder(source_of_networks(type(self).__name__, networks, target), form)
+        write_folder(content, folder)
+
+    def _predict(self, X: MatrixLike, output: int) -> np.ndarray:
+        """Return an output of the graph for the rows of a table."""
+        check_is_fitted(self)
+        table = read_table(self, X, reset=False)
+        rows = len(table)
+        # onnxruntime multiplies one row alone by another kernel, whose last bit differs: two rows are as any others.
+        columns = self._inputs.columns(table.rows(np.zeros(2, int)) if rows == 1 else table)
+        key = sessions.forks()
+        if key not in self._predictors:
+            graph = vars(self).get("_prediction") or prediction_graph(ir.from_proto(self.to_onnx()))
+            self._predictors[key] = Predictor(graph, self._device, None, width=self._inputs.width)
+        return self._predictors[key].run(columns, output=output)[:rows]
+
+    def to_onnx(self) -> onnx.ModelProto:
+        """Return the graph that predicts from the raw table.
+
+        Returns
+        -------
+        onnx.ModelProto
+            Preprocessing, networks and their mean. A table of numbers is one input ``X`` of shape (N, n_features);
+            missing numbers are NaN. A table with text has an input of shape (N, 1) for each column, by its name: text
+            as strings, all others as float32; missing text is the empty string. The outputs are those of
+            :meth:`predict`: ``variable`` for regression, ``label`` and ``probabilities`` for classification.
+        """
+        check_is_fitted(self)
+        return onnx.load_model_from_string(self._graph)
+
+    @property
+    def model_(self) -> onnx.ModelProto:
+        """The graph that predicts, as ``to_onnx()`` returns it."""
+        return self.to_onnx()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        kept = {name: value for name, value in state.items() if name != "_prediction"}  # the bytes are in _graph
+        return {**kept, "_predictors": {}} if "_predictors" in kept else kept
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore a copy; if its device is missing, it continues on the CPU."""
+        super().__setstate__(state)
+        register_waiting()  # so that skl2onnx, imported by now, converts what is loaded here
+        if "_device" in vars(self):
+            self._device = resumed_device(self, self._device)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_graph")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

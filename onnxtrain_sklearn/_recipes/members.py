@@ -7,31 +7,23 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import onnx
 import onnx_ir as ir
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted
 
 from .._data.targets import Targets
-from .._estimators.parameters import SET, CallbackSupportMixin, call_with_teardown, is_propagated, set_callbacks_of
-from .._estimators.pickling import resumed_device
-from .._estimators.resumable_state import Seeded, bytes_of_targets, generator_of
+from .._estimators.parameters import SET, call_with_teardown, is_propagated, set_callbacks_of
+from .._estimators.random_generator import Seeded, bytes_of_targets, generator_of
 from .._estimators.scoring import Scoring
-from .._fitted.skl2onnx_bridge import register_waiting
 from .._inference.ensemble import averaged_predictions
-from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
+from .._inference.predictor import PredictionGraph, prediction_graph
 from .._ir.edits import append_graph
 from .._ir.protobuf import from_bytes
 from .._ir.shapes import infer_shapes
 from .._model.activation import Task
-from .._ort import sessions
 from .._ort.devices import Device
-from .._training.history import EpochRows
 from .._utils.cache import digest
-from .._utils.typing import MatrixLike
 from ..graph import GraphBuilder
 from .preprocessing import SCALINGS, Preprocessing, fit_preprocessing
-from .tables import RawTable, read_table
+from .tables import RawTable
 
 Network: TypeAlias = Any
 """An :class:`OrtGradientClassifier` or :class:`OrtGradientRegressor`; their attributes are set by ``fit``."""
@@ -204,82 +196,9 @@ class MemberTasks:
         task.call_on_fit_task_end(estimator=recipe)
 
 
-class TracedRecipe(CallbackSupportMixin):
-    """A recipe with the history of its networks."""
-
-    loss_curves_: list[list[float]]
-    _epochs: list[dict[str, Any]]
-
-    @property
-    def history_(self) -> EpochRows:
-        """A dict for each epoch of each network, as that of the networks; ``network`` is its number."""
-        if "loss_curves_" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'history_': it is not fitted.")
-        return EpochRows(map(dict, self._epochs))
-
-
 def epochs_of(networks: list[Network]) -> list[dict[str, Any]]:
     """Return the history of all networks, as plain dicts."""
     return [{"network": number, **row} for number, network in enumerate(networks) for row in network.history_]
-
-
-# The graph of a fitted recipe: it predicts, is given away by ``to_onnx``, and is what pickles hold.
-
-
-class FittedGraph(BaseEstimator):
-    """An estimator that predicts by one graph, which takes the columns of a raw table."""
-
-    _graph: bytes
-    _inputs: Preprocessing
-    _device: Device
-    _predictors: dict[int, Predictor]
-
-    def _predict(self, X: MatrixLike, output: int) -> np.ndarray:
-        """Return an output of the graph for the rows of a table."""
-        check_is_fitted(self)
-        table = read_table(self, X, reset=False)
-        rows = len(table)
-        # onnxruntime multiplies one row alone by another kernel, whose last bit differs: two rows are as any others.
-        columns = self._inputs.columns(table.rows(np.zeros(2, int)) if rows == 1 else table)
-        key = sessions.forks()
-        if key not in self._predictors:
-            graph = vars(self).get("_prediction") or prediction_graph(ir.from_proto(self.to_onnx()))
-            self._predictors[key] = Predictor(graph, self._device, None, width=self._inputs.width)
-        return self._predictors[key].run(columns, output=output)[:rows]
-
-    def to_onnx(self) -> onnx.ModelProto:
-        """Return the graph that predicts from the raw table.
-
-        Returns
-        -------
-        onnx.ModelProto
-            Preprocessing, networks and their mean. A table of numbers is one input ``X`` of shape (N, n_features);
-            missing numbers are NaN. A table with text has an input of shape (N, 1) for each column, by its name: text
-            as strings, all others as float32; missing text is the empty string. The outputs are those of
-            :meth:`predict`: ``variable`` for regression, ``label`` and ``probabilities`` for classification.
-        """
-        check_is_fitted(self)
-        return onnx.load_model_from_string(self._graph)
-
-    @property
-    def model_(self) -> onnx.ModelProto:
-        """The graph that predicts, as ``to_onnx()`` returns it."""
-        return self.to_onnx()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()
-        kept = {name: value for name, value in state.items() if name != "_prediction"}  # the bytes are in _graph
-        return {**kept, "_predictors": {}} if "_predictors" in kept else kept
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a copy; if its device is missing, it continues on the CPU."""
-        super().__setstate__(state)
-        register_waiting()  # so that skl2onnx, imported by now, converts what is loaded here
-        if "_device" in vars(self):
-            self._device = resumed_device(self, self._device)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_graph")
 
 
 # The rows to fit, with their targets and weights.

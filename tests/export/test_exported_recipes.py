@@ -17,7 +17,7 @@ from onnxtrain_sklearn import (
     load_training,
 )
 from onnxtrain_sklearn._export.folder import training_folder, write_folder
-from onnxtrain_sklearn._recipes.kinds import _source_of_networks, untrained_networks
+from onnxtrain_sklearn._recipes.training_files import source_of_networks, untrained_networks
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SCHEMA, Folder
@@ -140,7 +140,7 @@ def test_several_networks_take_the_steps_of_their_own_graphs(case, form, tmp_pat
     recipe.export_training(tmp_path / "both", X, y)
     alone = []
     for number, one in enumerate(untrained_networks(clone(recipe), X, y)):
-        write_folder(training_folder(_source_of_networks("", [one], "any"), "both"), tmp_path / str(number))
+        write_folder(training_folder(source_of_networks("", [one], "any"), "both"), tmp_path / str(number))
         alone.append(Folder(tmp_path / str(number)))
     both, (first, second) = Folder(tmp_path / "both"), alone
     numbers = y[:, None] if RECIPES[case][1] == "numbers" else np.searchsorted(np.unique(y), y)

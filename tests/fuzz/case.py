@@ -34,7 +34,7 @@ from tests.fuzz.seeds import Seed, pick
 OWN = str(Path(onnxtrain_sklearn.__file__).parent)
 TOLD = (
     *("sklearn/utils/", "sklearn/base.py", "sklearn/preprocessing/_label.py"),
-    "onnxtrain_sklearn/_estimators/resumable_state.py",  # which seeds as check_random_state does
+    "onnxtrain_sklearn/_estimators/random_generator.py",  # which seeds as check_random_state does
 )
 """Where scikit-learn validates; numpy's own words come through it for what is no number."""
 

@@ -20,9 +20,9 @@ from sklearn.utils import get_tags
 from sklearn.utils.class_weight import compute_sample_weight
 
 from onnxtrain_sklearn import RealMLPClassifier, TabMClassifier, load_training
-from onnxtrain_sklearn._recipes.kinds import untrained_networks
 from onnxtrain_sklearn._recipes.members import Member, assembled, validation_folds
 from onnxtrain_sklearn._recipes.tables import read_table
+from onnxtrain_sklearn._recipes.training_files import untrained_networks
 from onnxtrain_sklearn.callbacks import EarlyStopping
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.sessions import evaluate

@@ -148,7 +148,7 @@ PROTOBUF = {
         "numpy_helper",
     },
     # to_onnx returns one, pickles hold its bytes
-    "_recipes.members": {"ModelProto", "load_model_from_string"},
+    "_recipes.base": {"ModelProto", "load_model_from_string"},
     "classic.artifacts": {"ModelProto", "save"},
     # the classic interfaces give graphs as protobuf
     "classic.forward_backward": {"ModelProto"},
