@@ -298,9 +298,9 @@ def _of_vectors(
     old, size = state.parameters, state.parameters.vector.shape
     known = {PARAMETERS: size, AVERAGE: size, STATISTICS: (old.statistics.size,), STEP: ()}
     moments = {name: array for name, array in arrays.items() if name not in known}
-    for name, array in arrays.items():
-        shape = slots[name].shape if name in slots else known.get(name, size)
-        _require_fitting_array(name, array, shape, old.vector.dtype)
+    shapes = known | {name: slot.shape for name, slot in slots.items()}
+    for name in arrays.keys() & shapes.keys():  # others are no vectors of this optimizer, as is said below
+        _require_fitting_array(name, arrays[name], shapes[name], old.vector.dtype)
     t = _steps_of_state(arrays.get(STEP, np.array(0)))
     if moments.keys() != set(slots) and (moments or t):
         raise ModelError(

@@ -72,6 +72,8 @@ CASES = {
     },
     "average": {"ema_decay": 0.9, "optimizer": "sgd"},
     "one batch": {"batch_size": 500, "accumulate": 1, "optimizer": "rmsprop"},
+    "arrays of each parameter": {"optimizer": "muon", "weight_decay_schedule": "cosine"},
+    "arrays of other shapes": {"optimizer": "adafactor"},
     "groups": {"accumulate": 3, "max_grad_norm": 0.5, "alpha": 0.1},
 }
 

@@ -70,7 +70,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "adafactor": [
         {},
-        {"decay_rate": 0.5, "epsilon_1": 0.01, "epsilon_2": 1.0, "clip_threshold": 0.25, "weight_decay": 0.1},
+        {"decay_rate": 0.5, "epsilon_1": 0.01, "epsilon_2": 1.0, "clip_threshold": 2.0, "weight_decay": 0.1},
     ],
 }
 
