@@ -3,7 +3,7 @@
 Needs PyTorch and onnxscript beside the package. Each network is exported by PyTorch with random weights, in training
 mode and in evaluation mode, and both sides take steps of SGD on the same random images. The sides
 alternate and the least of the repetitions counts. ``--layers`` compares the forms of the gradient rules for layers of
-these networks instead: the bounds in ``_gradient/rules/convolution_products.py`` come from that table.
+these networks instead: the bounds in ``_gradient/tuning.py`` come from that table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine_step import Net, settings
 from fit_step import RATE, compile_at_once
 
 from onnxtrain_sklearn._gradient.rules import convolution_products as products
-from onnxtrain_sklearn._gradient.rules.winograd import Layout, Windows
+from onnxtrain_sklearn._gradient.rules.windows import Layout, Windows
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._model.trainable import trainable_model

@@ -1,35 +1,37 @@
-"""What a gradient rule receives, the path from parameters to the loss, and questions that rules ask of a graph.
+"""The interface of gradient rules, and the operations that several rules emit.
 
-A rule is a function of a :class:`Reverse`, one node in the reverse pass. It returns one thunk per input, in their
-order; a thunk returns the cotangent of that input, of its shape and type. Only the thunks of wanted inputs are called.
-A thunk that returns None stands for a zero gradient. None instead of a thunk, or a missing thunk, means that there is
-no rule for that input. Emitted operators are standard ONNX, of the opset of the graph. The tables hold each rule in a
-:class:`~onnxtrain_sklearn._ir.supported.Supported`, beside the attributes, inputs and outputs that it supports.
+A rule is a function of a :class:`Reverse`, one node in the reverse pass. It returns one thunk per input, in order. The
+thunk of an input returns its cotangent (the gradient with respect to it), of the input's shape and type, or None where
+the gradient is zero. Only the thunks of wanted inputs are called. None in place of a thunk, or a missing thunk, means
+that there is no rule for that input. Rules emit standard ONNX operators of the graph's opset. A registry holds each
+rule in a :class:`~onnxtrain_sklearn._ir.supported.Supported`, beside the attributes, inputs and outputs that it
+supports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from .._ir.queries import Dims, attribute, constant, describe, dims, every_node, fixed, is_float, operand, opset, reads
+from .._ir.queries import Dims, attribute, constant, describe, dims, fixed, operand, opset
 from .._ir.supported import Supported
 from ..exceptions import UnsupportedOperatorError
-from ..graph import GraphBuilder, Operand, Setting, stops_gradient
+from ..graph import GraphBuilder, Operand, Setting
+from .path import PathNode
+from .singularities import MISSING, SELECTED
 
 Thunk: TypeAlias = Callable[[], "ir.Value | None"]
 Cotangents: TypeAlias = "dict[ir.Value, list[ir.Value]]"
+"""For each value the cotangents that its readers contribute, to be summed."""
 GradientRule: TypeAlias = "Supported[Callable[[Reverse], Sequence[Thunk | None]]]"
-
-Lowering: TypeAlias = "Supported[Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]]"
 
 
 class NewerOpsetNeeded(UnsupportedOperatorError):
-    """The gradient of a node needs operators that the opset of the graph does not have yet."""
+    """The gradient of a node needs operators that the graph's opset lacks; the engine then converts the graph."""
 
     def __init__(self, message: str, opset: int) -> None:
         super().__init__(message)
@@ -84,7 +86,7 @@ class Reverse:
         return value
 
     def further_output(self, index: int, dtype: ir.DataType, shape: ir.Shape | None = None) -> ir.Value:
-        """Return an optional output of the forward node; it is added where it is missing."""
+        """Return an optional output of the forward node, added if the node does not have it yet."""
         self.node.resize_outputs(max(index + 1, len(self.node.outputs)))
         for value in self.node.outputs:
             value.name = value.name or ""
@@ -112,7 +114,7 @@ class Reverse:
         return self.refuse("the rank of its input is not known") if shape is None else len(shape)
 
     def need_opset(self, version: int, what: str) -> None:
-        """Refuse an older opset; the engine then converts the graph to this one."""
+        """Refuse an older opset; the engine then converts the graph to ``version``."""
         if self.opset < version:
             raise NewerOpsetNeeded(str(unsupported(self.node, f"{what} needs opset {version} or newer")), version)
 
@@ -127,13 +129,13 @@ class Reverse:
 
     @property
     def is_selected(self) -> bool:
-        """True if a condition selects the result of the node, so that zero cotangents stay zero."""
+        """True if a Where selects the node's result, so that zero cotangents must stay zero."""
         return MISSING in self.node.meta or SELECTED in self.node.meta
 
     def keep_zeros(self, value: ir.Value, slope: ir.Value | None = None, by: ir.Value | None = None) -> ir.Value:
-        """Return ``value``, a product with ``slope``, as zero where that is zero if a condition selects the result.
+        """Return ``value``, a product with ``slope``; zero where the slope is zero if a Where selects the result.
 
-        By default the slope is the first cotangent. ``by`` is the other factor; a constant one needs no such care.
+        By default the slope is the first cotangent. ``by`` is the other factor: a finite constant cannot make zero NaN.
         """
         known = None if by is None else constant(by)
         if not self.is_selected or (known is not None and np.isfinite(known).all()):
@@ -141,19 +143,19 @@ class Reverse:
         return self.op.Where(self.op.Equal(self.g if slope is None else slope, 0.0), 0.0, value)
 
     def sum_to(self, value: ir.Value, index: int) -> ir.Value:
-        """Sum ``value``, which has the shape of the first output, over the axes along which an input was broadcast."""
+        """Sum ``value``, of the shape of the first output, over the axes along which input ``index`` was broadcast."""
         return sum_to(self, value, dims(self.y), self.x(index))
 
 
-def require_types(passage: Passage) -> None:
+def require_types(step: PathNode) -> None:
     """Refuse a gradient through float types for which runtimes have few kernels."""
-    reason = passage.other_type(DIFFERENTIATED_TYPES)
+    reason = step.unsupported_type(DIFFERENTIATED_TYPES)
     if reason:
-        raise unsupported(passage.node, reason)
+        raise unsupported(step.node, reason)
 
 
 def require(known: Supported[object], node: ir.Node, through: Collection[int] = ()) -> None:
-    """Refuse a node with settings, or a gradient ``through`` outputs, that its rule does not support."""
+    """Refuse a node with settings that its rule does not support, or a gradient ``through`` such outputs."""
     reason = known.unknown(node) or known.missing(node, through)
     if reason:
         raise unsupported(node, reason)
@@ -189,7 +191,7 @@ def sum_over(r: Reverse, value: ir.Value, source: Dims, axes: list[int]) -> ir.V
 
 
 def broadcast_axes(source: Dims | None, target: Dims | None) -> list[int] | None:
-    """Return the axes of ``source`` along which ``target`` was broadcast, None if they are known only at run time."""
+    """Return the axes of ``source`` along which ``target`` was broadcast; None if only a run can tell."""
     if source is None or target is None:
         return None
     lead = len(source) - len(target)
@@ -205,7 +207,8 @@ def broadcast_axes(source: Dims | None, target: Dims | None) -> list[int] | None
 def _sum_at_run_time(r: Reverse, value: ir.Value, target: ir.Value) -> ir.Value:
     """Find the broadcast axes at run time: those whose sizes differ once the shapes are right-aligned.
 
-    If Expand or ConstantOfShape made the leading ones, onnxruntime would infer too many and refuse the graph.
+    Pad adds the leading ones to the shape: from Expand or ConstantOfShape, onnxruntime would infer too many and refuse
+    the graph.
     """
     r.need_opset(13, "its gradient, with shapes that are not known,")
     op = r.op
@@ -251,13 +254,8 @@ def count(op: GraphBuilder, value: ir.Value) -> Operand:
 
 
 def mask(op: GraphBuilder, condition: ir.Value) -> ir.Value:
-    """Return 1 where ``condition`` holds, else 0."""
+    """Return 1 where ``condition`` holds, else 0, as numbers of the gradient's type."""
     return op.Cast(condition, to=op.dtype)
-
-
-def positive_axes(r: Reverse, axes: Sequence[int], rank: int) -> list[int]:
-    """Return the axes as non-negative numbers."""
-    return sorted(axis % rank if rank else 0 for axis in axes)
 
 
 def flat_index(op: GraphBuilder, value: ir.Value) -> ir.Value:
@@ -282,197 +280,3 @@ def scatter_add(
         return r.op.ScatterElements(zeros, index, cotangent, axis=axis)
     r.need_opset(16, "its gradient, which adds up,")
     return r.op.ScatterElements(zeros, index, cotangent, axis=axis, reduction="add")
-
-
-# Roots of values that are never negative, such as the sum of squares in a norm or a distance.
-#
-# The derivative of the root is infinite at zero and that of a square is zero there; their product would be NaN. Both
-# engines take the subgradient zero instead, as ``torch.cdist`` and ``torch.linalg.norm`` do. The root of a value that
-# may be anything, such as a parameter, keeps its infinite derivative.
-
-
-_DEPTH = 32
-"""Nodes before a root that are looked at; a norm has fewer."""
-
-_MOVED = frozenset("Concat Expand Flatten Gather Identity Reshape Slice Squeeze Tile Transpose Unsqueeze".split())
-"""Operators whose numbers are some of those that they read first (all of them: Concat)."""
-
-_ADDED = frozenset("Add Mean ReduceMax ReduceMean ReduceMin ReduceSum Sum".split())
-"""Operators whose result is flat where those of their operands are, all of which are at zero."""
-
-
-def is_norm(node: ir.Node, wanted: Collection[int]) -> bool:
-    """Return True for Sqrt, and Pow by 1/2 or more up to 1, of a value that cannot go below zero and is flat there.
-
-    ``wanted`` are the positions of the operands with a gradient: an exponent that is trained may get smaller.
-    """
-    if node.op_type == "Pow":
-        power = None if node.inputs[1] is None else constant(node.inputs[1])
-        if 1 in wanted or power is None or power.size != 1 or not 0.5 <= power.item() < 1:
-            return False
-    elif node.op_type != "Sqrt":
-        return False
-    return _is_flat_at_zero(node.inputs[0], _DEPTH)
-
-
-def _is_flat_at_zero(value: ir.Value | None, depth: int) -> bool:
-    """Return True if a value is never negative, and its own derivative is zero wherever it is zero."""
-    node = None if value is None else value.producer()
-    if node is None or node.domain or not depth:
-        return False
-    if node.op_type in _LEAVES:
-        return _LEAVES[node.op_type](node)
-    if node.op_type in ("Div", "Mul"):
-        first, second = node.inputs
-        if node.op_type == "Mul" and (first is second or _is_positive(first)):
-            return first is second or _is_flat_at_zero(second, depth - 1)
-        return _is_positive(second) and _is_flat_at_zero(first, depth - 1)
-    if node.op_type in _ADDED | _MOVED:
-        whole = node.op_type in ("Add", "Concat", "Mean", "Sum")
-        return all(_is_flat_at_zero(x, depth - 1) for x in (node.inputs if whole else node.inputs[:1]))
-    return False
-
-
-def _is_positive(value: ir.Value | None) -> bool:
-    """Return True for one positive constant."""
-    array = None if value is None else constant(value)
-    return array is not None and array.size == 1 and array.item() > 0
-
-
-def _is_even_power(node: ir.Node) -> bool:
-    power = None if node.inputs[1] is None else constant(node.inputs[1])
-    return power is not None and power.size == 1 and power.item() > 0 and power.item() % 2 == 0
-
-
-def _is_bounded_by_zero(node: ir.Node) -> bool:
-    bounds = [operand(node, 1)] if node.op_type == "Clip" else list(node.inputs)
-    return any(x is not None and (a := constant(x)) is not None and a.size == 1 and a.item() == 0 for x in bounds)
-
-
-_LEAVES: dict[str, Callable[[ir.Node], bool]] = {
-    "Clip": _is_bounded_by_zero,
-    "Max": _is_bounded_by_zero,
-    "Pow": _is_even_power,
-    "ReduceSumSquare": lambda node: True,
-    "Relu": lambda node: True,
-}
-"""What values are computed by that are flat at zero, and when; of Relu and bounds, from the left."""
-
-
-# Nodes whose results are read only where a condition selects them, such as ``Where(x > 0, Log(x), 0)``.
-#
-# Where the condition leaves a result out, its cotangent is zero, but a derivative there may be infinite or NaN, and
-# zero times that is NaN. Rules of such nodes return zero where the cotangent is zero. A NaN that is selected still
-# shows.
-
-
-SELECTED, MISSING = "selected by a condition", "selected by IsNaN"
-"""Keys of a node's ``meta``."""
-
-STEEP = frozenset("Acos Acosh Asin Atanh Cosh Exp Log Reciprocal Sinh Sqrt Tan".split())
-"""Operators of one operand with a derivative that is not bounded."""
-
-OTHERS = frozenset("Div LogSoftmax Mul Pow ReduceL2 ReduceLogSum ReduceLogSumExp Softmax".split())
-"""Further operators whose rules multiply by numbers that may be infinite or NaN."""
-
-_PASSED = (
-    STEEP
-    | OTHERS
-    | frozenset(
-        "Abs Add Cast Ceil Clip Cos Elu Erf Expand Flatten Gather Identity LeakyRelu Max Min Neg Relu Reshape Sigmoid "
-        "Sin Slice Softplus Split Squeeze Sub Sum Tanh Transpose Unsqueeze Where Dropout".split()
-    )
-)
-"""Operators through which an element stays apart from most others; not products of matrices."""
-
-
-def mark_selected(graph: ir.Graph) -> bool:
-    """Mark nodes whose results a condition selects, in their ``meta``; return whether one of them is steep."""
-    steep = False
-    for node in every_node(graph):
-        if node.op_type == "Where" and not node.domain:
-            kind = MISSING if _tests_for_nan(node.inputs[0]) else SELECTED
-            steep |= _mark(node, kind)
-    return steep
-
-
-def _mark(where: ir.Node, kind: str) -> bool:
-    front, seen, steep = list(where.inputs[1:]), set(), False
-    while front:
-        value = front.pop()
-        node = None if value is None else value.producer()
-        if node is None or node in seen or node.domain or node.op_type not in _PASSED:
-            continue
-        seen.add(node)
-        node.meta[kind] = True
-        steep |= node.op_type in STEEP | {"LogSoftmax", "Softmax"} and (kind == MISSING or node.op_type in _ENDLESS)
-        front += node.inputs[1:] if node.op_type == "Where" else node.inputs
-    return steep
-
-
-_ENDLESS = frozenset({"Acos", "Acosh", "Asin", "Atanh", "Log", "Reciprocal", "Sqrt"})
-"""Operators with an infinite derivative at a finite number."""
-
-
-def _tests_for_nan(condition: ir.Value | None, depth: int = 4) -> bool:
-    node = None if condition is None else condition.producer()
-    if node is None or not depth:
-        return False
-    if node.op_type == "IsNaN":
-        return True
-    passes = node.op_type in ("And", "Cast", "Expand", "Not", "Or", "Unsqueeze")
-    return passes and any(_tests_for_nan(x, depth - 1) for x in node.inputs)
-
-
-# The path of the gradient: the nodes between the trained parameters and the loss.
-#
-# Gradients flow through floating-point values only: a path through a bool or an integer has a zero gradient, and so has
-# one through a node that stops it. A value that a subgraph reads counts as read by the node that contains the subgraph.
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A node on the path of the gradient, with the positions of the outputs and inputs on the path.
-
-    ``sources`` are the values that receive a gradient, including those that the node's subgraphs read.
-    """
-
-    node: ir.Node
-    inputs: frozenset[int]
-    outputs: frozenset[int]
-    sources: frozenset[ir.Value]
-
-    def other_type(self, known: Collection[ir.DataType]) -> str | None:
-        """Return why the node cannot be differentiated: a value on the path has a type that is not ``known``."""
-        values = [x for i, x in enumerate(self.node.inputs) if x is not None and i in self.inputs]
-        values += [y for i, y in enumerate(self.node.outputs) if i in self.outputs]
-        other = [v.dtype.name for v in values if v.dtype is not None and v.dtype not in known]
-        names = ", ".join(sorted(dtype.name for dtype in known))
-        return f"it computes in {other[0]}, and gradients are known in {names} only" if other else None
-
-
-def path(graph: ir.Graph, wrt: Collection[str], of: ir.Value) -> list[Passage]:
-    """Return the nodes between the inputs and initializers named in ``wrt`` and ``of``, in the order of the graph."""
-    return passages(graph, {v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt}, {of})
-
-
-def dependent(graph: ir.Graph, sources: Set[ir.Value]) -> set[ir.Value]:
-    """Return ``sources`` and the floating-point values of ``graph`` that depend on them."""
-    below = set(sources)
-    for node in graph:
-        if not stops_gradient(node) and not below.isdisjoint(reads(node)):
-            below.update(filter(is_float, node.outputs))
-    return below
-
-
-def passages(graph: ir.Graph, sources: Set[ir.Value], ends: Set[ir.Value]) -> list[Passage]:
-    """Return the nodes of ``graph`` between ``sources`` (in it or in an outer graph) and ``ends``, in order."""
-    below, above, found = dependent(graph, sources), set(ends), []
-    for node in reversed(graph):
-        outputs = frozenset(i for i, v in enumerate(node.outputs) if v in above)
-        leaving = below.intersection(reads(node))
-        if outputs and leaving:
-            above |= leaving
-            inputs = frozenset(i for i, x in enumerate(node.inputs) if x in leaving)
-            found.append(Passage(node, inputs, outputs, frozenset(leaving)))
-    return found[::-1]

@@ -1,10 +1,13 @@
 """Gradients of If, Loop and Scan: the same reverse pass, applied to their subgraphs.
 
+The portable engine calls a rule of :data:`RULES` with a :class:`Flow`, which holds the function that differentiates the
+nodes of a subgraph; the rule returns pairs of values and their cotangents.
+
 The gradient of an If is an If: each branch recomputes its values and differentiates them. The gradient of a Loop or
-Scan is a Scan over the iterations in reverse order. The forward node records the state at the start of each iteration;
-the Scan reads it, recomputes the iteration and differentiates it. The states of this Scan are the cotangents of the
-original states, and the accumulated gradients of values that the body captures. Sizes and the number of iterations may
-be symbolic.
+Scan is a Scan over the iterations in reverse order. The forward node gets outputs that record the state at the start of
+each iteration; the Scan reads it, recomputes the iteration and differentiates it. The states of this Scan are the
+cotangents of the original states, and the accumulated gradients of values that the body captures. Sizes and the number
+of iterations may be symbolic.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from .._ir.edits import remove_unread, remove_unread_initializers
 from .._ir.queries import constant, dims, is_float, kind, operand, reads
 from .._ir.supported import ANY, Supported
 from ..graph import GraphBuilder, copy_type
-from .context import Cotangents, Passage, dependent, passages, unsupported, zeros_like
+from .context import Cotangents, unsupported, zeros_like
+from .path import PathNode, dependent, path_between
 
-Backward: TypeAlias = Callable[[GraphBuilder, Sequence[Passage], Cotangents], Cotangents]
-"""Differentiates passages in reverse order: from cotangents of some values to those of the values before them."""
+Backward: TypeAlias = Callable[[GraphBuilder, Sequence[PathNode], Cotangents], Cotangents]
+"""Differentiate nodes in reverse order: from cotangents of some values to those of the values before them."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +53,29 @@ class Flow:
 FlowRule: TypeAlias = "Supported[Callable[[Flow], list[tuple[ir.Value, ir.Value]]]]"
 
 
-RANDOM = frozenset(
-    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split(),
-)
-
-
 class _Body:
     """A copy of a subgraph, extended by its own reverse pass; all its names are new."""
 
     def __init__(self, flow: Flow, name: str) -> None:
-        _refuse_chance(flow, name)
+        for node in flow.graph(name).all_nodes():  # recomputed values must equal the original ones
+            training = operand(node, 2) if kind(node) == "Dropout" else None
+            drops = training is not None and (constant(training) is None or bool(constant(training)))
+            if kind(node) in RANDOM or drops:
+                raise unsupported(flow.node, f"{node.op_type} inside of it would draw other numbers the second time")
         self.graph = flow.graph(name).clone(allow_outer_scope_values=True)
-        _rename_body(self.graph, flow.op)
+        self._rename(flow.op)
         self.op = inner_builder(flow.op, self.graph)
         self._flow = flow
-        self._forward = len(self.graph)
+
+    def _rename(self, op: GraphBuilder) -> None:
+        """Give all values and nodes new names: their own would shadow those of outer values."""
+        for graph in (self.graph, *self.graph.subgraphs()):
+            for value in [*graph.inputs, *graph.initializers.values()]:
+                value.name = op.name(value.name or "value")
+        for node in self.graph.all_nodes():
+            node.name = op.name(node.op_type)
+            for value in node.outputs:
+                value.name = op.name(value.name) if value.name else value.name
 
     def input(self, stem: str, like: ir.Value, shape: ir.Shape | None = None) -> ir.Value:
         """Add an input of the type of ``like``, and of its shape unless ``shape`` is given."""
@@ -73,14 +85,16 @@ class _Body:
 
     def gradients(self, seeds: Cotangents, sources: Sequence[ir.Value]) -> list[ir.Value]:
         """Return the gradients of ``sources`` from the cotangents ``seeds``; zeros for sources without influence."""
-        steps = passages(self.graph, set(sources), set(seeds))
+        steps = path_between(self.graph, set(sources), set(seeds))
         cotangents = self._flow.backward(self.op, steps, {value: list(parts) for value, parts in seeds.items()})
-        return [self._total(cotangents.get(x, []), x) for x in sources]
 
-    def _total(self, cotangents: list[ir.Value], x: ir.Value) -> ir.Value:
-        if not cotangents:
-            return zeros_like(self.op, x)
-        return cotangents[0] if len(cotangents) == 1 else copy_type(self.op.Sum(*cotangents), x)
+        def total(x: ir.Value) -> ir.Value:
+            parts = cotangents.get(x, [])
+            if not parts:
+                return zeros_like(self.op, x)
+            return parts[0] if len(parts) == 1 else copy_type(self.op.Sum(*parts), x)
+
+        return [total(x) for x in sources]
 
     def end_with(self, results: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:
         """Make ``results``, of the types of ``like``, the only outputs, and remove unused nodes."""
@@ -88,15 +102,6 @@ class _Body:
         self.graph.outputs.extend(copy_type(self.op.Identity(v), x) for v, x in zip(results, like, strict=True))
         remove_unread(self.graph, self.graph)
         remove_unread_initializers(self.graph)
-
-
-def _refuse_chance(flow: Flow, name: str) -> None:
-    """Refuse random operators: recomputed values must equal the original ones."""
-    for node in flow.graph(name).all_nodes():
-        training = operand(node, 2) if kind(node) == "Dropout" else None
-        drops = training is not None and (constant(training) is None or bool(constant(training)))
-        if kind(node) in RANDOM or drops:
-            raise unsupported(flow.node, f"{node.op_type} inside of it would draw other numbers the second time")
 
 
 def inner_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
@@ -107,35 +112,21 @@ def inner_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
     return inner
 
 
-def _rename_body(graph: ir.Graph, op: GraphBuilder) -> None:
-    """Give a copied subgraph new names: its names would shadow those of outer values."""
-    for inner in (graph, *graph.subgraphs()):
-        for value in [*inner.inputs, *inner.initializers.values()]:
-            value.name = op.name(value.name or "value")
-    for node in graph.all_nodes():
-        node.name = op.name(node.op_type)
-        for value in node.outputs:
-            value.name = op.name(value.name) if value.name else value.name
-
-
 # --- If ---
 
 
 def _if_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
-    sources = flow.captured("then_branch", "else_branch")
-    branches: dict[str, Any] = {name: _branch(flow, name, sources) for name in ("then_branch", "else_branch")}
+    names = ("then_branch", "else_branch")
+    sources, branches = flow.captured(*names), dict[str, Any]()
+    for name in names:
+        body, seeds = _Body(flow, name), dict[ir.Value, list[ir.Value]]()
+        for y, cotangent in zip(body.graph.outputs, flow.cotangents, strict=True):
+            if cotangent is not None:
+                seeds.setdefault(y, []).append(cotangent)
+        body.end_with(body.gradients(seeds, sources), sources)
+        branches[name] = body.graph
     cotangents = flow.op.emit("If", flow.node.inputs[0], outputs=len(sources), **branches)
     return [(x, copy_type(cotangent, x)) for x, cotangent in zip(sources, cotangents, strict=True)]
-
-
-def _branch(flow: Flow, name: str, sources: Sequence[ir.Value]) -> ir.Graph:
-    body = _Body(flow, name)
-    seeds: Cotangents = {}
-    for y, cotangent in zip(body.graph.outputs, flow.cotangents, strict=True):
-        if cotangent is not None:
-            seeds.setdefault(y, []).append(cotangent)
-    body.end_with(body.gradients(seeds, sources), sources)
-    return body.graph
 
 
 # --- Loop and Scan ---
@@ -154,41 +145,48 @@ class _Scanned:
 class _Frame:
     """Correspondence of the values of a Loop or Scan to those of its body.
 
-    ``states`` are positions: node input, node output, body input, body output. ``scanned`` maps the positions of the
-    body inputs that are slices to the values they are slices of. ``stacked`` holds the positions of the scan outputs,
-    in the body and in the node, with the axis and the direction in which their slices are stacked.
+    Attributes
+    ----------
+    states : list of tuple
+        Positions of each state: node input, node output, body input, body output.
+    scanned : dict
+        For the positions of body inputs that are slices, the tensors that they are slices of.
+    stacked : list of tuple
+        For each scan output its positions in the body and in the node, the axis along which its slices are stacked, and
+        True if they are stacked backwards.
     """
 
-    body: str
     states: list[tuple[int, int, int, int]]
     scanned: dict[int, _Scanned]
     stacked: list[tuple[int, int, int, bool]]
 
 
-def _scan_frame(node: ir.Node) -> _Frame:
+def _scan_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
+    node = flow.node
     count = node.attributes["num_scan_inputs"].as_int()
     inputs, body = list(node.inputs), node.attributes["body"].as_graph()
     n = len(inputs) - count
     stacks = len(body.outputs) - n
     axes, directions = _ints(node, "scan_input_axes", count), _ints(node, "scan_input_directions", count)
     out_axes, out_ways = _ints(node, "scan_output_axes", stacks), _ints(node, "scan_output_directions", stacks)
-    return _Frame(
-        "body",
+    frame = _Frame(
         [(i, i, i, i) for i in range(n)],
         {n + i: _Scanned(_present(inputs[n + i]), axes[i], bool(directions[i])) for i in range(count)},
         [(n + i, n + i, out_axes[i], bool(out_ways[i])) for i in range(stacks)],
     )
+    return _iterations_back(flow, frame)
 
 
-def _loop_frame(node: ir.Node) -> _Frame:
+def _loop_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
+    node = flow.node
     n, body = len(node.inputs) - 2, node.attributes["body"].as_graph()
     stacks = len(body.outputs) - 1 - n
-    return _Frame(
-        "body",
+    frame = _Frame(
         [(2 + i, i, 2 + i, 1 + i) for i in range(n)],
         {},
         [(1 + n + i, n + i, 0, False) for i in range(stacks)],
     )
+    return _iterations_back(flow, frame)
 
 
 def _present(value: ir.Value | None) -> ir.Value:
@@ -200,14 +198,25 @@ def _ints(node: ir.Node, name: str, count: int) -> list[int]:
     return list(node.attributes[name].as_ints()) if name in node.attributes else [0] * count
 
 
-def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
-    """Emit the Scan over the iterations in reverse order; return the sources with their gradients."""
-    body = _Body(flow, frame.body)
+def _iterations_back(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
+    """Emit the Scan over the iterations in reverse order; return the sources with their gradients.
+
+    The inputs of its body are the cotangents of the carried states, the sums of the gradients of captured values, the
+    slices of the cotangents of scan outputs, and what an iteration needs to be computed again. Its outputs are the
+    cotangents of the carried states before the iteration, the new sums, and the cotangents of the slices.
+    """
+    body = _Body(flow, "body")
     inputs, outputs = list(body.graph.inputs), list(body.graph.outputs)
-    captured = flow.captured(frame.body)
+    captured = flow.captured("body")
     carried, sliced = _carried_and_sliced(flow, frame, captured)
     for state in carried:
-        _refuse_growth(flow, state)
+        # The cotangent of a state is a state of a Scan, which keeps its size.
+        value = flow.graph("body").inputs[state[2]]
+        before, held = dims(flow.node.inputs[state[0]]), dims(value)
+        if flow.node.op_type == "Loop" and before is not None and held is not None and before != held:
+            raise unsupported(flow.node, _size_may_change(value))
+
+    # Give the body its inputs, and differentiate one iteration.
     body.graph.inputs.clear()
     seeds: Cotangents = {}
     states = [body.input("cotangent", inputs[s[2]]) for s in carried]
@@ -225,15 +234,29 @@ def _iteration(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
     first, last = len(carried), len(carried) + len(captured)
     totals = [copy_type(body.op.Add(a, b), a) for a, b in zip(sums, cotangents[first:last], strict=True)]
     body.end_with([*cotangents[:first], *totals, *cotangents[last:]], wanted)
-    scans += _recomputation_inputs(flow, frame, body, inputs, must=not scans)
-    starts = [_final_cotangent(flow, state[1]) for state in carried] + [zeros_like(flow.op, x) for x in captured]
-    settings = {
+
+    # The original inputs that are still read become slices, too: the forward node records its states.
+    needed = [i for i, value in enumerate(inputs) if value.uses()]
+    if not scans and not needed:
+        needed = [next(iter(frame.scanned), 0)]  # a Scan takes its number of iterations from its slices
+    body.graph.inputs.extend(inputs[i] for i in needed)
+    scans += [frame.scanned[i] if i in frame.scanned else _stacked_input(flow, frame, i) for i in needed]
+
+    # Scan from the last iteration to the first.
+    starts = list[ir.Value]()
+    for state in carried:
+        cotangent = flow.cotangents[state[1]]
+        starts.append(zeros_like(flow.op, flow.node.outputs[state[1]]) if cotangent is None else cotangent)
+    starts += [zeros_like(flow.op, x) for x in captured]
+    settings: dict[str, Any] = {
         "body": body.graph,
         "num_scan_inputs": len(scans),
         "scan_input_axes": [scan.axis for scan in scans],
         "scan_input_directions": [int(not scan.backwards) for scan in scans],
-        **_scan_output_settings([frame.scanned[i] for i in sliced]),
     }
+    if sliced:
+        settings["scan_output_axes"] = [frame.scanned[i].axis for i in sliced]
+        settings["scan_output_directions"] = [int(not frame.scanned[i].backwards) for i in sliced]
     results = _scan_back(flow, starts, [scan.value for scan in scans], settings)
     sources = [_present(flow.node.inputs[s[0]]) for s in carried] + captured
     sources += [frame.scanned[i].value for i in sliced]
@@ -246,7 +269,8 @@ def _scan_back(
 ) -> Sequence[ir.Value]:
     """Emit the Scan; inside an If for a Loop that may not iterate: onnxruntime cannot scan a tensor of length 0."""
     inputs = [*starts, *slices]
-    if flow.node.op_type == "Scan" or _runs_once(flow.node):
+    limits = [x for i in (0, 1) if (x := operand(flow.node, i)) is not None]  # of a Loop: most iterations, condition
+    if flow.node.op_type == "Scan" or all((n := constant(x)) is not None and n.item() > 0 for x in limits):
         return flow.op.emit("Scan", *inputs, outputs=len(settings["body"].outputs), **settings)
     rounds = flow.op.Gather(flow.op.Shape(slices[0]), np.int64(0))
     none, some = flow.op.body("no_round"), flow.op.body("rounds")
@@ -259,23 +283,6 @@ def _scan_back(
     return flow.op.emit("If", empty, outputs=len(starts), then_branch=none.graph, else_branch=some.graph)
 
 
-def _runs_once(loop: ir.Node) -> bool:
-    """Return True if a Loop is known to run at least one iteration."""
-    return all(value is None or _positive(value) for value in (operand(loop, 0), operand(loop, 1)))
-
-
-def _positive(value: ir.Value) -> bool:
-    array = constant(value)
-    return array is not None and bool(array.item() > 0)
-
-
-def _scan_output_settings(scanned: Sequence[_Scanned]) -> dict[str, Any]:
-    if not scanned:
-        return {}
-    directions = [int(not scan.backwards) for scan in scanned]
-    return {"scan_output_axes": [scan.axis for scan in scanned], "scan_output_directions": directions}
-
-
 def _carried_and_sliced(
     flow: Flow, frame: _Frame, captured: Sequence[ir.Value]
 ) -> tuple[list[tuple[int, int, int, int]], list[int]]:
@@ -283,39 +290,29 @@ def _carried_and_sliced(
 
     A state that depends on a source in one iteration is itself a source in the next one.
     """
-    graph = flow.graph(frame.body)
+    graph = flow.graph("body")
     states = [s for s in frame.states if is_float(graph.inputs[s[2]])]
     carried = [s for s in states if flow.node.inputs[s[0]] in flow.sources]
     sliced = [i for i, scan in frame.scanned.items() if scan.value in flow.sources]
     while True:
-        below = dependent(graph, {*captured, *(graph.inputs[i] for i in [*sliced, *(s[2] for s in carried)])})
-        more = [s for s in states if s in carried or graph.outputs[s[3]] in below]
+        downstream = dependent(graph, {*captured, *(graph.inputs[i] for i in [*sliced, *(s[2] for s in carried)])})
+        more = [s for s in states if s in carried or graph.outputs[s[3]] in downstream]
         if more == carried:
             return carried, sliced
         carried = more
 
 
-def _final_cotangent(flow: Flow, output: int) -> ir.Value:
-    cotangent = flow.cotangents[output]
-    return zeros_like(flow.op, flow.node.outputs[output]) if cotangent is None else cotangent
-
-
-def _recomputation_inputs(
-    flow: Flow, frame: _Frame, body: _Body, inputs: Sequence[ir.Value], *, must: bool
-) -> list[_Scanned]:
-    """Add the inputs that the body needs to recompute an iteration; return the tensors they are slices of."""
-    needed = [i for i, value in enumerate(inputs) if value.uses()]
-    if must and not needed:
-        needed = [next(iter(frame.scanned), 0)]  # a Scan takes its number of iterations from its slices
-    body.graph.inputs.extend(inputs[i] for i in needed)
-    return [frame.scanned[i] if i in frame.scanned else _stacked_input(flow, frame, i) for i in needed]
-
-
 def _stacked_input(flow: Flow, frame: _Frame, position: int) -> _Scanned:
     """Add an output to the forward node that stacks the body input at ``position`` of all iterations."""
-    node, graph = flow.node, flow.graph(frame.body)
+    node, graph = flow.node, flow.graph("body")
     value, number = graph.inputs[position], len(node.outputs)
-    _need_one_size(flow, frame, position)
+    if not isinstance(value.type, ir.TensorType):
+        raise unsupported(node, f"its state {value.name!r} is no tensor")
+    for start, _, before, after in frame.states:  # only equal shapes stack; states of a Scan keep theirs
+        if before == position and node.op_type == "Loop":
+            shapes = dims(node.inputs[start]), dims(graph.outputs[after])
+            if shapes[0] is None or shapes[0] != shapes[1] or None in shapes[0]:
+                raise unsupported(node, _size_may_change(value))
     graph.outputs.append(copy_type(inner_builder(flow.op, graph).Identity(value), value))
     stacked = len(graph.outputs) - len(frame.states) - (node.op_type == "Loop")
     for name in ("scan_output_axes", "scan_output_directions"):
@@ -330,37 +327,13 @@ def _stacked_input(flow: Flow, frame: _Frame, position: int) -> _Scanned:
     return _Scanned(tape, 0, False)
 
 
-def _refuse_growth(flow: Flow, state: tuple[int, int, int, int]) -> None:
-    """Refuse a state that an iteration gives another size: its cotangent is a state of a Scan, which keeps its size."""
-    value = flow.graph("body").inputs[state[2]]
-    before, held = dims(flow.node.inputs[state[0]]), dims(value)
-    if flow.node.op_type == "Loop" and before is not None and held is not None and before != held:
-        raise unsupported(flow.node, _size_may_change(value))
-
-
 def _size_may_change(value: ir.Value) -> str:
     return f"its state {value.name!r} is not known to keep its size"
 
 
-def _need_one_size(flow: Flow, frame: _Frame, position: int) -> None:
-    """Refuse a state of a Loop whose shape may change: only equal shapes stack. States of a Scan keep their shape."""
-    graph = flow.graph(frame.body)
-    if not isinstance(graph.inputs[position].type, ir.TensorType):
-        raise unsupported(flow.node, f"its state {graph.inputs[position].name!r} is no tensor")
-    for start, _, before, after in frame.states:
-        if before == position and flow.node.op_type == "Loop":
-            shapes = dims(flow.node.inputs[start]), dims(graph.outputs[after])
-            if shapes[0] is None or shapes[0] != shapes[1] or None in shapes[0]:
-                raise unsupported(flow.node, _size_may_change(graph.inputs[position]))
-
-
-def _scan_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
-    return _iteration(flow, _scan_frame(flow.node))
-
-
-def _loop_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
-    return _iteration(flow, _loop_frame(flow.node))
-
+RANDOM = frozenset(
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split(),
+)
 
 _SCAN = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
 

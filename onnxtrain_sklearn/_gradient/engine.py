@@ -1,8 +1,12 @@
-"""Choose an engine and differentiate a graph with it: the protocol of engines, and `gradient_graph`.
+"""Choose a gradient engine and differentiate a graph with it.
 
-An engine is one function ``(model, wrt, of) -> model``: it returns a new graph with the inputs, initializers and
-outputs of the given one and an output ``NAME_grad`` for each name in ``wrt``. An engine returns correct gradients, or
-raises :class:`UnsupportedOperatorError`. It is called only for names on which the output depends.
+:func:`gradient_graph` is the public function on ONNX models; training calls :func:`differentiate` on graphs that are
+validated already. Both lower fused operators, find the path of the gradient, try the engines in turn and add what an
+engine leaves out, such as zero gradients of names that do not affect the output.
+
+An engine is a function ``(model, wrt, of) -> model``. It returns a new graph with the inputs, initializers and outputs
+of the given one and an output ``NAME_grad`` for each name in ``wrt``. It returns correct gradients or raises
+:class:`UnsupportedOperatorError`. It is called only for names on which the output depends.
 """
 
 from __future__ import annotations
@@ -30,16 +34,18 @@ from .._ort import gradient_builder, packages, sessions
 from .._utils.errors import refusing
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, instead_of, nearest
 from ..graph import GraphBuilder, copy_type
-from . import ort_training as ort
-from . import portable
-from .context import mark_selected, path
+from . import ort_training, portable
+from .path import path
+from .singularities import mark_selected
+from .tuning import TUNING
 
 Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]
 
 ENGINES: dict[str, tuple[Engine, Callable[[], bool]]] = {
-    "ort-training": (ort.differentiate, gradient_builder.has_gradient_builder),
+    "ort-training": (ort_training.differentiate, gradient_builder.has_gradient_builder),
     "portable": (portable.differentiate, lambda: True),
 }
+"""The engines, each with a function that tells whether the installed onnxruntime can run it."""
 
 
 def available_engines() -> tuple[str, ...]:
@@ -47,16 +53,11 @@ def available_engines() -> tuple[str, ...]:
     return tuple(name for name, (_, available) in ENGINES.items() if available())
 
 
-@dataclass(frozen=True)
-class GradientGraph:
-    """A graph with gradients among its outputs, and the name of the engine that made it."""
-
-    model: ir.Model
-    engine: str
-
-
 def choose_engine(engine: str, others: Sequence[str] = ()) -> str:
-    """Return ``engine``, a name or "auto"; raise if it cannot run here. ``others`` are names that the caller takes."""
+    """Return ``engine``, a name or "auto"; raise if it cannot run here.
+
+    ``others`` are further names that the caller accepts, for the suggestion in the error.
+    """
     if engine != "auto" and engine not in ENGINES:
         raise ValueError(f"Unknown engine {engine!r}.{nearest(engine, ['auto', *ENGINES, *others])}")
     if engine not in ("auto", *available_engines()):
@@ -66,70 +67,6 @@ def choose_engine(engine: str, others: Sequence[str] = ()) -> str:
             "onnxtrain-sklearn[ort-training]), or use engine='portable'."
         )
     return engine
-
-
-def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
-    """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is unchanged."""
-    return differentiate_own(model.clone(), wrt, of, engine)
-
-
-def differentiate_own(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
-    """As :func:`differentiate`, of a model that the caller needs no more: it is simplified in place."""
-    return _differentiate_by(multiply_by_columns(fold(lower(model))), wrt, of, engine)
-
-
-def _differentiate_by(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
-    model.ir_version = min(model.ir_version, sessions.limits_for(ir_version=model.ir_version).ir_version)
-    if engine == "ort-training":  # it cannot differentiate subgraphs; with "auto" the portable engine does
-        unroll(model)
-    _require_free_names(model.graph, wrt)
-    nodes = [passage.node for passage in path(model.graph, wrt, _output_named(model.graph, of))]
-    reached = {of} | {v.name for node in nodes for v in reads(node) if v.name} - _empty(model.graph)
-    result = _first_able(_candidates(model, nodes, engine), model, [name for name in wrt if name in reached], of)
-    _add_zero_gradients(result.model.graph, [name for name in wrt if name not in reached])
-    outputs = [v.name or "" for v in model.graph.outputs] + [f"{name}_grad" for name in wrt]
-    _order_outputs(result.model.graph, outputs)
-    return result
-
-
-def _candidates(model: ir.Model, nodes: Sequence[ir.Node], engine: str) -> Sequence[str]:
-    """Return the engines to try in turn, the faster one first; ``nodes`` are those that are differentiated.
-
-    onnxruntime-training lacks most gradient kernels for float64. Its gradients are also NaN where a condition leaves
-    out a result with an infinite derivative.
-    """
-    if choose_engine(engine) != "auto":
-        return [engine]
-    double = any(v.dtype is ir.DataType.DOUBLE for v in [*model.graph.inputs, *model.graph.initializers.values()])
-    steep = mark_selected(model.graph)
-    able = [name for name in available_engines() if not ((double or steep) and name == "ort-training")]
-    return able[::-1] if len(able) > 1 and portable_is_faster(nodes) else able
-
-
-def _first_able(engines: Sequence[str], model: ir.Model, wrt: Sequence[str], of: str) -> GradientGraph:
-    """Differentiate with the first engine that supports every node; if none does, raise the portable one's error."""
-    errors = dict[str, UnsupportedOperatorError]()
-    for name in engines:
-        try:
-            return _by(name, model, wrt, of)
-        except UnsupportedOperatorError as error:
-            errors[name] = error
-    raise errors[max(errors)]  # the portable engine supports more: what it lacks is the reason
-
-
-def _by(engine: str, model: ir.Model, wrt: Sequence[str], of: str) -> GradientGraph:
-    with refusing(f"The engine {engine!r} cannot differentiate the graph", UnsupportedOperatorError):
-        return GradientGraph(ENGINES[engine][0](model, wrt, of), engine)
-
-
-def _names_in(wrt: object) -> list[str]:
-    """Return the names without repetition."""
-    if not isinstance(wrt, Iterable):
-        raise TypeError(f"wrt must be the name of an input or initializer, or a list of them, {instead_of(wrt)}.")
-    names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
-    if not names:
-        raise ValueError("wrt is an empty list: name at least one input or initializer.")
-    return names
 
 
 def gradient_graph(
@@ -184,7 +121,11 @@ def gradient_graph(
     ['y', 'x_grad']
     """
     proto = checked(model)
-    names = _names_in(wrt)
+    if not isinstance(wrt, Iterable):
+        raise TypeError(f"wrt must be the name of an input or initializer, or a list of them, {instead_of(wrt)}.")
+    names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
+    if not names:
+        raise ValueError("wrt is an empty list: name at least one input or initializer.")
     with refusing("The gradients of the graph cannot be built"):
         source = from_proto(proto)
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
@@ -196,7 +137,7 @@ def gradient_graph(
         require_loadable(source)
         _check_names(source.graph, names)
         output = _scalar_output(source.graph, of)
-        result = ir.to_proto(_differentiate_by(multiply_by_columns(source), names, output, engine).model)
+        result = ir.to_proto(_differentiate_lowered(multiply_by_columns(source), names, output, engine).model)
         session = plain_session(result)
         if session is None:
             require_result_loads(result, proto)
@@ -206,7 +147,7 @@ def gradient_graph(
 
 
 def _name_free_sizes(graph: ir.Graph) -> None:
-    """Name the free axes of inputs of a graph with a Loop: by names its states are known to keep their sizes."""
+    """Name the free axes of inputs of a graph with a Loop: equal names show that its states keep their sizes."""
     if not any(node.op_type == "Loop" and not node.domain for node in every_node(graph)):
         return
     for value in graph.inputs:
@@ -216,8 +157,32 @@ def _name_free_sizes(graph: ir.Graph) -> None:
             value.shape = ir.Shape([f"{value.name}/{i}" if new else size for i, (size, new) in enumerate(sizes)])
 
 
+def _check_names(graph: ir.Graph, names: Sequence[str]) -> None:
+    values = {v.name: v for v in graph.inputs if v.name} | dict(graph.initializers)
+    for name in names:
+        if name not in values:
+            hint = nearest(name, [str(v) for v in values])
+            raise ModelError(f"wrt names {name!r}, which is no input or initializer.{hint}")
+        if not is_float(values[name]):
+            raise ModelError(f"wrt names {name!r} of type {values[name].dtype}; only floats have a gradient.")
+
+
+def _scalar_output(graph: ir.Graph, of: str | None) -> str:
+    outputs = {v.name or "": v for v in graph.outputs}
+    name = next(iter(outputs), "") if of is None else of
+    if name not in outputs:
+        raise ModelError(f"of={of!r} is no output of the graph.{nearest(str(of), outputs)}")
+    if not is_float(outputs[name]):
+        raise ModelError(f"Output {name!r} is of type {outputs[name].dtype}; only floats have a gradient.")
+    shape = dims(outputs[name])
+    if shape != []:
+        found = "a shape that could not be inferred" if shape is None else f"shape {tuple(shape)}"
+        raise ModelError(f"The gradient is taken of a scalar, but output {name!r} has {found}. Reduce it first.")
+    return name
+
+
 def _require_values_as_given(given: onnx.ModelProto, made: PlainSession) -> None:
-    """Raise ModelError if a gradient graph does not compute the outputs of the model as given, on random inputs."""
+    """Raise ModelError if, on random inputs, a gradient graph does not compute the outputs of the model as given."""
     if draws(given) or random_feeds(given, 0) is None or (session := plain_session(given)) is None:
         return
     names = [value.name for value in given.graph.output]
@@ -236,28 +201,67 @@ def _require_values_as_given(given: onnx.ModelProto, made: PlainSession) -> None
             return
 
 
-def _output_named(graph: ir.Graph, output: str) -> ir.Value:
-    return next(v for v in graph.outputs if v.name == output)
+@dataclass(frozen=True)
+class GradientGraph:
+    """A graph with gradients among its outputs, and the name of the engine that made it."""
+
+    model: ir.Model
+    engine: str
 
 
-def _empty(graph: ir.Graph) -> set[str]:
-    """Return the names of empty inputs and initializers: their gradient is empty, whatever a kernel returns."""
-    values = [*graph.inputs, *graph.initializers.values()]
-    return {v.name for v in values if v.name and 0 in (dims(v) or [])}
+def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
+    """Return ``model`` with an output ``NAME_grad`` for each name in ``wrt``; the given model is unchanged."""
+    return differentiate_own(model.clone(), wrt, of, engine)
 
 
-def _check_names(graph: ir.Graph, names: Sequence[str]) -> None:
-    values = {v.name: v for v in graph.inputs if v.name} | dict(graph.initializers)
-    for name in names:
-        if name not in values:
-            hint = nearest(name, [str(v) for v in values])
-            raise ModelError(f"wrt names {name!r}, which is no input or initializer.{hint}")
-        if not is_float(values[name]):
-            raise ModelError(f"wrt names {name!r} of type {values[name].dtype}; only floats have a gradient.")
+def differentiate_own(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
+    """Differentiate like :func:`differentiate`, but simplify the given model in place: the caller gives it up."""
+    return _differentiate_lowered(multiply_by_columns(fold(lower(model))), wrt, of, engine)
+
+
+def _differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
+    """Differentiate a model without fused operators with the first engine that supports every node on the path."""
+    graph = model.graph
+    model.ir_version = min(model.ir_version, sessions.limits_for(ir_version=model.ir_version).ir_version)
+    if engine == "ort-training":  # it cannot differentiate subgraphs; with "auto" the portable engine does
+        unroll(model)
+    _require_free_names(graph, wrt)
+
+    # The engines get only names that affect the output. The gradient of an empty value is empty, whatever a kernel
+    # would return.
+    nodes = [step.node for step in path(graph, wrt, next(v for v in graph.outputs if v.name == of))]
+    empty = {v.name for v in [*graph.inputs, *graph.initializers.values()] if v.name and 0 in (dims(v) or [])}
+    reached = {of} | {v.name for node in nodes for v in reads(node) if v.name} - empty
+
+    errors = dict[str, UnsupportedOperatorError]()
+    for name in _engines_to_try(model, nodes, engine):
+        try:
+            with refusing(f"The engine {name!r} cannot differentiate the graph", UnsupportedOperatorError):
+                result = ENGINES[name][0](model, [one for one in wrt if one in reached], of)
+            break
+        except UnsupportedOperatorError as error:
+            errors[name] = error
+    else:
+        raise errors[max(errors)]  # "portable" where it was tried: it supports more, so its reason is the one to know
+
+    op = GraphBuilder(result.graph, prefix="zero")
+    values = {v.name: v for v in result.graph.inputs} | dict(result.graph.initializers)
+    for one in wrt:
+        if one not in reached:
+            source = values[one]
+            zero = op.ConstantOfShape(op.Shape(source), value=ir.tensor([0], dtype=source.dtype))
+            copy_type(zero, source).name = f"{one}_grad"
+            result.graph.outputs.append(zero)
+
+    outputs = {v.name: v for v in result.graph.outputs}
+    result.graph.outputs.clear()
+    result.graph.outputs.extend(outputs[v.name] for v in graph.outputs)
+    result.graph.outputs.extend(outputs[f"{one}_grad"] for one in wrt)
+    return GradientGraph(result, name)
 
 
 def _require_free_names(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Raise if a value already has the name of a gradient: the name would be ambiguous."""
+    """Raise if a value already has the name of a gradient."""
     nodes = every_node(graph)
     graphs = [graph, *(inner for node in nodes for inner in graphs_in(node))]
     values = {v.name for inner in graphs for v in (*inner.inputs, *inner.initializers.values())}
@@ -269,46 +273,25 @@ def _require_free_names(graph: ir.Graph, names: Sequence[str]) -> None:
             )
 
 
-def _scalar_output(graph: ir.Graph, of: str | None) -> str:
-    outputs = {v.name or "": v for v in graph.outputs}
-    name = next(iter(outputs), "") if of is None else of
-    if name not in outputs:
-        raise ModelError(f"of={of!r} is no output of the graph.{nearest(str(of), outputs)}")
-    if not is_float(outputs[name]):
-        raise ModelError(f"Output {name!r} is of type {outputs[name].dtype}; only floats have a gradient.")
-    shape = dims(outputs[name])
-    if shape != []:
-        found = "a shape that could not be inferred" if shape is None else f"shape {tuple(shape)}"
-        raise ModelError(f"The gradient is taken of a scalar, but output {name!r} has {found}. Reduce it first.")
-    return name
+def _engines_to_try(model: ir.Model, nodes: Sequence[ir.Node], engine: str) -> Sequence[str]:
+    """Return the engines to try in turn, the faster one first; ``nodes`` are those on the path.
+
+    With "auto", onnxruntime-training is left out for float64, for which it lacks most gradient kernels, and where a
+    Where drops a result with an infinite derivative, for which its gradients are NaN.
+    """
+    if choose_engine(engine) != "auto":
+        return [engine]
+    double = any(v.dtype is ir.DataType.DOUBLE for v in [*model.graph.inputs, *model.graph.initializers.values()])
+    steep = mark_selected(model.graph)
+    able = [name for name in available_engines() if not ((double or steep) and name == "ort-training")]
+    return able[::-1] if len(able) > 1 and portable_is_faster(nodes) else able
 
 
-def _add_zero_gradients(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Add zero gradients for values on which the output does not depend."""
-    op = GraphBuilder(graph, prefix="zero")
-    values = {v.name: v for v in graph.inputs} | dict(graph.initializers)
-    for name in names:
-        source = values[name]
-        zero = op.ConstantOfShape(op.Shape(source), value=ir.tensor([0], dtype=source.dtype))
-        copy_type(zero, source).name = f"{name}_grad"
-        graph.outputs.append(zero)
-
-
-def _order_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    outputs = {v.name: v for v in graph.outputs}
-    graph.outputs.clear()
-    graph.outputs.extend(outputs[name] for name in names)
-
-
-# Which engine is faster, by family of operators.
-#
-# ``python benchmarks/engine_families.py`` measured the table, with onnxruntime-training 1.19.2, in CPU time on one
-# thread. A number is the time of a training step of the portable engine by that of ort-training: below 1, the portable
-# engine is faster.
-#
-# The families stand in the order of the time that their operators take: of those that occur in a graph the first one
-# decides. Checked on networks of several families: an embedding and attention 1.07, LeNet 1.13, an embedding with a
-# hidden layer of tanh 0.94 and 1.09 in two runs, with a linear layer 0.90 and 1.00.
+def portable_is_faster(nodes: Iterable[ir.Node]) -> bool:
+    """Return True if the portable engine is clearly faster for a graph whose gradient passes through ``nodes``."""
+    operators = {node.op_type for node in nodes if not node.domain}
+    ratios = (ratio for ratio, names in FAMILIES.values() if operators.intersection(names.split()))
+    return next(ratios, 1.0) < TUNING.clearly_faster
 
 
 FAMILIES: dict[str, tuple[float, str]] = {
@@ -324,14 +307,11 @@ FAMILIES: dict[str, tuple[float, str]] = {
     "reductions": (0.90, "ReduceMean ReduceSum"),
     "products": (0.94, "MatMul Gemm"),
 }
-"""For each family the ratio, and its operators."""
+"""For each family of operators: the time of a training step of the portable engine divided by that of ort-training,
+and the operators.
 
-CLEAR = 0.9
-"""Ratio below which the portable engine is taken: two runs of the benchmark differ by a tenth."""
-
-
-def portable_is_faster(nodes: Iterable[ir.Node]) -> bool:
-    """Return True if the portable engine is clearly faster for a graph whose gradient passes through ``nodes``."""
-    operators = {node.op_type for node in nodes if not node.domain}
-    ratios = (ratio for ratio, names in FAMILIES.values() if operators.intersection(names.split()))
-    return next(ratios, 1.0) < CLEAR
+Measured by ``python benchmarks/engine_families.py`` with onnxruntime-training 1.19.2, in CPU time on one thread. The
+families are ordered by the time that their operators take: the first one that occurs in a graph decides. Checked on
+networks of several families: an embedding and attention 1.07, LeNet 1.13, an embedding with a hidden layer of tanh 0.94
+and 1.09 in two runs, with a linear layer 0.90 and 1.00.
+"""

@@ -1,14 +1,16 @@
-"""Lower recurrent, attention and sequence operators to operators that have gradient rules.
+"""Lower operators without a gradient rule to operators that have one, before the graph is differentiated.
 
-Queries whose keys are all masked give zeros and have zero gradients. Batch size and sequence lengths may be symbolic;
-the number and the size of heads are fixed.
+:func:`expand` replaces nodes on the path by the nodes that a function of :data:`LOWERINGS` emits. The graph computes
+the same values as before. Attention becomes matrix products, a recurrent operator becomes a Scan over the time steps,
+and nodes that read an element of a sequence read its tensor instead. Each family has a section below.
+
+Batch size and sequence lengths may be symbolic; the number and the size of heads are fixed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import isnan, nan
 from typing import Any, TypeAlias
 
@@ -20,8 +22,45 @@ from .._ir.queries import attribute, constant, dims, graphs_in, is_float, kind, 
 from .._ir.shapes import infer_shapes
 from .._ir.supported import ANY, Supported
 from ..graph import GraphBuilder, Operand
-from .context import Lowering, Passage, passages, require, require_types, unsupported
+from .context import require, require_types, unsupported
 from .control_flow import inner_builder
+from .path import PathNode, path_between
+
+Lowering: TypeAlias = "Supported[Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]]"
+
+
+def expand(model: ir.Model, sources: Collection[ir.Value], end: ir.Value, known: Collection[str]) -> None:
+    """Lower the nodes between ``sources`` and ``end`` that are not ``known`` and have a lowering, in place."""
+    op = GraphBuilder(model.graph, prefix="expanded", constant_nodes=True)
+    steps = path_between(model.graph, set(sources), {end})
+    lowered = [step for step in _unknown_nodes(steps, known) if kind(step.node) in LOWERINGS]
+    for step in lowered:
+        require_types(step)
+        node = step.node
+        graph, lowering = node.graph, LOWERINGS[kind(node)]
+        require(lowering, node)
+        assert isinstance(graph, ir.Graph)
+        builder = op if graph is op.graph else inner_builder(op, graph)
+        builder.dtype = next((v.dtype for v in node.outputs if v.dtype is not None and is_float(v)), op.dtype)
+        replace_node(builder, node, lowering.rule(builder, node))
+        graph.sort()
+    if lowered:
+        infer_shapes(model)
+
+
+def _unknown_nodes(steps: Sequence[PathNode], known: Collection[str]) -> Iterator[PathNode]:
+    """Yield the nodes on the path that are not ``known``, including those in subgraphs."""
+    for step in steps:
+        for body in graphs_in(step.node):
+            sources = step.sources | set(filter(is_float, body.inputs))
+            yield from _unknown_nodes(path_between(body, sources, set(filter(is_float, body.outputs))), known)
+        if kind(step.node) not in known:
+            yield step
+
+
+# --- Attention and rotary embeddings ---
+#
+# Queries whose keys are all masked give zeros and have zero gradients.
 
 
 def _expand_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
@@ -31,15 +70,15 @@ def _expand_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | No
     queries = _as_heads(op, node, q, "q_num_heads")
     keys, values = _as_heads(op, node, k, "kv_num_heads"), _as_heads(op, node, v, "kv_num_heads")
     if past_key is not None and past_value is not None:
-        keys, values = _longer(op, past_key, keys), _longer(op, past_value, values)
+        keys, values = _append_to_past(op, past_key, keys), _append_to_past(op, past_value, values)
     heads, width = _fixed_size(node, queries, 1), _fixed_size(node, queries, 3)
     scale = attribute(node, "scale", None)
-    every = op.Transpose(_shared(op, node, keys, heads), perm=[0, 1, 3, 2])
-    scores = op.MatMul(op.Mul(queries, 1 / np.sqrt(width).item() if scale is None else float(scale)), every)
+    transposed = op.Transpose(_repeat_heads(op, node, keys, heads), perm=[0, 1, 3, 2])
+    scores = op.MatMul(op.Mul(queries, 1 / np.sqrt(width).item() if scale is None else float(scale)), transposed)
     softcap = attribute(node, "softcap", 0.0)
     if softcap:
         scores = op.Mul(op.Tanh(op.Mul(scores, 1.0 / softcap)), float(softcap))
-    y = op.MatMul(_attention_weights(op, node, scores, mask, past_key), _shared(op, node, values, heads))
+    y = op.MatMul(_attention_weights(op, node, scores, mask, past_key), _repeat_heads(op, node, values, heads))
     if flat:
         y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, heads * _fixed_size(node, values, 3)])
     return [y, keys, values]
@@ -65,20 +104,19 @@ def _as_heads(op: GraphBuilder, node: ir.Node, value: ir.Value | None, name: str
     width = _fixed_size(node, value, 2) // heads
     parted = op.Reshape(value, [0, 0, heads, width])
     parted.shape = ir.Shape([*sizes[:2], heads, width])
-    return _shaped(op.Transpose(parted, perm=[0, 2, 1, 3]), [sizes[0], heads, sizes[1], width])
+    result = op.Transpose(parted, perm=[0, 2, 1, 3])
+    result.shape = ir.Shape([sizes[0], heads, sizes[1], width])
+    return result
 
 
-def _shaped(value: ir.Value, sizes: Sequence[int | str | None]) -> ir.Value:
-    value.shape = ir.Shape(sizes)
-    return value
-
-
-def _longer(op: GraphBuilder, past: ir.Value, new: ir.Value) -> ir.Value:
+def _append_to_past(op: GraphBuilder, past: ir.Value, new: ir.Value) -> ir.Value:
     sizes = dims(new) or [None] * 4
-    return _shaped(op.Concat(past, new, axis=2), [*sizes[:2], None, sizes[3]])
+    result = op.Concat(past, new, axis=2)
+    result.shape = ir.Shape([*sizes[:2], None, sizes[3]])
+    return result
 
 
-def _shared(op: GraphBuilder, node: ir.Node, value: ir.Value, heads: int) -> ir.Value:
+def _repeat_heads(op: GraphBuilder, node: ir.Node, value: ir.Value, heads: int) -> ir.Value:
     """Repeat the heads of keys or values for consecutive groups of query heads (grouped-query attention)."""
     own = _fixed_size(node, value, 1)
     if own == heads:
@@ -92,10 +130,13 @@ def _shared(op: GraphBuilder, node: ir.Node, value: ir.Value, heads: int) -> ir.
 def _attention_weights(
     op: GraphBuilder, node: ir.Node, scores: ir.Value, mask: ir.Value | None, past: ir.Value | None
 ) -> ir.Value:
-    """Return the softmax over the allowed keys, zero elsewhere; infinities, which have no gradient, are avoided."""
+    """Return the softmax over the allowed keys, zero elsewhere.
+
+    Masked scores get a large negative number instead of -inf, whose gradient would be NaN.
+    """
     allowed = [_causal_keys(op, scores, past)] if attribute(node, "is_causal", 0) else []
     if mask is not None:
-        _require_full_width(node, mask, scores)
+        _require_full_width(node, mask)
         if mask.dtype is ir.DataType.BOOL:
             allowed.append(mask)
         else:
@@ -120,7 +161,7 @@ def _causal_keys(op: GraphBuilder, scores: ir.Value, past: ir.Value | None) -> i
     return op.LessOrEqual(op.Unsqueeze(columns, axes=[0]), op.Unsqueeze(rows, axes=[1]))
 
 
-def _require_full_width(node: ir.Node, mask: ir.Value, scores: ir.Value) -> None:
+def _require_full_width(node: ir.Node, mask: ir.Value) -> None:
     """Refuse a mask narrower than the keys: its meaning has changed between versions."""
     width = (dims(mask) or [None])[-1]
     keys = (dims(operand(node, 1)) or [None, None])[-2]
@@ -145,7 +186,10 @@ def _expand_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     turned = attribute(node, "rotary_embedding_dim", 0) or width
     c, s = (_angles_of_positions(op, table, positions, turned // 2) for table in (cosine, sine))
     paired = bool(attribute(node, "interleaved", 0))
-    a, b = _rotated_pairs(op, value, turned, paired)
+    if paired:  # a pair is two neighbors, else a feature of each half
+        a, b = op.Slice(value, [0], [turned], [3], [2]), op.Slice(value, [1], [turned], [3], [2])
+    else:
+        a, b = op.Slice(value, [0], [turned // 2], [3]), op.Slice(value, [turned // 2], [turned], [3])
     parts = [op.Sub(op.Mul(c, a), op.Mul(s, b)), op.Add(op.Mul(s, a), op.Mul(c, b))]
     if paired:
         stacked = op.Concat(*(op.Unsqueeze(part, axes=[4]) for part in parts), axis=4)
@@ -162,21 +206,14 @@ def _angles_of_positions(op: GraphBuilder, table: ir.Value | None, positions: ir
     return op.Unsqueeze(op.Slice(chosen, [0], [count], [2]), axes=[2])
 
 
-def _rotated_pairs(op: GraphBuilder, value: ir.Value, turned: int, paired: bool) -> tuple[ir.Value, ir.Value]:
-    """Return the two features of each rotated pair: interleaved neighbors, or the two halves."""
-    if paired:
-        return op.Slice(value, [0], [turned], [3], [2]), op.Slice(value, [1], [turned], [3], [2])
-    return op.Slice(value, [0], [turned // 2], [3]), op.Slice(value, [turned // 2], [turned], [3])
-
-
-# Lowering of LSTM, GRU and RNN to one Scan over the time steps for each direction, as the standard defines them.
+# --- LSTM, GRU and RNN ---
 #
-# The input projections of all steps are one product before the Scan; a step computes only the recurrent product. Sizes
-# and the number of steps may be symbolic, and the graph does not grow with the latter. After its end, a shorter
-# sequence keeps its state and gives zeros.
+# Each direction is one Scan over the time steps. The input projections of all steps are one product before the Scan; a
+# step computes only the recurrent product. Sizes and the number of steps may be symbolic, and the graph does not grow
+# with the latter. After its end, a shorter sequence keeps its state and gives zeros.
 
 
-ActivationFunction = Callable[[GraphBuilder, ir.Value], ir.Value]
+_Activation = Callable[[GraphBuilder, ir.Value], ir.Value]
 
 RECURRENT_ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callable[..., ir.Value]]] = {
     "affine": ((nan, nan), lambda op, x, a, b: op.Add(op.Mul(x, a), b)),
@@ -191,7 +228,7 @@ RECURRENT_ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callab
     "tanh": ((None, None), lambda op, x, a, b: op.Tanh(x)),
     "thresholdedrelu": ((1.0, None), lambda op, x, a, b: op.ThresholdedRelu(x, alpha=a)),
 }
-"""Defaults of alpha and beta (None: not a parameter; NaN: required), and the function."""
+"""For each activation the defaults of alpha and beta (None: not a parameter; NaN: required), and the function."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +247,7 @@ class _Direction:
 
     node: ir.Node
     size: int
-    functions: Sequence[ActivationFunction]
+    functions: Sequence[_Activation]
     recurrence: ir.Value  # (size, gates * size)
     bias: ir.Value | None  # the recurrent bias, if it cannot be added to the input projection
     peepholes: Sequence[ir.Value]
@@ -281,7 +318,7 @@ CELLS = {
 }
 
 
-def _lower_recurrent(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+def _expand_recurrent(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     """Return the hidden states of all steps, and the final value of each state."""
     cell = CELLS[node.op_type]
     if attribute(node, "layout", 0):
@@ -289,33 +326,41 @@ def _lower_recurrent(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     ways = directions[attribute(node, "direction", "forward")]
     ends = [_one_direction(op, node, cell, i, backwards) for i, backwards in enumerate(ways)]
-    return [_concat_parts(op, parts, axis=1 if k == 0 else 0) for k, parts in enumerate(zip(*ends, strict=True))]
-
-
-def _concat_parts(op: GraphBuilder, parts: Sequence[ir.Value], axis: int) -> ir.Value:
-    wide = [op.Unsqueeze(part, axes=[axis]) for part in parts]
-    return wide[0] if len(wide) == 1 else op.Concat(*wide, axis=axis)
+    results = []
+    for k, parts in enumerate(zip(*ends, strict=True)):
+        axis = 1 if k == 0 else 0  # of the directions: (steps, directions, batch, size), and (directions, batch, size)
+        wide = [op.Unsqueeze(part, axes=[axis]) for part in parts]
+        results.append(wide[0] if len(wide) == 1 else op.Concat(*wide, axis=axis))
+    return results
 
 
 def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, backwards: bool) -> list[ir.Value]:
     """Emit the Scan of one direction; return the hidden states of all steps, and the final value of each state."""
     x, w, r, b, lengths = (operand(node, i) for i in range(5))
     assert x is not None
-    size = _hidden_size(node, r)
+    shape = dims(r)
+    size = attribute(node, "hidden_size", None if shape is None else shape[-1])
+    if not isinstance(size, int):
+        raise unsupported(node, "the size of its state is not known")
     projected = op.MatMul(x, op.Transpose(_part(op, w, index), perm=[1, 0]))
     bias, apart = _biases(op, node, cell, size, None if b is None else _part(op, b, index))
+    peepholes = operand(node, 7)
     d = _Direction(
         node,
         size,
         _activations(node, cell)[index * len(cell.activations) :],
         op.Transpose(_part(op, r, index), perm=[1, 0]),
         apart,
-        _peepholes(op, operand(node, 7), index, size),
+        ()
+        if peepholes is None
+        else op.emit("Split", _part(op, peepholes, index), outputs=3, axis=-1, split=[size] * 3),
     )
     starts = [_start(op, x, size, operand(node, 5 + i), index) for i in range(cell.states)]
     scanned = [projected if bias is None else op.Add(projected, bias)]
     if lengths is not None:
-        scanned.append(_mask_of_steps(op, x, lengths))
+        steps = op.Range(np.array(0), op.Squeeze(op.Slice(op.Shape(x), [0], [1], [0]), axes=[0]), np.array(1))
+        column = op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1])
+        scanned.append(op.Less(op.Unsqueeze(steps, axes=[1, 2]), column))  # the steps before a sequence's end
         begun = op.Greater(op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1]), 0)
         starts = [op.Where(begun, start, 0.0) for start in starts]  # runtimes return zero states for empty sequences
     ways: dict[str, Any] = {}
@@ -326,14 +371,6 @@ def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, bac
         "Scan", *starts, *scanned, outputs=cell.states + 1, body=body, num_scan_inputs=len(scanned), **ways
     )
     return [y, *last]
-
-
-def _hidden_size(node: ir.Node, r: ir.Value | None) -> int:
-    shape = dims(r)
-    size = attribute(node, "hidden_size", None if shape is None else shape[-1])
-    if not isinstance(size, int):
-        raise unsupported(node, "the size of its state is not known")
-    return size
 
 
 def _batch(x: ir.Value) -> int | str | None:
@@ -363,10 +400,6 @@ def _biases(
     return op.Add(of_input, op.Pad(early, [0, size])), late
 
 
-def _peepholes(op: GraphBuilder, p: ir.Value | None, index: int, size: int) -> Sequence[ir.Value]:
-    return () if p is None else op.emit("Split", _part(op, p, index), outputs=3, axis=-1, split=[size] * 3)
-
-
 def _start(op: GraphBuilder, x: ir.Value, size: int, given: ir.Value | None, index: int) -> ir.Value:
     if given is not None:
         return _part(op, given, index)
@@ -375,13 +408,6 @@ def _start(op: GraphBuilder, x: ir.Value, size: int, given: ir.Value | None, ind
     if shape is None:
         shape = op.Concat(op.Slice(op.Shape(x), [1], [2], [0]), np.array([size]), axis=0)
     return op.ConstantOfShape(shape, value=ir.tensor([0], dtype=x.dtype or op.dtype))
-
-
-def _mask_of_steps(op: GraphBuilder, x: ir.Value, lengths: ir.Value) -> ir.Value:
-    """Return a mask of the steps that are within the length of each sequence."""
-    steps = op.Range(np.array(0), op.Squeeze(op.Slice(op.Shape(x), [0], [1], [0]), axes=[0]), np.array(1))
-    column = op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1])
-    return op.Less(op.Unsqueeze(steps, axes=[1, 2]), column)
 
 
 def _body(
@@ -415,22 +441,22 @@ def _body(
     return graph
 
 
-def _activations(node: ir.Node, cell: _Cell) -> list[ActivationFunction]:
+def _activations(node: ir.Node, cell: _Cell) -> list[_Activation]:
     """Return the activations of all directions; those with parameters consume alphas and betas in order."""
     count = 2 if attribute(node, "direction", "forward") == "bidirectional" else 1
     names = attribute(node, "activations", None) or list(cell.activations) * count
     alphas, betas = (iter(attribute(node, f"activation_{k}", None) or []) for k in ("alpha", "beta"))
-    functions: list[ActivationFunction] = []
-    unheard = [name for name in names if name.lower() not in RECURRENT_ACTIVATIONS]
-    if unheard:
-        raise unsupported(node, f"no gradient is known of its activation {unheard[0]}")
+    functions: list[_Activation] = []
+    unknown = [name for name in names if name.lower() not in RECURRENT_ACTIVATIONS]
+    if unknown:
+        raise unsupported(node, f"no gradient is known of its activation {unknown[0]}")
     known = [RECURRENT_ACTIVATIONS[name.lower()][0] for name in names]
     if node.op_type == "RNN" and any(None in given and any(given) for given in zip(*known, strict=True)):
         raise unsupported(node, "runtimes count activation_alpha and activation_beta for all its directions")
     for name in names:
         (alpha, beta), function = RECURRENT_ACTIVATIONS[name.lower()]
         a, b = _next_parameter(node, name, alphas, alpha), _next_parameter(node, name, betas, beta)
-        functions.append(partial(_apply, function, a, b))
+        functions.append(lambda op, x, function=function, a=a, b=b: function(op, x, a, b))  # type: ignore[misc]
     return functions
 
 
@@ -444,25 +470,42 @@ def _next_parameter(node: ir.Node, name: str, values: Iterator[float], default: 
     return float(value)
 
 
-def _apply(
-    function: Callable[..., ir.Value], a: float | None, b: float | None, op: GraphBuilder, x: ir.Value
-) -> ir.Value:
-    return function(op, x, a, b)
-
-
 _RECURRENT_ATTRIBUTES = """
     activation_alpha activation_beta activations clip direction=bidirectional|forward|reverse hidden_size layout
 """
 
 
-# Lowering of sequences and optionals: nodes that read an element read the tensor directly.
+# --- Sequences and optionals ---
 #
-# There is no gradient with respect to a sequence. If its length and all positions are constant, the graph says which
-# tensor each element is; other sequences are refused.
+# There is no gradient with respect to a sequence. If its length and all positions are constant, the graph tells which
+# tensor each element is, and a node that reads an element reads that tensor; other sequences are refused.
 
 
 Members: TypeAlias = list[ir.Value]
 Maker: TypeAlias = Supported[Callable[[GraphBuilder, ir.Node], Members]]
+
+
+def _sequence_at(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+    members = _unchanged_members(op, node)
+    return [op.Identity(members[_member_position(node, 1, len(members))])]
+
+
+def _concatenated(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
+    members, axis = _unchanged_members(op, node), attribute(node, "axis", 0)
+    if attribute(node, "new_axis", 0):
+        members = [op.Unsqueeze(v, axes=[axis]) for v in members]
+    return [op.Concat(*members, axis=axis)]
+
+
+def _element(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
+    """Return the element of an optional tensor; an optional sequence is resolved by the nodes that read it."""
+    x = node.inputs[0]
+    producer = None if x is None else x.producer()
+    if producer is not None and kind(producer) == "Optional":
+        x = operand(producer, 0)
+    elif x is None or isinstance(x.type, ir.OptionalType):
+        raise unsupported(node, "the optional that it reads is not made of a known value")
+    return [x]
 
 
 def _members(op: GraphBuilder, node: ir.Node, value: ir.Value | None) -> Members:
@@ -473,10 +516,6 @@ def _members(op: GraphBuilder, node: ir.Node, value: ir.Value | None) -> Members
     maker = MAKERS[kind(producer)]
     require(maker, producer)
     return maker.rule(op, producer)
-
-
-def _constructed(op: GraphBuilder, node: ir.Node) -> Members:
-    return [x for x in node.inputs if x is not None]
 
 
 def _unchanged_members(op: GraphBuilder, node: ir.Node) -> Members:
@@ -536,7 +575,7 @@ MAKERS: dict[str, Maker] = {
     "Identity": Supported(_unchanged_members),
     "Optional": Supported(_unchanged_members, "type"),
     "OptionalGetElement": Supported(_unchanged_members),
-    "SequenceConstruct": Supported(_constructed, inputs=ANY),
+    "SequenceConstruct": Supported(lambda op, node: [x for x in node.inputs if x is not None], inputs=ANY),
     "SequenceEmpty": Supported(lambda op, node: [], "dtype", inputs=0),
     "SequenceErase": Supported(_erased, inputs=2),
     "SequenceInsert": Supported(_inserted, inputs=3),
@@ -544,73 +583,12 @@ MAKERS: dict[str, Maker] = {
 }
 
 
-def _sequence_at(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
-    members = _unchanged_members(op, node)
-    return [op.Identity(members[_member_position(node, 1, len(members))])]
-
-
-def _concatenated(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
-    members, axis = _unchanged_members(op, node), attribute(node, "axis", 0)
-    if attribute(node, "new_axis", 0):
-        members = [op.Unsqueeze(v, axes=[axis]) for v in members]
-    return [op.Concat(*members, axis=axis)]
-
-
-def _element(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
-    """Return the element of an optional tensor; an optional sequence is resolved by the nodes that read it."""
-    x = node.inputs[0]
-    producer = None if x is None else x.producer()
-    if producer is not None and kind(producer) == "Optional":
-        x = operand(producer, 0)
-    elif x is None or isinstance(x.type, ir.OptionalType):
-        raise unsupported(node, "the optional that it reads is not made of a known value")
-    return [x]
-
-
-# Lowering: replaces operators without a gradient rule by operators that have one.
-#
-# Recurrent operators become a Scan over the time steps, attention becomes matrix products, and nodes that read a
-# sequence read its tensors instead. The graph computes the same values as before. Nothing is differentiated here.
-
-
-def expand(model: ir.Model, sources: Collection[ir.Value], end: ir.Value, known: Collection[str]) -> None:
-    """Lower the nodes between ``sources`` and ``end`` that are not ``known`` and have a lowering, in place."""
-    op = GraphBuilder(model.graph, prefix="expanded", constant_nodes=True)
-    steps = passages(model.graph, set(sources), {end})
-    lowered = [step for step in _unknown_nodes(steps, known) if kind(step.node) in LOWERINGS]
-    for step in lowered:
-        require_types(step)
-        _apply_lowering(op, step.node)
-    if lowered:
-        infer_shapes(model)
-
-
-def _unknown_nodes(steps: Sequence[Passage], known: Collection[str]) -> Iterator[Passage]:
-    """Yield the nodes on the path that are not ``known``, including those in subgraphs."""
-    for step in steps:
-        for body in graphs_in(step.node):
-            sources = step.sources | set(filter(is_float, body.inputs))
-            yield from _unknown_nodes(passages(body, sources, set(filter(is_float, body.outputs))), known)
-        if kind(step.node) not in known:
-            yield step
-
-
-def _apply_lowering(op: GraphBuilder, node: ir.Node) -> None:
-    graph, lowering = node.graph, LOWERINGS[kind(node)]
-    require(lowering, node)
-    assert isinstance(graph, ir.Graph)
-    builder = op if graph is op.graph else inner_builder(op, graph)
-    builder.dtype = next((v.dtype for v in node.outputs if v.dtype is not None and is_float(v)), op.dtype)
-    replace_node(builder, node, lowering.rule(builder, node))
-    graph.sort()
-
-
 LOWERINGS: dict[str, Lowering] = {
     "Attention": Supported(_expand_attention, "is_causal kv_num_heads q_num_heads scale softcap", inputs=6, outputs=3),
     "RotaryEmbedding": Supported(_expand_rotary, "interleaved num_heads rotary_embedding_dim", inputs=4),
-    "GRU": Supported(_lower_recurrent, f"linear_before_reset {_RECURRENT_ATTRIBUTES}", inputs=6, outputs=2),
-    "LSTM": Supported(_lower_recurrent, f"input_forget {_RECURRENT_ATTRIBUTES}", inputs=8, outputs=3),
-    "RNN": Supported(_lower_recurrent, _RECURRENT_ATTRIBUTES, inputs=6, outputs=2),
+    "GRU": Supported(_expand_recurrent, f"linear_before_reset {_RECURRENT_ATTRIBUTES}", inputs=6, outputs=2),
+    "LSTM": Supported(_expand_recurrent, f"input_forget {_RECURRENT_ATTRIBUTES}", inputs=8, outputs=3),
+    "RNN": Supported(_expand_recurrent, _RECURRENT_ATTRIBUTES, inputs=6, outputs=2),
     "ConcatFromSequence": Supported(_concatenated, "axis new_axis"),
     "OptionalGetElement": Supported(_element),
     "SequenceAt": Supported(_sequence_at, inputs=2),

@@ -1,16 +1,19 @@
 """The engine "ort-training": onnxruntime-training's gradient builder, restricted to proven gradients.
 
 The builder returns wrong gradients for some operators without an error, and fails on others with internal errors. So
-every node between a wanted name and the output is looked up in :data:`PROVEN` first. An operator is listed only if its
-gradient was checked against finite differences; the entry excludes the settings for which it is wrong or fails.
-``tests/contracts/ort_training_cases.py`` holds the cases. Nodes that the builder needs in another form are converted
-first, on a clone of the graph.
+every node on the path is looked up in :data:`PROVEN` first. An operator is listed only if its gradient was checked
+against finite differences (the cases are in ``tests/contracts/ort_training_cases.py``); the entry excludes the settings
+for which it is wrong or fails.
+
+:func:`differentiate` checks the graph as given, rewrites nodes that the builder needs in another form
+(:func:`prepare`), checks the rewritten nodes, calls the builder, replaces slow nodes that it emits
+(:func:`use_faster_forms`) and restores the initializers and outputs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -42,22 +45,25 @@ from .._ort import gradient_builder
 from .._utils.errors import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError
 from ..graph import GraphBuilder, copy_type, stops_gradient
-from .context import Passage, is_norm, path
+from .context import DIFFERENTIATED_TYPES, REMEDY, unsupported
+from .path import PathNode, path
+from .singularities import is_norm
 
 OPSETS = range(11, 22)
-TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
-Objection: TypeAlias = Callable[[Passage], "str | None"]
+Objection: TypeAlias = Callable[[PathNode], "str | None"]
+"""Returns the reason why the gradient of a node is not proven, or None."""
+
 Proven: TypeAlias = Supported[tuple[Objection, ...]]
 
 
 def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     """Return ``model`` with the gradients of ``of``; see :mod:`onnxtrain_sklearn._gradient.engine` for the contract."""
-    return _differentiate(model, wrt, of, PROVEN, finish=lambda built: use_faster_forms(_without_fused_sums(built)))
+    return _differentiate(model, wrt, of, PROVEN, finish=use_faster_forms)
 
 
 def differentiate_as_built(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
-    """As :func:`differentiate`, but keep the nodes that the builder emits, so that they can be compared.
+    """Differentiate like :func:`differentiate`, but keep the nodes that the builder emits, to compare them.
 
     The graph may have the operators of :data:`FUSED`, which onnxruntime-training's transformers put into it.
     """
@@ -74,31 +80,45 @@ def _differentiate(
     prepared = model.clone()
     if not wrt:
         return prepared
-    _require_opset(model.graph)
-    if (node := next(filter(stops_gradient, model.graph.all_nodes()), None)) is not None:
-        raise UnsupportedOperatorError(f"Node {node.name!r} stops the gradient: engine='portable' does so.")
-    _require_no_reads_from_bodies(model.graph)
-    for passage in path(model.graph, wrt, next(v for v in model.graph.outputs if v.name == of)):
-        _refuse(passage, _unknown(passage, table))
-    seed = prepare(prepared, wrt, of)
-    for passage in path(prepared.graph, wrt, seed):
-        with refusing(_refusal(passage), UnsupportedOperatorError):
-            for reason in _objections(passage, table):
-                _refuse(passage, reason)
-    return _restore(finish(_build(prepared, wrt, seed.name or of)), model, wrt)
-
-
-def _require_opset(graph: ir.Graph) -> None:
-    version = graph.opset_imports.get("", 0)
+    version = model.graph.opset_imports.get("", 0)
     if version not in OPSETS:
         raise UnsupportedOperatorError(
             f"onnxruntime-training differentiates opset {OPSETS[0]} to {OPSETS[-1]}; this graph is of opset {version}. "
             "Convert it: onnx.version_converter.convert_version(model, 18)."
         )
+    if (node := next(filter(stops_gradient, model.graph.all_nodes()), None)) is not None:
+        raise UnsupportedOperatorError(f"Node {node.name!r} stops the gradient: engine='portable' does so.")
+    _require_no_reads_from_bodies(model.graph)
+
+    # Settings are checked on the given graph, as preparation may drop some; shapes and outputs on the prepared one.
+    for step in path(model.graph, wrt, next(v for v in model.graph.outputs if v.name == of)):
+        known = table.get(kind(step.node))
+        missing = refusal(step.node) or "onnxruntime-training has no gradient for it that is proven right"
+        reason = step.unsupported_type(DIFFERENTIATED_TYPES)
+        if reason := reason or (missing if known is None else known.unknown(step.node)):
+            raise unsupported(step.node, reason)
+    seed = prepare(prepared, wrt, of)
+    for step in path(prepared.graph, wrt, seed):
+        with refusing(f"{describe(step.node)} cannot be differentiated", UnsupportedOperatorError):
+            for objection in _objections(step, table[kind(step.node)]):
+                if objection:
+                    raise unsupported(step.node, objection)
+
+    try:
+        serialized = ir.to_proto(prepared).SerializeToString()
+        result = gradient_builder.build_gradient_graph(serialized, wrt=wrt, of=seed.name or of)
+    except Exception as error:
+        # Keep the message, without the source locations of onnxruntime.
+        text = str(error).rsplit("[ONNXRuntimeError] :", 1)[-1]
+        text = " ".join(re.sub(r"\S+\.(?:cc|h):\d+ (?:.*\) (?:const )?)?", "", text).split()).rstrip(".")
+        failed = next((n for n in prepared.graph if n.name and n.name in text), None)
+        subject = "The graph" if failed is None else describe(failed)
+        raise UnsupportedOperatorError(f"{subject} cannot be differentiated: {text}. {REMEDY}") from error
+    return _restore(finish(ir.from_proto(onnx.load_model_from_string(result))), model, wrt)
 
 
 def _require_no_reads_from_bodies(graph: ir.Graph) -> None:
-    """Raise where a body reads what a node of the graph computes: the builder ends the process, also off the path."""
+    """Raise if a subgraph reads a computed value of the graph: the builder then ends the process, even off the path."""
     for node in graph:
         for x in reads(node) if graphs_in(node) else ():
             producer = x.producer()
@@ -109,41 +129,38 @@ def _require_no_reads_from_bodies(graph: ir.Graph) -> None:
                 )
 
 
-def _refuse(passage: Passage, reason: str | None) -> None:
-    if reason:
-        raise UnsupportedOperatorError(f"{_refusal(passage)}: {reason}. {_REMEDY}")
-
-
-def _refusal(passage: Passage) -> str:
-    return f"{describe(passage.node)} cannot be differentiated"
-
-
-def _unknown(passage: Passage, table: Mapping[str, Proven]) -> str | None:
-    """Return why a node is not supported, checked on the given graph: preparation may drop settings of a node."""
-    known = table.get(kind(passage.node))
-    strange = passage.other_type(TYPES)
-    missing = refusal(passage.node) or "onnxruntime-training has no gradient for it that is proven right"
-    return strange or (missing if known is None else known.unknown(passage.node))
-
-
-def _objections(passage: Passage, table: Mapping[str, Proven]) -> Iterator[str | None]:
+def _objections(step: PathNode, known: Proven) -> Iterator[str | None]:
     """Yield reasons why a node of the prepared graph cannot be differentiated, or None."""
-    known = table[kind(passage.node)]
-    yield known.missing(passage.node, passage.outputs)
-    if any(
-        0 in (dims(value) or [])
-        for value in (*passage.node.inputs, *passage.node.outputs)
-        if value in passage.sources or value in passage.node.outputs
-    ):
+    yield known.missing(step.node, step.outputs)
+    on_path = (v for v in (*step.node.inputs, *step.node.outputs) if v in step.sources or v in step.node.outputs)
+    if any(0 in (dims(value) or []) for value in on_path):
         yield "the kernels of its gradient fail on values without elements"
-    yield from (rule(passage) for rule in known.rule)
+    yield from (rule(step) for rule in known.rule)
 
 
-_REMEDY = "Freeze the parameters before it, or put other operators in its place."
+def _restore(model: ir.Model, source: ir.Model, wrt: Sequence[str]) -> ir.Model:
+    """Restore the initializers and the types and shapes of outputs of ``source``; drop what the builder left unused."""
+    graph, kept = model.graph, source.graph.initializers
+    used = {node.domain for node in ir.traversal.RecursiveGraphIterator(graph)} | {""}
+    for domain in set(model.opset_imports) - used:
+        del model.opset_imports[domain]
+    remove_unread_initializers(graph, kept)
+    for name in kept.keys() - graph.initializers.keys():
+        value = kept[name]
+        copy = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+        graph.register_initializer(copy)
+    known = {v.name: v for v in source.graph.outputs}
+    known |= {f"{v.name}_grad": v for v in [*source.graph.inputs, *kept.values()] if v.name in wrt}
+    for output in graph.outputs:
+        copy_type(output, known[output.name])
+    return model
 
 
-def _wrong(reason: str, when: Callable[[Passage], object]) -> Objection:
-    return lambda passage: reason if when(passage) else None
+# --- Proven gradients ---
+
+
+def _wrong(reason: str, when: Callable[[PathNode], object]) -> Objection:
+    return lambda step: reason if when(step) else None
 
 
 def _only_input(others: str) -> Objection:
@@ -154,70 +171,59 @@ def _since(version: int) -> Objection:
     return _wrong(f"its gradient needs opset {version} or newer", lambda p: opset(p.node) < version)
 
 
-def _keeps_padding(passage: Passage) -> str | None:
-    row = padding_row(passage.node)
-    return (
-        None if row is None else f"PyTorch does not train row {row} of its table (padding_idx), which this engine would"
-    )
+def _keeps_padding(step: PathNode) -> str | None:
+    row = padding_row(step.node)
+    trained = f"PyTorch does not train row {row} of its table (padding_idx), which this engine would"
+    return None if row is None else trained
 
 
-def _operands(passage: Passage) -> str | None:
-    a, b = (dims(x) for x in passage.node.inputs)
-    return _broadcast(passage, a, b)
+def _operands(step: PathNode) -> str | None:
+    a, b = (dims(x) for x in step.node.inputs)
+    return _broadcast(step, a, b)
 
 
-def _into_output(passage: Passage) -> str | None:
-    target = dims(passage.node.outputs[0])
-    floats = [x for x in passage.node.inputs if x is not None and is_float(x)]
-    return next((reason for x in floats if (reason := _broadcast(passage, dims(x), target))), None)
+def _into_output(step: PathNode) -> str | None:
+    target = dims(step.node.outputs[0])
+    floats = [x for x in step.node.inputs if x is not None and is_float(x)]
+    return next((reason for x in floats if (reason := _broadcast(step, dims(x), target))), None)
 
 
-def _matrices(passage: Passage) -> str | None:
-    a, b = (dims(x) for x in passage.node.inputs)
+def _matrices(step: PathNode) -> str | None:
+    a, b = (dims(x) for x in step.node.inputs)
     if a is None or b is None:
         return "the rank of an operand is not known, and the gradient of a vector would be wrong"
-    return _broadcast(passage, a[:-2], b[:-2]) if len(a) > 2 or len(b) > 2 else None
+    return _broadcast(step, a[:-2], b[:-2]) if len(a) > 2 or len(b) > 2 else None
 
 
-def _bias(passage: Passage) -> str | None:
-    if 2 not in passage.inputs:
+def _bias(step: PathNode) -> str | None:
+    if 2 not in step.inputs:
         return None
-    shape = dims(passage.node.inputs[2])
-    return _broadcast(passage, shape, dims(passage.node.outputs[0])) if shape else "the rank of its bias is not known"
+    shape = dims(step.node.inputs[2])
+    return _broadcast(step, shape, dims(step.node.outputs[0])) if shape else "the rank of its bias is not known"
 
 
-def _broadcast(passage: Passage, a: Dims | None, b: Dims | None) -> str | None:
+def _broadcast(step: PathNode, a: Dims | None, b: Dims | None) -> str | None:
     """Refuse dimensions of different names: the builder assumes them equal. Unknown ones it resolves at run time."""
     if a is None or b is None or None in a or None in b:
-        return None if opset(passage.node) >= 13 else "its shapes are not known, which needs opset 13 or newer"
+        return None if opset(step.node) >= 13 else "its shapes are not known, which needs opset 13 or newer"
     for m, n in zip(reversed(a), reversed(b), strict=False):
         if m != n and 1 not in (m, n) and not fixed([m, n]):
             return f"the dimensions {m} and {n} may be equal or broadcast: give them one name, or fix their sizes"
     return None
 
 
-def _steps_may_be_negative(passage: Passage) -> bool:
-    steps = operand(passage.node, 4)
+def _steps_may_be_negative(step: PathNode) -> bool:
+    steps = operand(step.node, 4)
     values = None if steps is None else constant(steps)
     return steps is not None and (values is None or bool((values < 0).any()))
 
 
-def _sizes_along_axis(passage: Passage) -> Dims:
-    axis = attribute(passage.node, "axis", 0)
-    return [shape[axis] if shape else None for shape in map(dims, passage.node.inputs)]
+def _sizes_along(step: PathNode, axis: int) -> Dims:
+    return [shape[axis] if shape else None for shape in map(dims, step.node.inputs)]
 
 
-def _input_dims(passage: Passage) -> Dims | None:
-    return dims(passage.node.inputs[0])
-
-
-def _normalized_dims(passage: Passage) -> Dims:
-    return (_input_dims(passage) or [])[attribute(passage.node, "axis", -1) :]
-
-
-def _has_groups_beyond_images(passage: Passage) -> bool:
-    """Return True if a grouped convolution is of series or volumes: its kernel depends on adjacent memory."""
-    return attribute(passage.node, "group", 1) > 1 and len(dims(passage.node.inputs[1]) or ()) != 4
+def _input_dims(step: PathNode) -> Dims | None:
+    return dims(step.node.inputs[0])
 
 
 _ALWAYS = "Abs Ceil Exp Floor GlobalAveragePool Identity Log Neg Reciprocal Relu Sigmoid Sign Sin Softplus Tanh"
@@ -225,7 +231,8 @@ _SCALAR = _wrong(
     "its rank is not known, and the gradient of a scalar would be wrong", lambda p: dims(p.node.outputs[0]) is None
 )
 _SINGLE_ELEMENT = _wrong(
-    "the kernel of its gradient fails on a single element", lambda p: set(_normalized_dims(p)) == {1}
+    "the kernel of its gradient fails on a single element",
+    lambda p: set((_input_dims(p) or [])[attribute(p.node, "axis", -1) :]) == {1},
 )
 _REDUCED = "axes keepdims noop_with_empty_axes"
 _WINDOW = f"{PADDING} dilations kernel_shape pads strides"
@@ -268,7 +275,7 @@ PROVEN: dict[str, Proven] = {
         (
             _wrong(
                 "its sizes must be fixed, or the opset 13 or newer",
-                lambda p: opset(p.node) < 13 and not fixed(_sizes_along_axis(p)),
+                lambda p: opset(p.node) < 13 and not fixed(_sizes_along(p, attribute(p.node, "axis", 0))),
             ),
         ),
         "axis",
@@ -277,7 +284,10 @@ PROVEN: dict[str, Proven] = {
     "Conv": Supported(
         (
             _wrong("its auto_pad needs fixed sizes", lambda p: attribute(p.node, "auto_pad", "")[:4] == "SAME"),
-            _wrong("with groups, its gradient is wrong in other than two dimensions", _has_groups_beyond_images),
+            _wrong(  # the kernel then depends on adjacent memory
+                "with groups, its gradient is wrong in other than two dimensions",
+                lambda p: attribute(p.node, "group", 1) > 1 and len(dims(p.node.inputs[1]) or ()) != 4,
+            ),
         ),
         f"group {_WINDOW}",
         inputs=3,
@@ -380,52 +390,8 @@ FUSED: dict[str, Proven] = {
 """Operators into which onnxruntime-training's transformers fuse several, and their proven gradients."""
 
 
-def _build(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
-    try:
-        result = gradient_builder.build_gradient_graph(ir.to_proto(model).SerializeToString(), wrt=wrt, of=of)
-    except Exception as error:
-        text = _without_source(str(error))
-        node = next((n for n in model.graph if n.name and n.name in text), None)
-        subject = "The graph" if node is None else describe(node)
-        raise UnsupportedOperatorError(f"{subject} cannot be differentiated: {text}. {_REMEDY}") from error
-    return ir.from_proto(onnx.load_model_from_string(result))
-
-
-def _without_fused_sums(model: ir.Model) -> ir.Model:
-    """Replace a Sum of two gradients by Add: onnxruntime fuses Gemm and Sum, and fails for some operands."""
-    for node in model.graph:
-        if (node.name or "").startswith("AccumulateGrad_") and len(node.inputs) == 2:
-            node.op_type = "Add"
-    return model
-
-
-def _without_source(text: str) -> str:
-    """Return an error message of onnxruntime without source locations."""
-    text = re.sub(r"\S+\.(?:cc|h):\d+ (?:.*\) (?:const )?)?", "", text.rsplit("[ONNXRuntimeError] :", 1)[-1])
-    return " ".join(text.split()).rstrip(".")
-
-
-def _restore(model: ir.Model, source: ir.Model, wrt: Sequence[str]) -> ir.Model:
-    """Restore the initializers and the types and shapes of outputs of ``source``; drop what the builder left unused."""
-    graph, kept = model.graph, source.graph.initializers
-    used = {node.domain for node in ir.traversal.RecursiveGraphIterator(graph)} | {""}
-    for domain in set(model.opset_imports) - used:
-        del model.opset_imports[domain]
-    remove_unread_initializers(graph, kept)
-    for name in kept.keys() - graph.initializers.keys():
-        value = kept[name]
-        copy = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
-        graph.register_initializer(copy)
-    known = {v.name: v for v in source.graph.outputs}
-    known |= {f"{v.name}_grad": v for v in [*source.graph.inputs, *kept.values()] if v.name in wrt}
-    for output in graph.outputs:
-        copy_type(output, known[output.name])
-    return model
-
-
-# Peephole optimizations: faster nodes in place of those that onnxruntime-training's builder emits, equal in value.
+# --- Faster forms, equal in value, of nodes that onnxruntime-training's builder emits ---
 #
-# :data:`FORMS` maps an operator to a function that emits the faster nodes, or returns None where there is no gain.
 # Times are for layers [64,128,10] at batch size 200 on one thread, onnxruntime 1.19.2.
 
 
@@ -455,10 +421,14 @@ def _column_sums(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 FASTER_FORMS: dict[str, Form] = {"com.microsoft.ReluGrad": _relu_gradient, "ReduceSum": _column_sums}
+"""Functions that emit the faster nodes, or return None where there is no gain, by operator."""
 
 
 def use_faster_forms(model: ir.Model) -> ir.Model:
     """Replace nodes of ``model`` by their faster forms, in place."""
+    for node in model.graph:
+        if (node.name or "").startswith("AccumulateGrad_") and len(node.inputs) == 2:
+            node.op_type = "Add"  # of two gradients: onnxruntime fuses Gemm and Sum, and fails for some operands
     op = GraphBuilder(model.graph, prefix="fast")
     for operator, form in FASTER_FORMS.items():
         nodes = [n for n in model.graph if kind(n) == operator]
@@ -472,13 +442,13 @@ def use_faster_forms(model: ir.Model) -> ir.Model:
     return model
 
 
-# Rewrites nodes to forms that onnxruntime-training's gradient builder differentiates correctly.
+# --- Forms that onnxruntime-training's gradient builder differentiates correctly ---
 #
 # Each function of :data:`PREPARE` rewrites nodes of one operator to an equivalent form; its docstring describes the
 # problem. Nodes that it cannot rewrite stay unchanged, and the engine refuses them.
 
 
-Prepare = Callable[[GraphBuilder, Passage], None]
+Prepare = Callable[[GraphBuilder, PathNode], None]
 
 _NO_AXES = np.zeros(0, np.int64)
 
@@ -487,101 +457,80 @@ def prepare(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Value:
     """Rewrite the nodes on the path to ``of``, in place; return the value to differentiate."""
     graph, op = model.graph, GraphBuilder(model.graph, prefix="prepared", constant_nodes=True)
     known = len(op.taken)
-    for passage in path(graph, wrt, _output(graph, of)):
-        _free_names(op, passage.node)
-        _separate_reads(op, passage.node, wrt)
-        PREPARE.get(kind(passage.node), _keep_node)(op, passage)
-        if not any(v.uses() or v.is_graph_output() for v in passage.node.outputs):
-            graph.remove(passage.node, safe=True)
-    seed = _seed(op, _output(graph, of))
+    output = next(v for v in graph.outputs if v.name == of)
+    for step in path(graph, wrt, output):
+        node = step.node
+        for value in node.outputs:
+            if f"{value.name}_grad" in op.taken:  # the builder would give its gradient this name
+                if value.is_graph_output():
+                    raise ModelError(f"The graph already has a value named '{value.name}_grad'; rename it.")
+                value.name = op.name("value")
+        seen: set[ir.Value] = set()
+        for i, x in enumerate(node.inputs):  # the builder defines the gradient of a name twice if a node reads it twice
+            if x is not None and x.name in wrt:
+                if x in seen:
+                    read_through_identity(op, node, i)
+                seen.add(x)
+        if kind(node) in PREPARE:
+            PREPARE[kind(node)](op, step)
+        if not any(v.uses() or v.is_graph_output() for v in node.outputs):
+            graph.remove(node, safe=True)
+
+    # A node must compute the differentiated value, in float32: the builder seeds with a float32 1.0.
+    seed = next(v for v in graph.outputs if v.name == of)
+    if seed.dtype is not ir.DataType.FLOAT or seed.producer() is None:
+        seed = op.Cast(seed, to=int(ir.DataType.FLOAT))
     if len(op.taken) > known:
         graph.sort()
         infer_shapes(model)
-    _forget_invented_names(graph)
-    return seed
-
-
-def _output(graph: ir.Graph, name: str) -> ir.Value:
-    return next(v for v in graph.outputs if v.name == name)
-
-
-def _seed(op: GraphBuilder, output: ir.Value) -> ir.Value:
-    """Append a Cast if needed: the builder seeds with a float32 1.0, and a node must compute the output."""
-    plain = output.dtype is ir.DataType.FLOAT and output.producer() is not None
-    return output if plain else op.Cast(output, to=int(ir.DataType.FLOAT))
-
-
-def _free_names(op: GraphBuilder, node: ir.Node) -> None:
-    """Rename values if the name of their gradient is already in use."""
-    for value in node.outputs:
-        if f"{value.name}_grad" in op.taken:
-            if value.is_graph_output():
-                raise ModelError(f"The graph already has a value named '{value.name}_grad'; rename it.")
-            value.name = op.name("value")
-
-
-def _separate_reads(op: GraphBuilder, node: ir.Node, wrt: Collection[str]) -> None:
-    """Insert Identity where a node reads a wanted name again: the builder would define its gradient twice."""
-    seen: set[ir.Value] = set()
-    for i, x in enumerate(node.inputs):
-        if x is not None and x.name in wrt:
-            if x in seen:
-                read_through_identity(op, node, i)
-            seen.add(x)
-
-
-def _forget_invented_names(graph: ir.Graph) -> None:
-    """Remove the names that shape inference gives unknown dimensions: the builder assumes they equal any size."""
+    # The builder assumes that the names that shape inference invents for unknown dimensions equal any size.
     for value in [*graph.inputs, *(v for node in graph for v in node.outputs)]:
         if None in (sizes := dims(value) or []):
             value.shape = ir.Shape(sizes)
+    return seed
 
 
-def _keep_node(op: GraphBuilder, passage: Passage) -> None:
-    pass
-
-
-def _own_reads(op: GraphBuilder, passage: Passage) -> None:
+def _own_reads(op: GraphBuilder, step: PathNode) -> None:
     """Read unwanted inputs through Identity: the builder defines all gradients, twice if two nodes share an input."""
-    for i, x in enumerate(passage.node.inputs):
-        if x is not None and i not in passage.inputs:
-            read_through_identity(op, passage.node, i)
+    for i, x in enumerate(step.node.inputs):
+        if x is not None and i not in step.inputs:
+            read_through_identity(op, step.node, i)
 
 
-def _distinct_reads(op: GraphBuilder, passage: Passage) -> None:
+def _distinct_reads(op: GraphBuilder, step: PathNode) -> None:
     """Read a repeated operand through Identity: with unknown shapes the builder would give two nodes the same name."""
-    node = passage.node
+    node = step.node
     for i, x in enumerate(node.inputs):
         if x is not None and x in node.inputs[:i]:
             read_through_identity(op, node, i)
 
 
-def _prepare_where(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_where(op: GraphBuilder, step: PathNode) -> None:
     """Expand the operands: the builder does not reduce broadcast gradients, and returns a vector for a scalar."""
-    _expand_operands(op, passage.node, (1, 2))
-    _lift(op, passage)
+    _expand_operands(op, step.node, (1, 2))
+    _lift(op, step)
 
 
-def _prepare_power(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_power(op: GraphBuilder, step: PathNode) -> None:
     """As for Where, for the base; the exponent must have the type of the base."""
-    base, exponent = passage.node.inputs
+    base, exponent = step.node.inputs
     if base is not None and base.dtype is not None and exponent is not None and exponent.dtype is not base.dtype:
-        passage.node.replace_input_with(1, op.Cast(exponent, to=int(base.dtype)))
-    _expand_operands(op, passage.node, (0,))
-    _flatten_norm(op, passage)
-    _lift(op, passage)
+        step.node.replace_input_with(1, op.Cast(exponent, to=int(base.dtype)))
+    _expand_operands(op, step.node, (0,))
+    _flatten_norm(op, step)
+    _lift(op, step)
 
 
-def _prepare_sqrt(op: GraphBuilder, passage: Passage) -> None:
-    _flatten_norm(op, passage)
-    _lift(op, passage)
+def _prepare_sqrt(op: GraphBuilder, step: PathNode) -> None:
+    _flatten_norm(op, step)
+    _lift(op, step)
 
 
-def _flatten_norm(op: GraphBuilder, passage: Passage) -> None:
+def _flatten_norm(op: GraphBuilder, step: PathNode) -> None:
     """Compute the root of one in place of a norm's zero, times zero: the builder's derivative is infinite there."""
-    node = passage.node
+    node = step.node
     x, y = node.inputs[0], node.outputs[0]
-    if x is None or x.dtype is None or not is_norm(node, passage.inputs):
+    if x is None or x.dtype is None or not is_norm(node, step.inputs):
         return
     kind = x.dtype.numpy()
     is_zero = copy_type(op.Cast(op.Equal(x, op.constant(np.zeros((), kind))), to=int(x.dtype)), x)
@@ -593,111 +542,106 @@ def _flatten_norm(op: GraphBuilder, passage: Passage) -> None:
 def _expand_operands(op: GraphBuilder, node: ir.Node, positions: Sequence[int]) -> None:
     """Expand these operands to the shape of the output; if it is unknown, a copy of the node computes it."""
     target = dims(node.outputs[0])
-    smaller = [(i, x) for i in positions if (x := node.inputs[i]) is not None and not _same_dims(dims(x), target)]
+    smaller = [
+        (i, x)
+        for i in positions
+        if (x := node.inputs[i]) is not None and (dims(x) is None or dims(x) != target or None in (dims(x) or []))
+    ]
     if smaller:
         shape = np.array(target, np.int64) if fixed(target) else op.Shape(_emit_like(op, node, *node.inputs))
         for i, x in smaller:
             node.replace_input_with(i, op.Expand(x, shape))
 
 
-def _lift(op: GraphBuilder, passage: Passage) -> None:
+def _lift(op: GraphBuilder, step: PathNode) -> None:
     """Reshape a scalar to a vector and back: the builder's constants have one axis, and so would the gradient."""
-    node = passage.node
+    node = step.node
     if dims(node.outputs[0]) == []:
         vectors = [op.Reshape(x, [1]) if x is not None and is_float(x) else x for x in node.inputs]
         replace_value(op, node.outputs[0], op.Reshape(_emit_like(op, node, *vectors), _NO_AXES))
 
 
-def _prepare_matmul(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_matmul(op: GraphBuilder, step: PathNode) -> None:
     """Reshape vector operands to matrices: with a vector, both gradients are wrong."""
-    a, b = passage.node.inputs
+    a, b = step.node.inputs
     shapes = dims(a), dims(b)
     if None in shapes or all(len(s) != 1 for s in shapes if s is not None):
         return
     rows, columns = (len(s or []) == 1 for s in shapes)
     product = op.MatMul(op.Unsqueeze(a, axes=[0]) if rows else a, op.Unsqueeze(b, axes=[1]) if columns else b)
     rank = max(2, *(len(s or []) for s in shapes))
-    replace_value(op, passage.node.outputs[0], op.Squeeze(product, axes=[rank - 2] * rows + [rank - 1] * columns))
+    replace_value(op, step.node.outputs[0], op.Squeeze(product, axes=[rank - 2] * rows + [rank - 1] * columns))
 
 
-def _prepare_gemm(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_gemm(op: GraphBuilder, step: PathNode) -> None:
     """Reshape a scalar bias, whose gradient would be a vector."""
-    bias = operand(passage.node, 2)
+    bias = operand(step.node, 2)
     if bias is not None and dims(bias) == []:
-        passage.node.replace_input_with(2, op.Reshape(bias, [1]))
+        step.node.replace_input_with(2, op.Reshape(bias, [1]))
 
 
-def _keep_axes(op: GraphBuilder, passage: Passage) -> None:
+def _keep_axes(op: GraphBuilder, step: PathNode) -> None:
     """Set keepdims=1 and squeeze afterwards: with keepdims=0 the builder's graph is invalid in some opsets."""
-    node = passage.node
+    node = step.node
     if not attribute(node, "keepdims", 1):
         kept = _emit_like(op, node, *node.inputs, keepdims=1)
         axes = operand(node, 1) or attribute(node, "axes", None)
         replace_value(op, node.outputs[0], op.Reshape(kept, _NO_AXES) if axes is None else op.Squeeze(kept, axes=axes))
 
 
-def _prepare_split(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_split(op: GraphBuilder, step: PathNode) -> None:
     """Replace Split by slices if an output is unused: the builder's gradient contains only the used parts."""
-    node, shapes = passage.node, [dims(v) for v in passage.node.outputs]
+    node, shapes = step.node, [dims(v) for v in step.node.outputs]
     axis = attribute(node, "axis", 0)
     ends = np.cumsum([s[axis] for s in shapes if s is not None and fixed([s[axis]])])
-    if len(passage.outputs) < len(ends) == len(shapes):
+    if len(step.outputs) < len(ends) == len(shapes):
         starts = [0, *ends]
-        for i in passage.outputs:
+        for i in step.outputs:
             part = op.Slice(node.inputs[0], [int(starts[i])], [int(ends[i])], [axis])
             replace_value(op, node.outputs[i], part)
 
 
-def _prepare_dropout(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_dropout(op: GraphBuilder, step: PathNode) -> None:
     """Remove Dropout in inference mode, whose gradient would be masked; add the mask output in training mode."""
-    training = training_mode(passage.node)
+    training = training_mode(step.node)
     if training is False:
-        replace_value(op, passage.node.outputs[0], op.Identity(passage.node.inputs[0]))
+        replace_value(op, step.node.outputs[0], op.Identity(step.node.inputs[0]))
     elif training is True:
-        _declare_outputs(op, passage.node, 2)
+        _declare_outputs(op, step.node, 2)
 
 
-def _prepare_layer_normalization(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_layer_normalization(op: GraphBuilder, step: PathNode) -> None:
     """Add optional inputs and outputs: the builder needs all three, and defines the gradients of all inputs."""
-    node, scale = passage.node, passage.node.inputs[1]
-    _own_reads(op, passage)
+    node, scale = step.node, step.node.inputs[1]
+    _own_reads(op, step)
     if operand(node, 2) is None and scale is not None:
         node.resize_inputs(3)
         node.replace_input_with(2, op.ConstantOfShape(op.Shape(scale), value=ir.tensor([0], dtype=scale.dtype)))
     _declare_outputs(op, node, 3)
 
 
-def _prepare_clip(op: GraphBuilder, passage: Passage) -> None:
+def _prepare_clip(op: GraphBuilder, step: PathNode) -> None:
     """Put Relu in place of a lower bound of zero where the derivative at it is zero; the kernel's is one."""
-    node, x = passage.node, operand(passage.node, 0)
+    node, x = step.node, operand(step.node, 0)
     if x is not None and is_open(node) and bound_of(node, 1) == 0.0:
         node.replace_input_with(0, op.Relu(x))
         node.replace_input_with(1, None)
 
 
-def _prepare_cross_entropy(op: GraphBuilder, passage: Passage) -> None:
-    """Add the second output, which the builder needs."""
-    _declare_outputs(op, passage.node, 2)
-
-
-def _explicit_pads(op: GraphBuilder, passage: Passage) -> None:
+def _explicit_pads(op: GraphBuilder, step: PathNode) -> None:
     """Replace auto_pad, which the gradient ignores, by explicit pads if the shapes are known."""
-    node, mode = passage.node, attribute(passage.node, "auto_pad", "NOTSET")
+    node, mode = step.node, attribute(step.node, "auto_pad", "NOTSET")
     sizes = (dims(node.inputs[0]) or [])[2:]
     kernel = list(attribute(node, "kernel_shape", None) or (dims(operand(node, 1)) or [])[2:])
     if mode.startswith("SAME") and kernel and sizes and fixed(sizes) and fixed(kernel):
-        totals = [max(total, 0) for total in _same_pads(node, sizes, kernel)]
+        strides, dilations = (attribute(node, name, [1] * len(kernel)) for name in ("strides", "dilations"))
+        totals = [
+            max((-(-size // stride) - 1) * stride + (width - 1) * dilation + 1 - size, 0)
+            for size, width, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True)
+        ]
         small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
         node.attributes["auto_pad"] = ir.AttrString("auto_pad", "NOTSET")
         node.attributes["pads"] = ir.AttrInt64s("pads", small + large if mode == "SAME_UPPER" else large + small)
-
-
-def _same_pads(node: ir.Node, sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
-    strides, dilations = (attribute(node, name, [1] * len(kernel)) for name in ("strides", "dilations"))
-    return [
-        (-(-size // stride) - 1) * stride + (width - 1) * dilation + 1 - size
-        for size, width, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True)
-    ]
 
 
 PREPARE: dict[str, Prepare] = {
@@ -715,7 +659,7 @@ PREPARE: dict[str, Prepare] = {
     "Pow": _prepare_power,
     "ReduceL2": _keep_axes,
     "ReduceLogSumExp": _keep_axes,
-    "SoftmaxCrossEntropyLoss": _prepare_cross_entropy,
+    "SoftmaxCrossEntropyLoss": lambda op, step: _declare_outputs(op, step.node, 2),  # the builder needs the second
     "Split": _prepare_split,
     "Sqrt": _prepare_sqrt,
     "Where": _prepare_where,
@@ -738,7 +682,3 @@ def _declare_outputs(op: GraphBuilder, node: ir.Node, count: int) -> None:
 def _emit_like(op: GraphBuilder, node: ir.Node, *inputs: ir.Value | None, **changes: object) -> ir.Value:
     attributes = {name: a.value for name, a in node.attributes.items()} | changes
     return op.emit(node.op_type, *inputs, **attributes)[0]
-
-
-def _same_dims(a: Dims | None, b: Dims | None) -> bool:
-    return a is not None and a == b and None not in a

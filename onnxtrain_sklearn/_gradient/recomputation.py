@@ -1,10 +1,11 @@
-"""Recomputation of activations in the backward pass (gradient checkpointing), as an edit of a gradient graph.
+"""Recompute activations in the backward pass (gradient checkpointing), as an edit of a gradient graph.
 
-The forward pass is cut into segments of about equal memory, at places that few values cross. The values that cross are
-kept, the others are computed a second time where the backward pass needs them. Two things must not happen to the
-copies: that an optimizer of onnxruntime finds them equal to the originals and merges both, and that they run before the
-backward pass gets there. So a segment's copies read what they begin from through ``Where(b, x, x)``, where ``b``
-depends on a gradient that reaches the segment: whatever ``b`` is, the numbers are those of ``x``, to the bit.
+:func:`recompute_activations` cuts the forward pass into segments of about equal memory, at places that few values
+cross. The crossing values are kept; the others are computed a second time where the backward pass needs them. Two
+things must not happen to the copies: onnxruntime's graph optimizers must not merge them with the originals, to which
+they are equal, and they must not run before the backward pass gets there. So a segment's copies read their inputs
+through ``Where(b, x, x)``, where ``b`` depends on a gradient that reaches the segment: whatever ``b`` is, the result is
+``x``, to the bit.
 
 Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost", 2016.
 """
@@ -23,15 +24,15 @@ from .._ir.limits import bytes_per_element
 from .._ir.queries import dims, fixed, graphs_in, reads
 from ..graph import GraphBuilder
 
-FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-KEPT_OPERATORS = frozenset(
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_KEPT_OPERATORS = frozenset(
     "Bernoulli Dropout If Loop Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike Scan".split()
 )
-"""Operators whose results are kept: they draw random numbers or hold graphs."""
+"""Operators whose results are kept, as they draw random numbers or hold graphs."""
 
 
 @dataclass(frozen=True, eq=False)
-class ForwardSegment:
+class _Segment:
     """A part of the forward pass.
 
     Attributes
@@ -47,22 +48,26 @@ class ForwardSegment:
 
 
 def recompute_activations(model: ir.Model, data: Collection[str]) -> int:
-    """Let the backward pass compute activations again, in place; return how many segments are computed twice.
+    """Recompute activations in the backward pass, in place; return the number of segments that are computed twice.
 
     Parameters
     ----------
     model : onnx_ir.Model
         A gradient graph with known shapes: its first output is the loss.
     data : collection of str
-        The inputs that hold a minibatch; what depends on weights alone is not computed again.
+        The inputs that hold a minibatch; values that depend on weights alone are not computed again.
     """
     graph = model.graph
     graph.sort()
-    forward = _nodes_before([v for v in graph.outputs if not (v.name or "").endswith("_grad")])
-    activations = _behind([v for v in graph.inputs if v.name in data], graph)
+    forward = _upstream([v for v in graph.outputs if not (v.name or "").endswith("_grad")])
+    activations = {v for v in graph.inputs if v.name in data}
+    for node in graph:
+        if not activations.isdisjoint(reads(node)):
+            activations.update(node.outputs)
     segments = _segments([node for node in graph if node in forward], forward, activations)
     op = GraphBuilder(graph, prefix="again", constant_nodes=True)
-    reached = [_nodes_behind(segment.inner, graph, forward) for segment in segments]
+    # The nodes of the backward pass that depend on each segment; the last segment is the first that it reaches.
+    reached = [_backward_nodes(segment.inner, graph, forward) for segment in segments]
     count = 0
     for i in reversed(range(len(segments))):
         earlier = set().union(*reached[: i + 1])
@@ -72,7 +77,7 @@ def recompute_activations(model: ir.Model, data: Collection[str]) -> int:
     return count
 
 
-def _nodes_before(outputs: Iterable[ir.Value]) -> set[ir.Node]:
+def _upstream(outputs: Iterable[ir.Value]) -> set[ir.Node]:
     """Return the nodes that outputs depend on."""
     front, found = [v.producer() for v in outputs], set[ir.Node]()
     while front:
@@ -83,21 +88,12 @@ def _nodes_before(outputs: Iterable[ir.Value]) -> set[ir.Node]:
     return found
 
 
-def _behind(values: Iterable[ir.Value], graph: ir.Graph) -> set[ir.Value]:
-    """Return values and everything computed from them."""
-    found = set(values)
-    for node in graph:
-        if not found.isdisjoint(reads(node)):
-            found.update(node.outputs)
-    return found
-
-
-def _segments(nodes: Sequence[ir.Node], forward: set[ir.Node], activations: set[ir.Value]) -> list[ForwardSegment]:
-    """Return the segments but for the last, which the backward pass begins with."""
+def _segments(nodes: Sequence[ir.Node], forward: set[ir.Node], activations: set[ir.Value]) -> list[_Segment]:
+    """Return the segments except the last one, whose values the backward pass reads at once."""
     sizes = [sum(_activation_bytes(v) for v in node.outputs if v in activations) for node in nodes]
     place = {node: i for i, node in enumerate(nodes)}
     last = {v: max((place[u] for u, _ in v.uses() if u in forward), default=-1) for n in nodes for v in n.outputs}
-    crossing = np.zeros(len(nodes) + 1)  # bytes of what is computed before a place and read behind it
+    crossing = np.zeros(len(nodes) + 1)  # bytes computed before a place and read after it
     for node in nodes:
         for value in node.outputs:
             if value in activations and last[value] > place[node]:
@@ -106,13 +102,16 @@ def _segments(nodes: Sequence[ir.Node], forward: set[ir.Node], activations: set[
     result = []
     for start, stop in pairwise(cuts):
         inner = {v for n in nodes[start:stop] for v in n.outputs if v in activations and last[v] < stop}
-        result.append(ForwardSegment(list(nodes[start:stop]), {v for v in inner if not v.is_graph_output()}))
+        result.append(_Segment(list(nodes[start:stop]), {v for v in inner if not v.is_graph_output()}))
     return result
 
 
 def _cuts(memory: np.ndarray, crossing: np.ndarray) -> list[int]:
-    """Return where segments begin: the root of their number cuts, each where least crosses near its share of memory."""
-    moments = int(np.count_nonzero(np.diff(memory)))
+    """Return where segments begin: near their shares of the memory, each where the fewest bytes cross.
+
+    With about the square root of the number of activations, kept values and those of one segment take equal memory.
+    """
+    moments = int(np.count_nonzero(np.diff(memory)))  # nodes that compute activations
     count, total = max(1, round(math.sqrt(moments / 2))), memory[-1]
     found = [0]
     for i in range(1, count):
@@ -128,8 +127,8 @@ def _activation_bytes(value: ir.Value) -> float:
     return math.prod(sizes) * bytes_per_element(value.dtype) if fixed(sizes) and value.dtype is not None else 0.0
 
 
-def _nodes_behind(inner: set[ir.Value], graph: ir.Graph, forward: set[ir.Node]) -> set[ir.Node]:
-    """Return the nodes of the backward pass that depend on values within a segment."""
+def _backward_nodes(inner: set[ir.Value], graph: ir.Graph, forward: set[ir.Node]) -> set[ir.Node]:
+    """Return the nodes of the backward pass that depend on values inside a segment."""
     found, values = set[ir.Node](), set(inner)
     for node in graph:
         if node not in forward and not values.isdisjoint(reads(node)):
@@ -140,14 +139,14 @@ def _nodes_behind(inner: set[ir.Value], graph: ir.Graph, forward: set[ir.Node]) 
 
 def _compute_again(
     op: GraphBuilder,
-    segment: ForwardSegment,
+    segment: _Segment,
     forward: set[ir.Node],
     readers: set[ir.Node],
     earlier: set[ir.Node],
     activations: set[ir.Value],
 ) -> bool:
-    """Compute again what the backward pass reads of a segment; return whether anything is."""
-    wanted = {v for v in segment.inner if v.dtype in FLOATS and _is_read_behind(v, readers)}
+    """Recompute the values of a segment that the backward pass reads; return True if there are any."""
+    wanted = {v for v in segment.inner if v.dtype in _FLOATS and any(user in readers for user, _ in v.uses())}
     copied = _needed(segment, wanted)
     if not copied:
         return False
@@ -163,6 +162,7 @@ def _compute_again(
         for node, index in [(u, i) for u, i in value.uses() if u in readers]:
             if value in values:
                 node.replace_input_with(index, values[value])
+    # The copies must stand before their first reader, not at the end of the graph.
     made = [node for node in op.graph if node not in order]
     anchor = next(node for node, i in order.items() if i == first)
     op.graph.remove(made)
@@ -170,21 +170,17 @@ def _compute_again(
     return True
 
 
-def _is_read_behind(value: ir.Value, readers: set[ir.Node]) -> bool:
-    return any(user in readers for user, _ in value.uses())
-
-
-def _needed(segment: ForwardSegment, wanted: set[ir.Value]) -> list[ir.Node]:
-    """Return the nodes that compute the wanted values from what is kept, in order; none if they cannot run twice."""
+def _needed(segment: _Segment, wanted: set[ir.Value]) -> list[ir.Node]:
+    """Return the nodes that compute the wanted values from the kept ones, in order; empty if they cannot run twice."""
     missing, found = set(wanted), []
     for node in reversed(segment.nodes):
         if missing.isdisjoint(node.outputs):
             continue
-        if node.op_type in KEPT_OPERATORS or graphs_in(node):
+        if node.op_type in _KEPT_OPERATORS or graphs_in(node):
             missing -= set(node.outputs)
             continue
         found.append(node)
-        missing |= {x for x in node.inputs if x is not None and x in segment.inner and x.dtype in FLOATS}
+        missing |= {x for x in node.inputs if x is not None and x in segment.inner and x.dtype in _FLOATS}
     return found[::-1]
 
 
@@ -196,14 +192,14 @@ def _gate(
     first: int,
     activations: set[ir.Value],
 ) -> ir.Value | None:
-    """Return a gradient that is known before any value of this segment, or an earlier one, is read: the latest one."""
+    """Return the latest gradient that is known before a value of this segment, or of an earlier one, is read."""
     found: list[tuple[int, ir.Value]] = []
     for node in readers:
         for x in node.inputs:
             made = None if x is None else x.producer()
             if made is None or made in earlier or made in forward or made not in order or x is None:
                 continue
-            if x.dtype in FLOATS and x in activations and _activation_bytes(x):
+            if x.dtype in _FLOATS and x in activations and _activation_bytes(x):
                 found.append((order[made], x))
     before = [one for one in found if one[0] < first]
     return max(before, key=lambda one: one[0])[1] if before else None
@@ -212,11 +208,11 @@ def _gate(
 def _copies(
     op: GraphBuilder, nodes: Sequence[ir.Node], signal: ir.Value, activations: set[ir.Value]
 ) -> dict[ir.Value, ir.Value]:
-    """Emit copies of nodes; what they read of other nodes waits for the signal. Return the copied values."""
+    """Emit copies of nodes whose inputs from other nodes wait for the signal; return the copied values."""
     values: dict[ir.Value, ir.Value] = {}
     for node in nodes:
         for x in node.inputs:
-            if x is not None and x not in values and x in activations and x.dtype in (*FLOATS, ir.DataType.INT64):
+            if x is not None and x not in values and x in activations and x.dtype in (*_FLOATS, ir.DataType.INT64):
                 late = op.Where(signal, x, x)
                 late.type, late.shape = x.type, x.shape
                 values[x] = late

@@ -23,8 +23,8 @@ from onnx import helper
 from onnxruntime.capi import _pybind_state
 
 from onnxtrain_sklearn._gradient import ort_training as ort
-from onnxtrain_sklearn._gradient.context import path
 from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines, gradient_graph
+from onnxtrain_sklearn._gradient.path import path
 from onnxtrain_sklearn._ir.opsets import MAX_OPSET
 from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn.exceptions import ModelError

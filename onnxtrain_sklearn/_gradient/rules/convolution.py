@@ -1,8 +1,9 @@
-"""Gradient rules of convolutions and pooling.
+"""Gradient rules of convolutions and pooling, for any windows.
 
-A window spans ``(kernel - 1) dilation + 1`` elements. The gradient with respect to the input of a convolution is a
-transposed convolution without padding. Its result is cropped or padded to the shape of the input: windows may leave
-elements at the end unread, or extend beyond the padding.
+The gradient with respect to the input of a convolution is a transposed convolution without padding. Its result is
+cropped or padded to the shape of the input: windows may leave elements at the end unread, or extend beyond the padding.
+The gradient with respect to the kernel correlates input and cotangents. Where all sizes are known,
+:mod:`.convolution_products` may replace both, and the convolution itself, by matrix products.
 """
 
 from __future__ import annotations
@@ -18,73 +19,37 @@ from ..._ir.supported import PADDING, Supported
 from ...graph import GraphBuilder, Operand
 from ..context import GradientRule, Reverse, Thunk, count, mask, reshape_to, scatter_flat, shape_of
 from .convolution_products import faster_convolution, input_cotangent, kernel_cotangent
-from .winograd import Windows, layout_of
-
-
-def _windows(r: Reverse, kernel: Dims, mode: str | None = None) -> Windows:
-    n = len(kernel)
-    if not fixed(kernel):
-        r.refuse("the size of its kernel is not known")
-    sizes = [int(str(k)) for k in kernel]
-    strides, dilations = (list(r.attribute(name, [1] * n)) for name in ("strides", "dilations"))
-    pads = list(r.attribute("pads", [0] * 2 * n))
-    windows = Windows(sizes, strides, dilations, pads[:n], pads[n:])
-    mode = mode or r.attribute("auto_pad", "NOTSET")
-    if mode == "VALID":
-        return Windows(sizes, strides, dilations, [0] * n, [0] * n)
-    return windows if mode == "NOTSET" else _same_padding(r, windows, upper=mode == "SAME_UPPER")
-
-
-def _same_padding(r: Reverse, w: Windows, *, upper: bool) -> Windows:
-    shape: Dims = (dims(r.x()) or [None] * (2 + len(w.kernel)))[2:]
-    if not fixed(shape):
-        r.refuse("its auto_pad needs fixed sizes")
-    totals = [max(w.covered(i, -(-int(str(size)) // w.strides[i])) - int(str(size)), 0) for i, size in enumerate(shape)]
-    return _with_total_padding(w, totals, upper=upper)
-
-
-def _with_total_padding(w: Windows, totals: list[int], *, upper: bool) -> Windows:
-    """Return the windows with this total padding; an odd element goes to the end (``upper``) or to the beginning."""
-    small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
-    begin, end = (small, large) if upper else (large, small)
-    return Windows(w.kernel, w.strides, w.dilations, begin, end)
-
-
-def _fixed_spatial(r: Reverse, value: ir.Value) -> list[int]:
-    sizes = (dims(value) or [None] * 3)[2:]
-    if not fixed(sizes):
-        r.refuse("the sizes of its input, but for the batch, must be fixed")
-    return [int(str(size)) for size in sizes]
-
-
-def _conv_rule(r: Reverse) -> Sequence[Thunk]:
-    kernel = r.attribute("kernel_shape", None) or (dims(r.x(1)) or [None] * 3)[2:]
-    w = _windows(r, kernel)
-    group = r.attribute("group", 1)
-    return (
-        lambda: _input_cotangent(r, w, group),
-        lambda: _kernel_cotangent(r, r.x(), r.g, w, group),
-        lambda: r.op.ReduceSum(r.g, axes=[0, *range(2, r.rank())], keepdims=False),
-    )
+from .windows import Windows, layout_of, spatial_sizes, windows_of
 
 
 def multiply_convolution(op: GraphBuilder, node: ir.Node) -> None:
-    """Put matrix products in the place of a convolution where they are faster."""
+    """Replace a convolution by matrix products where they are faster."""
     r = Reverse(op, node, (), frozenset())
     kernel = dims(r.x(1))
     if not (fixed(dims(r.x())) and fixed(kernel)):
         return
-    layout = layout_of(r.x(), r.y, _windows(r, list(kernel[2:])), r.attribute("group", 1))
+    layout = layout_of(r.x(), r.y, windows_of(r, list(kernel[2:])), r.attribute("group", 1))
     product = None if layout is None else faster_convolution(op, layout, r.x(), r.x(1))
     if layout is not None and product is not None:
         bias = op.Reshape(r.x(2), [-1, *[1] * len(layout.sizes)]) if r.has(2) else None
         replace_node(op, node, [product if bias is None else op.Add(product, bias)])
 
 
-def _input_cotangent(r: Reverse, w: Windows, group: int) -> ir.Value:
-    layout = layout_of(r.x(), r.y, w, group)
-    faster = None if layout is None else input_cotangent(r.op, layout, r.x(1), r.g)
-    return _scatter_windows(r, r.g, r.x(1), w, group) if faster is None else faster
+def _conv_rule(r: Reverse) -> Sequence[Thunk]:
+    kernel = r.attribute("kernel_shape", None) or (dims(r.x(1)) or [None] * 3)[2:]
+    w = windows_of(r, kernel)
+    group = r.attribute("group", 1)
+
+    def of_input() -> ir.Value:
+        layout = layout_of(r.x(), r.y, w, group)
+        faster = None if layout is None else input_cotangent(r.op, layout, r.x(1), r.g)
+        return _scatter_windows(r, r.g, r.x(1), w, group) if faster is None else faster
+
+    return (
+        of_input,
+        lambda: _kernel_cotangent(r, r.x(), r.g, w, group),
+        lambda: r.op.ReduceSum(r.g, axes=[0, *range(2, r.rank())], keepdims=False),
+    )
 
 
 def _kernel_cotangent(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.Value:
@@ -133,7 +98,7 @@ def _shape_with_lead(op: GraphBuilder, lead: list[int], sizes: Operand) -> Opera
 
 
 def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.Value:
-    """Correlate input and cotangents over the batch: channels and batch are swapped, and strides and dilations."""
+    """Correlate input and cotangents over the batch: channels and batch are swapped, as are strides and dilations."""
     op, spatial = r.op, list(range(2, 2 + len(w.kernel)))
     cotangents = op.Transpose(g, perm=[1, 0, *spatial])
     rows = op.Transpose(x, perm=[1, 0, *spatial]) if group == 1 else _grouped(r, x, group)
@@ -160,7 +125,7 @@ def _grouped(r: Reverse, x: ir.Value, group: int) -> ir.Value:
 
 
 def _conv_transpose_rule(r: Reverse) -> Sequence[Thunk]:
-    """The rule of a convolution with input and output exchanged."""
+    """As for Conv, with input and output exchanged."""
     kernel = r.attribute("kernel_shape", None) or (dims(r.x(1)) or [None] * 3)[2:]
     w, group = _transposed_windows(r, kernel), r.attribute("group", 1)
     settings = {"strides": w.strides, "dilations": w.dilations, "pads": w.begin + w.end, "group": group}
@@ -180,58 +145,64 @@ def _transposed_windows(r: Reverse, kernel: Dims) -> Windows:
     more = list(r.attribute("output_padding", [0] * n))
     if any(size >= stride for size, stride in zip(more, r.attribute("strides", [1] * n), strict=True)):
         r.refuse("the output_padding is not less than the stride, and runtimes disagree on what it means then")
-    w = _windows(r, kernel, mode if mode == "VALID" else "NOTSET")
+    w = windows_of(r, kernel, mode if mode == "VALID" else "NOTSET")
     given = r.attribute("output_shape", None)
     if given is None and mode in ("NOTSET", "VALID"):
         return w
-    steps, sizes = _fixed_spatial(r, r.x()), _fixed_spatial(r, r.y)
+    steps, sizes = spatial_sizes(r, r.x()), spatial_sizes(r, r.y)
     totals = [w.covered(i, steps[i]) + more[i] - sizes[i] for i in range(n)]
     if min(totals) < 0:
         r.refuse("its output is larger than what its windows span")
-    return _with_total_padding(w, totals, upper=mode == "SAME_UPPER")
+    return w.with_total_padding(totals, upper=mode == "SAME_UPPER")
 
 
 def _max_pool_rule(r: Reverse) -> Sequence[Thunk]:
     """MaxPool returns the indices of the maxima; overlapping windows may repeat one."""
-    w = _windows(r, r.attribute("kernel_shape", []))
-    places = r.further_output(1, ir.DataType.INT64, r.y.shape) if not r.attribute("storage_order", 0) else _by_rows(r)
-    overlap = any(w.reach(i) > w.strides[i] for i in range(len(w.kernel)))
-    rimless = not any(w.begin + w.end) and not r.attribute("ceil_mode", 0)
-    if rimless and not overlap and r.op.dtype is ir.DataType.FLOAT:  # what MaxUnpool's kernels support
-        return [lambda: _unpooled(r, places, w)]
+    w = windows_of(r, r.attribute("kernel_shape", []))
+    if r.attribute(
+        "storage_order", 0
+    ):  # the node's own indices are column-major: a second MaxPool gives row-major ones
+        settings = {name: a.value for name, a in r.node.attributes.items() if name != "storage_order"}
+        places = r.op.emit("MaxPool", r.x(), outputs=2, **settings)[1]
+    else:
+        places = r.further_output(1, ir.DataType.INT64, r.y.shape)
+    overlap = any(w.span(i) > w.strides[i] for i in range(len(w.kernel)))
+    padded = any(w.begin + w.end) or r.attribute("ceil_mode", 0)
+    # MaxUnpool takes no repeated index, and its kernels support neither padding nor types other than float32.
+    if not padded and not overlap and r.op.dtype is ir.DataType.FLOAT:
+        settings = {"kernel_shape": w.kernel, "strides": w.strides}
+        return [lambda: r.op.MaxUnpool(r.g, places, shape_of(r.op, r.x()), **settings)]
     return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=overlap)]
 
 
-def _by_rows(r: Reverse) -> ir.Value:
-    """Return row-major indices: with ``storage_order=1`` the node's own are column-major."""
-    settings = {name: a.value for name, a in r.node.attributes.items() if name != "storage_order"}
-    return r.op.emit("MaxPool", r.x(), outputs=2, **settings)[1]
-
-
-def _unpooled(r: Reverse, places: ir.Value, w: Windows) -> ir.Value:
-    """Distribute the cotangents by MaxUnpool; no index may be repeated."""
-    shape = shape_of(r.op, r.x())
-    return r.op.MaxUnpool(r.g, places, shape, kernel_shape=w.kernel, strides=w.strides)
-
-
 def _max_unpool_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Runtimes read the indices as positions in the output, so its shape must be the one that the windows imply."""
-    w = _windows(r, r.attribute("kernel_shape", []))
+    """Gather at the indices. Runtimes count them in the output, whose shape must therefore be that of the windows."""
+    w = windows_of(r, r.attribute("kernel_shape", []))
     if r.has(2):
-        steps, sizes = _fixed_spatial(r, r.x()), r.constant(2, "its output_shape")[2:].tolist()
+        steps, sizes = spatial_sizes(r, r.x()), r.constant(2, "its output_shape")[2:].tolist()
         if any(w.covered(i, n) - w.begin[i] - w.end[i] != sizes[i] for i, n in enumerate(steps)):
             r.refuse("with an output_shape other than that of its windows its places are not defined")
     return [lambda: r.op.Gather(r.op.Reshape(r.g, [-1]), r.x(1))]
 
 
 def _average_pool_rule(r: Reverse) -> Sequence[Thunk]:
-    w = _windows(r, r.attribute("kernel_shape", []))
+    w = windows_of(r, r.attribute("kernel_shape", []))
     padded = bool(r.attribute("count_include_pad", 0))
     if not r.attribute("ceil_mode", 0) and (padded or not any(w.begin + w.end)):
         share: Operand = 1 / float(np.prod(w.kernel))
     else:
-        share = (1 / _counts(w, _fixed_spatial(r, r.x()), _fixed_spatial(r, r.y), padded)).astype(r.op.dtype.numpy())
+        share = (1 / _counts(w, spatial_sizes(r, r.x()), spatial_sizes(r, r.y), padded)).astype(r.op.dtype.numpy())
     return [lambda: _spread_evenly(r, r.op.Mul(r.g, share), w)]
+
+
+def _counts(w: Windows, sizes: list[int], steps: list[int], padded: bool) -> np.ndarray:
+    """Return how many elements each window averages; elements beyond the padding (ceil_mode) never count."""
+    total = np.ones(())
+    for i, size in enumerate(sizes):
+        reads = np.arange(steps[i])[:, None] * w.strides[i] + np.arange(w.kernel[i]) * w.dilations[i] - w.begin[i]
+        counted = reads < size + w.end[i] if padded else (reads >= 0) & (reads < size)
+        total = np.multiply.outer(total, counted.sum(1).astype(np.float64))
+    return total
 
 
 def _spread_evenly(r: Reverse, share: ir.Value, w: Windows) -> ir.Value:
@@ -243,12 +214,8 @@ def _spread_evenly(r: Reverse, share: ir.Value, w: Windows) -> ir.Value:
 
 
 def _lp_pool_rule(r: Reverse) -> Sequence[Thunk]:
-    w = _windows(r, r.attribute("kernel_shape", []))
+    w = windows_of(r, r.attribute("kernel_shape", []))
     return [lambda: _lp_cotangent(r, lambda share: _spread_evenly(r, share, w))]
-
-
-def _global_lp_pool_rule(r: Reverse) -> Sequence[Thunk]:
-    return [lambda: _lp_cotangent(r, lambda share: share)]
 
 
 def _lp_cotangent(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Value:
@@ -264,21 +231,11 @@ def _lp_cotangent(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Valu
 def _col2im_rule(r: Reverse) -> Sequence[Thunk | None]:
     """Im2col of the cotangent: a convolution with one one-hot kernel per element of a block."""
     op, block = r.op, [int(size) for size in r.constant(2, "the shape of its blocks")]
-    w, elements = _windows(r, list(block)), int(np.prod(block))
+    w, elements = windows_of(r, list(block)), int(np.prod(block))
     kernel = np.eye(elements, dtype=op.dtype.numpy()).reshape(elements, 1, *block)
     image = op.Reshape(r.g, op.Concat(np.array([-1, 1]), r.x(1), axis=0))
     blocks = op.Conv(image, kernel, strides=w.strides, dilations=w.dilations, pads=w.begin + w.end)
     return [lambda: reshape_to(op, blocks, r.x())]
-
-
-def _counts(w: Windows, sizes: list[int], steps: list[int], padded: bool) -> np.ndarray:
-    """Return how many elements each window averages; elements beyond the padding (ceil_mode) never count."""
-    total = np.ones(())
-    for i, size in enumerate(sizes):
-        reads = np.arange(steps[i])[:, None] * w.strides[i] + np.arange(w.kernel[i]) * w.dilations[i] - w.begin[i]
-        counted = reads < size + w.end[i] if padded else (reads >= 0) & (reads < size)
-        total = np.multiply.outer(total, counted.sum(1).astype(np.float64))
-    return total
 
 
 def _global_average_rule(r: Reverse) -> Sequence[Thunk]:
@@ -303,7 +260,7 @@ RULES: dict[str, GradientRule] = {
     "Conv": Supported(_conv_rule, f"group {_POOLING}", inputs=3),
     "ConvTranspose": Supported(_conv_transpose_rule, f"group output_padding output_shape {_POOLING}", inputs=3),
     "GlobalAveragePool": Supported(_global_average_rule),
-    "GlobalLpPool": Supported(_global_lp_pool_rule, "p"),
+    "GlobalLpPool": Supported(lambda r: [lambda: _lp_cotangent(r, lambda share: share)], "p"),
     "GlobalMaxPool": Supported(_global_max_rule),
     "LpPool": Supported(_lp_pool_rule, f"ceil_mode p {_POOLING}"),
     "MaxPool": Supported(_max_pool_rule, f"ceil_mode storage_order {_POOLING}", outputs=2),

@@ -1,18 +1,21 @@
 """Convolutions and their gradients as few large matrix products, for layouts where these are faster.
 
-onnxruntime computes a convolution image by image, each as a product of the kernel with the windows of one image.
-That product is slow where an image has few positions, and the gradient of the kernel, written as a convolution, is a
-product with as few columns as the kernel has elements. The forms here take all images at once:
+:func:`faster_convolution`, :func:`input_cotangent` and :func:`kernel_cotangent` choose a form by the layout alone, or
+return None where the operator is not slower. The bounds are in :mod:`onnxtrain_sklearn._gradient.tuning`, the timings
+in docs/convolutions.md.
 
-- *patches*: the elements that windows read, (channels * taps, positions of all images), beside the positions of the
-  output. Of small images a product with a constant matrix of 0 and 1 reads them, and adds their cotangents up.
+onnxruntime computes a convolution image by image, each as a product of the kernel with the windows of one image. That
+product is slow where an image has few positions. The gradient of the kernel, written as a convolution, is a product
+with as few columns as the kernel has elements. The forms here take all images at once:
+
+- *patches*: the elements that windows read, (channels * taps, positions of all images), multiplied with the positions
+  of the output. For small images a product with a constant matrix of 0 and 1 reads the patches, and adds their
+  cotangents up.
 - *pixels*: the same elements with the channels last, one matrix (images * positions, channels) per tap.
-- *tiles*: Winograd's algorithm for kernels of 3x3 and 3x3x3, in ``winograd.py``.
-- *bands*: each channel has a kernel of its own. A window's sum along the last axis is a product with a band matrix that
-  holds the kernel's last axis; the windows' other axes are laid side by side.
-- *whole matrices*: of small images, each channel has one matrix from all pixels to all positions instead.
-
-Which form is used depends on the layout alone; the bounds come from ``benchmarks/convolutions.py``.
+- *tiles*: Winograd's algorithm for kernels of 3x3 and 3x3x3, in :mod:`.winograd`.
+- *bands*: for a kernel per channel. A window's sum along the last axis is a product with a band matrix that holds the
+  kernel's last axis; the windows' other axes are laid side by side.
+- *whole matrices*: for a kernel per channel on small images, one matrix per channel from all pixels to all positions.
 """
 
 from __future__ import annotations
@@ -26,45 +29,26 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graph import GraphBuilder
+from ..tuning import TUNING
 from . import winograd
-from .winograd import Layout, Windows
-
-MANY_TAPS = 49
-"""Windows with more elements would need more nodes than they save time."""
-
-FEW_CHANNELS = 8
-"""With fewer channels, slices of the windows cost more than their products."""
-
-FEW_POSITIONS = 16
-"""With at most so many positions in an image, products over all images are faster than image by image."""
-
-MANY_POSITIONS = 1024
-"""From so many positions on, turning a kernel around, or a product for each of its elements, costs little."""
-
-MANY_OUTPUTS = 64
-"""With fewer channels, adding patches up costs more than their product saves."""
-
-FEW_READS = 768
-"""With more elements, a constant matrix that says which pixel is read where takes longer than slices of the images."""
-
-SHORT_LINE = 16
-"""Band matrices of longer lines hold too many zeros."""
-
-SMALL_LINE = 8
-"""Copying lines of at most so many pixels with Gather takes longer than slices of all lines, and longer ones less."""
-
-FEW_ELEMENTS, MANY_ELEMENTS = 320, 4096
-"""A matrix with more elements than this for each image, or with more in all, takes longer to make than it saves."""
+from .windows import Layout, Windows
 
 
-LONG_LINE = 16
-"""Longer lines make the sums of Winograd's algorithm, products with matrices as long, slower than what they save."""
-
-FEW_TILES, FEW_SMALL_IMAGES = 32, 8
-"""With fewer tiles in all images, or fewer images of 2x2, reading the sums of the kernel takes longer than products."""
-
-LARGE_KERNEL = 8192
-"""With more pairs of channels for each tile too, unless the sums are few beside the elements of the kernel."""
+def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value | None:
+    """Return the convolution as matrix products, None where the operator is not slower."""
+    if _in_tiles(op, c):
+        return winograd.convolution_by_tiles(op, c, x, kernel)
+    if _in_whole_matrices(c):
+        product = op.MatMul(_channels_first(op, c, x), _whole_matrices(op, c, kernel))
+        return _images_of(op, c, product, c.steps)
+    if c.by_channel and c.sizes[-1] <= TUNING.short_line and _rows(c.windows) <= TUNING.many_taps:
+        return _by_bands(op, c, x, kernel)
+    if c.groups > 1 or c.taps > TUNING.many_taps or c.images == 1:
+        return None
+    few = 2 * c.positions <= TUNING.few_positions
+    if _reads_few(c):
+        return _by_patches(op, c, x, kernel) if few or c.taps > 1 else None
+    return _by_patches(op, c, x, kernel) if few and c.inputs * c.taps >= 1024 else None
 
 
 def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value | None:
@@ -73,50 +57,39 @@ def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> i
         return winograd.kernel_cotangent_by_tiles(op, c, x, g)
     if _in_whole_matrices(c):
         return _kernel_by_whole_matrices(op, c, x, g)
-    if c.by_channel and c.sizes[-1] <= 2 * SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
+    if c.by_channel and c.sizes[-1] <= 2 * TUNING.short_line and _rows(c.windows) <= TUNING.many_taps:
         return _kernel_by_bands(op, c, x, g)
-    if c.groups > 1 or c.taps > MANY_TAPS or (c.taps > 1 and c.inputs < FEW_CHANNELS):
+    if c.groups > 1 or c.taps > TUNING.many_taps or (c.taps > 1 and c.inputs < TUNING.few_channels):
         return None
-    few = c.taps == 1 or _reads_few(c) or c.images * c.positions <= 4 * FEW_POSITIONS
-    return _kernel_by_patches(op, c, x, g) if few else _kernel_by_pixels(op, c, x, g)
+    if c.taps == 1 or _reads_few(c) or c.images * c.positions <= 4 * TUNING.few_positions:
+        return op.Reshape(op.Gemm(_beside_patches(op, c, g), _patches(op, c, x), transB=1), c.kernel_shape)
+    return _kernel_by_pixels(op, c, x, g)
 
 
 def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value | None:
-    """Return the gradient of the input in another form than a transposed convolution, None where it is not slower."""
+    """Return the gradient of the input in a form faster than a transposed convolution, None where there is none."""
     if _in_tiles(op, c):
         return winograd.input_cotangent_by_tiles(op, c, kernel, g)
     if _in_whole_matrices(c):
-        return _input_by_whole_matrices(op, c, kernel, g)
-    if c.by_channel and c.dense and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
-        return by_bands(op, _turned(c), g, _flipped(op, c, kernel))
+        matrices = winograd.matrices_transposed(op, _whole_matrices(op, c, kernel))
+        return _images_of(op, c, op.MatMul(_channels_first(op, c, g), matrices), c.sizes)
+    if c.by_channel and c.dense and c.sizes[-1] <= TUNING.short_line and _rows(c.windows) <= TUNING.many_taps:
+        return _by_bands(op, _turned(c), g, _flipped(op, c, kernel))
     if c.groups > 1:
         return None
-    if c.dense and (c.positions >= MANY_POSITIONS or (c.taps == 1 and 2 * c.positions > FEW_POSITIONS)):
+    if c.dense and (c.positions >= TUNING.many_positions or (c.taps == 1 and 2 * c.positions > TUNING.few_positions)):
         return _input_by_convolution(op, c, kernel, g)
-    adds_up = op.opset >= 18 and len(c.sizes) < 3 and c.positions <= FEW_POSITIONS and c.outputs >= MANY_OUTPUTS
+    # Col2Im, which adds patches up, is of opset 18; onnxruntime 1.19 computes it correctly in two dimensions only.
+    adds_up = (
+        op.opset >= 18 and len(c.sizes) < 3 and c.positions <= TUNING.few_positions and c.outputs >= TUNING.many_outputs
+    )
     return _input_by_patches(op, c, kernel, g) if adds_up or _reads_few(c) else None
 
 
-def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value | None:
-    """Return the convolution as matrix products, None where the operator is not slower."""
-    if _in_tiles(op, c):
-        return winograd.convolution_by_tiles(op, c, x, kernel)
-    if _in_whole_matrices(c):
-        return _by_whole_matrices(op, c, x, kernel)
-    if c.by_channel and c.sizes[-1] <= SHORT_LINE and _rows(c.windows) <= MANY_TAPS:
-        return by_bands(op, c, x, kernel)
-    if c.groups > 1 or c.taps > MANY_TAPS or c.images == 1:
-        return None
-    few = 2 * c.positions <= FEW_POSITIONS
-    if _reads_few(c):
-        return _by_patches(op, c, x, kernel) if few or c.taps > 1 else None
-    return _by_patches(op, c, x, kernel) if few and c.inputs * c.taps >= 1024 else None
-
-
 def _in_tiles(op: GraphBuilder, c: Layout) -> bool:
-    """Return True if Winograd's algorithm is faster: its sums take less time the more channels there are to a line.
+    """Return True if Winograd's algorithm is faster: its sums cost relatively less the more channels a line has.
 
-    Float16 holds no sum of four large pixels, and rounding the sums to it doubles the error.
+    Float16 cannot hold a sum of four large pixels, and rounding the sums to it doubles the error.
     """
     axes, w = len(c.sizes), c.windows
     plain = c.groups == 1 and c.dense and set(w.dilations) == {1}
@@ -124,12 +97,16 @@ def _in_tiles(op: GraphBuilder, c: Layout) -> bool:
         return False
     line, tiles = max(*c.sizes, *c.steps), c.images * math.prod(-(-n // 2) for n in c.steps)
     channels, numbers = c.inputs * c.outputs, winograd.count_numbers(c)
-    if line > LONG_LINE or line * (c.inputs + c.outputs) > channels:
+    if line > TUNING.long_line or line * (c.inputs + c.outputs) > channels:
         return False
     if 3 * numbers <= c.taps:
         return c.images > 1
-    large = tiles >= FEW_SMALL_IMAGES if numbers <= c.taps else tiles >= FEW_TILES and c.positions >= FEW_POSITIONS
-    return large and channels <= LARGE_KERNEL * tiles
+    large = (
+        tiles >= TUNING.few_small_images
+        if numbers <= c.taps
+        else tiles >= TUNING.few_tiles and c.positions >= TUNING.few_positions
+    )
+    return large and channels <= TUNING.large_kernel * tiles
 
 
 def _rows(w: Windows) -> int:
@@ -184,22 +161,18 @@ def _reads_each(c: Layout) -> bool:
 
 def _reads_few(c: Layout) -> bool:
     """Return True if the constant matrix of pixels by position is small: then images are the last axis."""
-    return c.taps * c.positions * math.prod(c.sizes) <= FEW_READS
+    return c.taps * c.positions * math.prod(c.sizes) <= TUNING.few_reads
 
 
 def _reads(op: GraphBuilder, c: Layout) -> np.ndarray:
     """Return 1 where an element of the kernel reads a pixel at a position, else 0: (taps * positions, pixels)."""
-    n, axes = len(c.sizes), [_read_places(c, axis) for axis in range(len(c.sizes))]
+    w, n, axes = c.windows, len(c.sizes), list[np.ndarray]()
+    for axis in range(n):  # (elements, positions, pixels) of each axis
+        elements, positions = np.arange(w.kernel[axis])[:, None], np.arange(c.steps[axis])
+        reads = positions * w.strides[axis] - w.begin[axis] + elements * w.dilations[axis]
+        axes.append(np.asarray(reads[..., None] == np.arange(c.sizes[axis])))
     whole = reduce(np.multiply.outer, axes).transpose(*range(0, 3 * n, 3), *range(1, 3 * n, 3), *range(2, 3 * n, 3))
     return np.asarray(whole.reshape(c.taps * c.positions, -1), op.dtype.numpy())
-
-
-def _read_places(c: Layout, axis: int) -> np.ndarray:
-    """Return where the elements of the kernel stand along an axis, (elements, positions, pixels)."""
-    w = c.windows
-    elements, positions = np.arange(w.kernel[axis])[:, None], np.arange(c.steps[axis])
-    reads = positions * w.strides[axis] - w.begin[axis] + elements * w.dilations[axis]
-    return np.asarray(reads[..., None] == np.arange(c.sizes[axis]))
 
 
 def _images_last(op: GraphBuilder, c: Layout, value: ir.Value) -> ir.Value:
@@ -208,23 +181,23 @@ def _images_last(op: GraphBuilder, c: Layout, value: ir.Value) -> ir.Value:
 
 
 def _images_first(op: GraphBuilder, c: Layout, rows: ir.Value, sizes: Sequence[int]) -> ir.Value:
-    """Return images of (channels * pixels, images), in any shape."""
+    """Return ``rows``, (channels * pixels, images) in any shape, as images."""
     whole = op.Transpose(op.Reshape(rows, [-1, c.images]), perm=[1, 0])
     return op.Reshape(whole, [c.images, -1, *sizes])
 
 
 def _positions_of(op: GraphBuilder, c: Layout, g: ir.Value) -> ir.Value:
-    """Return the output's values, (channels, images * positions)."""
+    """Return values of the output as (channels, images * positions)."""
     return op.Reshape(_swapped(op, g, len(c.steps)), [c.outputs, -1])
 
 
 def _beside_patches(op: GraphBuilder, c: Layout, g: ir.Value) -> ir.Value:
-    """Return the output's values, (channels, positions of all images), in the order of the patches."""
+    """Return values of the output as (channels, positions of all images), in the order of the patches."""
     return op.Reshape(_images_last(op, c, g), [c.outputs, -1]) if _reads_few(c) else _positions_of(op, c, g)
 
 
 def _images_of(op: GraphBuilder, c: Layout, rows: ir.Value, sizes: Sequence[int]) -> ir.Value:
-    """Return images of ``rows``, (channels, images * pixels)."""
+    """Return ``rows``, (channels, images * pixels), as images."""
     return _swapped(op, op.Reshape(rows, [-1, c.images, *sizes]), len(sizes))
 
 
@@ -233,17 +206,13 @@ def _by_patches(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> i
     return _images_first(op, c, rows, c.steps) if _reads_few(c) else _images_of(op, c, rows, c.steps)
 
 
-def _kernel_by_patches(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
-    return op.Reshape(op.Gemm(_beside_patches(op, c, g), _patches(op, c, x), transB=1), c.kernel_shape)
-
-
 def _kernel_by_pixels(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
     """Multiply the cotangents with the pixels that each element of the kernel reads."""
     w, n = c.windows, len(c.sizes)
     last = op.Transpose(x, perm=[0, *range(2, n + 2), 1])
     padded = _padded(op, last, [0, *w.begin, 0], [0, *w.end, 0])
     pixels, cotangents = _slices(op, padded, w, c.steps, range(1, n + 1)), _positions_of(op, c, g)
-    if c.images * c.positions < MANY_POSITIONS:
+    if c.images * c.positions < TUNING.many_positions:
         together = op.Reshape(_side_by_side(op, pixels, n + 1), [-1, c.taps * c.inputs])
         product = op.Reshape(op.Gemm(cotangents, together), [c.outputs, c.taps, c.inputs])
         return op.Reshape(op.Transpose(product, perm=[0, 2, 1]), c.kernel_shape)
@@ -254,7 +223,7 @@ def _kernel_by_pixels(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> 
 
 
 def _input_by_patches(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value:
-    """Compute the cotangents of all patches and add them up, lines as images: onnxruntime 1.19 is right in 2-D only."""
+    """Compute the cotangents of all patches and add them up; lines are images of height 1, for Col2Im in 2-D."""
     w, cotangents, matrix = c.windows, _beside_patches(op, c, g), op.Reshape(kernel, [c.outputs, -1])
     if _reads_few(c):
         patches = op.Gemm(matrix, cotangents, transA=1)
@@ -282,8 +251,8 @@ def _flipped(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
 def _turned(c: Layout) -> Layout:
     """Return the layout of the convolution that maps cotangents of the output to those of the input."""
     w, axes = c.windows, range(len(c.sizes))
-    begin = [w.reach(i) - 1 - w.begin[i] for i in axes]
-    end = [w.reach(i) - 1 - w.end[i] for i in axes]
+    begin = [w.span(i) - 1 - w.begin[i] for i in axes]
+    end = [w.span(i) - 1 - w.end[i] for i in axes]
     windows = Windows(w.kernel, w.strides, w.dilations, begin, end)
     return Layout(windows, c.groups, c.images, c.outputs, c.inputs, c.steps, c.sizes)
 
@@ -299,16 +268,11 @@ def _input_by_convolution(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.V
 def _in_whole_matrices(c: Layout) -> bool:
     """Return True if each channel has a kernel of its own, and a small matrix from all pixels to all positions."""
     elements = c.positions * math.prod(c.sizes)
-    return c.by_channel and c.taps <= MANY_TAPS and elements <= min(FEW_ELEMENTS * c.images, MANY_ELEMENTS)
-
-
-def _by_whole_matrices(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
-    return _images_of(op, c, op.MatMul(_channels_first(op, c, x), _whole_matrices(op, c, kernel)), c.steps)
-
-
-def _input_by_whole_matrices(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value:
-    matrices = winograd.matrices_transposed(op, _whole_matrices(op, c, kernel))
-    return _images_of(op, c, op.MatMul(_channels_first(op, c, g), matrices), c.sizes)
+    return (
+        c.by_channel
+        and c.taps <= TUNING.many_taps
+        and elements <= min(TUNING.few_elements * c.images, TUNING.many_elements)
+    )
 
 
 def _kernel_by_whole_matrices(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
@@ -329,14 +293,16 @@ def _whole_matrices(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
 
 
 def _elements_of_matrices(op: GraphBuilder, c: Layout) -> np.ndarray:
-    """Return 1 where an element of the kernel stands in its channel's matrix, else 0: (taps, pixels * positions)."""
+    """Return 1 where an element of the kernel belongs in its channel's matrix, else 0: (taps, pixels * positions)."""
     reads = _reads(op, c).reshape(c.taps, c.positions, -1)
     return np.asarray(reads.transpose(0, 2, 1).reshape(c.taps, -1))
 
 
-def by_bands(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
+def _by_bands(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
     """Convolve each channel with its kernel."""
-    product = op.MatMul(_lines(op, c, x), _bands(op, c, kernel))
+    rows = op.Reshape(kernel, [-1, c.windows.kernel[-1]])
+    bands = op.Reshape(op.MatMul(rows, _places(op, c)), [c.inputs, -1, c.steps[-1]])
+    product = op.MatMul(_lines(op, c, x), bands)
     return _images_of(op, c, op.Reshape(product, [c.inputs, -1]), c.steps)
 
 
@@ -355,7 +321,7 @@ def _lines(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
     if n == 1:
         return swapped
     padded = _padded(op, swapped, [0, 0, *w.begin[:-1], 0], [0, 0, *w.end[:-1], 0])
-    if length > SMALL_LINE:
+    if length > TUNING.small_line:
         lines = op.Gather(op.Reshape(padded, [c.inputs * c.images, -1, length]), _lines_read(c), axis=1)
     else:
         lines = _side_by_side(op, _slices(op, padded, w, c.steps, range(2, n + 1)), n + 1)
@@ -373,14 +339,8 @@ def _lines_read(c: Layout) -> np.ndarray:
     return np.asarray(lines.transpose(*range(0, 2 * len(axes), 2), *range(1, 2 * len(axes), 2)).ravel())
 
 
-def _bands(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
-    """Return the band matrices, (channels, rows * length of a line, positions in it)."""
-    rows = op.Reshape(kernel, [-1, c.windows.kernel[-1]])
-    return op.Reshape(op.MatMul(rows, _places(op, c)), [c.inputs, -1, c.steps[-1]])
-
-
 def _places(op: GraphBuilder, c: Layout) -> np.ndarray:
-    """Return 1 where an element of the kernel stands in a band matrix, else 0: (elements, length * positions)."""
+    """Return 1 where an element of the kernel belongs in a band matrix, else 0: (elements, length * positions)."""
     w, (length, steps) = c.windows, (c.sizes[-1], c.steps[-1])
     reads = np.arange(steps) * w.strides[-1] - w.begin[-1] + np.arange(w.kernel[-1])[:, None] * w.dilations[-1]
     places: np.ndarray = (reads[:, None] == np.arange(length)[:, None]).astype(op.dtype.numpy())

@@ -18,7 +18,8 @@ from ..._ir.queries import constant, dims, fixed
 from ..._ir.supported import ANY, Supported
 from ..._model.precision import is_open
 from ...graph import GraphBuilder, Operand
-from ..context import MISSING, STEEP, GradientRule, Reverse, Thunk, filled_like, is_norm, mask, reshape_to, sum_to
+from ..context import GradientRule, Reverse, Thunk, filled_like, mask, reshape_to, sum_to
+from ..singularities import MISSING, STEEP, is_norm
 
 Cotangent = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
 

@@ -17,7 +17,7 @@ from ..._ir.edits import replace_node
 from ..._ir.queries import dims, fixed
 from ..._ir.supported import Supported
 from ...graph import GraphBuilder, Operand
-from ..context import GradientRule, Reverse, Thunk, positive_axes, reshape_to, shape_of
+from ..context import GradientRule, Reverse, Thunk, reshape_to, shape_of
 
 SMALL = 1e-5
 
@@ -164,7 +164,7 @@ def _lp_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 def _mean_variance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """Runtimes agree only on the magnitude of the epsilon that is added to the deviation."""
     op, rank = r.op, r.rank()
-    axes = positive_axes(r, r.attribute("axes", [0, 2, 3]), rank)
+    axes = sorted(axis % rank if rank else 0 for axis in r.attribute("axes", [0, 2, 3]))
     centered, variance = _moments(r, r.x(), axes)
     inverse = op.Reciprocal(op.Add(op.Sqrt(variance), 1e-9))
     return [lambda: _centered_back(op, r.g, op.Mul(centered, inverse), inverse, axes)]

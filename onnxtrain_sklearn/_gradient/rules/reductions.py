@@ -15,7 +15,8 @@ from ..._ir.queries import attribute, constant, dims, fixed, operand
 from ..._ir.supported import Supported
 from ..._model.loss_terms import is_one_hot
 from ...graph import GraphBuilder, Operand
-from ..context import OTHERS, GradientRule, Reverse, Thunk, count, mask, scatter_add, shape_of, zeros_like
+from ..context import GradientRule, Reverse, Thunk, count, mask, scatter_add, shape_of, zeros_like
+from ..singularities import OTHERS
 
 Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 

@@ -15,9 +15,9 @@ import onnx
 import onnx.helper
 import onnx_ir as ir
 
-from ..._gradient.context import path
 from ..._gradient.engine import available_engines, choose_engine, differentiate
 from ..._gradient.ort_training import differentiate_as_built
+from ..._gradient.path import path
 from ..._ir.edits import multiply_by_columns
 from ..._ir.queries import attribute, dims
 from ..._ir.shapes import infer_shapes
