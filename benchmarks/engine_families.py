@@ -3,7 +3,7 @@
 Each family has small networks in which its operators take most of the time. An environment with the training build of
 onnxruntime has both engines on one runtime. The ratio is the time of a step of the portable engine by that of
 ort-training, in CPU time on one thread: below 1, the portable engine is faster. The family has the geometric mean of
-its networks. The figures are those of ``onnxtrain_sklearn/_gradient/engine.py``.
+its networks. The figures are those of ``FAMILIES`` in ``onnxtrain_sklearn/_gradient/engine.py``.
 
 With ``--compiled`` it compares what a step of compiled code saves, and what it takes to compile it, with the estimates
 by which ``engine="auto"`` takes it, ``onnxtrain_sklearn/_training/programs.py``.

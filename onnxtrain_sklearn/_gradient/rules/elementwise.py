@@ -1,7 +1,8 @@
 """Gradient rules of elementwise operators, quantization and random numbers.
 
-:data:`COTANGENTS` holds the unary operators: ``g`` times the derivative, computed from the input ``x`` and the output
-``y``. At a kink the derivative is that of one side, or 0; for ``Relu`` and ``Abs`` it is 0.
+A unary operator is one line of :data:`COTANGENTS`: ``g`` times the derivative, computed from the input ``x`` and the
+output ``y``. At a kink the derivative is that of one side, or 0; for ``Relu`` and ``Abs`` it is 0. Operators of several
+operands have rules of their own, which sum the cotangent of a broadcast operand over the axes of the broadcast.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from ..context import GradientRule, Reverse, Thunk, filled_like, mask, reshape_t
 from ..singularities import MISSING, STEEP, is_norm
 
 Cotangent = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
+"""Called with the node, the builder, the cotangent of the output, the input, and the output."""
+
+
+# --- Unary operators ---
 
 
 def _mish_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -31,19 +36,16 @@ def _mish_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: i
 
 
 def _gelu(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """GELU is x Φ(x), or 0.5 x (1 + tanh(sqrt(2 / π) (x + 0.044715 x³))); Hendrycks and Gimpel, 2016."""
     if r.attribute("approximate", "none") == "tanh":
-        return _gelu_tanh(op, g, x)
+        scale, squares = sqrt(2 / pi), op.Mul(x, x)
+        t = op.Tanh(op.Mul(op.Mul(x, op.Add(op.Mul(squares, 0.044715), 1.0)), scale))
+        inner = op.Mul(op.Add(op.Mul(squares, 3 * 0.044715), 1.0), scale)
+        rise = op.Mul(op.Mul(x, inner), op.Sub(1.0, op.Mul(t, t)))
+        return op.Mul(g, op.Mul(op.Add(op.Add(t, 1.0), rise), 0.5))
     share = op.Mul(op.Add(op.Erf(op.Mul(x, sqrt(0.5))), 1.0), 0.5)
     density = op.Mul(op.Exp(op.Mul(op.Mul(x, x), -0.5)), 1 / sqrt(2 * pi))
     return op.Mul(g, op.Add(share, op.Mul(x, density)))
-
-
-def _gelu_tanh(op: GraphBuilder, g: ir.Value, x: ir.Value) -> ir.Value:
-    scale, squares = sqrt(2 / pi), op.Mul(x, x)
-    t = op.Tanh(op.Mul(op.Mul(x, op.Add(op.Mul(squares, 0.044715), 1.0)), scale))
-    inner = op.Mul(op.Add(op.Mul(squares, 3 * 0.044715), 1.0), scale)
-    rise = op.Mul(op.Mul(x, inner), op.Sub(1.0, op.Mul(t, t)))
-    return op.Mul(g, op.Mul(op.Add(op.Add(t, 1.0), rise), 0.5))
 
 
 def _swish(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -73,12 +75,8 @@ def _selu_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: i
     return op.Mul(g, op.Where(op.Greater(x, 0.0), gamma, op.Add(y, alpha * gamma)))
 
 
-def _sqrt_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    return _flat_at_zero(r, op.Div(op.Mul(g, 0.5), y))
-
-
 def _flat_at_zero(r: Reverse, found: ir.Value) -> ir.Value:
-    """Return the gradient of a root, and zero where a norm is zero."""
+    """Return the gradient of a root; zero where a norm is zero, see :func:`~..singularities.is_norm`."""
     return r.op.Where(r.op.Equal(r.y, 0.0), 0.0, found) if is_norm(r.node, r.wanted) else found
 
 
@@ -93,7 +91,6 @@ def _cast(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -
     return g if x.dtype is y.dtype else op.Cast(g, to=x.dtype)
 
 
-# Arguments: the node, the builder, the cotangent of the output, the input, the output.
 COTANGENTS: dict[str, Cotangent] = {
     "Abs": lambda r, op, g, x, y: op.Mul(g, op.Sign(x)),
     "Acos": lambda r, op, g, x, y: op.Neg(op.Div(g, op.Sqrt(op.Sub(1.0, op.Mul(x, x))))),
@@ -123,7 +120,7 @@ COTANGENTS: dict[str, Cotangent] = {
     "Neg": lambda r, op, g, x, y: op.Neg(g),
     "Reciprocal": lambda r, op, g, x, y: op.Neg(op.Mul(g, op.Mul(y, y))),
     "Relu": lambda r, op, g, x, y: op.Mul(g, mask(op, op.Cast(y, to=ir.DataType.BOOL))),  # faster than Greater
-    "Round": lambda r, op, g, x, y: g if is_fake(r.node) else None,  # else its slope is zero
+    "Round": lambda r, op, g, x, y: g if is_fake(r.node) else None,  # straight-through, or zero
     "Selu": _selu_cotangent,
     "Shrink": _shrink,
     "Sigmoid": lambda r, op, g, x, y: op.Mul(g, op.Mul(y, op.Sub(1.0, y))),
@@ -132,7 +129,7 @@ COTANGENTS: dict[str, Cotangent] = {
     "Sinh": lambda r, op, g, x, y: op.Mul(g, op.Cosh(x)),
     "Softplus": lambda r, op, g, x, y: op.Mul(g, op.Sigmoid(x)),
     "Softsign": lambda r, op, g, x, y: op.Div(g, op.Mul(*[op.Add(op.Abs(x), 1.0)] * 2)),
-    "Sqrt": _sqrt_cotangent,
+    "Sqrt": lambda r, op, g, x, y: _flat_at_zero(r, op.Div(op.Mul(g, 0.5), y)),
     "Swish": _swish,
     "Tan": lambda r, op, g, x, y: op.Mul(g, op.Add(op.Mul(y, y), 1.0)),
     "Tanh": lambda r, op, g, x, y: op.Mul(g, op.Sub(1.0, op.Mul(y, y))),
@@ -141,13 +138,18 @@ COTANGENTS: dict[str, Cotangent] = {
 
 
 def _unary_rule(cotangent: Cotangent, r: Reverse) -> Sequence[Thunk]:
-    if MISSING in r.node.meta or (r.is_selected and r.node.op_type in STEEP):
-        return [lambda: _with_zeros(r, cotangent(r, r.op, r.g, r.x(), r.y))]
-    return [lambda: cotangent(r, r.op, r.g, r.x(), r.y)]
+    def of_input() -> ir.Value | None:
+        found = cotangent(r, r.op, r.g, r.x(), r.y)
+        if found is None or found is r.g:
+            return found
+        # If the condition tests for NaN, any derivative may be NaN; otherwise only an unbounded one matters.
+        steep = MISSING in r.node.meta or (r.is_selected and r.node.op_type in STEEP)
+        return r.keep_zeros(found) if steep else found
+
+    return [of_input]
 
 
-def _with_zeros(r: Reverse, found: ir.Value | None) -> ir.Value | None:
-    return found if found is None or found is r.g else r.keep_zeros(found)
+# --- Operators of several operands ---
 
 
 def _cast_like_rule(r: Reverse) -> Sequence[Thunk]:
@@ -179,7 +181,7 @@ def _div_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _pow_rule(r: Reverse) -> Sequence[Thunk]:
-    """The exponent may have another type, even an integer type; the derivative of x**0 is 0 at x = 0 too."""
+    """The exponent may have another type, even an integer type. The derivative of x**0 is 0, also at x = 0."""
     op, x, base_type = r.op, r.x(0), r.x(0).dtype
     exponent = r.x(1) if r.x(1).dtype is base_type else op.Cast(r.x(1), to=base_type)
     return (
@@ -210,7 +212,7 @@ def _exponent_cotangent(r: Reverse, exponent: ir.Value, x: ir.Value) -> ir.Value
 
 
 def _mod_rule(r: Reverse) -> Sequence[Thunk]:
-    """With fmod=1 it is ``a - b trunc(a / b)``; the truncated quotient is piecewise constant."""
+    """With fmod=1 the result is ``a - b trunc(a / b)``, whose truncated quotient is piecewise constant."""
     op, a, b = r.op, r.x(0), r.x(1)
     if not r.attribute("fmod", 0):
         r.refuse("only fmod=1 is defined for floats")
@@ -249,7 +251,12 @@ def _clip_rule(r: Reverse) -> Sequence[Thunk]:
     op, x = r.op, r.x(0)
     low = r.x(1) if r.has(1) else None
     high = r.x(2) if r.has(2) else None
-    below, above = _outside(op, x, low, high, without_bounds=is_open(r.node))
+    if is_open(r.node):  # PyTorch's hardtanh: the derivative is zero at the bounds, too
+        below = None if low is None else op.Not(op.Greater(x, low))
+        above = None if high is None else op.Not(op.Less(x, high))
+    else:
+        below = None if low is None else op.Less(x, low)
+        above = None if high is None else op.Greater(x, high)
     if below is not None and above is not None and high is not None and low is not None:
         crossed = op.Greater(low, high)
         above = op.Or(above, crossed)
@@ -261,16 +268,6 @@ def _clip_rule(r: Reverse) -> Sequence[Thunk]:
         lambda: _masked_total(r, below, 1),
         lambda: _masked_total(r, above, 2),
     )
-
-
-def _outside(
-    op: GraphBuilder, x: ir.Value, low: ir.Value | None, high: ir.Value | None, *, without_bounds: bool
-) -> tuple[ir.Value | None, ir.Value | None]:
-    """Return where ``x`` is below its lower and above its upper bound, or at it if the interval is open."""
-    if without_bounds:
-        below, above = (None if low is None else op.Greater(x, low)), (None if high is None else op.Less(x, high))
-        return (None if below is None else op.Not(below)), (None if above is None else op.Not(above))
-    return (None if low is None else op.Less(x, low)), (None if high is None else op.Greater(x, high))
 
 
 def _masked_total(r: Reverse, where: ir.Value | None, index: int) -> ir.Value:
@@ -289,7 +286,7 @@ def _where_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _dropout_rule(r: Reverse) -> Sequence[Thunk]:
-    """Reuse the mask of the forward pass: the kernel draws a new one each time it runs."""
+    """Reuse the mask of the forward pass, as the kernel draws a new one each time it runs."""
     op, mode = r.op, r.node.inputs[2] if r.has(2) else None
     training = False if mode is None else constant(mode)
     if training is not None and not training:
@@ -310,14 +307,14 @@ UNARY_SETTINGS = {
     "Selu": "alpha gamma",
     "Shrink": "bias lambd",
 }
-"""Attributes of the unary operators; those not listed have none."""
+"""Attributes of the unary operators that have some."""
 
 
-# Gradient rules of ranges, random numbers and quantization.
+# --- Ranges, random numbers and quantization ---
 
 
 def _nothing_rule(r: Reverse) -> Sequence[Thunk]:
-    """All gradients are zero: the output does not depend on the inputs, or is piecewise constant, or is random."""
+    """All gradients are zero: the output is random, piecewise constant, or does not depend on the inputs."""
     return [lambda: None] * len(r.node.inputs)
 
 

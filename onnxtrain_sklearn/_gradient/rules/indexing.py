@@ -1,4 +1,7 @@
-"""Gradient rules of gather and scatter operators. Indices have no gradient."""
+"""Gradient rules of operators that read or write elements at indices, which have no gradient.
+
+The gradient of a gather scatters and adds, as indices may repeat; the gradient of a scatter gathers.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,19 @@ Pick: TypeAlias = Callable[[ir.Value], ir.Value]
 
 
 def _gather_rule(r: Reverse) -> Sequence[Thunk]:
-    """Gradients of repeated indices are summed."""
+    """Sum the gradients of repeated indices; the index is flattened to one axis first."""
     op, x, rank = r.op, r.x(), r.rank()
     axis = r.attribute("axis", 0) % rank
-    pads = _gather_pads(r, axis)
-    if pads is not None:
-        return [lambda: _among_zeros(r, axis, pads)]
+    sizes = _gather_pads(r, axis)
+    if sizes is not None:
+
+        def among_zeros() -> ir.Value:
+            cotangent = op.Unsqueeze(r.g, axes=[axis]) if dims(r.x(1)) == [] else r.g
+            pads = np.zeros((2, rank), np.int64)
+            pads[:, axis] = sizes
+            return op.Pad(cotangent, pads.ravel()) if any(sizes) else cotangent
+
+        return [among_zeros]
     before, after = np.arange(axis, dtype=np.int64), np.arange(axis + 1, rank, dtype=np.int64)
     size = op.Reshape(op.Size(r.x(1)), [1])
     shape = op.Concat(*_sizes_along(r, before), size, *_sizes_along(r, after), axis=0)
@@ -42,16 +52,20 @@ def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     index = op.Cast(index, to=7)
 
     def gradient() -> ir.Value:
-        cotangent = op.Reshape(_without_padding(r), shape)
+        cotangent, row = r.g, padding_row(r.node)
+        if row is not None:  # PyTorch does not train the row that stands for padding
+            others = op.Not(op.Equal(op.Cast(r.x(1), to=7), np.array(row, np.int64)))
+            cotangent = op.Mul(cotangent, op.Unsqueeze(mask(op, others), axes=[-1]))
+        cotangent = op.Reshape(cotangent, shape)
         return scatter_add(r, zeros_like(op, x), op.Expand(index, shape), cotangent, axis, repeats=True)
 
     return [gradient]
 
 
 def _gather_pads(r: Reverse, axis: int) -> tuple[int, int] | None:
-    """Return the sizes before and after constant indices that follow each other, None for others.
+    """Return the sizes before and after constant consecutive indices; None for other indices.
 
-    PyTorch takes queries, keys and values apart by single indices: scattering takes many times the time of padding.
+    PyTorch separates queries, keys and values by single indices, and scattering takes many times as long as padding.
     """
     index, size = constant(r.x(1)), (dims(r.x()) or [None] * (axis + 1))[axis]
     if index is None or index.ndim > 1 or not index.size or not isinstance(size, int):
@@ -62,24 +76,6 @@ def _gather_pads(r: Reverse, axis: int) -> tuple[int, int] | None:
     if not np.array_equal(places, places[0] + np.arange(len(places))):
         return None
     return int(places[0]), size - 1 - int(places[-1])
-
-
-def _among_zeros(r: Reverse, axis: int, sizes: tuple[int, int]) -> ir.Value:
-    """Return the cotangent with zeros around it."""
-    cotangent = r.op.Unsqueeze(r.g, axes=[axis]) if dims(r.x(1)) == [] else r.g
-    pads = np.zeros((2, r.rank()), np.int64)
-    pads[:, axis] = sizes
-    return r.op.Pad(cotangent, pads.ravel()) if any(sizes) else cotangent
-
-
-def _without_padding(r: Reverse) -> ir.Value:
-    """Return the cotangent, zero where an embedding of PyTorch reads the row that stands for padding."""
-    row = padding_row(r.node)
-    if row is None:
-        return r.g
-    op = r.op
-    others = op.Not(op.Equal(op.Cast(r.x(1), to=7), np.array(row, np.int64)))
-    return op.Mul(r.g, op.Unsqueeze(mask(op, others), axes=[-1]))
 
 
 def _sizes_along(r: Reverse, axes: np.ndarray) -> list[object]:
@@ -106,7 +102,7 @@ def _scatter_nd_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _scatter(r: Reverse, pick: Pick) -> Sequence[Thunk | None]:
-    """The rule of the scatter operators; ``pick`` gathers at the indices, which may repeat."""
+    """Dispatch by the reduction; ``pick`` gathers at the indices, which may repeat."""
     rules = {"none": _replaced, "add": _sums, "mul": _products, "max": _extremes, "min": _extremes}
     of_data, of_updates = rules[r.attribute("reduction", "none")](r, pick)
     return of_data, None, of_updates
@@ -128,7 +124,7 @@ def _sums(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
 
 
 def _products(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
-    """Zeros are excluded from the product and counted: the gradient of a single zero is the product of the others."""
+    """Exclude zeros from the product and count them: the gradient of a single zero is the product of the others."""
     op, x, updates = r.op, r.x(), r.x(2)
 
     def of_updates() -> ir.Value:

@@ -1,9 +1,11 @@
-"""Gradient rules of interpolations: GridSample, RoiAlign, Resize.
+"""Gradient rules of interpolation: samples at coordinates, bins of regions, and resampling.
 
-Along each axis, a coordinate is interpolated from a few pixels, the taps. Their weights are polynomials of the
-fractional part of the coordinate: a sample is the sum of the pixels times the products of these weights. The cotangent
-of a sample is distributed to the pixels by the same weights, and to the coordinates by the derivatives of the
-polynomials.
+- GridSample and DeformConv sample at coordinates. Along each axis, a coordinate is interpolated from a few pixels, the
+  taps (:class:`Taps`). Their weights are polynomials of the fractional part of the coordinate: a sample is the sum of
+  the pixels times the products of these weights (:class:`Samples`). The cotangent of a sample is distributed to the
+  pixels by the same weights, and to the coordinates by the derivatives of the polynomials.
+- RoiAlign and MaxRoiPool reduce the bins of regions.
+- Resize, AffineGrid and CenterCropPad are linear in their input, so their gradients are products with a matrix.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from ..._ir.queries import constant, dims, fixed, operand
 from ..._ir.supported import Supported
 from ...graph import Operand
 from ..context import GradientRule, Reverse, Thunk, mask, reshape_to, scatter_add, zeros_like
+from .windows import spatial_sizes
 
-# Rows: powers of the fraction; columns: taps. The number is the offset of the first tap from the pixel at or below.
+# --- Samples at coordinates ---
+
 TAPS: dict[str, tuple[int, list[list[float]]]] = {
     "nearest": (0, [[1.0]]),
     "linear": (0, [[1.0, 0.0], [-1.0, 1.0]]),
@@ -32,9 +36,13 @@ TAPS: dict[str, tuple[int, list[list[float]]]] = {
 }
 
 
+"""For each mode the offset of the first tap from the pixel at or below the coordinate, and the polynomials of the taps:
+rows are powers of the fraction, columns are taps."""
+
+
 @dataclass(frozen=True)
 class Taps:
-    """The pixels of one axis from which coordinates (images, points) are interpolated: (images, points, taps) each."""
+    """The pixels of one axis from which coordinates, (images, points), are interpolated: (images, points, taps)."""
 
     index: ir.Value
     weight: ir.Value
@@ -60,19 +68,51 @@ def _taps(r: Reverse, place: ir.Value, size: int, kind: str, padding: str, align
 
 
 def _tap_polynomial(r: Reverse, fraction: ir.Value, rows: np.ndarray) -> ir.Value:
-    """Evaluate the polynomial of each tap by Horner's scheme; without rows it is 0."""
+    """Evaluate the polynomial of each tap by Horner's scheme; without rows the result is 0."""
     start: ir.Value = r.op.Mul(fraction, 0.0)
     return reduce(lambda value, row: r.op.Add(r.op.Mul(value, fraction), row), rows[::-1], start)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Points in images: ``pixels`` is (images, channels, pixels), cotangents of samples (images, channels, points)."""
+    """Samples at points in images.
+
+    ``pixels`` is (images, channels, pixels); samples and their cotangents are (images, channels, points).
+    """
 
     r: Reverse
     pixels: ir.Value
     sizes: list[int]
     taps: list[Taps]
+
+    def values(self) -> ir.Value:
+        """Return the samples."""
+        op = self.r.op
+        return op.ReduceSum(op.Mul(self._read(), op.Unsqueeze(self._weights(), axes=[1])), axes=[3], keepdims=False)
+
+    def to_pixels(self, g: ir.Value) -> ir.Value:
+        """Return the cotangent of the pixels."""
+        op = self.r.op
+        spread = op.Mul(op.Unsqueeze(g, axes=[3]), op.Unsqueeze(self._weights(), axes=[1]))
+        flat = op.Reshape(spread, [0, 0, -1])
+        return scatter_add(self.r, zeros_like(op, self.pixels), self._index(), flat, 2, repeats=True)
+
+    def to_coordinates(self, g: ir.Value) -> list[ir.Value]:
+        """Return the cotangent of the coordinates along each axis, (images, points)."""
+        op = self.r.op
+        shared = op.ReduceSum(op.Mul(self._read(), op.Unsqueeze(g, axes=[3])), axes=[1], keepdims=False)
+        count = range(len(self.taps))
+        weights = [[t.derivative if i == j else t.weight for j, t in enumerate(self.taps)] for i in count]
+        return [op.ReduceSum(op.Mul(shared, self._outer(parts)), axes=[2], keepdims=False) for parts in weights]
+
+    def _read(self) -> ir.Value:
+        """Return the pixels at the taps of all points, (images, channels, points, taps)."""
+        op = self.r.op
+        shape = op.Concat(np.array([0, 0]), op.Slice(op.Shape(self._weights()), [1], [3], [0]), axis=0)
+        return op.Reshape(op.GatherElements(self.pixels, self._index(), axis=2), shape)
+
+    def _weights(self) -> ir.Value:
+        return self._outer([taps.weight for taps in self.taps])
 
     def _outer(self, parts: Sequence[ir.Value]) -> ir.Value:
         """Return the outer product of the factors of each axis, for every combination of taps."""
@@ -92,46 +132,10 @@ class Samples:
         channels = op.Slice(op.Shape(self.pixels), [1], [2], [0])
         return op.Expand(index, op.Concat(np.array([1]), channels, np.array([1]), axis=0))
 
-    def _weights(self) -> ir.Value:
-        return self._outer([taps.weight for taps in self.taps])
-
-    def _read(self) -> ir.Value:
-        """Return the pixels at the taps of all points, (images, channels, points, taps)."""
-        op = self.r.op
-        shape = op.Concat(np.array([0, 0]), op.Slice(op.Shape(self._weights()), [1], [3], [0]), axis=0)
-        return op.Reshape(op.GatherElements(self.pixels, self._index(), axis=2), shape)
-
-    def values(self) -> ir.Value:
-        """Return the samples."""
-        op = self.r.op
-        return op.ReduceSum(op.Mul(self._read(), op.Unsqueeze(self._weights(), axes=[1])), axes=[3], keepdims=False)
-
-    def to_pixels(self, g: ir.Value) -> ir.Value:
-        """Return the cotangent of the pixels."""
-        op = self.r.op
-        spread = op.Mul(op.Unsqueeze(g, axes=[3]), op.Unsqueeze(self._weights(), axes=[1]))
-        flat = op.Reshape(spread, [0, 0, -1])
-        return scatter_add(self.r, zeros_like(op, self.pixels), self._index(), flat, 2, repeats=True)
-
-    def to_places(self, g: ir.Value) -> list[ir.Value]:
-        """Return the cotangent of the coordinates along each axis, (images, points)."""
-        op = self.r.op
-        shared = op.ReduceSum(op.Mul(self._read(), op.Unsqueeze(g, axes=[3])), axes=[1], keepdims=False)
-        count = range(len(self.taps))
-        weights = [[t.derivative if i == j else t.weight for j, t in enumerate(self.taps)] for i in count]
-        return [op.ReduceSum(op.Mul(shared, self._outer(parts)), axes=[2], keepdims=False) for parts in weights]
-
-
-def _spatial(r: Reverse, value: ir.Value) -> list[int]:
-    sizes = (dims(value) or [None] * 3)[2:]
-    if not fixed(sizes):
-        r.refuse("its sizes, but for the batch, must be fixed")
-    return [int(str(size)) for size in sizes]
-
 
 def _grid_sample_rule(r: Reverse) -> Sequence[Thunk]:
-    """Coordinates range from -1 to 1: the centers of the outermost pixels, or with align_corners=0 their edges."""
-    op, sizes, aligned = r.op, _spatial(r, r.x()), bool(r.attribute("align_corners", 0))
+    """Coordinates from -1 to 1 span the centers of the outermost pixels, or with align_corners=0 their edges."""
+    op, sizes, aligned = r.op, spatial_sizes(r, r.x()), bool(r.attribute("align_corners", 0))
     mode = r.attribute("mode", "linear").removeprefix("bi")
     grid, n = op.Reshape(r.x(1), [0, -1, len(sizes)]), len(sizes)
     units = [(size - aligned) / 2 for size in sizes]
@@ -145,7 +149,7 @@ def _grid_sample_rule(r: Reverse) -> Sequence[Thunk]:
 
     def of_grid() -> ir.Value:
         cotangents = [
-            op.Unsqueeze(op.Mul(s, unit), axes=[2]) for s, unit in zip(samples.to_places(g), units, strict=True)
+            op.Unsqueeze(op.Mul(s, unit), axes=[2]) for s, unit in zip(samples.to_coordinates(g), units, strict=True)
         ]
         return reshape_to(op, op.Concat(*cotangents[::-1], axis=2), r.x(1))
 
@@ -154,7 +158,7 @@ def _grid_sample_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
     """A convolution of samples: each kernel element samples at its offset, for a group of channels."""
-    op, kernel, channels, out = r.op, dims(r.x(1)) or [], (dims(r.x()) or [None] * 2)[1], _spatial(r, r.y)
+    op, kernel, channels, out = r.op, dims(r.x(1)) or [], (dims(r.x()) or [None] * 2)[1], spatial_sizes(r, r.y)
     if not isinstance(channels, int) or not fixed(kernel):
         r.refuse("the sizes of its kernel are not known")
     group, parts = r.attribute("group", 1), r.attribute("offset_group", 1)
@@ -173,7 +177,7 @@ def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
         return reshape_to(op, op.Einsum(g, read, equation="ngop,ngcp->goc"), r.x(1))
 
     def of_offset() -> ir.Value:
-        cotangents = [op.Reshape(s, [-1, elements, 1, steps]) for s in samples.to_places(op.Mul(columns, factor))]
+        cotangents = [op.Reshape(s, [-1, elements, 1, steps]) for s in samples.to_coordinates(op.Mul(columns, factor))]
         return reshape_to(op, op.Concat(*cotangents, axis=2), r.x(2))
 
     return (
@@ -187,7 +191,7 @@ def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _offset_samples(r: Reverse, window: list[int], out: list[int], groups: list[int]) -> Samples:
     """Return the samples: an image per batch entry and offset group, a point per kernel element and output position."""
-    op, sizes, n = r.op, _spatial(r, r.x()), len(window)
+    op, sizes, n = r.op, spatial_sizes(r, r.x()), len(window)
     strides, dilations = (r.attribute(name, [1] * n) for name in ("strides", "dilations"))
     offsets = op.Reshape(r.x(2), [-1, int(np.prod(window)), n, int(np.prod(out))])
     taps = []
@@ -196,6 +200,9 @@ def _offset_samples(r: Reverse, window: list[int], out: list[int], groups: list[
         place = op.Add(op.Gather(offsets, np.array(i), axis=2), start.astype(op.dtype.numpy()))
         taps.append(_taps(r, op.Reshape(place, [0, -1]), sizes[i], "linear", "zeros", False))
     return Samples(r, op.Reshape(r.x(), [*groups, int(np.prod(sizes))]), sizes, taps)
+
+
+# --- Bins of regions ---
 
 
 @dataclass(frozen=True)
@@ -208,10 +215,12 @@ class Bins:
 
 
 def _bins(r: Reverse, start: ir.Value, length: ir.Value, bins: int, size: int) -> Bins:
-    """Samples are evenly spaced in a bin. Up to a pixel outside the image they are clamped, further away they are 0."""
+    """Average evenly spaced samples of a bin: clamped up to a pixel outside the image, 0 further away."""
     op, ratio = r.op, r.attribute("sampling_ratio", 0)
     taken = op.constant(np.array(ratio, op.dtype.numpy())) if ratio else op.Ceil(op.Div(length, float(bins)))
-    number: Operand = np.array(ratio) if ratio else _largest(r, taken)
+    number: Operand = np.array(ratio)
+    if not ratio:  # the most samples that a bin of any region takes
+        number = op.Cast(op.ReduceMax(op.Max(taken, 0.0), keepdims=False), to=7)
     steps = op.Cast(op.Range(np.array(0), number, np.array(1)), to=op.dtype)
     fraction = op.Div(op.Add(steps, 0.5), op.Max(taken, 1.0))
     fraction = op.Div(op.Add(fraction, np.arange(bins, dtype=op.dtype.numpy())[:, None]), float(bins))
@@ -228,10 +237,6 @@ def _bins(r: Reverse, start: ir.Value, length: ir.Value, bins: int, size: int) -
     return Bins(*(op.ReduceSum(value, axes=[2], keepdims=False) for value in (weight, derivative, along)))
 
 
-def _largest(r: Reverse, counts: ir.Value) -> ir.Value:
-    return r.op.Cast(r.op.ReduceMax(r.op.Max(counts, 0.0), keepdims=False), to=7)
-
-
 def _image_of_region(r: Reverse, images: ir.Value) -> ir.Value:
     """Return 1 where a region (column) belongs to an image (row), else 0."""
     op = r.op
@@ -243,7 +248,7 @@ def _max_roi_pool_rule(r: Reverse) -> Sequence[Thunk]:
     """Equal maxima of a bin share the gradient; the rounded regions have none."""
     r.need_opset(12, "its gradient")
     op, (rows, columns) = r.op, r.attribute("pooled_shape", [1, 1])
-    height, width = _spatial(r, r.x())
+    height, width = spatial_sizes(r, r.x())
     images = op.Cast(op.Gather(r.x(1), np.array(0), axis=1), to=7)
     pixels = op.Unsqueeze(op.Gather(r.x(), images, axis=0), axes=[2, 3])
     inside = op.And(
@@ -278,7 +283,7 @@ def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
     shifted = r.opset >= 16 and r.attribute("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     x1, y1, x2, y2 = (op.Unsqueeze(op.Mul(op.Gather(r.x(1), np.array([i]), axis=1), scale), axes=[2]) for i in range(4))
     axes = []
-    for start, end, size, name in zip((y1, x1), (y2, x2), _spatial(r, r.x()), ("height", "width"), strict=True):
+    for start, end, size, name in zip((y1, x1), (y2, x2), spatial_sizes(r, r.x()), ("height", "width"), strict=True):
         length = op.Sub(end, start) if shifted else op.Max(op.Sub(end, start), 1.0)
         axes.append(_bins(r, op.Sub(start, 0.5 * shifted), length, r.attribute(f"output_{name}", 1), size))
     rows, columns = axes
@@ -306,22 +311,11 @@ def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
     return of_images, of_regions, None
 
 
-_GRID = "align_corners mode=bicubic|bilinear|cubic|linear|nearest padding_mode=border|reflection|zeros"
-_ALIGN = """
-    coordinate_transformation_mode=half_pixel|output_half_pixel mode=avg|max output_height output_width sampling_ratio
-    spatial_scale
-"""
-
-
-# Gradient rules of resampling operators that are linear in their input: Resize, AffineGrid, CenterCropPad.
-
-
-def _resize_rule(r: Reverse) -> Sequence[Thunk]:
-    """Resize multiplies each axis by a matrix, obtained by resizing the identity matrix at run time."""
-    return [lambda: _resized_back(r)]
+# --- Resampling, which is linear in its input ---
 
 
 def _resized_back(r: Reverse) -> ir.Value:
+    """Multiply each axis by the transpose of its matrix, which is made at run time by resizing an identity matrix."""
     op, cotangent, rank = r.op, r.g, r.rank()
     listed = [axis % rank for axis in r.attribute("axes", range(rank))]
     for place, axis in enumerate(listed):
@@ -344,7 +338,7 @@ def _given_scales(r: Reverse) -> ir.Value | None:
 
 
 def _keeps(r: Reverse, place: int, axis: int) -> bool:
-    """Return True if an axis is known to be unchanged; with a scale, equal sizes do not imply it."""
+    """Return True if an axis is known to be unchanged; with a scale, equal sizes do not imply that."""
     scales = _given_scales(r)
     if _crops(r):
         return False
@@ -400,6 +394,11 @@ def _center_crop_pad_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.again(r.g, target)]
 
 
+_GRID = "align_corners mode=bicubic|bilinear|cubic|linear|nearest padding_mode=border|reflection|zeros"
+_ALIGN = """
+    coordinate_transformation_mode=half_pixel|output_half_pixel mode=avg|max output_height output_width sampling_ratio
+    spatial_scale
+"""
 _RESIZE = """
     antialias axes cubic_coeff_a exclude_outside extrapolation_value keep_aspect_ratio_policy=stretch
     mode=cubic|linear|nearest nearest_mode=ceil|floor|round_prefer_ceil|round_prefer_floor
@@ -414,5 +413,5 @@ RULES: dict[str, GradientRule] = {
     "RoiAlign": Supported(_roi_align_rule, _ALIGN, inputs=3),
     "AffineGrid": Supported(_affine_grid_rule, "align_corners", inputs=2),
     "CenterCropPad": Supported(_center_crop_pad_rule, "axes", inputs=2),
-    "Resize": Supported(_resize_rule, _RESIZE, inputs=4),
+    "Resize": Supported(lambda r: [lambda: _resized_back(r)], _RESIZE, inputs=4),
 }

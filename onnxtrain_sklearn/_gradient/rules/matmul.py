@@ -1,4 +1,4 @@
-"""Gradient rules of matrix products and of cross-entropies."""
+"""Gradient rules of matrix products (Gemm, MatMul, Einsum) and of the cross-entropy operators."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _gemm_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
-    """A vector on the left counts as a row, on the right as a column; the product lacks this axis."""
+    """A vector counts as a row on the left and as a column on the right; the product lacks this axis."""
     op = r.op
     left, right = dims(r.x(0)), dims(r.x(1))
     if left is None or right is None:
@@ -42,37 +42,32 @@ def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
     lost = [rank - 2] * (len(left) == 1) + [rank - 1] * (len(right) == 1)
     g = op.Unsqueeze(r.g, axes=lost) if lost else r.g
     rows, columns = [1, *left] if len(left) == 1 else left, [*right, 1] if len(right) == 1 else right
-    lead = _batch_sizes(r, rank)
+    y = dims(r.y)
+    lead: Dims = [None] * (rank - 2) if y is None else y[: rank - 2]
     return (
-        lambda: _reduce(r, _times_transposed(r, g, b, len(columns)), [*lead, *rows[-2:]], 0, len(left) == 1),
-        lambda: _weight(r, a, g, rows, columns, lead),
+        lambda: _reduce(
+            r,
+            _prevent_fusion(r, lambda value: op.MatMul(g, value), _transposed_matrices(r, b, len(columns))),
+            [*lead, *rows[-2:]],
+            0,
+            len(left) == 1,
+        ),
+        lambda: _cotangent_of_right(r, a, g, rows, columns, lead),
     )
 
 
-def _batch_sizes(r: Reverse, rank: int) -> list[int | str | None]:
-    y = dims(r.y)
-    return [None] * (rank - 2) if y is None else y[: rank - 2]
-
-
-def _weight(r: Reverse, a: ir.Value, g: ir.Value, rows: Dims, columns: Dims, lead: Dims) -> ir.Value:
-    """Return the gradient of the right operand; if it is one matrix, all rows on the left go into one product."""
+def _cotangent_of_right(r: Reverse, a: ir.Value, g: ir.Value, rows: Dims, columns: Dims, lead: Dims) -> ir.Value:
+    """Return the cotangent of the right operand; for a single matrix, all rows on the left go into one product."""
     op, vector = r.op, len(dims(r.x(1)) or []) == 1
     if len(columns) == 2 and len(rows) > 2 and all(isinstance(d, int) for d in (rows[-1], columns[-1])):
         flat = op.Gemm(op.Reshape(a, [-1, rows[-1]]), op.Reshape(g, [-1, columns[-1]]), transA=1)
         return op.Squeeze(flat, axes=[1]) if vector else flat
-    return _reduce(r, _transposed_times(r, a, g, len(rows)), [*lead, *columns[-2:]], 1, vector)
-
-
-def _times_transposed(r: Reverse, g: ir.Value, b: ir.Value, rank: int) -> ir.Value:
-    return _prevent_fusion(r, lambda value: r.op.MatMul(g, value), _transposed_matrices(r, b, rank))
-
-
-def _transposed_times(r: Reverse, a: ir.Value, g: ir.Value, rank: int) -> ir.Value:
-    return _prevent_fusion(r, lambda value: r.op.MatMul(value, g), _transposed_matrices(r, a, rank))
+    product = _prevent_fusion(r, lambda value: op.MatMul(value, g), _transposed_matrices(r, a, len(rows)))
+    return _reduce(r, product, [*lead, *columns[-2:]], 1, vector)
 
 
 def _prevent_fusion(r: Reverse, product: Callable[[ir.Value], ir.Value], transposed: ir.Value) -> ir.Value:
-    """Prevent a fusion: onnxruntime-training 1.19 fuses Transpose and MatMul to an operator that lacks float64."""
+    """Keep Transpose and MatMul apart: onnxruntime-training 1.19 fuses them to an operator without float64."""
     if r.op.dtype is not ir.DataType.DOUBLE:
         return product(transposed)
     return r.op.Neg(product(r.op.Neg(transposed)))
@@ -91,7 +86,7 @@ def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool)
 
 
 def _einsum_rule(r: Reverse) -> Sequence[Thunk]:
-    """The cotangent replaces the operand, and the operand's indices become those of the output."""
+    """For each operand, an Einsum in which the cotangent replaces it and its indices become those of the output."""
     terms, output = _expanded_indices(r)
     for letter, sizes in _seen(terms, [r.x(i) for i in range(len(terms))]).items():
         if letter in r.attribute("equation", "") and 1 in sizes and any(isinstance(n, int) and n > 1 for n in sizes):
@@ -170,17 +165,21 @@ def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:
     return mask(op, op.Equal(places, op.Unsqueeze(places, axes=[1])))
 
 
-# SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss; classes are on axis 1, and rows may be ignored.
+# --- SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: classes are on axis 1, and rows may be ignored ---
 
 
 def _loss_rule(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
     op, x = r.op, r.x()
     _require_labels(r)
-    if cross_entropy and _plain_mean(r):
-        return [lambda: _mean_cotangent(r)]
+    # An unweighted mean over a known number of rows: probabilities minus one-hot labels, divided by that number.
+    mean = r.attribute("reduction", "mean") == "mean" and r.attribute("ignore_index", None) is None and not r.has(2)
+    rows = dims(r.x(1))
+    if cross_entropy and mean and r.cotangents[1:] in ((), (None,)) and fixed(rows) and len(dims(x) or ()) == 2:
+        excess = op.Sub(op.Softmax(x, axis=1), _class_weight_of_rows(r))
+        return [lambda: op.Mul(op.Mul(excess, 1.0 / rows[0]), r.g)]
     log_p = op.Sub(x, op.ReduceLogSumExp(x, axes=[1], keepdims=True)) if cross_entropy else x
     chosen = _class_weight_of_rows(r)
-    g, total = _cotangent(r, chosen)
+    g, total = _cotangent_of_rows(r, chosen)
     return (
         lambda: _score_cotangents(r, log_p, op.Mul(chosen, op.Neg(g)) if g is not None else None, cross_entropy),
         None,
@@ -194,43 +193,21 @@ def _require_labels(r: Reverse) -> None:
     if scores is None or labels is None:
         return
     rows = [*scores[:1], *scores[2:]]
-    if len(rows) == len(labels) and all(_may_be_equal(m, n) for m, n in zip(rows, labels, strict=True)):
+    known = [(m, n) for m, n in zip(rows, labels, strict=False) if isinstance(m, int) and isinstance(n, int)]
+    if len(rows) == len(labels) and all(m == n for m, n in known):
         return
     r.refuse(
         f"its labels are of shape {_shape_text(labels)}, its scores of {_shape_text(scores)}: each row needs a label"
     )
 
 
-def _may_be_equal(rows: int | str | None, labels: int | str | None) -> bool:
-    return rows == labels or not (isinstance(rows, int) and isinstance(labels, int))
-
-
 def _shape_text(sizes: Dims) -> str:
     return f"({', '.join('?' if n is None else str(n) for n in sizes)})"
 
 
-def _plain_mean(r: Reverse) -> bool:
-    """Return True if the loss is an unweighted mean over a known number of rows."""
-    simple = r.attribute("reduction", "mean") == "mean" and r.attribute("ignore_index", None) is None
-    return (
-        simple
-        and not r.has(2)
-        and r.cotangents[1:] in ((), (None,))
-        and fixed(dims(r.x(1)))
-        and len(dims(r.x()) or ()) == 2
-    )
-
-
-def _mean_cotangent(r: Reverse) -> ir.Value:
-    """Return the probabilities minus the one-hot labels, divided by the number of rows."""
-    op, rows = r.op, (dims(r.x(1)) or [1])[0]
-    excess = op.Sub(op.Softmax(r.x(), axis=1), _class_weight_of_rows(r))
-    return op.Mul(op.Mul(excess, 1.0 / int(str(rows))), r.g)
-
-
 def _class_weight_of_rows(r: Reverse) -> ir.Value:
     """Return the class weight at each row's class, else 0; for ignored rows it is 0."""
-    op, target = r.op, _target(r)
+    op, target = r.op, r.op.Unsqueeze(r.x(1), axes=[1])  # with an axis for the classes
     shape, rank = dims(r.x()), r.rank()
     n = shape[1] if shape is not None else None
     if not isinstance(n, int):
@@ -244,12 +221,7 @@ def _class_weight_of_rows(r: Reverse) -> ir.Value:
     return op.Mul(mask(op, hit), op.Reshape(r.x(2), list(column))) if r.has(2) else mask(op, hit)
 
 
-def _target(r: Reverse) -> ir.Value:
-    """Return the class indices with an added axis for the classes."""
-    return r.op.Unsqueeze(r.x(1), axes=[1])
-
-
-def _cotangent(r: Reverse, chosen: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
+def _cotangent_of_rows(r: Reverse, chosen: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
     """Return the cotangent of each row's weighted loss, broadcastable, and the divisor of the mean."""
     op, g, reduction = r.op, r.cotangents[0], r.attribute("reduction", "mean")
     total = op.ReduceSum(chosen, keepdims=False) if reduction == "mean" else None

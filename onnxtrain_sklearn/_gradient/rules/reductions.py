@@ -1,6 +1,7 @@
-"""Gradient rules of reductions, softmaxes, cumulative sums and Fourier transforms.
+"""Gradient rules of reductions, softmax, cumulative sums and products, determinants and Fourier transforms.
 
-With ``keepdims=0`` the reduced axes are restored with size 1; then the cotangent is broadcast.
+A reduction is one line of :data:`REDUCTIONS`. With ``keepdims=0`` its reduced axes are restored with size 1 first, so
+that the cotangent broadcasts to the input.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..context import GradientRule, Reverse, Thunk, count, mask, scatter_add, sh
 from ..singularities import OTHERS
 
 Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
+"""Called with node, builder, cotangent of the output, input, and output; cotangent and output keep the reduced axes."""
 
 
 def _axes_of_reduction(r: Reverse) -> list[int] | ir.Value | None:
@@ -69,7 +71,7 @@ def _reduced_by(r: Reverse, operator: str, value: ir.Value) -> ir.Value:
     return r.op.emit(operator, value, axes=axes, keepdims=1, noop_with_empty_axes=noop)[0]
 
 
-def _prod(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+def _product_gradient(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     """The derivative is ``y / x``; at a zero it is the product of the other elements, 0 if another one is 0."""
     zero = op.Equal(x, 0.0)
     nonzero = op.Where(zero, 1.0, x)
@@ -79,28 +81,22 @@ def _prod(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -
     return op.Mul(g, op.Where(op.Greater(others_zero, 0.5), 0.0, others))
 
 
-def _l2(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """The gradient at the origin, the kink, is 0."""
-    return op.Mul(g, op.Div(x, op.Where(op.Equal(y, 0.0), 1.0, y)))
-
-
-# Arguments: node, builder, cotangent of the output, input, output. Cotangent and output keep the reduced axes.
 REDUCTIONS: dict[str, Reduction] = {
     "ReduceL1": lambda r, op, g, x, y: op.Mul(g, op.Sign(x)),
-    "ReduceL2": _l2,
+    "ReduceL2": lambda r, op, g, x, y: op.Mul(g, op.Div(x, op.Where(op.Equal(y, 0.0), 1.0, y))),  # 0 at the origin
     "ReduceLogSum": lambda r, op, g, x, y: _broadcast_to_input(r, op.Div(g, _reduced_by(r, "ReduceSum", x))),
     "ReduceLogSumExp": lambda r, op, g, x, y: op.Mul(g, op.Exp(op.Sub(x, y))),
     "ReduceMax": _extreme_gradient,
     "ReduceMean": _mean_gradient,
     "ReduceMin": _extreme_gradient,
-    "ReduceProd": _prod,
+    "ReduceProd": _product_gradient,
     "ReduceSum": lambda r, op, g, x, y: _broadcast_to_input(r, g),
     "ReduceSumSquare": lambda r, op, g, x, y: op.Mul(g, op.Mul(x, 2.0)),
 }
 
 
 def _softmax_axes(r: Reverse) -> list[int]:
-    """Return the normalized axes: before opset 13 all from ``axis`` on."""
+    """Return the normalized axes; before opset 13 these are all from ``axis`` on."""
     if r.opset >= 13:
         return [r.attribute("axis", -1)]
     rank = r.rank()
@@ -118,7 +114,7 @@ def _softmax_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _log_softmax_rule(r: Reverse) -> Sequence[Thunk]:
     op, axes = r.op, _softmax_axes(r)
-    picked, total = _picked(r, axes), _total_of_one_hot(r, axes)
+    picked, total = _picked_cotangents(r, axes), _total_of_one_hot(r, axes)
     if total is None:
         total = op.ReduceSum(r.g if picked is None else picked[1], axes=axes, keepdims=True)
 
@@ -132,7 +128,7 @@ def _log_softmax_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _total_of_one_hot(r: Reverse, axes: Sequence[int]) -> ir.Value | None:
-    """Return the sum over the classes of a cotangent that is a product of a column with one-hot rows: the column."""
+    """Return the sum over the classes of a cotangent that is a column times one-hot rows: the column itself."""
     node, shape = r.g.producer(), dims(r.y)
     if node is None or node.op_type != "Mul" or not shape or axes not in ([-1], [len(shape) - 1]):
         return None
@@ -144,10 +140,11 @@ def _total_of_one_hot(r: Reverse, axes: Sequence[int]) -> ir.Value | None:
     return None
 
 
-def _picked(r: Reverse, axes: Sequence[int]) -> tuple[ir.Value, ir.Value] | None:
+def _picked_cotangents(r: Reverse, axes: Sequence[int]) -> tuple[ir.Value, ir.Value] | None:
     """Return indices and values of a cotangent that is zero but for few elements along the axis of a softmax.
 
-    So is that of the log-likelihood of one class in many. Adding them to the rest saves a tensor of zeros, or two.
+    The log-likelihood of one class in many has such a cotangent. Adding the values to the rest of the gradient saves a
+    tensor of zeros, or two.
     """
     node = r.g.producer()
     if node is None or node.op_type != "ScatterElements" or attribute(node, "reduction", "none") != "add":
@@ -172,12 +169,8 @@ def _are_zeros(value: ir.Value) -> bool:
     return number is None or not number.numpy().any()
 
 
-def _cumsum_rule(r: Reverse) -> Sequence[Thunk]:
-    return [lambda: r.again(r.g, r.x(1), reverse=1 - int(r.attribute("reverse", 0)))]
-
-
 def _cumprod_rule(r: Reverse) -> Sequence[Thunk]:
-    """Divide sums of ``g y`` by ``x``; for the first zero, the products are recomputed without it."""
+    """Divide sums of ``g y`` by ``x``; for the first zero, compute the products again without it."""
     op, x, axis, reverse = r.op, r.x(), r.x(1), int(r.attribute("reverse", 0))
     zero = op.Equal(x, 0.0)
     first = op.And(zero, op.Less(op.CumSum(mask(op, zero), axis, reverse=reverse), 1.5))
@@ -188,10 +181,6 @@ def _cumprod_rule(r: Reverse) -> Sequence[Thunk]:
 
     others = op.Div(sums(r.y), op.Where(zero, 1.0, x))
     return [lambda: op.Where(zero, op.Where(first, sums(without), 0.0), others)]
-
-
-def _no_gradient_of_input(r: Reverse) -> Sequence[Thunk]:
-    return [lambda: None]
 
 
 def _det_rule(r: Reverse) -> Sequence[Thunk]:
@@ -210,7 +199,7 @@ def _det_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Mul(op.Mul(op.Det(minors), signs.astype(op.dtype.numpy())), g)]
 
 
-# Gradient rules of Fourier transforms. They are linear; the adjoint is the transform in the opposite direction.
+# --- Fourier transforms: linear, so that the adjoint is the transform in the opposite direction ---
 #
 # With ``F`` the matrix of the transform over ``N`` values, the inverse is ``conj(F) / N``: the cotangent of the input
 # of ``F`` is ``conj(F)`` times that of its output, and vice versa. Truncated values have a zero cotangent, padding is
@@ -218,7 +207,11 @@ def _det_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _dft_rule(r: Reverse) -> Sequence[Thunk]:
-    axis, inverse, onesided = _axis(r), r.attribute("inverse", 0), r.attribute("onesided", 0)
+    # Before opset 20 the axis is an attribute, by default 1; since then an input, by default -2.
+    given = r.attribute("axis", 1) if r.opset < 20 else -2
+    if r.opset >= 20 and r.has(2):
+        given = r.constant(2, "the axis of the transform").item()
+    axis, inverse, onesided = int(given) % r.rank(), r.attribute("inverse", 0), r.attribute("onesided", 0)
     size = (dims(r.x()) or [None] * r.rank())[axis]
     if not isinstance(size, int):
         r.refuse("the size of the axis that it transforms is not known")
@@ -230,13 +223,6 @@ def _dft_rule(r: Reverse) -> Sequence[Thunk]:
     if onesided and inverse:
         return [lambda: _to_half(r, axis, length)]
     return [lambda: _resized(r, _like_input(r, _complex_cotangent(r, r.g, axis, length)), axis, length, size)]
-
-
-def _axis(r: Reverse) -> int:
-    """Return the axis: before opset 20 an attribute, by default 1; since then an input, by default -2."""
-    if r.opset < 20:
-        return int(r.attribute("axis", 1)) % r.rank()
-    return int(r.constant(2, "the axis of the transform").item() if r.has(2) else -2) % r.rank()
 
 
 def _transform_along(r: Reverse, value: ir.Value, axis: int, **settings: int) -> ir.Value:
@@ -262,7 +248,7 @@ def _like_input(r: Reverse, value: ir.Value) -> ir.Value:
 
 
 def _to_half(r: Reverse, axis: int, length: int) -> ir.Value:
-    """Account for the omitted conjugate bins: each bin but the first and the last stands for its conjugate too."""
+    """Return the cotangent of a half spectrum: each bin but the first and the last counts for its conjugate, too."""
     weight = np.full(length // 2 + 1, 2 / length)
     weight[[0, -1]] = 1 / length
     column = weight.reshape(-1, *[1] * (r.rank() - 1 - axis)).astype(r.op.dtype.numpy())
@@ -314,9 +300,13 @@ RULES: dict[str, GradientRule] = {
         for name, rule in REDUCTIONS.items()
     },
     "CumProd": Supported(_cumprod_rule, "exclusive reverse", inputs=2),
-    "CumSum": Supported(_cumsum_rule, "exclusive reverse", inputs=2),
+    "CumSum": Supported(
+        lambda r: [lambda: r.again(r.g, r.x(1), reverse=1 - int(r.attribute("reverse", 0)))],
+        "exclusive reverse",
+        inputs=2,
+    ),
     "Det": Supported(_det_rule),
-    "Hardmax": Supported(_no_gradient_of_input, "axis"),
+    "Hardmax": Supported(lambda r: [lambda: None], "axis"),
     "LogSoftmax": Supported(_log_softmax_rule, "axis"),
     "Softmax": Supported(_softmax_rule, "axis"),
     "DFT": Supported(_dft_rule, "axis inverse onesided", inputs=3),

@@ -1,4 +1,8 @@
-"""Gradient rules of operators that move elements: reshaping, slicing, padding, concatenation, splitting."""
+"""Gradient rules of operators that move elements: reshaping, slicing, padding, concatenation, splitting.
+
+Where the inverse is an operator of its own (Pad for Slice, SpaceToDepth for DepthToSpace), a rule emits that. For any
+other settings it applies the operator to the flat positions of the elements, and scatters the cotangent to them.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,6 @@ def _transpose_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.op.Transpose(r.g, perm=inverse)]
 
 
-def _expand_rule(r: Reverse) -> Sequence[Thunk]:
-    return [lambda: r.sum_to(r.g, 0)]
-
-
 def _tile_rule(r: Reverse) -> Sequence[Thunk]:
     """Split each axis into repetitions and size, and sum over the repetitions."""
     op, rank = r.op, r.rank()
@@ -45,23 +45,20 @@ def _tile_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _concat_rule(r: Reverse) -> Sequence[Thunk]:
-    axis = r.attribute("axis", 0)
-    starts = _offsets(r, r.node.inputs, axis)
-    return [
-        lambda i=i: r.op.Slice(r.g, starts[i], starts[i + 1], [axis])  # type: ignore[misc]
-        for i in range(len(r.node.inputs))
-    ]
-
-
-def _offsets(r: Reverse, parts: Sequence[ir.Value | None], axis: int) -> list[Operand]:
-    """Return the start offset of each part along an axis, and the end of the last one."""
+    op, parts, axis = r.op, r.node.inputs, r.attribute("axis", 0)
     shapes = [dims(part) for part in parts]
     sizes = [shape[axis] if shape else None for shape in shapes]
+    starts: list[Operand]  # of each part, and the end of the last one
     if fixed(sizes):
-        return [np.array([total]) for total in accumulate([0, *[int(str(size)) for size in sizes]])]
-    axis = axis % r.rank(r.y)
-    lengths = [r.op.Slice(r.op.Shape(part), [axis], [axis + 1], [0]) for part in parts]
-    return [np.array([0]), *accumulate(lengths, r.op.Add)]
+        starts = [np.array([total]) for total in accumulate([0, *sizes])]
+    else:
+        axis = axis % r.rank(r.y)
+        lengths = [op.Slice(op.Shape(part), [axis], [axis + 1], [0]) for part in parts]
+        starts = [np.array([0]), *accumulate(lengths, op.Add)]
+    return [
+        lambda i=i: r.op.Slice(r.g, starts[i], starts[i + 1], [axis])  # type: ignore[misc]
+        for i in range(len(parts))
+    ]
 
 
 def _split_rule(r: Reverse) -> Sequence[Thunk]:
@@ -75,7 +72,7 @@ def _split_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _slice_rule(r: Reverse) -> Sequence[Thunk]:
-    """Slice the indices like the values and scatter, for any bounds and steps; if all is constant, emit a Pad."""
+    """Emit a Pad if bounds and sizes are constant and all steps 1; otherwise slice the positions and scatter."""
     pads = _slice_pads(r)
     if pads is not None:
         return [lambda: r.op.Pad(r.g, np.array(pads, np.int64))]
@@ -84,6 +81,7 @@ def _slice_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _slice_pads(r: Reverse) -> list[int] | None:
+    """Return the pads that undo a Slice, None if they are not constant."""
     shape, settings = dims(r.x()), [operand(r.node, i) for i in range(1, 5)]
     arrays = [None if v is None else constant(v) for v in settings]
     if shape is None or any(a is None and v is not None for a, v in zip(arrays, settings, strict=True)):
@@ -102,7 +100,7 @@ def _slice_pads(r: Reverse) -> list[int] | None:
 
 
 def _pad_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Pad with the negated pads: this crops padding and restores cropped parts. Other modes repeat elements."""
+    """Pad by the negated pads, which crops padding and restores cropped parts. Modes that repeat elements scatter."""
     op, pads = r.op, r.x(1)
     axes = [r.x(3)] if r.has(3) else []
     if r.attribute("mode", "constant") != "constant":
@@ -111,17 +109,12 @@ def _pad_rule(r: Reverse) -> Sequence[Thunk | None]:
     known = constant(pads)
     back = np.negative(known) if known is not None else op.Neg(pads)
     inner = op.Pad(r.g, back, None, *axes)
-    return lambda: inner, None, lambda: _padding_cotangent(r, inner)
 
+    def of_padding() -> ir.Value:
+        rim = op.Sub(op.ReduceSum(r.g, keepdims=False), op.ReduceSum(inner, keepdims=False))
+        return reshape_to(op, rim, r.x(2))
 
-def _padding_cotangent(r: Reverse, inner: ir.Value) -> ir.Value:
-    op = r.op
-    rim = op.Sub(op.ReduceSum(r.g, keepdims=False), op.ReduceSum(inner, keepdims=False))
-    return reshape_to(op, rim, r.x(2))
-
-
-def _trilu_rule(r: Reverse) -> Sequence[Thunk]:
-    return [lambda: r.again(r.g, *r.node.inputs[1:])]
+    return lambda: inner, None, of_padding
 
 
 def _depth_to_space_rule(r: Reverse) -> Sequence[Thunk]:
@@ -137,35 +130,28 @@ def _depth_to_space_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.op.Gather(blocks, order, axis=1)]
 
 
-def _space_to_depth_rule(r: Reverse) -> Sequence[Thunk]:
-    return [lambda: r.op.DepthToSpace(r.g, blocksize=r.attribute("blocksize", 1))]
-
-
 def _compress_rule(r: Reverse) -> Sequence[Thunk]:
-    """Compress the indices like the values, and scatter."""
+    """Compress the positions like the values, and scatter."""
     return [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), r.x(1)), r.x(), repeats=False)]
-
-
-def _reverse_sequence_rule(r: Reverse) -> Sequence[Thunk]:
-    """The operator is its own inverse."""
-    return [lambda: r.again(r.g, r.x(1))]
 
 
 RULES: dict[str, GradientRule] = {
     "Compress": Supported(_compress_rule, "axis", inputs=2),
     "Concat": Supported(_concat_rule, "axis", inputs=ANY),
     "DepthToSpace": Supported(_depth_to_space_rule, "blocksize mode=CRD|DCR"),
-    "Expand": Supported(_expand_rule, inputs=2),
+    "Expand": Supported(lambda r: [lambda: r.sum_to(r.g, 0)], inputs=2),
     "Flatten": Supported(_reshape_rule, "axis"),
     "Pad": Supported(_pad_rule, "mode=constant|edge|reflect|wrap", inputs=4),
     "Reshape": Supported(_reshape_rule, "allowzero", inputs=2),
-    "ReverseSequence": Supported(_reverse_sequence_rule, "batch_axis time_axis", inputs=2),
+    "ReverseSequence": Supported(lambda r: [lambda: r.again(r.g, r.x(1))], "batch_axis time_axis", inputs=2),
     "Slice": Supported(_slice_rule, inputs=5),
-    "SpaceToDepth": Supported(_space_to_depth_rule, "blocksize"),
+    "SpaceToDepth": Supported(
+        lambda r: [lambda: r.op.DepthToSpace(r.g, blocksize=r.attribute("blocksize", 1))], "blocksize"
+    ),
     "Split": Supported(_split_rule, "axis num_outputs split", inputs=2, outputs=ANY, cotangents=ANY),
     "Squeeze": Supported(_reshape_rule, "axes", inputs=2),
     "Tile": Supported(_tile_rule, inputs=2),
     "Transpose": Supported(_transpose_rule, "perm"),
-    "Trilu": Supported(_trilu_rule, "upper", inputs=2),
+    "Trilu": Supported(lambda r: [lambda: r.again(r.g, *r.node.inputs[1:])], "upper", inputs=2),
     "Unsqueeze": Supported(_reshape_rule, "axes", inputs=2),
 }
