@@ -1,8 +1,11 @@
 """Compile a graph to machine code, and bind it to arrays.
 
-The function has one argument, a pointer to an array of addresses: of the inputs, of the outputs, of the constants, of
-memory for everything else that is computed, and of two numbers that the first check that fails writes to: its number,
-and what is wrong. Where a run may compute the first rows of a minibatch alone, their number follows.
+:func:`graph_code` translates a graph to the text of a function (:mod:`.nodes` makes stages, :mod:`.plan` places them,
+:mod:`.rows` bounds them). :class:`BoundCode` compiles the text and runs it on arrays.
+
+The function has one argument, a pointer to an array of addresses: those of the inputs, the outputs, the constants,
+memory for all intermediate results, and two numbers that the first failing check writes: the check's number, and the
+offending element. If a run may compute only the first rows of a minibatch, the number of rows follows.
 """
 
 from __future__ import annotations
@@ -20,30 +23,32 @@ from .._utils.cache import Cache
 from ..exceptions import ModelError
 from .kernels import RegisterTile
 from .llvm_text import Text
+from .loops import LANES, RowBound
 from .nodes import translate
-from .plan import ARRAY_TYPES, LARGEST_INTEGER, Conversion, FunctionPlan, NotCompiledError, places_of
+from .plan import FunctionPlan, NotCompiledError, places_of
 from .rows import RowInputs, bound_rows
-from .stages import LANES, Buffer, RowBound, View, new_view
+from .stages import ARRAY_TYPES, LARGEST_INTEGER, Conversion
+from .views import Buffer, View, new_view
 
 
 @dataclass(frozen=True, eq=False)
 class GraphCode:
-    """A function, and what it needs.
+    """The text of a function, and the arrays that it needs.
 
     Attributes
     ----------
     text : str
     inputs, outputs : mapping of str to int
-        Their names, in the order of their addresses, and numbers of elements.
+        Their names, in the order of their addresses, and their numbers of elements.
     constants : sequence of ndarray
     scratch : int
-        Numbers of float32 that the function writes beside its outputs.
+        Number of float32 elements of the memory for intermediate results.
     types : mapping of str to type
         The types of inputs and outputs that are not float32.
     checks : sequence of str
-        What is wrong where a check fails, by its number from 1 on; "{}" stands for a number.
+        The message of each check, numbered from 1; "{}" stands for the offending element.
     batch : int
-        The rows of a minibatch, if a run may compute the first of them alone, else 0.
+        The rows of a minibatch if a run may compute only the first of them, else 0.
     """
 
     text: str
@@ -68,9 +73,9 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = Non
     ----------
     graph : onnx_ir.Graph
     tile : RegisterTile
-        What products compute at once.
+        The part of a product that is computed at once.
     rows : RowInputs, optional
-        By which runs may compute the first rows of a minibatch alone, where the others have the weight zero.
+        If given, runs may compute only the first rows of a minibatch, where the other rows have the weight zero.
 
     Raises
     ------
@@ -81,33 +86,37 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = Non
     inputs = {value.name or "": _input_view(plan, value) for value in graph.inputs if is_read(value)}
     for node in graph:
         translate(plan, node)
-    outputs = _output_views(plan, graph.outputs)
+    outputs = dict[str, View]()
+    for value in graph.outputs:
+        taken = [view.buffer for view in outputs.values()]
+        is_integer = value.dtype in ARRAY_TYPES
+        outputs[value.name or ""] = _integer_output(plan, value) if is_integer else plan.output(value, taken)
     plan.keep(outputs.values())
+
+    # Constants of a single number are written into the instructions.
     constants = {buffer: array for buffer, array in plan.constants.items() if buffer.number is None}
     external = [*(view.buffer for view in (*inputs.values(), *outputs.values())), *constants]
     places, scratch = places_of(plan.stages, external)
-    bound = None if rows is None or rows.batch <= LANES else _row_bound(plan, rows, inputs, outputs)
+    bound = None
+    if rows is not None and rows.batch > LANES:
+        states = {view.buffer: rows.state(name, view.shape) for name, view in inputs.items()}
+        results = [view.buffer for view in outputs.values()]
+        bound = bound_rows(plan.stages, states, plan.constants, results, rows.batch)
+    values = [*graph.inputs, *graph.outputs]
     return GraphCode(
         _function_text(plan, external, places, bound),
         {name: view.size for name, view in inputs.items()},
         {name: view.size for name, view in outputs.items()},
         list(constants.values()),
         scratch,
-        _types([*graph.inputs, *graph.outputs]),
+        {v.name or "": ARRAY_TYPES[v.dtype][0] for v in values if v.dtype is not None and v.dtype in ARRAY_TYPES},
         plan.checks,
         0 if bound is None else bound.batch,
     )
 
 
-def _row_bound(
-    plan: FunctionPlan, rows: RowInputs, inputs: Mapping[str, View], outputs: Mapping[str, View]
-) -> RowBound | None:
-    states = {view.buffer: rows.state(name, view.shape) for name, view in inputs.items()}
-    return bound_rows(plan.stages, states, plan.constants, [view.buffer for view in outputs.values()], rows.batch)
-
-
 def _input_view(plan: FunctionPlan, value: ir.Value) -> View:
-    """Return the view of an input; what reads it reads numbers."""
+    """Return the view of an input; nodes read other types as float32."""
     given = new_view(plan.shape(value))
     if value.dtype is None or value.dtype not in ARRAY_TYPES:
         plan.set(value, given)
@@ -117,21 +126,8 @@ def _input_view(plan: FunctionPlan, value: ir.Value) -> View:
     return given
 
 
-def _types(values: Sequence[ir.Value]) -> dict[str, type[np.generic]]:
-    """Return the types of values that are not float32."""
-    return {v.name or "": ARRAY_TYPES[v.dtype][0] for v in values if v.dtype is not None and v.dtype in ARRAY_TYPES}
-
-
-def _output_views(plan: FunctionPlan, values: Sequence[ir.Value]) -> dict[str, View]:
-    found = dict[str, View]()
-    for value in values:
-        taken = [view.buffer for view in found.values()]
-        found[value.name or ""] = plan.output(value, taken) if value.dtype not in ARRAY_TYPES else _whole(plan, value)
-    return found
-
-
-def _whole(plan: FunctionPlan, value: ir.Value) -> View:
-    """Return the view of an output of integers."""
+def _integer_output(plan: FunctionPlan, value: ir.Value) -> View:
+    """Return the view of an output of integers, converted back and checked to be exact."""
     if value.dtype is not ir.DataType.INT64:
         raise NotCompiledError(f"the output {value.name!r} has the type {value.dtype}")
     view = plan.view(value)
@@ -160,11 +156,8 @@ def _function_text(
 
 
 def _argument(text: Text, index: int, kind: str = "ptr") -> str:
-    """Add the address at an index of the argument, or an integer."""
+    """Add the address, or the integer, at an index of the argument."""
     return text.value(f"load {kind}, ptr {text.value(f'getelementptr i64, ptr %argument, i64 {index}')}")
-
-
-# The code of a graph, compiled and tied to arrays.
 
 
 LINE_BYTES = 64
@@ -174,13 +167,13 @@ _functions: Cache[MachineCode] = Cache(64, 2**26, lambda code: 2**18)
 
 
 class BoundCode:
-    """A function of machine code with the arrays that it reads and writes, which may be used by one thread at a time.
+    """A function of machine code with the arrays that it reads and writes; one thread at a time may use it.
 
     Parameters
     ----------
     code : GraphCode
     inputs, outputs : mapping of str to ndarray
-        Contiguous arrays of the graph's types, with as many elements as it has; further inputs are left out.
+        Contiguous arrays of the graph's types and sizes; further inputs are ignored.
     """
 
     def __init__(self, code: GraphCode, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> None:
@@ -202,28 +195,25 @@ class BoundCode:
         self._argument = ctypes.c_void_p(self._arrays[1].ctypes.data)
 
     def compute_rows(self, rows: int) -> None:
-        """Let runs compute so many rows and 1 to ``LANES`` more, if they may; all but the former have the weight 0.
+        """Make runs compute the first ``rows`` and 1 to ``LANES`` more, if they may; the others have the weight zero.
 
-        A row of weight zero is always among them: it makes 0 of a sum that underflowed to -0, as all of them do.
+        At least one row of weight zero is computed, as it turns a sum that underflowed to -0 into 0, like all of them.
         """
         if self._batch and rows != self._rows:
             self._rows = rows
             self._arrays[1][-1] = min(self._batch, (rows // LANES + 1) * LANES)
 
     def run(self) -> None:
-        """Run the function once; other threads of Python run meanwhile.
+        """Run the function once, without Python's global lock.
 
         Raises
         ------
         ModelError
-            If the data have numbers that the graph cannot compute with, such as indices outside of a table.
+            If the data have numbers that the graph cannot compute with, such as indices outside a table.
         """
         self._call(self._argument)
         if self._checks and self._status[0]:
-            self._fail()
-
-    def _fail(self) -> None:
-        number, found = self._status.tolist()
-        self._status[:] = 0.0
-        reason = self._checks[int(number) - 1].format(f"{found:.0f}")
-        raise ModelError(f"The graph does not run on the data: {reason}.")
+            number, found = self._status.tolist()
+            self._status[:] = 0.0
+            reason = self._checks[int(number) - 1].format(f"{found:.0f}")
+            raise ModelError(f"The graph does not run on the data: {reason}.")

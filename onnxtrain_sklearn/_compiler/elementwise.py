@@ -1,5 +1,6 @@
-"""Operators that compute each element on its own, as instructions on vectors of any width.
+"""Operators that compute each element on its own, as LLVM instructions on vectors of any width.
 
+:data:`EMIT` holds the function of each ONNX operator; functions with a formula of their own are in :mod:`.functions`.
 Truth values are numbers, 0 and 1, in registers and in memory.
 """
 
@@ -14,11 +15,11 @@ from .functions import FUNCTIONS
 from .llvm_text import Text, literal, vector_type
 
 EmitElements: TypeAlias = Callable[..., str]
-"""Adds the result for operands of a width to a text; returns its name."""
+"""Called with a text, the names of the operands, and their width; adds the result and returns its name."""
 
 
 def instruction(name: str, text: Text, operands: Sequence[str], width: int) -> str:
-    """Add the result of an instruction, for more than two operands from left to right."""
+    """Add the result of an instruction; more than two operands are joined from left to right."""
     result = operands[0]
     for one in operands[1:]:
         result = text.value(f"{name} {vector_type(width)} {result}, {one}")
@@ -26,7 +27,7 @@ def instruction(name: str, text: Text, operands: Sequence[str], width: int) -> s
 
 
 def extreme(name: str, text: Text, operands: Sequence[str], width: int) -> str:
-    """Add the greatest or the least operand; NaN where one is NaN."""
+    """Add the greatest or the least operand; NaN if one is NaN."""
     result = operands[0]
     for one in operands[1:]:
         result = text.call(name, [result, one], width)
@@ -35,15 +36,12 @@ def extreme(name: str, text: Text, operands: Sequence[str], width: int) -> str:
 
 def comparison(test: str, text: Text, operands: Sequence[str], width: int) -> str:
     """Add 1 where the comparison holds, 0 elsewhere."""
-    return _truth_as_number(text, _compared(text, test, operands, width), width)
+    truth = _compared(text, test, operands, width)
+    return text.value(f"uitofp {_truths(width)} {truth} to {vector_type(width)}")
 
 
 def _compared(text: Text, test: str, operands: Sequence[str], width: int) -> str:
     return text.value(f"fcmp {test} {vector_type(width)} {operands[0]}, {operands[1]}")
-
-
-def _truth_as_number(text: Text, truth: str, width: int) -> str:
-    return text.value(f"uitofp {_truths(width)} {truth} to {vector_type(width)}")
 
 
 def _truths(width: int) -> str:
@@ -51,19 +49,19 @@ def _truths(width: int) -> str:
 
 
 def is_nonzero(text: Text, operands: Sequence[str], width: int) -> str:
-    """Add 1 where the operand is not 0, also for NaN, as a conversion to a truth value does."""
+    """Add 1 where the operand is not 0, and for NaN, as a conversion to bool does."""
     return comparison("une", text, [operands[0], literal(0.0, width)], width)
 
 
 def second_or_third(text: Text, operands: Sequence[str], width: int) -> str:
-    """Add the second operand where the first one holds, the third elsewhere."""
+    """Add the second operand where the first one is true, the third elsewhere."""
     condition = _compared(text, "une", [operands[0], literal(0.0, width)], width)
     second, third = (f"{vector_type(width)} {one}" for one in operands[1:])
     return text.value(f"select {_truths(width)} {condition}, {second}, {third}")
 
 
 def differs(text: Text, operands: Sequence[str], width: int) -> str:
-    """Add 1 where one of two truth values holds, but not both."""
+    """Add 1 where one of two truth values is true, but not both."""
     return comparison("une", text, operands, width)
 
 
@@ -75,7 +73,7 @@ def is_nan(text: Text, operands: Sequence[str], width: int) -> str:
 def is_infinite(
     text: Text, operands: Sequence[str], width: int, *, detect_negative: int = 1, detect_positive: int = 1
 ) -> str:
-    """Add 1 where the operand is infinite, with one of the signs that are meant."""
+    """Add 1 where the operand is infinite, with a sign that is to be detected."""
     bounds = [math.inf] * bool(detect_positive) + [-math.inf] * bool(detect_negative)
     found = [comparison("oeq", text, [operands[0], literal(bound, width)], width) for bound in bounds]
     return extreme("maximum", text, found, width) if found else literal(0.0, width)
@@ -91,21 +89,20 @@ def clipped(text: Text, operands: Sequence[str], width: int) -> str:
     return extreme("minimum", text, [extreme("maximum", text, operands[:2], width), operands[2]], width)
 
 
-def _by_function(
-    function: Callable[..., str], text: Text, operands: Sequence[str], width: int, **settings: float
-) -> str:
-    return function(text, operands[0], width, **settings)
-
-
 def unchanged(text: Text, operands: Sequence[str], width: int) -> str:
     """Return the operand."""
     return operands[0]
 
 
+def of_first(function: Callable[..., str], text: Text, operands: Sequence[str], width: int, **settings: float) -> str:
+    """Add a function of the only operand, with the node's attributes as settings."""
+    return function(text, operands[0], width, **settings)
+
+
 TESTS = {"Equal": "oeq", "Greater": "ogt", "GreaterOrEqual": "oge", "Less": "olt", "LessOrEqual": "ole"}
 
 EMIT: Mapping[str, EmitElements] = {
-    **{name: partial(_by_function, function) for name, function in FUNCTIONS.items()},
+    **{name: partial(of_first, function) for name, function in FUNCTIONS.items()},
     **{name: partial(comparison, test) for name, test in TESTS.items()},
     "Add": partial(instruction, "fadd"),
     "And": partial(instruction, "fmul"),

@@ -1,11 +1,12 @@
 """Elementary functions of float32 as LLVM instructions, without library calls.
 
-A function adds its lines to a :class:`.Text` and returns the name of its result, which does not depend on the
-width. Errors are below 1.5 units in the last place, below 2 for tanh and softplus, on the whole range and for subnormal
-results, too; zeros keep their sign where the function is odd. The formulas need the instruction fma: :func:`supported`.
+A function of :data:`FUNCTIONS` adds its lines to a :class:`.Text` and returns the name of its result, which has the
+same bits alone and in a vector of any width. Errors are below 1.5 units in the last place, and below 2 for tanh and
+softplus, on the whole range, including subnormal results. Zeros keep their sign where the function is odd. The formulas
+need the instruction fma (:func:`supported`).
 
-The polynomials are minimax ones, fitted by Lawson's iteration to the forms that the comments name. Their coefficients
-were rounded to float32 one after the other, with the others fitted anew each time.
+The polynomials are minimax polynomials, fitted by Lawson's iteration to the forms that their docstrings name. Their
+coefficients were rounded to float32 one after the other, and the remaining ones fitted again each time.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ LOG2_E = 1 / math.log(2)
 LN_2 = float(np.float32(math.log(2)))
 LN_2_REST = math.log(2) - LN_2
 SHIFT = 1.5 * 2**23
-"""A number is rounded to an integer when this is added: the integer is in its last bits then."""
+"""Adding this rounds a number to an integer, which is then in the last bits of the sum."""
 SHIFT_BITS = 0x4B400000
 LEAST_NORMAL = 2.0**-126
 THREE_FOURTHS_BITS, FOUR_BITS = 0x3F400000, 0x40800000
 NEGLIGIBLE_SQUARE = 1e-30
-"""A number below it is equal to its expm1 and log1p."""
+"""For a number below this, expm1 and log1p return the number itself."""
 
 EXPONENTIAL = (0.5, 0.16666666, 0.041666493, 0.008333546, 0.0013932321, 0.00019761725)
 """(exp(r) - 1 - r) / r² for r to ±log(2) / 2."""
@@ -55,17 +56,18 @@ QUARTERS = (
     (2.0**75, 2.0**-75, 11096033.25, -0.02052976709092036, -2.2801221247422887e-11),
     (2.0**105, 2.0**-105, 11510762.4375, -0.024482624896336347, 4.700940620270747e-12),
 )
-"""From where on, its inverse, and 2 / pi times that without multiples of 2**25, in three parts."""
+"""For each range of large angles: its start, the inverse of that, and ``start * 2 / pi`` without multiples of 2**25, in
+three parts."""
 
 
 @dataclass(frozen=True)
 class ElementFunction(Generic[Keywords]):
-    """A function of numbers that is called with the name of a value.
+    """An elementary function, called with the name of a value.
 
     Attributes
     ----------
     formula : callable
-        The function of :class:`~.llvm_text.Floats`, for formulas that use it.
+        The same function of :class:`~.llvm_text.Floats`, for formulas that use it.
     """
 
     formula: Callable[Concatenate[Floats, Keywords], Floats]
@@ -76,27 +78,27 @@ class ElementFunction(Generic[Keywords]):
 
 
 def supported(features: str, machine: str) -> bool:
-    """Return True if a processor has the instruction fma; without it LLVM calls a library for each number.
+    """Return True if a processor has the instruction fma; without it, LLVM calls a library for each number.
 
     Parameters
     ----------
     features : str
-        What LLVM says of the processor, such as ``"+avx2,-avx512f"``.
+        The processor's features as LLVM lists them, such as ``"+avx2,-avx512f"``.
     machine : str
-        As ``platform.machine()`` names it: 64-bit ARM processors always have the instruction.
+        The name from ``platform.machine()``: 64-bit ARM processors always have the instruction.
     """
     return machine.lower() in {"arm64", "aarch64"} or "+fma" in features.split(",")
 
 
 @dataclass(frozen=True)
 class _Exponential:
-    """``exp(x) = 2**power * (1 + rest)``: the power as an integer."""
+    """The parts of ``exp(x) = 2**power * (1 + rest)``, with an integer power."""
 
     power: Words
     rest: Floats
 
     def scales(self) -> tuple[Floats, Floats]:
-        """Return two factors of ``2**power``, which a float32 may not hold: a product with both is rounded once."""
+        """Return two factors of ``2**power``, which may exceed float32; a product with both is rounded only once."""
         half = self.power >> 1
         return _power_of_two(half), _power_of_two(self.power - half)
 
@@ -106,7 +108,7 @@ def _power_of_two(exponent: Words) -> Floats:
 
 
 def _exponential(x: Floats) -> _Exponential:
-    """Return the parts of exp(x) for x from -105 to 105, as Cephes takes them."""
+    """Return the parts of exp(x) for x from -105 to 105, with Cephes' split of log(2) in two constants."""
     shifted = x.times_plus(LOG2_E, SHIFT)
     power = shifted - SHIFT
     r = power.times_plus(-LN_2_REST, power.times_plus(-LN_2, x))
@@ -124,7 +126,7 @@ def exp(x: Floats) -> Floats:
 
 @ElementFunction
 def expm1(x: Floats) -> Floats:
-    """exp(x) - 1, computed as ``2 * (scale * rest + (scale - 1/2))``, whose scale does not overflow first."""
+    """exp(x) - 1, computed as ``2 * (scale * rest + (scale - 1/2))``, so that the scale does not overflow first."""
     parts = _exponential(at_least(-18.0, at_most(88.75, x)))
     scale = _power_of_two(parts.power - 1)
     return abs(x).where("olt", NEGLIGIBLE_SQUARE, x, parts.rest.times_plus(scale, scale - 0.5) * 2.0)
@@ -132,7 +134,7 @@ def expm1(x: Floats) -> Floats:
 
 @ElementFunction
 def log(x: Floats) -> Floats:
-    """The natural logarithm: subnormal numbers are scaled first."""
+    """The natural logarithm; subnormal numbers are scaled first."""
     normal = x.where("olt", LEAST_NORMAL, x * 2.0**23, x)
     exponent = _exponent(normal)
     f = (normal.bits() - exponent).numbers() - 1.0
@@ -146,7 +148,7 @@ def log1p(x: Floats) -> Floats:
 
 
 def _exponent(x: Floats) -> Words:
-    """Return the exponent of x for a mantissa from 3/4 to 3/2; it is in the place of a float32's."""
+    """Return the exponent of x for a mantissa from 3/4 to 3/2, in the bits of a float32's exponent."""
     return (x.bits() - THREE_FOURTHS_BITS) & -(2**23)
 
 
@@ -165,21 +167,21 @@ def _log1p_of_finite(x: Floats) -> Floats:
 
 
 def _with_poles(result: Floats, u: Floats, x: Floats) -> Floats:
-    """Return log(u): a given result where u is above zero and finite; x is infinite or NaN where u is."""
+    """Return log(u): ``result`` where u is positive and finite, else the limits; x is infinite or NaN where u is."""
     positive = u.where("olt", math.inf, result, x)
     return u.where("ule", 0.0, u.where("oeq", 0.0, -math.inf, math.nan), positive)
 
 
 @dataclass(frozen=True)
 class _Sum:
-    """A rounded sum and what it lost, exactly."""
+    """A rounded sum, and its rounding error, exactly."""
 
     rounded: Floats
     lost: Floats
 
     @classmethod
     def of(cls, larger: Floats, smaller: Floats) -> _Sum:
-        """Return the sum of two numbers, the first of which is not smaller or is zero (Dekker's Fast2Sum)."""
+        """Return the sum of two numbers, of which the first is zero or not smaller (Dekker's Fast2Sum)."""
         rounded = larger + smaller
         return cls(rounded, smaller - (rounded - larger))
 
@@ -189,7 +191,7 @@ class _Sum:
         return _Sum(following.rounded, following.lost + self.lost)
 
     def over(self, other: _Sum) -> Floats:
-        """Return the quotient: its remainder, with what both sums lost, corrects it."""
+        """Return the quotient, corrected by its remainder and the rounding errors of both sums."""
         inverse = 1.0 / other.rounded
         first = self.rounded * inverse
         remainder = first.times_plus(-other.rounded, self.rounded) + self.lost
@@ -198,7 +200,7 @@ class _Sum:
 
 @ElementFunction
 def sigmoid(x: Floats) -> Floats:
-    """1 / (1 + exp(-x)): with e = exp(-abs(x)), e / (1 + e) or one minus that, so that e does not overflow."""
+    """1 / (1 + exp(-x)), computed from e = exp(-abs(x)), which cannot overflow, as e / (1 + e) or one minus that."""
     parts = _exponential(at_least(-105.0, -abs(x)))
     first, second = parts.scales()
     scale = first * second
@@ -209,7 +211,7 @@ def sigmoid(x: Floats) -> Floats:
 
 @ElementFunction
 def tanh(x: Floats) -> Floats:
-    """(1 - e) / (1 + e) with e = exp(-2 * abs(x)): near zero 1 - e is what the exponential has beside one."""
+    """(1 - e) / (1 + e) with e = exp(-2 * abs(x)); near zero, 1 - e comes from ``rest``, without cancellation."""
     parts = _exponential(at_least(-40.0, abs(x) * -2.0))
     scale = _power_of_two(parts.power)
     above, below = (parts.rest.times_plus(factor, factor + 1.0) for factor in (-scale, scale))
@@ -235,16 +237,16 @@ def erf(x: Floats) -> Floats:
 
 
 def _quarters_nearby(x: Floats) -> tuple[Floats, Floats]:
-    """Return the quarters of a turn in x, shifted, and the angle beyond them: in float64, for x below 2**45."""
+    """Return the number of quarter turns in x, shifted, and the angle left, in float64, for x below 2**45."""
     shifted = x.times_plus(1 / HALF_PI, DOUBLE_SHIFT)
     quarters = shifted - DOUBLE_SHIFT
     return shifted, quarters.times_plus(-HALF_PI_REST, quarters.times_plus(-HALF_PI, x))
 
 
 def _quarters_far(x: Floats) -> tuple[Floats, Floats]:
-    """Return the same for x from 2**45 on, as Payne and Hanek do: whole turns in its product with 2 / pi are left out.
+    """Return the same for x from 2**45 on by Payne and Hanek's reduction: leave out whole turns in x * 2 / pi.
 
-    A float32 from ``2**k`` on is a multiple of ``2**(k - 23)``, so that multiples of ``2**25`` in ``2**k * 2 / pi`` are
+    A float32 from ``2**k`` on is a multiple of ``2**(k - 23)``, so multiples of ``2**25`` in ``2**k * 2 / pi`` are
     whole turns. Products with the first two parts of the rest are exact.
     """
     parts: Sequence[Floats | float] = QUARTERS[0][1:]
@@ -277,13 +279,13 @@ def _wave(x: Floats, phase: int) -> Floats:
 
 @ElementFunction
 def sin(x: Floats) -> Floats:
-    """The sine, of large angles, too."""
+    """The sine, also of large angles."""
     return x.where("oeq", 0.0, x, _wave(x, 0))
 
 
 @ElementFunction
 def cos(x: Floats) -> Floats:
-    """The cosine, of large angles, too."""
+    """The cosine, also of large angles."""
     return _wave(x, 1)
 
 
@@ -313,7 +315,7 @@ def sign(x: Floats) -> Floats:
 
 @ElementFunction
 def relu(x: Floats) -> Floats:
-    """The larger one of x and 0; NaN and -0 stay, as in onnxruntime."""
+    """The larger of x and 0; NaN and -0 stay, as in onnxruntime."""
     return at_least(0.0, x)
 
 
@@ -349,7 +351,7 @@ def mish(x: Floats) -> Floats:
 
 @ElementFunction
 def gaussian_unit(x: Floats, *, approximate: str = "none") -> Floats:
-    """Return x times the normal distribution function, or with "tanh" an approximation of it."""
+    """Return x times the normal distribution function, or times its approximation by tanh."""
     if approximate == "tanh":
         return x * 0.5 * (tanh.formula((x * x * x).times_plus(0.044715, x) * math.sqrt(2 / math.pi)) + 1.0)
     return x * 0.5 * (erf.formula(x * math.sqrt(0.5)) + 1.0)
@@ -368,7 +370,7 @@ def hard_swish(x: Floats) -> Floats:
 
 
 def _called(name: str) -> ElementFunction[[]]:
-    """Return the function that LLVM has by this name, which is one instruction."""
+    """Return LLVM's function of this name, a single instruction."""
     return ElementFunction(lambda x: x.call(name))
 
 

@@ -1,4 +1,8 @@
-"""Operators that select elements: by constant indices as views or copies, by computed ones as loops that check them."""
+"""Translate operators that select elements.
+
+Constant indices become views, or copies of a few runs; computed ones become a :class:`.Selection`, whose indices are
+checked in each run.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,12 @@ import onnx_ir as ir
 
 from .._ir import queries
 from .elementwise import EMIT
-from .llvm_text import Join, Text, vector_type
-from .plan import LARGEST_INTEGER, FunctionPlan, NotCompiledError, Selection, first_operand, known_operand, loaded
+from .llvm_text import Join, vector_type
+from .plan import FunctionPlan, NotCompiledError, first_operand, known_operand, loaded
 from .reductions import MAXIMUM, MINIMUM, SUM
-from .stages import View, new_view
-
-MOST_RUNS = 6
-"""Runs of constant indices that are copied one by one, at most: each is a loop of its own."""
+from .stages import LARGEST_INTEGER, Selection
+from .tuning import TUNING
+from .views import View, new_view
 
 
 def gather(plan: FunctionPlan, node: ir.Node) -> View:
@@ -52,7 +55,7 @@ def _known_places(node: ir.Node, indices: np.ndarray, length: int) -> np.ndarray
 
 
 def _runs_of_indices(places: np.ndarray) -> list[tuple[int, int, int]] | None:
-    """Return the starts, lengths and steps of runs of indices; None if there are more than are copied one by one."""
+    """Return the starts, lengths and steps of runs of indices; None if there are too many to copy one by one."""
     found, i = list[tuple[int, int, int]](), 0
     while i < len(places):
         step = int(places[i + 1] - places[i]) if i + 1 < len(places) else 1
@@ -62,7 +65,7 @@ def _runs_of_indices(places: np.ndarray) -> list[tuple[int, int, int]] | None:
         count = int(differs[0]) if differs.size else len(places) - i
         found.append((int(places[i]), count, step))
         i += count
-        if len(found) > MOST_RUNS:
+        if len(found) > TUNING.most_runs:
             return None
     return found
 
@@ -70,7 +73,7 @@ def _runs_of_indices(places: np.ndarray) -> list[tuple[int, int, int]] | None:
 def _joined_runs(
     plan: FunctionPlan, table: View, axis: int, runs: Sequence[tuple[int, int, int]], shape: tuple[int, ...]
 ) -> View:
-    """Return runs of indices side by side: one is a view, several are copies. ``shape`` is that of the indices."""
+    """Return runs of indices side by side, a view for one run, else a copy; ``shape`` is that of the indices."""
     parts = [table.part(axis, start, count, step) for start, count, step in runs]
     if len(parts) == 1 and len(shape) < 2:
         return parts[0] if shape else parts[0].without(axis)
@@ -103,7 +106,7 @@ def _index_view(plan: FunctionPlan, node: ir.Node, table: View, axis: int) -> Vi
 
 
 def _along(view: View, axis: int, shape: tuple[int, ...]) -> View:
-    """Return a table as operators by elements read it: the axis is counted by the indices."""
+    """Return a table with stride 0 along the axis, as a :class:`.Selection` adds the indices' steps there."""
     return view._replace(shape=shape, strides=(*view.strides[:axis], 0, *view.strides[axis + 1 :]))
 
 
@@ -117,22 +120,18 @@ def gather_elements(plan: FunctionPlan, node: ir.Node) -> View:
     return plan.add(Selection(at, indices, result, table.shape[axis], table.strides[axis]), result)
 
 
-def _times_element(text: Text, a: str, b: str, width: int) -> str:
-    return text.value(f"fmul {vector_type(width)} {a}, {b}")
-
-
 JOINS: Mapping[str, Join | None] = {
     "none": None,
     "add": SUM.join,
-    "mul": _times_element,
+    "mul": lambda text, a, b, width: text.value(f"fmul {vector_type(width)} {a}, {b}"),
     "max": MAXIMUM.join,
     "min": MINIMUM.join,
 }
-"""What becomes of an element and of the one in its place, by the attribute of ScatterElements."""
+"""How an element is joined with the one in its place, by the attribute "reduction" of ScatterElements."""
 
 
 def scatter_elements(plan: FunctionPlan, node: ir.Node) -> View:
-    """Return a copy of a table with elements written to places, or joined with what is there in their order."""
+    """Return a copy of a table with elements written to it, or joined with those in their places, in order."""
     table, updates = plan.view(first_operand(node)), plan.view(_third(node))
     axis, join = _selected_axis(node, table), JOINS[queries.attribute(node, "reduction", "none")]
     if join is not None and first_operand(node).dtype in (ir.DataType.INT64, ir.DataType.INT32):
@@ -151,7 +150,7 @@ def _third(node: ir.Node) -> ir.Value:
 
 
 def filled(plan: FunctionPlan, node: ir.Node) -> View:
-    """Return the number of ConstantOfShape in its shape."""
+    """Return a view that repeats the number of a ConstantOfShape."""
     tensor = queries.attribute(node, "value", None)
     number = 0.0 if tensor is None else float(tensor.numpy().reshape(()))
     return plan.number(number).broadcast(plan.shape(node.outputs[0]))
@@ -168,7 +167,7 @@ def triangle(plan: FunctionPlan, node: ir.Node) -> View:
 
 
 def indicators_at(plan: FunctionPlan, node: ir.Node) -> View:
-    """Return ones, or another number, at indices along a new axis; nowhere for indices outside."""
+    """Return OneHot: "on" at indices along a new axis, "off" elsewhere, and everywhere for indices outside."""
     indices, depth, values = plan.view(first_operand(node)), known_operand(node, 1), plan.view(_third(node))
     assert depth is not None
     rank, length = len(indices.shape) + 1, int(depth.reshape(()))
@@ -190,4 +189,4 @@ INDEXING: Mapping[str, Callable[[FunctionPlan, ir.Node], View]] = {
     "ScatterElements": scatter_elements,
     "Trilu": triangle,
 }
-"""What makes the result of a node, by its operator in ONNX."""
+"""The function that translates a node, by ONNX operator."""

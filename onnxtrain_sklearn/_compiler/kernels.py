@@ -1,9 +1,11 @@
-"""Functions that products of matrices call, in LLVM's assembly language: each is defined once in a module.
+"""Functions that matrix products call, in LLVM's assembly language.
 
-All products of a module share them, as sizes and strides are arguments: what a network costs to compile is a handful of
-functions, however many layers it has. What a call adds to an element of a result is one chain of fused multiplications
-and additions, in the order of the inner dimension, or one chain for each lane and a fixed tree that adds the lanes.
-Strides count elements.
+:class:`Panel` and :class:`Dots` compute tiles of a result, :class:`Copy` and :class:`Transposition` bring an operand
+into the form that these read. Each function is defined once in a module. Sizes and strides, counted in elements, are
+arguments, so all products share them: however many layers a network has, it costs a handful of functions to compile.
+
+A call adds to an element of a result one chain of fused multiplications and additions in the order of the inner
+dimension, or one chain for each lane and a fixed tree that adds the lanes.
 """
 
 from __future__ import annotations
@@ -16,18 +18,18 @@ from .llvm_text import Index, Text, integers, joined_halves, shuffled, summed, v
 
 
 class RegisterTile(NamedTuple):
-    """Part of a result that a processor computes in registers at once.
+    """The part of a result that a processor computes at once, in registers.
 
     Attributes
     ----------
     lanes : int
-        Numbers of a register.
+        Numbers in a register.
     registers : int
         Registers that hold sums.
     vectors : int
         Registers for a row of the tile.
     masked : bool
-        Whether the processor reads and writes the first lanes of a register alone.
+        True if the processor can read and write only the first lanes of a register.
     """
 
     lanes: int
@@ -36,7 +38,7 @@ class RegisterTile(NamedTuple):
     masked: bool
 
     def rows(self, vectors: int) -> int:
-        """Return the rows of a tile with so many registers for a row."""
+        """Return the rows of a tile with ``vectors`` registers for a row."""
         return min(8, max(1, self.registers // vectors))
 
 
@@ -57,7 +59,7 @@ TILES = {
 
 
 class Masked(NamedTuple):
-    """Part of a row that a register holds: its lanes, and which of them exist; all for an empty mask."""
+    """A part of a row in a register: its lanes, and the mask of those that exist; empty if all do."""
 
     lanes: int
     mask: str = ""
@@ -104,10 +106,10 @@ class Panel:
     widths : tuple of int
         Lanes of the registers for a row of the tile.
     masked : bool
-        Whether the last register of a row has lanes that do not exist. The argument ``last`` counts those that do.
+        True if the last register of a row is partial; the argument ``last`` is the number of its columns.
     further : bool
-        Whether the sums begin at zero, and what ``s`` holds is added to them at the end, not their first summand: the
-        sums of blocks that are added up have smaller errors than one long sum.
+        True for all blocks of the inner dimension but the first: the sums begin at zero and are added to ``s`` at the
+        end, instead of beginning with ``s``. Sums of blocks have smaller errors than one long sum.
     """
 
     rows: int
@@ -160,13 +162,13 @@ class Panel:
 
 
 def _parts_of_row(text: Text, widths: Sequence[int], masked: bool) -> list[Masked]:
-    """Return the registers for a row, whose last one may have fewer elements than lanes."""
+    """Return the registers for a row; the last one may be partial."""
     mask = first_lanes(text, widths[-1], "%last") if masked else ""
     return [*(Masked(width) for width in widths[:-1]), Masked(widths[-1], mask)]
 
 
 def _plus(text: Text, value: str, array: str, offset: Index, part: Masked) -> str:
-    """Add the sum of a register and of neighboring elements of an array."""
+    """Add the sum of a register and neighboring elements of an array."""
     return summed(text, value, load_part(text, array, offset, part), part.lanes)
 
 
@@ -181,7 +183,7 @@ def _offsets_of_parts(parts: Sequence[Masked]) -> list[tuple[int, Masked]]:
 
 
 def _elements_of_rows(text: Text, rows: Sequence[Index], parts: Sequence[Masked]) -> list[tuple[Index, Masked]]:
-    """Return the parts of all rows of a tile; ``rows`` has one more than there are."""
+    """Return the parts of all rows of a tile; ``rows`` also has the start of the next tile."""
     return [(text.add(row, place), part) for row in rows[:-1] for place, part in _offsets_of_parts(parts)]
 
 
@@ -195,9 +197,9 @@ class Dots:
         Of a tile; the rows are a power of two.
     lanes : int
     whole : bool
-        Whether rows are longer than a register: the argument ``k`` is where their last register begins.
+        True if rows are longer than a register; the argument ``k`` is where their last register begins.
     masked : bool
-        Whether the last register of a row has lanes that do not exist. The argument ``last`` counts those that do.
+        True if the last register of a row is partial; the argument ``last`` is the number of its elements.
     """
 
     rows: int
@@ -255,7 +257,7 @@ class Dots:
         return [text.call("fma", [*pair, one], self.lanes) for pair, one in zip(pairs, sums, strict=True)]
 
     def _totals(self, text: Text, sums: list[str]) -> list[str]:
-        """Add the lanes of each register: those of all registers at once, as long as they fill one."""
+        """Add the lanes of each register, those of several registers at once as long as their halves fill one."""
         size = self.lanes
         while len(sums) > 1:
             pairs = zip(sums[::2], sums[1::2], strict=True)
@@ -269,7 +271,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Copy:
-    """A function that copies some columns of a matrix; the attributes are those of ``Panel``."""
+    """A function that copies some columns of a matrix; attributes as for :class:`Panel`."""
 
     widths: tuple[int, ...]
     masked: bool
@@ -300,7 +302,7 @@ class Transposition:
     Attributes
     ----------
     size : int
-        Rows and columns of a block: the matrix has as many at least.
+        Rows and columns of a block; the matrix has at least as many.
     """
 
     size: int

@@ -1,8 +1,10 @@
-"""Write LLVM instructions: text, floating-point arithmetic, vectors of lanes.
+"""Write LLVM instructions: the text of a function, formulas of numbers, and lanes of vectors.
 
-Every value has a number for its name, every block too. Numbers are float32, alone or as vectors; indices are integers
-of 64 bits. No instruction allows LLVM to contract or to reorder, so that results do not depend on what it finds. The
-reference of the language is https://llvm.org/docs/LangRef.html.
+:class:`Text` holds the lines of a function; its methods add instructions and return the names of their results, which
+are numbered, as blocks are. :class:`Floats` and :class:`Words` overload operators, so that a formula writes its
+instructions. Numbers are float32, alone or in vectors; indices are integers of 64 bits. No instruction allows LLVM to
+contract or to reorder, so results do not depend on its optimizations. The language is described at
+https://llvm.org/docs/LangRef.html.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ Index: TypeAlias = "str | int"
 
 
 def vector_type(width: int, element: str = "float") -> str:
-    """Return the type of a vector of so many numbers; of one number for a width of one."""
+    """Return the type of a vector of ``width`` numbers, or of a number for a width of one."""
     return element if width == 1 else f"<{width} x {element}>"
 
 
 def integers(width: int) -> str:
-    """Return the type of as many integers of 32 bits."""
+    """Return the type of ``width`` integers of 32 bits."""
     return "i32" if width == 1 else f"<{width} x i32>"
 
 
@@ -36,16 +38,16 @@ def literal(number: float, width: int) -> str:
 
 @dataclass(eq=False)
 class Loop:
-    """A loop while it is written: ``index`` and ``carried`` may be read in it; ``following`` is set in it.
+    """A loop while its body is written, which reads ``index`` and ``carried`` and sets ``following``.
 
     Attributes
     ----------
     index : str
-        The integer that the loop counts with.
+        The counter.
     carried : sequence of str
         Values that pass from one iteration to the next.
     following : sequence of str
-        What the next iteration has in their place. After the loop: their last values.
+        Their values in the next iteration; after the loop, their last values.
     """
 
     index: str
@@ -61,7 +63,7 @@ class Text:
         self._declared = dict[str, None]()
 
     def function(self, name: str, arguments: Sequence[str]) -> str:
-        """Return the whole text: what is declared, and the function with the lines so far.
+        """Return the whole text: declarations, and the function with the lines so far.
 
         Parameters
         ----------
@@ -135,12 +137,14 @@ class Text:
 
     @contextmanager
     def loop(self, stop: Index, step: int = 1, carried: Sequence[tuple[str, str]] = ()) -> Iterator[Loop]:
-        """Write a loop from 0 to ``stop``, which is not 0; ``carried`` are the types and first values."""
-        before, label, after = self._block, *self._labels()
+        """Write a loop from 0 to ``stop``, which is not 0; ``carried`` holds the types and first values."""
+        self._count += 1
+        before, label, after = self._block, f"b{self._count}", f"e{self._count}"
         loop = Loop(f"%{label}_i", [f"%{label}_{i}" for i in range(len(carried))])
         self.lines += [f"  br label %{label}", f"{label}:"]
         self._block, place = label, len(self.lines)
         yield loop
+        # The phi nodes stand first in the block, but name values of its end: insert them now.
         following = self.value(f"add i64 {loop.index}, {step}")
         more = self.value(f"icmp slt i64 {following}, {stop}")
         first = [("i64", "0"), *carried]
@@ -152,15 +156,11 @@ class Text:
         self.lines += [f"  br i1 {more}, label %{label}, label %{after}", f"{after}:"]
         self._block = after
 
-    def _labels(self) -> tuple[str, str]:
-        self._count += 1
-        return f"b{self._count}", f"e{self._count}"
 
-
-# Formulas of floating-point numbers that write their instructions.
+# --- Formulas that write their instructions ---
 #
-# An operator of :class:`Floats` adds one instruction, for one number or for a vector. Every operation rounds as IEEE
-# 754 says, so that a number has the same result alone and within a vector of any width.
+# An operator of :class:`Floats` adds one instruction, for a number or for a vector. Every operation rounds as IEEE 754
+# says, so a number has the same result alone and in a vector of any width.
 
 
 Term: TypeAlias = "Floats | float"
@@ -187,10 +187,13 @@ class Floats:
     element: str = "float"
 
     def of(self, value: Term) -> str:
-        """Return the operand that stands for a value: a number is repeated for the width."""
+        """Return a value as an operand; a Python number is repeated for the width."""
         if isinstance(value, Floats):
             return value.name
-        return literal(value, self.width) if self.element == "float" else _double(value, self.width)
+        if self.element == "float":
+            return literal(value, self.width)
+        bits = f"0x{np.float64(value).view(np.uint64):016X}"
+        return bits if self.width == 1 else f"splat (double {bits})"
 
     def like(self, name: str) -> Floats:
         """Return the value of this name, of the same type."""
@@ -230,7 +233,7 @@ class Floats:
         return self.call("fma", factor, summand)
 
     def where(self, predicate: str, bound: Term, then: Term, otherwise: Term) -> Floats:
-        """Choose ``then`` where this value compares so, such as "olt" for less; NaN compares with nothing."""
+        """Choose ``then`` where this value compares so with the bound ("olt": less, and neither is NaN)."""
         type_ = _type(self)
         mask = self.text.value(f"fcmp {predicate} {type_} {self.name}, {self.of(bound)}")
         truth = "i1" if self.width == 1 else f"<{self.width} x i1>"
@@ -238,7 +241,7 @@ class Floats:
         return self.like(self.text.value(f"select {truth} {mask}, {chosen}"))
 
     def bits(self) -> Words:
-        """Return the bits of the numbers, the last 32 ones of float64."""
+        """Return the bits of the numbers; of float64, the last 32."""
         single, words = self.element == "float", integers(self.width)
         whole = words if single else vector_type(self.width, "i64")
         name = self.text.value(f"bitcast {_type(self)} {self.name} to {whole}")
@@ -260,11 +263,6 @@ def _type(x: Floats) -> str:
     return vector_type(x.width, x.element)
 
 
-def _double(number: float, width: int) -> str:
-    bits = f"0x{np.float64(number).view(np.uint64):016X}"
-    return bits if width == 1 else f"splat (double {bits})"
-
-
 def at_least(bound: float, x: Floats) -> Floats:
     """Return the larger of the two; NaN stays."""
     return x.where("olt", bound, bound, x)
@@ -276,7 +274,7 @@ def at_most(bound: float, x: Floats) -> Floats:
 
 
 def polynomial(coefficients: Sequence[float], x: Floats) -> Floats:
-    """Return a polynomial by Horner's rule; the first coefficient is the constant one."""
+    """Return a polynomial by Horner's rule, from the coefficients in ascending order."""
     *lower, before, last = coefficients
     result = x.times_plus(last, before)
     for coefficient in reversed(lower):
@@ -332,11 +330,11 @@ class Words:
         return self.like(self.text.value(f"{instruction} {integers(self.width)} {self.name}, {operand}"))
 
 
-# Lanes of registers: chosen ones as a register, and the numbers of a register joined to one.
+# --- Lanes of registers ---
 
 
 Join: TypeAlias = Callable[[Text, str, str, int], str]
-"""Adds what two values are joined to, lane by lane: called with a text, their names, and how many lanes they have."""
+"""Joins two values lane by lane: called with a text, their names, and their number of lanes."""
 
 
 def summed(text: Text, a: str, b: str, width: int) -> str:
@@ -345,13 +343,13 @@ def summed(text: Text, a: str, b: str, width: int) -> str:
 
 
 def shuffled(text: Text, pair: tuple[str, str], width: int, places: Sequence[int]) -> str:
-    """Add the lanes at some places of two values that stand one behind the other; a single one as a number.
+    """Add a vector of the lanes at ``places`` of two concatenated values, or a number for a single place.
 
     Parameters
     ----------
     text : Text
     pair : tuple of str
-        The second is not read for a single place, which is one of the first.
+        For a single place, only the first is read.
     width : int
         Lanes of each.
     places : sequence of int
@@ -364,7 +362,7 @@ def shuffled(text: Text, pair: tuple[str, str], width: int, places: Sequence[int
 
 
 def joined_halves(text: Text, pair: tuple[str, str], width: int, size: int, total: int, join: Join) -> str:
-    """Join the halves of each group of ``size`` lanes, of which the first ``total`` lanes of two values consist."""
+    """Join the halves of each group of ``size`` lanes, among the first ``total`` lanes of two concatenated values."""
     starts = range(0, total, size)
     low, high = (
         shuffled(text, pair, width, [start + i for start in starts for i in range(half, half + size // 2)])

@@ -1,4 +1,9 @@
-"""Translate ONNX nodes to stages; integers are computed while translating."""
+"""Translate ONNX nodes: :func:`translate` adds a node to a plan by its function in :data:`MAKE`.
+
+A function returns a view of the operand where the node only moves elements (Transpose, Slice, Split), adds an operation
+to an elementwise stage (:data:`.EMIT`), or adds a stage of its own. It raises :class:`.NotCompiledError` for a setting
+that it does not translate.
+"""
 
 from __future__ import annotations
 
@@ -13,104 +18,15 @@ from .._ir import queries
 from .elementwise import EMIT, TESTS, instruction, is_nonzero
 from .indexing import INDEXING
 from .llvm_text import Floats, Text, at_least, at_most
-from .plan import LARGEST_INTEGER, FunctionPlan, NotCompiledError, first_operand, loaded, operand_views
+from .plan import FunctionPlan, NotCompiledError, first_operand, loaded, operand_views
 from .products import ProductStage
 from .reductions import MAXIMUM, MINIMUM, SUM, Joining, ReductionStage, SoftmaxStage
-from .stages import Shape, View, new_view
-
-# Operators on integers, which are held as float32: exact below 2**24, rounded once from there on.
-#
-# What moves integers moves numbers. Sums and products require exact operands, and comparisons that numbers from 2**24
-# on are not equal, as only integers that are rounded to the same number can compare otherwise than these do.
-
-
-WHOLE = {ir.DataType.INT64: 2.0**63, ir.DataType.INT32: 2.0**31}
-"""Types of integers, and the end of their ranges."""
-
-MOVING = frozenset(
-    "Abs Cast Concat ConstantOfShape Expand Flatten Gather GatherElements Identity Max Min Neg OneHot Reshape "
-    "ScatterElements Sign Slice Split Squeeze Transpose Trilu Unsqueeze Where".split()
-)
-"""Operators for which rounded integers are as good as rounded results."""
-
-EXACT = frozenset(("Add", "Mul", "Sub"))
-"""Operators whose results are rounded once if their operands are exact."""
-
-
-def require_integers(plan: FunctionPlan, node: ir.Node) -> None:
-    """Raise where an operator does not compute with the integers of a node; let runs fail where it would be wrong."""
-    if not any(value.dtype in WHOLE for value in _values(node)):
-        return
-    if node.op_type in EXACT:
-        for value in _computed_operands(node):
-            _require_exact_integers(plan, node, plan.view(value))
-    elif node.op_type in TESTS:
-        if len(_computed_operands(node)) == len(node.inputs):  # constants are exact
-            _require_exact_integers(plan, node, plan.elementwise(_where_equal, operand_views(plan, node)))
-    elif node.op_type not in MOVING:
-        raise NotCompiledError(f"{queries.describe(node)} computes with integers")
-
-
-def _values(node: ir.Node) -> list[ir.Value]:
-    """Return the operands that are computed, and the results."""
-    return [*_computed_operands(node), *node.outputs]
-
-
-def _computed_operands(node: ir.Node) -> list[ir.Value]:
-    return [value for value in node.inputs if value is not None and queries.constant(value) is None]
-
-
-def _require_exact_integers(plan: FunctionPlan, node: ir.Node, view: View) -> None:
-    plan.require(
-        view,
-        (1.0 - LARGEST_INTEGER, LARGEST_INTEGER),
-        f"{queries.describe(node)} computes with the integer {{}}. engine='compiled' does so with those below 2**24: "
-        f"use engine='portable'",
-    )
-
-
-def _where_equal(text: Text, operands: Sequence[str], width: int) -> str:
-    """Add the first operand where it is equal to the second, 0 elsewhere."""
-    first, second = (Floats(text, width, name) for name in operands)
-    return first.where("oeq", second, first, 0.0).name
-
-
-def cast(plan: FunctionPlan, node: ir.Node) -> View:
-    """Return the operand of a Cast in the type that it names."""
-    value, to = first_operand(node), ir.DataType(queries.attribute(node, "to", 0))
-    source, given = plan.view(value), value.dtype
-    if to is ir.DataType.BOOL:
-        return source if given is ir.DataType.BOOL else plan.elementwise(is_nonzero, [source])
-    if to is ir.DataType.FLOAT:
-        return plan.elementwise(EMIT["Add"], [source, plan.number(0.0)]) if given in WHOLE else source  # no -0
-    if to not in WHOLE:
-        raise NotCompiledError(f"{queries.describe(node)} converts to {to.name}, which is not compiled")
-    if given in WHOLE:
-        _require_range(plan, node, source, given, to)
-    return source if given in WHOLE or given is ir.DataType.BOOL else plan.elementwise(_truncated(WHOLE[to]), [source])
-
-
-def _require_range(plan: FunctionPlan, node: ir.Node, view: View, given: ir.DataType, to: ir.DataType) -> None:
-    if WHOLE[to] < WHOLE[given]:
-        plan.require(view, (-WHOLE[to], WHOLE[to]), f"{queries.describe(node)} gets the integer {{}}, which {to} lacks")
-
-
-def _truncated(end: float) -> Callable[[Text, Sequence[str], int], str]:
-    """Return what adds the integer towards zero, the nearest that a type has; the least for NaN."""
-
-    def emit(text: Text, operands: Sequence[str], width: int) -> str:
-        x = Floats(text, width, operands[0])
-        whole = at_least(-end, at_most(end, x.call("trunc")))
-        return x.where("uno", 0.0, -end, whole).name
-
-    return emit
-
-
-# Translation of each node of a graph: to a view of its operand, or to a stage.
+from .stages import LARGEST_INTEGER
+from .views import View, new_view
 
 
 def translate(plan: FunctionPlan, node: ir.Node) -> None:
-    """Add a node to a plan; constants are looked up where they are read."""
+    """Add a node to a plan; constants are looked up by the nodes that read them."""
     if node.op_type == "Constant" and not node.domain:
         return
     make = MAKE.get(node.op_type) if not node.domain else None
@@ -135,16 +51,12 @@ def _clip(plan: FunctionPlan, node: ir.Node) -> View:
     return plan.elementwise(EMIT["Clip"], [plan.view(first_operand(node)), *given])
 
 
-POWERS = (1.0, 2.0, 3.0)
-"""Exponents that stand for products."""
-
-
-def _whole_power(plan: FunctionPlan, node: ir.Node) -> View:
+def _power(plan: FunctionPlan, node: ir.Node) -> View:
     base, exponent = operand_views(plan, node)
     base, number = base.broadcast(np.broadcast_shapes(base.shape, exponent.shape)), exponent.buffer.number
     if number == 0.5:
         return plan.elementwise(EMIT["Sqrt"], [base])
-    if number not in POWERS:
+    if number not in (1.0, 2.0, 3.0):  # these become products
         raise NotCompiledError(f"{queries.describe(node)} has another exponent than 0.5, 1, 2 or 3")
     return plan.elementwise(partial(instruction, "fmul"), [base] * int(number))
 
@@ -171,17 +83,13 @@ def _gemm(plan: FunctionPlan, node: ir.Node) -> View:
     left = left.permuted((1, 0)) if queries.attribute(node, "transA", 0) else left
     right = right.permuted((1, 0)) if queries.attribute(node, "transB", 0) else right
     result = new_view((left.shape[0], right.shape[1]))
-    bias = rest[0] if rest and alpha == beta == 1.0 and _is_row(rest[0], result) else None
+    # A bias that lies in memory as a row is added by the product itself.
+    is_row = bool(rest) and rest[0].is_contiguous and rest[0].shape in (result.shape[1:], (1, *result.shape[1:]))
+    bias = rest[0] if is_row and alpha == beta == 1.0 and rest[0].buffer.number is None else None
     plan.add(ProductStage(loaded(plan, left), _right(plan, right), result, plan.tile, bias), result)
     if bias is not None or not rest:
         return _times(plan, result, alpha)
     return plan.elementwise(EMIT["Add"], [_times(plan, result, alpha), _times(plan, rest[0], beta)])
-
-
-def _is_row(view: View, result: View) -> bool:
-    """Return True if a view lies in memory as a row that is added to each row of a result."""
-    shapes = result.shape[1:], (1, *result.shape[1:])
-    return view.is_contiguous and view.shape in shapes and view.buffer.number is None
 
 
 def _times(plan: FunctionPlan, view: View, factor: float) -> View:
@@ -189,7 +97,7 @@ def _times(plan: FunctionPlan, view: View, factor: float) -> View:
 
 
 def _right(plan: FunctionPlan, view: View) -> View:
-    """Return a view that a product can have on the right: its rows or its columns lie in memory as they are read."""
+    """Return a view that a product can read on the right: rows or columns are contiguous."""
     near = 1 in view.strides[-2:] or 1 in view.shape[-2:]
     return loaded(plan, view) if near else plan.copy(view)
 
@@ -200,30 +108,23 @@ def _matmul(plan: FunctionPlan, node: ir.Node) -> View:
     shape = plan.shape(node.outputs[0])
     rows = left if len(left.shape) > 1 else left._replace(shape=(1, *left.shape), strides=(0, *left.strides))
     columns = right if len(right.shape) > 1 else right._replace(shape=(*right.shape, 1), strides=(*right.strides, 0))
-    result = _product_of_stacks(plan, rows, columns)
-    flat = result.reshaped(shape)
-    assert flat is not None
-    return flat
+    result = _product_of_stacks(plan, rows, columns).reshaped(shape)
+    assert result is not None
+    return result
 
 
 def _product_of_stacks(plan: FunctionPlan, left: View, right: View) -> View:
-    """Add the product of stacks of matrices; one right matrix multiplies all rows at once."""
+    """Add the product of stacks of matrices; a single right matrix multiplies all rows at once."""
     if len(right.shape) == 2 and left.is_contiguous:
         count, inner = math.prod(left.shape[:-1]), left.shape[-1]
         rows = left._replace(shape=(count, inner), strides=left.strides[-2:])
         rows = rows if len(left.shape) == 2 else rows._replace(strides=(inner, 1))
         result = new_view((count, right.shape[-1]))
         return plan.add(ProductStage(rows, right, result, plan.tile), result)
-    stack = _common_stack(left.shape[:-2], right.shape[:-2])
+    stack = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     left, right = (view.broadcast((*stack, *view.shape[-2:])) for view in (left, right))
     result = new_view((*stack, left.shape[-2], right.shape[-1]))
     return plan.add(ProductStage(left, right, result, plan.tile), result)
-
-
-def _common_stack(a: Shape, b: Shape) -> Shape:
-    longest = max(len(a), len(b))
-    pairs = zip((1,) * (longest - len(a)) + a, (1,) * (longest - len(b)) + b, strict=True)
-    return tuple(max(pair) for pair in pairs)
 
 
 def _reduction(rule: Joining, mean: bool, plan: FunctionPlan, node: ir.Node) -> View:
@@ -233,7 +134,7 @@ def _reduction(rule: Joining, mean: bool, plan: FunctionPlan, node: ir.Node) -> 
         return source
     kept = [i for i in range(len(source.shape)) if i not in axes]
     split = kept.index(axes[-1] + 1) if axes[-1] + 1 in kept else len(kept)
-    if axes != list(range(axes[0], axes[-1] + 1)):  # bring the axes together, behind the others
+    if axes != list(range(axes[0], axes[-1] + 1)):  # move the axes to the end, next to each other
         source, split = source.permuted([*kept, *axes]), len(kept)
         kept, axes = list(range(len(kept))), list(range(len(kept), len(source.shape)))
     sizes = [[source.shape[i] for i in part] for part in (kept[:split], axes, kept[split:])]
@@ -244,7 +145,7 @@ def _reduction(rule: Joining, mean: bool, plan: FunctionPlan, node: ir.Node) -> 
 
 
 def _reduced_axes(node: ir.Node, rank: int) -> list[int]:
-    """Return the axes of a reduction, in their order; none: it returns its operand."""
+    """Return the sorted axes of a reduction; empty if it returns its operand."""
     given = queries.operand(node, 1)
     axes = queries.attribute(node, "axes", None) if given is None else queries.constant(given)
     if given is not None and axes is None:
@@ -264,7 +165,7 @@ def _softmax(logarithm: bool, plan: FunctionPlan, node: ir.Node) -> View:
 
 
 def _log_sum_exp(plan: FunctionPlan, node: ir.Node) -> View:
-    """Return what logarithms of softmax differ from their operand by."""
+    """Return the logarithms of the sums of exponentials, which softmax computes on the way."""
     source = plan.view(first_operand(node))
     if _reduced_axes(node, len(source.shape)) != [len(source.shape) - 1]:
         raise NotCompiledError(f"{queries.describe(node)} is over other axes than the last")
@@ -332,7 +233,7 @@ def _parts_of_view(plan: FunctionPlan, node: ir.Node) -> list[View]:
 
 
 def _layer_normalization(plan: FunctionPlan, node: ir.Node) -> list[View]:
-    """Return the normalized rows, and where they are wanted the means and the reciprocal standard deviations."""
+    """Return the normalized rows, and if the node has these outputs the means and reciprocal standard deviations."""
     source, scale, *bias = operand_views(plan, node)
     if queries.attribute(node, "axis", -1) % len(source.shape) != len(source.shape) - 1:
         raise NotCompiledError(f"{queries.describe(node)} is over another axis than the last")
@@ -371,6 +272,86 @@ def _as_channels(plan: FunctionPlan, view: View, shape: tuple[int, ...]) -> View
     return result
 
 
+# --- Integers, which are held as float32: exact below 2**24, rounded once from there on ---
+#
+# Operators that move integers move rounded ones just as well. Sums and products need exact operands. Comparisons need
+# only that two equal numbers are below 2**24: integers that are rounded to different numbers compare as these do.
+
+
+WHOLE = {ir.DataType.INT64: 2.0**63, ir.DataType.INT32: 2.0**31}
+"""Integer types, and the end of their ranges."""
+
+MOVING = frozenset(
+    "Abs Cast Concat ConstantOfShape Expand Flatten Gather GatherElements Identity Max Min Neg OneHot Reshape "
+    "ScatterElements Sign Slice Split Squeeze Transpose Trilu Unsqueeze Where".split()
+)
+"""Operators whose results for rounded integers are the rounded results."""
+
+EXACT = frozenset(("Add", "Mul", "Sub"))
+"""Operators whose results are rounded only once if their operands are exact."""
+
+
+def require_integers(plan: FunctionPlan, node: ir.Node) -> None:
+    """Raise if an operator does not compute with the integers of a node; make runs fail where it would be wrong."""
+    if not any(value.dtype in WHOLE for value in (*_computed_operands(node), *node.outputs)):
+        return
+    if node.op_type in EXACT:
+        for value in _computed_operands(node):
+            _require_exact_integers(plan, node, plan.view(value))
+    elif node.op_type in TESTS:
+        if len(_computed_operands(node)) == len(node.inputs):  # constants are exact
+            equal = plan.elementwise(_first_where_equal, operand_views(plan, node))
+            _require_exact_integers(plan, node, equal)
+    elif node.op_type not in MOVING:
+        raise NotCompiledError(f"{queries.describe(node)} computes with integers")
+
+
+def _computed_operands(node: ir.Node) -> list[ir.Value]:
+    return [value for value in node.inputs if value is not None and queries.constant(value) is None]
+
+
+def _require_exact_integers(plan: FunctionPlan, node: ir.Node, view: View) -> None:
+    plan.require(
+        view,
+        (1.0 - LARGEST_INTEGER, LARGEST_INTEGER),
+        f"{queries.describe(node)} computes with the integer {{}}. engine='compiled' does so with those below 2**24: "
+        f"use engine='portable'",
+    )
+
+
+def _first_where_equal(text: Text, operands: Sequence[str], width: int) -> str:
+    """Add the first operand where it is equal to the second, 0 elsewhere."""
+    first, second = (Floats(text, width, name) for name in operands)
+    return first.where("oeq", second, first, 0.0).name
+
+
+def cast(plan: FunctionPlan, node: ir.Node) -> View:
+    """Return the operand of a Cast in the type that it names."""
+    value, to = first_operand(node), ir.DataType(queries.attribute(node, "to", 0))
+    source, given = plan.view(value), value.dtype
+    if to is ir.DataType.BOOL:
+        return source if given is ir.DataType.BOOL else plan.elementwise(is_nonzero, [source])
+    if to is ir.DataType.FLOAT:
+        return (
+            plan.elementwise(EMIT["Add"], [source, plan.number(0.0)]) if given in WHOLE else source
+        )  # integers have no -0
+    if to not in WHOLE:
+        raise NotCompiledError(f"{queries.describe(node)} converts to {to.name}, which is not compiled")
+    end = WHOLE[to]
+    if given in WHOLE and end < WHOLE[given]:
+        plan.require(source, (-end, end), f"{queries.describe(node)} gets the integer {{}}, which {to} lacks")
+    if given in WHOLE or given is ir.DataType.BOOL:
+        return source
+
+    def truncated(text: Text, operands: Sequence[str], width: int) -> str:
+        """Add the integer towards zero, limited to the range of the type; its least for NaN."""
+        x = Floats(text, width, operands[0])
+        whole = at_least(-end, at_most(end, x.call("trunc")))
+        return x.where("uno", 0.0, -end, whole).name
+
+    return plan.elementwise(truncated, [source])
+
+
 MAKE: Mapping[str, Callable[[FunctionPlan, ir.Node], View | list[View]]] = {
     **dict.fromkeys(EMIT, _each_element),
     "BatchNormalization": _batch_normalization,
@@ -386,7 +367,7 @@ MAKE: Mapping[str, Callable[[FunctionPlan, ir.Node], View | list[View]]] = {
     "LogSoftmax": partial(_softmax, True),
     "MatMul": _matmul,
     "Pad": _pad,
-    "Pow": _whole_power,
+    "Pow": _power,
     "ReduceLogSumExp": _log_sum_exp,
     "ReduceMax": partial(_reduction, MAXIMUM, False),
     "ReduceMean": partial(_reduction, SUM, True),
@@ -397,4 +378,4 @@ MAKE: Mapping[str, Callable[[FunctionPlan, ir.Node], View | list[View]]] = {
     "Split": _parts_of_view,
     "Transpose": _transpose,
 }
-"""What makes the result of a node, by its operator in ONNX."""
+"""The function that translates a node, by ONNX operator."""

@@ -1,36 +1,101 @@
 """Matrix products as stages of a compiled function.
 
-The left matrix is read where it is, number by number. The right one is read along its rows, so that one with other
-strides is transposed first. Where the result has few columns and no bias, the transposed product may be computed in its
-place; where rows and columns are contiguous, they are multiplied lane by lane. A long inner dimension is cut into
-blocks whose sums are added up, which keeps errors small. Nothing outside the arrays is touched.
+:class:`ProductStage` is the stage, :func:`add_product` writes one product, by calls of the functions in
+:mod:`.kernels`.
+
+The left matrix is read where it is, number by number. The right one is read along its rows; one with other strides is
+transposed first. There are three forms: panels of columns (the usual one), the transposed product if it leaves fewer
+lanes idle, and dots, rows and columns multiplied lane by lane, if the result has few columns. A long inner dimension is
+cut into blocks whose sums are added up, which keeps errors small. Nothing outside the arrays is touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple
 
 from .kernels import Copy, Dots, Panel, RegisterTile, Transposition
 from .llvm_text import Index, Text
-from .stages import Buffer, RowBound, Shape, View, clamped, merged_axes
-
-FEW_COLUMNS = 3
-"""Up to so many columns, the lanes of a register are for the inner dimension."""
+from .loops import RowBound, clamped
+from .tuning import TUNING
+from .views import Buffer, Shape, View, merged_axes
 
 SQUARE = 4
-"""Rows and columns of the blocks that a matrix is transposed in."""
-
-
-WORTH_TRANSPOSING = 0.2
-"""Share of lanes to save, from which the transposed product is computed."""
+"""Rows and columns of the blocks in which a matrix is transposed."""
 
 DEPTH = 256
-"""Products that are added up in order at most; a panel of so many rows stays in the second cache."""
+"""Most products that are added up in order: longer sums have larger errors. A panel of as many rows stays in the
+second-level cache."""
 
-FAR, FAR_ROWS, MANY_ROWS = 512, 128, 48
-"""The right matrix is copied for rows that are so far apart, if it has so many, and the left one so many."""
+
+@dataclass(eq=False)
+class ProductStage:
+    """The product of matrices, or of stacks of them: the axes before the last two count matrices, multiplied in pairs.
+
+    Attributes
+    ----------
+    left, right, result : View
+        The result is contiguous.
+    bias : View or None
+        A row that is added to each row of the result.
+    tile : RegisterTile
+    scratch : Buffer
+        Memory for intermediate results.
+    bound : RowBound or None
+        The rows of the result that are computed, or with ``over_rows`` the rows that are summed up.
+    """
+
+    left: View
+    right: View
+    result: View
+    tile: RegisterTile
+    bias: View | None = None
+    bound: RowBound | None = None
+    over_rows: bool = False
+
+    def __post_init__(self) -> None:
+        (m, k), n = self.left.shape[-2:], self.result.shape[-1]
+        self._sizes = m, k, n
+        left, right = (Matrix("", *view.strides[-2:]) for view in (self.left, self.right))
+        self.scratch = Buffer(scratch_elements(self.tile, self._sizes, left, right, self.bias is not None))
+
+    @property
+    def sums_in_order(self) -> bool:
+        """True if an element of the result is one sum, added up in order from zero: zeros at its end change no bit."""
+        left, right = (Matrix("", *view.strides[-2:]) for view in (self.left, self.right))
+        return self._sizes[1] <= DEPTH and self.bias is None and not has_dots(self.tile, self._sizes, left, right)
+
+    def read(self) -> Sequence[View]:
+        return [self.left, self.right, *([] if self.bias is None else [self.bias])]
+
+    def written(self) -> Sequence[View]:
+        return [self.result]
+
+    def write(self, text: Text) -> None:
+        views = self.left, self.right, self.result
+        stack, strides = merged_axes(self.result.shape[:-2], [view.strides[:-2] for view in views])
+        self._nest(text, stack, strides, [view.offset for view in views])
+
+    def _nest(self, text: Text, stack: Shape, strides: Sequence[Shape], starts: Sequence[Index]) -> None:
+        if stack:
+            with text.loop(stack[0]) as loop:
+                inner = [
+                    text.add(start, text.multiply(loop.index, s[0])) for start, s in zip(starts, strides, strict=True)
+                ]
+                self._nest(text, stack[1:], [steps[1:] for steps in strides], inner)
+            return
+        left, right, result = (
+            text.address(view.buffer.pointer, start)
+            for view, start in zip((self.left, self.right, self.result), starts, strict=True)
+        )
+        bias = None if self.bias is None else text.address(self.bias.buffer.pointer, self.bias.offset)
+        matrices = Matrix(left, *self.left.strides[-2:]), Matrix(right, *self.right.strides[-2:])
+        (m, k, _), used = self._sizes, None
+        if self.bound is not None:
+            used = Used(m, self.bound.of(text, k)) if self.over_rows else Used(self.bound.of(text, m), k)
+        add_product(text, self.tile, self._sizes, *matrices, result, self.scratch.pointer, bias, used)
 
 
 class Matrix(NamedTuple):
@@ -63,39 +128,34 @@ class ProductSizes(NamedTuple):
 
 
 class Used(NamedTuple):
-    """Computed part: the first rows of the result at least, and the number of products that it sums up.
+    """The part of a product that is computed: at least the first ``rows``, as sums of the first ``inner`` products.
 
-    A number of products that is not constant is at most ``DEPTH``, and is not computed with dots.
+    An ``inner`` that is not constant is at most ``DEPTH``, and not computed with dots.
     """
 
     rows: Index
     inner: Index
 
 
-class _Plan(NamedTuple):
-    """Form in which a product is computed.
+class _Form(Enum):
+    """The form in which a product is computed.
 
-    Attributes
-    ----------
-    dots : bool
-        Whether the lanes of a register are for the inner dimension.
-    swapped : bool
-        Whether the transposed product is computed, which has the transposed matrices in the other order.
+    PANELS: columns of the result, register by register. SWAPPED: the transposed product, of the transposed matrices in
+    the other order, in panels. DOTS: the lanes of a register are for the inner dimension.
     """
 
-    dots: bool
-    swapped: bool
+    PANELS, SWAPPED, DOTS = range(3)
 
 
 def scratch_elements(
     tile: RegisterTile, sizes: tuple[int, int, int], left: Matrix, right: Matrix, bias: bool = False
 ) -> int:
-    """Return how many elements the array for what is computed in between has."""
+    """Return the number of elements of the array for intermediate results."""
     (m, k, n), left, right = _with_unit_strides(ProductSizes(*sizes), left, right)
-    plan = _plan(ProductSizes(m, k, n), left, right, bias, tile)
-    if plan.swapped:
+    form = _form(ProductSizes(m, k, n), left, right, bias, tile)
+    if form is _Form.SWAPPED:
         return m * n if n > 1 else 0
-    if plan.dots:
+    if form is _Form.DOTS:
         return k * n if right.row != 1 else 0
     width = tile.lanes * min(tile.vectors, -(-n // tile.lanes))
     return min(k, DEPTH) * width if _is_packed(ProductSizes(m, k, n), right) else 0
@@ -103,7 +163,7 @@ def scratch_elements(
 
 def has_dots(tile: RegisterTile, sizes: tuple[int, int, int], left: Matrix, right: Matrix) -> bool:
     """Return True if the lanes of a register are for the inner dimension of a product without a bias."""
-    return _plan(*_with_unit_strides(ProductSizes(*sizes), left, right), False, tile).dots
+    return _form(*_with_unit_strides(ProductSizes(*sizes), left, right), False, tile) is _Form.DOTS
 
 
 def add_product(
@@ -140,32 +200,32 @@ def add_product(
 
 
 def _with_unit_strides(sizes: ProductSizes, left: Matrix, right: Matrix) -> tuple[ProductSizes, Matrix, Matrix]:
-    """Return the matrices with strides of 1 along sizes of 1, which nothing steps along."""
+    """Return the matrices with strides of 1 along sizes of 1, along which no loop steps."""
     left = left._replace(column=1) if sizes.inner == 1 else left
     left = left._replace(row=1) if sizes.rows == 1 else left
     right = right._replace(column=1) if sizes.columns == 1 else right
     return sizes, left, right._replace(row=1) if sizes.inner == 1 and right.column != 1 else right
 
 
-def _plan(sizes: ProductSizes, left: Matrix, right: Matrix, bias: bool, tile: RegisterTile) -> _Plan:
+def _form(sizes: ProductSizes, left: Matrix, right: Matrix, bias: bool, tile: RegisterTile) -> _Form:
     contiguous = left.column == 1 and tile.masked and sizes.inner > 1
-    if sizes.columns <= FEW_COLUMNS < sizes.rows and contiguous:
-        return _Plan(dots=True, swapped=False)
-    narrower = _waste(sizes.columns, tile) > _waste(sizes.rows, tile) + WORTH_TRANSPOSING
-    if not bias and left.row == 1 and narrower:
-        return _Plan(dots=False, swapped=True)
-    return _Plan(dots=False, swapped=False)
+    if sizes.columns <= TUNING.few_columns < sizes.rows and contiguous:
+        return _Form.DOTS
+    narrower = _waste(sizes.columns, tile) > _waste(sizes.rows, tile) + TUNING.worth_transposing
+    return _Form.SWAPPED if not bias and left.row == 1 and narrower else _Form.PANELS
 
 
 def _waste(columns: int, tile: RegisterTile) -> float:
-    """Return how many lanes compute nothing, for each that computes something."""
+    """Return the number of idle lanes for each lane that computes something."""
     last = columns % tile.lanes
     return (columns - last + sum(_last_widths(last, tile))) / columns - 1
 
 
 def _is_packed(sizes: ProductSizes, right: Matrix) -> bool:
     """Return True if panels of the right matrix are copied: to get rows, or as rows far apart are slow to read."""
-    return right.column != 1 or (right.row >= FAR and sizes.inner >= FAR_ROWS and sizes.rows >= MANY_ROWS)
+    return right.column != 1 or (
+        right.row >= TUNING.far and sizes.inner >= TUNING.far_rows and sizes.rows >= TUNING.many_rows
+    )
 
 
 class _Groups(NamedTuple):
@@ -177,7 +237,7 @@ class _Groups(NamedTuple):
 
 
 def _even(total: int, most: int) -> Iterator[_Groups]:
-    """Cut a size into the fewest parts of at most ``most``, that differ by one at most."""
+    """Cut a size into the fewest parts of at most ``most``; they differ by at most one."""
     parts = -(-total // most)
     size, longer = divmod(total, parts)
     if longer:
@@ -186,7 +246,7 @@ def _even(total: int, most: int) -> Iterator[_Groups]:
 
 
 def _tiles(total: int, most: int) -> Iterator[_Groups]:
-    """Cut rows into tiles of one size, if one that is not small divides them: each size is a function to compile."""
+    """Cut rows into tiles, of a single size if one above ``most / 2`` divides them: a size is a function to compile."""
     for size in range(most, most // 2, -1):
         if total % size == 0:
             return iter([_Groups(total // size, size, 0)])
@@ -194,7 +254,7 @@ def _tiles(total: int, most: int) -> Iterator[_Groups]:
 
 
 def _panels(columns: int, tile: RegisterTile) -> Iterator[tuple[_Groups, tuple[int, ...], int]]:
-    """Cut columns into panels: their places, the lanes of their registers, and how many of the last register exist."""
+    """Cut columns into panels: their places, the lanes of their registers, and the columns in a partial last one."""
     last = columns % tile.lanes
     groups = list(_even(-(-columns // tile.lanes), tile.vectors))
     for group in groups:
@@ -225,16 +285,6 @@ def _blocks(total: int, most: int) -> Iterator[_Groups]:
                 yield _Groups(group.parts - 1, group.size, group.size)
 
 
-def _whole_blocks(total: int, size: int) -> Iterator[_Groups]:
-    """Cut a length into blocks of one size and what is left, of which the first stands alone."""
-    whole, rest = divmod(total, size)
-    yield _Groups(1, min(total, size), 0)
-    if whole > 1:
-        yield _Groups(whole - 1, size, size)
-    if whole and rest:
-        yield _Groups(1, rest, whole * size)
-
-
 class _ProductWriter:
     """The parts of a product, as they are written."""
 
@@ -245,12 +295,17 @@ class _ProductWriter:
     def add(self, left: Matrix, right: Matrix, result: str, scratch: str, bias: str | None) -> None:
         """Write all of it."""
         sizes, left, right = _with_unit_strides(self._sizes, left, right)
-        plan = _plan(sizes, left, right, bias is not None, self._tile)
+        form = _form(sizes, left, right, bias is not None, self._tile)
         start = Matrix(bias, 0, 1) if bias else Matrix(self._zeros(), 0, 0)
-        if plan.dots:
+        if form is _Form.DOTS:
             self._add_all_dots(left, self._columns(right, scratch), Matrix(result, sizes.columns, 1), start)
-        elif plan.swapped:
-            self._add_swapped(left, right, result, scratch)
+        elif form is _Form.SWAPPED:
+            m, k, n = self._sizes
+            other = _ProductWriter(self._text, ProductSizes(n, k, m), self._tile, Used(n, self._used.inner))
+            zeros, into = Matrix(self._zeros(), 0, 0), result if n == 1 else scratch
+            other._add_panels(right.transposed, left.transposed, Matrix(into, m, 1), zeros, None)
+            if n > 1:
+                self._transpose(Matrix(scratch, m, 1), Matrix(result, n, 1), n, m)
         else:
             between = scratch if _is_packed(sizes, right) else None
             self._add_panels(left, right, Matrix(result, sizes.columns, 1), start, between)
@@ -274,14 +329,6 @@ class _ProductWriter:
             return
         with self._text.loop(group.parts) as loop:
             yield self._text.add(self._text.multiply(loop.index, group.size), group.start)
-
-    def _add_swapped(self, left: Matrix, right: Matrix, result: str, scratch: str) -> None:
-        m, k, n = self._sizes
-        other = _ProductWriter(self._text, ProductSizes(n, k, m), self._tile, Used(n, self._used.inner))
-        start, into = Matrix(self._zeros(), 0, 0), result if n == 1 else scratch
-        other._add_panels(right.transposed, left.transposed, Matrix(into, m, 1), start, None)
-        if n > 1:
-            self._transpose(Matrix(scratch, m, 1), Matrix(result, n, 1), n, m)
 
     def _add_panels(self, left: Matrix, right: Matrix, result: Matrix, start: Matrix, scratch: str | None) -> None:
         """Write the result panel by panel: all of them for a block of the inner dimension, then for the next."""
@@ -311,7 +358,7 @@ class _ProductWriter:
             self._text.execute(name, [*operands, *_integers(c.row, inner, self._tiles_used(rows), last)])
 
     def _tiles_used(self, rows: _Groups) -> Index:
-        """Add how many tiles are computed: one at least, since what it writes beyond the rows is read nowhere."""
+        """Add the number of tiles that are computed: at least one, as nothing reads what it writes beyond the rows."""
         text, used = self._text, self._used.rows
         if used == self._sizes.rows or rows.parts == 1:
             return rows.parts
@@ -319,7 +366,7 @@ class _ProductWriter:
         return clamped(text, text.value(f"sdiv i64 {beyond}, {rows.size}"), 1, rows.parts)
 
     def _packed(self, right: Matrix, sizes: ProductSizes, scratch: str, widths: tuple[int, ...], last: int) -> Matrix:
-        """Write a part of the right matrix row by row next to each other."""
+        """Copy a part of the right matrix to contiguous rows."""
         _, rows, columns = sizes
         into = Matrix(scratch, sum(widths), 1)
         if right.column == 1:
@@ -344,8 +391,13 @@ class _ProductWriter:
         self._text.execute(name, [f"ptr {source.array}", *_integers(source.row), f"ptr {into.array}", *numbers])
 
     def _add_all_dots(self, left: Matrix, right: Matrix, result: Matrix, start: Matrix) -> None:
-        """Write the result for a block of the inner dimension, then add the others."""
-        for block in _whole_blocks(self._sizes.inner, DEPTH * self._tile.lanes):
+        """Write the result for a block of the inner dimension, then add the others; only the last may be shorter."""
+        size = DEPTH * self._tile.lanes
+        whole, rest = divmod(self._sizes.inner, size)
+        blocks = [_Groups(1, min(self._sizes.inner, size), 0)]
+        blocks += [_Groups(whole - 1, size, size)] if whole > 1 else []
+        blocks += [_Groups(1, rest, whole * size)] if whole and rest else []
+        for block in blocks:
             for position in self._steps(block):
                 first = result if block.start else start
                 self._add_dots(self._at(left, 0, position), self._at(right, position, 0), result, first, block.size)
@@ -368,78 +420,3 @@ class _ProductWriter:
 
 def _integers(*numbers: Index) -> list[str]:
     return [f"i64 {number}" for number in numbers]
-
-
-# Products of matrices, and of stacks of them.
-
-
-@dataclass(eq=False)
-class ProductStage:
-    """The product of matrices over the last two axes; those before count matrices, which are multiplied in pairs.
-
-    Attributes
-    ----------
-    left, right, result : View
-        The result is contiguous.
-    bias : View or None
-        A row that is added to each row of the result.
-    tile : RegisterTile
-    scratch : Buffer
-        Memory that the product is computed with.
-    bound : RowBound or None
-        The rows that are computed of the result, or that are summed up if it is ``over_rows``.
-    """
-
-    left: View
-    right: View
-    result: View
-    tile: RegisterTile
-    bias: View | None = None
-    bound: RowBound | None = None
-    over_rows: bool = False
-
-    def __post_init__(self) -> None:
-        (m, k), n = self.left.shape[-2:], self.result.shape[-1]
-        self._sizes = m, k, n
-        left, right = (Matrix("", *view.strides[-2:]) for view in (self.left, self.right))
-        self.scratch = Buffer(scratch_elements(self.tile, self._sizes, left, right, self.bias is not None))
-
-    @property
-    def sums_in_order(self) -> bool:
-        """True if an element of the result is one sum, whose summands are added in order from zero on."""
-        left, right = (Matrix("", *view.strides[-2:]) for view in (self.left, self.right))
-        return self._sizes[1] <= DEPTH and self.bias is None and not has_dots(self.tile, self._sizes, left, right)
-
-    def _used(self, text: Text) -> Used:
-        """Add how many rows and summands are computed."""
-        (m, k, _), bound = self._sizes, self.bound
-        if bound is None:
-            return Used(m, k)
-        return Used(m, bound.of(text, k)) if self.over_rows else Used(bound.of(text, m), k)
-
-    def read(self) -> Sequence[View]:
-        return [self.left, self.right, *([] if self.bias is None else [self.bias])]
-
-    def written(self) -> Sequence[View]:
-        return [self.result]
-
-    def write(self, text: Text) -> None:
-        views = self.left, self.right, self.result
-        stack, strides = merged_axes(self.result.shape[:-2], [view.strides[:-2] for view in views])
-        self._nest(text, stack, strides, [view.offset for view in views])
-
-    def _nest(self, text: Text, stack: Shape, strides: Sequence[Shape], starts: Sequence[Index]) -> None:
-        if stack:
-            with text.loop(stack[0]) as loop:
-                inner = [
-                    text.add(start, text.multiply(loop.index, s[0])) for start, s in zip(starts, strides, strict=True)
-                ]
-                self._nest(text, stack[1:], [steps[1:] for steps in strides], inner)
-            return
-        left, right, result = (
-            text.address(view.buffer.pointer, start)
-            for view, start in zip((self.left, self.right, self.result), starts, strict=True)
-        )
-        bias = None if self.bias is None else text.address(self.bias.buffer.pointer, self.bias.offset)
-        matrices = Matrix(left, *self.left.strides[-2:]), Matrix(right, *self.right.strides[-2:])
-        add_product(text, self.tile, self._sizes, *matrices, result, self.scratch.pointer, bias, self._used(text))

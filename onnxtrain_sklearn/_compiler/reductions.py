@@ -1,4 +1,9 @@
-"""Reductions over axes, and softmax over the last axis."""
+"""Reductions over axes, and softmax over the last axis, as stages of a compiled function.
+
+Numbers are joined lane by lane, in blocks of at most :data:`SUMMANDS`, and the sums of blocks are added up in turn, so
+that errors stay small. With a bound on the rows (:class:`.RowBound`), the same blocks end early: zeros that are left
+out change no bit.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +15,27 @@ import numpy as np
 
 from .functions import exp, log
 from .llvm_text import Index, Join, Text, joined_halves, literal, shuffled, summed, vector_type
-from .stages import LANES, RowBound, View, chunks, clamped, stop_of
+from .loops import LANES, RowBound, chunks, clamped, stop_of
+from .views import View
 
 SUMMANDS = 256
-"""Numbers that are added up in order: sums of blocks are added up, which keeps errors small."""
+"""Most numbers that are added up in order."""
 
 
 class Joining(NamedTuple):
-    """Operation by which a reduction joins two numbers, and its neutral number."""
+    """The operation that joins two numbers of a reduction, and its neutral number."""
 
     join: Join
     neutral: float
 
 
-def _maximum(text: Text, a: str, b: str, width: int) -> str:
-    return text.call("maximum", [a, b], width)
-
-
-def _minimum(text: Text, a: str, b: str, width: int) -> str:
-    return text.call("minimum", [a, b], width)
-
-
-SUM, MAXIMUM, MINIMUM = Joining(summed, 0.0), Joining(_maximum, -np.inf), Joining(_minimum, np.inf)
+SUM = Joining(summed, 0.0)
+MAXIMUM = Joining(lambda text, a, b, width: text.call("maximum", [a, b], width), -np.inf)
+MINIMUM = Joining(lambda text, a, b, width: text.call("minimum", [a, b], width), np.inf)
 
 
 def joined(text: Text, value: str, width: int, rule: Joining) -> str:
-    """Add what all elements of a vector are joined to, half with half."""
+    """Join all elements of a vector, half with half."""
     lanes = 1 << (width - 1).bit_length()
     value = shuffled(text, (value, literal(rule.neutral, width)), width, range(lanes)) if lanes != width else value
     while lanes > 1:
@@ -46,9 +46,9 @@ def joined(text: Text, value: str, width: int, rule: Joining) -> str:
 def joined_row(
     text: Text, length: int, rule: Joining, part: Callable[[Index, int], str], bound: RowBound | None = None
 ) -> str:
-    """Add what the elements of a row are joined to; ``part`` adds so many of them from an index on.
+    """Join the elements of a row; ``part(index, width)`` adds ``width`` of them from an index on.
 
-    With a bound they belong to the rows of a minibatch.
+    With a bound, the elements belong to the rows of a minibatch.
     """
     total = literal(rule.neutral, 1)
     for first, count, width in chunks(length, LANES):
@@ -67,7 +67,7 @@ def joined_row(
 
 
 def joined_in_blocks(text: Text, count: int, width: int, rule: Joining, value: Callable[[Index], str]) -> str:
-    """Add what ``count`` vectors are joined to, block by block; ``value`` adds the one of an index."""
+    """Join ``count`` vectors, block by block; ``value(index)`` adds the vector of an index."""
     size = 1
     while size * SUMMANDS < count:
         size *= SUMMANDS
@@ -85,9 +85,9 @@ def joined_in_blocks(text: Text, count: int, width: int, rule: Joining, value: C
 
 
 def joined_up_to(text: Text, stop: Index, count: int, width: int, rule: Joining, value: Callable[[Index], str]) -> str:
-    """Add what the first ``stop`` of ``count`` vectors are joined to, in the blocks of ``joined_in_blocks``.
+    """Join the first ``stop`` of ``count`` vectors, in the blocks of ``joined_in_blocks``.
 
-    The vectors are at most ``SUMMANDS`` blocks.
+    There are at most ``SUMMANDS`` blocks.
     """
     size = 1 if count <= SUMMANDS else SUMMANDS
     blocks = stop if size == 1 else text.value(f"udiv i64 {text.add(stop, size - 1)}, {size}")
@@ -107,7 +107,7 @@ def _counted_from(text: Text, start: Index, value: Callable[[Index], str]) -> Ca
 
 
 def _read_row(text: Text, array: str, start: Index) -> Callable[[Index, int], str]:
-    """Return what loads neighboring elements of an array."""
+    """Return a function that loads neighboring elements of an array."""
     return lambda index, width: text.load(array, text.add(start, index), width)
 
 
@@ -115,7 +115,7 @@ def _read_row(text: Text, array: str, start: Index) -> Callable[[Index, int], st
 class ReductionStage:
     """A reduction of ``count`` indices between axes of ``before`` and ``after`` elements; both views are contiguous.
 
-    ``bound``: the rows of a minibatch that are computed; they are reduced where ``before`` is 1.
+    ``bound`` are the rows of a minibatch that are computed; if ``before`` is 1, they are what is reduced.
     """
 
     source: View
@@ -143,17 +143,14 @@ class ReductionStage:
     def _along(self, text: Text, row: Index) -> None:
         """Add the reduction of neighboring elements."""
         start = text.add(self.source.offset, text.multiply(row, self.count))
-        bound, read = self._reduced_rows(), _read_row(text, self.source.buffer.pointer, start)
-        total = joined_row(text, self.count, self.rule, read, bound)
+        read = _read_row(text, self.source.buffer.pointer, start)
+        total = joined_row(text, self.count, self.rule, read, self.bound if self.before == 1 else None)
         self._store(text, total, row, 1)
-
-    def _reduced_rows(self) -> RowBound | None:
-        """Return the rows that are reduced."""
-        return self.bound if self.before == 1 else None
 
     def _across(self, text: Text, block: Index) -> None:
         """Add the reduction of rows, for some columns at a time."""
-        start, bound = text.add(self.source.offset, text.multiply(block, self.count * self.after)), self._reduced_rows()
+        start = text.add(self.source.offset, text.multiply(block, self.count * self.after))
+        bound = self.bound if self.before == 1 else None
         for first, count, width in chunks(self.after, LANES):
             with text.loop(count * width, width) as columns:
                 column = text.add(columns.index, first)
@@ -179,8 +176,8 @@ class ReductionStage:
 class SoftmaxStage:
     """Softmax over the last axis, or its logarithm; all views are contiguous.
 
-    ``total``: where the logarithms of the sums of exponentials are written, None: nowhere. ``bound``: the rows of a
-    minibatch that are computed.
+    With ``total``, the logarithms of the sums of exponentials are written there, and the result is not finished.
+    ``bound`` are the rows of a minibatch that are computed.
     """
 
     source: View
@@ -200,19 +197,17 @@ class SoftmaxStage:
         with text.loop(stop_of(self.bound, text, self.source.size // count)) as rows:
             row = text.multiply(rows.index, count)
             source, result = text.add(self.source.offset, row), text.add(self.result.offset, row)
-            greatest = self._greatest(text, source)
-            total = self._differences(text, source, result, greatest)
+            read = _read_row(text, self.source.buffer.pointer, source)
+            greatest = joined_row(text, count, MAXIMUM, read)  # subtracted, so that no exponential overflows
+            total = self._write_exponentials(text, source, result, greatest)
             if self.total is None:
                 self._scaled(text, result, total)
             else:
                 logarithm = text.value(f"fadd float {log(text, total, 1)}, {greatest}")
                 text.store(logarithm, self.total.buffer.pointer, rows.index)
 
-    def _greatest(self, text: Text, start: Index) -> str:
-        return joined_row(text, self.source.shape[-1], MAXIMUM, _read_row(text, self.source.buffer.pointer, start))
-
-    def _differences(self, text: Text, source: Index, result: Index, greatest: str) -> str:
-        """Write what the result is computed from; return the sum of the exponentials."""
+    def _write_exponentials(self, text: Text, source: Index, result: Index, greatest: str) -> str:
+        """Write the exponentials, or for the logarithm their arguments; return the sum of the exponentials."""
 
         def exponential(index: Index, width: int) -> str:
             value = text.load(self.source.buffer.pointer, text.add(source, index), width)

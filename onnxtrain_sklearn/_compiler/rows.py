@@ -1,10 +1,12 @@
-"""Which stages may compute the first rows of a minibatch alone, where the others have the weight zero.
+"""Prove that a function may compute only the first rows of a minibatch, if the other rows have the weight zero.
 
-This is proven for all stages of a function, or none is bounded. Row i of a value is to depend on row i of the inputs
-alone. Sums over rows leave out what is zero: products with the weights, in rows whose weight is zero. They have the
-same bits then, as long as all numbers of the rows left out are finite: zero times another one is NaN. Data repeat a row
-that is computed there. Random numbers do not, nor do parameters with numbers of their own for each row: if the rows
-left out alone overflow by these, the loss is finite where that of all rows would be NaN.
+:func:`bound_rows` follows the states of rows (:class:`RowState`) through all stages. Either it is proven for each of
+them, or none is bounded. Row i of a value must depend on row i of the inputs only, and sums over rows may leave out
+only zeros: products with the weights, in rows whose weight is zero.
+
+The results then have the same bits, as long as all numbers in the rows left out are finite: zero times infinity is NaN.
+Padding repeats rows of the data that are computed. It does not repeat random numbers, or parameters that have numbers
+for each row: if only the rows left out overflow by these, the loss is finite where that of all rows would be NaN.
 """
 
 from __future__ import annotations
@@ -17,17 +19,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .elementwise import EMIT, EmitElements, instruction, unchanged
-from .plan import Conversion, RangeCheck, Selection
+from .loops import LANES, RowBound
 from .products import ProductStage
 from .reductions import SUM, SUMMANDS, ReductionStage, SoftmaxStage
-from .stages import LANES, Buffer, Elementwise, RowBound, Shape, Stage, View
+from .stages import Conversion, Elementwise, RangeCheck, Selection, Stage
+from .views import Buffer, Shape, View
 
 
 class RowInputs(NamedTuple):
-    """The rows of a minibatch, and the names of inputs.
+    """The number of rows of a minibatch, and the names of inputs by their relation to it.
 
-    ``data`` have a row for each row of the minibatch, ``weights`` too, which are zero in the rows that may be left out.
-    ``others`` do not depend on the minibatch.
+    ``data`` have a row for each row of the minibatch. So do ``weights``, which are zero in the rows that may be left
+    out. ``others`` do not depend on the minibatch.
     """
 
     batch: int
@@ -36,7 +39,7 @@ class RowInputs(NamedTuple):
     others: Collection[str]
 
     def state(self, name: str, shape: Shape) -> RowState | None:
-        """Return the state of an input; None: it is not known."""
+        """Return the state of an input, None if it is not known."""
         if name in self.others:
             return RowState.FIXED
         if shape[:1] != (self.batch,):
@@ -45,10 +48,11 @@ class RowInputs(NamedTuple):
 
 
 class RowState(Enum):
-    """Dependence of elements on the minibatch.
+    """How the elements of a buffer depend on the minibatch.
 
-    NOTHING: they are zero. FIXED: they do not depend on it. The others belong to rows. ROWS: they depend on the data of
-    their row. VANISHING: on its weight, too, and are zero where it is zero. WEIGHTED: on its weight in another way.
+    NOTHING: they are zero. FIXED: they do not depend on it. The other states are of elements that belong to rows.
+    ROWS: they depend on the data of their row. VANISHING: they also depend on the weight of their row, and are zero
+    where it is zero. WEIGHTED: they depend on the weight in another way.
     """
 
     NOTHING, FIXED, ROWS, VANISHING, WEIGHTED = range(5)
@@ -64,7 +68,7 @@ class RowState(Enum):
 
 
 class RowsMeetError(Exception):
-    """It is not proven that a stage computes each row by itself."""
+    """A stage is not proven to compute each row by itself."""
 
 
 def bound_rows(
@@ -74,7 +78,7 @@ def bound_rows(
     outputs: Collection[Buffer],
     batch: int,
 ) -> RowBound | None:
-    """Bound the stages by the rows that a run computes; None: they compute all."""
+    """Bound the stages by the rows that a run computes; return None if they must compute all."""
     states = _RowStates({buffer: state for buffer, state in inputs.items() if state is not None}, constants, batch)
     try:
         for stage in stages:
@@ -90,10 +94,10 @@ def bound_rows(
 
 
 class _RowStates:
-    """The states of buffers, as the stages write them one after the other.
+    """The states of buffers, stage by stage.
 
-    ``whole`` are those with valid numbers in all rows, computed or not: integers are converted, checked and used as
-    indices in all rows.
+    ``whole`` are the buffers with valid numbers in all rows, whether computed or not: integers are converted, checked
+    and used as indices in all rows.
     """
 
     def __init__(self, inputs: Mapping[Buffer, RowState], constants: Mapping[Buffer, np.ndarray], batch: int) -> None:
@@ -112,14 +116,14 @@ class _RowStates:
         return self.states[view.buffer]
 
     def write(self, view: View, state: RowState) -> None:
-        """Let elements have a state; others of their buffer may have been written before."""
+        """Record the state of elements; others of their buffer may have been written before."""
         if state.has_rows:
             self.require_rows(view)
         old = self.states.get(view.buffer, state)
         self.states[view.buffer] = _state_of_sum([old, state])
 
     def require_rows(self, *views: View) -> None:
-        """Require that the elements of some indices of the first axis lie in one row of their buffer each."""
+        """Raise unless each index of the first axis lies within one row of the view's buffer."""
         if not all(self.of_rows(view) for view in views):
             raise RowsMeetError
 
@@ -184,7 +188,7 @@ class _RowStates:
             self.write(view, _state_of_others([state]))
 
     def conversion(self, stage: Conversion) -> None:
-        """Integers are read whole: those of an input are."""
+        """Convert all rows, as nothing bounds this stage; integers of an input are valid in all rows."""
         if stage.back and self.of(stage.source).has_rows:
             raise RowsMeetError
         self.write(stage.result, self.of(stage.source))
@@ -192,12 +196,12 @@ class _RowStates:
             self.whole.add(stage.result.buffer)
 
     def check(self, stage: RangeCheck) -> None:
-        """Numbers that are not computed would be reported."""
+        """Refuse to check rows that are not computed: the check would report what is left in memory."""
         if self.of(stage.source).has_rows and stage.source.buffer not in self.whole:
             raise RowsMeetError
 
     def selection(self, stage: Selection) -> None:
-        """Follow a selection; elements that are not computed are no indices."""
+        """Select in all rows, as nothing bounds this stage; indices must therefore be valid in all rows."""
         table, indices = self.of(stage.table), self.of(stage.indices)
         valid = not indices.has_rows or (indices is RowState.ROWS and stage.indices.buffer in self.whole)
         if stage.scatters or not valid:
@@ -207,7 +211,7 @@ class _RowStates:
 
 
 def _state_of_result(emit: EmitElements, states: Sequence[RowState]) -> RowState:
-    """Return the state of what an operation computes from elements of these states."""
+    """Return the state of the result of an operation on elements of these states."""
     if _is_instruction(emit, "fmul") or (
         _is_instruction(emit, "fdiv") and states[1] in (RowState.FIXED, RowState.ROWS)
     ):
@@ -223,7 +227,7 @@ def _is_instruction(emit: EmitElements, name: str) -> bool:
 
 
 def _state_of_product(states: Sequence[RowState]) -> RowState:
-    """Return the state of a product; what depends otherwise on a weight may be infinite where this is zero."""
+    """Return the state of a product; a WEIGHTED factor may be infinite where the weight is zero."""
     if RowState.WEIGHTED in states or not any(state.is_zero for state in states):
         return _state_of_others(states)
     return _in_rows(RowState.NOTHING) if any(state.has_rows for state in states) else RowState.NOTHING
@@ -234,14 +238,14 @@ def _state_of_sum(states: Sequence[RowState]) -> RowState:
 
 
 def _state_of_others(states: Sequence[RowState]) -> RowState:
-    """Return the state of what is not known to be zero."""
+    """Return the state of a result that is not known to be zero."""
     if RowState.VANISHING in states or RowState.WEIGHTED in states:
         return RowState.WEIGHTED
     return RowState.ROWS if RowState.ROWS in states else RowState.FIXED
 
 
 def _in_rows(state: RowState) -> RowState:
-    """Return the state of elements of which those of rows are computed alone."""
+    """Return the state of elements that a bounded stage computes, row by row."""
     return {RowState.FIXED: RowState.ROWS, RowState.NOTHING: RowState.VANISHING}.get(state, state)
 
 

@@ -1,21 +1,37 @@
-"""Stages of a compiled function: loops over strided views, and the bound on their rows.
+"""Stages of a compiled function: loops that read some views and write others.
 
-A stage reads and writes views. Elementwise operators over the same shape share one stage: what only they read stays in
-registers.
+:class:`Stage` is their interface. Here are the elementwise stage, which fuses operators over the same shape, the
+conversions from and to other types, the checks of numbers, and the selection of elements at computed indices. Products
+and reductions have modules of their own.
+
+Integers and truth values are float32 like all other numbers. An integer from 2**24 on is rounded once: as an index it
+stays beyond every table, and operators that compute with it check it first.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
 
 from .elementwise import EmitElements
-from .llvm_text import Index, Text, literal
+from .llvm_text import Index, Join, Text, literal, vector_type
+from .loops import LANES, Placement, RowBound, chunks, stop_of
+from .reductions import MAXIMUM, joined
+from .views import Buffer, Shape, View, merged_axes
 
-LANES = 16
-"""Numbers that an instruction computes: one register of AVX-512, two of AVX2, four of NEON."""
+LARGEST_INTEGER = 2**24
+"""Float32 holds every integer below it."""
+
+ARRAY_TYPES: dict[ir.DataType, tuple[type[np.generic], str, int]] = {
+    ir.DataType.INT64: (np.int64, "i64", 8),
+    ir.DataType.INT32: (np.int32, "i32", 4),
+    ir.DataType.BOOL: (np.bool_, "i8", 1),
+}
+"""Types of arrays that are not float32: NumPy's, LLVM's, and the bytes of an element."""
 
 
 class Stage(Protocol):
@@ -39,9 +55,16 @@ Operation: TypeAlias = "tuple[EmitElements, Sequence[View], View]"
 
 @dataclass(eq=False)
 class Elementwise:
-    """Operations over one shape, each on its operands and with its result, all of that shape.
+    """Operations on each element, over views of one shape.
 
-    ``kept`` are the results that are read elsewhere. ``bound``: the rows of the first axis that are computed.
+    Attributes
+    ----------
+    operations : list
+        Each with its operands and its result. A result that only later operations read stays in registers.
+    kept : set of View
+        The results that other stages read, which are written to memory.
+    bound : RowBound or None
+        The rows of the first axis that are computed.
     """
 
     shape: Shape
@@ -50,7 +73,7 @@ class Elementwise:
     bound: RowBound | None = None
 
     def results(self) -> set[View]:
-        """Return what it computes."""
+        """Return the views of all results."""
         return {result for _, _, result in self.operations}
 
     def read(self) -> Sequence[View]:
@@ -76,9 +99,9 @@ class Elementwise:
             self._nest(text, shape[1:], {view: place.inner(text, loop.index) for view, place in places.items()})
 
     def _along(self, text: Text, length: int, places: Mapping[View, Placement], bound: RowBound | None) -> None:
-        """Add the loop along the last axis: vectors where elements are neighbors, then the rest as a narrower one.
+        """Add the loop along the last axis: full vectors if elements are neighbors, then the rest as a narrower one.
 
-        What is computed beyond the bound is read nowhere.
+        The rest is computed even beyond the bound, where nothing reads it.
         """
         vectors = all(place.step in (0, 1) for place in places.values())
         width = LANES if vectors else 1
@@ -99,198 +122,167 @@ class Elementwise:
         """Add all operations on ``width`` elements from an index on."""
         values = {view: text.repeat(name, width) for view, name in single.items()}
         for emit, operands, result in self.operations:
-            given = [self._operand(text, width, index, places, values, view) for view in operands]
-            values[result] = emit(text, given, width)
+            for view in operands:
+                if view.buffer.number is not None:
+                    values[view] = literal(view.buffer.number, width)
+                elif view not in values:
+                    values[view] = text.load(view.buffer.pointer, places[view].at(text, index), width)
+            values[result] = emit(text, [values[view] for view in operands], width)
             if result in self.kept:
                 text.store(values[result], result.buffer.pointer, places[result].at(text, index), width)
 
-    def _operand(
-        self,
-        text: Text,
-        width: int,
-        index: Index,
-        places: Mapping[View, Placement],
-        values: dict[View, str],
-        view: View,
-    ) -> str:
-        if view.buffer.number is not None:
-            return literal(view.buffer.number, width)
-        if view not in values:
-            values[view] = text.load(view.buffer.pointer, places[view].at(text, index), width)
-        return values[view]
 
+@dataclass(eq=False)
+class Conversion:
+    """Integers or truth values to float32, rounded, or ``back`` from float32; both views are contiguous."""
 
-def chunks(length: int, width: int) -> list[tuple[int, int, int]]:
-    """Return parts of an axis: first index, number of vectors, numbers of a vector."""
-    whole, rest = divmod(length, width)
-    parts = [(0, whole, width)] if whole else []
-    return parts + ([(whole * width, 1, rest)] if rest else [])
+    source: View
+    result: View
+    kind: ir.DataType
+    back: bool = False
 
+    def read(self) -> Sequence[View]:
+        return [self.source]
 
-class Placement(NamedTuple):
-    """Start of a view, and its steps along the axes that are left."""
+    def written(self) -> Sequence[View]:
+        return [self.result]
 
-    start: Index
-    steps: Shape
-
-    @property
-    def step(self) -> int:
-        """The step along the last axis."""
-        return self.steps[-1] if self.steps else 0
-
-    def inner(self, text: Text, index: Index) -> Placement:
-        """Return the place at an index of the first axis."""
-        return Placement(text.add(self.start, text.multiply(index, self.steps[0])), self.steps[1:])
-
-    def at(self, text: Text, index: Index) -> Index:
-        """Return the place at an index of the last axis."""
-        return text.add(self.start, text.multiply(index, self.step))
-
-
-# Values of a graph as views into memory: shapes and strides in place of copies.
-
-
-Shape = tuple[int, ...]
+    def write(self, text: Text) -> None:
+        _, type_, size = ARRAY_TYPES[self.kind]
+        with text.loop(self.result.size) as loop:
+            stored = self.result if self.back else self.source
+            place = text.value(f"getelementptr {type_}, ptr {stored.buffer.pointer}, i64 {loop.index}")
+            if self.back:
+                number = text.load(self.source.buffer.pointer, text.add(loop.index, self.source.offset))
+                text.lines.append(f"  store {type_} {_integer(text, number)}, ptr {place}, align {size}")
+                return
+            integer = text.value(f"load {type_}, ptr {place}, align {size}")
+            text.store(text.value(f"sitofp {type_} {integer} to float"), self.result.buffer.pointer, loop.index)
 
 
 @dataclass(eq=False)
-class Buffer:
-    """The memory of so many numbers of float32.
+class RangeCheck:
+    """A check that each element of a contiguous view is at least ``low``, and below ``high``.
 
-    Attributes
-    ----------
-    size : int
-    pointer : str
-        The value of the text that has its address, once that is written.
-    number : float or None
-        The one number that a constant consists of.
+    The first check of a run that fails writes its number to ``status``, followed by an element that is not in the
+    range.
     """
 
-    size: int
-    pointer: str = ""
-    number: float | None = None
+    source: View
+    low: float
+    high: float
+    number: int
+    status: Buffer
 
+    NONE: ClassVar = -np.inf
 
-class View(NamedTuple):
-    """Some elements of a buffer: element ``i`` is at ``offset`` plus the sum of ``i * strides``."""
+    def read(self) -> Sequence[View]:
+        return [self.source]
 
-    buffer: Buffer
-    shape: Shape
-    strides: Shape
-    offset: int = 0
+    def written(self) -> Sequence[View]:
+        return []
 
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
+    def write(self, text: Text) -> None:
+        worst = literal(self.NONE, 1)
+        for first, count, width in chunks(self.source.size, LANES):
+            with text.loop(count * width, width, [(vector_type(width), literal(self.NONE, width))]) as loop:
+                place = text.add(loop.index, self.source.offset + first)
+                value = text.load(self.source.buffer.pointer, place, width)
+                loop.following = [MAXIMUM.join(text, loop.carried[0], self._outside(text, value, width), width)]
+            worst = MAXIMUM.join(text, worst, joined(text, loop.following[0], width, MAXIMUM), 1)
+        self._report(text, worst)
 
-    @property
-    def is_contiguous(self) -> bool:
-        """True if the elements follow each other in the order of their indices."""
-        usual = strides_of(self.shape)
-        return all(a == b or n == 1 for a, b, n in zip(self.strides, usual, self.shape, strict=True))
+    def _outside(self, text: Text, value: str, width: int) -> str:
+        """Add the elements that are not in the range, and NONE in place of the others; NaN is in no range."""
+        type_, truths = vector_type(width), "i1" if width == 1 else f"<{width} x i1>"
+        tests = [
+            text.value(f"fcmp {test} {type_} {value}, {literal(bound, width)}")
+            for test, bound in (("oge", self.low), ("olt", self.high))
+        ]
+        inside = text.value(f"and {truths} {tests[0]}, {tests[1]}")
+        finite = text.call("maximum", [value, literal(float(np.finfo(np.float32).min), width)], width)
+        return text.value(f"select {truths} {inside}, {type_} {literal(self.NONE, width)}, {type_} {finite}")
 
-    def broadcast(self, shape: Shape) -> View:
-        """Return the view with axes repeated, as ONNX broadcasts operands."""
-        more = len(shape) - len(self.shape)
-        own = zip(self.strides, self.shape, strict=True)
-        return self._replace(shape=shape, strides=(*[0] * more, *(0 if n == 1 else step for step, n in own)))
-
-    def permuted(self, order: Sequence[int]) -> View:
-        """Return the view with its axes in another order."""
-        return self._replace(shape=tuple(self.shape[i] for i in order), strides=tuple(self.strides[i] for i in order))
-
-    def part(self, axis: int, start: int, length: int, step: int = 1) -> View:
-        """Return ``length`` indices of an axis, neighbors or every so many."""
-        shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
-        strides = (*self.strides[:axis], step * self.strides[axis], *self.strides[axis + 1 :])
-        return self._replace(shape=shape, strides=strides, offset=self.offset + start * self.strides[axis])
-
-    def with_axis(self, axis: int) -> View:
-        """Return the view with one more axis, of one index."""
-        shape, strides = ((*one[:axis], n, *one[axis:]) for one, n in ((self.shape, 1), (self.strides, 0)))
-        return self._replace(shape=shape, strides=strides)
-
-    def without(self, axis: int) -> View:
-        """Return the view without an axis of one index."""
-        shape, strides = ((*one[:axis], *one[axis + 1 :]) for one in (self.shape, self.strides))
-        return self._replace(shape=shape, strides=strides)
-
-    def without_repeats(self) -> View:
-        """Return the view with every element once: without axes along which none changes."""
-        kept = [i for i, (n, step) in enumerate(zip(self.shape, self.strides, strict=True)) if n > 1 and step]
-        once = self._replace(shape=tuple(self.shape[i] for i in kept), strides=tuple(self.strides[i] for i in kept))
-        shape, (strides,) = merged_axes(once.shape, [once.strides])
-        return once._replace(shape=shape, strides=strides)
-
-    def reshaped(self, shape: Shape) -> View | None:
-        """Return the same elements with another shape; None where that takes a copy."""
-        return self._replace(shape=shape, strides=strides_of(shape)) if self.is_contiguous else None
-
-
-def strides_of(shape: Shape) -> Shape:
-    """Return the strides of elements that follow each other."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
-def new_view(shape: Shape) -> View:
-    """Return a view of a whole new buffer."""
-    return View(Buffer(math.prod(shape)), shape, strides_of(shape))
-
-
-def merged_axes(shape: Shape, strides: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
-    """Return the fewest axes by which operands of one shape can be read, and their strides along these."""
-    axes: list[tuple[int, Shape]] = []
-    for i, n in enumerate(shape):
-        steps = tuple(one[i] for one in strides)
-        if n == 1:
-            continue
-        if axes and all(outer == inner * n for outer, inner in zip(axes[-1][1], steps, strict=True)):
-            axes[-1] = axes[-1][0] * n, steps
-        else:
-            axes.append((n, steps))
-    return tuple(n for n, _ in axes), [tuple(steps[k] for _, steps in axes) for k in range(len(strides))]
-
-
-# Number of rows of a minibatch that a run computes.
+    def _report(self, text: Text, worst: str) -> None:
+        before = [text.load(self.status.pointer, i) for i in range(2)]
+        failed = text.value(f"fcmp une float {worst}, {literal(self.NONE, 1)}")
+        is_first = text.value(f"fcmp oeq float {before[0]}, {literal(0.0, 1)}")
+        writes = text.value(f"and i1 {failed}, {is_first}")
+        for i, (new, old) in enumerate(zip((literal(self.number, 1), worst), before, strict=True)):
+            text.store(text.value(f"select i1 {writes}, float {new}, float {old}"), self.status.pointer, i)
 
 
 @dataclass(eq=False)
-class RowBound:
-    """The rows of a minibatch, and the value of a function that tells how many of the first of them it computes.
+class Selection:
+    """Elements of a table at indices along an axis: read from it, or written to it one by one, in order.
 
     Attributes
     ----------
-    batch : int
-        All rows.
-    count : str
-        The value, once the text has it: all rows, or a multiple of ``LANES``, so that no register is cut.
+    table, indices, elements : View
+        Of one shape; the table has the stride 0 along the axis. Negative indices count from the end. Indices outside
+        the table select its first element, so that no foreign memory is touched: a check reports them after the run.
+    length, step : int
+        Of the axis.
+    scatters : bool
+        True if the table is written.
+    join : callable or None
+        Joins an element with the one in the table; None: it replaces that.
     """
 
-    batch: int
-    count: str = ""
+    table: View
+    indices: View
+    elements: View
+    length: int
+    step: int
+    scatters: bool = False
+    join: Join | None = None
 
-    def of(self, text: Text, total: int) -> Index:
-        """Add how many of ``total`` indices belong to the rows; an equal number belongs to each."""
-        return text.multiply(self.count, total // self.batch)
+    def read(self) -> Sequence[View]:
+        return [self.table, self.indices, *([self.elements] if self.scatters else [])]
 
-    def of_vectors(self, text: Text, total: int, width: int) -> Index:
-        """Add how many of ``total`` elements belong to the rows, without those that fill no vector, a power of two."""
-        return text.value(f"and i64 {self.of(text, total)}, -{width}")
+    def written(self) -> Sequence[View]:
+        return [self.table if self.scatters else self.elements]
 
-    def last(self, text: Text, value: str, otherwise: float) -> str:
-        """Add a number that belongs to the last rows, or another one where they are not computed."""
-        whole = text.value(f"icmp eq i64 {self.count}, {self.batch}")
-        return text.value(f"select i1 {whole}, float {value}, float {literal(otherwise, 1)}")
+    def write(self, text: Text) -> None:
+        views = self.table, self.indices, self.elements
+        shape, strides = merged_axes(self.table.shape, [view.strides for view in views])
+        self._nest(text, shape, [Placement(view.offset, steps) for view, steps in zip(views, strides, strict=True)])
+
+    def _nest(self, text: Text, shape: Shape, places: Sequence[Placement]) -> None:
+        """Add a loop for each axis but the last."""
+        if len(shape) > 1:
+            with text.loop(shape[0]) as loop:
+                self._nest(text, shape[1:], [place.inner(text, loop.index) for place in places])
+            return
+        table, indices, elements = places
+        width = LANES if (table.step, indices.step, elements.step) == (1, 0, 1) else 1
+        at_row = None if indices.step else self._start(text, table.start, indices.start)
+        for first, count, lanes in chunks(shape[0] if shape else 1, width):
+            with text.loop(count * lanes, lanes) as loop:
+                index = text.add(loop.index, first)
+                start = self._start(text, table.start, indices.at(text, index)) if at_row is None else at_row
+                at = text.add(start, text.multiply(index, table.step))
+                place = elements.at(text, index)
+                source, target = self.table.buffer.pointer, self.elements.buffer.pointer
+                if not self.scatters:
+                    text.store(text.load(source, at, lanes), target, place, lanes)
+                    continue
+                value = text.load(target, place, lanes)
+                value = self.join(text, text.load(source, at, lanes), value, lanes) if self.join else value
+                text.store(value, source, at, lanes)
+
+    def _start(self, text: Text, start: Index, place: Index) -> Index:
+        """Add where the selected row starts, never one outside the table."""
+        row = _integer(text, text.load(self.indices.buffer.pointer, place))
+        before = text.value(f"icmp slt i64 {row}, 0")
+        turned = text.value(f"add i64 {row}, {self.length}")
+        row = text.value(f"select i1 {before}, i64 {turned}, i64 {row}")
+        inside = text.value(f"icmp ult i64 {row}, {self.length}")
+        row = text.value(f"select i1 {inside}, i64 {row}, i64 0")
+        return text.add(start, text.multiply(row, self.step))
 
 
-def stop_of(bound: RowBound | None, text: Text, total: int) -> Index:
-    """Return where a loop over ``total`` indices ends: behind those of the rows that are computed, if it is bounded."""
-    return total if bound is None else bound.of(text, total)
-
-
-def clamped(text: Text, index: Index, low: int, high: int) -> Index:
-    """Add an index, at least ``low`` and at most ``high``."""
-    for name, limit in (("smax", low), ("smin", high)):
-        text.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
-        index = text.value(f"call i64 @llvm.{name}.i64(i64 {index}, i64 {limit})")
-    return index
+def _integer(text: Text, number: str) -> str:
+    """Add a number as an integer; the nearest one of 64 bits where there is none, 0 for NaN."""
+    text.declare("declare i64 @llvm.fptosi.sat.i64.f32(float)")
+    return text.value(f"call i64 @llvm.fptosi.sat.i64.f32(float {number})")
