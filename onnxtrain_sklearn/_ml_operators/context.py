@@ -1,8 +1,8 @@
-"""The interface of the rewriting rules: one node that is replaced by operators of the default domain.
+"""The interface of the rewriting rules: a node to be replaced by operators of the default domain.
 
 A rule is a function of a :class:`RewrittenNode` that returns one thunk per output of the node, in order. Only the
-thunks of used outputs are called; where one of these is None, the node is kept. :meth:`RewrittenNode.parameter` makes
-an initializer for trainable numbers. All other numbers are ``Constant`` nodes, which are never taken for weights. The
+thunks of used outputs are called; if one of these is None, the node is kept. :meth:`RewrittenNode.parameter` makes an
+initializer for trainable numbers. All other numbers are ``Constant`` nodes, which are never mistaken for weights. The
 operators of ai.onnx.ml compute in float32 for all types of input, and so do the operators that replace them.
 """
 
@@ -24,14 +24,14 @@ RewriteRule: TypeAlias = "Callable[[RewrittenNode], Sequence[LazyValue | None]]"
 
 @dataclass(frozen=True)
 class Role:
-    """A parameter that a rule made, and the source of its numbers.
+    """A parameter that a rule made, and where its numbers come from.
 
     Attributes
     ----------
     name : str
         The initializer in the rewritten graph: the family of the operator, a dot, the role.
     operator : str
-        The operator that held the numbers, behind its domain.
+        The operator that held the numbers, with its domain as a prefix.
     node : str
         Name of the node that held them.
     role : str
@@ -39,8 +39,8 @@ class Role:
     shape : tuple of int
         Shape of the initializer.
     places : numpy.ndarray or None
-        For leaf values, with an axis of 3 behind those of ``shape``: tree id, node id and target of each number, as
-        the node's attributes count them. None: the numbers stand in the order of the attribute.
+        For leaf values the tree id, node id and target of each number, as the node's attributes count them, along an
+        axis added to those of ``shape``. None: the numbers are in the order of the attribute.
     """
 
     name: str
@@ -53,15 +53,15 @@ class Role:
 
 @dataclass(frozen=True)
 class RewrittenNode:
-    """One node that is rewritten.
+    """A node to be rewritten.
 
     Attributes
     ----------
     op : GraphBuilder
-        Emits; its constants are nodes.
+        Emits the operators; its constants are nodes.
     node : onnx_ir.Node
     stem : str
-        Start of the names of the parameters.
+        Prefix of the names of the parameters.
     roles : list of Role
         The parameters made so far.
     """
@@ -76,12 +76,12 @@ class RewrittenNode:
         return self.node.attributes[name].value if name in self.node.attributes else default
 
     def floats(self, name: str) -> np.ndarray:
-        """Return a list of floats, empty where it is missing; a tensor keeps its type."""
+        """Return a list of floats, empty if it is missing; a tensor keeps its type."""
         tensor = self.attribute(f"{name}_as_tensor")
         return np.array(self.attribute(name, ()), np.float32) if tensor is None else tensor.numpy().ravel()
 
     def ints(self, name: str) -> np.ndarray:
-        """Return a list of integers, empty where it is missing."""
+        """Return a list of integers, empty if it is missing."""
         return np.array(self.attribute(name, ()), np.int64)
 
     def labels(self, ints: str) -> np.ndarray:
@@ -91,7 +91,7 @@ class RewrittenNode:
 
     @property
     def number_type(self) -> type[np.float32 | np.float64]:
-        """The type of the numbers of the node: TreeEnsemble alone may compute in float64."""
+        """The type in which the node computes: float32, but for a TreeEnsemble of float64."""
         double = self.node.op_type == "TreeEnsemble" and self.node.inputs[0].dtype is ir.DataType.DOUBLE  # type: ignore[union-attr]
         return np.float64 if double else np.float32
 
@@ -113,7 +113,7 @@ class RewrittenNode:
         return value if value.dtype is ir.DataType.FLOAT else self.op.Cast(value, to=FLOAT)
 
     def matrix(self, index: int = 0) -> ir.Value:
-        """Return an input as float32, of one row per sample and one column per feature."""
+        """Return an input as float32, with one row per sample and one column per feature."""
         self.need_rank(self.input(index), 2)
         return self.float_input(index)
 
@@ -130,12 +130,12 @@ class RewrittenNode:
         return len(shape)
 
     def columns(self, index: int = 0) -> int | None:
-        """Return the number of features where it is known."""
+        """Return the number of features, None if it is not known."""
         last = (self._shape(self.input(index)) or [None])[-1]
         return last if isinstance(last, int) else None
 
     def _shape(self, value: ir.Value) -> Sequence[int | str | None] | None:
-        """Return a shape, inferred again where nodes before it were rewritten."""
+        """Return a shape, inferred again if nodes upstream were rewritten."""
         if value.shape is None:
             self.op.graph.sort()
         return self.op.shape(value)
@@ -149,5 +149,5 @@ class RewrittenNode:
 
 
 def operator(node: ir.Node) -> str:
-    """Return the operator type behind its domain."""
+    """Return the operator type with its domain as a prefix."""
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type

@@ -1,8 +1,11 @@
-"""Rewrite linear models, and the transformations that follow scores.
+"""Rewrite linear models, and the outputs that all classifiers and regressors share.
 
-The weights have scikit-learn's shapes and names: ``coef`` has one row per target or class, ``intercept`` one number.
-Two classes with opposite rows are one score s in two columns (-s, s): the parameter is their one row, so that they stay
-opposite in training.
+The weights have scikit-learn's shapes and names: ``coef`` has one row per target or class, ``intercept`` one number per
+row. Two classes with opposite rows are one score s in two columns (-s, s): the parameter is a single row, so that the
+classes stay opposite in training.
+
+The rules of the other families use the functions here to turn scores into outputs: ``post_transform``, the second
+column of two classes, the label.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ import onnx_ir as ir
 from ..graph import INT64
 from .context import LazyValue, RewriteRule, RewrittenNode
 
-# Outputs of the classifiers and regressors of ai.onnx.ml: post_transform, the second column, the label.
+# --- Outputs of classifiers and regressors ---
 #
 # The reference is the newest onnxruntime. It differs from the standard for a single score: that of a regressor is not
-# transformed, that of a classifier becomes two columns to which only LOGISTIC applies. (Versions before about 1.20
-# ignore LOGISTIC too where no weight is negative.)
+# transformed, and that of a classifier becomes two columns to which only LOGISTIC applies. (Versions before about 1.20
+# ignore LOGISTIC, too, if no weight is negative.)
 
 
 _BY_NUMBER = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT")  # as TreeEnsemble of version 5 counts them
@@ -35,7 +38,13 @@ def transformed(r: RewrittenNode, scores: ir.Value) -> ir.Value:
         return r.op.Sigmoid(scores)
     if name == "SOFTMAX":
         return r.op.Softmax(scores, axis=1)
-    return _softmax_zero(r, scores) if name == "SOFTMAX_ZERO" else scores
+    if name != "SOFTMAX_ZERO":
+        return scores
+    # The softmax of the nonzero scores; the others stay almost zero.
+    op = r.op
+    counted = op.Greater(op.Abs(scores), np.float32(_ALMOST_ZERO))
+    total = op.ReduceLogSumExp(op.Where(counted, scores, _EXCLUDED), axes=[1], keepdims=True)
+    return op.Where(counted, op.Exp(op.Sub(scores, total)), op.Mul(scores, op.Exp(op.Neg(total))))
 
 
 def untransformed(r: RewrittenNode, score: ir.Value) -> ir.Value:
@@ -55,7 +64,7 @@ def complement(r: RewrittenNode, score: ir.Value) -> ir.Value:
 
 
 def _sigmoids(r: RewrittenNode, score: ir.Value) -> ir.Value:
-    """Apply the sigmoid by columns, so that it is recognized at the end of a graph."""
+    """Apply the sigmoid to each column, the form that is recognized as a final activation."""
     return r.op.Concat(r.op.Sigmoid(r.op.Neg(score)), r.op.Sigmoid(score), axis=1)
 
 
@@ -89,15 +98,7 @@ def _post_transform(r: RewrittenNode) -> str:
     return name
 
 
-def _softmax_zero(r: RewrittenNode, scores: ir.Value) -> ir.Value:
-    """The softmax of the nonzero scores; the others stay almost zero."""
-    op = r.op
-    counted = op.Greater(op.Abs(scores), np.float32(_ALMOST_ZERO))
-    total = op.ReduceLogSumExp(op.Where(counted, scores, _EXCLUDED), axes=[1], keepdims=True)
-    return op.Where(counted, op.Exp(op.Sub(scores, total)), op.Mul(scores, op.Exp(op.Neg(total))))
-
-
-# Rules for linear regression and classification.
+# --- Rules ---
 
 
 def _linear_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
@@ -119,14 +120,13 @@ def _linear_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
         return lambda: label_above(r, raw(), 0.0, labels), lambda: complement(r, raw())
     if not tied:
         return lambda: largest(r, raw(), labels), lambda: transformed(r, raw())
-    return lambda: label_above(r, raw(), 0.0, labels), lambda: _two_columns(r, raw())
 
+    def two_columns() -> ir.Value:
+        if r.attribute("post_transform", "NONE") in ("NONE", "LOGISTIC"):
+            return both_signs(r, raw())
+        return transformed(r, r.op.Concat(r.op.Neg(raw()), raw(), axis=1))
 
-def _two_columns(r: RewrittenNode, score: ir.Value) -> ir.Value:
-    """Apply LOGISTIC by columns, so that the final sigmoid is recognized; other transforms as for several classes."""
-    if r.attribute("post_transform", "NONE") in ("NONE", "LOGISTIC"):
-        return both_signs(r, score)
-    return transformed(r, r.op.Concat(r.op.Neg(score), score, axis=1))
+    return lambda: label_above(r, raw(), 0.0, labels), two_columns
 
 
 def _coefficient_matrix(r: RewrittenNode, rows: int) -> tuple[np.ndarray, np.ndarray]:

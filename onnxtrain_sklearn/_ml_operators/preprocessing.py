@@ -1,4 +1,8 @@
-"""Rewrite the preparation of features: scalers, imputers, encoders, selection of columns."""
+"""Rewrite the preparation of features: scalers, imputers, encoders, selection of columns.
+
+Scales, offsets, imputed and encoded values become parameters. A rule returns None for inputs that are not floats, such
+as text: no gradient flows through these, so the node is kept.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,12 @@ _TO_VECTOR = np.array([-1])
 
 
 def _scaler(r: RewrittenNode) -> Sequence[LazyValue]:
-    """(X - offset) * scale; missing values that a later step imputes have no gradient."""
+    """Compute (X - offset) * scale; missing values that a later step imputes have no gradient."""
     offset, scale = r.floats("offset"), r.floats("scale")
-    _one_per_feature(r, offset, scale)
+    columns = r.columns()
+    for vector in (offset, scale):
+        if vector.size not in (1, columns) and not (vector.size and columns is None):
+            r.refuse(f"it has {vector.size} numbers for {columns} features")
 
     def of(x: ir.Value) -> ir.Value:
         return r.op.Mul(r.op.Sub(x, r.parameter("offset", offset)), r.parameter("scale", scale))
@@ -45,7 +52,7 @@ def is_imputed_later(value: ir.Value) -> bool:
 
 
 def split_missing(op: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return where values are missing, and ``x`` with ones there: their gradient is 0, and 0 * NaN is NaN."""
+    """Return where values are missing, and ``x`` with ones there, as their gradient would be 0 * NaN."""
     missing = op.IsNaN(x)
     return missing, op.Where(missing, 1.0, x)
 
@@ -56,7 +63,7 @@ def restore_missing(op: GraphBuilder, missing: ir.Value, x: ir.Value) -> ir.Valu
 
 
 def _normalizer(r: RewrittenNode) -> Sequence[LazyValue]:
-    """Divide each row by its norm, or by 1 where the norm is zero, so that its gradient is finite."""
+    """Divide each row by its norm, or by 1 if the norm is zero, so that its gradient is finite."""
     op, norm = r.op, r.attribute("norm", "MAX")
     if norm not in ("MAX", "L1", "L2"):
         r.refuse(f"norm {norm!r} is none of 'MAX', 'L1' and 'L2'")
@@ -110,15 +117,15 @@ def _imputer(r: RewrittenNode) -> Sequence[LazyValue | None]:
 
 
 def _binarizer(r: RewrittenNode) -> Sequence[LazyValue]:
-    """1 where X exceeds the threshold, else 0; the gradient is zero."""
+    """Return 1 where X exceeds the threshold, else 0; the gradient is zero."""
     threshold = np.float32(r.attribute("threshold", 0.0))
     return (lambda: r.op.Cast(r.op.Greater(r.float_input(), threshold), to=FLOAT),)
 
 
 def _one_hot_encoder(r: RewrittenNode) -> Sequence[LazyValue | None]:
-    """Truncate numbers, as onnxruntime does; unknown categories give zeros, whatever ``zeros`` says.
+    """Truncate numbers, as onnxruntime does; unknown categories give zeros, whatever the attribute ``zeros`` is.
 
-    An encoder of text is kept: nothing before it is trained, and an unknown category may be an error.
+    An encoder of text is kept: nothing upstream is trained, and an unknown category may be an error.
     """
     if "cats_strings" in r.node.attributes:
         return (None,)
@@ -126,17 +133,15 @@ def _one_hot_encoder(r: RewrittenNode) -> Sequence[LazyValue | None]:
     if not categories.size:
         r.refuse("it has no categories")
 
+    # Of equal categories the last one counts, as in onnxruntime; the others get a value that no input has.
+    repeated = [c in categories[i + 1 :] for i, c in enumerate(categories.tolist())]
+    distinct = np.where(repeated, np.iinfo(np.int64).min, categories)
+
     def encoded() -> ir.Value:
         found = r.op.Cast(r.input(), to=INT64)
-        return r.op.Cast(r.op.Equal(r.op.Unsqueeze(found, axes=[-1]), _last_only(categories)), to=FLOAT)
+        return r.op.Cast(r.op.Equal(r.op.Unsqueeze(found, axes=[-1]), distinct), to=FLOAT)
 
     return (encoded,)
-
-
-def _last_only(categories: np.ndarray) -> np.ndarray:
-    """Keep the last of equal categories, as onnxruntime does; the others get a value that no input has."""
-    later = [c in categories[i + 1 :] for i, c in enumerate(categories.tolist())]
-    return np.where(later, np.iinfo(np.int64).min, categories)
 
 
 def _array_feature_extractor(r: RewrittenNode) -> Sequence[LazyValue | None]:
@@ -153,29 +158,29 @@ def _array_feature_extractor(r: RewrittenNode) -> Sequence[LazyValue | None]:
 
 
 def _feature_vectorizer(r: RewrittenNode) -> Sequence[LazyValue]:
-    """Concatenate the inputs, each truncated or padded with zeros to its number of columns."""
+    """Concatenate the inputs, each cut or padded with zeros to its number of columns."""
     sizes = r.ints("inputdimensions")
     if len(sizes) != len(r.node.inputs):
         r.refuse(f"it has {len(sizes)} inputdimensions for {len(r.node.inputs)} inputs")
 
     def joined() -> ir.Value:
-        parts = [_fitted_vector(r, i, int(size)) for i, size in enumerate(sizes)]
+        parts = []
+        for i, size in enumerate(sizes.tolist()):
+            x, columns = r.matrix(i), r.columns(i)
+            if columns is None:
+                r.refuse(f"the number of columns of its input {i} is not known")
+            if columns > size:
+                x = r.op.Slice(x, [0], [size], [1])
+            elif columns < size:
+                x = r.op.Pad(x, np.array([0, 0, 0, size - columns]))
+            parts.append(x)
         return parts[0] if len(parts) == 1 else r.op.Concat(*parts, axis=1)
 
     return (joined,)
 
 
-def _fitted_vector(r: RewrittenNode, index: int, size: int) -> ir.Value:
-    x, columns = r.matrix(index), r.columns(index)
-    if columns is None:
-        return r.refuse(f"the number of columns of its input {index} is not known")
-    if columns > size:
-        return r.op.Slice(x, [0], [size], [1])
-    return r.op.Pad(x, np.array([0, 0, 0, size - columns])) if columns < size else x
-
-
 def _label_encoder(r: RewrittenNode) -> Sequence[LazyValue | None]:
-    """Map keys to values, with a default for unknown keys: a lookup in a vector of parameters, like an embedding."""
+    """Map keys to values, with a default for unknown keys: a lookup in a parameter, like an embedding."""
     if not _is_float(r.node.outputs[0]):
         return (None,)
     keys, values = _encoder_list(r, "keys"), _encoder_list(r, "values")
@@ -206,7 +211,7 @@ def _encoder_list(r: RewrittenNode, what: str) -> np.ndarray:
 
 def _positions(r: RewrittenNode, x: ir.Value, keys: Sequence[str] | Sequence[float], absent: int) -> ir.Value:
     """Return the positions of the elements of ``x`` among distinct keys, ``absent`` for unknown ones."""
-    if isinstance(keys[0], str | bytes):  # Equal takes no strings before opset 19: a LabelEncoder maps them
+    if isinstance(keys[0], str | bytes):  # Equal takes no strings before opset 19, so a LabelEncoder maps them
         found = r.op.emit(
             "LabelEncoder", x, domain="ai.onnx.ml",
             keys_strings=list(cast("Sequence[str]", keys)), values_int64s=list(range(len(keys))), default_int64=absent,
@@ -222,13 +227,6 @@ def _positions(r: RewrittenNode, x: ir.Value, keys: Sequence[str] | Sequence[flo
     position = r.op.ArgMax(hit, axis=-1, keepdims=False)
     known = r.op.Greater(r.op.ReduceMax(hit, axes=[-1], keepdims=False), 0)
     return r.op.Where(known, position, absent)
-
-
-def _one_per_feature(r: RewrittenNode, *vectors: np.ndarray) -> None:
-    columns = r.columns()
-    for vector in vectors:
-        if vector.size not in (1, columns) and not (vector.size and columns is None):
-            r.refuse(f"it has {vector.size} numbers for {columns} features")
 
 
 def _is_float(value: ir.Value) -> bool:

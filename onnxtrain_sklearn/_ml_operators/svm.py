@@ -1,4 +1,4 @@
-"""Rewrite support vector machines: kernels, distances, and probabilities by pairwise coupling.
+"""Rewrite support vector machines: kernels, votes of pairs of classes, and probabilities by pairwise coupling.
 
 The parameters have the layout of the attributes, which is that of LIBSVM and scikit-learn: ``support_vectors``
 (vectors, features), ``dual_coef`` (classes - 1, vectors), and one ``rho``, ``prob_a``, ``prob_b`` per pair of classes
@@ -18,253 +18,14 @@ import onnx_ir as ir
 from ..graph import DOUBLE, FLOAT, GraphBuilder
 from . import linear
 from .context import LazyValue, RewriteRule, RewrittenNode
-
-# Pairwise coupling: class probabilities from the probabilities of pairs of classes, as in LIBSVM.
-#
-# The class probabilities p minimize p'Qp over the simplex, with Q[i, i] = sum of r[j, i]² over j and Q[i, j] =
-# -r[j, i] r[i, j], where r[i, j] is the probability of class i beside class j. LIBSVM and onnxruntime approach the
-# minimum by sweeps over the classes, and stop when no component of Qp differs from p'Qp by more than 0.005 / classes.
-# This is early: the probabilities of a fitted model are not those of the minimum, and their gradient is not that of the
-# linear system of the minimum. So the sweeps are computed here too, and each row stops where LIBSVM stops it.
-#
-# The graph is a Loop over the sweeps, which ends when all rows have stopped, around a Scan over the classes: its size
-# depends neither on the number of sweeps nor on that of classes. Over a million rows of 2 to 50 classes, random, sharp
-# and contradictory ones, none took more than 6 sweeps. Inside, the rows are the last axis: what a step reads and writes
-# is contiguous.
-#
-# Reference: Wu, Lin, Weng: Probability estimates for multi-class classification by pairwise coupling, JMLR 5 (2004).
-
-
-SWEEPS = 8
-TOLERANCE = np.float32(0.005)
-
-_BOOL = ir.DataType.BOOL
-
-
-def coupled(op: GraphBuilder, pairs: ir.Value, classes: int) -> ir.Value:
-    """Return the probabilities of the classes, (rows, classes), from those of the pairs i < j, (rows, pairs)."""
-    form = _quadratic_form(op, pairs, classes)
-    start = _State.of(op, form, op.Mul(form.ones, np.full((classes, 1), 1 / classes, op.dtype.numpy())))
-    body = op.body("sweep")
-    body.input("number", ir.DataType.INT64, [])
-    body.input("go_on", _BOOL, [])
-    both, value = body.input("both", op.dtype, [2 * classes, None]), body.input("value", op.dtype, [1, None])
-    state = _State(both, value, body.input("arrived", _BOOL, [1, None]), classes)
-    swept = _State.of(body, form, body.Where(state.arrived, state.p(body), _updated_probabilities(body, form, state)))
-    body.graph.outputs.extend([swept.incomplete(body), *swept.values()])
-    most = np.array(SWEEPS if classes > 2 else 3)  # two classes need two at most
-    ends = op.emit("Loop", most, start.incomplete(op), *start.values(), outputs=3, body=body.graph)
-    # Shape inference does not know the shapes of the outputs of a Loop.
-    shape = op.Concat(op.Gather(op.Shape(pairs), np.array([0]), axis=0), np.array([classes]), axis=0)
-    return op.Reshape(op.Transpose(_State(ends[0], ends[1], ends[2], classes).p(op), perm=[1, 0]), shape)
-
-
-@dataclass(frozen=True)
-class _Form:
-    """Q, (classes, classes, rows), its diagonal, (classes, 1, rows), and a one for each row, (1, rows).
-
-    A slice of ``columns``, (classes, 2 classes, rows), is what the step of a class adds to p and to Qp.
-    """
-
-    matrix: ir.Value
-    diagonal: ir.Value
-    columns: ir.Value
-    ones: ir.Value
-    classes: int
-
-
-def _quadratic_form(op: GraphBuilder, pairs: ir.Value, classes: int) -> _Form:
-    count, places = classes * (classes - 1) // 2, np.zeros((classes, classes), np.int64)
-    for k, (i, j) in enumerate(combinations(range(classes), 2)):
-        places[i, j], places[j, i] = k, count + k
-    unit = np.eye(classes, dtype=op.dtype.numpy())[:, :, None]
-    first = op.Transpose(pairs, perm=[1, 0])
-    row = op.Gather(first, np.array([0]), axis=0)
-    ones = op.Cast(op.Equal(row, row), to=op.dtype)  # its shape is inferred, which the Loop needs
-    r = op.Mul(op.Gather(op.Concat(first, op.Sub(1.0, first), axis=0), places, axis=0), 1 - unit)
-    squares = op.ReduceSum(op.Mul(r, r), axes=[0], keepdims=True)
-    matrix = op.Sub(op.Mul(squares, unit), op.Mul(r, op.Transpose(r, perm=[1, 0, 2])))
-    columns = op.Concat(op.Mul(ones, unit), matrix, axis=1)
-    return _Form(matrix, op.Transpose(squares, perm=[1, 0, 2]), columns, ones, classes)
-
-
-@dataclass(frozen=True)
-class _State:
-    """Start of a sweep: p and Qp, (2 classes, rows), p'Qp and which rows have converged, (1, rows)."""
-
-    both: ir.Value
-    value: ir.Value
-    arrived: ir.Value
-    classes: int
-
-    @classmethod
-    def of(cls, op: GraphBuilder, form: _Form, p: ir.Value) -> _State:
-        product = op.ReduceSum(op.Mul(form.matrix, p), axes=[1], keepdims=False)
-        value = op.ReduceSum(op.Mul(p, product), axes=[0], keepdims=True)
-        away = op.ReduceMax(op.Abs(op.Sub(product, value)), axes=[0], keepdims=True)
-        arrived = op.Less(away, float(TOLERANCE / np.float32(form.classes)))
-        return cls(op.Concat(p, product, axis=0), value, arrived, form.classes)
-
-    def p(self, op: GraphBuilder) -> ir.Value:
-        return op.Slice(self.both, [0], [self.classes], [0])
-
-    def values(self) -> tuple[ir.Value, ...]:
-        return self.both, self.value, self.arrived
-
-    def incomplete(self, op: GraphBuilder) -> ir.Value:
-        """Return whether some row has not converged, a scalar."""
-        open_rows = op.Cast(op.Not(self.arrived), to=ir.DataType.INT32)
-        return op.Cast(op.ReduceMax(open_rows, keepdims=False), to=_BOOL)
-
-
-def _updated_probabilities(op: GraphBuilder, form: _Form, state: _State) -> ir.Value:
-    """Return p after a step for each class.
-
-    Each step divides by the new sum of p, as LIBSVM does. One division at the end would give the same numbers, but
-    where a probability of a pair is near 0 or 1 their gradients would cancel in float32.
-    """
-    body = op.body("step")
-    sizes = {"both": 2 * form.classes, "value": 1, "diagonal": 1, "column": 2 * form.classes}
-    both, value, diagonal, column = (body.input(stem, op.dtype, [n, None]) for stem, n in sizes.items())
-    component = body.MatMul(body.input("unit", op.dtype, [1, 2 * form.classes]), both)
-    step = body.Div(body.Sub(value, component), diagonal)
-    total = body.Add(step, 1.0)
-    moved = body.Div(body.Add(both, body.Mul(step, column)), total)
-    raised = body.Div(body.Add(value, body.Mul(step, body.Add(value, component))), body.Mul(total, total))
-    body.graph.outputs.extend([moved, raised])
-    units = np.eye(form.classes, 2 * form.classes, form.classes, dtype=op.dtype.numpy())[:, None, :]
-    given = state.both, state.value, form.diagonal, form.columns, units
-    ends = op.emit("Scan", *given, outputs=2, body=body.graph, num_scan_inputs=3)
-    return _State(ends[0], ends[1], state.arrived, form.classes).p(op)
-
-
-# Rules for pairwise distances: the operator CDist of onnxruntime, and loops over rows.
-#
-# The gradient of a distance of zero is zero.
-
-
-_ELEMENT_BY_ELEMENT = frozenset({"Abs", "Add", "Div", "Exp", "Identity", "Mul", "Neg", "Pow", "Sqrt", "Sub"})
-_REDUCTIONS = frozenset({"ReduceMax", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
-
-
-def squared_distances(op: GraphBuilder, a: ir.Value, b: ir.Value, center: np.ndarray | None = None) -> ir.Value:
-    """Return |a_i|² - 2 a_i·b_j + |b_j|², not below zero.
-
-    Both are shifted by ``center`` first where it is given, which reduces cancellation.
-    """
-    if center is not None:
-        a, b = op.Sub(a, center.astype(np.float32)), op.Sub(b, center.astype(np.float32))
-    rows = op.ReduceSum(op.Mul(a, a), axes=[1], keepdims=True)
-    columns = op.Transpose(op.ReduceSum(op.Mul(b, b), axes=[1], keepdims=True), perm=[1, 0])
-    return op.Relu(op.Add(op.Sub(rows, op.Mul(op.Gemm(a, b, transB=1), 2.0)), columns))
-
-
-def _cdist(r: RewrittenNode) -> Sequence[LazyValue]:
-    metric = r.attribute("metric", "sqeuclidean")
-    if metric not in ("euclidean", "sqeuclidean"):
-        r.refuse(f"metric {metric!r} is neither 'euclidean' nor 'sqeuclidean'")
-
-    def distances() -> ir.Value:
-        constant = ir.convenience.get_const_tensor(r.input(1))
-        center = None if constant is None else constant.numpy().mean(axis=0)
-        squared = squared_distances(r.op, r.matrix(0), r.matrix(1), center)
-        return squared if metric == "sqeuclidean" else root(r.op, squared)
-
-    return (distances,)
-
-
-def root(op: GraphBuilder, squared: ir.Value) -> ir.Value:
-    """Return the square root of numbers that are not below zero, with the gradient zero at zero."""
-    apart = op.Greater(squared, 0.0)
-    return op.Where(apart, op.Sqrt(op.Where(apart, squared, 1.0)), 0.0)
-
-
-def _emit_scan(r: RewrittenNode) -> Sequence[LazyValue | None]:
-    """Replace a Scan over rows that compares each with all rows of a matrix: compute all pairs at once.
-
-    In its body the state is a constant matrix and the row a vector. It runs once on tensors of three axes: rows of the
-    loop, rows of the state, features. Any other loop is kept.
-    """
-    body = r.node.attributes["body"].as_graph()
-    if not _compares_rows(r, body):
-        return None, None
-    return r.input, lambda: _all_pairs(r, body)
-
-
-def _compares_rows(r: RewrittenNode, body: ir.Graph) -> bool:
-    axes = ("scan_input_axes", "scan_output_axes", "scan_input_directions", "scan_output_directions")
-    if len(r.node.inputs) != 2 or len(r.node.outputs) != 2 or any(any(r.attribute(name, ())) for name in axes):
-        return False
-    state = body.outputs[0]
-    while (node := state.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
-        state = node.inputs[0]
-    return state is body.inputs[0] and all(_runs_on_three_axes(body, node) for node in body)
-
-
-def _runs_on_three_axes(body: ir.Graph, node: ir.Node) -> bool:
-    """Return True if a node is elementwise, with single numbers at most beside, or reduces the features."""
-    if node.domain:
-        return False
-    if node.op_type in _ELEMENT_BY_ELEMENT:
-        return all(v is not None and _is_element_or_number(body, v) for v in node.inputs)
-    keeps = "keepdims" in node.attributes and node.attributes["keepdims"].as_int() == 0
-    return node.op_type in _REDUCTIONS and keeps and _reduction_axes(node) in ([1], [-1])
-
-
-def _is_element_or_number(body: ir.Graph, value: ir.Value) -> bool:
-    if value.name in body.initializers:
-        return value.const_value is not None and value.const_value.size == 1
-    node = value.producer()
-    return value in body.inputs or (node is not None and node.graph is body)
-
-
-def _reduction_axes(node: ir.Node) -> list[int]:
-    if "axes" in node.attributes:
-        return list(node.attributes["axes"].as_ints())
-    value = node.inputs[1] if len(node.inputs) > 1 else None
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return [] if tensor is None else tensor.numpy().tolist()
-
-
-def _all_pairs(r: RewrittenNode, body: ir.Graph) -> ir.Value:
-    op = r.op
-    known: dict[ir.Value, ir.Value] = {
-        body.inputs[0]: op.Unsqueeze(r.input(0), axes=[0]),
-        body.inputs[1]: op.Unsqueeze(r.input(1), axes=[1]),
-    }
-    for node in body:
-        if node.op_type in _REDUCTIONS:
-            assert node.inputs[0] is not None
-            known[node.outputs[0]] = _reduced_pairwise(op, node.op_type, known[node.inputs[0]])
-        else:
-            inputs = [_operand(known, v) for v in node.inputs]
-            known[node.outputs[0]] = op.emit(node.op_type, *inputs)[0]
-    return known[body.outputs[1]]
-
-
-def _reduced_pairwise(op: GraphBuilder, operator: str, value: ir.Value) -> ir.Value:
-    if operator == "ReduceSumSquare":  # both engines differentiate a product
-        return op.ReduceSum(op.Mul(value, value), axes=[2], keepdims=False)
-    return op.emit(operator, value, axes=[2], keepdims=0)[0]
-
-
-def _operand(known: dict[ir.Value, ir.Value], value: ir.Value | None) -> ir.Value | np.ndarray:
-    assert value is not None
-    if value in known:
-        return known[value]
-    assert value.const_value is not None
-    return value.const_value.numpy()
-
-
-# Rules for support vector machines.
-
+from .distances import squared_distances
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
-_LEAST_PROBABILITY = 1e-7
+_LEAST_PROBABILITY = 1e-7  # LIBSVM's min_prob
 
 
 def _svm_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
-    """K(X, SV) a + rho; onnxruntime ignores ``post_transform`` here."""
+    """Compute K(X, SV) a + rho; onnxruntime ignores ``post_transform`` here."""
     count, coef, rho = int(r.attribute("n_supports", 0)), r.floats("coefficients"), r.floats("rho")
     if not rho.size:
         r.refuse("it has no rho")
@@ -285,14 +46,15 @@ def _svm_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
     if len(labels) < 2:
         r.refuse(f"it has {len(labels)} class labels")
     if not per_class.sum():
-        return _linear_machine_scores(r, labels)
+        return _linear_machine(r, labels)
     if len(per_class) != len(labels):
         r.refuse(f"it has vectors_per_class of {len(per_class)} classes and {len(labels)} class labels")
     pairs = functools.cache(lambda: _pair_scores(r, per_class))
     return lambda: _voted(r, pairs(), labels), lambda: _class_scores(r, pairs(), len(labels))
 
 
-def _linear_machine_scores(r: RewrittenNode, labels: np.ndarray) -> Sequence[LazyValue]:
+def _linear_machine(r: RewrittenNode, labels: np.ndarray) -> Sequence[LazyValue]:
+    """Label and scores without support vectors: one row of coefficients for each class."""
     coef, rho = r.floats("coefficients").reshape(len(labels), -1), r.floats("rho")
     raw = functools.cache(lambda: _linear(r, coef, rho[:1]))
 
@@ -336,8 +98,8 @@ def _kernel_matrix(r: RewrittenNode, count: int) -> ir.Value:
 def _pair_scores(r: RewrittenNode, per_class: np.ndarray) -> ir.Value:
     """Return the scores of the pairs of classes: K(X, SV) A + rho, summed in float64, as their terms almost cancel.
 
-    The column of a pair i < j has the coefficients of the vectors of class i from row j - 1, and those of class j from
-    row i. The others are zero: a zero is appended to the coefficients for them.
+    In the column of a pair i < j, the coefficients of the vectors of class i come from row j - 1, those of class j from
+    row i. All others are zero; they are gathered from a zero appended to the coefficients.
     """
     classes, count = len(per_class), int(per_class.sum())
     coef, rho = r.floats("coefficients"), r.floats("rho")
@@ -367,25 +129,147 @@ def _voted(r: RewrittenNode, pairs: ir.Value, labels: np.ndarray) -> ir.Value:
 
 def _class_scores(r: RewrittenNode, pairs: ir.Value, classes: int) -> ir.Value:
     if r.floats("prob_a").size:
-        return linear.transformed(r, coupled(r.op, _pairwise_probabilities(r, pairs), classes))
+        # Platt's sigmoid(-(a s + b)) of each pair, clipped away from 0 and 1.
+        count, least = len(r.floats("rho")), np.float32(_LEAST_PROBABILITY)
+        slope = r.parameter("prob_a", r.floats("prob_a")[:count])
+        scaled = r.op.Add(r.op.Mul(pairs, slope), r.parameter("prob_b", r.floats("prob_b")[:count]))
+        p = r.op.Clip(r.op.Sigmoid(r.op.Neg(scaled)), least, np.float32(1) - least)
+        return linear.transformed(r, coupled(r.op, p, classes))
     if classes > 2:
         return linear.transformed(r, pairs)
     raw = r.attribute("post_transform", "NONE") == "NONE"
     return linear.both_signs(r, pairs) if raw else linear.complement(r, pairs)
 
 
-def _pairwise_probabilities(r: RewrittenNode, pairs: ir.Value) -> ir.Value:
-    """Platt's sigmoid(-(a s + b)) of each pair, clipped away from 0 and 1."""
-    op, count = r.op, len(r.floats("rho"))
-    slope = r.parameter("prob_a", r.floats("prob_a")[:count])
-    scaled = op.Add(op.Mul(pairs, slope), r.parameter("prob_b", r.floats("prob_b")[:count]))
-    least = np.float32(_LEAST_PROBABILITY)
-    return op.Clip(op.Sigmoid(op.Neg(scaled)), least, np.float32(1) - least)
+# --- Pairwise coupling: class probabilities from those of pairs of classes, as in LIBSVM ---
+#
+# The class probabilities p minimize p'Qp over the simplex, with Q[i, i] = sum of r[j, i]² over j and Q[i, j] =
+# -r[j, i] r[i, j], where r[i, j] is the probability of class i rather than class j. LIBSVM and onnxruntime approach the
+# minimum by sweeps over the classes, and stop when no component of Qp differs from p'Qp by more than 0.005 / classes.
+# This is early: the probabilities of a fitted model are not those of the minimum, and their gradient is not that of the
+# minimum's linear system. So the sweeps are computed here too, and each row stops where LIBSVM stops it.
+#
+# The graph is a Loop over the sweeps, which ends when all rows have stopped, around a Scan over the classes: its size
+# depends neither on the number of sweeps nor on that of classes. Inside, the rows are the last axis, so that each step
+# reads and writes contiguous numbers.
+#
+# Wu, Lin, Weng: Probability estimates for multi-class classification by pairwise coupling, JMLR 5 (2004).
+
+
+SWEEPS = 8
+"""Most sweeps: of a million rows of 2 to 50 classes (random, sharp and contradictory ones), none took more than 6."""
+
+TOLERANCE = np.float32(0.005)
+"""LIBSVM's, for the difference from the minimum; it is divided by the number of classes."""
+
+
+def coupled(op: GraphBuilder, pairs: ir.Value, classes: int) -> ir.Value:
+    """Return the probabilities of the classes, (rows, classes), from those of the pairs i < j, (rows, pairs)."""
+    form = _quadratic_form(op, pairs, classes)
+    start = _State.of(op, form, op.Mul(form.ones, np.full((classes, 1), 1 / classes, op.dtype.numpy())))
+    body = op.body("sweep")
+    body.input("number", ir.DataType.INT64, [])
+    body.input("go_on", ir.DataType.BOOL, [])
+    both, value = body.input("both", op.dtype, [2 * classes, None]), body.input("value", op.dtype, [1, None])
+    state = _State(both, value, body.input("arrived", ir.DataType.BOOL, [1, None]), classes)
+    swept = _State.of(body, form, body.Where(state.arrived, state.p(body), _updated_probabilities(body, form, state)))
+    body.graph.outputs.extend([swept.incomplete(body), *swept.values()])
+    most = np.array(SWEEPS if classes > 2 else 3)  # two classes need at most two
+    ends = op.emit("Loop", most, start.incomplete(op), *start.values(), outputs=3, body=body.graph)
+    # Shape inference does not know the shapes of the outputs of a Loop.
+    shape = op.Concat(op.Gather(op.Shape(pairs), np.array([0]), axis=0), np.array([classes]), axis=0)
+    return op.Reshape(op.Transpose(_State(ends[0], ends[1], ends[2], classes).p(op), perm=[1, 0]), shape)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The quadratic form.
+
+    Attributes
+    ----------
+    matrix : onnx_ir.Value
+        Q, (classes, classes, rows).
+    diagonal : onnx_ir.Value
+        Its diagonal, (classes, 1, rows).
+    columns : onnx_ir.Value
+        What a unit step of each class adds to p and to Qp, (classes, 2 classes, rows).
+    ones : onnx_ir.Value
+        A one for each row, (1, rows).
+    """
+
+    matrix: ir.Value
+    diagonal: ir.Value
+    columns: ir.Value
+    ones: ir.Value
+    classes: int
+
+
+def _quadratic_form(op: GraphBuilder, pairs: ir.Value, classes: int) -> _Form:
+    count, places = classes * (classes - 1) // 2, np.zeros((classes, classes), np.int64)
+    for k, (i, j) in enumerate(combinations(range(classes), 2)):
+        places[i, j], places[j, i] = k, count + k
+    unit = np.eye(classes, dtype=op.dtype.numpy())[:, :, None]
+    first = op.Transpose(pairs, perm=[1, 0])
+    row = op.Gather(first, np.array([0]), axis=0)
+    ones = op.Cast(op.Equal(row, row), to=op.dtype)  # its shape is inferred, which the Loop needs
+    r = op.Mul(op.Gather(op.Concat(first, op.Sub(1.0, first), axis=0), places, axis=0), 1 - unit)
+    squares = op.ReduceSum(op.Mul(r, r), axes=[0], keepdims=True)
+    matrix = op.Sub(op.Mul(squares, unit), op.Mul(r, op.Transpose(r, perm=[1, 0, 2])))
+    columns = op.Concat(op.Mul(ones, unit), matrix, axis=1)
+    return _Form(matrix, op.Transpose(squares, perm=[1, 0, 2]), columns, ones, classes)
+
+
+@dataclass(frozen=True)
+class _State:
+    """The state before a sweep: p and Qp, (2 classes, rows), p'Qp, (1, rows), and the converged rows, (1, rows)."""
+
+    both: ir.Value
+    value: ir.Value
+    arrived: ir.Value
+    classes: int
+
+    @classmethod
+    def of(cls, op: GraphBuilder, form: _Form, p: ir.Value) -> _State:
+        product = op.ReduceSum(op.Mul(form.matrix, p), axes=[1], keepdims=False)
+        value = op.ReduceSum(op.Mul(p, product), axes=[0], keepdims=True)
+        away = op.ReduceMax(op.Abs(op.Sub(product, value)), axes=[0], keepdims=True)
+        arrived = op.Less(away, float(TOLERANCE / np.float32(form.classes)))
+        return cls(op.Concat(p, product, axis=0), value, arrived, form.classes)
+
+    def p(self, op: GraphBuilder) -> ir.Value:
+        return op.Slice(self.both, [0], [self.classes], [0])
+
+    def values(self) -> tuple[ir.Value, ...]:
+        return self.both, self.value, self.arrived
+
+    def incomplete(self, op: GraphBuilder) -> ir.Value:
+        """Return a scalar, True if a row has not converged."""
+        open_rows = op.Cast(op.Not(self.arrived), to=ir.DataType.INT32)
+        return op.Cast(op.ReduceMax(open_rows, keepdims=False), to=ir.DataType.BOOL)
+
+
+def _updated_probabilities(op: GraphBuilder, form: _Form, state: _State) -> ir.Value:
+    """Return p after a sweep, a Scan with a step for each class.
+
+    Each step divides by the new sum of p, as LIBSVM does. One division at the end would give the same numbers, but if
+    the probability of a pair is near 0 or 1, their gradients would cancel in float32.
+    """
+    body = op.body("step")
+    sizes = {"both": 2 * form.classes, "value": 1, "diagonal": 1, "column": 2 * form.classes}
+    both, value, diagonal, column = (body.input(stem, op.dtype, [n, None]) for stem, n in sizes.items())
+    component = body.MatMul(body.input("unit", op.dtype, [1, 2 * form.classes]), both)
+    step = body.Div(body.Sub(value, component), diagonal)
+    total = body.Add(step, 1.0)
+    moved = body.Div(body.Add(both, body.Mul(step, column)), total)
+    raised = body.Div(body.Add(value, body.Mul(step, body.Add(value, component))), body.Mul(total, total))
+    body.graph.outputs.extend([moved, raised])
+    units = np.eye(form.classes, 2 * form.classes, form.classes, dtype=op.dtype.numpy())[:, None, :]
+    given = state.both, state.value, form.diagonal, form.columns, units
+    ends = op.emit("Scan", *given, outputs=2, body=body.graph, num_scan_inputs=3)
+    return _State(ends[0], ends[1], state.arrived, form.classes).p(op)
 
 
 RULES: dict[tuple[str, str], RewriteRule] = {
-    ("", "Scan"): _emit_scan,
-    ("com.microsoft", "CDist"): _cdist,
     ("ai.onnx.ml", "SVMClassifier"): _svm_classifier,
     ("ai.onnx.ml", "SVMRegressor"): _svm_regressor,
 }

@@ -1,11 +1,12 @@
-"""Rewrite tree ensembles so that the numbers of their leaves are parameters.
+"""Rewrite tree ensembles so that the values of their leaves are parameters; the splits are frozen.
 
-The operator is kept to find the leaf of each row in each tree, as it is fast: its weights become the numbers of the
-leaves. It is not on the path of the gradient. The values of the leaves are parameters, which are gathered.
+The operator itself stays, as it is fast, but only to find the leaf of each row in each tree: its weights become the
+numbers of the leaves (:func:`_leaf_indices`). It is not on the path of the gradient. The values of the leaves are a
+parameter, from which these numbers gather.
 
-``leaf_values`` has one of three shapes: (leaves,) where each tree has one target, (leaves, targets) where each
-leaf has a number for every target, and (weights,) in the order of the attributes otherwise. The ``places`` of its
-:class:`Role` tell tree id, node id and target of each number.
+``leaf_values`` has one of three shapes: (leaves,) if each tree has one target, (leaves, targets) if each leaf has a
+number for every target, and (weights,) in the order of the attributes otherwise. The ``places`` of its :class:`Role`
+tell the tree id, node id and target of each number.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from ..graph import INT64
 from . import linear
 from .context import LazyValue, RewriteRule, RewrittenNode
 
-# Leaves of the trees in attributes of ai.onnx.ml, and their weights.
+# --- Leaves in the attributes ---
 #
 # Leaves are numbered over all trees, in the order of the attributes. Each weight belongs to one leaf and one target.
-# The splits are not read: the operator itself finds the leaves.
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Forest:
     Attributes
     ----------
     leaves, trees, targets : int
-        Their numbers; a target of a classifier is a class.
+        How many there are; a target of a classifier is a class.
     tree_of : array of int
         The tree of each leaf, counted from zero.
     places : array, (leaves, 2)
@@ -43,7 +43,7 @@ class Forest:
     leaf, target, value : arrays of one entry per weight
         The weights, in the order of the attributes.
     only : int
-        The target in the attributes, where there is one column for it; else 0.
+        For a single column of scores, its target in the attributes; else 0.
     """
 
     leaves: int
@@ -66,8 +66,8 @@ def read_forest(r: RewrittenNode, weights: str, targets: int) -> Forest:
     places = np.stack([trees, ids], axis=1)[ends]
     names, tree_of = np.unique(places[:, 0], return_inverse=True)
     number = {place: i for i, place in enumerate(map(tuple, places.tolist()))}
-    spoken = zip(r.ints(f"{weights}_treeids").tolist(), r.ints(f"{weights}_nodeids").tolist(), strict=True)
-    leaf = np.array([number.get(place, -1) for place in spoken], np.int64)
+    weighted = zip(r.ints(f"{weights}_treeids").tolist(), r.ints(f"{weights}_nodeids").tolist(), strict=True)
+    leaf = np.array([number.get(place, -1) for place in weighted], np.int64)
     known = leaf >= 0  # weights of other nodes are ignored
     return Forest(
         leaves=len(places),
@@ -118,51 +118,59 @@ def _tree_of(r: RewrittenNode, roots: np.ndarray, leaves: int) -> np.ndarray:
     return result
 
 
-# Rules for ensembles of trees. The splits are frozen, the values of the leaves are trained.
+# --- Rules ---
 
 
-_COUNTABLE = 2**24
+_COUNTABLE = 2**24  # float32 holds every integer below it
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
-def _rewrite_tree_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
+def _tree_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
     forest = read_forest(r, "target", int(r.attribute("n_targets", 1)))
     aggregate = str(r.attribute("aggregate_function", "SUM"))
     return (lambda: _finished(r, _aggregated(r, forest, aggregate), forest.targets),)
 
 
-def _ensemble(r: RewrittenNode) -> Sequence[LazyValue]:
+def _tree_ensemble(r: RewrittenNode) -> Sequence[LazyValue]:
     forest = read_forest_5(r)
     aggregate = _AGGREGATES[int(r.attribute("aggregate_function", 1))]
     return (lambda: _finished(r, _aggregated(r, forest, aggregate), forest.targets),)
 
 
 def _finished(r: RewrittenNode, total: ir.Value, targets: int) -> ir.Value:
-    """Add the base values; onnxruntime uses them if there is one for each target."""
+    """Add the base values, which onnxruntime uses only if there is one for each target."""
     base = r.floats("base_values")
     if base.size == targets:
         total = r.op.Add(total, r.parameter("base_values", base))
     return linear.transformed(r, total) if targets > 1 else linear.untransformed(r, total)
 
 
-def _rewrite_tree_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
+def _tree_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
     labels = r.labels("classlabels_int64s")
     forest, base = read_forest(r, "class", len(labels)), r.floats("base_values")
-    spoken = np.unique(forest.target)
-    if len(labels) == 2 and len(spoken) == 1:
+    if len(labels) == 2 and len(np.unique(forest.target)) == 1:
         return _one_score(r, forest, base, labels)
     if len(labels) < 2 or base.size not in (0, len(labels)) or (len(labels) == 2 and base.size):
         r.refuse(f"onnxruntime is vague about its {base.size} base_values for {len(labels)} classes")
     raw = functools.cache(lambda: _with_base(r, _aggregated(r, forest, "SUM"), base))
-    if len(labels) > 2 and not base.size and _names_leaves(forest):
-        return lambda: _class_of_leaf(r, forest, labels), lambda: linear.transformed(r, raw())
+    one_class_a_leaf = len(forest.leaf) == forest.leaves == len(np.unique(forest.leaf))
+    if len(labels) > 2 and not base.size and forest.trees == 1 and one_class_a_leaf:
+
+        def class_of_leaf() -> ir.Value:
+            """Return the only class with a weight in the leaf of each row, however small the weight is."""
+            known = np.empty(forest.leaves, np.int64)
+            known[forest.leaf] = forest.target
+            number = r.op.Gather(known, r.op.Reshape(_leaf_indices(r, forest), np.array([-1])))
+            return linear.selected_labels(r, number, labels)
+
+        return class_of_leaf, lambda: linear.transformed(r, raw())
     return lambda: _leaf_label(r, forest, raw(), labels), lambda: linear.transformed(r, raw())
 
 
 def _one_score(r: RewrittenNode, forest: Forest, base: np.ndarray, labels: np.ndarray) -> Sequence[LazyValue]:
-    """Two classes, and leaves with one target: the score is a probability where no leaf is negative.
+    """Two classes, and leaves with one target: the score is a probability if no leaf is negative.
 
-    Leaves of the first class count for the second one; those of the second class have no base value.
+    As in onnxruntime, leaves of the first class count for the second one, and those of the second have no base value.
     """
     if base.size > 1:
         r.refuse(f"onnxruntime is vague about its {base.size} base_values for two classes and a single score")
@@ -171,30 +179,17 @@ def _one_score(r: RewrittenNode, forest: Forest, base: np.ndarray, labels: np.nd
     forest = replace(forest, targets=1, target=0 * forest.target, only=second)
     raw = functools.cache(lambda: _with_base(r, _aggregated(r, forest, "SUM"), base))
     positive = bool((forest.value >= 0).all())
-    finish = _with_zero_column if second else linear.complement if positive else linear.both_signs
-    return lambda: linear.label_above(r, raw(), 0.5 if positive else 0.0, labels), lambda: finish(r, raw())
 
+    def columns() -> ir.Value:
+        if second:  # the score of the first class is zero
+            return linear.transformed(r, r.op.Concat(r.op.Mul(raw(), 0.0), raw(), axis=1))
+        return linear.complement(r, raw()) if positive else linear.both_signs(r, raw())
 
-def _with_zero_column(r: RewrittenNode, score: ir.Value) -> ir.Value:
-    """Return the score of the second class beside that of the first, which is zero."""
-    return linear.transformed(r, r.op.Concat(r.op.Mul(score, 0.0), score, axis=1))
+    return lambda: linear.label_above(r, raw(), 0.5 if positive else 0.0, labels), columns
 
 
 def _with_base(r: RewrittenNode, total: ir.Value, base: np.ndarray) -> ir.Value:
     return r.op.Add(total, r.parameter("base_values", base)) if base.size else total
-
-
-def _names_leaves(forest: Forest) -> bool:
-    """Return True if the forest is one tree whose leaves have a weight for one class each: the label names the leaf."""
-    return forest.trees == 1 and len(forest.leaf) == forest.leaves == len(np.unique(forest.leaf))
-
-
-def _class_of_leaf(r: RewrittenNode, forest: Forest, labels: np.ndarray) -> ir.Value:
-    """Return the only class that has a weight in the leaf of each row, however small the weight is."""
-    known = np.empty(forest.leaves, np.int64)
-    known[forest.leaf] = forest.target
-    number = r.op.Gather(known, r.op.Reshape(_leaf_indices(r, forest), np.array([-1])))
-    return linear.selected_labels(r, number, labels)
 
 
 def _leaf_label(r: RewrittenNode, forest: Forest, raw: ir.Value, labels: np.ndarray) -> ir.Value:
@@ -202,16 +197,12 @@ def _leaf_label(r: RewrittenNode, forest: Forest, raw: ir.Value, labels: np.ndar
         if labels.dtype == object:
             r.refuse("its labels are strings, and onnxruntime knows only 0 and 1 here")
         return linear.label_above(r, r.op.Gather(raw, np.array([1]), axis=1), 0.0, np.array([0, 1]))
-    always = [_always_has_weight(forest, target) for target in range(forest.targets)]
-    if not all(always) and not r.floats("base_values").size:
+    # A class always has a weight if one of the trees has a weight for it in each of its leaves.
+    without = (~np.isin(np.arange(forest.leaves), forest.leaf[forest.target == k]) for k in range(forest.targets))
+    always = all(len(np.unique(forest.tree_of[leaves])) < forest.trees for leaves in without)
+    if not always and not r.floats("base_values").size:
         r.refuse("its label ignores classes without a weight in the leaves of a row")
     return linear.largest(r, raw, labels)
-
-
-def _always_has_weight(forest: Forest, target: int) -> bool:
-    """Return True if one of the trees has a weight for ``target`` in each of its leaves."""
-    heard = np.isin(np.arange(forest.leaves), forest.leaf[forest.target == target])
-    return len(np.unique(forest.tree_of[~heard])) < forest.trees
 
 
 def _aggregated(r: RewrittenNode, forest: Forest, aggregate: str) -> ir.Value:
@@ -225,9 +216,9 @@ def _aggregated(r: RewrittenNode, forest: Forest, aggregate: str) -> ir.Value:
         return _aggregate_trees(r, numbers, aggregate, forest.trees, keepdims=True)
     if aggregate in ("MIN", "MAX"):
         r.refuse(f"aggregate_function {aggregate} of trees with different targets is not supported")
-    speaks = np.zeros((forest.trees, forest.targets), r.number_type)
-    speaks[forest.tree_of[forest.leaf], forest.target] = 1
-    total = op.MatMul(numbers, speaks)
+    has_target = np.zeros((forest.trees, forest.targets), r.number_type)
+    has_target[forest.tree_of[forest.leaf], forest.target] = 1
+    total = op.MatMul(numbers, has_target)
     return op.Div(total, r.number_type(forest.trees)) if aggregate == "AVERAGE" else total
 
 
@@ -287,7 +278,7 @@ def _leaf_indices(r: RewrittenNode, forest: Forest) -> ir.Value:
     """Return the number of the leaf of each row in each tree, (rows, trees), found by the operator.
 
     It gets one target per tree, and the number of each leaf as its weight, which float32 holds exactly. It is twenty
-    times faster than rounds of Gather, and compares exactly as before.
+    times as fast as rounds of Gather, and compares with the thresholds exactly as before.
     """
     if forest.leaves > _COUNTABLE:
         r.refuse(f"float32 cannot number its {forest.leaves} leaves")
@@ -315,7 +306,7 @@ def _leaf_finder(r: RewrittenNode, forest: Forest) -> dict[str, Any]:
 
 
 RULES: dict[tuple[str, str], RewriteRule] = {
-    ("ai.onnx.ml", "TreeEnsemble"): _ensemble,
-    ("ai.onnx.ml", "TreeEnsembleClassifier"): _rewrite_tree_classifier,
-    ("ai.onnx.ml", "TreeEnsembleRegressor"): _rewrite_tree_regressor,
+    ("ai.onnx.ml", "TreeEnsemble"): _tree_ensemble,
+    ("ai.onnx.ml", "TreeEnsembleClassifier"): _tree_classifier,
+    ("ai.onnx.ml", "TreeEnsembleRegressor"): _tree_regressor,
 }
