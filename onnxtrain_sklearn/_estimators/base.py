@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._data.targets import Classes, Targets
 from .._export.folder import StateArrays
 from .._export.source import ExportSource
-from .._fitted.model import is_estimator
+from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
 from .._ir.protobuf import to_proto
 from .._training.trainer import Trainer
@@ -112,7 +112,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         tags.input_tags.sparse = True
         model = bare_model(self.model)
         if is_estimator(model):
-            from .._fitted.inspect import takes_nan  # needs much of scikit-learn
+            from .._fitted.model_record import takes_nan  # needs much of scikit-learn
 
             tags.input_tags.allow_nan = takes_nan(model)
         return tags

@@ -26,7 +26,7 @@ from .._data.targets import (
     weights_without_shares,
 )
 from .._data.validation import accuracy
-from .._fitted.model import is_estimator, listed
+from .._fitted.fitted_model import is_estimator, listed
 from .._inference.graph import Head, OutputOptions
 from .._utils.declared import documented
 from .._utils.typing import ClassWeight, MatrixLike

@@ -21,8 +21,8 @@ from .._data.batches import ArrayBatches
 from .._data.columns import COPY_LIMIT, Column
 from .._data.validation import faults_of_old_data
 from .._finetuning.objective import RowObjective
-from .._finetuning.trainer import FineTuningTrainer, Tuning
-from .._fitted.model import FittedModel
+from .._finetuning.tuning_trainer import FineTuningTrainer, Tuning
+from .._fitted.fitted_model import FittedModel
 from .._fitted.traversal import follow
 from .._given.comparison import run_graph
 from .._given.ml_files import FittedFile

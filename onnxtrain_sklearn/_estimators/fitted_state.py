@@ -17,12 +17,12 @@ import numpy as np
 import onnx
 
 from .._data.columns import Column
-from .._fitted.model import FittedModel
+from .._fitted.fitted_model import FittedModel
 from .._importers.quantization import holds_fakes
 from .._inference.ensemble import ensemble_of
 from .._inference.graph import Head, OutputOptions, exported_model, inference_model
 from .._inference.predictor import Predictor, filled_graph, prediction_graph
-from .._inference.row_dependence import where_rows_meet
+from .._inference.row_trials import where_rows_meet
 from .._ir.files import without_program
 from .._ir.protobuf import to_proto
 from .._model.trainable import TrainableModel, merged

@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.base import is_classifier
 
 from .._data.targets import Targets
-from .._fitted.model import FittedModel, is_estimator
+from .._fitted.fitted_model import FittedModel, is_estimator
 from .._given.comparison import (
     OwnOutput,
     as_columns,

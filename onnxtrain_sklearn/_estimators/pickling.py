@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from sklearn.base import clone
 
-from .._fitted.model import is_estimator
+from .._fitted.fitted_model import is_estimator
 from .._fitted.skl2onnx_bridge import register_waiting
 from .._ir.files import without_program
 from .._ort import devices, packages
@@ -32,7 +32,7 @@ CLASSES: Mapping[str, str] = {
     "Device": "_ort.devices",
     "EpochLog": "_training.history",
     "FittedFile": "_given.ml_files",
-    "FittedModel": "_fitted.model",
+    "FittedModel": "_fitted.fitted_model",
     "FittedState": "_estimators.fitted_state",
     "FlatParameters": "_training.parameters",
     "Head": "_inference.graph",
@@ -46,9 +46,9 @@ CLASSES: Mapping[str, str] = {
     "Start": "_estimators.fitted_state",
     "TargetRange": "_data.target_scale",
     "TargetScale": "_data.target_scale",
-    "Table": "_fitted.model",
-    "TableColumn": "_fitted.model",
-    "TablePipeline": "_fitted.table_graph",
+    "Table": "_fitted.fitted_model",
+    "TableColumn": "_fitted.fitted_model",
+    "TablePipeline": "_fitted.text_encoder",
     "TensorSpec": "_model.trainable",
     "TrainableModel": "_model.trainable",
 }

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
 from .._fitted import skl2onnx_bridge
-from .._fitted.model import Table
+from .._fitted.fitted_model import Table
 from .._importers.quantization import requantized
 from .._inference.graph import Head, OutputOptions, inference_model
 from .._ir.control_flow import unroll

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .._fitted.model import FittedModel
+from .._fitted.fitted_model import FittedModel
 from .._inference.graph import Head
 from .._model.trainable import TrainableModel
 from .._training.loss_graph import LAZY, StepSettings

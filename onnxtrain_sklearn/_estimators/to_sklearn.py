@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from .._fitted.model import sample_rows
+from .._fitted.fitted_model import sample_rows
 from .._given.ml_files import FittedFile
 from .._utils.typing import Estimator, MatrixLike
 from ..exceptions import ModelError

@@ -29,7 +29,7 @@ from .._export.folder import (
 from .._export.manifest import component_fact, json_value
 from .._export.source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, OutputSource
 from .._export.training_info import training_model
-from .._fitted.table_graph import encoding_graph
+from .._fitted.text_encoder import encoding_graph
 from .._inference.graph import Head
 from .._ir.queries import constant, every_node
 from .._ort.adapter_files import read_adapter

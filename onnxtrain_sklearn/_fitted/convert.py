@@ -32,9 +32,9 @@ from .converters import gaussian_process, kernels, linear, meta, neighbors, prep
 from .converters.context import ConversionRecord, Converter, Source, labels
 from .converters.trees import encoder_of_text
 from .corrections import repair, why_unconverted
-from .inspect import columns_taken, record_of, unwrapped
-from .model import is_gap
-from .table_graph import name_inputs
+from .fitted_model import is_gap
+from .model_record import columns_taken, record_of, unwrapped
+from .text_encoder import name_inputs
 from .traversal import walk
 
 CONVERTERS: dict[type, Converter] = {

@@ -53,7 +53,7 @@ from ..exceptions import ModelError
 from ..graph import DOUBLE, FLOAT, GraphBuilder
 from . import sklearn_private
 from .converters.trees import exact_thresholds
-from .inspect import ModelRecord, record_of
+from .model_record import ModelRecord, record_of
 from .provenance import FORMS, Origin
 from .traversal import follow, walk
 

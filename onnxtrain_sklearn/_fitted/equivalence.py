@@ -16,7 +16,7 @@ from sklearn.pipeline import Pipeline
 from .._utils.typing import Estimator, MatrixLike
 from ..exceptions import ModelError
 from .converters.svm import unit_of_codes
-from .inspect import ModelRecord, Threshold, last_step, record_of, unwrapped
+from .model_record import ModelRecord, Threshold, last_step, record_of, unwrapped
 
 
 def require_equal(

@@ -26,8 +26,9 @@ from ..losses import Loss, Quantile
 from .convert import converted, library_of, loss_of_booster
 from .converters.context import ConversionRecord
 from .corrections import refuse_untrainable, split_in_double, without_gradient
-from .inspect import ModelRecord, features_of, record_of
-from .model import FittedModel, Table
+from .fitted_model import FittedModel, Table
+from .input_table import table_of
+from .model_record import ModelRecord, features_of, record_of
 from .provenance import VOTES, Origin, Tracer, named
 from .scores import (
     CHOICE,
@@ -41,8 +42,7 @@ from .scores import (
     keep_votes_of_labels,
     prune,
 )
-from .table_graph import in_parts
-from .tables import table_of
+from .text_encoder import in_parts
 from .traversal import follow
 
 

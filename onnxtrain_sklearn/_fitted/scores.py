@@ -28,7 +28,7 @@ from .converters.kernels import APART
 from .converters.linear import MARGINS
 from .converters.meta import in_order_of_labels
 from .converters.svm import CONFIDENCES
-from .inspect import ModelRecord
+from .model_record import ModelRecord
 from .provenance import VOTES, Origin
 from .traversal import follow
 

@@ -18,10 +18,10 @@ from scipy.special import expit, softmax
 
 from .._data.columns import Column
 from .._data.targets import Targets
-from .._fitted.model import FittedModel, is_estimator, sample_rows
+from .._fitted.fitted_model import FittedModel, is_estimator, sample_rows
 from .._inference.graph import Head
 from .._inference.predictor import Predictor
-from .._inference.row_dependence import meeting_in
+from .._inference.row_trials import meeting_in
 from .._ir.edits import multiply_by_columns
 from .._ir.queries import dims
 from .._model.activation import NARROW, Positions
@@ -34,8 +34,8 @@ from .._utils.errors import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelSource, resolve_builder
 from ..models.given import bare_model
+from .file_as_given import FileCompared, require_file_as_given
 from .ml_files import FILE_TOLERANCE, FittedFile, Labels, are_indicators, outputs_of_file
-from .reference import FileCompared, require_file_as_given
 
 COMPARED_ROWS = 13
 COMPARED_NUMBERS = 2**20

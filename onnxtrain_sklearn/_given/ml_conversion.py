@@ -28,7 +28,7 @@ from .._fitted.scores import (
     number_classes,
     source_of_columns,
 )
-from .._fitted.table_graph import in_parts
+from .._fitted.text_encoder import in_parts
 from .._ir.edits import hold_as_constant, keep_outputs
 from .._ir.protobuf import to_proto
 from .._ir.queries import attribute, is_float

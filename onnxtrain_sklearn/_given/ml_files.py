@@ -11,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from .._data.columns import Column
-from .._fitted.model import FittedModel, Table, TableColumn
+from .._fitted.fitted_model import FittedModel, Table, TableColumn
 from .._inference.predictor import Predictor
 from .._ir.queries import is_float, reads
 from .._ort import devices, sessions
 from ..exceptions import ModelError, nearest
-from .reference import FileCompared
+from .file_as_given import FileCompared
 
 Labels: TypeAlias = "tuple[np.ndarray, ...]"
 """The classes of each of several labels a row."""

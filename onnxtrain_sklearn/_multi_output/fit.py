@@ -63,7 +63,7 @@ from .._estimators.source import source_of
 from .._estimators.start_checks import compare_training
 from .._estimators.starting_state import run_for
 from .._estimators.trainer_setup import trainer_for
-from .._fitted.model import is_estimator, listed
+from .._fitted.fitted_model import is_estimator, listed
 from .._given.comparison import OwnOutput, own_output, require_own_start, settled
 from .._inference.graph import Head, inference_model
 from .._inference.predictor import Predictor

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from .._inference.row_dependence import ADDED_ROWS, TRIED_ROWS, meet_in_numbers, numbers_of_type, where_rows_meet
+from .._inference.row_trials import ADDED_ROWS, TRIED_ROWS, meet_in_numbers, numbers_of_type, where_rows_meet
 from .._ir.protobuf import to_proto
 from .._ir.queries import all_values, structure
 from .._model.row_dependence import ROW_LOSSES, meeting_of_rows

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
-from .._fitted.model import is_estimator
+from .._fitted.fitted_model import is_estimator
 from .._importers.load import load
 from .._ir.drawing import Box, BoxLayout, Edge, graph_svg
 from ..exceptions import ModelError

@@ -26,7 +26,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._fitted.equivalence import margins, margins_of_labels, values
-from onnxtrain_sklearn._fitted.inspect import record_of
+from onnxtrain_sklearn._fitted.model_record import record_of
 from onnxtrain_sklearn._fitted.traversal import walk
 from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainError

@@ -30,7 +30,7 @@ from sklearn.preprocessing import (
     TargetEncoder,
 )
 
-import onnxtrain_sklearn._fitted.model as encoding
+import onnxtrain_sklearn._fitted.fitted_model as encoding
 import onnxtrain_sklearn._inference.predictor as inference
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._gradient.engine import available_engines

@@ -26,7 +26,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, losses
 from onnxtrain_sklearn._fitted.equivalence import margins
-from onnxtrain_sklearn._fitted.inspect import record_of
+from onnxtrain_sklearn._fitted.model_record import record_of
 from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._ir.edits import initializers_to_inputs
 from onnxtrain_sklearn._ir.protobuf import to_proto

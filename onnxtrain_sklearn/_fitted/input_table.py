@@ -1,7 +1,9 @@
-"""The table that a fitted model takes.
+"""Derive the table that a fitted model takes: which columns are text, which texts it knows, where values may miss.
 
-The first step that takes a column tells its kind: an encoder by its categories, an imputer by its statistics, a
-vectorizer by its class.
+:func:`table_of` finds the first steps that take each column. They tell its kind: an encoder by its categories, an
+imputer by its statistics, a vectorizer by its class. Several steps may take one column, and must then agree. Models
+whose text another step changes first, or whose ensembles encode it anew in each member, have no ONNX form and are
+refused.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from sklearn.utils import get_tags
 from .._utils.typing import Estimator
 from ..exceptions import ModelError
 from .converters.trees import categories_by_column
-from .inspect import features_of, unwrapped
-from .model import Table, TableColumn, is_gap
+from .fitted_model import Table, TableColumn, is_gap
+from .model_record import features_of, unwrapped
 from .traversal import walk
 
 

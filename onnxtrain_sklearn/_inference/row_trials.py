@@ -1,7 +1,9 @@
 """Find out whether the rows of a minibatch meet in a graph: by analysis, and by trials where that does not tell.
 
-A trial changes one row after the other: if the results of other rows change, rows meet. They meet too if the
-results change where rows are added, as those of a graph that divides by the number of rows.
+:func:`where_rows_meet` asks about a trainable model, :func:`meeting_in` about any graph. Both ask the analysis of
+``_model/row_dependence`` first. Where it is not certain, :func:`meet_in_numbers` tries: it changes one row after the
+other, and if the results of other rows change, rows meet. They meet too if results change where rows are added, as
+those of a graph that divides by the number of rows. Answers are kept for graphs of equal structure.
 """
 
 from __future__ import annotations

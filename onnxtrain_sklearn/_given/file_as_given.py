@@ -1,4 +1,9 @@
-"""The output of a file as given, on rows of the data, beside that of the graph that was read from it."""
+"""Compare a file as given, run by onnxruntime, with the graph that was read from it, on rows of the data.
+
+Reading rewrites a graph: opsets are converted, what exporters changed is restored, operators are replaced. A mistake
+there would train another model in silence, so :func:`require_file_as_given` holds both to the same outputs, or says why
+they were not compared.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,12 @@
-"""A fitted model as the estimators hold it, its table of numbers and text, and rows to compare it on.
+"""A fitted scikit-learn model as the estimators hold it: facts about it, and the data that it takes.
 
-Every estimator of the package imports this module, so it imports none that converts models.
+:class:`FittedModel` holds the facts that stay beside the graph. Its :class:`Table`, of a model that takes text, checks
+the data and splits them into columns; :func:`table_columns` makes inputs of the whole graph of them, and
+:func:`as_trained` the inputs of its trained part, for which it runs the encoder of the text. ``input_table`` derives
+the table from the steps of a model, ``text_encoder`` splits the graph.
+
+Every estimator of the package imports this module, so it imports none that converts models: they load a third of
+scikit-learn.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from . import sklearn_private
 if TYPE_CHECKING:
     from ..losses import Loss
     from .provenance import Origin
-    from .table_graph import TablePipeline
+    from .text_encoder import TablePipeline
 
 
 FEATURES = ("n_features_in_", "feature_names_in_")

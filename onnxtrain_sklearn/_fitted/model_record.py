@@ -1,4 +1,7 @@
-"""Find the steps of a fitted model, and record its last step, task, classes and decision rule.
+"""Find the steps of a fitted scikit-learn model, and record its last step, task, classes and decision rule.
+
+:func:`record_of` returns the record, found once: every module of the room reads it, and none asks an estimator again
+what it ends in. :func:`unwrapped` removes searches, thresholds and other wrappers that change no prediction.
 
 This module imports a third of scikit-learn, so only what deals with a fitted model imports it.
 """
@@ -25,7 +28,7 @@ from sklearn.utils import get_tags
 
 from .._utils.typing import Estimator
 from . import sklearn_private
-from .model import FEATURES, is_estimator
+from .fitted_model import FEATURES, is_estimator
 
 
 def last_step(estimator: Estimator) -> Any:
@@ -91,11 +94,6 @@ def takes_nan(model: Estimator) -> bool:
         parts = getattr(first, "transformers_", first.transformers)
         return any(takes_nan(part) for _, part, _ in parts if is_estimator(part))
     return bool(get_tags(first).input_tags.allow_nan)
-
-
-# Record of a fitted scikit-learn model: its last step, its task, its classes and its decision rule, found once.
-#
-# Every module of the room reads the record; none asks an estimator again what it ends in.
 
 
 EstimatorTask: TypeAlias = Literal["regression", "classification", "outlier_detection", "clustering", "none"]

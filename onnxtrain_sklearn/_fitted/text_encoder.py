@@ -1,8 +1,10 @@
-"""Splits a graph that takes a table into an encoder of the text and a trained part with numeric inputs.
+"""Split a graph that takes a table into an encoder of the text and a trained part with numeric inputs.
 
-Text has no gradient and no place in the buffers of a training step. The nodes that depend on text and hold no trained
-number become a graph of their own, the encoder. Its outputs are inputs of the trained part. The numeric columns of a
-table become one matrix. Encoder and trained part together compute what the whole graph does.
+Text has no gradient and no place in the buffers of a training step. :func:`in_parts` moves the nodes that depend on
+text and hold no trained number into a graph of their own, the encoder, which runs once over the data before training.
+Its outputs are inputs of the trained part, and the numeric columns of the table become one matrix.
+:func:`encoding_graph` is the way from the columns to these inputs, for exports. Encoder and trained part together
+compute what the whole graph does.
 """
 
 from __future__ import annotations
