@@ -28,9 +28,9 @@ from .._gradient.engine import available_engines, gradient_graph
 from .._model.trainable import TensorSpec
 from .._ort import devices, llvm, packages, sessions
 from .._ort.integer_products import saturate
+from .._training.formula_updates import compiled_update, formula_of, numpy_update
 from .._training.history import Epoch
 from .._training.programs import COMPILED, auto_compiles, can_compile
-from .._training.update_executors import compiled_update, formula_of, numpy_update
 from ..exceptions import ModelError, RuntimeNotFoundError
 from ..models import MLP
 from ..optimizers import AdamW, update_graph

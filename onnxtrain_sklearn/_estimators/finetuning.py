@@ -31,12 +31,12 @@ from .._ir.queries import int_attribute, mixes_positions, reaching
 from .._model.heads import FrozenPart, frozen_part, graph_of_features
 from .._model.trainable import TensorSpec, TrainableModel
 from .._ort.devices import Device
-from .._training.choice import new_step
 from .._training.loss_graph import TARGET, StepSettings
 from .._training.parameters import FlatParameters, Trainable
 from .._training.row_dependence import meeting
 from .._training.state import GradientStep, OptimizerState
 from .._training.step import StepParts
+from .._training.step_choice import new_step
 from .._training.trainer import Trainer
 from .._utils.errors import refusing
 from ..exceptions import ModelError, instead_of, warn

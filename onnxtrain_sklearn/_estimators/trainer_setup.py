@@ -8,12 +8,12 @@ import numpy as np
 
 from .._data.several_targets import SeveralTargets
 from .._ort import sessions
-from .._training.choice import new_step, new_trainer
 from .._training.loss_graph import LAZY, StepSettings
 from .._training.programs import COMPILED, LIKELY_EPOCHS
 from .._training.row_dependence import meeting, outputs_that_meet
 from .._training.state import TrainingStep
 from .._training.step import StepParts
+from .._training.step_choice import new_step, new_trainer
 from .._training.trainer import Trainer
 from .._utils.cache import content
 from .._utils.errors import refusing

@@ -22,7 +22,7 @@ from .pass_rewrites import DATA, ROW_NUMBERS
 from .randomness import UniformNumbers
 from .state import OptimizerState, Rates
 from .step import BaseStep, StepParts
-from .update_graph import SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
+from .update_bindings import SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
 
 RESIDENT_LIMIT = 2**31
 """Largest data, in bytes, that are uploaded at once; larger data are uploaded by minibatch."""

@@ -20,6 +20,7 @@ from .._ort import device_graphs
 from ..exceptions import warn
 from ..optimizers import Optimizer
 from ..optimizers.in_place import moves_without_gradient
+from .host_updates import HostAccumulation, HostAverage, HostPenalty, HostUpdates, RowChoice
 from .loss_graph import LAZY, Scheduled, StepSettings, as_float32
 from .parameters import FlatParameters, state_slots
 from .passes import HostPass, PassGraph, RowGradients, host_pass, pass_graph, product_gradients, row_gradients
@@ -27,8 +28,7 @@ from .programs import COMPILED, PassProgram, PassSize, PassSource
 from .randomness import FACTOR
 from .row_dependence import meeting
 from .state import OptimizerState, Rates
-from .update_graph import SegmentUpdate, ToMemory, VectorBindings
-from .updates import HostAccumulation, HostAverage, HostPenalty, HostUpdates, RowChoice
+from .update_bindings import SegmentUpdate, ToMemory, VectorBindings
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,16 +12,16 @@ from onnxtrain_sklearn import clear_cache
 from onnxtrain_sklearn._data import columns
 from onnxtrain_sklearn._estimators import examples
 from onnxtrain_sklearn._ort import devices
-from onnxtrain_sklearn._training import device_step, loss_graph, update_executors, updates
+from onnxtrain_sklearn._training import device_step, formula_updates, host_updates, loss_graph
 from tests.combinations.draws import Draw
 
 PATCHES: dict[str, list[tuple[object, str, object]]] = {
     "usual": [],
-    "vectors in pieces": [(updates, "PIECE", 3), (update_executors, "BLOCK", 4), (updates, "BLOCK", 4)],
+    "vectors in pieces": [(host_updates, "PIECE", 3), (formula_updates, "BLOCK", 4), (host_updates, "BLOCK", 4)],
     "NumPy updates in blocks": [
-        (updates, "PIECE", 3), (update_executors, "BLOCK", 4), (updates, "LEAST_ELEMENTS", 0),
+        (host_updates, "PIECE", 3), (formula_updates, "BLOCK", 4), (host_updates, "LEAST_ELEMENTS", 0),
     ],
-    "compiled updates": [(update_executors.SAVINGS, "suffice", True), (updates, "LEAST_ELEMENTS", 0)],
+    "compiled updates": [(formula_updates.SAVINGS, "suffice", True), (host_updates, "LEAST_ELEMENTS", 0)],
     "device": [],
     "device without the data": [(device_step, "RESIDENT_LIMIT", 0)],
     "class indices": [(loss_graph, "MANY_CLASSES", 2)],

@@ -22,12 +22,12 @@ from sklearn.base import clone
 from onnxtrain_sklearn._export.step_parts import StepScalars, emit_update
 from onnxtrain_sklearn._ir.edits import append_output
 from onnxtrain_sklearn._ort import devices, gradient_builder, llvm
-from onnxtrain_sklearn._training import update_executors, updates
+from onnxtrain_sklearn._training import formula_updates, host_updates
+from onnxtrain_sklearn._training.host_updates import HostUpdates, RowChoice
 from onnxtrain_sklearn._training.loss_graph import Scheduled
 from onnxtrain_sklearn._training.parameters import FlatParameters, state_slots
 from onnxtrain_sklearn._training.state import OptimizerState, Rates
-from onnxtrain_sklearn._training.update_graph import VectorBindings
-from onnxtrain_sklearn._training.updates import HostUpdates, RowChoice
+from onnxtrain_sklearn._training.update_bindings import VectorBindings
 from onnxtrain_sklearn.graph import new_graph
 from onnxtrain_sklearn.optimizers import LBFGS, OPTIMIZERS, Optimizer, resolve_optimizer
 from tests.helpers.optimizers import RULES, trained_by
@@ -112,8 +112,8 @@ class Run:
             session_options=None,
         )  # fmt: skip
         monkeypatch.setattr(gradient_builder, "has_gradient_builder", lambda: executor == "fused")
-        monkeypatch.setattr(updates, "LEAST_ELEMENTS", 0)
-        monkeypatch.setattr(update_executors.SAVINGS, "suffice", executor == "machine code")
+        monkeypatch.setattr(host_updates, "LEAST_ELEMENTS", 0)
+        monkeypatch.setattr(formula_updates.SAVINGS, "suffice", executor == "machine code")
         if executor == "exported":
             self.run = self.exported(settings)
             return
@@ -215,8 +215,8 @@ def test_every_entry_has_a_reference_and_settings() -> None:
 @pytest.mark.thinned(by=once)
 def test_equals_the_reference(executor, name, settings, dtype, piece, monkeypatch) -> None:
     if piece is not None:
-        monkeypatch.setattr(updates, "PIECE", piece)
-        monkeypatch.setattr(update_executors, "BLOCK", piece)
+        monkeypatch.setattr(host_updates, "PIECE", piece)
+        monkeypatch.setattr(formula_updates, "BLOCK", piece)
     start, steps = problem(dtype)
     run = Run(executor, OPTIMIZERS[name](**settings), start, monkeypatch)
     for number, (rate, gradients) in enumerate(steps, start=1):

@@ -16,8 +16,8 @@ from onnxtrain_sklearn._ort import device_graphs, devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._ort.devices import resolve_device
 from onnxtrain_sklearn._ort.sessions import create_session
+from onnxtrain_sklearn._training import host_updates as training_updates
 from onnxtrain_sklearn._training import passes
-from onnxtrain_sklearn._training import updates as training_updates
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 
 CPU = "CPUExecutionProvider"

@@ -51,7 +51,7 @@ def test_a_group_is_one_minibatch_of_all_its_rows(case, accumulate, engine, wher
     expected, losses = trained(
         mlp_weights(), X, y, rate=0.01, batch=4 * accumulate, epochs=3, sample_weight=WEIGHTS,
         optimizer=type(optimizer).__name__.lower(), decay=getattr(optimizer, "weight_decay", 0.0),
-        momentum=getattr(optimizer, "momentum", 0.0), alpha=settings.get("alpha", 0.0),
+        alpha=settings.get("alpha", 0.0), **({"momentum": 0.9} if isinstance(optimizer, SGD) else {}),
         limit=settings.get("max_grad_norm"),
         rates={n: 0.1 for n in NAMES if n.endswith("bias")} if case == "factors" else None,
     )  # fmt: skip

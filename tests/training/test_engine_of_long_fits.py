@@ -19,7 +19,7 @@ from onnxtrain_sklearn import (
     clear_cache,
 )
 from onnxtrain_sklearn._compiler import code
-from onnxtrain_sklearn._training import choice, programs
+from onnxtrain_sklearn._training import programs, step_choice
 from onnxtrain_sklearn._training.programs import COMPILED, PassSize, is_measured, pays
 from onnxtrain_sklearn.callbacks import Checkpoint
 from tests.helpers.data import line
@@ -62,7 +62,7 @@ def test_steps_pay_from_a_number_on():
 
 def test_a_fit_is_long_by_its_minibatches_and_epochs(monkeypatch):
     asked = []
-    monkeypatch.setattr(choice, "pays", lambda size, steps: asked.append(steps) or False)
+    monkeypatch.setattr(step_choice, "pays", lambda size, steps: asked.append(steps) or False)
     estimator_of(max_iter=4).fit(X, Y)
     estimator_of(max_iter=3000, n_iter_no_change=1, tol=1e9).fit(X, Y)
     estimator_of(max_iter=2, accumulate=2).fit(X, Y)
@@ -71,7 +71,7 @@ def test_a_fit_is_long_by_its_minibatches_and_epochs(monkeypatch):
 
 
 def test_short_fits_load_no_compiler(monkeypatch):
-    monkeypatch.setattr(choice, "auto_compiles", lambda: pytest.fail("loads llvmlite"))
+    monkeypatch.setattr(step_choice, "auto_compiles", lambda: pytest.fail("loads llvmlite"))
     assert estimator_of().fit(X, Y).engine_ != COMPILED
     assert estimator_of().partial_fit(X, Y).engine_ != COMPILED
 

@@ -11,8 +11,8 @@ from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientRegressor, RMSpr
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding
-from onnxtrain_sklearn._training import update_executors, updates
-from onnxtrain_sklearn._training.update_executors import NumpyUpdate, formula_of
+from onnxtrain_sklearn._training import formula_updates, host_updates
+from onnxtrain_sklearn._training.formula_updates import NumpyUpdate, formula_of
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer, Parameter, update_graph
 
 RULES = [rule for rule in OPTIMIZERS.values() if issubclass(rule, Optimizer) and rule.elementwise]
@@ -30,7 +30,7 @@ def vectors(graph, dtype):
 @pytest.mark.parametrize("optimizer", CASES, ids=repr)
 @pytest.mark.parametrize("block", [300, SIZE, 10**6])
 def test_numbers_are_those_of_the_session(optimizer, kind, block, monkeypatch):
-    monkeypatch.setattr(update_executors, "BLOCK", block)
+    monkeypatch.setattr(formula_updates, "BLOCK", block)
     graph, dtype = update_graph(optimizer, kind), kind.numpy()
     formula = formula_of(graph)
     if formula is None:
@@ -40,7 +40,7 @@ def test_numbers_are_those_of_the_session(optimizer, kind, block, monkeypatch):
     scalars = {name: np.zeros((), dtype) for name in graph.scalars(0.1, 1)}
     session = sessions.create_session(to_proto(graph.model).SerializeToString(), devices.resolve_device())
     inputs, outputs = {**theirs, "gradients": gradients, **scalars}, {f"new_{n}": v for n, v in theirs.items()}
-    runs = (update_executors.numpy_update(formula, ours, gradients, scalars), Binding(session, inputs, outputs))
+    runs = (formula_updates.numpy_update(formula, ours, gradients, scalars), Binding(session, inputs, outputs))
     for t in range(1, 4):
         for name, value in graph.scalars(0.1, t).items():
             scalars[name][()] = value
@@ -79,7 +79,7 @@ def test_long_vectors_are_updated_by_numpy_to_the_same_weights(factors, monkeypa
     X, run = rng.normal(size=(60, 8)).astype(np.float32), NumpyUpdate.run
     monkeypatch.setattr(NumpyUpdate, "run", lambda self: (runs.append(self), run(self))[1])
     for least in (10**6, 40):
-        monkeypatch.setattr(updates, "LEAST_ELEMENTS", least)
+        monkeypatch.setattr(host_updates, "LEAST_ELEMENTS", least)
         estimator = OrtGradientRegressor(MLP((20,)), optimizer=AdamW(), learning_rate_factors=factors, random_state=0)
         found.append(estimator.partial_fit(X, X[:, 0]).partial_fit(X, X[:, 0]))
         assert bool(runs) == (least == 40)

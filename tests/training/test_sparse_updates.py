@@ -13,8 +13,8 @@ from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._estimators.config import sparse_updates_of
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ort.devices import Device
+from onnxtrain_sklearn._training.host_updates import RowUpdate
 from onnxtrain_sklearn._training.step import HostStep
-from onnxtrain_sklearn._training.updates import RowUpdate
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, Lion, Optimizer, RMSprop
 

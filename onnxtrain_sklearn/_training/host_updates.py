@@ -11,12 +11,12 @@ import numpy as np
 
 from .._utils.typing import DType
 from ..optimizers import PIECE
+from .formula_updates import BLOCK, LEAST_ELEMENTS, SAVINGS, VectorUpdate, formula_update, saved_by_compiling
 from .loss_graph import PENALTY
 from .parameters import FlatParameters, require_rows_apart
 from .passes import RowGradients
 from .state import OptimizerState, Rates
-from .update_executors import BLOCK, LEAST_ELEMENTS, SAVINGS, VectorUpdate, formula_update, saved_by_compiling
-from .update_graph import SegmentUpdate, VectorBindings, bind_update, step_weight
+from .update_bindings import SegmentUpdate, VectorBindings, bind_update, step_weight
 
 
 class HostPenalty:

@@ -20,11 +20,11 @@ from .._utils.cache import Cache, content, is_plain
 from ..graph import new_graph
 from ..optimizers import Optimizer, Parameter, Slot, clip_graph, update_graph
 from ..optimizers.in_place import moves_without_gradient, slots_for, update_rule
+from .formula_updates import Formula, formula_of
 from .loss_graph import ABSOLUTES, SQUARES, StepSettings, ir_type, penalty_graph
 from .parameters import FlatParameters, Segment, segments, state_name
 from .programs import differentiating_engine
 from .state import Rates
-from .update_executors import Formula, formula_of
 
 X = TypeVar("X")
 
