@@ -87,8 +87,8 @@ def updates_of_a_new_process() -> None:
 @pytest.fixture(params=["host", "device"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The memory that the training step is in: the host's, or that of a device, which the CPU stands for."""
-    from onnxtrain_sklearn._ort import devices
+    from tests.helpers.environment import OWN_MEMORY
 
     if request.param == "device":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+        monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     return str(request.param)

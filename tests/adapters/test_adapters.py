@@ -20,8 +20,9 @@ from onnxtrain_sklearn import LBFGS, MLP, SGD, AdamW, FineTuner, LoRA, OrtGradie
 from onnxtrain_sklearn._ort.adapter_files import read_adapter, write_adapter
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError, RuntimeNotFoundError
 from tests.helpers.data import DATA
-from tests.helpers.engines import each_engine
-from tests.helpers.network import NAMES, Rule, loss_and_gradients
+from tests.helpers.environment import each_engine
+from tests.helpers.network import NAMES, loss_and_gradients
+from tests.helpers.optimizers import RULES
 from tests.helpers.steps import mlp
 from tests.helpers.training import NEVER
 
@@ -55,7 +56,8 @@ def numpy_reference(factors, scale, *, optimizer="adamw", decay=0.0, momentum=0.
     dense = {name: array.astype(np.float64) for name, array in arrays_of(mlp()).items()}
     factors = {name: array.astype(np.float64) for name, array in factors.items()}
     trained = [*factors, *(name for name in NAMES if biases and name.endswith("bias"))]
-    rules, losses, pairs = {name: Rule(optimizer, momentum=momentum) for name in trained}, [], {}
+    settings = {"momentum": momentum} if momentum else {}
+    rules, losses, pairs = {name: RULES[optimizer](**settings) for name in trained}, [], {}
     for name in NAMES:
         if f"{name}.lora_A" in factors:
             pairs[name] = f"{name}.lora_A", f"{name}.lora_B"

@@ -16,7 +16,7 @@ from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._model.trainable import merged, trainable_model
 from onnxtrain_sklearn.adapters import matrices_of, with_low_rank, without_low_rank
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.sessions import session
 
 # A body and the shapes of its weights; X has the shape of "X".

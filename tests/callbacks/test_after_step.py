@@ -19,12 +19,11 @@ from onnxtrain_sklearn import (
     OrtGradientRegressor,
     RealMLPRegressor,
 )
-from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.callbacks import Callback
 from onnxtrain_sklearn.exceptions import DivergenceError
 from tests.helpers.callbacks import Recorder
-from tests.helpers.engines import available_engines
+from tests.helpers.environment import OWN_MEMORY, available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -41,7 +40,7 @@ each_place = pytest.mark.parametrize(("engine", "where"), PLACES, indirect=["whe
 @pytest.fixture
 def where(request, monkeypatch):
     if request.param != "host":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+        monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     if request.param == "uploaded":
         monkeypatch.setattr("onnxtrain_sklearn._training.device_step.RESIDENT_LIMIT", 0)
     return request.param

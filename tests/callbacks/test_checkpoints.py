@@ -21,7 +21,7 @@ from onnxtrain_sklearn.callbacks import Checkpoint, EarlyStopping, EpochScoring,
 from tests.helpers.callbacks import net
 from tests.helpers.checkpoints import drawn_seed, same
 from tests.helpers.data import blobs
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -31,7 +31,7 @@ from onnxtrain_sklearn.callbacks import (
 )
 from tests.helpers.callbacks import Scores, net
 from tests.helpers.data import blobs, line
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.training import weights_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

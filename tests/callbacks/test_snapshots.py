@@ -30,7 +30,7 @@ from onnxtrain_sklearn.callbacks import Checkpoint, SnapshotEnsemble, WeightAver
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.callbacks import net
 from tests.helpers.data import blobs, line
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.several_outputs import data, graph
 from tests.helpers.training import weights_equal
 

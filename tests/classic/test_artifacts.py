@@ -12,10 +12,10 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic import artifacts, onnxblock
 from onnxtrain_sklearn.classic.artifacts import LossType, OptimType, generate_artifacts, read_checkpoint
 from tests.helpers import official
+from tests.helpers.environment import available_engines
 from tests.helpers.official import needs_training
 
 RNG = np.random.default_rng(7)

@@ -12,9 +12,9 @@ import pytest
 from sklearn.base import clone
 
 from onnxtrain_sklearn import SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, losses
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic import onnxblock
 from tests.classic.test_onnxblock import WeightedAverageLoss
+from tests.helpers.environment import available_engines
 
 RNG = np.random.default_rng(4)
 X = RNG.normal(size=(53, 3)).astype(np.float32)

@@ -13,12 +13,12 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic import onnxblock
 from onnxtrain_sklearn.classic.artifacts import LossType, OptimType, generate_artifacts
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.classic.test_artifacts import FILES, load
 from tests.helpers import official
+from tests.helpers.environment import available_engines
 from tests.helpers.official import needs_training
 
 SOURCE = Path(__file__).parent / "custom_operator.c"

@@ -12,12 +12,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic.artifacts import read_checkpoint
 from onnxtrain_sklearn.classic.optimizers import OrtAdamW
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import Loss
 from tests.classic.test_artifacts import FILES, OnDevice
+from tests.helpers.environment import available_engines
 from tests.helpers.official import needs_training
 from tests.helpers.sessions import evaluate
 

@@ -12,11 +12,11 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic import onnxblock
 from onnxtrain_sklearn.classic.artifacts import OptimType, generate_artifacts
 from onnxtrain_sklearn.classic.onnxblock import blocks, loss, optim
 from tests.helpers import official
+from tests.helpers.environment import available_engines
 from tests.helpers.official import needs_training
 
 X = np.array([[0.5, -1.0], [2.0, 0.25], [-1.5, 3.0]], np.float32)

@@ -9,11 +9,11 @@ import pytest
 from sklearn.base import clone
 
 from onnxtrain_sklearn import SGD, AdamW, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic.artifacts import LossType, OptimType, generate_artifacts, read_checkpoint
 from onnxtrain_sklearn.classic.onnxblock import optim
 from onnxtrain_sklearn.classic.optimizers import OrtAdamW
 from tests.classic.test_artifacts import LABELS, WEIGHTS, OnDevice, labeled_batches, net
+from tests.helpers.environment import available_engines
 from tests.helpers.official import needs_training
 
 RATE, STEPS = 0.01, 100

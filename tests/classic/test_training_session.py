@@ -11,8 +11,8 @@ import pytest
 from onnxruntime.capi import _pybind_state as C
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.classic.training_session import TrainingParameters, TrainingSession
+from tests.helpers.environment import available_engines
 from tests.helpers.official import needs_training
 from tests.helpers.training_sessions import BODY, WEIGHTS, X, Y, feed, net, parameters, train, with_loss
 

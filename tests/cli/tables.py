@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from sklearn import datasets
 
-from onnxtrain_sklearn._cli import program
+from onnxtrain_sklearn.__main__ import main
 
 FAST = ["--set", "max_iter=30", "learning_rate_init=0.01", "--quiet"]
 
@@ -35,7 +35,7 @@ def write_patients(folder: Path) -> Path:
 def program_json(capsys, *arguments: object) -> tuple[int, dict]:
     """Run the program with ``--json``; return the exit status and what it printed on stdout."""
     capsys.readouterr()
-    status = program.main([*map(str, arguments), "--json"])
+    status = main([*map(str, arguments), "--json"])
     return status, json.loads(capsys.readouterr().out)
 
 

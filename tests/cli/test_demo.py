@@ -8,8 +8,8 @@ import sys
 import onnx
 import pytest
 
+from onnxtrain_sklearn.__main__ import main
 from onnxtrain_sklearn._cli import demo as command
-from onnxtrain_sklearn._cli import program
 
 # Earlier versions of matplotlib call pyparsing by names of before.
 pytestmark = pytest.mark.filterwarnings("ignore:.* deprecated.* use :DeprecationWarning")
@@ -18,9 +18,10 @@ DATA = ["breast_cancer", "diabetes"]
 EPOCHS = 5
 PROGRAM = f"""
 import sys
-from onnxtrain_sklearn._cli import demo, program
+from onnxtrain_sklearn.__main__ import main
+from onnxtrain_sklearn._cli import demo
 demo.DEMO_SETTINGS["max_iter"] = {EPOCHS}
-sys.exit(program.main(["demo", *sys.argv[1:]]))"""
+sys.exit(main(["demo", *sys.argv[1:]]))"""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_demo_prints_the_table_and_the_comparison(demo):
 def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(command.DEMO_SETTINGS, "max_iter", EPOCHS)
-    assert program.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 0
+    assert main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 0
     said = capsys.readouterr().out
     assert "needs matplotlib" in said
     assert "predictions are equal to predict's" in said
@@ -78,17 +79,17 @@ def test_demo_fails_where_a_file_predicts_otherwise(tmp_path, monkeypatch, capsy
     run = command._run
     monkeypatch.setitem(command.DEMO_SETTINGS, "max_iter", EPOCHS)
     monkeypatch.setattr(command, "_run", lambda path, X: run(path, X) + 1)
-    assert program.main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 1
+    assert main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 1
     assert "DIFFERENT FROM" in capsys.readouterr().out
 
 
 def test_version(capsys):
     with pytest.raises(SystemExit, match="0"):
-        program.main(["--version"])
+        main(["--version"])
     assert "onnxruntime" in capsys.readouterr().out
 
 
 def test_a_command_is_required(capsys):
     with pytest.raises(SystemExit, match="2"):
-        program.main([])
+        main([])
     assert "demo" in capsys.readouterr().err

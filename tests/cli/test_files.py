@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from onnxtrain_sklearn._cli import program
+from onnxtrain_sklearn.__main__ import main
 from tests.cli.tables import FAST, program_json, read_back, write_iris
 
 ROWS = 60
@@ -73,7 +73,7 @@ def test_cells_of_several_values_and_an_index_are_told_of(tmp_path, capsys):
     assert status == 1
     assert "Column 'lists' holds a " in told["error"]["message"]
     frame.set_index("a number").to_parquet(tmp_path / "index.parquet")
-    assert program.main(["train", str(tmp_path / "index.parquet"), *map(str, options)]) == 0
+    assert main(["train", str(tmp_path / "index.parquet"), *map(str, options)]) == 0
     assert "has the index 'a number', which is left out" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ import pytest
 from skl2onnx import to_onnx
 from sklearn.linear_model import LogisticRegression
 
-from onnxtrain_sklearn._cli.program import main
+from onnxtrain_sklearn.__main__ import main
 from onnxtrain_sklearn._utils.untrusted_text import cell, json_escaped, printable
 
 EVIL = "W\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\nerror: all is lost\x7f"

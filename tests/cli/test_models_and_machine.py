@@ -14,11 +14,12 @@ from sklearn import datasets
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
-from onnxtrain_sklearn._cli import doctor, program
-from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines
+from onnxtrain_sklearn.__main__ import main
+from onnxtrain_sklearn._cli import doctor
 from onnxtrain_sklearn._ort import integer_products
 from onnxtrain_sklearn._training.programs import is_measured
 from tests.cli.tables import program_json
+from tests.helpers.environment import ENGINES, available_engines
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'
 NET = f"""{HEAD} net (float[N, 3] X) => (float[N, 1] Y)
@@ -53,7 +54,7 @@ def test_inspect_lists_what_the_graph_is_made_of(tmp_path, capsys):
     for engine, verdict in told["engines"].items():
         assert verdict["available"] is (engine in available_engines())
         assert verdict["differentiable"] is (True if verdict["available"] else None)
-    assert program.main(["inspect", str(path), "--trainable", "C"]) == 0
+    assert main(["inspect", str(path), "--trainable", "C"]) == 0
     text = capsys.readouterr().out
     assert "input  X: float [N, 3]" in text
     assert "trained   C 2x1" in text
@@ -81,7 +82,7 @@ def test_inspect_of_what_cannot_be_trained(tmp_path, capsys):
     assert told["trainable"] is False
     assert told["operators"] == {"Relu": 1}
     assert "no parameter to train" in told["reason"]
-    assert program.main(["inspect", str(path)]) == 0
+    assert main(["inspect", str(path)]) == 0
     assert "not trainable: No float output" in capsys.readouterr().out
 
 
@@ -144,11 +145,11 @@ def test_doctor_fails_and_advises(capsys, monkeypatch):
     two = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}
     monkeypatch.setattr(doctor.packages, "installed_distributions", lambda: two)
     monkeypatch.setattr(doctor, "_check_training", lambda engine, device: "")
-    assert program.main(["doctor", "-q"]) == 1
+    assert main(["doctor", "-q"]) == 1
     printed = capsys.readouterr().out
     assert "FAILED gradient by portable" in printed
     assert "pip uninstall -y onnxruntime onnxruntime-gpu" in printed
-    assert program.main(["doctor", "--no-self-test"]) == 0
+    assert main(["doctor", "--no-self-test"]) == 0
     assert "gradient by" not in capsys.readouterr().out
 
 
@@ -159,7 +160,7 @@ def test_doctor_compares_compiled_updates(capsys, monkeypatch):
     assert status == 0
     assert [check["name"] for check in told["self_test"]] == ["updates by llvmlite", "training by compiled"]
     monkeypatch.setattr(doctor, "compiled_update", lambda formula, vectors, *_: SimpleNamespace(run=lambda: None))
-    assert program.main(["doctor", "-q"]) == 1
+    assert main(["doctor", "-q"]) == 1
     printed = capsys.readouterr().out
     assert "FAILED updates by llvmlite" in printed
     assert "advice: pip install -U llvmlite" in printed

@@ -205,7 +205,7 @@ class Block:
         if name.partition(".")[0] == "onnxruntime":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Block())
-from onnxtrain_sklearn._cli.program import main
+from onnxtrain_sklearn.__main__ import main
 sys.exit(main())
 """
 

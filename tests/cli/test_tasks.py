@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from onnxtrain_sklearn._cli import program
+from onnxtrain_sklearn.__main__ import main
 from tests.cli.tables import program_json
 
 LINEAR = ["--target", "t", "--model", "linear", "--set", "max_iter=3"]
@@ -31,7 +31,7 @@ def written(folder, target):
     ids=["scores", "float", "many", "fractions"],
 )
 def test_the_task_and_its_reason_are_told_even_quietly(target, begins, reason, tmp_path, capsys):
-    assert program.main(["train", *written(tmp_path, target), "--quiet"]) == 0
+    assert main(["train", *written(tmp_path, target), "--quiet"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith(begins)
     assert reason in first

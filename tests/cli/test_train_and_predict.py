@@ -20,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import OrtGradientClassifier
-from onnxtrain_sklearn._cli import program
+from onnxtrain_sklearn.__main__ import main
 from tests.cli.tables import FAST, program_json, read_back, write_iris, write_patients
 
 
@@ -72,7 +72,7 @@ def test_classes_are_trained_reported_and_predicted(folder, tmp_path, capsys):
     assert "virginica" in page
     onnx.checker.check_model(onnx.load(file), full_check=True)
     output = tmp_path / "p.csv"
-    assert program.main(["predict", str(file), str(folder / "iris.csv"), "--output", str(output), "-q"]) == 0
+    assert main(["predict", str(file), str(folder / "iris.csv"), "--output", str(output), "-q"]) == 0
     predicted, given = read_back(output), read_back(folder / "iris.csv")
     assert list(predicted) == ["label", *(f"probabilities_{name}" for name in ("setosa", "versicolor", "virginica"))]
     assert np.mean(predicted["label"] == given["species"]) > 0.85
@@ -221,7 +221,7 @@ def test_odd_tables_of_the_default_model(tmp_path, capsys):
     for name, columns in {"dates": {"x": y, "day": days}, "rows": {"x": y}, "none": {}}.items():
         pd.DataFrame(columns | {"y": y}).to_csv(tmp_path / "t.csv", index=False)
         files = [tmp_path / "t.csv", "--target", "y", "--output", tmp_path / "m.onnx"]
-        status = program.main([str(one) for one in ("train", *files, "--set", "max_iter=2")])
+        status = main([str(one) for one in ("train", *files, "--set", "max_iter=2")])
         assert status == (name == "none")
         told[name] = capsys.readouterr().err
     assert "Column 'day' holds dates, which are trained on as texts: make numbers of them" in told["dates"]
@@ -244,7 +244,7 @@ def test_truth_values_stay_numbers_where_some_are_missing(missing, model, tmp_pa
     assert status == 0
     assert onnx.load(tmp_path / "m.onnx").graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     files = [tmp_path / "m.onnx", tmp_path / "predict.csv", "--output", tmp_path / "p.csv"]
-    assert program.main([str(one) for one in ("predict", *files)]) == 0
+    assert main([str(one) for one in ("predict", *files)]) == 0
     known = tables["predict"].notna().to_numpy()
     right = read_back(tmp_path / "p.csv")["label"].to_numpy() == np.where(flags, "a", "b")
     assert right[known].all()
@@ -256,7 +256,7 @@ def test_columns_that_count_the_rows_give_a_warning(tmp_path, capsys):
     files = [tmp_path / "t.csv", "--target", "y", "--output", tmp_path / "m.onnx"]
     for left_out, warnings in {"a": 1, "Unnamed: 0": 0}.items():
         arguments = ("train", *files, "--drop", left_out, "--model", "linear", "--set", "max_iter=1")
-        assert program.main([str(one) for one in arguments]) == 0
+        assert main([str(one) for one in arguments]) == 0
         told = capsys.readouterr().err
         assert told.count("counts the rows") == warnings
         assert warnings == 0 or "Column 'Unnamed: 0' counts the rows; if it says nothing about them, leave it" in told
@@ -287,7 +287,7 @@ def test_the_task_is_found_in_the_target(tmp_path, capsys):
 def test_without_matplotlib_the_report_says_so(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     options = ["--target", "species", "--output", str(tmp_path / "m.onnx"), "--report", str(tmp_path / "r.html")]
-    assert program.main(["train", str(folder / "iris.csv"), *options, "--set", "max_iter=1"]) == 0
+    assert main(["train", str(folder / "iris.csv"), *options, "--set", "max_iter=1"]) == 0
     assert "matplotlib is not installed" in capsys.readouterr().err
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "matplotlib is not installed" in page
@@ -333,15 +333,17 @@ def test_ctrl_c_keeps_the_weights_reached_so_far(folder, tmp_path, capsys, monke
 
 
 def test_a_difference_from_the_estimator_fails(folder, tmp_path, capsys, monkeypatch):
+    from onnxtrain_sklearn.__main__ import main
     from onnxtrain_sklearn._cli import train
 
     monkeypatch.setattr(train, "prediction_difference", lambda *arguments: 0.5)
     options = ["--target", "species", "--output", str(tmp_path / "m.onnx"), "--set", "max_iter=1", "-q"]
-    assert program.main(["train", str(folder / "iris.csv"), *options]) == 1
+    assert main(["train", str(folder / "iris.csv"), *options]) == 1
     assert "DIFFER" in capsys.readouterr().out
 
 
 def test_a_pipeline_that_is_not_converted_leaves_the_network(folder, tmp_path, capsys, monkeypatch):
+    from onnxtrain_sklearn.__main__ import main
     from onnxtrain_sklearn._cli import train
 
     def refuse(*arguments):
@@ -349,7 +351,7 @@ def test_a_pipeline_that_is_not_converted_leaves_the_network(folder, tmp_path, c
 
     monkeypatch.setattr(train, "whole_graph", refuse)
     options = ["--target", "species", "--model", "mlp", "--output", str(tmp_path / "m.onnx"), "--set", "max_iter=1"]
-    assert program.main(["train", str(folder / "iris.csv"), *options]) == 0
+    assert main(["train", str(folder / "iris.csv"), *options]) == 0
     printed = capsys.readouterr()
     assert "no converter" in printed.err
     assert "the network alone" in printed.out

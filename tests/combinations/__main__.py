@@ -14,10 +14,10 @@ import sys
 import traceback
 from collections import Counter
 
-from onnxtrain_sklearn._gradient.engine import available_engines
 from tests.combinations import features
 from tests.combinations.draws import Draw, drawn
 from tests.combinations.run_case import outcome_of
+from tests.helpers.environment import available_engines
 
 
 def main() -> int:

@@ -11,9 +11,9 @@ import numpy as np
 from onnxtrain_sklearn import clear_cache
 from onnxtrain_sklearn._data import columns
 from onnxtrain_sklearn._estimators import examples
-from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training import device_step, formula_updates, host_updates, loss_graph
 from tests.combinations.draws import Draw
+from tests.helpers.environment import OWN_MEMORY
 
 PATCHES: dict[str, list[tuple[object, str, object]]] = {
     "usual": [],
@@ -37,7 +37,7 @@ def path(name: str) -> Iterator[None]:
         for module, constant, value in PATCHES[name]:
             stack.enter_context(mock.patch.object(module, constant, value))
         if name.startswith("device"):
-            stack.enter_context(mock.patch.dict(devices.OWN_MEMORY, {"CPUExecutionProvider": "cpu"}))
+            stack.enter_context(mock.patch.dict(OWN_MEMORY, {"CPUExecutionProvider": "cpu"}))
         clear_cache()
         try:
             yield

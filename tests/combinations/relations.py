@@ -24,14 +24,13 @@ from sklearn.metrics import check_scoring
 from sklearn.utils.class_weight import compute_sample_weight
 
 from onnxtrain_sklearn import Runtime, load_training
-from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn.callbacks import Checkpoint, EpochScoring, GradientStatistics
 from tests.combinations.draws import LABELS
 from tests.combinations.outcomes import NotApplicable, applies, difference, near, outcome, same
 from tests.combinations.recording import watched_in
 from tests.combinations.steering import STEERING
 from tests.combinations.wide_draws import WideDraw, quiet
+from tests.helpers.environment import OWN_MEMORY, available_engines
 
 
 def keeps_labels(draw: WideDraw, kept: np.ndarray) -> bool:
@@ -201,7 +200,7 @@ def training_graphs_go_on(draw: WideDraw) -> None:
 def devices_train_alike(draw: WideDraw) -> None:
     applies(draw.takes_minibatches and not draw.has("sparse_updates"))
     host = draw.fit()
-    with mock.patch.dict(devices.OWN_MEMORY, {"CPUExecutionProvider": "cpu"}):
+    with mock.patch.dict(OWN_MEMORY, {"CPUExecutionProvider": "cpu"}):
         device = draw.fit()
         near(host, device, draw.X)
         assert host.n_iter_ == device.n_iter_ or draw.has("tol", "early_stopping")

@@ -9,11 +9,11 @@ from itertools import islice
 
 import pytest
 
-from onnxtrain_sklearn._gradient.engine import available_engines
 from tests.combinations import compare, inert, paths, relations
 from tests.combinations.draws import drawn
 from tests.combinations.run_case import FAMILIES, outcome_of, relation_holds
 from tests.combinations.wide_draws import wide_drawn
+from tests.helpers.environment import available_engines
 
 engines = pytest.mark.parametrize("engine", available_engines())
 

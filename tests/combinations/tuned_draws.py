@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from onnxtrain_sklearn import FineTuner
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.losses import LOSSES
 from tests.combinations import draws, relations
 from tests.combinations.draws import Dice
 from tests.combinations.outcomes import applies, difference, outcome, same
 from tests.combinations.wide_draws import WIDTH, WideDraw, fitted
+from tests.helpers.environment import available_engines
 
 SHARED = (
     "file_predicts_alike", "forms_of_data_are_alike",

@@ -22,15 +22,15 @@ import onnx_ir as ir
 from onnx import helper
 from onnxruntime.capi import _pybind_state
 
+from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient import ort_training as ort
-from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines, gradient_graph
 from onnxtrain_sklearn._gradient.path import path
 from onnxtrain_sklearn._ir.opsets import MAX_OPSET
-from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.contracts import lowered_cases, ort_training_cases, portable_cases
 from tests.contracts.gradient_cases import Case, extra_opset, model_of
 from tests.contracts.portable_forms import lacks_double, opsets
+from tests.helpers.environment import ENGINES, RUNTIME_VERSION, available_engines
 from tests.helpers.sessions import session
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -222,7 +222,7 @@ def probe(engine: str, name: str) -> list[Trial]:
 
 
 def runtime(engine: str) -> str:
-    return f"onnxruntime{'-training' if engine == 'ort-training' else ''} {packages.version()}"
+    return f"onnxruntime{'-training' if engine == 'ort-training' else ''} {RUNTIME_VERSION}"
 
 
 def release(text: str) -> tuple[int, ...]:

@@ -28,9 +28,9 @@ from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._fitted.equivalence import margins, margins_of_labels, values
 from onnxtrain_sklearn._fitted.model_record import record_of
 from onnxtrain_sklearn._fitted.traversal import walk
-from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainError
 from tests.contracts.fitted_settings import FITTED_ON, SETTINGS, Setting
+from tests.helpers.environment import RUNTIME_VERSION
 
 COMMAND = "python -m tests.contracts.fitted"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -212,7 +212,7 @@ def away_from_kinks(numbers: np.ndarray, role: str) -> np.ndarray:
 def reason(error: Exception) -> str:
     """Return an error's message as far as it does not depend on the machine."""
     text = " ".join(str(error).split())
-    text = re.sub(r"by up to \S+", "by too much", text).replace(packages.version(), "").replace("  ", " ")
+    text = re.sub(r"by up to \S+", "by too much", text).replace(RUNTIME_VERSION, "").replace("  ", " ")
     return text if len(text) < 300 else text[:300] + "..."
 
 

@@ -18,13 +18,13 @@ import onnx
 import onnx.defs
 from onnx import TensorProto
 
+from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient import ort_training as ort
-from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._ir.opsets import MAX_OPSET, MIN_OPSET
-from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.contracts.node_test_models import LOSS, NodeTest, element, with_weighted_sum
 from tests.contracts.node_test_runs import Forward, Run, forward, points, reference_run, session_run, slope_along
+from tests.helpers.environment import LIMITS
 
 FAILS = "the graph with gradients does not run"
 RIGHT, REFUSED, UNCHECKED, WRONG = "right", "refused", "unchecked", "wrong"
@@ -38,7 +38,7 @@ def stamped(test: NodeTest, engine: str) -> int:
     """Return the opset of the test, or the nearest one that the engine takes where its nodes have the same settings."""
     own = opset_of(test.model)
     least, most = (ort.OPSETS[0], ort.OPSETS[-1]) if engine == "ort-training" else (MIN_OPSET, MAX_OPSET)
-    other = min(max(own, least), most, sessions.limits().opset)
+    other = min(max(own, least), most, LIMITS.opset)
     if other == own:
         return own
     with contextlib.suppress(Exception):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx
 
 from onnxtrain_sklearn._ir.opsets import MAX_OPSET
-from onnxtrain_sklearn._ort import sessions
 from tests.contracts import ort_training_cases
 from tests.contracts.gradient_cases import operators
+from tests.helpers.environment import LIMITS
 
-NEWEST = min(MAX_OPSET, sessions.limits().opset)
+NEWEST = min(MAX_OPSET, LIMITS.opset)
 
 MAY_REFUSE = {
     "its auto_pad needs fixed sizes": "the pads that it stands for depend on the sizes",

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain_sklearn._gradient.engine import gradient_graph
+from onnxtrain_sklearn import gradient_graph
 from tests.helpers.sessions import session
 
 EPSILON, MOMENTUM = 2**-9, 0.75

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain_sklearn._gradient.engine import gradient_graph
+from onnxtrain_sklearn import gradient_graph
 from tests.helpers.sessions import session
 
 FORWARD, INPUT, KERNEL = "forward", "input", "kernel"

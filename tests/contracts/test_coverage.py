@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from onnxtrain_sklearn._gradient.engine import ENGINES
 from tests.contracts import coverage
+from tests.helpers.environment import ENGINES
 
 DATA = coverage.read_coverage()
 

@@ -22,8 +22,8 @@ from numpy.testing import assert_allclose
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning, UnsupportedOperatorError
+from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

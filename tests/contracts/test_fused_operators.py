@@ -17,13 +17,13 @@ from numpy.testing import assert_allclose
 from onnx import helper, numpy_helper
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._importers.ort_fusions import FIRST_OPSETS, LOWERINGS, lower
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._model.precision import in_dtype
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts.fused_cases import CASES, CONTRIB
+from tests.helpers.environment import available_engines
 
 NO_KERNEL = "NOT_IMPLEMENTED|is not a registered function/op|Could not find an implementation|No Op registered"
 

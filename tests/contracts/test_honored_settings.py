@@ -15,13 +15,14 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain_sklearn._gradient.engine import gradient_graph
+from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._ir.supported import ANY
-from onnxtrain_sklearn._ort import gradient_builder, packages
+from onnxtrain_sklearn._ort import gradient_builder
 from tests.contracts import lowered_cases, ort_training_cases, portable_cases
 from tests.contracts.gradient_cases import Case, model_of
 from tests.contracts.portable_forms import refusal
 from tests.contracts.test_known_settings import TABLES
+from tests.helpers.environment import RUNTIME_VERSION
 from tests.helpers.sessions import session
 
 INERT = {
@@ -145,7 +146,7 @@ def test_a_case_shows_that_the_value_of_an_attribute_matters(table, operator, at
     engine = "ort-training" if table == "ort-training" else "portable"
     if engine == "ort-training" and not gradient_builder.has_gradient_builder():
         pytest.skip("needs onnxruntime-training")
-    if (operator, attribute) in CRASHES and packages.version().startswith(("1.19", "1.20", "1.21")):
+    if (operator, attribute) in CRASHES and RUNTIME_VERSION.startswith(("1.19", "1.20", "1.21")):
         pytest.skip(CRASHES[operator, attribute])
     met = calls(table).get(operator, [])
     own = [one for one, text, _ in met if not is_refused(table, one) and re.search(rf"\b{attribute} =", text)]

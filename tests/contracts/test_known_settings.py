@@ -13,9 +13,9 @@ from onnxtrain_sklearn._gradient import control_flow as control
 from onnxtrain_sklearn._gradient import lowering, portable
 from onnxtrain_sklearn._gradient import lowering as expand
 from onnxtrain_sklearn._gradient import ort_training as ort
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ir.supported import ANY, Supported
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
+from tests.helpers.environment import available_engines
 
 TABLES = {
     "control": control.RULES,

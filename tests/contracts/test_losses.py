@@ -17,14 +17,12 @@ import onnxruntime
 import pytest
 from sklearn.base import clone
 
-from onnxtrain_sklearn import losses
-from onnxtrain_sklearn._gradient.engine import gradient_graph
+from onnxtrain_sklearn import gradient_graph, losses
 from onnxtrain_sklearn._ir.opsets import MAX_OPSET
-from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.graph import GraphBuilder
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import LIMITS, each_engine
 
-OPSETS = (11, 12, 13, 17, 18, 19, 20, *range(21, min(MAX_OPSET, sessions.limits().opset) + 1))
+OPSETS = (11, 12, 13, 17, 18, 19, 20, *range(21, min(MAX_OPSET, LIMITS.opset) + 1))
 COLUMNS = {"regression": (1, 3), "binary": (1,), "multiclass": (2, 4), "multilabel": (3,)}
 VARIANTS: dict[str, list[dict[str, float]]] = {
     "huber": [{"delta": 0.25}],

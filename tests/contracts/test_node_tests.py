@@ -11,9 +11,9 @@ from collections import Counter
 import pytest
 
 from onnxtrain_sklearn._gradient import portable
-from onnxtrain_sklearn._gradient.engine import available_engines
 from tests.contracts.node_test_models import node_tests, without_repetitions
 from tests.contracts.node_tests import FAILS, REFUSED, RIGHT, UNCHECKED, WRONG, outcomes
+from tests.helpers.environment import available_engines
 
 PARTS = 12
 

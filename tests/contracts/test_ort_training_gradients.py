@@ -13,8 +13,8 @@ import functools
 import numpy as np
 import pytest
 
+from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient import ort_training as ort
-from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._ort import gradient_builder
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts.differences import reference_gradients

@@ -15,15 +15,15 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient import portable
-from onnxtrain_sklearn._gradient.engine import gradient_graph
-from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.contracts import lowered_cases
 from tests.contracts.differences import NO_KERNEL, reference_gradients
 from tests.contracts.gradient_cases import Case, extra_opset, model_of, operators
 from tests.contracts.portable_cases import CASES
 from tests.contracts.portable_forms import MAY_REFUSE, NEWEST, opsets, refusal
+from tests.helpers.environment import RUNTIME_VERSION
 from tests.helpers.sessions import session
 
 # onnxruntime 1.19 computes these in float32 even where the input is not, too coarsely for differences.
@@ -85,7 +85,7 @@ def differences_or_skip(index, opset, arrays, form):
     """Return the model, its loss and its gradients by central differences; skip what none computes."""
     if CASES[index].operator == "Dropout" and arrays.get("t", False):
         pytest.skip("what is dropped is random; test_portable.py holds the mask to what was dropped")
-    if CASES[index].operator == "STFT" and arrays["x"].shape[-1] == 2 and packages.version().startswith("1.19"):
+    if CASES[index].operator == "STFT" and arrays["x"].shape[-1] == 2 and RUNTIME_VERSION.startswith("1.19"):
         pytest.skip(OTHER_VALUES["STFT"])
     with skipping_without_kernel(CASES[index].operator):
         weighting, loss, wanted = expected(index)
@@ -104,7 +104,7 @@ def skipping_without_kernel(operator):
 
 
 def refused_itself(operator, message):
-    return packages.version().startswith("1.21") and re.search(REFUSED_GRAPHS.get(operator, "(?!)"), message)
+    return RUNTIME_VERSION.startswith("1.21") and re.search(REFUSED_GRAPHS.get(operator, "(?!)"), message)
 
 
 def require_right_value(index, model, arrays, loss):

@@ -19,12 +19,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from onnx.reference import ReferenceEvaluator
 
+from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient import ort_training as ort
 from onnxtrain_sklearn._gradient import portable
-from onnxtrain_sklearn._gradient.engine import available_engines, gradient_graph
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts.random_graphs import GENERATORS, sketches
 from tests.contracts.references import Erf, Gelu
+from tests.helpers.environment import available_engines
 from tests.helpers.sessions import session
 
 EXAMPLES = int(os.environ.get("RANDOM_GRAPHS", "0"))

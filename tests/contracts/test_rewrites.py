@@ -55,11 +55,11 @@ from sklearn.preprocessing import (
 from sklearn.svm import SVC, SVR, LinearSVC, NuSVC, NuSVR, OneClassSVM
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._importers import load as border
 from onnxtrain_sklearn._ir.queries import is_float
 from onnxtrain_sklearn._ml_operators.rewrite import RULES, rewrite
 from tests.helpers.differences import assert_gradients, assert_same, run, run_proto
+from tests.helpers.environment import available_engines
 
 FLOWERS, KIND = load_iris(return_X_y=True)
 FLOWERS, KIND = FLOWERS[::3].astype(np.float32), KIND[::3]

@@ -18,7 +18,7 @@ from onnxtrain_sklearn import LBFGS, MLP, SGD, AdamW, Inputs, Linear, OrtGradien
 from onnxtrain_sklearn._data import columns
 from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._given.comparison import COMPARED_ROWS
-from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

@@ -12,7 +12,6 @@ import pytest
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
 from onnxtrain_sklearn._estimators import transaction
-from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.passes import HostPass
 from onnxtrain_sklearn._training.step import HostStep
@@ -20,6 +19,7 @@ from onnxtrain_sklearn.callbacks import Callback
 from onnxtrain_sklearn.schedules import Cosine
 from tests.combinations.several_draws import split
 from tests.helpers.data import blobs
+from tests.helpers.environment import OWN_MEMORY
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_copied_is_kept():
 
 
 def test_on_a_device():
-    with mock.patch.dict(devices.OWN_MEMORY, {"CPUExecutionProvider": "cpu"}):
+    with mock.patch.dict(OWN_MEMORY, {"CPUExecutionProvider": "cpu"}):
         estimator, _ = fails_once()
         before, twin = seen(estimator), pickle.loads(pickle.dumps(estimator))
         attempted(estimator)

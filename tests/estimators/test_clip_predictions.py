@@ -15,7 +15,7 @@ from sklearn.metrics import r2_score
 from onnxtrain_sklearn import MLP, Linear, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import line
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.training import quietly, weights_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

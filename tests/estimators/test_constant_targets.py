@@ -18,7 +18,7 @@ from onnxtrain_sklearn import (
     TabMRegressor,
 )
 from onnxtrain_sklearn.losses import LOSSES
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(60, 3)

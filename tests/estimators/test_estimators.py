@@ -15,9 +15,9 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.utils import get_tags
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, losses
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.models import BaseBuilder
+from tests.helpers.environment import available_engines
 from tests.helpers.estimators import scaled_blobs, small_classifier, small_regressor
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -12,7 +12,7 @@ from onnxtrain_sklearn import LBFGS, SGD, OrtGradientClassifier, OrtGradientMult
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from onnxtrain_sklearn.losses import LOSSES, Loss
 from tests.contracts.test_losses import REFERENCES
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.graphs import model
 from tests.helpers.training import NEVER, quietly
 

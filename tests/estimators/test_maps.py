@@ -18,7 +18,7 @@ from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, OrtGradientClassifier, Or
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
 from tests.contracts.test_losses import REFERENCES
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.graphs import model
 from tests.helpers.training import NEVER
 

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 
 from onnxtrain_sklearn import Linear, OrtGradientClassifier
-from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

@@ -23,11 +23,11 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, RMSprop
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn.exceptions import DeviceError, DivergenceError, OnnxTrainWarning
 from onnxtrain_sklearn.schedules import Cosine
+from tests.helpers.environment import available_engines
 from tests.helpers.processes import run_in_new_process
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -24,7 +24,7 @@ from onnxtrain_sklearn._estimators.fit import prepared
 from onnxtrain_sklearn._finetuning.objective import OutputWeights, anchors, no_output_weights
 from onnxtrain_sklearn._finetuning.search import Candidate, Paths, metric, shares
 from onnxtrain_sklearn._finetuning.tuning_trainer import FineTuningTrainer
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 
 X, Y = load_diabetes(return_X_y=True)
 X = (X / X.std(axis=0)).astype(np.float32)

@@ -10,7 +10,7 @@ from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegre
 from onnxtrain_sklearn._estimators.examples import Call
 from onnxtrain_sklearn._estimators.finetuning import TUNED_PIECE
 from onnxtrain_sklearn._estimators.fit import prepared
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.graphs import model
 
 NET = model(x="float[N, 4, 3] X", y="float[N, 4, 2] Y", weights="float[3, 2] W = {1, -2, 3, 0.5, 1, 2}")

@@ -13,7 +13,7 @@ from sklearn.preprocessing import FunctionTransformer, MaxAbsScaler, Normalizer,
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier
 from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._estimators import finetuning
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 
 FAR_COLUMN, N_COLUMNS = 7, 400
 OLD, NEW, TEST = slice(0, 400), slice(400, 480), slice(480, None)

@@ -18,7 +18,7 @@ from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, RobustScaler, Sta
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators import finetuning
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.sessions import session
 
 STILL = 3

@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._finetuning.search import Candidate, chosen
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 
 X, Y = load_diabetes(return_X_y=True)
 X = (X / X.std(axis=0)).astype(np.float32)

@@ -18,9 +18,9 @@ from sklearn.preprocessing import OrdinalEncoder
 
 from onnxtrain_sklearn import OrtGradientRegressor
 from onnxtrain_sklearn._fitted.converters.trees import float32_cuts
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.converted import still
+from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

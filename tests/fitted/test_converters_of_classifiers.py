@@ -42,11 +42,11 @@ from sklearn.tree import DecisionTreeClassifier
 
 from onnxtrain_sklearn import OrtGradientClassifier
 from onnxtrain_sklearn._fitted.converters.gaussian_process import _squashed
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.graph import GraphBuilder
 from tests.helpers.converted import NEW, OLD, SVM, THREE, TREE, TWO, X, changed, given, still
+from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::FutureWarning")
 

@@ -16,8 +16,8 @@ from sklearn.preprocessing import (
 from sklearn.svm import OneClassSVM
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, losses
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.environment import available_engines
 from tests.helpers.transformed import GAPS, OUTLIERS, X, outputs, tuned
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -33,8 +33,8 @@ from sklearn.preprocessing import (
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._fitted.converters.preprocessing import NUMPY_FUNCTIONS
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.environment import available_engines
 from tests.helpers.transformed import GAPS, NUMBER, X, outputs, tuned
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

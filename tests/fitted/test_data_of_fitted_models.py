@@ -25,8 +25,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OrdinalEncoder, PowerTransformer, RobustScaler, StandardScaler
 
 from onnxtrain_sklearn import SGD
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.environment import available_engines
 from tests.helpers.fitted_models import BINARY, NEW, NUMBER, OLD, THREE, X, classifier, regressor, ridge, rng
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -37,7 +37,7 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeRegressor
 
 from onnxtrain_sklearn import losses
-from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.helpers.environment import available_engines
 from tests.helpers.fitted_models import (
     BINARY,
     NEW,

@@ -13,8 +13,8 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.utils.class_weight import compute_sample_weight
 
 from onnxtrain_sklearn import MLP, GraphModel, Linear, OrtGradientClassifier
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.environment import available_engines
 from tests.helpers.several_labels import (
     CODES,
     KINDS,

@@ -33,8 +33,8 @@ from sklearn.preprocessing import (
 import onnxtrain_sklearn._fitted.fitted_model as encoding
 import onnxtrain_sklearn._inference.predictor as inference
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.environment import available_engines
 from tests.helpers.mixed_columns import (
     BINARY,
     FRAME,

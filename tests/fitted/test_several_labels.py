@@ -28,9 +28,9 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 from onnxtrain_sklearn import Linear, OrtGradientClassifier, losses
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.fitted.test_labels_of_several_classes import positive_of
+from tests.helpers.environment import available_engines
 from tests.helpers.selection import one_case
 from tests.helpers.several_labels import (
     CODES,

@@ -27,12 +27,13 @@ from sklearn.tree import DecisionTreeClassifier
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, losses
 from onnxtrain_sklearn._fitted.equivalence import margins
 from onnxtrain_sklearn._fitted.model_record import record_of
-from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
+from onnxtrain_sklearn._gradient.engine import differentiate
 from onnxtrain_sklearn._ir.edits import initializers_to_inputs
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.shapes import infer_shapes
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.graph import GraphBuilder
+from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::FutureWarning")
 

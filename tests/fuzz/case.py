@@ -26,10 +26,10 @@ import onnxruntime
 
 import onnxtrain_sklearn
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import OnnxTrainError
 from tests.fuzz import attacks, files, messages, mutations, settings
 from tests.fuzz.seeds import Seed, pick
+from tests.helpers.environment import available_engines
 
 OWN = str(Path(onnxtrain_sklearn.__file__).parent)
 TOLD = (

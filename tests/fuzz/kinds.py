@@ -28,10 +28,10 @@ from onnxtrain_sklearn import (
     OrtGradientRegressor,
     gradient_graph,
 )
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import OnnxTrainError
 from tests.fuzz.opsets import RATE, ROWS, Drawn, compare, main, make, refusal
 from tests.fuzz.reference import File, in_double
+from tests.helpers.environment import available_engines
 
 FLOAT, BOOL, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL, onnx.TensorProto.INT64
 WORDS = np.array(["ant", "bee", "cat"])

@@ -24,10 +24,9 @@ import onnx.helper
 import onnx.numpy_helper
 
 from onnxtrain_sklearn import OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.exceptions import OnnxTrainError
 from tests.fuzz.reference import File
+from tests.helpers.environment import LIMITS, available_engines
 
 ROWS, RATE = 4, 2.0**-6
 SHAPES = {2: [6], 3: [3, 2], 4: [1, 3, 2]}
@@ -43,7 +42,7 @@ class Drawn:
     def __init__(self, number: int) -> None:
         self.rng = random.Random(number)
         self.numbers = np.random.RandomState(number % 2**31)
-        self.opset = self.rng.randint(7, min(26, sessions.limits().opset))
+        self.opset = self.rng.randint(7, min(26, LIMITS.opset))
         self.shape = list(SHAPES[self.rng.choice([2, 2, 3, 3, 4])])
         self.row = list(self.shape)
         self.nodes: list[onnx.NodeProto] = []

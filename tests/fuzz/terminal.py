@@ -22,7 +22,7 @@ import onnx
 import onnx.helper
 import pandas as pd
 
-from onnxtrain_sklearn._cli.program import main
+from onnxtrain_sklearn.__main__ import main
 from tests.fuzz import messages, mutations
 from tests.fuzz.seeds import SEEDS, Seed, seed
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from onnxtrain_sklearn._gradient.engine import available_engines
 from tests.fuzz import kinds, opsets
+from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

@@ -26,7 +26,7 @@ from onnxtrain_sklearn import (
     TabMClassifier,
     TabMRegressor,
 )
-from onnxtrain_sklearn._cli.program import main
+from onnxtrain_sklearn.__main__ import main
 from onnxtrain_sklearn.exceptions import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -12,8 +12,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+from tests.helpers.environment import available_engines
 
 CONSTANTS = """
     go = Constant<value = bool {1}>() three = Constant<value = int64 {3}>() two = Constant<value = int64 {2}>()

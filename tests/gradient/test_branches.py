@@ -9,8 +9,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from tests.helpers.data import rows
+from tests.helpers.environment import available_engines
 
 ENGINES = pytest.mark.parametrize("engine", available_engines())
 K = np.random.default_rng(0).normal(size=(2, 3, 3)).astype(np.float32)

@@ -13,13 +13,12 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, Runtime, clear_cache
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._model.precision import in_dtype
-from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.passes import PassGraph
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 from tests.helpers.data import DATA
+from tests.helpers.environment import OWN_MEMORY, available_engines
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -95,7 +94,7 @@ def test_graphs_of_float64(graphs):
 
 
 def test_memory_of_a_device(monkeypatch):
-    monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     plain, again = both()
     assert isinstance(again._state.live.step, DeviceStep)
     assert plain.loss_curve_ == again.loss_curve_

@@ -12,10 +12,11 @@ import pytest
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
 from onnxtrain_sklearn._gradient import engine as gradient_engine
-from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
+from onnxtrain_sklearn._gradient.engine import differentiate
 from onnxtrain_sklearn._gradient.ort_training import PROVEN
 from onnxtrain_sklearn._gradient.tuning import TUNING
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+from tests.helpers.environment import available_engines
 
 BOTH = pytest.mark.skipif(len(available_engines()) < 2, reason="needs onnxruntime-training")
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

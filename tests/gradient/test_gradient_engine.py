@@ -9,10 +9,10 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines
 from onnxtrain_sklearn._ort import gradient_builder
 from onnxtrain_sklearn.exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError
 from tests.helpers.data import DATA
+from tests.helpers.environment import ENGINES, available_engines
 
 training_runtime = pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
 

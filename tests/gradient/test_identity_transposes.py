@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from onnx import numpy_helper
 
 from onnxtrain_sklearn import gradient_graph
-from tests.helpers.engines import available_engines
+from tests.helpers.environment import available_engines
 
 ROWS = np.array([[0, 1, 2], [3, 1, 5], [9, 9, 0], [2, 4, 6]])
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.helpers.environment import available_engines
 
 POINTS = np.array([[1, 2], [3, 4], [-1, 0.5]], np.float32)
 CENTERS = np.array([[1, 2], [0, 4], [-1, 0.5]], np.float32)  # the first and the last point lie on theirs

@@ -15,10 +15,11 @@ from sklearn.datasets import make_classification
 from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
-from onnxtrain_sklearn._ort import devices, sessions
+from onnxtrain_sklearn._gradient.engine import differentiate
 from tests.helpers.data import DATA
+from tests.helpers.environment import available_engines
 from tests.helpers.sessions import evaluate
+from tests.helpers.sessions import session as session_of
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'
 BOTH = pytest.mark.skipif(len(available_engines()) < 2, reason="needs onnxruntime-training")
@@ -53,7 +54,7 @@ def test_gradients_are_those_of_pytorch(network, batch):
     wanted = {name.removeprefix("grad/"): array for name, array in arrays.items() if name.startswith("grad/")}
     model = network_with_loss(network, rows=arrays["y"].shape[1] if batch == "static" else None)
     graph = gradient_graph(model, wrt=list(wanted), engine="portable")
-    session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
+    session = session_of(graph)
     feeds = {v.name: arrays[v.name][0] for v in session.get_inputs()}
     gradients = session.run([f"{name}_grad" for name in wanted], feeds)
     for (name, array), gradient in zip(wanted.items(), gradients, strict=True):
@@ -123,7 +124,7 @@ def test_names_with_one_gradient_stay_apart():
     text += "{ f = Sum(a, b, c) r = Round(d) s = Sign(e) t = Sum(f, r, s) y = ReduceSum<keepdims = 0>(t) }"
     names = ["a", "b", "c", "d", "e"]
     graph = gradient_graph(onnx.parser.parse_model(text), wrt=names, engine="portable")
-    session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
+    session = session_of(graph)
     slopes = session.run([f"{name}_grad" for name in names], dict.fromkeys(names, np.ones(3, np.float32)))
     assert_allclose(slopes, np.repeat([1.0, 0.0], [3, 2])[:, None] * np.ones(3))
 
@@ -131,7 +132,7 @@ def test_names_with_one_gradient_stay_apart():
 def test_a_value_used_twice_sums_its_gradients_and_names_stay_apart():
     text = f"{HEAD} g (float[3] x, float[3] z) => (float y) {{ a = Add(x, z) y = ReduceSum<keepdims = 0>(a) }}"
     graph = gradient_graph(onnx.parser.parse_model(text), wrt=["x", "z"], engine="portable")
-    session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
+    session = session_of(graph)
     ones = np.ones(3, np.float32)
     _, x, z = session.run(None, {"x": ones, "z": ones})
     assert_allclose([x, z], 1.0)
@@ -146,7 +147,7 @@ def test_one_reshape_is_as_good_as_two():
     pairs = [n for n in graph.graph.node if n.op_type == "Reshape" and made.get(n.input[0]) == "Reshape"]
     assert not pairs
     feeds = {"x": np.zeros(3, np.float32), "s": np.array([1, 3]), "z": np.zeros((2, 3), np.float32)}
-    session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
+    session = session_of(graph)
     (gradient,) = session.run(["x_grad"], {i.name: feeds[i.name] for i in session.get_inputs()})
     assert_allclose(gradient, 2.0)
 
@@ -159,7 +160,7 @@ def test_gradients_of_gradients():
     first.graph.output.append(onnx.helper.make_tensor_value_info("total", onnx.TensorProto.FLOAT, []))
     first.graph.node[-2].output[0] = first.graph.node[-1].input[0] = "slope"
     second = gradient_graph(first, wrt="x", engine="portable")
-    session = sessions.create_session(second.SerializeToString(), devices.resolve_device())
+    session = session_of(second)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     total, slope = session.run(None, {"x": x})
     assert_allclose(total, (3 * x**2).sum())
@@ -194,7 +195,7 @@ def test_the_gradient_of_relu_passes_where_it_is_not_zero_however_small(dtype):
     text = f"""<ir_version: 8, opset_import: ["": 18]> g ({dtype}[7] x, {dtype}[7] w) => ({dtype} loss) {{
         y = Relu(x) z = Mul(y, w) loss = ReduceSum<keepdims = 0>(z) }}"""
     graph = gradient_graph(onnx.parser.parse_model(text), wrt=["x"], engine="portable")
-    session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
+    session = session_of(graph)
     kind = {"float": np.float32, "double": np.float64}[dtype]
     tiny = np.finfo(kind).smallest_subnormal
     x, w = np.array([-2, -tiny, -0.0, 0, tiny, 1e-39, 3], kind), np.arange(1, 8, dtype=kind)
@@ -210,7 +211,7 @@ def test_normalization_by_a_norm_in_float64(opset, p):
         y = LpNormalization<axis = 0, p = {p}>(x) z = Mul(y, w) loss = ReduceSum<keepdims = 0>(z)
     }}"""
     graph = gradient_graph(onnx.parser.parse_model(text), wrt=["x"], engine="portable")
-    session = sessions.create_session(graph.SerializeToString(), devices.resolve_device())
+    session = session_of(graph)
     x, w = np.array([0.5, -2.0, 1.5]), np.array([1.0, 3.0, -2.0])
     norm = np.linalg.norm(x, p)
     of_norm = np.sign(x) if p == 1 else x / norm

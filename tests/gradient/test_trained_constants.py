@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from onnx import helper, numpy_helper
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.helpers.environment import available_engines
 
 
 def model_with(kind, number):

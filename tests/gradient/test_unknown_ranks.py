@@ -10,8 +10,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+from tests.helpers.environment import available_engines
 
 UNKNOWN = "c = Constant<value = bool[4] {1, 1, 1, 1}>() s = Compress(S, c) r = Reshape(X, s)"
 """No inference knows how long the result of Compress is."""

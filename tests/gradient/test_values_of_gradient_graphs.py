@@ -7,9 +7,9 @@ import pytest
 
 from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient import engine as engines
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.graph import GraphBuilder
+from tests.helpers.environment import available_engines
 from tests.helpers.graphs import W, model
 from tests.helpers.sessions import evaluate
 

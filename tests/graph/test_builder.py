@@ -11,11 +11,11 @@ import pytest
 
 from onnxtrain_sklearn._ir.queries import is_float, reaching, reads
 from onnxtrain_sklearn._ir.shapes import infer_shapes
-from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.graph import GraphBuilder
+from tests.helpers.environment import LIMITS
 
-OPSETS = range(11, sessions.limits().opset + 1)
+OPSETS = range(11, LIMITS.opset + 1)
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 
 

@@ -13,7 +13,7 @@ from onnxtrain_sklearn import SGD, OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from onnxtrain_sklearn.graph import GraphBuilder, stop_gradient
 from onnxtrain_sklearn.losses import Loss
-from tests.helpers.engines import available_engines
+from tests.helpers.environment import available_engines
 
 
 def product_with_stopped():

@@ -11,8 +11,8 @@ from onnxtrain_sklearn._ir.edits import initializers_to_inputs
 from onnxtrain_sklearn._ir.shapes import infer_shapes
 from onnxtrain_sklearn._model.precision import in_dtype
 from onnxtrain_sklearn._model.weights import parameters_of
-from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn.graph import GraphBuilder
+from tests.helpers.sessions import session as session_of
 
 
 def run(model, feeds):
@@ -21,7 +21,7 @@ def run(model, feeds):
 
 
 def run_proto(proto, feeds):
-    return sessions.create_session(proto.SerializeToString(), devices.resolve_device()).run(None, feeds)
+    return session_of(proto).run(None, feeds)
 
 
 def assert_same(expected, found, tolerance=1e-5):
@@ -58,7 +58,7 @@ def slopes_along_entries(model, feeds, name, entries, step=1e-6):
     double = in_dtype(model, ir.DataType.DOUBLE)
     array = double.graph.initializers[name].const_value.numpy().copy()
     initializers_to_inputs(double.graph, [name])
-    session = sessions.create_session(border.to_proto(double).SerializeToString(), devices.resolve_device())
+    session = session_of(border.to_proto(double))
     fed = {v.name: feeds[v.name] for v in model.graph.inputs}
     fed = {key: a.astype(np.float64) if a.dtype == np.float32 else a for key, a in fed.items()}
     slopes = []

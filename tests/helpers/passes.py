@@ -8,7 +8,7 @@ import onnx.numpy_helper
 import onnx.parser
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.helpers.environment import available_engines
 
 ENGINES = available_engines()
 

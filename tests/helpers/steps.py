@@ -8,7 +8,6 @@ import onnx.numpy_helper
 import onnx.parser
 
 from onnxtrain_sklearn import MLP, SGD
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import devices
@@ -17,6 +16,7 @@ from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn._training.state import OptimizerState, Rates
 from onnxtrain_sklearn._training.step import HostStep, StepParts
 from onnxtrain_sklearn.losses import SquaredError
+from tests.helpers.environment import available_engines
 
 
 def new_step(proto, *, batch, trainable=None, dtype=None, output=None, **settings):

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._importers.load import checked
 from onnxtrain_sklearn._ir.edits import ELEMENTWISE
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.sessions import session
 
 SLOPES = {"ReduceL1": np.sign, "ReduceL2": np.sign, "ReduceLogSum": np.reciprocal, "ReduceSumSquare": lambda x: 2 * x}

@@ -14,8 +14,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from tests.helpers.data import DATA
+from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

@@ -18,7 +18,7 @@ from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ort import sessions as ort_sessions
 from onnxtrain_sklearn.exceptions import ModelError
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.hostile import X, fit_once, net, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -13,9 +13,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.shapes import infer_types, knows_few_integers
+from tests.helpers.environment import available_engines
 
 X = np.array([[1.0, 2.0], [-0.5, 0.3], [0.2, -1.0]], np.float32)
 W = np.array([[0.5], [-1.5]])

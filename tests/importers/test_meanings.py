@@ -9,9 +9,9 @@ import onnx.numpy_helper
 import pytest
 
 from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ir.opsets import converted
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.environment import available_engines
 from tests.helpers.graphs import model
 from tests.helpers.sessions import evaluate
 

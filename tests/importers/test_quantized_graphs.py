@@ -132,7 +132,7 @@ def test_copies_and_passes():
 def test_the_training_engine_is_not_asked():
     model, X = read("quantized_mlp")
     assert new(model).fit(X[:64], LABELS[:64]).engine_ == "portable"
-    from onnxtrain_sklearn._gradient.engine import available_engines
+    from tests.helpers.environment import available_engines
 
     if "ort-training" in available_engines():
         with pytest.raises(UnsupportedOperatorError, match=r"Round.*straight through"):

@@ -15,12 +15,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model.trainable import trainable_model
-from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning, UnsupportedOperatorError
 from tests.helpers.data import DATA
+from tests.helpers.environment import LIMITS, available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -120,7 +119,7 @@ def test_files_of_trained_networks_keep_the_names():
 
 @pytest.mark.parametrize("opset", [18, 21])
 def test_records_survive_the_conversion_to_another_opset(opset):
-    limits = replace(sessions.limits(), opset=opset)
+    limits = replace(LIMITS, opset=opset)
     source = onnx.load(DATA / "torch_fresh_dynamo.onnx")
     found = trainable_model(load(source, limits), foreign=True)
     assert found.model.opset_imports[""] == min(opset, 20)

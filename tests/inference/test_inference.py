@@ -14,7 +14,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data.columns import Column
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._inference import predictor as _inference
 from onnxtrain_sklearn._inference.graph import Head, inference_model
@@ -24,6 +23,7 @@ from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.environment import available_engines
 
 X = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
 NUMBERS = X @ [1.0, 2.0, 3.0]

@@ -28,7 +28,7 @@ from onnxtrain_sklearn._training.row_dependence import meet_in_loss
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
-from tests.helpers.engines import available_engines
+from tests.helpers.environment import available_engines
 from tests.helpers.meeting_losses import (
     Cox,
     HardTriplets,

@@ -15,12 +15,13 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor, clear_cache, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
+from onnxtrain_sklearn._gradient.engine import differentiate
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.opsets import MAX_OPSET
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
+from tests.helpers.environment import available_engines
 from tests.helpers.runtimes import INSTALLED, NEWER, OLDER
 from tests.helpers.sessions import evaluate
 

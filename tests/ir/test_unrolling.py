@@ -6,10 +6,10 @@ import onnx_ir as ir
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ir import control_flow
 from onnxtrain_sklearn._ir.control_flow import unroll
-from onnxtrain_sklearn._ort import devices, sessions
+from tests.helpers.environment import available_engines
+from tests.helpers.sessions import session as session_of
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 FEEDS = {"x": X, "h": np.float32([0.3, -0.2, 0.1, 0.5]), "go": np.array(True), "n": np.array(2)}
@@ -59,7 +59,7 @@ def unrolled_model(nodes):
 def run_unrolled(model):
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
-    session = sessions.create_session(proto.SerializeToString(), devices.resolve_device())
+    session = session_of(proto)
     return session.run(None, {v.name: FEEDS[v.name] for v in model.graph.inputs})
 
 
@@ -120,7 +120,7 @@ def test_onnxruntime_training_differentiates_what_is_written_out(name):
     found = []
     for engine in ("portable", "ort-training"):
         proto = gradient_graph(ir.to_proto(tail), wrt=["h", "x"], engine=engine)
-        session = sessions.create_session(proto.SerializeToString(), devices.resolve_device())
+        session = session_of(proto)
         found.append(session.run(["h_grad", "x_grad"], FEEDS))
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

@@ -12,10 +12,10 @@ from sklearn import metrics
 from sklearn._loss import loss as sklearn_loss
 from sklearn.linear_model import SGDClassifier
 
-from onnxtrain_sklearn import Linear, OrtGradientClassifier, losses
-from onnxtrain_sklearn._gradient.engine import available_engines, gradient_graph
+from onnxtrain_sklearn import Linear, OrtGradientClassifier, gradient_graph, losses
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.graph import GraphBuilder
+from tests.helpers.environment import available_engines
 
 RNG = np.random.default_rng(0)
 SCORES = RNG.standard_normal((20, 3)).astype(np.float32)

@@ -9,8 +9,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import log_softmax, softmax
 
 from onnxtrain_sklearn import MLP, SGD, GraphModel, OrtGradientClassifier, OrtGradientMultiOutput, clear_cache, losses
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._training import loss_graph, programs
+from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 K, N, WIDTH, PLACES = 300, 40, 5, 3

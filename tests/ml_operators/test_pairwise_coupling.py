@@ -12,12 +12,12 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.svm import SVC
 
 from onnxtrain_sklearn import OrtGradientClassifier, gradient_graph
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ir.control_flow import unroll
 from onnxtrain_sklearn._ml_operators import svm
-from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn.graph import GraphBuilder
+from tests.helpers.environment import available_engines
 from tests.helpers.selection import one_case
+from tests.helpers.sessions import session as session_of
 
 TINY = 1e-7
 CLASSES = (2, 3, 5, 12)
@@ -78,7 +78,7 @@ def coupling(classes, rows="N", dtype=ir.DataType.FLOAT):
 
 def coupling_session(model):
     proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
-    return sessions.create_session(proto.SerializeToString(), devices.resolve_device())
+    return session_of(proto)
 
 
 def run_coupling(model, *names, **feeds):

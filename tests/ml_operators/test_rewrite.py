@@ -11,12 +11,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._importers import load as border
 from onnxtrain_sklearn._ir.queries import is_float
 from onnxtrain_sklearn._ml_operators.rewrite import RULES, hold_formulas, rewrite
 from onnxtrain_sklearn._model.precision import in_dtype
-from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.contracts.rewrite_cases import (
     CASES,
@@ -27,6 +25,7 @@ from tests.contracts.rewrite_cases import (
     tree_attributes,
 )
 from tests.helpers.differences import assert_gradients, assert_same, run, run_proto
+from tests.helpers.environment import RUNTIME_VERSION, available_engines
 
 
 def test_every_rule_has_a_case():
@@ -62,7 +61,7 @@ def original(c):
 
 def forgets_logistic(c):
     """Whether the installed onnxruntime leaves out the transformation of a single score, as versions before 1.31 do."""
-    if c.attributes.get("post_transform") != "LOGISTIC" or packages.version() >= "1.31":
+    if c.attributes.get("post_transform") != "LOGISTIC" or RUNTIME_VERSION >= "1.31":
         return False
     attributes, weights = c.attributes, c.attributes.get("class_weights", [])
     if c.operator == "TreeEnsembleClassifier":

@@ -17,9 +17,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import load_digits
 
 from onnxtrain_sklearn import GraphModel, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.helpers.data import DATA
+from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

@@ -12,8 +12,8 @@ import pytest
 from onnx import numpy_helper
 
 from onnxtrain_sklearn import OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
 from tests.helpers.data import rows
+from tests.helpers.environment import available_engines
 
 WEIGHTS = {"w": np.full((3, 4), 0.5, np.float32), "v": np.full((4, 1), 0.5, np.float32)}
 GELU = "a = MatMul(X, w) d = Div(a, {}) e = Erf(d) y = MatMul(e, v)"

@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, ConvNet, FineTuner, GraphModel, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.ml_files import run
 
 X, Y = load_digits(return_X_y=True)

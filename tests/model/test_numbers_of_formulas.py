@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import SGD, LoRA, OrtGradientRegressor
 from onnxtrain_sklearn._model.roles import is_of_formulas, says_its_number
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.graphs import model
 from tests.helpers.training import NEVER
 

@@ -9,9 +9,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxtrain_sklearn import SGD, Inputs, OrtGradientRegressor
-from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import RUNTIME_VERSION, each_engine
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(30, 3)).astype(np.float32)
@@ -39,7 +38,7 @@ def trees(kind: type) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_trees_of_version_5_are_trained_in_their_type(kind):
-    if packages.version() < "1.20":
+    if RUNTIME_VERSION < "1.20":
         pytest.skip("this onnxruntime is too old for TreeEnsemble")
     data, y = X.astype(kind), RNG.normal(size=30).astype(kind)
     leaves = np.array([1.0, -2.0, 0.25, 3.0])

@@ -15,12 +15,12 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
 from onnxtrain_sklearn._estimators.source import source_of
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import rows
+from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

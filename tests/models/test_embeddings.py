@@ -29,7 +29,7 @@ from onnxtrain_sklearn.models import (
 )
 from onnxtrain_sklearn.models.embeddings import quantile_edges
 from tests.helpers.differences import assert_gradients, run_proto
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.training import quietly, weights_equal
 
 RNG = np.random.default_rng(0)

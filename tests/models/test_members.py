@@ -21,7 +21,7 @@ from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.models import BaseBuilder
 from tests.helpers.data import blobs, line
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.training import NEVER, quietly, weights_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -13,12 +13,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._training.randomness import UniformNumbers
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from onnxtrain_sklearn.models import ACTIVATIONS
 from tests.helpers.data import blobs, line
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import available_engines, each_engine
 from tests.helpers.training import NEVER, quietly, weights_equal
 from tests.models.test_models import REFERENCES
 

@@ -18,7 +18,7 @@ from onnxtrain_sklearn import Adam, AdamW, OrtGradientClassifier, OrtGradientReg
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn.models import PeriodicEmbedding, PiecewiseLinearEmbedding
 from tests.helpers.differences import assert_gradients, run_proto
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.training import quietly, weights_equal
 
 RNG = np.random.default_rng(0)

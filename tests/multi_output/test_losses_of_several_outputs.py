@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from onnxtrain_sklearn import LBFGS, SGD, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.losses import LOSSES
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.several_outputs import KINDS, data, graph, slopes, total_loss, weights
 from tests.helpers.training import NEVER
 

@@ -19,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import Inputs, LoRA, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.several_outputs import KINDS, data, graph
 from tests.helpers.training import NEVER
 

@@ -16,7 +16,7 @@ from onnxtrain_sklearn import SGD, Inputs, LoRA, OrtGradientMultiOutput
 from onnxtrain_sklearn._training.host_updates import RowUpdate
 from onnxtrain_sklearn.callbacks import Callback, Checkpoint
 from onnxtrain_sklearn.exceptions import ModelError
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.several_outputs import data, graph
 from tests.helpers.training import NEVER
 

@@ -15,7 +15,7 @@ from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn.exceptions import DivergenceError, ModelError
 from onnxtrain_sklearn.optimizers import LAMB, Adafactor, AdamW, Lion, Muon, Optimizer, Slot
 from tests.helpers.checkpoints import same
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.network import largest_error, trained
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.helpers.environment import available_engines
 from tests.helpers.processes import run_in_new_process
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

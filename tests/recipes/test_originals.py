@@ -18,7 +18,7 @@ from onnxtrain_sklearn import Adam, AdamW, OrtGradientClassifier, OrtGradientReg
 from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.models import PiecewiseLinearEmbedding
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.originals import BATCH, CODES, RUNS, STEPS, WIDTH, computed, stored
 from tests.helpers.training import quietly
 

@@ -12,12 +12,12 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import AdamW, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._ort import devices, gradient_builder
+from onnxtrain_sklearn._ort import gradient_builder
 from onnxtrain_sklearn._training.randomness import STEM, UniformNumbers
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import Constant, Cosine, FlatCosine, Linear, Progress, StepDecay
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import OWN_MEMORY, each_engine
 from tests.helpers.network import NAMES, largest_error, trained
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
@@ -47,7 +47,7 @@ def regressor(model=None, **settings):
 @pytest.mark.parametrize("name", MINIBATCH)
 def test_weight_decay_follows_its_schedule(name, engine, where, monkeypatch):
     if where == "device":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+        monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     rate = 0.002 if name == "lion" else 0.01
     settings = {"learning_rate_init": rate, "optimizer": OPTIMIZERS[name](weight_decay=0.5), "engine": engine}
     fitted = regressor(weight_decay_schedule="flat_cos", learning_rate="linear", **settings).fit(X, y)
@@ -158,7 +158,7 @@ def dropout_reference(fitted, factor_at):
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_dropout_follows_its_schedule(engine, where, monkeypatch):
     if where == "device":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+        monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     settings = {"optimizer": "sgd", "learning_rate_init": 0.05, "engine": engine}
     fitted = regressor(DROPOUT, dropout_schedule="flat_cos", **settings).fit(X, y)
     assert_allclose(fitted.weights_["W"].ravel(), dropout_reference(fitted, flat_cosine), rtol=0, atol=1e-5)

@@ -31,7 +31,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
+from tests.helpers.environment import available_engines
 
 SEEDS = range(4)
 PIPELINE = make_pipeline(MinMaxScaler(), PCA(0.95), LogisticRegression(max_iter=1000))

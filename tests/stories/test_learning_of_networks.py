@@ -19,7 +19,7 @@ from sklearn.model_selection import train_test_split
 
 from onnxtrain_sklearn import OrtGradientClassifier
 from tests.helpers.data import DATA
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")]
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._training.device_step import DeviceStep
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.network import NAMES, largest_error, trained
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER

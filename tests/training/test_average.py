@@ -15,7 +15,7 @@ from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.update_bindings import step_weight
 from onnxtrain_sklearn.exceptions import DivergenceError, InvalidParameterError
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.network import NAMES, largest_error, trained
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER

@@ -14,7 +14,7 @@ from sklearn.model_selection import GridSearchCV
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import InvalidParameterError
 from onnxtrain_sklearn.schedules import Adaptive
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(120, 4)).astype(np.float32)

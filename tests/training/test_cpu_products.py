@@ -14,8 +14,7 @@ import onnx_ir as ir
 import pytest
 from numpy.testing import assert_allclose
 
-from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier
-from onnxtrain_sklearn._gradient.engine import gradient_graph
+from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, gradient_graph
 from onnxtrain_sklearn._training.pass_rewrites import (
     LEAST_COLUMNS,
     LEAST_INPUTS,

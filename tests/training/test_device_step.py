@@ -22,6 +22,7 @@ from onnxtrain_sklearn._training.device_step import ALIGNMENT, DeviceStep
 from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Cosine, Warmup
+from tests.helpers.environment import OWN_MEMORY
 from tests.helpers.meeting_losses import HardTriplets
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -64,7 +65,7 @@ CASES = {
 @pytest.fixture
 def own_memory(monkeypatch):
     """Let the CPU pass for a device whose memory the host does not see."""
-    monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
 
 
 def device_step_classifier(**settings):
@@ -85,7 +86,7 @@ def assert_same_training(a, b, rtol=1e-5, atol=1e-6):
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_that_of_the_host(name, limit, monkeypatch):
     host = device_step_classifier(**CASES[name]).fit(X, y, WEIGHTS)
-    monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     monkeypatch.setattr(_device_step, "RESIDENT_LIMIT", limit)
     device = device_step_classifier(**CASES[name]).fit(X, y, WEIGHTS)
     assert isinstance(device._state.live.step, DeviceStep)
@@ -147,7 +148,7 @@ def test_copies_go_on_exactly_and_change_between_host_and_device(how, own_memory
     twin.partial_fit(X[:30], y[:30])
     for name, array in device.weights_.items():
         assert_array_equal(array, twin.weights_[name])
-    monkeypatch.delitem(devices.OWN_MEMORY, "CPUExecutionProvider")
+    monkeypatch.delitem(OWN_MEMORY, "CPUExecutionProvider")
     third.partial_fit(X[:30], y[:30])
     assert isinstance(third._state.live.step, HostStep)
     assert_same_training(third, device)
@@ -167,7 +168,7 @@ def test_several_inputs_sparse_rows_and_doubles(monkeypatch):
         return OrtGradientRegressor(model, max_iter=3, random_state=0, batch_size=20).fit(data, X[:, 0] + y)
 
     hosts = {name: trained(name) for name in inputs}
-    monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     for name, host in hosts.items():
         assert_same_training(trained(name), host)
 

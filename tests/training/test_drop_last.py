@@ -13,7 +13,7 @@ from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegres
 from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn.callbacks import Checkpoint
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.network import largest_error, trained
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER, weights_equal

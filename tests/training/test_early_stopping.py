@@ -13,7 +13,7 @@ from sklearn.preprocessing import OneHotEncoder
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn.callbacks import EpochScoring
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

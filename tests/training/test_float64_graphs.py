@@ -10,8 +10,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import OrtGradientRegressor
-from onnxtrain_sklearn._ort import devices, sessions
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
+from tests.helpers.sessions import session as session_of
 from tests.helpers.steps import data, fill, mlp, new_step
 from tests.helpers.training import quietly
 
@@ -68,7 +68,7 @@ def test_float64_graphs_give_float64_back(activation, engine):
     assert {array.dtype for array in regressor.weights_.values()} == {np.dtype(np.float64)}
     exported = regressor.to_onnx()
     assert exported.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.DOUBLE
-    session = sessions.create_session(exported.SerializeToString(), devices.resolve_device())
+    session = session_of(exported)
     assert_array_equal(regressor.predict(X), session.run(None, {"X": X})[0].ravel())
     assert regressor.predict(X).dtype == np.float64
 

@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 
 from onnxtrain_sklearn._ir.protobuf import to_proto
-from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding, DeviceArray
 from onnxtrain_sklearn._training.pass_rewrites import in_written_shapes, return_before_reshapes
+from tests.helpers.sessions import session as session_of
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]> graph (float[2, 6] x, int64[2] sizes) => '
 LAST = {
@@ -40,7 +40,7 @@ def test_a_gradient_is_returned_before_its_last_reshape(text):
     return_before_reshapes(model.graph, ["w"])
     output = model.graph.outputs[0]
     assert (output.name, output.producer().op_type, tuple(output.shape)) == ("w_grad", "Neg", (2, 6))
-    session = sessions.create_session(to_proto(model).SerializeToString(), devices.resolve_device())
+    session = session_of(to_proto(model))
     x, vector = np.arange(12, dtype=np.float32).reshape(2, 6), np.zeros(14, np.float32)
     written = in_written_shapes(session, {"w_grad": vector[1:13].reshape(expected)})
     inputs = {"x": x, "sizes": np.array([3, 4])}
@@ -60,7 +60,7 @@ def test_other_gradients_are_returned_as_they_are(text):
 def test_an_array_of_a_device_is_viewed_in_the_written_shape():
     model = model_of(LAST["reshape"])
     return_before_reshapes(model.graph, ["w"])
-    session = sessions.create_session(to_proto(model).SerializeToString(), devices.resolve_device())
+    session = session_of(to_proto(model))
     whole = DeviceArray(np.zeros(14, np.float32), ("cpu", 0))
     view = in_written_shapes(session, {"w_grad": whole.part(1, (3, 4))})["w_grad"]
     assert (view.shape, view.pointer - whole.pointer) == ((2, 6), 4)

@@ -12,11 +12,11 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._training import host_updates
 from onnxtrain_sklearn._training.host_updates import RowUpdate
 from onnxtrain_sklearn._training.passes import SPARE, SPARE_ROWS
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, RMSprop
+from tests.helpers.environment import available_engines
 from tests.helpers.training import NEVER, quietly
 from tests.helpers.training_graphs import Folder
 

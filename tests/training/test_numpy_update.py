@@ -9,11 +9,11 @@ from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientRegressor, RMSprop
 from onnxtrain_sklearn._ir.protobuf import to_proto
-from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._training import formula_updates, host_updates
 from onnxtrain_sklearn._training.formula_updates import NumpyUpdate, formula_of
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer, Parameter, update_graph
+from tests.helpers.sessions import session as session_of
 
 RULES = [rule for rule in OPTIMIZERS.values() if issubclass(rule, Optimizer) and rule.elementwise]
 CASES = [*(rule() for rule in RULES), SGD(momentum=0.9, nesterov=True), SGD(momentum=0.9), AdamW(weight_decay=0.1)]
@@ -38,7 +38,7 @@ def test_numbers_are_those_of_the_session(optimizer, kind, block, monkeypatch):
     ours, theirs = vectors(graph, dtype), vectors(graph, dtype)
     gradients = np.random.default_rng(1).normal(size=SIZE).astype(dtype)
     scalars = {name: np.zeros((), dtype) for name in graph.scalars(0.1, 1)}
-    session = sessions.create_session(to_proto(graph.model).SerializeToString(), devices.resolve_device())
+    session = session_of(to_proto(graph.model))
     inputs, outputs = {**theirs, "gradients": gradients, **scalars}, {f"new_{n}": v for n, v in theirs.items()}
     runs = (formula_updates.numpy_update(formula, ours, gradients, scalars), Binding(session, inputs, outputs))
     for t in range(1, 4):

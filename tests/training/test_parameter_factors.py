@@ -13,13 +13,13 @@ from numpy.testing import assert_array_equal
 from sklearn.base import clone
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._ort import devices, sessions
+from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._training import host_updates
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.parameters import Factors, FlatParameters, segments
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import OWN_MEMORY, each_engine
 from tests.helpers.network import NAMES, largest_error, trained
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
@@ -53,7 +53,7 @@ def weight_decay(name):
 
 @pytest.fixture
 def own_memory(monkeypatch):
-    monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
 
 
 @each_engine
@@ -61,7 +61,7 @@ def own_memory(monkeypatch):
 @pytest.mark.parametrize("name", sorted(n for n, kind in OPTIMIZERS.items() if issubclass(kind, Optimizer)))
 def test_each_optimizer_takes_both(name, engine, where, monkeypatch):
     if where == "device":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+        monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     optimizer, rate = OPTIMIZERS[name](weight_decay=0.3), 0.002 if name == "lion" else 0.01
     fitted = regressor(
         optimizer=optimizer, engine=engine, learning_rate_factors=RATES, weight_decay_factors=DECAYS,

@@ -11,9 +11,9 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn._data.columns import Column
-from onnxtrain_sklearn._gradient.engine import gradient_graph
 from onnxtrain_sklearn._gradient.portable import factor_out_columns
 from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.passes import RowShares

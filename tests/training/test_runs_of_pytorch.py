@@ -16,11 +16,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import SGD, AdamW, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.helpers.data import DATA
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import available_engines, each_engine
 
 Arrays = dict[str, np.ndarray]
 

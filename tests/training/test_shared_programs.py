@@ -42,7 +42,7 @@ from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.losses import Loss
 from onnxtrain_sklearn.optimizers import Optimizer, RMSprop
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

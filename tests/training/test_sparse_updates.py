@@ -11,12 +11,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._estimators.config import sparse_updates_of
-from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn._training.host_updates import RowUpdate
 from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, Lion, Optimizer, RMSprop
+from tests.helpers.environment import available_engines
 
 WORDS, WIDTH, LENGTH, BATCH = 1500, 4, 3, 8
 RNG = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from onnxtrain_sklearn._training import host_updates
 from onnxtrain_sklearn._training.state import Rates
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.steps import data, fill, mlp, new_like, new_step, one_step
 from tests.helpers.training import quietly
 

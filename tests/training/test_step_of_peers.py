@@ -15,7 +15,7 @@ from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.state import Rates
 from onnxtrain_sklearn.losses import LogLoss, SquaredError
 from tests.helpers.data import DATA
-from tests.helpers.engines import each_engine
+from tests.helpers.environment import each_engine
 from tests.helpers.steps import mlp, new_step, one_step
 from tests.helpers.training import quietly
 

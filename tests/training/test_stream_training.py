@@ -9,12 +9,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import LBFGS, MLP, OrtGradientClassifier
 from onnxtrain_sklearn._data.batches import Block, BlockBatches
 from onnxtrain_sklearn._data.columns import Column
-from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.history import History
 from onnxtrain_sklearn._training.trainer import FullBatchTrainer, Trainer
 from onnxtrain_sklearn.callbacks import LearningRateFinder, SnapshotEnsemble, WeightAveraging
-from tests.helpers.engines import available_engines
+from tests.helpers.environment import OWN_MEMORY, available_engines
 from tests.helpers.loop import Batches, Step, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -61,7 +60,7 @@ def streamed(monkeypatch):
 @pytest.fixture(params=["host", "device"])
 def where(request, monkeypatch):
     if request.param == "device":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+        monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
         monkeypatch.setattr("onnxtrain_sklearn._training.device_step.RESIDENT_LIMIT", 0)
         monkeypatch.setattr("onnxtrain_sklearn._training.device_step.STEPS_AT_ONCE", 2)
     return request.param

@@ -11,9 +11,8 @@ import pytest
 from sklearn.base import clone
 
 from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifier
-from onnxtrain_sklearn._export.folder import tensors_of
 from tests.helpers.training import quietly
-from tests.helpers.training_graphs import Folder
+from tests.helpers.training_graphs import Folder, tensors_of
 from tests.helpers.web import in_node, module
 
 SMALL = {"hidden_layer_sizes": (8, 8), "max_iter": 4, "batch_size": 32, "n_ensembles": 3, "random_state": 0}

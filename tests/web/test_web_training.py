@@ -21,11 +21,10 @@ from onnxtrain_sklearn import (
     OrtGradientRegressor,
     schedules,
 )
-from onnxtrain_sklearn._export.folder import tensors_of
 from tests.helpers.meeting_losses import PairRanking
 from tests.helpers.several_outputs import KINDS, data, graph
 from tests.helpers.training import quietly
-from tests.helpers.training_graphs import SETTINGS
+from tests.helpers.training_graphs import SETTINGS, tensors_of
 from tests.helpers.web import in_node
 
 
