@@ -55,7 +55,7 @@ from sklearn.preprocessing import (
 from sklearn.svm import SVC, SVR, LinearSVC, NuSVC, NuSVR, OneClassSVM
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from onnxtrain_sklearn._importers import load as border
+from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.queries import is_float
 from onnxtrain_sklearn._ml_operators.rewrite import RULES, rewrite
 from tests.helpers.differences import assert_gradients, assert_same, run, run_proto
@@ -175,7 +175,7 @@ def every_rewrite(test):
 def test_values_are_those_of_the_converted_model(index):
     proto, X = converted_model(index), moved(CASES[index][1])
     feeds = {proto.graph.input[0].name: X}
-    rewritten = rewrite(border.load(proto))
+    rewritten = rewrite(load(proto))
     for expected, found in zip(run_proto(proto, feeds), run(rewritten.model, feeds), strict=True):
         if isinstance(expected, list):  # of dictionaries, which the border makes tensors of
             expected = np.array([list(row.values()) for row in expected], np.float32)
@@ -187,7 +187,7 @@ def test_values_are_those_of_the_converted_model(index):
 def test_every_parameter_has_its_gradient(index):
     _, X, _, stem, _ = CASES[index]
     proto = converted_model(index)
-    rewritten = rewrite(border.load(proto))
+    rewritten = rewrite(load(proto))
     outputs = [v.name for v in rewritten.model.graph.outputs if is_float(v)]
     feeds = {proto.graph.input[0].name: moved(X[:9])}
     made = {role.name for role in rewritten.roles}

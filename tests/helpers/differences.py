@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain_sklearn._gradient.engine import differentiate
-from onnxtrain_sklearn._importers import load as border
 from onnxtrain_sklearn._ir.edits import initializers_to_inputs
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.shapes import infer_shapes
 from onnxtrain_sklearn._model.precision import in_dtype
 from onnxtrain_sklearn._model.weights import parameters_of
@@ -17,7 +17,7 @@ from tests.helpers.sessions import session as session_of
 
 def run(model, feeds):
     """Run a model in onnxruntime."""
-    return run_proto(border.to_proto(model), feeds)
+    return run_proto(to_proto(model), feeds)
 
 
 def run_proto(proto, feeds):
@@ -58,7 +58,7 @@ def slopes_along_entries(model, feeds, name, entries, step=1e-6):
     double = in_dtype(model, ir.DataType.DOUBLE)
     array = double.graph.initializers[name].const_value.numpy().copy()
     initializers_to_inputs(double.graph, [name])
-    session = session_of(border.to_proto(double))
+    session = session_of(to_proto(double))
     fed = {v.name: feeds[v.name] for v in model.graph.inputs}
     fed = {key: a.astype(np.float64) if a.dtype == np.float32 else a for key, a in fed.items()}
     slopes = []

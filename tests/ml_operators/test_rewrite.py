@@ -11,7 +11,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxtrain_sklearn._importers import load as border
+from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.queries import is_float
 from onnxtrain_sklearn._ml_operators.rewrite import RULES, hold_formulas, rewrite
 from onnxtrain_sklearn._model.precision import in_dtype
@@ -75,14 +76,14 @@ def test_values_are_those_of_onnxruntime(c):
     if forgets_logistic(c):
         pytest.skip("this onnxruntime leaves out LOGISTIC")
     wanted = original(c)
-    found = run(rewrite(border.load(c.proto)).model, c.fed)
+    found = run(rewrite(load(c.proto)).model, c.fed)
     for expected, value in zip(wanted, found, strict=True):
         assert_same(expected, value)
 
 
 @right
 def test_only_what_finds_leaves_and_strings_is_left(c):
-    model = rewrite(border.load(c.proto)).model
+    model = rewrite(load(c.proto)).model
     left = {node.op_type for node in model.graph if (node.domain, node.op_type) in RULES}
     strings = any(value.dtype is ir.DataType.STRING for value in model.graph.inputs)
     trees = c.operator.replace("Classifier", "Regressor") if "Tree" in c.operator else ""
@@ -91,7 +92,7 @@ def test_only_what_finds_leaves_and_strings_is_left(c):
 
 @pytest.mark.parametrize("c", [c for c in CASES if "Tree" in c.operator and not c.refused], ids=as_number)
 def test_places_of_leaf_values_tell_tree_node_and_target(c):
-    rewritten = rewrite(border.load(c.proto))
+    rewritten = rewrite(load(c.proto))
     role = next(role for role in rewritten.roles if role.role == "leaf_values")
     array = rewritten.model.graph.initializers[role.name].const_value.numpy()
     assert role.places.shape == (*role.shape, 3)
@@ -106,7 +107,7 @@ def test_places_of_leaf_values_tell_tree_node_and_target(c):
 
 @right
 def test_parameters_hold_the_numbers_of_the_attributes(c):
-    rewritten = rewrite(border.load(c.proto))
+    rewritten = rewrite(load(c.proto))
     shapes = {role.role: role.shape for role in rewritten.roles}
     assert c.parameters.items() <= shapes.items()
     initializers = rewritten.model.graph.initializers
@@ -124,7 +125,7 @@ def test_gradients_are_those_of_central_differences(c, engine):
     if c.stays:
         pytest.skip("nothing was rewritten")
     original(c)
-    rewritten = rewrite(border.load(c.proto))
+    rewritten = rewrite(load(c.proto))
     floats = [v.name for v in rewritten.model.graph.outputs if is_float(v)]
     output = floats[-1]
     try:
@@ -141,7 +142,7 @@ def test_gradients_are_those_of_central_differences(c, engine):
 def test_what_has_no_form_is_refused(c):
     """Lists that onnxruntime would read behind are refused when the file is read."""
     with pytest.raises(ModelError, match=rf"{c.refused}|is not valid: .* does not fit") as error:
-        rewrite(border.load(c.proto))
+        rewrite(load(c.proto))
     assert f"Node '{c.operator.lower()}' (" in str(error.value)
 
 
@@ -157,16 +158,16 @@ def several_nodes(*nodes, outputs=(("y", 1, ["N", 1]),), held=(), producer="test
 
 
 def test_the_given_model_is_left_as_it_is():
-    source = border.load(CASES[0].proto)
-    before = border.to_proto(source).SerializeToString()
+    source = load(CASES[0].proto)
+    before = to_proto(source).SerializeToString()
     rewrite(source)
-    assert border.to_proto(source).SerializeToString() == before
+    assert to_proto(source).SerializeToString() == before
 
 
 def test_nodes_of_one_kind_have_parameters_of_their_own():
     first = onnx.helper.make_node("LinearRegressor", ["x"], ["a"], "one", domain=ML, **LINE)
     second = onnx.helper.make_node("LinearRegressor", ["x"], ["b"], "two", domain=ML, **LINE)
-    rewritten = rewrite(border.load(several_nodes(first, second, onnx.helper.make_node("Mul", ["a", "b"], ["y"], "m"))))
+    rewritten = rewrite(load(several_nodes(first, second, onnx.helper.make_node("Mul", ["a", "b"], ["y"], "m"))))
     names = [(role.node, role.name) for role in rewritten.roles]
     assert names == [
         ("one", "linear_regressor.coef"),
@@ -179,12 +180,12 @@ def test_nodes_of_one_kind_have_parameters_of_their_own():
 def test_what_nobody_reads_is_not_rewritten():
     faulty = onnx.helper.make_node("LinearRegressor", ["x"], ["z"], "unread", domain=ML, coefficients=[1.0] * 5)
     right = onnx.helper.make_node("LinearRegressor", ["x"], ["y"], "read", domain=ML, **LINE)
-    assert {role.node for role in rewrite(border.load(several_nodes(faulty, right))).roles} == {"read"}
+    assert {role.node for role in rewrite(load(several_nodes(faulty, right))).roles} == {"read"}
 
 
 def test_declared_shapes_that_are_wrong_are_not_believed():
     node = onnx.helper.make_node("LinearRegressor", ["x"], ["y"], "line", domain=ML, **LINE)
-    model = rewrite(border.load(several_nodes(node, outputs=[("y", 1, ["N", 2])]))).model
+    model = rewrite(load(several_nodes(node, outputs=[("y", 1, ["N", 2])]))).model
     assert model.graph.outputs[0].shape[1] == 1
 
 
@@ -196,7 +197,7 @@ def test_dictionaries_of_scores_are_read_as_tensors():
     mapped = onnx.helper.make_map_type_proto(7, onnx.helper.make_tensor_type_proto(1, []))
     proto.graph.output[0].type.CopyFrom(onnx.helper.make_sequence_type_proto(mapped))
     expected = np.array([[row[0], row[1]] for row in run_proto(proto, {"x": X})[0]], np.float32)
-    model = rewrite(border.load(proto)).model
+    model = rewrite(load(proto)).model
     assert [v.name for v in model.graph.outputs] == ["y"]
     assert_same(expected, run(model, {"x": X})[0])
 
@@ -210,7 +211,7 @@ def test_numbers_of_formulas_are_no_weights(producer):
         "y = Sub(unity1, c) }"
     )
     proto = several_nodes(*body.node, outputs=[("y", 1, ["N", 3])], held=held, producer=producer)
-    given = border.load(proto)
+    given = load(proto)
     hold_formulas(given)
     model = rewrite(given).model
     weights = {"coef", "Ad_Addcst1"} if producer == "skl2onnx" else {"coef", "Ad_Addcst1", "unity1", "Mu_Mulcst"}
@@ -232,7 +233,7 @@ def test_numbers_that_are_imputed_later_have_no_part_in_gradients(marks, engine)
     held = [onnx.numpy_helper.from_array(np.array([0.1, 0.2, 0.3], np.float32), "means")] if marks else []
     proto = several_nodes(*nodes, outputs=[("y", 1, ["N", 3])], held=held)
     feeds = {"x": np.where(np.arange(X.size).reshape(X.shape) % 4 == 0, np.float32("nan"), X)}
-    model = rewrite(border.load(proto)).model
+    model = rewrite(load(proto)).model
     assert_same(run_proto(proto, feeds)[0], run(model, feeds)[0])
     names = assert_gradients(model, "y", feeds, engine)
     assert set(names) == {"scaler.offset", "scaler.scale", "means" if marks else "imputer.imputed"}
@@ -240,13 +241,13 @@ def test_numbers_that_are_imputed_later_have_no_part_in_gradients(marks, engine)
 
 def test_numbers_that_stay_missing_are_scaled_plainly():
     node = onnx.helper.make_node("Scaler", ["x"], ["y"], "s", domain=ML, offset=[0.5], scale=[2.0])
-    model = rewrite(border.load(several_nodes(node, outputs=[("y", 1, ["N", 3])]))).model
+    model = rewrite(load(several_nodes(node, outputs=[("y", 1, ["N", 3])]))).model
     assert [node.op_type for node in model.graph if node.op_type != "Constant"] == ["Sub", "Mul"]
 
 
 def test_trees_find_the_same_leaves_in_float64():
     attributes = tree_attributes("target", [3, 2])
     node = onnx.helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], "t", domain=ML, n_targets=1, **attributes)
-    model = rewrite(border.load(several_nodes(node))).model
+    model = rewrite(load(several_nodes(node))).model
     double = in_dtype(model, ir.DataType.DOUBLE)
     assert_same(run(model, {"x": GRID})[0].astype(float), run(double, {"x": GRID.astype(float)})[0], tolerance=1e-6)
