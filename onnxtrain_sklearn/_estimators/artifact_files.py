@@ -40,7 +40,7 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
 
     optimizer = _block_of_optimizer(estimator)
     _require_expressible(estimator, state)
-    loss = loss_of(estimator, state.fitted, state.source)
+    loss = loss_of(estimator._task(), state.fitted, state.source)
     names = {value.name for value in state.model.model.graph.initializers.values()}
     generate_artifacts(
         to_proto(_with_loss(state, loss)),

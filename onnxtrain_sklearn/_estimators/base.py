@@ -17,7 +17,6 @@ import onnx
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from .._data.targets import Classes, Targets
 from .._export.folder import StateArrays
 from .._export.source import ExportSource
 from .._fitted.fitted_model import is_estimator
@@ -39,6 +38,7 @@ from .fitted_state import FittedState
 from .parameters import CallbackSupportMixin, Parameters, resolved
 from .pickling import cloned, restore_copy, state_of_copy
 from .predict import predicted
+from .tasks import Task
 from .to_sklearn import trained_estimator
 from .training_files import constants_of, export_folder, export_source, load_state, training_onnx
 
@@ -383,16 +383,9 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
 class BaseOrtGradient(GraphEstimator):
     """Base class of the classifier and the regressor: one trained output."""
 
-    _default_loss: str
-    """The default loss: with a fitted model, the loss of that model replaces it."""
-
     @abstractmethod
-    def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
-        """Return the targets as numbers; ``classes`` are the classes already known."""
-
-    @abstractmethod
-    def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-        """Return the validation score of the predictions."""
+    def _task(self) -> Task:
+        """Return what is learned, by the parameters."""
 
     def fit(
         self,

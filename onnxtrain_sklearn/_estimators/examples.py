@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, is_classifier
 
 from .._data.batches import MERGE_LIMIT, ArrayBatches, distinct_rows, weighted_rows
 from .._data.columns import Column, dimensions
@@ -47,9 +46,10 @@ from .._utils.typing import MatrixLike, Validation
 from ..exceptions import ModelError
 from ..losses import Loss, resolve_loss
 from ..models import ModelSource, keywords_of, resolve_builder
-from ..models.given import bare_model, resolve_graph_model
+from ..models.given import bare_model
 from .fitted_state import Columns, FittedState
 from .parameters import Parameters
+from .tasks import Task
 
 
 @dataclass(frozen=True)
@@ -122,26 +122,27 @@ def training_examples(
     estimator: Any, call: Call, source: TrainableModel | None, fitted: FittedModel | None, old: FittedState | None
 ) -> Examples:
     """Return the examples of a call; ``source`` is None if the graph is not built yet."""
+    task: Task = estimator._task()
     specs = expected_inputs(estimator.model, call.X) if source is None else source.inputs
     if old is None and fitted is not None:
         take_features(estimator, fitted)
     reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
     columns = as_trained(graph_inputs(estimator, call.X, specs, fitted, reset=reset), fitted, specs)
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
-    at_positions = old is None and fitted is None and takes_positions(estimator, source, call.y)
+    at_positions = old is None and fitted is None and takes_positions(task, source, call.y)
     if call.one_pass and old is None:
-        require_known_labels(estimator, call.y, known, at_positions=at_positions)
+        require_known_labels(task, call.y, known, at_positions=at_positions)
     if old is not None:
-        return _checked(estimator, columns, call.y, call.sample_weight, old.head.classes, old.head)
-    return _checked(estimator, columns, call.y, call.sample_weight, known, None, at_positions=at_positions)
+        return _checked(task, columns, call.y, call.sample_weight, old.head.classes, old.head)
+    return _checked(task, columns, call.y, call.sample_weight, known, None, at_positions=at_positions)
 
 
-def require_known_labels(estimator: Any, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
+def require_known_labels(task: Task, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
     """Raise at the first of several passes where nothing says which labels later ones will bring."""
-    found = None if at_positions else ignored_in(y, getattr(estimator, "ignore_label", None))
+    found = None if at_positions else ignored_in(y, task.ignore_label)
     if found is not None and classes is None and found[1].any():
         y = filled_labels(*found, None) if found[0].ndim == 2 else found[0][found[1]]
-    require_labels(y, classes, classifies=is_classifier(estimator), at_positions=at_positions)
+    require_labels(y, classes, classifies=task.classifies, at_positions=at_positions)
 
 
 def validation_examples(
@@ -150,11 +151,11 @@ def validation_examples(
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.source.inputs, state.fitted, reset=False)
     columns = as_trained(columns, state.fitted, state.source.inputs)
-    return _checked(estimator, columns, y, sample_weight, state.head.classes, state.head)
+    return _checked(estimator._task(), columns, y, sample_weight, state.head.classes, state.head)
 
 
 def _checked(
-    estimator: Any,
+    task: Task,
     columns: Columns,
     y: ArrayLike,
     sample_weight: ArrayLike | None,
@@ -165,12 +166,12 @@ def _checked(
 ) -> Examples:
     """Return checked examples; targets must match ``head``, the head of the first call."""
     n_rows = len(next(iter(columns.values())))
-    found = weighted_targets(estimator, n_rows, y, sample_weight, classes, head, at_positions=at_positions)
+    found = weighted_targets(task, n_rows, y, sample_weight, classes, head, at_positions=at_positions)
     return Examples(columns, *found)
 
 
 def weighted_targets(
-    estimator: Any,
+    task: Task,
     n_rows: int,
     y: ArrayLike,
     sample_weight: ArrayLike | None,
@@ -181,22 +182,22 @@ def weighted_targets(
 ) -> tuple[Targets, np.ndarray | None]:
     """Return checked targets of ``n_rows`` rows and their weights; None: all are one."""
     if at_positions or (head is not None and head.positions is not None):
-        targets = position_targets(y, classes, estimator.ignore_label)
+        targets = position_targets(y, classes, task.ignore_label)
         _require_rows(n_rows, targets)
-        return weighted_positions(targets, sample_weight, estimator.class_weight)
-    targets = estimator._encode(y, classes)
+        return weighted_positions(targets, sample_weight, task.class_weight)
+    targets = task.encode(y, classes)
     _require_rows(n_rows, targets)
     if head is not None:
         _require_like(targets, head)
     if targets.counts is not None:
-        return targets, weights_of_counted(targets, sample_weight, estimator.class_weight)
-    return targets, row_weights(sample_weight, targets, getattr(estimator, "class_weight", None))
+        return targets, weights_of_counted(targets, sample_weight, task.class_weight)
+    return targets, row_weights(sample_weight, targets, task.class_weight)
 
 
-def balanced_weights(estimator: Any, sample_weight: ArrayLike | None, targets: Targets) -> tuple[float, ...] | None:
+def balanced_weights(task: Task, sample_weight: ArrayLike | None, targets: Targets) -> tuple[float, ...] | None:
     """Return the weight of each class of ``class_weight="balanced"``, where each row has one label."""
     one_label = isinstance(targets.classes, np.ndarray) and targets.values.ndim == 1
-    if getattr(estimator, "class_weight", None) != "balanced" or not one_label:
+    if task.class_weight != "balanced" or not one_label:
         return None
     weights = checked_weights(sample_weight, len(targets.values)) * (1.0 if targets.counts is None else targets.counts)
     return tuple(weights_of_classes("balanced", targets.classes, targets.values, weights).tolist())
@@ -402,14 +403,14 @@ def predictions_on(estimator: Parameters, state: FittedState, rows: MatrixLike) 
 # Labels at each position of a row: recognize them in ``y``, and find the axis of the scores that holds the classes.
 
 
-def takes_positions(estimator: BaseEstimator, source: TrainableModel | None, y: ArrayLike) -> bool:
+def takes_positions(task: Task, source: TrainableModel | None, y: ArrayLike) -> bool:
     """Return True if ``y`` has a label at each position.
 
     A matrix does if the scores of a row have several axes; otherwise its columns are several labels of the row.
     """
-    if not is_classifier(estimator) or sp.issparse(y):
+    if not task.classifies or sp.issparse(y):
         return False
-    axis = class_axis_of(estimator)
+    axis = task.class_axis
     if axis != "auto":
         return True
     axes = _axes(y)
@@ -418,13 +419,6 @@ def takes_positions(estimator: BaseEstimator, source: TrainableModel | None, y: 
     row = source.output_row
     long = [size for size in row if size != 1]
     return len(long) > 1 or (len(row) == 2 and len(long) == 1 and _is_at(long[0], label_array(y)))
-
-
-def class_axis_of(estimator: object) -> int | str:
-    """Return the setting of a classifier."""
-    axis: Any = resolve_graph_model(vars(estimator)["model"]).class_axis
-    found: int | str = axis  # by output only in an estimator of several, each of which has one of its own
-    return found
 
 
 def _is_at(places: int | None, labels: np.ndarray) -> bool:

@@ -21,7 +21,6 @@ from .finetuning import tuner_of
 from .fitted_state import FittedState
 from .heads import Plan, body_of, choose_head, gets_new_head, headed
 from .interrupts import raise_or_warn
-from .parameters import Parameters
 from .random_generator import generator_for
 from .scoring import validation_rows, validation_score
 from .source import built_for, known_source
@@ -60,7 +59,7 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
     return fitted
 
 
-def prepared(estimator: Parameters, call: Call) -> tuple[FittedState, Trainer]:
+def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     """Validate everything; return the state and the loop that will train it.
 
     Nothing is trained here, and nothing before the training step, which comes last, changes an object that is shared
@@ -91,7 +90,7 @@ def prepared(estimator: Parameters, call: Call) -> tuple[FittedState, Trainer]:
     # What follows the scores, and the state to train, which must predict what a given model does.
     chosen = choose_head(estimator, old, source, fitted, examples, rng, is_new=body is not None)
     state, settings = run_for(plan, chosen, examples)
-    state.balanced = balanced_weights(estimator, call.sample_weight, examples.targets)
+    state.balanced = balanced_weights(estimator._task(), call.sample_weight, examples.targets)
     scores = own_scores(plan, state, chosen, examples)
     require_equal_start(plan, state, examples)
     require_fit(plan, state, examples)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-from sklearn.base import is_classifier
 
 from .._data.targets import Targets
 from .._fitted.fitted_model import FittedModel, is_estimator
@@ -28,7 +27,8 @@ from .._given.ml_files import is_fitted_graph
 from .._importers.load import LABELS, given_graph
 from .._inference.graph import Head
 from .._ir.shapes import infer_shapes
-from .._model.activation import Link, Positions, Task
+from .._model.activation import Link, Positions
+from .._model.activation import Task as TaskName
 from .._model.heads import SAME_TYPES, HeadTypes, graph_of_features, types_of_head, with_head
 from .._model.trainable import TrainableModel, trainable_model
 from .._ort import devices
@@ -39,12 +39,13 @@ from ..exceptions import ModelError
 from ..finetuning import FineTuner
 from ..losses import LOSSES, Loss, resolve_loss
 from ..models import resolve_builder
-from ..models.given import resolve_graph_model
+from ..models.given import bare_model, resolve_graph_model
 from .config import device_of, engine_of, settings_with_head
-from .examples import Call, Examples, TrainingRows, class_axis_of, ignoring, positions_of, trained_positions
+from .examples import Call, Examples, TrainingRows, ignoring, positions_of, trained_positions
 from .fitted_state import Columns, FittedState
 from .parameters import Parameters
 from .source import source_of
+from .tasks import Task
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class HeadChoice:
 
 
 def choose_head(
-    estimator: Parameters,
+    estimator: Any,
     old: FittedState | None,
     source: TrainableModel,
     fitted: FittedModel | None,
@@ -84,19 +85,19 @@ def choose_head(
 
     ``is_new`` says whether the graph has a new head, which gives scores.
     """
-    loss = loss_of(estimator, fitted, source)
+    task: Task = estimator._task()
+    loss = loss_of(task, fitted, source)
     loss.check_targets(examples.targets.values)
-    device, given = device_of(estimator), resolve_graph_model(estimator.model)
+    device = device_of(estimator)
     own = None
     if source.members is not None or is_new:
-        _require_scores(estimator)
+        _require_scores(task)
     elif old is None and fitted is None:
-        own = own_output(given.graph, source, examples.columns, device)
-    positions = places_of_labels(estimator, None if old is None else old.head, source, own, examples.targets)
+        own = own_output(bare_model(estimator.model), source, examples.columns, device)
+    positions = places_of_labels(task, None if old is None else old.head, source, own, examples.targets)
     if own is not None:
         own = own.at(positions) if positions is not None else of_whole_rows(own, examples.targets)
-        kind = cast("str", given.output_kind)  # one value: the parameters were checked
-        source, n_columns = settled(source, own, kind, classifies=is_classifier(estimator))
+        source, n_columns = settled(source, own, task.output_kind, classifies=task.classifies)
     elif old is not None:
         n_columns = old.head.n_outputs
     elif fitted is not None:
@@ -111,12 +112,12 @@ def choose_head(
 
 
 def places_of_labels(
-    estimator: Parameters, old: Head | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
+    task: Task, old: Head | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
 ) -> Positions | None:
     """Return the axes of the scores at each position, where the targets have labels there."""
     if old is not None:
         return old.positions
-    return positions_of(own, source, targets, class_axis_of(estimator)) if targets.has_positions else None
+    return positions_of(own, source, targets, task.class_axis) if targets.has_positions else None
 
 
 def of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
@@ -128,18 +129,18 @@ def of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
     return own
 
 
-def _require_scores(estimator: Parameters) -> None:
-    kind = resolve_graph_model(estimator.model).output_kind
+def _require_scores(task: Task) -> None:
+    kind = task.output_kind
     if kind not in ("auto", "scores"):
         raise ValueError(
             f"output_kind={kind!r}: the graph of an ensemble (n_members), or with a new head, gives scores. Set 'auto'."
         )
 
 
-def loss_of(estimator: Any, fitted: FittedModel | None, source: TrainableModel) -> Loss:
+def loss_of(task: Task, fitted: FittedModel | None, source: TrainableModel) -> Loss:
     """Return the loss; the default for a fitted model is the loss that the model minimizes."""
-    follows = isinstance(estimator.loss, str) and estimator.loss == estimator._default_loss
-    return resolve_loss(fitted.loss if follows and fitted is not None else estimator.loss, source.joined)
+    follows = isinstance(task.loss, str) and task.loss == task.default_loss
+    return resolve_loss(fitted.loss if follows and fitted is not None else task.loss, source.joined)
 
 
 def _score_columns(source: TrainableModel, columns: Columns, device: Device) -> int:
@@ -158,7 +159,7 @@ def head_for(
     """Return the head, and the model with the loss placed before or after its final activation."""
     of_pairs = source.link == "votes"
     task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
-    of_label: Task = "multiclass" if task == "multioutput" else task
+    of_label: TaskName = "multiclass" if task == "multioutput" else task
     if of_label not in loss.tasks:
         valid = ", ".join(repr(name) for name, kind in LOSSES.items() if of_label in kind.tasks)
         raise ValueError(f"loss={type(loss).__name__} is not for {task} targets. Losses for them: {valid}.")
@@ -183,7 +184,7 @@ def head_for(
     return source, Head(task, own, n_columns, targets.classes, positions=positions)
 
 
-def _task(targets: Targets, n_columns: int) -> Task:
+def _task(targets: Targets, n_columns: int) -> TaskName:
     """Return the task for ``n_columns`` scores; two classes with two scores are trained as multiclass."""
     if targets.task == "binary" and n_columns == 2:
         return "multiclass"

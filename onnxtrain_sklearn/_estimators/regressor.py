@@ -12,20 +12,15 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from .._data.inputs import prediction_type
-from .._data.targets import (
-    Classes,
-    Targets,
-    regression_targets,
-)
-from .._data.validation import r2_of_maps, r2_of_rows
-from .._inference.graph import Head, OutputOptions
+from .._data.validation import r2_of_maps
+from .._inference.graph import OutputOptions
 from .._utils.declared import documented
 from .._utils.typing import MatrixLike
 from ..adapters import LoRA
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
 from ..models import ModelSource
+from ..models.given import resolve_graph_model
 from ..optimizers import BaseOptimizer
 from ..runtime import Runtime
 from ..schedules import Schedule
@@ -34,17 +29,10 @@ from .base import BaseOrtGradient
 from .examples import Call
 from .fit import train
 from .parameters import REGRESSOR, attributes
+from .tasks import NumberTask, Task, numbers_in_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-def numbers_in_rows(head: Head, prediction: np.ndarray, X: MatrixLike) -> np.ndarray:
-    """Return the numbers that the graph gives in rows of the shape of the targets, in a type that follows ``X``."""
-    prediction, row = prediction.astype(prediction_type(X), copy=False), head.row_shape
-    if row:  # a graph that takes rows of several sizes gives them
-        return prediction if prediction.ndim == len(row) + 1 else prediction.reshape(len(prediction), *row)
-    return prediction.ravel() if head.n_outputs == 1 else prediction.reshape(len(prediction), -1)
 
 
 @documented(attributes=attributes(score="R²"))
@@ -71,7 +59,6 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
 
     declared = REGRESSOR
-    _default_loss = "squared_error"
     _output_kinds = ("auto", "scores", "means")
 
     def __init__(
@@ -199,8 +186,6 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         tags.target_tags.positive_only = not takes_negative_numbers(self.loss)
         return tags
 
-    def _encode(self, y: ArrayLike, classes: Classes) -> Targets:
-        return regression_targets(y, allow_nd=True)
-
-    def _score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-        return r2_of_rows(targets.values, predicted, weights, are_maps=bool(targets.row_shape))
+    def _task(self) -> Task:
+        given: Any = resolve_graph_model(self.model)
+        return NumberTask(self.loss, given.output_kind)

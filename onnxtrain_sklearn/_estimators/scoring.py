@@ -407,7 +407,7 @@ def validation_score(
         return None
     if estimator.scoring is not None and not _is_own_score(estimator, state):
         return score_by(estimator, estimator.scoring, state, scored)
-    return OwnScore(estimator._score, state, scored, with_scores=watches_loss(estimator, state, call))
+    return OwnScore(estimator._task().score, state, scored, with_scores=watches_loss(estimator, state, call))
 
 
 class OwnScore:

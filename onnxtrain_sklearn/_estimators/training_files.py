@@ -50,6 +50,7 @@ from .config import batch_limit, settings_with_graph, settings_with_head, traine
 from .examples import FitRows
 from .fitted_state import FittedState
 from .heads import loss_of
+from .tasks import Task
 
 if TYPE_CHECKING:
     pass
@@ -91,8 +92,8 @@ def export_source(
             f"for an output would meet those with one: train it in Python, or take a loss of single rows."
         )
     minibatches = _separate_minibatches(parts, loop.accumulate)
-    ignored = None if state.head.positions is None else getattr(estimator, "ignore_label", None)
-    weights = None if outputs else exported_class_weights(estimator, state.head, state.balanced)
+    ignored = None if state.head.positions is None or outputs else estimator._task().ignore_label
+    weights = None if outputs else exported_class_weights(estimator._task(), state.head, state.balanced)
     table = None if state.fitted is None else state.fitted.parts
     front = None if table is None else encoding_graph(table)
     return ExportSource(parts, state.head, facts, weights, ignored, target, outputs, front, minibatches)
@@ -100,7 +101,7 @@ def export_source(
 
 def _step_settings(estimator: Any, state: FittedState, loop: TrainerSettings, total: TotalLoss | None) -> StepSettings:
     """Return the settings of a step on all rows of its minibatches."""
-    loss = loss_of(estimator, state.fitted, state.source) if total is None else total
+    loss = loss_of(estimator._task(), state.fitted, state.source) if total is None else total
     positions = _trained_positions(state)
     found = settings_with_head(estimator, loss, state.head, state.device, "portable", state.seed, positions)
     found = replace(found, session_options=None, accumulate=1)
@@ -130,9 +131,9 @@ def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
     return accumulate if draws_numbers(parts.model.model) and not rows % accumulate else 1
 
 
-def exported_class_weights(estimator: Any, head: Head, balanced: tuple[float, ...] | None) -> tuple[float, ...] | None:
+def exported_class_weights(task: Task, head: Head, balanced: tuple[float, ...] | None) -> tuple[float, ...] | None:
     """Return the weight of each class; labels at positions have theirs in the loss."""
-    given, classes = getattr(estimator, "class_weight", None), head.classes
+    given, classes = task.class_weight, head.classes
     if given is None or head.positions is not None:
         return None
     if head.task not in ("binary", "multiclass") or isinstance(classes, list):

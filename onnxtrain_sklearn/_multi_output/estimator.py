@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import onnx
 from numpy.typing import ArrayLike
-from sklearn.base import is_classifier
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
@@ -17,19 +16,20 @@ from .._data.targets import checked_weights, rows_that_count
 from .._data.validation import r2_of_maps
 from .._estimators.available_methods import check_one_pass, is_on, links_classes, trains_in_minibatches
 from .._estimators.base import GraphEstimator
-from .._estimators.classifier import (
-    accuracy_of_several,
-    by_label,
-    decisions,
-    has_one_label,
-    typed_labels,
-)
 from .._estimators.examples import Call, FitRows, GivenRows, graph_inputs
 from .._estimators.fit import train
 from .._estimators.fitted_state import FittedState
 from .._estimators.parameters import Parameters, output_attributes
-from .._estimators.regressor import numbers_in_rows
 from .._estimators.scoring import numbers_of_outputs, rows_of
+from .._estimators.tasks import (
+    Task,
+    accuracy_of_several,
+    by_label,
+    decisions,
+    has_one_label,
+    numbers_in_rows,
+    typed_labels,
+)
 from .._estimators.training_files import (
     export_source,
     exported_class_weights,
@@ -49,11 +49,10 @@ from ..runtime import Runtime
 from ..schedules import Schedule
 from .fit import (
     OUTPUTS,
-    OutputEstimator,
     by_output,
     loss_weights,
     naming,
-    output_estimators,
+    output_tasks,
     prepared_outputs,
     weights_by_output,
 )
@@ -81,13 +80,13 @@ def _gives_scores_of_classes(estimator: Parameters) -> bool:
     if state is not None:
         some = any(part.task != "regression" for part in state.head.parts)
     else:
-        some = not isinstance(losses, Mapping) or any(map(is_classifier, output_estimators(estimator).values()))
+        some = not isinstance(losses, Mapping) or any(task.classifies for task in output_tasks(estimator).values())
     if not some:
         raise AttributeError("decision_function is not available: no output has a loss for classification.")
     return True
 
 
-def _score(single: OutputEstimator, head: Head, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
+def _score(task: Task, head: Head, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
     """Return the score of one output on the rows that have a weight."""
     weights: Any = None
     if sample_weight is not None:
@@ -98,15 +97,15 @@ def _score(single: OutputEstimator, head: Head, y: Any, predicted: np.ndarray, s
         y, predicted, weights = rows_of(y, rows), predicted[rows], weights[rows]
     from sklearn.metrics import accuracy_score, r2_score  # need a fifth of scikit-learn
 
-    if not is_classifier(single):
+    if not task.classifies:
         if head.row_shape:
             return r2_of_maps(np.asarray(y), predicted, weights)
         return float(r2_score(y, predicted, sample_weight=weights))
     if head.positions is None:
-        y, predicted, weights = rows_that_count(y, predicted, weights, getattr(single, "ignore_label", None))
+        y, predicted, weights = rows_that_count(y, predicted, weights, task.ignore_label)
     if has_one_label(head):
         return float(accuracy_score(y, predicted, sample_weight=weights))
-    return accuracy_of_several(head, y, predicted, getattr(single, "ignore_label", None), weights)
+    return accuracy_of_several(head, y, predicted, task.ignore_label, weights)
 
 
 # The estimator that trains several outputs of a graph together.
@@ -370,11 +369,11 @@ class OrtGradientMultiOutput(GraphEstimator):
             of weight zero in an output have no part in its score.
         """
         check_is_fitted(self)
-        singles, predicted, found = output_estimators(self), self.predict(X), {}
-        y, weights = by_output(y, singles, "y"), weights_by_output(sample_weight, singles)
-        for (name, single), head in zip(singles.items(), self._state.head.parts, strict=True):
+        tasks, predicted, found = output_tasks(self), self.predict(X), {}
+        y, weights = by_output(y, tasks, "y"), weights_by_output(sample_weight, tasks)
+        for (name, task), head in zip(tasks.items(), self._state.head.parts, strict=True):
             with naming(name):
-                found[name] = _score(single, head, y[name], predicted[name], weights[name])
+                found[name] = _score(task, head, y[name], predicted[name], weights[name])
         return found
 
     def to_onnx(self, *, raw_scores: bool = False, adapter: bool = False) -> onnx.ModelProto:
@@ -434,14 +433,14 @@ def export_source_of_outputs(
     estimator: Parameters, state: FittedState, batch_size: int | None, target: str
 ) -> ExportSource:
     """Return the source of training graphs that go on as ``partial_fit`` would."""
-    singles, weights = output_estimators(estimator), loss_weights(estimator)
+    tasks, weights = output_tasks(estimator), loss_weights(estimator)
     known = _losses_before(state) if any(head.positions is not None for head in state.head.parts) else {}
     found = []
-    for head, (name, single), balanced in zip(state.head.parts, singles.items(), state.balanced_outputs, strict=True):
+    for head, (name, task), balanced in zip(state.head.parts, tasks.items(), state.balanced_outputs, strict=True):
         with naming(name):
-            loss = _loss_of_output(name, single, head, weights[name], known)
-            class_weights = exported_class_weights(single, head, balanced)
-        ignored = None if head.positions is None else getattr(single, "ignore_label", None)
+            loss = _loss_of_output(name, task, head, weights[name], known)
+            class_weights = exported_class_weights(task, head, balanced)
+        ignored = None if head.positions is None else task.ignore_label
         found.append(OutputSource(loss, head, class_weights, ignored))
     return export_source(estimator, state, batch_size, target, tuple(found))
 
@@ -453,10 +452,8 @@ def _losses_before(state: FittedState) -> Mapping[str, OutputLoss]:
     return {one.name: one for one in total.outputs}
 
 
-def _loss_of_output(
-    name: str, single: OutputEstimator, head: Head, weight: float, known: Mapping[str, OutputLoss]
-) -> OutputLoss:
-    loss: Any = single.loss
+def _loss_of_output(name: str, task: Task, head: Head, weight: float, known: Mapping[str, OutputLoss]) -> OutputLoss:
+    loss: Any = task.loss
     at_places = (head.positions, known[name].places, known[name].label_weights) if head.positions is not None else ()
     return OutputLoss(name, loss, head.task, head.link, head.n_outputs, head.groups, weight, *at_places)
 

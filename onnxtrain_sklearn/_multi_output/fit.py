@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import is_classifier
 
 from .._data.columns import warn_of_rounding
 from .._data.inputs import Inputs, frame_arrays, is_frame
@@ -26,6 +25,7 @@ from .._data.targets import (
     sorted_classes,
 )
 from .._data.validation import faults_of_validation_data, require_scorable
+from .._estimators.base import BaseOrtGradient
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.config import (
     check_estimator_parameters,
@@ -62,12 +62,13 @@ from .._estimators.scoring import (
 from .._estimators.source import source_of
 from .._estimators.start_checks import compare_training
 from .._estimators.starting_state import run_for
+from .._estimators.tasks import Task
 from .._estimators.trainer_setup import trainer_for
 from .._fitted.fitted_model import is_estimator, listed
 from .._given.comparison import OwnOutput, own_output, require_own_start, settled
 from .._inference.graph import Head, inference_model
 from .._inference.predictor import Predictor
-from .._model.activation import Task
+from .._model.activation import Task as TaskName
 from .._model.trainable import TrainableModel, with_outputs_of
 from .._ort.devices import Device
 from .._training.loss_graph import OutputLoss, TotalLoss
@@ -121,30 +122,30 @@ def prepared_outputs(estimator: Parameters, call: Call) -> tuple[FittedState, Tr
     """Validate everything; return the run and the loop that will train it."""
     if call.y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
-    loop, singles = trainer_settings(estimator), output_estimators(estimator)
+    loop, tasks = trainer_settings(estimator), output_tasks(estimator)
     old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
-    source = _known_outputs(estimator, old, singles)
-    examples = several_examples(estimator, singles, call, source, old)
+    source = _known_outputs(estimator, old, tasks)
+    examples = several_examples(estimator, tasks, call, source, old)
     rng = generator_for(estimator, call, examples) if old is None else old.rng
     rows = TrainingRows(estimator, call, old, rng)
     examples = with_factors(examples, rows.split(examples)[0])
     plan = Plan(estimator, call, loop, old, rng, rows, None, None, None, ())
-    chosen, owns = choose_heads(estimator, singles, old, source, examples, rng)
+    chosen, owns = choose_heads(estimator, tasks, old, source, examples, rng)
     state, settings = run_for(plan, chosen, examples)
-    state.balanced_outputs = balanced_outputs(singles, call, examples)
+    state.balanced_outputs = balanced_outputs(tasks, call, examples)
     scores = require_own_starts(state, owns, examples.columns)
-    _warn_of_rounding(state, by_output(call.y, singles, "y"))
+    _warn_of_rounding(state, by_output(call.y, tasks, "y"))
     state.live.predictors.clear()  # they hold the current weights
-    scored = validation_rows_of_outputs(plan, state, singles, examples)
-    validate = score_of_outputs(estimator, singles, state, scored, call)
+    scored = validation_rows_of_outputs(plan, state, tasks, examples)
+    validate = score_of_outputs(estimator, tasks, state, scored, call)
     trainer = trainer_for(plan, state, settings, examples, scored, validate)
     compare_training(state, settings, examples, owns, scores, trainer)
     return state, trainer
 
 
-def _known_outputs(estimator: Parameters, old: FittedState | None, singles: Singles) -> TrainableModel:
+def _known_outputs(estimator: Parameters, old: FittedState | None, tasks: Tasks) -> TrainableModel:
     """Return the given graph with the outputs that have a loss, or that of an earlier call."""
-    names = tuple(singles)
+    names = tuple(tasks)
     if old is not None:
         assert old.began is not None
         old.began.require_same(estimator)
@@ -187,7 +188,7 @@ class _Part:
 
 def choose_heads(
     estimator: Parameters,
-    singles: Singles,
+    tasks: Tasks,
     old: FittedState | None,
     source: TrainableModel,
     examples: Examples,
@@ -199,15 +200,15 @@ def choose_heads(
     assert isinstance(targets, SeveralTargets)
     heads = [None] * len(views) if old is None else old.head.parts
     whole = source
-    for (name, single), view, head, own in zip(singles.items(), views, heads, targets.parts, strict=True):
+    for (name, task), view, head, own in zip(tasks.items(), views, heads, targets.parts, strict=True):
         with naming(name):
             view = replace(view, model=whole.model)
-            parts.append(_chosen_part(estimator, single, view, head, own, examples.columns, device))
+            parts.append(_chosen_part(estimator, task, view, head, own, examples.columns, device))
         whole = parts[-1].source
     joined = Head("regression", "identity", targets.n_outputs, parts=tuple(part.head for part in parts))
     model = replace(source, model=whole.model)
     seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
-    total = TotalLoss(_losses_of_parts(estimator, singles, parts, targets), targets.has_factors)
+    total = TotalLoss(_losses_of_parts(estimator, tasks, parts, targets), targets.has_factors)
     settings = settings_with_head(estimator, total, joined, device, engine_of(estimator, device), seed)
     given, seen = ([getattr(part, which) for part in parts] for which in ("source", "seen"))
     choice = HeadChoice(with_outputs_of(model, given), with_outputs_of(model, seen), joined, settings, None)
@@ -216,35 +217,34 @@ def choose_heads(
 
 def _chosen_part(
     estimator: Parameters,
-    single: OutputEstimator,
+    task: Task,
     view: TrainableModel,
     head: Head | None,
     targets: Targets,
     columns: Columns,
     device: Device,
 ) -> _Part:
-    loss: Any = single.loss
+    loss: Any = task.loss
     loss.check_targets(targets.values)
     own = own_output(bare_model(estimator.model), view, columns, device) if head is None else None
-    positions = places_of_labels(single, head, view, own, targets)
+    positions = places_of_labels(task, head, view, own, targets)
     if own is None:
         assert head is not None
         return _Part(view, *head_for(view, loss, targets, head.n_outputs, positions), None)
     own = own.at(positions) if positions is not None else of_whole_rows(own, targets)
-    kind = cast("str", resolve_graph_model(single.model).output_kind)
-    view, n_columns = settled(view, own, kind, classifies=is_classifier(single))
+    view, n_columns = settled(view, own, task.output_kind, classifies=task.classifies)
     return _Part(view, *head_for(view, loss, targets, n_columns, positions), own)
 
 
 def _losses_of_parts(
-    estimator: Parameters, singles: Singles, parts: list[_Part], targets: SeveralTargets
+    estimator: Parameters, tasks: Tasks, parts: list[_Part], targets: SeveralTargets
 ) -> tuple[OutputLoss, ...]:
     weights, found = loss_weights(estimator), []
-    for (name, single), part, own in zip(singles.items(), parts, targets.parts, strict=True):
-        head, places, loss = part.head, trained_positions(part.head, own), single.loss
+    for (name, task), part, own in zip(tasks.items(), parts, targets.parts, strict=True):
+        head, places, loss = part.head, trained_positions(part.head, own), task.loss
         at_places = () if places is None else (places.axes, places.shape, places.label_weights)
         more = head.task, head.link, head.n_outputs, head.groups, weights[name]
-        found.append(OutputLoss(name, loss, *more, *at_places, ignores=own.lacks_labels))  # type: ignore[arg-type, misc]
+        found.append(OutputLoss(name, loss, *more, *at_places, ignores=own.lacks_labels))  # type: ignore[misc]
     return tuple(found)
 
 
@@ -268,27 +268,25 @@ def require_own_starts(state: FittedState, owns: list[OwnOutput | None], columns
 # The score on validation data of several outputs: the mean of their scores, or a function of the user.
 
 
-def validation_rows_of_outputs(
-    plan: Plan, state: FittedState, singles: Singles, examples: Examples
-) -> ScoredRows | None:
+def validation_rows_of_outputs(plan: Plan, state: FittedState, tasks: Tasks, examples: Examples) -> ScoredRows | None:
     """Return the validation data of the call, else the rows that are held out; None without any."""
     estimator, call, held_out = plan.estimator, plan.call, plan.rows.split(examples)[1]
     if call.validation is not None:
-        given, data = _given_examples(estimator, singles, state, examples, call), call.validation[:2]
+        given, data = _given_examples(estimator, tasks, state, examples, call), call.validation[:2]
         found = rows_to_score(state, given, np.arange(len(given)), lambda: data)
     elif held_out is None:
         return None
     else:
         found = scored_rows(state, examples, held_out, call)
     assert isinstance(found.targets, SeveralTargets)
-    for name, part, own in zip(singles, found.targets.parts, found.targets.weights, strict=True):
+    for name, part, own in zip(tasks, found.targets.parts, found.targets.weights, strict=True):
         with naming(name):
             _require_scored_labels(part, own)
     return found
 
 
 def score_of_outputs(
-    estimator: Parameters, singles: Singles, state: FittedState, scored: ScoredRows | None, call: Call
+    estimator: Parameters, tasks: Tasks, state: FittedState, scored: ScoredRows | None, call: Call
 ) -> Callable[[], float] | None:
     """Return the function that scores the current parameters; None without validation data."""
     if scored is None:
@@ -299,27 +297,25 @@ def score_of_outputs(
     predictor, numbers = state.live_predictor(scored.live), first_outputs(state.head, with_scores=False)
     targets, live, rows = scored.targets, scored.live, scored.rows
     assert isinstance(targets, SeveralTargets)
-    each = list(zip(singles.values(), targets.parts, targets.weights, strict=True))
+    each = list(zip(tasks.values(), targets.parts, targets.weights, strict=True))
 
     def score() -> float:
         found = predictor.run_several(live, numbers, rows)
         if not all(_is_finite(own) for own in found):
             return math.nan
-        return float(np.mean([one._score(p, true, w) for p, (one, true, w) in zip(found, each, strict=True)]))
+        return float(np.mean([one.score(p, true, w) for p, (one, true, w) in zip(found, each, strict=True)]))
 
     return score
 
 
-def _given_examples(
-    estimator: Parameters, singles: Singles, state: FittedState, trained: Examples, call: Call
-) -> Examples:
+def _given_examples(estimator: Parameters, tasks: Tasks, state: FittedState, trained: Examples, call: Call) -> Examples:
     """Return the validation data of the call, checked."""
     assert call.validation is not None
     with faults_of_validation_data():
-        examples = several_validation_examples(estimator, singles, state, *call.validation)
+        examples = several_validation_examples(estimator, tasks, state, *call.validation)
         assert isinstance(examples.targets, SeveralTargets)
         assert isinstance(trained.targets, SeveralTargets)
-        for name, old, new in zip(singles, trained.targets.parts, examples.targets.parts, strict=True):
+        for name, old, new in zip(tasks, trained.targets.parts, examples.targets.parts, strict=True):
             with naming(name):
                 require_same_places(old, new)
     return examples
@@ -338,8 +334,6 @@ def _is_finite(found: np.ndarray) -> bool:
 # Each of several outputs as a classifier or a regressor of its own, which knows how targets are read and scored.
 
 
-OutputEstimator = OrtGradientClassifier | OrtGradientRegressor
-
 OF_GRAPH, OF_TARGETS = ("output_kind", "class_axis"), ("ignore_label", "class_weight")
 """What may be given by output: settings of a :class:`GraphModel`, and parameters."""
 
@@ -347,16 +341,17 @@ OF_LABELS = {"class_axis", *OF_TARGETS}
 """Those for outputs with labels alone."""
 
 
-def output_estimators(estimator: Any) -> dict[str, OutputEstimator]:
-    """Return an estimator for each output that has a loss; it is not fitted."""
+def output_tasks(estimator: Any) -> dict[str, Task]:
+    """Return what each output that has a loss learns."""
     losses, found = _losses_by_output(estimator), {}
     for name, value in _settings_of(estimator).items():
         if isinstance(value, Mapping):
             _require_outputs(name, value, losses)
     for output, loss in losses.items():
         with naming(output):
-            found[output] = _single(estimator, output, loss)
-            check_estimator_parameters(found[output])
+            single = _single(estimator, output, loss)
+            check_estimator_parameters(single)
+            found[output] = single._task()
     return found
 
 
@@ -402,7 +397,7 @@ def _require_outputs(what: str, given: Mapping[str, object], losses: Mapping[str
         raise ValueError(f"{what} names {unknown[0]!r}, an output without a loss.{nearest(str(unknown[0]), losses)}")
 
 
-def _single(estimator: Parameters, output: str, loss: Loss) -> OutputEstimator:
+def _single(estimator: Parameters, output: str, loss: Loss) -> BaseOrtGradient:
     """Return the estimator of one output, a classifier or a regressor by the tasks of the loss."""
     classifies, regresses = bool(loss.tasks - {"regression"}), "regression" in loss.tasks
     if classifies and regresses:
@@ -420,7 +415,7 @@ def _single(estimator: Parameters, output: str, loss: Loss) -> OutputEstimator:
             found[name] = value[output] if by_output else value
     reading = {name: found.pop(name) for name in OF_GRAPH if name in found}
     given = GraphModel(model.graph, training_mode=model.training_mode, **reading)
-    single: OutputEstimator = kind(given, loss=loss, **found)
+    single: BaseOrtGradient = kind(given, loss=loss, **found)
     return single
 
 
@@ -460,29 +455,29 @@ def weights_by_output(sample_weight: Any, outputs: Mapping[str, object]) -> dict
 # Training and validation examples for several outputs: the rows with the targets and the weights of each.
 
 
-Singles = Mapping[str, OutputEstimator]
+Tasks = Mapping[str, Task]
 
 
 def several_examples(
-    estimator: Parameters, singles: Singles, call: Call, source: TrainableModel, old: FittedState | None
+    estimator: Parameters, tasks: Tasks, call: Call, source: TrainableModel, old: FittedState | None
 ) -> Examples:
     """Return the examples of a call; the factors of the targets are yet to be made, for the rows to train on."""
     columns = graph_inputs(estimator, call.X, source.inputs, None, reset=old is None)
-    n_rows, y = len(next(iter(columns.values()))), by_output(call.y, singles, "y")
-    _require_outputs_with_labels(call.classes, singles)
-    weights, known = weights_by_output(call.sample_weight, singles), dict[str, Any](call.classes or {})  # type: ignore[arg-type]
-    heads = dict(zip(singles, [None] * len(singles) if old is None else old.head.parts, strict=True))
+    n_rows, y = len(next(iter(columns.values()))), by_output(call.y, tasks, "y")
+    _require_outputs_with_labels(call.classes, tasks)
+    weights, known = weights_by_output(call.sample_weight, tasks), dict[str, Any](call.classes or {})  # type: ignore[arg-type]
+    heads = dict(zip(tasks, [None] * len(tasks) if old is None else old.head.parts, strict=True))
     found = []
-    for view, (name, single) in zip(source.views, singles.items(), strict=True):
+    for view, (name, task) in zip(source.views, tasks.items(), strict=True):
         with naming(name):
             head, classes = heads[name], known.get(name)
-            at_positions = head is None and takes_positions(single, view, y[name])
+            at_positions = head is None and takes_positions(task, view, y[name])
             if call.one_pass and head is None:
-                require_known_labels(single, y[name], classes, at_positions=at_positions)
+                require_known_labels(task, y[name], classes, at_positions=at_positions)
             classes = _known_classes(classes, head)
             found.append(
                 _targets_of_output(
-                    single,
+                    task,
                     n_rows,
                     y[name],
                     weights[name],
@@ -492,18 +487,18 @@ def several_examples(
                     may_lack_labels=call.one_pass,
                 )
             )
-    return Examples(columns, *joined_targets(list(singles), *zip(*found, strict=True)))
+    return Examples(columns, *joined_targets(list(tasks), *zip(*found, strict=True)))
 
 
-def _require_outputs_with_labels(classes: object, singles: Singles) -> None:
+def _require_outputs_with_labels(classes: object, tasks: Tasks) -> None:
     """Raise if ``classes`` are not labels of outputs that have some."""
     if classes is None:
         return
     if not isinstance(classes, Mapping):
         raise TypeError(f"classes must be a dict of labels by output, got {type(classes).__name__}.")
     for name in classes:
-        if name not in singles or not is_classifier(singles[name]):
-            names = [known for known, single in singles.items() if is_classifier(single)]
+        if name not in tasks or not tasks[name].classifies:
+            names = [known for known, task in tasks.items() if task.classifies]
             raise ValueError(f"classes names {name!r}, which is no output with labels.{nearest(str(name), names)}")
 
 
@@ -520,7 +515,7 @@ def _known_classes(classes: np.ndarray | None, head: Head | None) -> Classes:
 
 
 def _targets_of_output(
-    single: OutputEstimator,
+    task: Task,
     n_rows: int,
     y: np.ndarray,
     sample_weight: ArrayLike | None,
@@ -536,10 +531,8 @@ def _targets_of_output(
         return _no_targets(head, n_rows, np.shape(y)[1:]), weights
     rows = None if weights is None or weights.all() or not weights.any() else np.flatnonzero(weights)
     if rows is None or weights is None or len(y) != n_rows:
-        return weighted_targets(single, n_rows, y, weights, classes, head, at_positions=at_positions)
-    found = weighted_targets(
-        single, len(rows), rows_of(y, rows), weights[rows], classes, head, at_positions=at_positions
-    )
+        return weighted_targets(task, n_rows, y, weights, classes, head, at_positions=at_positions)
+    found = weighted_targets(task, len(rows), rows_of(y, rows), weights[rows], classes, head, at_positions=at_positions)
     return spread(*found, rows, n_rows)
 
 
@@ -549,8 +542,8 @@ def _no_targets(head: Head, n_rows: int, places: tuple[int, ...]) -> Targets:
         classes: Any = head.classes
         values = np.full((n_rows, math.prod(places)), IGNORED, np.int64)
         many = len(classes) > 2
-        task: Task = "multiclass" if many else "binary"
-        return Targets(values, task, len(classes) if many else 1, classes, places, np.ones(len(classes)))
+        name: TaskName = "multiclass" if many else "binary"
+        return Targets(values, name, len(classes) if many else 1, classes, places, np.ones(len(classes)))
     if head.task in ("binary", "multiclass"):
         two = head.classes is not None and len(head.classes) == 2
         count = 1 if two else head.n_outputs
@@ -559,24 +552,24 @@ def _no_targets(head: Head, n_rows: int, places: tuple[int, ...]) -> Targets:
 
 
 def several_validation_examples(
-    estimator: Parameters, singles: Singles, state: FittedState, X: MatrixLike, y: MatrixLike, sample_weight: Any
+    estimator: Parameters, tasks: Tasks, state: FittedState, X: MatrixLike, y: MatrixLike, sample_weight: Any
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.source.inputs, None, reset=False)
     n_rows, found = len(next(iter(columns.values()))), []
-    y, weights = by_output(y, singles, "y"), weights_by_output(sample_weight, singles)
-    for head, (name, single) in zip(state.head.parts, singles.items(), strict=True):
+    y, weights = by_output(y, tasks, "y"), weights_by_output(sample_weight, tasks)
+    for head, (name, task) in zip(state.head.parts, tasks.items(), strict=True):
         with naming(name):
-            found.append(_targets_of_output(single, n_rows, y[name], weights[name], head.classes, head))
-    return Examples(columns, *joined_targets(list(singles), *zip(*found, strict=True)))
+            found.append(_targets_of_output(task, n_rows, y[name], weights[name], head.classes, head))
+    return Examples(columns, *joined_targets(list(tasks), *zip(*found, strict=True)))
 
 
-def balanced_outputs(singles: Singles, call: Call, examples: Examples) -> tuple[tuple[float, ...] | None, ...]:
+def balanced_outputs(tasks: Tasks, call: Call, examples: Examples) -> tuple[tuple[float, ...] | None, ...]:
     """Return the weights of the classes that ``class_weight="balanced"`` comes to, for each output; None for others."""
     assert isinstance(examples.targets, SeveralTargets)
-    weights = weights_by_output(call.sample_weight, singles)
-    each = zip(singles.items(), examples.targets.parts, strict=True)
-    return tuple(balanced_weights(single, weights[name], part) for (name, single), part in each)
+    weights = weights_by_output(call.sample_weight, tasks)
+    each = zip(tasks.items(), examples.targets.parts, strict=True)
+    return tuple(balanced_weights(task, weights[name], part) for (name, task), part in each)
 
 
 def with_factors(examples: Examples, rows: np.ndarray) -> Examples:
