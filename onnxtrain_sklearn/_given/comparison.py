@@ -1,7 +1,9 @@
-"""Compare with the given graph: the kind of its output, and whether training starts from its predictions.
+"""Run the given graph on some rows of the data before training, and hold the untrained estimator to its output.
 
-The given graph runs on some rows of the data before training. If its operators do not determine whether its output
-holds scores or probabilities, its numbers do; and the untrained estimator must predict the same.
+:func:`own_output` runs the graph. :func:`settled` decides whether the output holds scores or probabilities: by the
+operators at its end, and by its numbers where these do not tell. :func:`require_own_start` then compares the
+predictions of the untrained estimator with the output: training starts from what was given, or is refused.
+:func:`started` does the same for files of fitted models, whose labels and scores must fit each other too.
 """
 
 from __future__ import annotations
@@ -110,26 +112,26 @@ def own_output(
     whole = source.model if source.reference is None else source.reference
     graph = multiply_by_columns(alone(whole, source.output))
     columns, n = _inputs_of(graph, columns, source.output), len(next(iter(columns.values())))
-    rows = np.linspace(0, n - 1, max(3, min(n, _most_rows(whole.graph, source.output)))).astype(int)
+    # Fewer rows are compared where a row of the output is large, such as words by a vocabulary.
+    sizes = next((dims(v) for v in whole.graph.outputs if v.name == source.output), None)
+    numbers_of_row = math.prod(d for d in (sizes or [])[1:] if isinstance(d, int))
+    most = min(COMPARED_ROWS, COMPARED_NUMBERS // max(1, numbers_of_row))
+    rows = np.linspace(0, n - 1, max(3, min(n, most))).astype(int)
     with refusing("The graph does not run on the data"):
         predictor = Predictor(graph, device, None)
     found = _own_numbers(whole, predictor, columns, rows)
     file = require_file_as_given(
         model, graph, source.joined, columns, rows, found, lambda some: predictor.run(columns, some)
     )
-    _require_rows_first(predictor, columns, rows)
+    if any(len(rows) in column.shape[1:] for column in columns.values()):
+        # The first axis of the output may be another axis of an input, which is as long as there are rows by chance:
+        # another number of rows tells, and the predictor raises.
+        predictor.run(columns, rows[:2])
     numbers = _as_flat_rows(found)
     if any(has_fixed_batch(v) and len(rows) == v.shape[0] for v in whole.graph.inputs if v.shape is not None):
         _own_numbers(whole, predictor, columns, rows[[0, -1, 0]])  # it may run on so many rows only
     _require_independent_rows(whole, graph, source)
     return OwnOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
-
-
-def _most_rows(graph: ir.Graph, output: str) -> int:
-    """Return how many rows are compared: few where a row of the output is large, such as words by a vocabulary."""
-    sizes = next((dims(v) for v in graph.outputs if v.name == output), None)
-    known = [d for d in (sizes or [])[1:] if isinstance(d, int)]
-    return min(COMPARED_ROWS, COMPARED_NUMBERS // max(1, math.prod(known)))
 
 
 def _own_numbers(whole: ir.Model, predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray) -> np.ndarray:
@@ -147,12 +149,6 @@ def _own_numbers(whole: ir.Model, predictor: Predictor, columns: Mapping[str, Co
         ) from error
 
 
-def _require_rows_first(predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray) -> None:
-    """Raise if the first axis of the output is another axis of an input that is as long as there are compared rows."""
-    if any(len(rows) in column.shape[1:] for column in columns.values()):
-        predictor.run(columns, rows[:2])
-
-
 def _runs_on(count: int, predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray) -> bool:
     try:
         with refusing("The graph does not run on its batch"):
@@ -163,10 +159,10 @@ def _runs_on(count: int, predictor: Predictor, columns: Mapping[str, Column], ro
 
 
 def _require_independent_rows(whole: ir.Model, graph: ir.Model, source: TrainableModel) -> None:
-    """Raise if the output for a row depends on the other rows, where the file does not say that its first axis is free.
+    """Raise or warn if the output for a row depends on the other rows.
 
-    A graph with a free batch axis may decide for all rows together, which is said. A recurrent one goes along that axis
-    by mistake: PyTorch's layers take the steps first by default.
+    A graph with a free batch axis may decide for all rows together on purpose: it is only warned of. A recurrent one
+    goes along that axis by mistake: PyTorch's layers take the steps first by default.
     """
     if not _rows_meet(graph, source.output, source.parameters):
         return
@@ -206,14 +202,14 @@ def _across_rows(name: str) -> ModelError:
 
 
 def _may_go_along_rows(graph: ir.Graph) -> bool:
-    recurrent = any(node.op_type in RECURRENT and not node.domain for node in graph)
-    return recurrent or any(_is_named_later(value) for value in graph.inputs)
-
-
-def _is_named_later(value: ir.Value) -> bool:
-    """Return True if an axis other than the first one is named as that of the batch."""
-    names = ["batch" in str(d.value).lower() if isinstance(d, ir.SymbolicDim) else False for d in value.shape or ()]
-    return any(names) and not names[0]
+    """Return True if the graph is recurrent, or an input names a later axis as that of the batch."""
+    if any(node.op_type in RECURRENT and not node.domain for node in graph):
+        return True
+    for value in graph.inputs:
+        named = [isinstance(d, ir.SymbolicDim) and "batch" in str(d.value).lower() for d in value.shape or ()]
+        if any(named) and not named[0]:
+            return True
+    return False
 
 
 MIXED = "of the graph for a row of X depends on the other rows"
@@ -275,18 +271,16 @@ def settled(source: TrainableModel, own: OwnOutput, kind: str, *, classifies: bo
     """Return the model with the loss computed according to the kind of its output, and the number of scores."""
     if kind == "scores":
         found = source.ignoring_activation()
+    elif classifies:
+        found = _of_classifier(source, own, kind)
+    elif source.link == "exp":
+        found = source
+    elif kind == "means" or source.range[0] >= 0:
+        # Means, and outputs that cannot be negative, get a log link, for losses of the logarithm of the mean.
+        found = with_output_for(source, "exp", normalised=source.range[0] < 0)
     else:
-        found = _of_classifier(source, own, kind) if classifies else _of_regressor(source, kind)
+        found = source.ignoring_activation()
     return found, 1 if found.paired else own.numbers.shape[1]
-
-
-def _of_regressor(source: TrainableModel, kind: str) -> TrainableModel:
-    """Give means, and outputs that cannot be negative, a log link, for losses of the logarithm of the mean."""
-    if source.link == "exp":
-        return source
-    if kind == "means" or source.range[0] >= 0:
-        return with_output_for(source, "exp", normalised=source.range[0] < 0)
-    return source.ignoring_activation()
 
 
 def _of_classifier(source: TrainableModel, own: OwnOutput, kind: str) -> TrainableModel:
@@ -300,10 +294,22 @@ def _of_classifier(source: TrainableModel, own: OwnOutput, kind: str) -> Trainab
     proven = high <= NARROW if log else low >= 0 and high <= 1 + NARROW
     shared = p.shape[1] > 1 and bool(np.allclose(p.sum(axis=1), 1, rtol=0, atol=1e-3))
     if not (proven or claimed or (_in_unit(p) and shared)):
-        _warn_of_unit(own)
+        # Ambiguous numbers count as scores, as in most graphs. A warning needs numbers that are not all small, as the
+        # scores of an untrained graph are, on enough rows.
+        rows = len(np.unique(own.rows))
+        if rows >= _ENOUGH and _in_unit(own.numbers) and np.ptp(own.numbers) > 0.5:
+            warn(
+                f"Output {own.name!r} of the graph is taken for scores (logits), though its numbers lie in [0, 1] on "
+                f"{rows} rows of X. Say model=GraphModel(..., output_kind='scores') to confirm it, "
+                f"'probabilities' if they are probabilities."
+            )
         return source.ignoring_activation()
     if not (proven or claimed):
-        _warn_of_sums(own)
+        warn(
+            f"Output {own.name!r} of the graph is taken for probabilities: on rows of X its numbers lie in [0, 1] and "
+            f"add up to one. Say model=GraphModel(..., output_kind='probabilities') to confirm it, 'scores' if they "
+            f"are scores (logits)."
+        )
     link = "softmax" if shared else "sigmoid"
     return with_output_for(source, link, log=log and not claimed, normalised=not proven)
 
@@ -317,25 +323,6 @@ def _require_probabilities(own: OwnOutput, claimed: bool) -> None:
         raise ModelError(
             f"output_kind='probabilities', but output {own.name!r} of the graph holds numbers from "
             f"{own.numbers.min():.3g} to {own.numbers.max():.3g} on rows of X. Leave 'auto', or say 'scores'."
-        )
-
-
-def _warn_of_sums(own: OwnOutput) -> None:
-    warn(
-        f"Output {own.name!r} of the graph is taken for probabilities: on rows of X its numbers lie in [0, 1] and add "
-        f"up to one. Say model=GraphModel(..., output_kind='probabilities') to confirm it, 'scores' if they are scores "
-        f"(logits)."
-    )
-
-
-def _warn_of_unit(own: OwnOutput) -> None:
-    """Warn that ambiguous numbers count as scores, as in most graphs; before training they are often small."""
-    rows = len(np.unique(own.rows))
-    if rows >= _ENOUGH and _in_unit(own.numbers) and np.ptp(own.numbers) > 0.5:
-        warn(
-            f"Output {own.name!r} of the graph is taken for scores (logits), though its numbers lie in [0, 1] on "
-            f"{rows} rows of X. Say model=GraphModel(..., output_kind='scores') to confirm it, "
-            f"'probabilities' if they are probabilities."
         )
 
 
@@ -362,10 +349,14 @@ def require_own_start(
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=relative, atol=absolute * scale, equal_nan=True):
             again = own.as_matrix(run_graph(own.graph, columns, own.rows, device))
-            if np.allclose(
-                again, own.numbers, rtol=1e-4, atol=1e-4, equal_nan=True
-            ):  # otherwise it draws random numbers
-                _refuse_start(own, what, float(np.nanmax(np.abs(numbers - expected))))
+            # A graph that draws random numbers differs from itself, and cannot be compared.
+            if np.allclose(again, own.numbers, rtol=1e-4, atol=1e-4, equal_nan=True):
+                distance = float(np.nanmax(np.abs(numbers - expected)))
+                raise ModelError(
+                    f"Training would not start from the given graph: {what} of the untrained estimator and its output "
+                    f"{own.name!r} differ by up to {distance:.2g} on rows of X. Say what the output holds, or name "
+                    f"another: model=GraphModel(..., output_kind=...) or GraphModel(..., output=...)."
+                )
     return scores
 
 
@@ -398,14 +389,6 @@ def _compared_outputs(
         ours_ = ours(1)
         found.append(("predict_proba()", ours_[:, -expected.shape[1] :], expected))
     return found
-
-
-def _refuse_start(own: OwnOutput, what: str, distance: float) -> None:
-    raise ModelError(
-        f"Training would not start from the given graph: {what} of the untrained estimator and its output "
-        f"{own.name!r} differ by up to {distance:.2g} on rows of X. Say what the output holds, or name another: "
-        f"model=GraphModel(..., output_kind=...) or GraphModel(..., output=...)."
-    )
 
 
 # Check that training starts from the ONNX file: the untrained estimator must predict the same as the file.
@@ -502,20 +485,15 @@ def _require_margins(values: np.ndarray, p: np.ndarray) -> None:
 def _require_consistent(known: FittedFile, label: np.ndarray, values: np.ndarray) -> None:
     """Raise if the scores of classes point to other classes than the labels: training would begin at the opposite.
 
-    Two margins that are each other's negatives may come in either order.
+    Two margins that are each other's negatives may come in either order. Margins of pairs are not scores of classes,
+    though three classes have three of both.
     """
     classes = known.classes
-    if not isinstance(classes, np.ndarray) or values.shape[1] != len(classes):
+    if not isinstance(classes, np.ndarray) or values.shape[1] != len(classes) or known.of_pairs:
         return
     if len(classes) == 2 and np.allclose(values[:, 0], -values[:, 1], FILE_TOLERANCE, FILE_TOLERANCE):
         return
-    chosen = [values.argmax(axis=1)]
-    if len(classes) == 3:  # as many pairs as classes: support vector machines may give the margins of pairs
-        for_first = (values > 0).astype(int)
-        for_second = 1 - for_first
-        wins = for_first[:, 0] + for_first[:, 1], for_second[:, 0] + for_first[:, 2], for_second[:, 1:].sum(axis=1)
-        chosen.append(np.stack(wins, axis=1).argmax(axis=1))
-    if all((classes[winner] != label.ravel()).mean() > 0.5 for winner in chosen):
+    if (classes[values.argmax(axis=1)] != label.ravel()).mean() > 0.5:
         raise ModelError(
             f"The labels of the file are not the classes of the largest scores in {known.values!r}, of which training "
             f"would start. skl2onnx writes negative probabilities for raw_scores of support vector machines with "
@@ -545,10 +523,14 @@ def _require_labels_start(
     known: FittedFile, labels: Labels, label: np.ndarray, values: np.ndarray, ours: Mapping[str, np.ndarray]
 ) -> None:
     """Compare what several labels a row give; a label counts where its two best classes are not equally likely."""
-    expected = _columns_of_classes(values, labels)
+    expected, ends = _columns_of_classes(values, labels), np.cumsum([len(one) for one in labels])[:-1]
     method, likely = "predict_proba" if known.of_probabilities else "decision_function", expected
     if not known.of_probabilities and "predict_proba" in ours:  # margins, which the log loss takes for scores
-        method, likely = "predict_proba", _probabilities_of_scores(expected, labels)
+        method = "predict_proba"
+        if are_indicators(labels):
+            likely = np.asarray(expit(expected))
+        else:
+            likely = np.hstack([softmax(part, axis=1) for part in np.split(expected, ends, axis=1)])
     numbers = ours[method]
     if numbers.shape != likely.shape:
         raise ModelError(f"{_OTHER_MODEL} {known.values!r} does not hold a number for each label or class.")
@@ -556,34 +538,22 @@ def _require_labels_start(
     if are_indicators(labels):
         margin = np.abs(expected - (0.5 if known.of_probabilities else 0.0))
     else:
-        parts = np.split(expected, np.cumsum([len(one) for one in labels])[:-1], axis=1)
-        margin = np.stack([_distance_from_tie(part) for part in parts], axis=1)
+        margin = np.stack([_distance_from_tie(part) for part in np.split(expected, ends, axis=1)], axis=1)
     different = label.reshape(margin.shape) != ours["predict"]
     if (different & (margin > FILE_TOLERANCE)).any():
-        if are_indicators(labels) and not known.of_probabilities and _are_decided_at_half(label, expected):
-            raise ModelError(
-                f"{_OTHER_MODEL} its labels are 1 where the margin in {known.values!r} is above 0.5, as of "
-                f"probabilities, instead of above 0. skl2onnx writes so of OneVsRestClassifier around an estimator "
-                f"without probabilities, such as LinearSVC: give the fitted scikit-learn model itself, or convert one "
-                f"that has probabilities."
-            )
+        if are_indicators(labels) and not known.of_probabilities:
+            at_half = (expected > 0.5) == (label.reshape(expected.shape) == 1)
+            if (at_half | (np.abs(expected - 0.5) <= FILE_TOLERANCE)).all():  # ties may fall on either side
+                raise ModelError(
+                    f"{_OTHER_MODEL} its labels are 1 where the margin in {known.values!r} is above 0.5, as of "
+                    f"probabilities, instead of above 0. skl2onnx writes so of OneVsRestClassifier around an estimator "
+                    f"without probabilities, such as LinearSVC: give the fitted scikit-learn model itself, or convert "
+                    f"one that has probabilities."
+                )
         raise ModelError(
             f"{_OTHER_MODEL} predict() differs from the labels of the file in {different.any(axis=1).mean():.0%} of "
             f"the rows: its decision rule is not the class with the largest score."
         )
-
-
-def _are_decided_at_half(label: np.ndarray, margins: np.ndarray) -> bool:
-    """Whether the labels are those of margins above 0.5, but for ties."""
-    decided = (margins > 0.5) == (label.reshape(margins.shape) == 1)
-    return bool((decided | (np.abs(margins - 0.5) <= FILE_TOLERANCE)).all())
-
-
-def _probabilities_of_scores(scores: np.ndarray, labels: Labels) -> np.ndarray:
-    if are_indicators(labels):
-        return np.asarray(expit(scores))
-    parts = np.split(scores, np.cumsum([len(one) for one in labels])[:-1], axis=1)
-    return np.hstack([softmax(part, axis=1) for part in parts])
 
 
 def _columns_of_classes(numbers: np.ndarray, labels: Labels) -> np.ndarray:

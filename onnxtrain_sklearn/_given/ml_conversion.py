@@ -145,7 +145,9 @@ def _trainable_file(
     graph.outputs[:] = [plain_value(value) for value in parts_of(final)]
     if label is not None and labels is None and (machine := machine_of_votes(label)) is not None:
         keep_votes_of_machine(graph, machine)
-        known = known if known.of_probabilities else replace(known, loss="hinge")
+        if not known.of_probabilities:
+            pairs = any(value.name == PAIRS for value in graph.outputs)
+            known = replace(known, loss="hinge", of_pairs=pairs and maker_of(final) == (machine, 1))
     keep_outputs(model, graph.outputs)
     narrow_selected_doubles(graph)
     drop_needless_norms(infer_shapes(model).graph)

@@ -34,6 +34,9 @@ class FittedFile(FittedModel):
         Names of its outputs: the label, if there is one, and the trained output.
     of_probabilities : bool
         Whether each row of ``values`` sums to one.
+    of_pairs : bool
+        Whether ``values`` are margins of pairs of classes, as a support vector machine gives them; votes choose the
+        label.
     allows_missing : bool
         Whether an operator accepts missing values: an imputer, IsNaN or a tree.
     order : ndarray or None
@@ -50,6 +53,7 @@ class FittedFile(FittedModel):
     label: str | None = None
     values: str = ""
     of_probabilities: bool = False
+    of_pairs: bool = False
     allows_missing: bool = False
     order: np.ndarray | None = None
     labels: Labels | None = None

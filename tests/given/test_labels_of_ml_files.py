@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, helper
 from skl2onnx import to_onnx
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_iris
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.naive_bayes import GaussianNB
@@ -162,6 +162,17 @@ def test_two_margins_are_one_score():
     expected = fitted.decision_function(X.astype(np.float64))
     assert_allclose(run(proto, X)[1][:, 1], expected, rtol=1e-4, atol=1e-4)
     assert_allclose(start.decision_function(X), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_margins_of_pairs_of_three_classes_are_not_scores_of_classes():
+    X, y = load_iris(return_X_y=True)
+    X = X.astype(np.float32)
+    fitted, proto = margins_of(SVC(decision_function_shape="ovo"), X, y)
+    label, margins = run(proto, X)
+    assert (margins.argmax(axis=1) != label).mean() > 0.5  # read as scores of classes, they would be refused
+    start = OrtGradientClassifier(proto, max_iter=1, optimizer="sgd", learning_rate_init=1e-30).fit(X, y)
+    sure = np.abs(fitted.decision_function(X)).min(axis=1) > 1e-3
+    assert_array_equal(start.predict(X)[sure], fitted.predict(X)[sure])
 
 
 def test_margins_that_point_away_from_the_labels_are_refused():
