@@ -1,8 +1,10 @@
-"""Simplify If, Loop and Scan, and infer shapes through them and behind computed shapes.
+"""Simplify If, Loop and Scan, and infer shapes through them and downstream of computed shapes.
 
-:func:`complete_shapes` and :func:`complete_bodies` infer shapes, :func:`fold` also replaces computed integers by
-constants. :func:`unroll` writes loops out, :func:`read_constant_states` takes constant states out of bodies, and
-:func:`take_known_branches` replaces an If whose condition is known.
+:func:`complete_shapes` follows the integers that a graph computes from shapes (``shape_values``), node by node, and
+completes the shapes that ONNX's inference leaves unknown (``shapes``), also in bodies; :func:`complete_bodies` does so
+only for graphs with bodies. :func:`fold` also replaces known integers by constants, and an If whose condition is known
+by its branch. :func:`unroll` writes loops out for consumers without subgraphs, and :func:`read_constant_states` takes
+unchanged states out of bodies.
 """
 
 from __future__ import annotations
@@ -72,25 +74,25 @@ MAX_NODES = 20_000
 
 def unroll(model: ir.Model) -> ir.Model:
     """Unroll the Loops and Scans of ``model``, in place, including nested ones; weights keep their names."""
+
+    def unroll_all(op: GraphBuilder, nodes: Sequence[ir.Node]) -> None:
+        for node in nodes:
+            iteration = _unrollable(node)
+            if iteration is not None and iteration.size() <= MAX_NODES:
+                before = len(op.graph)
+                results = iteration.run(op)
+                inside = list(op.graph)[before:]
+                replace_node(op, node, results)
+                unroll_all(op, inside)
+
     if any(_is_iterated(node) for node in model.graph):
         complete_shapes(model)
         op = GraphBuilder(model.graph, prefix="unrolled", constant_nodes=True, shared=True)
-        _unroll_all(op, list(model.graph))
+        unroll_all(op, list(model.graph))
         remove_unread(model.graph, [node for node in model.graph if node.op_type == "Constant"])
         model.graph.sort()
         infer_shapes(model)
     return model
-
-
-def _unroll_all(op: GraphBuilder, nodes: Sequence[ir.Node]) -> None:
-    for node in nodes:
-        iteration = _unrollable(node)
-        if iteration is not None and iteration.size() <= MAX_NODES:
-            before = len(op.graph)
-            results = iteration.run(op)
-            inside = list(op.graph)[before:]
-            replace_node(op, node, results)
-            _unroll_all(op, inside)
 
 
 def _is_iterated(node: ir.Node) -> bool:
@@ -125,13 +127,19 @@ class _FixedLoop:
     go_on: ir.Value | None = None
 
     def size(self) -> int:
-        """Return about how many nodes it becomes."""
+        """Return approximately how many nodes it becomes."""
         inner = (_unrollable(node) for node in self.body)
         return self.rounds * sum(1 if iteration is None else iteration.size() for iteration in inner)
 
     def run(self, op: GraphBuilder) -> list[ir.Value]:
         """Emit the iterations; return the outputs of the node."""
-        _share_constants(op, self.body)
+        # Move the constants of the body to the outer graph: all iterations share them.
+        held = [*self.body.initializers.values()]
+        held += [node.outputs[0] for node in self.body if node.op_type == "Constant" and not node.domain]
+        for value in held:
+            known = constant(value)
+            if known is not None:
+                read_from_outside(self.body, value, op.constant(known))
         states, go_on, rows = self.states, None if self.go_on is None else _as_scalar(op, self.go_on), []
         taken = [list(_scanned_slices(op, value, way, self.rounds)) for value, way in self.scanned]
         for number in range(self.rounds):
@@ -139,13 +147,16 @@ class _FixedLoop:
             results = append_copy(op, self.body, [*leading, *states, *(column[number] for column in taken)])
             more = results.pop(0) if self.is_loop else None
             after, stacked = results[: len(states)], results[len(states) :]
-            if go_on is not None:
+            if go_on is not None:  # an iteration after the end keeps the states
                 after = [_select(op, go_on, new, old) for new, old in zip(after, states, strict=True)]
                 more = None if more is None else op.And(go_on, _as_scalar(op, more))
             states, go_on = after, _as_scalar(op, more) if self.early and more is not None else None
             rows.append(stacked)
-        columns = list(zip(*rows, strict=True))
-        return [*states, *(_stack_slices(op, c, way) for c, way in zip(columns, self.stacked, strict=True))]
+        stacks = []
+        for column, way in zip(zip(*rows, strict=True), self.stacked, strict=True):
+            ordered = [column[i] for i in way.order(len(column))]
+            stacks.append(op.Concat(*(op.Unsqueeze(value, axes=[way.axis]) for value in ordered), axis=way.axis))
+        return [*states, *stacks]
 
 
 def _unrollable(node: ir.Node) -> _FixedLoop | None:
@@ -209,16 +220,6 @@ def _select(op: GraphBuilder, condition: ir.Value, new: ir.Value, old: ir.Value)
     return op.Or(op.And(condition, new), op.And(op.Not(condition), old))  # onnxruntime has no Where of booleans
 
 
-def _share_constants(op: GraphBuilder, body: ir.Graph) -> None:
-    """Move the constants of the body to the outer graph, so that all iterations share them."""
-    held = [*body.initializers.values()]
-    held += [node.outputs[0] for node in body if node.op_type == "Constant" and not node.domain]
-    for value in held:
-        known = constant(value)
-        if known is not None:
-            read_from_outside(body, value, op.constant(known))
-
-
 def _scanned_slices(op: GraphBuilder, value: ir.Value, way: _Slices, rounds: int) -> Iterator[ir.Value]:
     known = constant(value)
     for i in way.order(rounds):
@@ -226,11 +227,6 @@ def _scanned_slices(op: GraphBuilder, value: ir.Value, way: _Slices, rounds: int
             yield op.Gather(value, np.array(i), axis=way.axis)
         else:
             yield op.constant(np.take(known, i, axis=way.axis))
-
-
-def _stack_slices(op: GraphBuilder, slices: Sequence[ir.Value], way: _Slices) -> ir.Value:
-    ordered = [slices[i] for i in way.order(len(slices))]
-    return op.Concat(*(op.Unsqueeze(value, axes=[way.axis]) for value in ordered), axis=way.axis)
 
 
 _SCAN_ATTRIBUTES = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
@@ -241,15 +237,15 @@ _ITERATED: dict[str, Supported[Callable[[ir.Node], _FixedLoop | None]]] = {
 }
 
 
-# Computed shapes: followed through the whole graph behind Shape, Gather, Concat and the like.
+# Computed shapes: followed through chains of Shape, Gather, Concat and the like.
 #
-# ONNX's inference stops where a shape comes from such a chain, and knows no rank behind it. Here the integers of a
-# chain are evaluated as far as they are known, the outputs behind them get their shapes, and :func:`fold` replaces
+# ONNX's inference stops where a shape comes from such a chain, and knows no rank downstream of it. Here the integers of
+# a chain are evaluated as far as they are known, the values that they shape get their shapes, and :func:`fold` replaces
 # integers that are known in full by constants.
 
 
 def complete_shapes(model: ir.Model) -> ir.Model:
-    """Infer types and shapes, in place, including those behind computed shapes."""
+    """Infer types and shapes, in place, including those downstream of computed shapes."""
     infer_shapes(model)
     _name_lengths_of_stacks(model.graph)
     if _computes_shapes(model.graph):
@@ -258,7 +254,7 @@ def complete_shapes(model: ir.Model) -> ir.Model:
 
 
 def complete_bodies(model: ir.Model) -> None:
-    """Infer the shapes in bodies, in place, and give bodies the opsets of the model."""
+    """Infer shapes as :func:`complete_shapes`, in place, if the graph has bodies; they get the opsets of the model."""
     if any(graphs_in(node) for node in model.graph):
         complete_shapes(model)
 
@@ -271,53 +267,41 @@ def fold(model: ir.Model) -> ir.Model:
     """
     infer_shapes(model)
     _name_lengths_of_stacks(model.graph)
-    _name_types_of_casts(model.graph)
-    if _computes_shapes(model.graph):
-        while _simplify(model) and any(node.op_type == "If" for node in model.graph):
-            pass  # a branch that was taken gives the shapes that further conditions depend on
-    return model
-
-
-def _simplify(model: ir.Model) -> bool:
-    """Take known branches and put constants for known integers, in place; return whether anything changed."""
-    known = _follow_integers(model)
-    taken = take_known_branches(model.graph, known)
-    changed = _put_constants(model.graph, known) or taken
-    if changed:
-        infer_shapes(model)
-    return changed
-
-
-def _computes_shapes(graph: ir.Graph) -> bool:
-    """Return True if a node reads sizes, computes integers from constants alone, has a body, or is unknown to ONNX."""
-    return any(
-        node.domain == "com.microsoft" if node.domain else _tells_sizes(node) or graphs_in(node) for node in graph
-    )
-
-
-def _tells_sizes(node: ir.Node) -> bool:
-    return node.op_type in ("Shape", "Size") or _is_of_constants(node)
-
-
-def _is_of_constants(node: ir.Node) -> bool:
-    whole = len(node.outputs) == 1 and node.outputs[0].dtype in WHOLE_TYPES
-    return whole and bool(node.inputs) and all(x is None or _is_known_value(x) for x in node.inputs)
-
-
-def _is_known_value(value: ir.Value) -> bool:
-    node = value.producer()
-    return value.is_initializer() if node is None else node.op_type == "Constant" and not node.domain
-
-
-def _name_types_of_casts(graph: ir.Graph) -> None:
-    """Make CastLike a Cast, in place, also in subgraphs, where the type is known."""
-    for node in every_node(graph):
+    for node in every_node(model.graph):
         like = node.inputs[1] if node.op_type == "CastLike" and not node.domain else None
         if like is not None and like.dtype is not None:
             node.op_type = "Cast"
             node.replace_input_with(1, None)
             node.resize_inputs(1)
             node.attributes["to"] = ir.AttrInt64("to", int(like.dtype))
+    changed = _computes_shapes(model.graph)
+    while changed:
+        known = _follow_integers(model)
+        taken = take_known_branches(model.graph, known)
+        changed = _put_constants(model.graph, known) or taken
+        if changed:
+            infer_shapes(model)
+        # A branch that was taken gives the shapes on which further conditions depend.
+        changed = changed and any(node.op_type == "If" for node in model.graph)
+    return model
+
+
+def _computes_shapes(graph: ir.Graph) -> bool:
+    """Return True if a node reads sizes, computes integers from constants alone, has a body, or is unknown to ONNX."""
+
+    def is_constant(value: ir.Value) -> bool:
+        node = value.producer()
+        return value.is_initializer() if node is None else node.op_type == "Constant" and not node.domain
+
+    def tells_sizes(node: ir.Node) -> bool:
+        if node.op_type in ("Shape", "Size"):
+            return True
+        whole = len(node.outputs) == 1 and node.outputs[0].dtype in WHOLE_TYPES
+        return whole and bool(node.inputs) and all(x is None or is_constant(x) for x in node.inputs)
+
+    return any(
+        node.domain == "com.microsoft" if node.domain else tells_sizes(node) or graphs_in(node) for node in graph
+    )
 
 
 def _follow_integers(model: ir.Model) -> Integers:
@@ -368,7 +352,10 @@ class IntegerTracker:
 
 
 def _put_constants(graph: ir.Graph, known: Integers, outer: GraphBuilder | None = None) -> bool:
-    """Replace values that are known in full where other nodes read them; remove nodes that nothing reads then."""
+    """Replace values that are known in full by constants where other nodes read them, also in bodies.
+
+    Nodes whose results are then unread are removed. Return True if there were such values.
+    """
     op = GraphBuilder(graph, prefix="folded", constant_nodes=True)
     if outer is not None:
         op.taken = outer.taken
@@ -399,11 +386,19 @@ Visit = Callable[[ir.Graph], None]
 
 def infer_bodies(node: ir.Node, visit: Visit, forget: Visit) -> None:
     """Complete the shapes in the bodies of a node and of its outputs, in place; ``forget`` removes those in a body."""
-    if node.domain or node.op_type not in _RULES:
+    if node.op_type == "If" and not node.domain:
+        branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+        for branch in branches:
+            visit(branch)
+        for value, a, b in zip(node.outputs, *(branch.outputs for branch in branches), strict=False):
+            _complete(value, _common(dims(a), dims(b)), a)
+    elif node.op_type == "Loop" and not node.domain:
+        _infer_loop(node, visit, forget)
+    elif node.op_type == "Scan" and not node.domain:
+        _infer_scan(node, visit)
+    else:
         for graph in graphs_in(node):
             visit(graph)
-    else:
-        _RULES[node.op_type](node, visit, forget)
 
 
 def states_of_known_start(graph: ir.Graph) -> list[ir.Value]:
@@ -421,14 +416,6 @@ def _body(node: ir.Node) -> ir.Graph:
     return node.attributes["body"].as_graph()
 
 
-def _infer_if(node: ir.Node, visit: Visit, _: Visit) -> None:
-    branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
-    for branch in branches:
-        visit(branch)
-    for value, a, b in zip(node.outputs, *(branch.outputs for branch in branches), strict=False):
-        _complete(value, _common(dims(a), dims(b)), a)
-
-
 def _infer_loop(node: ir.Node, visit: Visit, forget: Visit) -> None:
     body = _body(node)
     starts, before, after = list(node.inputs)[2:], list(body.inputs)[2:], list(body.outputs)[1:]
@@ -440,6 +427,7 @@ def _infer_loop(node: ir.Node, visit: Visit, forget: Visit) -> None:
     for i in known:
         changed = dims(before[i]) != held[i] or changed
         before[i].type = starts[i].type  # type: ignore[union-attr]
+    # Each round drops the sizes that an iteration changed, so it ends after as many rounds as there are sizes.
     while True:
         for i, sizes in held.items():
             before[i].shape = None if sizes is None else ir.Shape(sizes)
@@ -482,26 +470,20 @@ def _name_lengths_of_stacks(graph: ir.Graph) -> None:
             found |= {name: length for name in names if name and name.startswith(_MADE_UP) and length is not None}
     for v in graph.inputs:
         for size in v.shape or ():
-            found.pop(str(size), None)
-    for value in _values_inside(graph) if found else ():
+            found.pop(str(size), None)  # a name that the model gives
+    if not found:
+        return
+    for value in (v for n in every_node(graph) for v in (*n.outputs, *(x for b in graphs_in(n) for x in b.inputs))):
         sizes = [d if isinstance(d, int) else d.value for d in value.shape or ()]
         if any(d in found for d in sizes if isinstance(d, str)):
             value.shape = ir.Shape([found.get(d, d) if isinstance(d, str) else d for d in sizes])
 
 
 _MADE_UP = "unk__"
-"""What the names begin with that ONNX's inference makes up."""
+"""Beginning of the names that ONNX's inference makes up."""
 
 
-def _values_inside(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yield what the nodes of a graph compute, and the inputs of its bodies."""
-    for node in every_node(graph):
-        yield from node.outputs
-        for body in graphs_in(node):
-            yield from body.inputs
-
-
-def _infer_scan(node: ir.Node, visit: Visit, _: Visit) -> None:
+def _infer_scan(node: ir.Node, visit: Visit) -> None:
     body, count = _body(node), node.attributes["num_scan_inputs"].as_int()
     first = len(node.inputs) - count
     axes = attribute(node, "scan_input_axes", [0] * count)
@@ -520,9 +502,6 @@ def _infer_scan(node: ir.Node, visit: Visit, _: Visit) -> None:
     axes, length = attribute(node, "scan_output_axes", [0] * len(stacks)), next(iter(lengths), None)
     for value, row, axis in zip(stacks, list(body.outputs)[first:], axes, strict=False):
         _complete(value, _stacked(dims(row), axis, length), row)
-
-
-_RULES: dict[str, Callable[[ir.Node, Visit, Visit], None]] = {"If": _infer_if, "Loop": _infer_loop, "Scan": _infer_scan}
 
 
 def _common(a: Dims | None, b: Dims | None) -> Dims | None:
@@ -552,27 +531,19 @@ def _complete(value: ir.Value, sizes: Sequence[int | str | None] | None, like: i
 
 
 def take_known_branches(graph: ir.Graph, known: Integers) -> bool:
-    """Replace each If of the main graph with a condition in ``known``, in place; return whether there was one."""
-    found = [node for node in graph if _is_known(node, known)]
-    op = GraphBuilder(graph, prefix="branch")
-    for node in found:
-        condition = node.inputs[0]
-        assert condition is not None
-        _put_branch(op, node, taken=bool(known[condition].item()))
+    """Replace each If of the main graph with a condition in ``known``, in place; return True if there was one."""
+    op, found = GraphBuilder(graph, prefix="branch"), False
+    for node in [n for n in graph if n.op_type == "If" and not n.domain and n.inputs[0] is not None]:
+        condition = known.get(node.inputs[0])  # type: ignore[arg-type]
+        if condition is None or condition.size != 1 or not is_complete(condition):
+            continue
+        body = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+        for value in list(body.initializers.values()):
+            del body.initializers[value.name or ""]
+            value.name = op.name(value.name or "constant")
+            op.graph.initializers.add(value)
+        replace_node(op, node, append_nodes(op, body, []))
+        found = True
     if found:
         graph.sort()
-    return bool(found)
-
-
-def _is_known(node: ir.Node, known: Integers) -> bool:
-    condition = known.get(node.inputs[0]) if node.op_type == "If" and not node.domain and node.inputs[0] else None
-    return condition is not None and condition.size == 1 and is_complete(condition)
-
-
-def _put_branch(op: GraphBuilder, node: ir.Node, *, taken: bool) -> None:
-    body = node.attributes["then_branch" if taken else "else_branch"].as_graph()
-    for value in list(body.initializers.values()):
-        del body.initializers[value.name or ""]
-        value.name = op.name(value.name or "constant")
-        op.graph.initializers.add(value)
-    replace_node(op, node, append_nodes(op, body, []))
+    return found

@@ -1,7 +1,7 @@
 """Edit a graph in place: replace, insert, copy and remove nodes and values, and simplify some operators.
 
-An edit keeps the names of the graph's outputs. It does not sort the nodes: one ``graph.sort()`` after the last edit is
-enough. The callers decide what is edited.
+The edits are the vocabulary of all passes over graphs; the passes decide what is edited. An edit keeps the names of the
+graph's outputs. It does not sort the nodes: a pass calls ``graph.sort()`` once after its last edit.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ def replace_value(op: GraphBuilder, old: ir.Value, new: ir.Value, *, typed: bool
     An output of the graph that ``op`` did not emit is returned through an Identity, so that it keeps its name.
     A missing type or shape of ``new`` is copied from ``old``, if ``typed``.
     """
+    # Twice where the builder shares nodes: the Identity may be an output already.
     while old.is_graph_output() and (new.is_graph_output() or not op.emitted(new)):
-        new = op.Identity(new)  # a builder that shares nodes may return one that is an output already
+        new = op.Identity(new)
     is_named = new.is_graph_output()
     if typed:
         new.type = old.type if new.type is None else new.type
         new.shape = old.shape if new.shape is None else new.shape
     old.replace_all_uses_with(new, replace_graph_outputs=True)
-    if op.emitted(new) and old.name and not is_named:  # an omitted output has no name
+    if op.emitted(new) and old.name and not is_named:  # an omitted output has an empty name
         name, old.name = old.name, op.name("replaced")
         new.name = name
     return new
 
 
 def replace_node(op: GraphBuilder, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
-    """Replace the outputs of ``node`` by ``results``, in order, and remove it; None: an output that nothing reads."""
+    """Replace the outputs of ``node`` by ``results``, in order, and remove it; None stands for an unread output."""
     assert node.graph is not None
     for old, new in zip(node.outputs, results, strict=False):
         if new is not None:
@@ -93,7 +94,7 @@ def append_copy(op: GraphBuilder, body: ir.Graph, inputs: Sequence[ir.Value]) ->
 def append_nodes(op: GraphBuilder, graph: ir.Graph, inputs: Sequence[ir.Value]) -> list[ir.Value]:
     """Move the nodes of ``graph``, under new names, to the graph of ``op``, where they read ``inputs``.
 
-    Returns the outputs. Initializers are the caller's to move.
+    Return the outputs. The caller moves the initializers.
     """
     given = dict(zip(graph.inputs, inputs, strict=True))
     results, nodes = [given.get(value, value) for value in graph.outputs], list(graph)
@@ -112,7 +113,7 @@ def append_nodes(op: GraphBuilder, graph: ir.Graph, inputs: Sequence[ir.Value]) 
 def append_graph(op: GraphBuilder, graph: ir.Graph, inputs: Sequence[ir.Value], prefix: str = "") -> list[ir.Value]:
     """Move all of ``graph`` to that of ``op``, where it reads ``inputs``; return the outputs.
 
-    Nodes get new names, and so do initializers: their own behind ``prefix``, if it is free.
+    Nodes get new names. Initializers get ``prefix`` and their own name, numbered if that is taken.
     """
     held = list(graph.initializers.values())
     graph.initializers.clear()
@@ -141,7 +142,7 @@ def replace_inputs(graph: ir.Graph, values: Mapping[str, ir.Value]) -> None:
 def read_as_input(graph: ir.Graph, value: ir.Value, shape: ir.Shape | None = None) -> ir.Value:
     """Rewire consumers of ``value`` to a new input of its name, type and shape, or of ``shape``; return the input.
 
-    What computes ``value`` stays, under another name.
+    The node that computes ``value`` stays, under another name.
     """
     given = ir.Value(name=value.name, type=value.type, shape=value.shape if shape is None else shape)
     value.name = f"{value.name}/computed"
@@ -179,22 +180,19 @@ def remove_states(node: ir.Node, states: Sequence[int], first: int, done: int) -
         body.outputs.pop(done + i)
         body.inputs.pop(first + i).replace_all_uses_with(start)
     if states:
+        # onnx-ir's nodes have a fixed number of outputs: a new node takes over the body.
+        assert node.graph is not None
         read = [x for i, x in enumerate(node.inputs) if i - first not in states]
-        _replace_iteration(node, read, [value for i, value in enumerate(node.outputs) if i not in states])
-
-
-def _replace_iteration(node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]) -> None:
-    """Replace a node by one of the same body, in place; its outputs get the names of ``outputs``."""
-    assert node.graph is not None
-    attributes = dict(node.attributes)
-    node.attributes.clear()  # a body belongs to one node
-    fewer = ir.node(node.op_type, inputs, attributes, num_outputs=len(outputs), name=node.name)
-    node.graph.insert_before(node, fewer)
-    for old, new in zip(outputs, fewer.outputs, strict=True):
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        new.name, old.name = old.name, None
-        copy_type(new, old)
-    node.graph.remove(node, safe=True)
+        outputs = [value for i, value in enumerate(node.outputs) if i not in states]
+        attributes = dict(node.attributes)
+        node.attributes.clear()  # a body belongs to one node
+        fewer = ir.node(node.op_type, read, attributes, num_outputs=len(outputs), name=node.name)
+        node.graph.insert_before(node, fewer)
+        for old, new in zip(outputs, fewer.outputs, strict=True):
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            new.name, old.name = old.name, None
+            copy_type(new, old)
+        node.graph.remove(node, safe=True)
 
 
 def replace_by_initializer(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str) -> None:
@@ -257,13 +255,19 @@ def keep_outputs(model: ir.Model, outputs: Sequence[ir.Value], *, inputs: bool =
 
 
 def multiply_by_columns(model: ir.Model) -> ir.Model:
-    """Turn products with a vector into products with a column; ranks must have been inferred.
+    """Turn products with a vector into products with a column, in place; ranks must have been inferred.
 
-    onnxruntime fuses a transposition with a following product, and computes wrong numbers if that is with a vector.
+    onnxruntime fuses a transposition with the product that reads it, and computes wrong numbers if the other operand is
+    a vector: 1.19.2 and 1.31.1 do, at the extended level of optimization.
     """
     graph = model.graph
     op = GraphBuilder(graph, prefix="by_column", constant_nodes=True)
-    found = [node for node in graph if node.op_type == "MatMul" and not node.domain and _is_by_vector(node)]
+
+    def is_by_vector(node: ir.Node) -> bool:
+        first, second = (None if value is None or value.shape is None else len(value.shape) for value in node.inputs)
+        return second == 1 and first != 1
+
+    found = [node for node in graph if node.op_type == "MatMul" and not node.domain and is_by_vector(node)]
     for node in found:
         first, second = node.inputs
         assert second is not None
@@ -272,11 +276,6 @@ def multiply_by_columns(model: ir.Model) -> ir.Model:
         graph.sort()
         infer_shapes(model)
     return model
-
-
-def _is_by_vector(node: ir.Node) -> bool:
-    first, second = (None if value is None or value.shape is None else len(value.shape) for value in node.inputs)
-    return second == 1 and first != 1
 
 
 def swap_initializers(graph: ir.Graph, weights: Mapping[str, np.ndarray]) -> None:
@@ -296,7 +295,7 @@ def initializers_with_defaults(graph: ir.Graph, free: Mapping[str, int | None]) 
 
 
 def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
-    """Turn initializers into graph inputs, which a session reads from memory of the caller."""
+    """Turn initializers into graph inputs, which a session reads from the caller's memory."""
     for name in names:
         value = graph.initializers.pop(name)
         value.const_value = None
@@ -305,8 +304,8 @@ def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
 
 # Reductions over no axes: elementwise operators replace them when a graph is read.
 #
-# With ``noop_with_empty_axes`` a reduction without axes is applied to single elements: ReduceSumSquare squares them.
-# onnxruntime 1.19 fails on some of these nodes and returns the input of others unchanged.
+# With ``noop_with_empty_axes`` a reduction without axes works on single elements: ReduceSumSquare squares them.
+# onnxruntime 1.19 fails on some of these nodes, and returns the input of others unchanged.
 
 
 ELEMENTWISE = {
@@ -321,7 +320,13 @@ ELEMENTWISE = {
 
 def over_no_axes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return the nodes of a GraphProto, and of its subgraphs, that reduce over no axes."""
-    candidates = [node for node in nodes_of(graph) if not node.domain and _keeps_all(node)]
+
+    def may_keep_all(node: onnx.NodeProto) -> bool:
+        attributes = {a.name: a for a in node.attribute}
+        noop = "noop_with_empty_axes" in attributes and attributes["noop_with_empty_axes"].i
+        return node.op_type in ELEMENTWISE and bool(noop) and not ("axes" in attributes and attributes["axes"].ints)
+
+    candidates = [node for node in nodes_of(graph) if not node.domain and may_keep_all(node)]
     empty = {*_empty_constants(graph)} if candidates else set()
     return [node for node in candidates if node.input[1:2] in ([], [""]) or node.input[1] in empty]
 
@@ -346,33 +351,23 @@ def apply_to_elements(node: onnx.NodeProto) -> None:
         node.input.append(node.input[0])
 
 
-def _keeps_all(node: onnx.NodeProto) -> bool:
-    attributes = {a.name: a for a in node.attribute}
-    given = "noop_with_empty_axes" in attributes and attributes["noop_with_empty_axes"].i
-    return node.op_type in ELEMENTWISE and bool(given) and not ("axes" in attributes and attributes["axes"].ints)
-
-
 def _empty_constants(graph: onnx.GraphProto) -> Iterator[str]:
     """Yield the names of initializers and constants without elements, also of subgraphs."""
     yield from (tensor.name for tensor in graph.initializer if list(tensor.dims) == [0])
     for node in graph.node:
         for attribute in node.attribute:
-            if node.op_type == "Constant" and _is_empty(attribute):
+            is_empty = (attribute.name == "value" and list(attribute.t.dims) == [0]) or (
+                attribute.name == "value_ints" and not attribute.ints
+            )
+            if node.op_type == "Constant" and is_empty:
                 yield from node.output
             for inner in (attribute.g, *attribute.graphs):
                 yield from _empty_constants(inner)
 
 
-def _is_empty(attribute: onnx.AttributeProto) -> bool:
-    """Return True if the only attribute of a Constant holds no elements."""
-    return (attribute.name == "value" and list(attribute.t.dims) == [0]) or (
-        attribute.name == "value_ints" and not attribute.ints
-    )
-
-
-# Transpositions that keep all axes in place, as PyTorch's exporter writes them behind an indexing.
+# Transpositions that keep all axes in place, as PyTorch's exporter writes them after an indexing.
 #
-# onnxruntime up to 1.21 joins them with the product before or behind as if they swapped two axes, without an error.
+# onnxruntime up to 1.21 fuses them with a product before or after them as if they swapped two axes, without an error.
 
 
 def remove_identity_transposes(model: ir.Model) -> bool:

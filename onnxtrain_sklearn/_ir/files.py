@@ -1,7 +1,9 @@
-"""Read model files in protobuf, JSON and ONNX's two text formats, with their external data.
+"""Read models in all forms that users give, with their weights, within the limits.
 
-:func:`read` takes all forms of a model. The size is checked before anything is read. External data must be in the
-folder of the model: onnx opens no path that leads out of it.
+:func:`read` takes a ModelProto, bytes, or the path of a file in protobuf, JSON or one of ONNX's two text formats, and
+reads external data, the weights in files beside the model. Sizes are checked before anything is read, because a file of
+a kilobyte can claim any size. External data must be in the folder of the model: onnx opens no path that leads out of
+it. :func:`content_of` reads other files with the same care. The graph itself is validated later (``_importers/load``).
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     with refusing(f"The weights that {source(model)} keeps beside it cannot be read"):
         for tensor in external:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
-            _mark_as_read(tensor)
+            tensor.data_location = onnx.TensorProto.DEFAULT  # onnx before 1.23 leaves the marks of external data
+            del tensor.external_data[:]
     return proto
 
 
@@ -66,9 +69,9 @@ _WITH_BODIES = frozenset({"If", "Loop", "Scan"})
 
 
 def _with_named_results(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with a name for each result of a Loop, Scan or If that it leaves out.
+    """Return the model with a name for each omitted result of a Loop, Scan or If.
 
-    onnxruntime writes these results too: where one has no name it refuses the graph, or crashes when it runs.
+    onnxruntime writes omitted results too: where one has no name, it refuses the graph, or crashes when it runs.
     """
     if not any(_leaves_out_results(node) for node in _nodes(proto)):
         return proto
@@ -96,12 +99,6 @@ def _nodes(proto: onnx.ModelProto) -> Iterator[Any]:
             for attribute in node.attribute:
                 if attribute.HasField("g") or attribute.graphs:
                     graphs += [attribute.g, *attribute.graphs]
-
-
-def _mark_as_read(tensor: onnx.TensorProto) -> None:
-    """Mark a tensor as held in memory: before onnx 1.23 loading its data does not do so."""
-    tensor.data_location = onnx.TensorProto.DEFAULT
-    del tensor.external_data[:]
 
 
 def source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:
@@ -184,7 +181,7 @@ def _require_size(size: int, what: str) -> None:
 
 
 def _tensors(proto: onnx.ModelProto) -> Iterator[Any]:
-    """Yield the tensors of graphs, subgraphs and functions."""
+    """Yield the tensors of graphs, subgraphs, functions and training information."""
     graphs: list[Any] = [proto.graph, *proto.functions]
     for info in proto.training_info:
         graphs += [info.initialization, info.algorithm]
@@ -200,11 +197,20 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[Any]:
 
 def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
     """Raise ModelError for invalid offsets and lengths of external data, or too many bytes."""
+
+    def parsed(tensor: onnx.TensorProto, key: str, text: str | None) -> int | None:
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
+            raise _misplaced(tensor, f"its {key} is {text[:50]!r}, which is not a number of bytes")
+        return int(text)
+
     ranges: dict[str, set[tuple[int, int]]] = {}
     for tensor in tensors:
         place = _place(tensor)
-        start, length = (_parse_bytes(tensor, place, key) for key in ("offset", "length"))
-        expected = math.ceil(math.prod(tensor.dims) * _element_size(tensor))
+        start, length = (parsed(tensor, key, place.get(key)) for key in ("offset", "length"))
+        with refusing(_misplaced_text(tensor, "its type cannot be kept there")):
+            expected = math.ceil(math.prod(tensor.dims) * float(ir.DataType(tensor.data_type).itemsize))
         if length is not None and length != expected:
             raise _misplaced(tensor, f"its length is {length:,} bytes, and its shape and type take {expected:,}")
         ranges.setdefault(place.get("location", ""), set()).add((start or 0, (start or 0) + expected))
@@ -212,52 +218,27 @@ def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
             path = os.path.join(folder, place.get("location", ""))
             size = os.stat(path).st_size if os.path.isfile(path) else None
             missing = not os.path.lexists(path)
-        _require_held(tensor, place.get("location", ""), folder, size, end=(start or 0) + expected, missing=missing)
+        location, end = place.get("location", ""), (start or 0) + expected
+        if missing:
+            told = f"there is no file {_short(location)!r} in the folder {_short(folder)!r}"
+            raise _misplaced(tensor, f"{told}. Put it there: the model was saved with it")
+        if size is not None and size < end:
+            told = f"the file {_short(location)!r} has {size:,} bytes, and the weight ends at byte {end:,}"
+            raise _misplaced(tensor, f"{told}. It is truncated, or belongs to another model: copy or save both again")
         if size is not None and length is None and size - (start or 0) > expected:
-            raise _misplaced(tensor, f"its length is not told, and {size - (start or 0):,} bytes are there")
-    for found in ranges.values():
-        _require_disjoint(sorted(found))
+            raise _misplaced(tensor, f"its length is not given, and {size - (start or 0):,} bytes are there")
+    for found in ranges.values():  # weights may share all of their bytes, not a part of them
+        for (begin, end), (next_begin, next_end) in pairwise(sorted(found)):
+            if next_begin < end:
+                raise ModelError(
+                    f"The files beside the model hold two weights at bytes {begin:,} to {end:,} and {next_begin:,} to "
+                    f"{next_end:,}, which overlap: the model is not valid."
+                )
     _require_size(sum(end - begin for found in ranges.values() for begin, end in found), "the files beside the model")
-
-
-def _require_held(
-    tensor: onnx.TensorProto, location: str, folder: str, size: int | None, *, end: int, missing: bool
-) -> None:
-    """Raise ModelError if there is no file of this location, or if it ends before the weight does."""
-    if missing:
-        told = f"there is no file {_short(location)!r} in the folder {_short(folder)!r}"
-        raise _misplaced(tensor, f"{told}. Put it there: the model was saved with it")
-    if size is not None and size < end:
-        told = f"the file {_short(location)!r} has {size:,} bytes, and the weight ends at byte {end:,}"
-        raise _misplaced(tensor, f"{told}. It is truncated, or belongs to another model: copy or save both again")
 
 
 def _place(tensor: onnx.TensorProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in tensor.external_data}
-
-
-def _element_size(tensor: onnx.TensorProto) -> float:
-    with refusing(_misplaced_text(tensor, "its type is none that can be kept there")):
-        return float(ir.DataType(tensor.data_type).itemsize)
-
-
-def _parse_bytes(tensor: onnx.TensorProto, place: dict[str, str], key: str) -> int | None:
-    text = place.get(key)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise _misplaced(tensor, f"its {key} is {text[:50]!r}, which is no number of bytes")
-    return int(text)
-
-
-def _require_disjoint(ranges: list[tuple[int, int]]) -> None:
-    """Raise ModelError if two weights overlap in part; they may share all of their bytes."""
-    for (start, end), (next_start, next_end) in pairwise(ranges):
-        if next_start < end:
-            raise ModelError(
-                f"The files beside the model hold two weights at bytes {start:,} to {end:,} and {next_start:,} to "
-                f"{next_end:,}, which overlap: the model is not valid."
-            )
 
 
 def _misplaced(tensor: onnx.TensorProto, what: str) -> ModelError:

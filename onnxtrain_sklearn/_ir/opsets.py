@@ -2,7 +2,9 @@
 
 :func:`readable` converts a model that was read, :func:`in_opset` a model to a newer opset, and :func:`inlined` replaces
 the calls of functions. ONNX's converter does the conversion, or the model is refused: no graph is interpreted by the
-rules of another opset.
+rules of another opset. But ONNX's converter and its inliner silently change the meaning of a few nodes, and do not read
+the forms of the oldest opsets. :func:`converted` writes such nodes in another form before and after the converter, or
+refuses them, and :func:`without_old_forms` renews the oldest.
 """
 
 from __future__ import annotations
@@ -55,25 +57,39 @@ def readable(proto: onnx.ModelProto, limits: Limits | None = None, *, renew: boo
 
     ``limits`` are by default those of the installed onnxruntime.
     """
-    limits = _installed_limits(proto) if limits is None else limits
-    least = RENEWED_OPSET if renew and _opset(proto) < OLD_OPSET else MIN_OPSET
+    opset = _opset_of_proto(proto)
+    if limits is None and opset < OLD_OPSET:  # it may be converted, and an error of the converter names the limits
+        limits = sessions.limits()
+    elif limits is None:
+        ml_opset = max((o.version for o in proto.opset_import if o.domain == "ai.onnx.ml"), default=0)
+        limits = sessions.limits_for(opset=opset, ml_opset=ml_opset, ir_version=proto.ir_version)
+    least = RENEWED_OPSET if renew and opset < OLD_OPSET else MIN_OPSET
     model = from_proto(_in_opset_range(without_old_forms(proto), limits, least))
     _name_nodes(model.graph)  # the converter drops names
-    _refuse_newer_ml(model, limits)
-    _restamp(model, limits)
+    ml_opset = model.opset_imports.get("ai.onnx.ml", 0)
+    if ml_opset > limits.ml_opset and any(node.domain == "ai.onnx.ml" for node in every_node(model.graph)):
+        raise ModelError(  # ONNX has no converter for this domain
+            f"The graph is of opset {ml_opset} of ai.onnx.ml; {limits.runtime} reads opsets up to {limits.ml_opset}. "
+            f"Export the model again with one of these, or use a newer onnxruntime."
+        )
+    # Lower the IR version to the newest supported one; only newer element types prevent that.
+    model.ir_version = max(model.ir_version, OLDEST_IR)
+    newest = limits.ir_version
+    if model.ir_version > newest:
+        infer_shapes(model)  # to know the types
+        newer = [v for v in all_values(model) if v.dtype is not None and TYPES_SINCE.get(v.dtype, 0) > newest]
+        if newer:
+            raise ModelError(
+                f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which "
+                f"IR version {newest}, the newest that {limits.runtime} reads, lacks."
+            )
+        model.ir_version = newest
     return model
-
-
-def _installed_limits(proto: onnx.ModelProto) -> Limits:
-    opset, ml_opset = _opset(proto), max((o.version for o in proto.opset_import if o.domain == "ai.onnx.ml"), default=0)
-    if opset < OLD_OPSET:  # it may be converted, and an error of the converter names the limits
-        return sessions.limits()
-    return sessions.limits_for(opset=opset, ml_opset=ml_opset, ir_version=proto.ir_version)
 
 
 def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.ModelProto:
     """Convert the default opset into the range that can be trained, or raise ModelError."""
-    opset = _opset(proto)
+    opset = _opset_of_proto(proto)
     newest = min(MAX_OPSET, limits.opset)
     target = min(max(opset, least), newest)
     if opset == target:
@@ -87,19 +103,16 @@ def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.
             f"converter cannot bring it to {target}: {reason(error)}. Export the model again with an opset in that "
             f"range (18 is a good choice){other}."
         ) from error
-    _copy_metadata(proto, result)
-    return result
-
-
-def _copy_metadata(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
-    """Copy what exporters record of graph, nodes (by first output) and values; the converter drops it."""
-    nodes = {node.output[0]: node for node in source.graph.node if node.output}
-    values = {value.name: value for value in source.graph.value_info}
-    for node in (node for node in target.graph.node if node.output and node.output[0] in nodes):
+    # The converter drops the metadata of exporters, by which the importers restore parameters. Nodes are known by their
+    # first outputs.
+    nodes = {node.output[0]: node for node in proto.graph.node if node.output}
+    values = {value.name: value for value in proto.graph.value_info}
+    for node in (node for node in result.graph.node if node.output and node.output[0] in nodes):
         node.metadata_props.extend(nodes[node.output[0]].metadata_props)
-    kept = {value.name for value in target.graph.value_info}
-    target.graph.metadata_props.extend(source.graph.metadata_props)
-    target.graph.value_info.extend(v for name, v in values.items() if v.metadata_props and name not in kept)
+    kept = {value.name for value in result.graph.value_info}
+    result.graph.metadata_props.extend(proto.graph.metadata_props)
+    result.graph.value_info.extend(v for name, v in values.items() if v.metadata_props and name not in kept)
+    return result
 
 
 def in_opset(model: ir.Model, opset: int) -> ir.Model:
@@ -113,46 +126,15 @@ def in_opset(model: ir.Model, opset: int) -> ir.Model:
     return infer_shapes(result)
 
 
-def _opset(proto: onnx.ModelProto) -> int:
-    return int(next(o.version for o in proto.opset_import if not o.domain))
-
-
-def _refuse_newer_ml(model: ir.Model, limits: Limits) -> None:
-    """Refuse a newer version of ai.onnx.ml, for which ONNX has no converter."""
-    version = model.opset_imports.get("ai.onnx.ml", 0)
-    if version > limits.ml_opset and any(node.domain == "ai.onnx.ml" for node in every_node(model.graph)):
-        raise ModelError(
-            f"The graph is of opset {version} of ai.onnx.ml; {limits.runtime} reads opsets up to {limits.ml_opset}. "
-            f"Export the model again with one of these, or use a newer onnxruntime."
-        )
-
-
-def _restamp(model: ir.Model, limits: Limits) -> None:
-    """Lower the IR version to the newest supported one; only newer element types prevent that."""
-    newest = limits.ir_version
-    model.ir_version = max(model.ir_version, OLDEST_IR)
-    if model.ir_version <= newest:
-        return
-    infer_shapes(model)  # to know the types
-    newer = [v for v in all_values(model) if v.dtype is not None and TYPES_SINCE.get(v.dtype, 0) > newest]
-    if newer:
-        raise ModelError(
-            f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which IR "
-            f"version {newest}, the newest that {limits.runtime} reads, lacks."
-        )
-    model.ir_version = newest
-
-
 def _name_nodes(graph: ir.Graph) -> None:
     names = Names()
     for node in every_node(graph):
         node.name = names.free(node.name, 0) if node.name else names.numbered(node.op_type, 0)
 
 
-# Conversion to another opset and inlining of functions, both without a change of meaning.
+# Conversion to another opset without a change of meaning.
 #
-# ONNX's converter and its inliner change the meaning of a few nodes without an error. They are written in another form
-# here, or refused.
+# ONNX's converter leaves the nodes of :data:`CHANGES` as they are, or converts them wrongly, without an error.
 
 
 COERCING = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
@@ -166,13 +148,7 @@ CHANGES = {
     "Scan": 9,
     "Upsample": 10,
 }
-"""The opsets since which a node, read as it stands, computes something else."""
-
-_CONSTANT_OF = "onnxtrain/constant of "
-"""Begins the documentation of a constant while functions are inlined: conversion to another opset keeps it."""
-
-
-# --- another opset ---
+"""The opset in which the meaning of an operator changed: a node that is left as it is then computes something else."""
 
 
 def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -187,7 +163,10 @@ def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         types = _types(proto)
         doubles = {name for name, kind in types.items() if kind.elem_type == onnx.TensorProto.DOUBLE}
         for graph in _graphs(proto.graph):
-            _keep_meanings(graph, own, opset, types)
+            nodes = list(graph.node)
+            del graph.node[:]
+            for node in nodes:
+                graph.node.extend(_kept(node, nodes, own, opset, types) if _changes(node, own, opset) else [node])
     result = onnx.version_converter.convert_version(proto, opset)
     if own < CHANGES["Resize"] <= opset:
         for graph in _graphs(result.graph):
@@ -226,14 +205,6 @@ def _types(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto.Tensor]:
     return found
 
 
-def _keep_meanings(graph: onnx.GraphProto, own: int, opset: int, types: Mapping[str, onnx.TypeProto.Tensor]) -> None:
-    """Rewrite the nodes of a graph that the converter would leave as they are, in place; refuse what cannot be."""
-    nodes = list(graph.node)
-    del graph.node[:]
-    for node in nodes:
-        graph.node.extend(_kept(node, nodes, own, opset, types) if _changes(node, own, opset) else [node])
-
-
 def _kept(
     node: onnx.NodeProto,
     nodes: list[onnx.NodeProto],
@@ -241,9 +212,11 @@ def _kept(
     opset: int,
     types: Mapping[str, onnx.TypeProto.Tensor],
 ) -> list[onnx.NodeProto]:
-    """Return nodes that have the meaning of ``node`` before and after the converter."""
+    """Return nodes that mean what ``node`` means, before and after the converter; ModelError where there are none."""
     if node.op_type in COERCING:
-        return _kept_softmax(node, nodes, own < opset, _rank(node, types))
+        kind = types.get(node.input[0])
+        rank = len(kind.shape.dim) if kind is not None and kind.HasField("shape") else None
+        return _kept_softmax(node, nodes, own < opset, rank)
     if (node.op_type == "Resize" and own < opset) or node.op_type == "Upsample":
         return [node]
     if node.op_type == "BatchNormalization":
@@ -259,14 +232,10 @@ def _kept(
     raise _refused(node, own, opset, why[node.op_type])
 
 
-def _rank(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto.Tensor]) -> int | None:
-    kind = types.get(node.input[0])
-    return len(kind.shape.dim) if kind is not None and kind.HasField("shape") else None
-
-
 def _kept_softmax(
     node: onnx.NodeProto, nodes: list[onnx.NodeProto], upwards: bool, rank: int | None
 ) -> list[onnx.NodeProto]:
+    """Return a softmax along the same axes; ``nodes`` are those of its graph."""
     given = next((a.i for a in node.attribute if a.name == "axis"), 1 if upwards else -1)
     axis = given + rank if given < 0 and rank is not None else given
     is_last = given == -1 or (rank is not None and axis == rank - 1)
@@ -318,8 +287,8 @@ def describe(node: onnx.NodeProto) -> str:
 def _resize_as_before(graph: onnx.GraphProto) -> None:
     """Give nodes that were Upsample, or Resize of opset 10, the coordinates that they had, in place.
 
-    Those are the numbers of the pixels divided by the scale; the nearest pixel is the one before along an axis that
-    grows, and the one behind along an axis that shrinks.
+    The converter makes them "half_pixel". Before, the position in the input was the number of the pixel divided by the
+    scale, rounded down along an axis that grows, and up along an axis that shrinks.
     """
     nodes = list(graph.node)
     known = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -341,7 +310,8 @@ def _as_before(node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> list[on
     if sizes is not None and ((sizes >= 1).all() or (sizes <= 1).all()):
         node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor" if (sizes >= 1).all() else "ceil"))
         return [node]
-    grow, shrink = onnx.NodeProto(), onnx.NodeProto()  # axis by axis, first those that grow
+    # Some axes may grow and others shrink: resize twice, first along those that grow.
+    grow, shrink = onnx.NodeProto(), onnx.NodeProto()
     for other, mode in ((grow, "floor"), (shrink, "ceil")):
         other.CopyFrom(node)
         other.attribute.append(onnx.helper.make_attribute("nearest_mode", mode))
@@ -384,7 +354,13 @@ def _widen_bounds(graph: onnx.GraphProto, doubles: set[str]) -> None:
                     attribute.t.CopyFrom(onnx.numpy_helper.from_array(wide))
 
 
-# --- functions ---
+# Functions: calls of local functions are replaced by their bodies, without a change of meaning.
+#
+# ONNX's inliner ignores the default values of attributes, and copies the constants of a function for each call.
+
+
+_CONSTANT_OF = "onnxtrain/constant of "
+"""Beginning of the documentation of constants while functions are inlined: the inliner keeps documentation."""
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -415,9 +391,9 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_shared_constants(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Let each constant of a function be one constant, however often the function is called; work in place.
+    """Make each constant of a function one constant, however often the function is called, in place.
 
-    A weight of a function that is called twice is one weight: with a copy for each call, each would be trained apart.
+    A weight of a function that is called twice is one weight: a copy for each call would be trained on its own.
     """
     graphs = list(_graphs(model.graph))
     first: dict[str, onnx.NodeProto] = {}
@@ -427,7 +403,10 @@ def _with_shared_constants(model: onnx.ModelProto) -> onnx.ModelProto:
             if node.doc_string.startswith(_CONSTANT_OF):
                 mark, _, node.doc_string = node.doc_string.partition("\n")
                 if not any(node.output[0] == output.name for output in graph.output):  # these keep their names
-                    same[node.output[0]] = first.setdefault(mark, _copy(node)).output[0]
+                    if mark not in first:
+                        first[mark] = onnx.NodeProto()
+                        first[mark].CopyFrom(node)
+                    same[node.output[0]] = first[mark].output[0]
     called_again = {name for copy, name in same.items() if copy != name}
     for graph in graphs:
         for node in graph.node:
@@ -439,12 +418,6 @@ def _with_shared_constants(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in (node for node in first.values() if node.output[0] in called_again):
         model.graph.node.insert(0, node)  # before all that reads them, in bodies too
     return model
-
-
-def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    result = onnx.NodeProto()
-    result.CopyFrom(node)
-    return result
 
 
 def _key(function: onnx.FunctionProto) -> tuple[str, str, str]:
@@ -464,14 +437,14 @@ def _fill_defaults(
     called: onnx.FunctionProto,
     functions: Mapping[tuple[str, str, str], onnx.FunctionProto],
 ) -> None:
-    """Give a call the default values of the attributes that it leaves out, in place: the inliner ignores them."""
+    """Give a call the default values of the attributes that it leaves out, in place."""
     given = {a.name for a in node.attribute}
     node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
     missing = set(called.attribute) - given
     for inner in (inner for graph in _function_graphs(called) for inner in graph.node):
         further = functions.get((inner.domain, inner.op_type, inner.overload))
         defaults = set() if further is None else {a.name for a in further.attribute_proto}
-        for attribute in inner.attribute:  # what is left out here is left out there, and has a default there
+        for attribute in inner.attribute:  # one that is left out here is left out there too, but has a default there
             if attribute.ref_attr_name in missing and attribute.name in defaults:
                 raise ModelError(
                     f"{describe(node)} calls a function without its attribute {attribute.ref_attr_name!r}, which "
@@ -481,9 +454,9 @@ def _fill_defaults(
 
 # Old forms that ONNX's converter cannot read: rewritten in the same opset.
 #
-# Before opset 7, ``broadcast=1, axis=k`` aligned the second operand with the axes of the first from ``k`` on; before
-# opset 9, ``spatial=0`` gave each element of a row statistics of its own. Initializers of files before IR version 4
-# were inputs too, and the converter adds some that are not.
+# Before opset 7, ``broadcast=1, axis=k`` aligned the second operand with the axes of the first from ``k`` on. Before
+# opset 9, ``spatial=0`` gave each element of a row statistics of its own. Before IR version 4, initializers were inputs
+# too, and the converter adds some that are not.
 
 
 LISTED_IR = 4
@@ -496,15 +469,15 @@ RESHAPES = 5
 """The first opset in which Reshape takes the shape as an input."""
 
 CHANGED = frozenset("Add And Div Equal Gemm Greater Less Mul Or PRelu Pow Sub Xor".split())
-"""The operators that broadcast otherwise before."""
+"""The operators that broadcast by attributes in earlier opsets."""
 
 ROWS = 97
-"""A size for free axes while a model is converted."""
+"""Size of free axes while a model is converted: the converter to opset 7 takes fixed axes only."""
 
 
 def without_old_forms(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model without old forms that the converter cannot read; the same object if it has none."""
-    opset = next(o.version for o in proto.opset_import if not o.domain)
+    opset = _opset_of_proto(proto)
     old = opset < 11 and proto.ir_version < LISTED_IR
     broadcasts = opset < BROADCASTING and any(node.op_type in CHANGED for node in proto.graph.node)
     elementwise = opset < 9 and any(_number(node, "spatial", 1) == 0 for node in proto.graph.node)
@@ -518,46 +491,37 @@ def without_old_forms(proto: onnx.ModelProto) -> onnx.ModelProto:
         nodes = list(result.graph.node)
         del result.graph.node[:]
         for node in nodes:
-            result.graph.node.extend(_renewed(result.graph, node, ranks, uses, opset))
-    return _by_fixed_rows(result) if opset < BROADCASTING else result
-
-
-def _by_fixed_rows(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model in opset 7, converted as if its free axes were fixed: the converter takes no others there."""
+            if node.op_type == "BatchNormalization" and _number(node, "spatial", 1) == 0:
+                result.graph.node.extend(_over_elements(result.graph, node, ranks, uses, opset))
+            else:
+                result.graph.node.extend(_aligned(node, ranks) if _number(node, "broadcast", 0) else [node])
+    if opset >= BROADCASTING:
+        return result
+    # Convert to opset 7 as if free axes were fixed, and give inputs and outputs their own shapes back.
     fixed = onnx.ModelProto()
-    fixed.CopyFrom(proto)
+    fixed.CopyFrom(result)
     del fixed.graph.value_info[:]
     for value in (*fixed.graph.input, *fixed.graph.output):
         for size in value.type.tensor_type.shape.dim:
             if not size.HasField("dim_value"):
                 size.dim_value = ROWS
-    result = onnx.version_converter.convert_version(fixed, BROADCASTING)
-    del result.graph.value_info[:]
-    declared = {value.name: value for value in (*proto.graph.input, *proto.graph.output)}
-    for value in (*result.graph.input, *result.graph.output):
+    renewed = onnx.version_converter.convert_version(fixed, BROADCASTING)
+    del renewed.graph.value_info[:]
+    declared = {value.name: value for value in (*result.graph.input, *result.graph.output)}
+    for value in (*renewed.graph.input, *renewed.graph.output):
         if value.name in declared:
             value.CopyFrom(declared[value.name])
-    return result
-
-
-def _renewed(
-    graph: onnx.GraphProto, node: onnx.NodeProto, ranks: dict[str, int], uses: Counter[str], opset: int
-) -> list[onnx.NodeProto]:
-    if node.op_type == "BatchNormalization" and _number(node, "spatial", 1) == 0:
-        return _over_elements(graph, node, ranks, uses, opset)
-    if _number(node, "broadcast", 0):
-        return _aligned(node, ranks)
-    return [node]
+    return renewed
 
 
 def _aligned(node: onnx.NodeProto, ranks: dict[str, int]) -> list[onnx.NodeProto]:
-    """Return a node that broadcasts as NumPy does, behind one that adds the axes which the second operand lacks."""
-    if node.op_type == "Gemm" or not _has(node, "axis"):  # the last axes are aligned
+    """Return a node that broadcasts as NumPy does, after one that adds the axes which the second operand lacks."""
+    if node.op_type == "Gemm" or not any(a.name == "axis" for a in node.attribute):  # the last axes are aligned
         _drop(node, "broadcast")
         return [node]
     first, second = (ranks.get(name) for name in node.input[:2])
     if first is None or second is None:
-        return [node]  # the converter says that it cannot read it
+        return [node]  # the converter refuses it
     axis = _number(node, "axis", 0)
     missing = first - second - (axis if axis >= 0 else axis + first)
     _drop(node, "broadcast", "axis")
@@ -579,7 +543,7 @@ def _over_elements(
     rank, own = ranks.get(node.input[0]), [held.get(name) for name in node.input[1:5]]
     shared = [i for i, tensor in enumerate(own, 1) if tensor is None or uses[tensor.name] > 1]
     if rank is None or len(node.output) > 1 or (shared and opset < RESHAPES):
-        return [node]  # the converter says that it cannot read it
+        return [node]  # the converter refuses it
     _drop(node, "spatial")
     if rank == 2:
         return [node]
@@ -615,10 +579,6 @@ def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
     found = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
     ranks = {name: len(kind.shape.dim) for name, kind in found.items() if kind.HasField("shape")}
     return ranks | {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-
-
-def _has(node: onnx.NodeProto, name: str) -> bool:
-    return any(a.name == name for a in node.attribute)
 
 
 def _number(node: onnx.NodeProto, name: str, default: int) -> int:

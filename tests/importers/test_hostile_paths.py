@@ -82,7 +82,7 @@ def test_weights_beside_the_file_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "match"),
     [
-        ({"offset": -1}, "offset is '-1', which is no number"),
+        ({"offset": -1}, "offset is '-1', which is not a number"),
         ({"offset": "x"}, "offset is 'x'"),
         ({"offset": 2**63}, "cannot be read"),
         ({"offset": 10**30}, "offset is '1000000"),
@@ -134,7 +134,7 @@ def test_a_file_of_a_terabyte_is_not_read(tmp_path):
     path = saved(tmp_path, location="huge.bin", offset="None", length="None")
     with open(tmp_path / "huge.bin", "wb") as file:
         file.truncate(2**40)
-    refused(path, "its length is not told, and 1,099,511,627,776 bytes are there")
+    refused(path, "its length is not given, and 1,099,511,627,776 bytes are there")
     with open(tmp_path / "net.onnx", "wb") as file:
         file.truncate(2**40)
     refused(path, "more than the limit file_bytes")
