@@ -64,19 +64,18 @@ class BoxLayout:
         for value in graph.inputs:
             self._add(Box("input", value.name or "", (_typed_shape(value),), False), [], [value])
         for node in graph:
-            if node.op_type != "Constant":
-                self._add_node(node, graph, trained)
+            if node.op_type == "Constant":
+                continue
+            reads = [value for value in node.inputs if value is not None]
+            held = [value for value in reads if value.name in graph.initializers]
+            lines = tuple(f"{value.name} {_joined_sizes(value)}" for value in held)
+            box = Box("operator", node.op_type, lines, any(value.name in trained for value in held))
+            self._add(box, reads, node.outputs)
         for value in graph.outputs:
             self._add(Box("output", value.name or "", (_typed_shape(value),), False), [value], [])
 
-    def _add_node(self, node: ir.Node, graph: ir.Graph, trained: Collection[str]) -> None:
-        reads = [value for value in node.inputs if value is not None]
-        held = [value for value in reads if value.name in graph.initializers]
-        lines = tuple(f"{value.name} {_joined_sizes(value)}" for value in held)
-        box = Box("operator", node.op_type, lines, any(value.name in trained for value in held))
-        self._add(box, reads, node.outputs)
-
     def _add(self, box: Box, reads: Collection[ir.Value], makes: Collection[ir.Value]) -> None:
+        """Place a box below all boxes whose values it reads, to the right of those in its layer."""
         sources = [(self._makers[v.name or ""], _joined_sizes(v)) for v in reads if v.name in self._makers]
         self.edges += [(source, len(self.boxes), shape) for source, shape in sources]
         layer = 1 + max((self.boxes[source].layer for source, _ in sources), default=-1)

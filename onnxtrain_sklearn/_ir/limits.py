@@ -1,9 +1,10 @@
-"""Refuse models that are too large to process, or that would end the process of onnxruntime.
+"""Refuse models that are too large to process, or that would crash the process.
 
-:class:`ModelLimits` holds the limits. :func:`require_within_limits` checks a model against them, and
-:func:`require_survivable` against known crashes. A file of a kilobyte can cause unbounded work: functions that call
-functions twice, tensors of 2**60 numbers, nested graphs. The cost is counted on the protobuf messages; whether the
-model is valid is checked later.
+A file of a kilobyte can cause unbounded work: functions that call functions twice, tensors of 2**60 numbers, nested
+graphs. :func:`require_within_limits` counts the cost on the protobuf message, before anything else reads it, and
+:func:`require_values_within_limits` that of the values that the graph computes. :class:`ModelLimits` holds the limits,
+which :func:`model_limits` sets. :func:`require_survivable` refuses the nodes on which ONNX's checker or inference
+crash, and :func:`require_loadable` those on which onnxruntime does. Whether the model is valid is checked elsewhere.
 """
 
 from __future__ import annotations
@@ -146,7 +147,10 @@ def require_one_message(size: int, form: str) -> None:
 
 
 class _Count:
-    """Counts nodes and bytes of protobuf messages without trusting their contents."""
+    """Counts nodes and bytes of protobuf messages without trusting their contents.
+
+    The methods that take a depth return the number of nodes and the height of what is nested inside.
+    """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.limits = current_limits()
@@ -157,14 +161,13 @@ class _Count:
 
     def model(self, proto: onnx.ModelProto) -> None:
         self.graph(proto.graph, 0)
-        for key in self.functions:  # including those without a call
+        for key in self.functions:  # also those that nothing calls
             self.function(key, 0)
         for info in proto.training_info:
             self.graph(info.initialization, 0)
             self.graph(info.algorithm, 0)
 
     def graph(self, graph: onnx.GraphProto, depth: int) -> tuple[int, int]:
-        """Return the number of nodes of a graph and the depth of its subgraphs, as the methods below do."""
         self.tensors(graph.initializer)
         for sparse in graph.sparse_initializer:
             self.tensors([sparse.values, sparse.indices])
@@ -226,7 +229,7 @@ class _Count:
 
 
 def bytes_per_element(kind: int) -> float:
-    """Return the bytes of an element; one for strings, and for invalid types, which are reported later."""
+    """Return the bytes of an element; 1 for strings, and for invalid types, which the checker reports."""
     try:
         return float(ir.DataType(kind).itemsize)
     except (ValueError, TypeError):
@@ -235,37 +238,30 @@ def bytes_per_element(kind: int) -> float:
 
 def require_values_within_limits(model: ir.Model) -> None:
     """Raise ModelError if the graph computes values of too many bytes or axes, or has a Loop of too many iterations."""
+    limits = current_limits()
     for node in every_node(model.graph):
-        for value in (v for v in node.outputs if v.shape is not None):
-            _require_small(node, value)
-        _require_few_iterations(node, current_limits().iterations)
-
-
-def _require_small(node: ir.Node, value: ir.Value) -> None:
-    what = f"Node {node.name!r} ({node.op_type}) computes a tensor of the shape {value.shape}"
-    sizes = [d for d in value.shape or () if isinstance(d, int)]
-    if len(value.shape or ()) > current_limits().axes:
-        raise exceeded(what, "axes")
-    if any(size < 0 for size in sizes):
-        raise ModelError(f"{what}: a size is negative.")
-    if math.prod(sizes) * (bytes_per_element(value.dtype) if value.dtype else 1) > current_limits().tensor_bytes:
-        raise exceeded(what, "tensor_bytes")
-
-
-def _require_few_iterations(node: ir.Node, most: int) -> None:
-    if node.op_type != "Loop" or node.domain:
-        return
-    count, start, *_ = (*node.inputs, None, None)
-    if count is None:
-        if _goes_on_forever(node, start):
+        for value in node.outputs:
+            if value.shape is None:
+                continue
+            sizes = [d for d in value.shape if isinstance(d, int)]
+            what = f"Node {node.name!r} ({node.op_type}) computes a tensor of the shape"
+            if len(value.shape) > limits.axes:
+                raise exceeded(f"{what} {value.shape}", "axes")
+            if any(size < 0 for size in sizes):
+                raise ModelError(f"{what} {value.shape}: a size is negative.")
+            if math.prod(sizes) * (bytes_per_element(value.dtype) if value.dtype else 1) > limits.tensor_bytes:
+                raise exceeded(f"{what} {value.shape}", "tensor_bytes")
+        if node.op_type != "Loop" or node.domain:
+            continue
+        count, start, *_ = (*node.inputs, None, None)
+        if count is None and _goes_on_forever(node, start):
             raise ModelError(
                 f"Node {node.name!r} (Loop) never ends: it has no number of iterations, and its condition stays true. "
                 f"Give it a number as the first input, or let the body compute the condition."
             )
-        return
-    trips = ir.convenience.get_const_tensor(count)
-    if trips is not None and trips.size == 1 and int(trips.numpy().ravel()[0]) > most:
-        raise exceeded(f"Node {node.name!r} (Loop) has {int(trips.numpy().ravel()[0]):,} iterations", "iterations")
+        trips = None if count is None else ir.convenience.get_const_tensor(count)
+        if trips is not None and trips.size == 1 and int(trips.numpy().ravel()[0]) > limits.iterations:
+            raise exceeded(f"Node {node.name!r} (Loop) has {int(trips.numpy().ravel()[0]):,} iterations", "iterations")
 
 
 def _goes_on_forever(node: ir.Node, start: ir.Value | None) -> bool:
@@ -287,22 +283,25 @@ def _goes_on_forever(node: ir.Node, start: ir.Value | None) -> bool:
 #
 # ONNX's shape inference crashes on the nodes of :data:`CRASHES`. They were found by inferring every operator of opsets
 # 13, 18 and 26 with settings out of range, in child processes. None of them is valid, and all are refused by rule.
-# onnxruntime crashes on further nodes with operands that do not fit, such as a convolution of another rank than its
-# kernel. Strict inference reports those, and few valid graphs: what it reports is first loaded in a child process.
+# onnxruntime crashes on further nodes whose operands do not fit, such as a convolution of another rank than its kernel.
+# Strict inference reports those, and also a few valid graphs: so a graph that it reports is loaded in a child process,
+# and refused only if that crashes.
 
 
 def require_survivable(proto: onnx.ModelProto) -> None:
     """Raise ModelError for the first node of a ModelProto, its subgraphs or functions, that breaks a rule."""
     for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
         settings = {a.name: a.i for a in node.attribute}
-        for wrong in filter(
-            None, (rule(node, settings) for rule in (_axis_out_of_range, *CRASHES.get(node.op_type, ())))
-        ):
+        # LayerNormalization adds one to its axis, which overflows for the largest integer.
+        most, axis = current_limits().axes, settings.get("axis", 0)
+        wrong = None if -most <= axis <= most else f"its axis is {axis}, and tensors have at most {most} axes"
+        rule = CRASHES.get(node.op_type)
+        if wrong := wrong or (None if rule is None else rule(node, settings)):
             raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
 
 
 def require_loadable(model: ir.Model) -> None:
-    """Raise ModelError if onnxruntime crashes when it loads a graph; the graph must have passed the rules."""
+    """Raise ModelError if onnxruntime crashes when it loads a graph that :func:`require_survivable` accepts."""
     for node in every_node(model.graph):
         if wrong := _weights_unlike_hidden_size(node) or _split_without_sizes(node) or operand_error(node):
             raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
@@ -341,39 +340,33 @@ def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeP
                 yield from nodes_of(subgraph)
 
 
-def _axis_out_of_range(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
-    """LayerNormalization adds one to its axis, which overflows for the largest integer."""
-    most, axis = current_limits().axes, settings.get("axis", 0)
-    return None if -most <= axis <= most else f"its axis is {axis}, and tensors have at most {most} axes"
-
-
 def _weights_unlike_hidden_size(node: ir.Node) -> str | None:
     """The kernel crashes on weights that do not have the hidden size, which inference does not check."""
+
+    def fits(shape: ir.Shape, wanted: Sequence[int | None]) -> bool:
+        return len(shape) == len(wanted) and all(
+            w is None or not isinstance(n, int) or n == w for n, w in zip(shape, wanted, strict=True)
+        )
+
     if node.domain or node.op_type not in GATES or "hidden_size" not in node.attributes:
         return None
     hidden = node.attributes["hidden_size"].as_int()
     rows = GATES[node.op_type] * hidden
     shapes = {"W": (None, rows, None), "R": (None, rows, hidden), "B": (None, 2 * rows)}
     for value, (name, wanted) in zip(node.inputs[1:4], shapes.items(), strict=False):
-        if value is not None and value.shape is not None and not _matches_sizes(value.shape, wanted):
+        if value is not None and value.shape is not None and not fits(value.shape, wanted):
             told = ", ".join("?" if n is None else str(n) for n in wanted)
             return f"its input {name} has the shape {value.shape}, and hidden_size={hidden} needs ({told})"
     return None
 
 
 def _split_without_sizes(node: ir.Node) -> str | None:
-    """A runtime splits evenly if the shape is unknown when it loads the graph, and refuses if it is known."""
+    """Onnxruntime splits evenly if the shape is unknown when it loads the graph, and refuses the node otherwise."""
     version = 0 if node.graph is None else node.graph.opset_imports.get("", 0)
     given = "num_outputs" in node.attributes or (len(node.inputs) > 1 and node.inputs[1] is not None)
     if node.domain or node.op_type != "Split" or version < 18 or given:
         return None
     return "it has neither the input split nor the attribute num_outputs, one of which opset 18 demands"
-
-
-def _matches_sizes(shape: ir.Shape, wanted: Sequence[int | None]) -> bool:
-    return len(shape) == len(wanted) and all(
-        w is None or not isinstance(n, int) or n == w for n, w in zip(shape, wanted, strict=True)
-    )
 
 
 def _batch_dims(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
@@ -428,14 +421,15 @@ def _inconsistent_svm_regressor(node: onnx.NodeProto, settings: dict[str, int]) 
 GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
 """Number of gates of a recurrent operator: the blocks of its weights."""
 
-CRASHES: dict[str, tuple[Callable[[Any, dict[str, int]], str | None], ...]] = {
-    "GatherND": (_batch_dims,),
-    "LinearClassifier": (_too_few_labels,),
-    "SVMClassifier": (_inconsistent_svm,),
-    "SVMRegressor": (_inconsistent_svm_regressor,),
-    "Split": (_num_outputs,),
-    "TreeEnsembleClassifier": (_too_few_labels,),
+CRASHES: dict[str, Callable[[Any, dict[str, int]], str | None]] = {
+    "GatherND": _batch_dims,
+    "LinearClassifier": _too_few_labels,
+    "SVMClassifier": _inconsistent_svm,
+    "SVMRegressor": _inconsistent_svm_regressor,
+    "Split": _num_outputs,
+    "TreeEnsembleClassifier": _too_few_labels,
 }
+"""Rules of operators: each takes a NodeProto and its integer attributes, and returns what is wrong, or None."""
 
 
 # Operands that do not fit: kernels of onnxruntime 1.19 do not check them, and hang or crash the process.
@@ -469,9 +463,9 @@ def _empty_window(node: ir.Node) -> str | None:
 
 
 def _block_ranks_differ(node: ir.Node) -> str | None:
-    image, block = (_constant_sizes(node, index) for index in (1, 2))
-    if image is not None and block is not None and (not len(image) or len(image) != len(block)):
-        return f"its image_shape has {len(image)} sizes and its block_shape {len(block)}"
+    image, block = (_constant_operand(node, index) for index in (1, 2))
+    if image is not None and block is not None and (not image.size or image.size != block.size):
+        return f"its image_shape has {image.size} sizes and its block_shape {block.size}"
     return None
 
 
@@ -492,11 +486,6 @@ def _indices_beyond_batch(node: ir.Node) -> str | None:
         return None
     outside = numbers.min() < 0 or (isinstance(rows, int) and numbers.max() >= rows)
     return "an index is beyond its batch" if outside else None
-
-
-def _constant_sizes(node: ir.Node, index: int) -> list[int] | None:
-    value = _constant_operand(node, index)
-    return None if value is None else [int(n) for n in value.ravel()]
 
 
 def _constant_operand(node: ir.Node, index: int) -> np.ndarray | None:

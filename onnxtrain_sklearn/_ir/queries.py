@@ -1,4 +1,8 @@
-"""Read a graph: operators, attributes, inputs, constants, types and shapes, and a hash of its structure."""
+"""Read a graph: operators, attributes, inputs, constants, types and shapes, and a digest of its structure.
+
+The queries take onnx-ir's nodes, values and graphs, and change nothing. :func:`structure` identifies graphs that differ
+by their weights alone: fits share what was compiled for one of them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ def kind(node: ir.Node) -> str:
 
 
 def describe(node: ir.Node) -> str:
-    """Return the start of a sentence about ``node``."""
+    """Return the name and the operator of ``node``, as the start of a sentence."""
     name = f"Node {node.name!r}" if node.name else f"The node that computes {node.outputs[0].name!r}"
     return f"{name} ({kind(node)})"
 
@@ -48,10 +52,14 @@ def constant(value: ir.Value) -> np.ndarray | None:
 
 
 def dims(value: ir.Value | None) -> Dims | None:
-    """Return the dimensions of ``value``: numbers, names that the model gives, None for unknown ones; None: no rank."""
+    """Return the dimensions of ``value``: numbers, names that the model gives, or None for unknown ones.
+
+    Return None if the rank is unknown.
+    """
     if value is None or value.shape is None:
         return None
     sizes = [d if isinstance(d, int) else d.value for d in value.shape]
+    # Names that ONNX's inference makes up, such as "unk__0", count as unknown.
     return [None if isinstance(d, str) and d.startswith("unk__") else d for d in sizes]
 
 
@@ -105,7 +113,8 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 def graphs_in(node: ir.Node) -> list[ir.Graph]:
     """Return the subgraphs that the attributes of ``node`` hold, without those inside them."""
     found: list[ir.Graph] = []
-    for attribute in node.attributes.data.values():  # the dict itself: every node is asked often, and few have any
+    # The dict below the attributes: this is asked often of every node, and few have subgraphs.
+    for attribute in node.attributes.data.values():
         if attribute.type is ir.AttributeType.GRAPH:
             found.append(attribute.as_graph())
         elif attribute.type is ir.AttributeType.GRAPHS:
@@ -149,8 +158,8 @@ def all_values(model: ir.Model) -> Iterator[ir.Value]:
 
 # Digest of the structure of a graph: everything but the values of its weights.
 #
-# Two models of equal structure, and of equal values of what is not a weight, differ by their weights alone. The digest
-# is of ONNX's own serialization, so that nothing is left out.
+# It is made from ONNX's own serialization, so that nothing is left out: two models with equal digests differ by their
+# weights alone.
 
 
 _known: WeakKeyDictionary[ir.Model, dict[frozenset[str], bytes]] = WeakKeyDictionary()
@@ -178,18 +187,19 @@ def share_structure(model: ir.Model, of: ir.Model) -> None:
 
 def values_digest(arrays: Mapping[str, np.ndarray]) -> bytes:
     """Return the digest of arrays by name: their types, shapes and values."""
-    return _digest(piece for name, array in sorted(arrays.items()) for piece in _array_pieces(name, array))
 
+    def pieces() -> Iterator[bytes]:
+        for name, array in sorted(arrays.items()):
+            yield f"{name} {array.dtype.str} {array.shape}".encode()
+            yield np.ascontiguousarray(array).tobytes()
 
-def _array_pieces(name: str, array: np.ndarray) -> Iterable[bytes]:
-    yield f"{name} {array.dtype.str} {array.shape}".encode()
-    yield np.ascontiguousarray(array).tobytes()
+    return _digest(pieces())
 
 
 def _digest(pieces: Iterable[bytes]) -> bytes:
     digest = blake2b(digest_size=32)
     for piece in pieces:
-        digest.update(len(piece).to_bytes(8, "little"))  # where one ends is part of the content
+        digest.update(len(piece).to_bytes(8, "little"))  # so that moving the border of two pieces changes the digest
         digest.update(piece)
     return digest.digest()
 
@@ -207,17 +217,15 @@ def _pieces(model: ir.Model, weights: Collection[str]) -> Iterable[bytes]:
     yield from (_serialized(serde.serialize_node(node)) for node in nodes)
     yield from (_serialized(serde.serialize_function(function)) for function in model.functions.values())
     for name, value in graph.initializers.items():
-        if name not in weights and value.const_value is not None:
-            yield from _tensor_pieces(value.const_value)
-
-
-def _tensor_pieces(tensor: ir.TensorProtocol) -> Iterable[bytes]:
-    """Yield the content of a tensor; of one in a file the content too, not the path."""
-    yield f"{tensor.dtype} {list(tensor.shape)}".encode()
-    if tensor.dtype == ir.DataType.STRING:
-        yield from (bytes(text) for text in tensor.numpy().ravel().tolist())
-    else:
-        yield tensor.tobytes()
+        tensor = value.const_value
+        if name in weights or tensor is None:
+            continue
+        # The content, also of a tensor in a file: its path does not say what it holds.
+        yield f"{tensor.dtype} {list(tensor.shape)}".encode()
+        if tensor.dtype == ir.DataType.STRING:
+            yield from (bytes(text) for text in tensor.numpy().ravel().tolist())
+        else:
+            yield tensor.tobytes()
 
 
 def _serialized(proto: Any) -> bytes:

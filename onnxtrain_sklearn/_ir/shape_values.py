@@ -1,8 +1,10 @@
 """Evaluate integers that a graph computes from shapes, node by node, as far as they are known.
 
-:func:`evaluate` computes the numbers of one node, :func:`note_constant` enters those of a constant. An element is a
-number, the name of a dimension, or None where it is unknown. Floats between the integers are computed in their own
-type, and only by operations that IEEE 754 rounds exactly: the integers equal those of the runtime. No graph is run.
+Exporters compute shapes by chains of Shape, Gather, Mul and Concat. :func:`evaluate` computes the numbers of one node
+from those of its inputs, by the functions in the tables at the end; :func:`note_constant` enters those of a constant.
+An element is a number, the name of a dimension, or None where it is unknown. Floats between the integers are computed
+in their own type, and only by operations that IEEE 754 rounds exactly: the integers equal those of the runtime. No
+graph is run.
 """
 
 from __future__ import annotations
@@ -57,7 +59,13 @@ def is_complete(array: np.ndarray) -> bool:
 
 def evaluate(node: ir.Node, known: Integers) -> None:
     """Compute the numbers of a node's output into ``known``, if its inputs are known."""
-    value, function = node.outputs[0], _evaluator(node)
+    value, function = node.outputs[0], None
+    if value.dtype in WHOLE_TYPES:
+        function = _EVALUATORS.get(node.op_type)
+    elif value.dtype in FLOAT_TYPES:
+        function = _FLOAT_ARITHMETIC.get(node.op_type) or _EVALUATORS.get(
+            node.op_type if node.op_type in _EXACT else ""
+        )
     if function is None:
         return
     if node.op_type == "Constant":
@@ -73,25 +81,17 @@ def evaluate(node: ir.Node, known: Integers) -> None:
             array = function(node, [None if x is None else known.get(x) for x in node.inputs])
     except (ArithmeticError, IndexError, TypeError, ValueError):
         return  # the runtime reports the error of an invalid chain
-    longest = MAX_FLOATS if value.dtype in FLOAT_TYPES else MAX_ELEMENTS
-    if array is not None and value.dtype is not None and array.size <= longest and _is_in_range(array, value.dtype):
-        known[value] = array
-
-
-def _evaluator(node: ir.Node) -> Callable[[ir.Node, Arrays], np.ndarray | None] | None:
-    if node.outputs[0].dtype in WHOLE_TYPES:
-        return _EVALUATORS.get(node.op_type)
-    if node.outputs[0].dtype not in FLOAT_TYPES:
-        return None
-    return _FLOAT_ARITHMETIC.get(node.op_type) or (_EVALUATORS.get(node.op_type) if node.op_type in _EXACT else None)
-
-
-def _is_in_range(array: np.ndarray, dtype: ir.DataType) -> bool:
-    """Return True if every number is in the range of its type; onnxruntime would overflow, Python does not."""
-    if dtype is ir.DataType.BOOL or dtype in FLOAT_TYPES:
-        return True
-    bounds = np.iinfo(dtype.numpy())
-    return all(bounds.min <= x <= bounds.max for x in array.ravel() if isinstance(x, int))
+    if (
+        array is None
+        or value.dtype is None
+        or array.size > (MAX_FLOATS if value.dtype in FLOAT_TYPES else MAX_ELEMENTS)
+    ):
+        return
+    if value.dtype in (ir.DataType.INT32, ir.DataType.INT64):  # Python's integers do not overflow, onnxruntime's do
+        bounds = np.iinfo(value.dtype.numpy())
+        if not all(bounds.min <= x <= bounds.max for x in array.ravel() if isinstance(x, int)):
+            return
+    known[value] = array
 
 
 def _require_short(*shapes: tuple[int, ...]) -> None:
@@ -136,16 +136,16 @@ def _elementwise(function: Callable[..., object]) -> Callable[[ir.Node, Arrays],
     return apply
 
 
-def _multiplied(a: Dimension, b: Dimension) -> Dimension:
-    """Multiply two sizes; a name times one is that name."""
-    if isinstance(a, str) or isinstance(b, str):
-        return a if b == 1 else b if a == 1 else None
-    return None if a is None or b is None else a * b
-
-
 def _evaluate_multiply(node: ir.Node, arrays: Arrays) -> np.ndarray:
+    """Multiply sizes; a name times one is that name."""
+
+    def one(a: Dimension, b: Dimension) -> Dimension:
+        if isinstance(a, str) or isinstance(b, str):
+            return a if b == 1 else b if a == 1 else None
+        return None if a is None or b is None else a * b
+
     _require_short(*(a.shape for a in arrays))
-    return np.asarray(np.frompyfunc(_multiplied, 2, 1)(*arrays), object)
+    return np.asarray(np.frompyfunc(one, 2, 1)(*arrays), object)
 
 
 def _quotient(a: int, b: int) -> int:
@@ -187,6 +187,7 @@ def _evaluate_slice(node: ir.Node, arrays: Arrays) -> np.ndarray:
     steps = more[1] if len(more) > 1 and more[1] is not None else [1] * len(starts)
     where = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        # An end before the first element, as the lowest integer, includes that element; Python counts it from the end.
         backwards_to_front = step < 0 and end < -x.shape[axis]
         where[axis] = slice(int(start), None if backwards_to_front else int(end), int(step))
     return np.asarray(x[tuple(where)])
@@ -236,13 +237,9 @@ def _evaluate_cast(node: ir.Node, arrays: Arrays) -> np.ndarray:
     to = node.outputs[0].dtype
     if to in FLOAT_TYPES:
         return _elementwise(to.numpy().type)(node, arrays[:1])
-    if _has_names(arrays[0]):
+    if any(isinstance(x, str) for x in arrays[0].ravel()):  # names of dimensions stay what they are
         return np.asarray(arrays[0])
     return _elementwise(bool if to is ir.DataType.BOOL else int)(node, arrays[:1])
-
-
-def _has_names(array: np.ndarray) -> bool:
-    return any(isinstance(x, str) for x in array.ravel())
 
 
 def _evaluate_transpose(node: ir.Node, arrays: Arrays) -> np.ndarray:
