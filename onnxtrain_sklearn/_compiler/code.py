@@ -164,6 +164,7 @@ LINE_BYTES = 64
 """Bytes of a line of the processor's cache."""
 
 _functions: Cache[MachineCode] = Cache(64, 2**26, lambda code: 2**18)
+"""The compiled functions that all fits of a process share, each counted as 256 KiB."""
 
 
 class BoundCode:
@@ -178,6 +179,7 @@ class BoundCode:
 
     def __init__(self, code: GraphCode, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> None:
         self._call = _functions.get(code.text, lambda: MachineCode(code.text))
+        # Intermediate results begin with a cache line; plan.places_of gives each buffer whole lines.
         scratch = np.zeros(code.scratch + LINE_BYTES // 4, np.float32)
         start = -(scratch.ctypes.data // 4) % (LINE_BYTES // 4)
         named = [(inputs[name], size) for name, size in code.inputs.items()]
@@ -191,6 +193,7 @@ class BoundCode:
             array.dtype == type_ and array.flags.c_contiguous for array, type_ in zip(arrays, types, strict=True)
         )
         self._batch = self._rows = code.batch
+        # Held here, as the addresses keep no array alive.
         self._arrays = arrays, np.array([*(array.ctypes.data for array in arrays), code.batch], np.int64)
         self._argument = ctypes.c_void_p(self._arrays[1].ctypes.data)
 

@@ -132,6 +132,7 @@ def _reduction(rule: Joining, mean: bool, plan: FunctionPlan, node: ir.Node) -> 
     axes = _reduced_axes(node, len(source.shape))
     if not axes:
         return source
+    # The stage reduces one block of axes, between those before and those after it.
     kept = [i for i in range(len(source.shape)) if i not in axes]
     split = kept.index(axes[-1] + 1) if axes[-1] + 1 in kept else len(kept)
     if axes != list(range(axes[0], axes[-1] + 1)):  # move the axes to the end, next to each other
@@ -237,6 +238,7 @@ def _layer_normalization(plan: FunctionPlan, node: ir.Node) -> list[View]:
     source, scale, *bias = operand_views(plan, node)
     if queries.attribute(node, "axis", -1) % len(source.shape) != len(source.shape) - 1:
         raise NotCompiledError(f"{queries.describe(node)} is over another axis than the last")
+    # Two passes, as the variance of uncentered squares would cancel.
     mean = _row_means(plan, source)
     difference = plan.elementwise(EMIT["Sub"], [source, mean])
     variance = _row_means(plan, plan.elementwise(EMIT["Mul"], [difference, difference]))
@@ -332,9 +334,8 @@ def cast(plan: FunctionPlan, node: ir.Node) -> View:
     if to is ir.DataType.BOOL:
         return source if given is ir.DataType.BOOL else plan.elementwise(is_nonzero, [source])
     if to is ir.DataType.FLOAT:
-        return (
-            plan.elementwise(EMIT["Add"], [source, plan.number(0.0)]) if given in WHOLE else source
-        )  # integers have no -0
+        # Integers have no -0, which Neg of a held 0 gives; adding 0 makes it 0.
+        return plan.elementwise(EMIT["Add"], [source, plan.number(0.0)]) if given in WHOLE else source
     if to not in WHOLE:
         raise NotCompiledError(f"{queries.describe(node)} converts to {to.name}, which is not compiled")
     end = WHOLE[to]

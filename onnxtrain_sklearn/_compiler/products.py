@@ -407,7 +407,7 @@ class _ProductWriter:
         lanes = self._tile.lanes
         last, row = inner % lanes, 0
         end = inner - (last or lanes)
-        for rows in (8 // (1 + (n > 1)), 4, 2, 1):
+        for rows in (8 // (1 + (n > 1)), 4, 2, 1):  # tiles of a power of two, with at most 12 sums in registers
             if count := (m - row) // rows:
                 name = Dots(rows, n, lanes, end > 0, last > 0).define(self._text)
                 a, s, c = (self._at(one, row, 0) for one in (left, start, result))

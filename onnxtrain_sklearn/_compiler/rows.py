@@ -146,6 +146,7 @@ class _RowStates:
     def product(self, stage: ProductStage) -> None:
         left, right = self.of(stage.left), self.of(stage.right)
         bias = RowState.NOTHING if stage.bias is None else self.of(stage.bias)
+        # Three products are proven: of numbers without rows, of rows with a fixed matrix, and a sum over the rows.
         if not (left.has_rows or right.has_rows or bias.has_rows):
             self.write(stage.result, RowState.FIXED)
         elif len(stage.result.shape) > 2 or bias.has_rows:
@@ -172,6 +173,7 @@ class _RowStates:
         if stage.before % self.batch == 0:
             self.write(stage.result, state if stage.rule is SUM else _state_of_others([state]))
             return
+        # A sum over the rows: joined_up_to cuts it into at most SUMMANDS blocks of SUMMANDS.
         few = (stage.count // LANES if stage.after == 1 else stage.count) <= SUMMANDS**2
         if stage.before > 1 or state is not RowState.VANISHING or stage.rule is not SUM or not few:
             raise RowsMeetError

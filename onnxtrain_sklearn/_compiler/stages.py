@@ -174,7 +174,7 @@ class RangeCheck:
     number: int
     status: Buffer
 
-    NONE: ClassVar = -np.inf
+    NONE: ClassVar = -np.inf  # the elements in the range: a maximum ignores it
 
     def read(self) -> Sequence[View]:
         return [self.source]

@@ -127,6 +127,7 @@ def gradient_graph(
     if not names:
         raise ValueError("wrt is an empty list: name at least one input or initializer.")
     with refusing("The gradients of the graph cannot be built"):
+        # Read the graph: standard operators, known shapes, forms whose gradients do not overflow.
         source = from_proto(proto)
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
         remove_identity_transposes(source)
@@ -138,6 +139,8 @@ def gradient_graph(
         _check_names(source.graph, names)
         output = _scalar_output(source.graph, of)
         result = ir.to_proto(_differentiate_lowered(multiply_by_columns(source), names, output, engine).model)
+
+        # The rewritten outputs must be those of the model as given; the gradients are tested with the package.
         session = plain_session(result)
         if session is None:
             require_result_loads(result, proto)

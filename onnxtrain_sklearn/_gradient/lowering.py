@@ -389,7 +389,10 @@ def _part(op: GraphBuilder, value: ir.Value | None, index: int) -> ir.Value:
 def _biases(
     op: GraphBuilder, node: ir.Node, cell: _Cell, size: int, b: ir.Value | None
 ) -> tuple[ir.Value | None, ir.Value | None]:
-    """Return the bias to add to the input projection, and the recurrent bias that must be added separately."""
+    """Return the bias to add to the input projection, and the recurrent bias that must be added separately.
+
+    With ``linear_before_reset``, the reset gate of a GRU also multiplies the recurrent bias of the candidate.
+    """
     if b is None:
         return None, None
     n = cell.gates * size

@@ -159,9 +159,8 @@ def _transposed_windows(r: Reverse, kernel: Dims) -> Windows:
 def _max_pool_rule(r: Reverse) -> Sequence[Thunk]:
     """MaxPool returns the indices of the maxima; overlapping windows may repeat one."""
     w = windows_of(r, r.attribute("kernel_shape", []))
-    if r.attribute(
-        "storage_order", 0
-    ):  # the node's own indices are column-major: a second MaxPool gives row-major ones
+    if r.attribute("storage_order", 0):
+        # The node's own indices are column-major; a second MaxPool returns row-major ones.
         settings = {name: a.value for name, a in r.node.attributes.items() if name != "storage_order"}
         places = r.op.emit("MaxPool", r.x(), outputs=2, **settings)[1]
     else:
