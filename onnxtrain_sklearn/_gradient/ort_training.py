@@ -74,7 +74,7 @@ def _differentiate(
     model: ir.Model,
     wrt: Sequence[str],
     of: str,
-    table: Mapping[str, Proven],
+    proven: Mapping[str, Proven],
     finish: Callable[[ir.Model], ir.Model],
 ) -> ir.Model:
     prepared = model.clone()
@@ -92,7 +92,7 @@ def _differentiate(
 
     # Settings are checked on the given graph, as preparation may drop some; shapes and outputs on the prepared one.
     for step in path(model.graph, wrt, next(v for v in model.graph.outputs if v.name == of)):
-        known = table.get(kind(step.node))
+        known = proven.get(kind(step.node))
         missing = refusal(step.node) or "onnxruntime-training has no gradient for it that is proven right"
         reason = step.unsupported_type(DIFFERENTIATED_TYPES)
         if reason := reason or (missing if known is None else known.unknown(step.node)):
@@ -100,7 +100,7 @@ def _differentiate(
     seed = prepare(prepared, wrt, of)
     for step in path(prepared.graph, wrt, seed):
         with refusing(f"{describe(step.node)} cannot be differentiated", UnsupportedOperatorError):
-            for objection in _objections(step, table[kind(step.node)]):
+            for objection in _objections(step, proven[kind(step.node)]):
                 if objection:
                     raise unsupported(step.node, objection)
 
@@ -532,9 +532,9 @@ def _flatten_norm(op: GraphBuilder, step: PathNode) -> None:
     x, y = node.inputs[0], node.outputs[0]
     if x is None or x.dtype is None or not is_norm(node, step.inputs):
         return
-    kind = x.dtype.numpy()
-    is_zero = copy_type(op.Cast(op.Equal(x, op.constant(np.zeros((), kind))), to=int(x.dtype)), x)
-    apart = copy_type(op.Sub(op.constant(np.ones((), kind)), is_zero), x)
+    dtype = x.dtype.numpy()
+    is_zero = copy_type(op.Cast(op.Equal(x, op.constant(np.zeros((), dtype))), to=int(x.dtype)), x)
+    apart = copy_type(op.Sub(op.constant(np.ones((), dtype)), is_zero), x)
     insert_behind(op, y, lambda root: op.Mul(root, apart))
     node.replace_input_with(0, copy_type(op.Add(x, is_zero), x))
 

@@ -80,8 +80,8 @@ def _unread_sizes(x: ir.Value, y: ir.Value, w: Windows) -> list[int] | None:
     """
     sizes, steps = (dims(x) or [])[2:], (dims(y) or [])[2:]
     if sizes and steps and fixed(sizes) and fixed(steps):
-        covered = [w.covered(i, int(str(n))) for i, n in enumerate(steps)]
-        return [int(str(n)) + w.begin[i] + w.end[i] - covered[i] for i, n in enumerate(sizes)]
+        covered = [w.covered(i, n) for i, n in enumerate(steps)]
+        return [n + w.begin[i] + w.end[i] - covered[i] for i, n in enumerate(sizes)]
     return [0] * len(w.strides) if set(w.strides) == {1} else None
 
 

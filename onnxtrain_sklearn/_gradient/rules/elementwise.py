@@ -193,11 +193,11 @@ def _pow_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _power_cotangent(r: Reverse, exponent: ir.Value) -> ir.Value:
     op, x = r.op, r.x(0)
-    fixed = None if 1 in r.wanted else constant(r.x(1))  # a trained exponent changes
-    if fixed is not None and fixed.size == 1 and fixed.item() == 2:
+    known = None if 1 in r.wanted else constant(r.x(1))  # a trained exponent changes
+    if known is not None and known.size == 1 and known.item() == 2:
         return op.Mul(x, 2.0)
     lower = op.Pow(x, op.Sub(exponent, 1.0))
-    if fixed is not None and np.all(fixed >= 1):
+    if known is not None and np.all(known >= 1):
         return op.Mul(lower, exponent)
     constant_power = op.Equal(exponent, 0.0)
     return op.Where(constant_power, 0.0, op.Mul(lower, exponent))
@@ -208,8 +208,8 @@ def _exponent_cotangent(r: Reverse, exponent: ir.Value, x: ir.Value) -> ir.Value
     op = r.op
     log = op.Log(op.Where(op.Equal(x, 0.0), 1.0, x))
     cotangent = r.sum_to(r.keep_zeros(op.Mul(r.g, op.Mul(r.y, log))), 1)
-    kind = r.x(1).dtype
-    return cotangent if kind is x.dtype or kind is None else op.Cast(cotangent, to=kind)
+    dtype = r.x(1).dtype
+    return cotangent if dtype is x.dtype or dtype is None else op.Cast(cotangent, to=dtype)
 
 
 def _mod_rule(r: Reverse) -> Sequence[Thunk]:

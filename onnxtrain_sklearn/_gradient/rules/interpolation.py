@@ -162,7 +162,7 @@ def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
     if not isinstance(channels, int) or not fixed(kernel):
         r.refuse("the sizes of its kernel are not known")
     group, parts = r.attribute("group", 1), r.attribute("offset_group", 1)
-    filters, window = int(str(kernel[0])), [int(str(size)) for size in kernel[2:]]
+    filters, window = kernel[0], kernel[2:]
     elements, steps = int(np.prod(window)), int(np.prod(out))
     samples = _offset_samples(r, window, out, [-1, channels // parts])
     factor: Operand = op.Reshape(r.x(4), [-1, 1, elements * steps]) if r.has(4) else 1.0

@@ -71,7 +71,7 @@ def _elements_along(r: Reverse, axes: list[int]) -> Operand:
     """Return the number of elements along these axes, as a float."""
     sizes = [(dims(r.x()) or [])[axis] for axis in axes]
     if fixed(sizes):
-        return float(np.prod([int(str(size)) for size in sizes]))
+        return float(np.prod(sizes))
     return r.op.Cast(r.op.ReduceProd(r.op.Gather(r.op.Shape(r.x()), np.array(axes)), keepdims=False), to=r.op.dtype)
 
 
@@ -265,7 +265,7 @@ class _PerChannel:
 
 def _per_channel(r: Reverse) -> _PerChannel:
     channels, *pixels = (dims(r.x()) or [None])[1:] or [None]
-    few = fixed(pixels) and bool(pixels) and math.prod(int(str(size)) for size in pixels) <= TUNING.few_pixels
+    few = fixed(pixels) and bool(pixels) and math.prod(pixels) <= TUNING.few_pixels
     plain = channels if isinstance(channels, int) and few and r.op.dtype in _NORMALIZED_TYPES else 0
     return _PerChannel(r.op, r.rank(), plain)
 

@@ -46,7 +46,7 @@ def windows_of(r: Reverse, kernel: Dims, mode: str | None = None) -> Windows:
     n = len(kernel)
     if not fixed(kernel):
         r.refuse("the size of its kernel is not known")
-    sizes = [int(str(k)) for k in kernel]
+    sizes = list(kernel)
     strides, dilations = (list(r.attribute(name, [1] * n)) for name in ("strides", "dilations"))
     pads = list(r.attribute("pads", [0] * 2 * n))
     mode = mode or r.attribute("auto_pad", "NOTSET")
@@ -67,7 +67,7 @@ def spatial_sizes(r: Reverse, value: ir.Value) -> list[int]:
     sizes = (dims(value) or [None] * 3)[2:]
     if not fixed(sizes):
         r.refuse("the sizes of its input, but for the batch, must be fixed")
-    return [int(str(size)) for size in sizes]
+    return list(sizes)
 
 
 @dataclass(frozen=True)
