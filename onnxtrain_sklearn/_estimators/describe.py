@@ -80,6 +80,8 @@ class Description:
     compared : str
         After ``fit`` of an ONNX file: whether its outputs, run by onnxruntime, were compared with those of the graph
         that was read, and the graph that is trained with the one that predicts; what was left out, and why.
+    step : str
+        After training in this process: who runs the passes of a step, who updates the parameters, and why.
     restored : tuple of str
         Changes of an ONNX file when it was read: what an exporter merged, folded or fused, and other forms of its
         operators.
@@ -92,6 +94,7 @@ class Description:
     output: str | None = None
     loss: str = ""
     compared: str = ""
+    step: str = ""
     restored: tuple[str, ...] = ()
 
     def of(self, status: str) -> tuple[Entry, ...]:
@@ -114,7 +117,8 @@ class Description:
         width = max(len(entry.name) for entry in self.entries)
         lines = [_line(entry, width) for s in _COUNTED for entry in self.of(s)]
         read = [f"read with {', '.join(self.restored)}"] if self.restored else []
-        return "\n".join([*head, *lines, *read, *([self.compared] if self.compared else [])])
+        chosen = [f"step: {self.step}"] if self.step else []
+        return "\n".join([*head, *chosen, *lines, *read, *([self.compared] if self.compared else [])])
 
 
 _COUNTED = {
@@ -159,7 +163,10 @@ def _of_state(state: FittedState, estimator: Parameters) -> Description:
     """Return the description of a run of the estimator."""
     title, parameters = _title(estimator.model), state.parameters
     described = _described(state.source, title, parameters.names, parameters.running_statistics)
-    return replace(_with_factors(described, state.source, estimator), engine=state.engine, compared=state.compared)
+    choice = None if state.live.step is None else state.live.step.choice
+    found = _with_factors(described, state.source, estimator)
+    step = "" if choice is None else str(choice)
+    return replace(found, engine=state.engine, compared=state.compared, step=step)
 
 
 def _with_factors(described: Description, source: TrainableModel, estimator: Parameters) -> Description:

@@ -20,7 +20,7 @@ from .loss_graph import LOSS, PENALTY, WEIGHT, StepSettings
 from .parameters import FlatParameters
 from .pass_rewrites import DATA, ROW_NUMBERS
 from .randomness import UniformNumbers
-from .state import OptimizerState, Rates
+from .state import Choice, OptimizerState, Rates
 from .step import BaseStep, StepParts
 from .update_bindings import SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
 
@@ -73,9 +73,13 @@ class DeviceStep(BaseStep):
     epoch.
     """
 
-    def __init__(self, parts: StepParts, optimizer: Optimizer, memory: tuple[str, int]) -> None:
+    def __init__(self, parts: StepParts, choice: Choice | None = None) -> None:
+        memory, optimizer = parts.settings.device.memory, parts.settings.optimizer
+        assert memory is not None
+        assert isinstance(optimizer, Optimizer)
         layout = parts.parameters.aligned(ALIGNMENT)
         super().__init__(parts, lambda array: DeviceArray(array, memory), layout)
+        self.choice = choice
         bindings, segments = self._bindings, self._segment_updates(optimizer)
         self._vectors = vectors = DeviceVectors(parts.parameters, layout, parts.state, memory)
         self._loaded: Batches | None = None

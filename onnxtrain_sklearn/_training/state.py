@@ -59,6 +59,25 @@ class OptimizerState:
             self.slots[name].fill(slot.fill)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The kind of a step.
+
+    Attributes
+    ----------
+    passes, update : str
+        Who runs the passes and who updates the parameters.
+    reason : str
+    """
+
+    passes: str
+    update: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"passes by {self.passes}, updates {self.update}: {self.reason}"
+
+
 class TrainingStep(Protocol):
     """The part of a training step that the loop uses.
 
@@ -72,6 +91,8 @@ class TrainingStep(Protocol):
         Rows of a full minibatch.
     engine : str
         ``"compiled"`` where machine code runs the graph, else the engine that differentiated it.
+    choice : Choice or None
+        Why it is of its kind.
     updates_after_loss : bool
         Whether ``train`` updates the weights of a minibatch after it has yielded their loss.
     """
@@ -80,6 +101,7 @@ class TrainingStep(Protocol):
     state: OptimizerState
     batch: int
     engine: str
+    choice: Choice | None
     updates_after_loss: ClassVar[bool]
 
     def train(

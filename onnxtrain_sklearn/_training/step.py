@@ -27,7 +27,7 @@ from .passes import HostPass, PassGraph, RowGradients, host_pass, pass_graph, pr
 from .programs import COMPILED, PassProgram, PassSize, PassSource
 from .randomness import FACTOR
 from .row_dependence import meeting
-from .state import OptimizerState, Rates
+from .state import Choice, OptimizerState, Rates
 from .update_bindings import SegmentUpdate, ToMemory, VectorBindings
 
 
@@ -98,6 +98,7 @@ class BaseStep:
         self.size = PassSize(0.0, 0, 0.0)
         self.program: PassProgram | None = None
         self._warned = False
+        self.choice: Choice | None = None
 
     def forget_state(self) -> None:
         """Reset the optimizer to its state before the first step."""

@@ -1,58 +1,118 @@
-"""Choose step and trainer by device, optimizer and, with ``engine="auto"``, planned steps."""
+"""The one place in which the kind of a step is chosen: who runs its passes, who updates the parameters, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
 from .._data.batches import Batches
 from ..exceptions import UnsupportedOperatorError
-from ..optimizers import LBFGS, Optimizer
+from ..optimizers import LBFGS
 from .device_step import DeviceStep
 from .history import History
 from .programs import COMPILED, auto_compiles, pays
-from .state import TrainingStep
+from .state import Choice, TrainingStep
 from .step import HostStep, StepParts
 from .trainer import FullBatchTrainer, Trainer, TrainerSettings
 
+DEVICE, SESSION, CODE = "a session on the device", "a session", "machine code"
+"""Who runs a pass."""
+
+ON_DEVICE, ON_HOST, FULL_BATCH = "on the device", "on the host", "by SciPy"
+"""Who updates the parameters; on the host :mod:`.host_updates` chooses for each segment."""
+
+
+@dataclass(frozen=True, eq=False)
+class Situation:
+    """What the choice depends on.
+
+    Attributes
+    ----------
+    parts : StepParts
+    steps : int
+        Those that a new training plans; 0 for calls that go on.
+    began_compiled : bool
+        Whether the training that goes on began with compiled passes: it keeps its bits.
+    """
+
+    parts: StepParts
+    steps: int
+    began_compiled: bool
+
+    @property
+    def is_full_batch(self) -> bool:
+        """True if the optimizer takes all rows at once."""
+        return isinstance(self.parts.settings.optimizer, LBFGS)
+
+    @cached_property
+    def session_step(self) -> HostStep:
+        """The step whose passes a session runs; its graph says how much compiling would save."""
+        return HostStep(self.parts)
+
+    @property
+    def is_too_short(self) -> bool:
+        """True if compiling takes longer than it saves."""
+        return not self.began_compiled and not pays(self.session_step.size, self.steps)
+
+
+Row: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
+
+# The first row whose condition holds decides. The order matters twice: the compiler is loaded, which takes a tenth of a
+# second, only where it pays, and whether it pays is known once the graph is differentiated.
+CHOICES: Sequence[Row] = (
+    (lambda s: s.is_full_batch and s.parts.settings.engine == COMPILED, CODE, FULL_BATCH, "engine='compiled'"),
+    (lambda s: s.is_full_batch, SESSION, FULL_BATCH, "L-BFGS keeps its vectors on the host"),
+    (lambda s: s.parts.settings.device.memory, DEVICE, ON_DEVICE, "the device has memory of its own"),
+    (lambda s: s.parts.settings.engine == COMPILED, CODE, ON_HOST, "engine='compiled'"),
+    (lambda s: s.parts.settings.checkpoint_activations, SESSION, ON_HOST, "checkpoint_activations is set"),
+    (lambda s: s.parts.settings.engine != "auto", SESSION, ON_HOST, "the engine is given"),
+    (lambda s: s.is_too_short, SESSION, ON_HOST, "compiling would take longer than it saves"),
+    (lambda s: s.parts.settings.session_options, SESSION, ON_HOST, "session_options are given"),
+    (lambda s: s.parts.settings.device.providers != ("CPUExecutionProvider",), SESSION, ON_HOST, "a provider is given"),
+    (lambda s: s.parts.sparse, SESSION, ON_HOST, "the rows are sparse"),
+    (lambda s: s.parts.parameters.vector.dtype != np.float32, SESSION, ON_HOST, "float64 is not compiled"),
+    # minibatches in which rows meet are not padded: those of another size would be compiled in the midst of training
+    (lambda s: s.parts.meeting is not None, SESSION, ON_HOST, "rows of a minibatch meet"),
+    (lambda s: not auto_compiles(), SESSION, ON_HOST, "llvmlite is not installed, or not measured on this processor"),
+    (lambda s: s.began_compiled, CODE, ON_HOST, "the training began with it"),
+    (lambda s: True, CODE, ON_HOST, "the planned steps save more time than compiling takes"),
+)
+
+
+def choose(situation: Situation) -> Choice:
+    """Return the kind of the step."""
+    return next(Choice(*row[1:]) for row in CHOICES if row[0](situation))
+
 
 def new_step(parts: StepParts, steps: int = 0, *, compiled: bool = False) -> TrainingStep:
-    """Return the step on the device, or in the host's memory; L-BFGS keeps its vectors on the host.
+    """Return the step that :data:`CHOICES` says; a graph that "auto" cannot compile is run by a session.
 
-    With ``engine="auto"`` its passes are compiled if that pays for so many ``steps``, or anyway with ``compiled``.
+    Parameters
+    ----------
+    parts : StepParts
+    steps : int, default=0
+        Steps that are planned; 0 for calls that go on.
+    compiled : bool, default=False
+        Whether the training that goes on began with compiled passes.
     """
-    memory, optimizer = parts.settings.device.memory, parts.settings.optimizer
-    if memory is not None and isinstance(optimizer, Optimizer):
-        return DeviceStep(parts, optimizer, memory)
-    if compiled and (known := _compiled_step(parts)) is not None:
-        return known
-    step = HostStep(parts)
-    return (_compiled_step(parts) if not compiled and pays(step.size, steps) else None) or step
-
-
-def _compiled_step(parts: StepParts) -> HostStep | None:
-    """Return the step of compiled passes where "auto" may take them, else None."""
-    if not (_is_for_compiler(parts) and auto_compiles()):
-        return None
-    try:
-        return HostStep(replace(parts, settings=replace(parts.settings, engine=COMPILED)))
-    except (UnsupportedOperatorError, ImportError, OSError, RuntimeError):  # of the graph, or of a broken llvmlite
-        return None
-
-
-def _is_for_compiler(parts: StepParts) -> bool:
-    """Return True if nothing that was given requires a session.
-
-    Minibatches that are not padded, because rows meet in them, would be compiled in the midst of training.
-    """
-    settings, parameters = parts.settings, parts.parameters
-    asks = settings.session_options or settings.checkpoint_activations or settings.engine != "auto"
-    on_cpu = settings.device.providers == ("CPUExecutionProvider",)
-    by_minibatch = isinstance(settings.optimizer, Optimizer) and not parts.sparse
-    is_float = parameters.vector.dtype == np.float32
-    return not asks and on_cpu and by_minibatch and is_float and parts.meeting is None
+    situation = Situation(parts, steps, compiled)
+    choice, step = choose(situation), None
+    if choice.passes == DEVICE:
+        return DeviceStep(parts, choice)
+    if choice.passes == CODE:
+        try:
+            step = HostStep(replace(parts, settings=replace(parts.settings, engine=COMPILED)))
+        except (UnsupportedOperatorError, ImportError, OSError, RuntimeError):  # of the graph, or of a broken llvmlite
+            if parts.settings.engine == COMPILED:
+                raise
+            choice = Choice(SESSION, ON_HOST, "the graph cannot be compiled")
+    step = step or situation.session_step
+    step.choice = choice
+    return step
 
 
 def new_trainer(
