@@ -17,7 +17,7 @@ from tests.helpers import selection
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--operator", metavar="NAME", help="only the proofs of the gradients of one operator")
-    parser.addoption("--quick", action="store_true", help="some cases of each test; no proofs, nothing slow")
+    parser.addoption("--quick", action="store_true", help="some cases of each test; no proofs, nothing long or slow")
     parser.addoption("--cases", type=int, default=1, help="beside --quick: how many cases of each test, at most")
     parser.addoption("--and", dest="also", metavar="MARK", help="beside --quick: all tests that have this mark")
 
@@ -56,6 +56,16 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
     quick_alone = collector.config.getoption("--quick") and not collector.config.getoption("also")
     marks = {mark.name for mark in getattr(obj, "pytestmark", ())}
     return [] if quick_alone and marks & selection.NOT_QUICK else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
+    """Make the cases that a quick run takes, and no others: all 16,000 take each worker four seconds."""
+    yield
+    config, calls = metafunc.config, metafunc._calls
+    if config.getoption("--quick") and not config.getoption("also"):
+        quick = [call for call in calls if not selection.NOT_QUICK & {mark.name for mark in call.marks}]
+        calls[:] = selection.spread(quick or calls, config.getoption("cases"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -89,6 +89,7 @@ def test_validation_and_warm_starts_of_a_search(tmp_path):
         assert equal(lbfgs(Checkpoint(tmp_path), **settings).fit(X, Y).fit(X, Y), whole)
 
 
+@pytest.mark.long
 def test_fine_tuning_with_other_rows_does_not_take_the_file(tmp_path):
     old = [{}, {"X_old": X[::2], "y_old": Y[::2]}, {"X_old": X[1::2], "y_old": Y[1::2]}]
     for number, more in enumerate(old):

@@ -317,13 +317,14 @@ def random_sums(rng):
     return f"g ({inputs}) => ({outputs}) {{ {' '.join(drawn.nodes)} }}", drawn.constants
 
 
-def test_random_graphs():
-    rng, bounded = np.random.default_rng(0), 0
-    for _ in range(150):
+@pytest.mark.parametrize("seed", range(5))
+def test_random_graphs_of_padded_rows_have_the_bits_of_whole_ones(seed):
+    rng, bounded = np.random.default_rng(seed), 0
+    for _ in range(30):
         text, constants = random_sums(rng)
         machine = str(rng.choice(["+avx512vl", "+avx2", "+neon", "+other"]))
         graph = Bounded(text, constants, inputs_for(text, constants), machine)
         if graph.code.batch:
             bounded += 1
             graph.check()
-    assert 30 < bounded < 140
+    assert 6 < bounded < 28

@@ -57,6 +57,7 @@ def test_convolutions_go_on(tmp_path):
     goes_on(OrtGradientClassifier(ConvNet(channels=(4,)), **SETTINGS), *images(), tmp_path)
 
 
+@pytest.mark.long
 def test_statistics_of_minibatches_and_dropout_go_on(tmp_path):
     """A minibatch whose rows meet is never padded: the batch size divides the rows."""
     X, _y = images()
@@ -69,6 +70,7 @@ def test_statistics_of_minibatches_and_dropout_go_on(tmp_path):
 
 
 @pytest.mark.parametrize(("count", "weighted"), [(2, False), (3, True)])
+@pytest.mark.long
 def test_accumulated_minibatches_have_statistics_of_their_own(count, weighted, tmp_path):
     """They move the running statistics one after the other, and weigh in the step as their rows do."""
     X = np.random.default_rng(0).normal(size=(16 * count, 1, 8, 8)).astype(np.float32)
@@ -114,6 +116,7 @@ def test_accumulated_statistics_need_whole_minibatches(tmp_path):
         load_training(tmp_path / "folder").partial_fit(X[:40], y[:40])
 
 
+@pytest.mark.long
 def test_lstm_goes_on(tmp_path):
     X = np.random.default_rng(0).normal(size=(40, 10, 6)).astype(np.float32)
     goes_on(OrtGradientClassifier(DATA / "lstm.onnx", **SETTINGS), X, np.arange(40) % 3, tmp_path)

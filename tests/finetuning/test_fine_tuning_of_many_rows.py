@@ -51,6 +51,7 @@ def rows_computed(monkeypatch, fit):
     return sum(batches)
 
 
+@pytest.mark.long
 def test_the_choice_takes_a_small_part_of_the_work(monkeypatch):
     y = (DRIFTED > 5).astype(int)
     old = make_pipeline(StandardScaler(), LogisticRegression()).fit(X[OLD], NUMBER[OLD] > 0)

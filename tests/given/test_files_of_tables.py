@@ -66,6 +66,7 @@ def with_gaps(X):
 
 @pytest.mark.parametrize("X", [NUMBERS, FRAME], ids=["numbers", "text"])
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.long
 def test_files_of_recipes_start_from_their_predictions(recipe, X):
     X = with_gaps(X)
     kind, y = (OrtGradientClassifier, LABELS) if is_classifier(recipe()) else (OrtGradientRegressor, AMOUNTS)

@@ -263,11 +263,12 @@ def test_outputs_without_a_shape_are_accepted():
 
 
 @ENGINES
+@pytest.mark.long
 def test_trees_that_only_decide_compute_what_the_file_computes(engine):
     """The file takes the threshold nearest to sums of votes, which in another order decide otherwise."""
     X, y = DATA["iris"]
     forest = RandomForestClassifier(5, random_state=0)
-    model = CalibratedClassifierCV(forest, method="isotonic").fit(X, y)
+    model = CalibratedClassifierCV(forest, method="isotonic", cv=2).fit(X, y)
     proto = to_onnx(model, X[:1], options={"zipmap": False}, target_opset=18)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     expected = session.run(None, {"X": X})[1]

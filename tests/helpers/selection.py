@@ -8,7 +8,8 @@ form. So nothing that is covered is ever left out, and a case that is added need
 A test marked ``proof(operators=...)`` compares gradients with central differences; the function returns the operators
 that a case proves, and ``--operator Resize`` takes the proofs of that one alone.
 
-``--quick`` leaves out proofs, what is exhaustive and tests marked ``slow``, and takes a case of each test that is left.
+``--quick`` leaves out proofs, what is exhaustive and tests marked ``long`` or ``slow``, and takes a case of each test
+that is left.
 ``--quick --cases 2`` takes two, spread evenly over its matrix, and ``--quick --and training_runtime`` adds every test
 with that mark.
 """
@@ -23,7 +24,7 @@ from typing import Any
 
 import pytest
 
-NOT_QUICK = {"proof", "slow", "exhaustive"}
+NOT_QUICK = {"proof", "long", "slow", "exhaustive"}
 """Marks of what ``--quick`` leaves out."""
 
 MARKERS = (
@@ -31,6 +32,7 @@ MARKERS = (
     "thinned(by): a matrix of cases; by(**parameters) returns what a case covers, and each is covered once by the "
     "cases that are not exhaustive",
     "training_runtime: a case of the engine that needs onnxruntime-training",
+    "long: a test of most of a second, of a matter that quicker tests touch; `make quick` leaves it out",
     "slow: a test of seconds, as of other processes or many trainings, which `make test-all` alone runs",
     "proof(operators): a comparison of gradients with central differences, which `make quick` leaves out; "
     "operators(**parameters) returns those that a case proves",

@@ -117,6 +117,7 @@ def test_inference_counts_integers_that_attributes_of_a_call_give():
         assert knows_few_integers(many_integers(f"r = own.f <n = {number}> (c0)", "1", function)) is few
 
 
+@pytest.mark.long
 def test_functions_that_call_each_other_many_times_are_counted_at_once():
     calls = [
         f'<domain: "own", opset_import: ["": 18, "own": 1]> f{i} (a) => (b) {{ c = own.f{n}(a) b = own.f{n}(c) }}'

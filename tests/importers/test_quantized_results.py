@@ -89,6 +89,7 @@ def run_scores(model, rows):
 
 
 @files
+@pytest.mark.long
 def test_a_new_head_reads_quantized_features(name):
     model, rows = read(name)
     y = LABELS % 3

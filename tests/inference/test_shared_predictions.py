@@ -66,6 +66,7 @@ def test_validation_scores_are_those_of_the_current_weights():
     assert expected[0] != expected[1]
 
 
+@pytest.mark.long
 def test_fits_share_the_session_that_scores_validation_rows(monkeypatch):
     """Also those in other threads: each run reads the parameters of its own fit."""
 

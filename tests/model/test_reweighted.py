@@ -44,6 +44,7 @@ def test_graph_and_weights_are_those_of_a_copy(source, drawn):
 
 
 @pytest.mark.parametrize("limit", [1, 2**23])
+@pytest.mark.long
 def test_a_large_model_does_not_hold_the_weights_of_its_template(limit, drawn):
     """The form of an untrained network is forgotten where it is too large to be kept for further fits."""
     with mock.patch.object(weights, "COPIED_AT_ONCE", limit):

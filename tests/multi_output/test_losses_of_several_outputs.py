@@ -182,6 +182,7 @@ def test_every_link_of_a_loss_is_among_the_kinds():
     assert links >= {"identity", "exp", "sigmoid", "softmax"}
 
 
+@pytest.mark.long
 def test_callbacks_measure_the_same_sum_on_rows_that_are_not_trained():
     held = {name: own[20:] for name, own in SAMPLE_WEIGHTS.items()}
     scores = [EpochScoring("loss"), EpochScoring("loss", on="train")]

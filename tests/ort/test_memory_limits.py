@@ -32,6 +32,7 @@ except MemoryError as error:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and a limit of address space")
 @pytest.mark.parametrize("megabytes", [20, 200, 400])
+@pytest.mark.long
 def test_a_model_under_a_limit_of_memory(megabytes, tmp_path):
     """With 400 MB protobuf ended the process; with less, the file was said to be broken."""
     width = 8_000_000
