@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from .available_methods import is_on
 from .coefficients import coefficients_of, intercept_of
 from .describe import Description, describe
 from .examples import Call, FitRows
-from .fit import prepared, train
+from .fit import initialize, prepared, train
 from .fitted_attributes import Recorded, best_validation_score, fine_tuning_columns
 from .fitted_state import FittedState
 from .parameters import CallbackSupportMixin, Parameters, resolved
@@ -41,6 +42,7 @@ from .predict import predicted
 from .tasks import Task
 from .to_sklearn import trained_estimator
 from .training_files import constants_of, export_folder, export_source, load_state, training_onnx
+from .training_state import load_training_state, training_state
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -292,6 +294,65 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         load_state(self._state, state, self.optimizer)
         return self
 
+    def training_state(self) -> dict[str, Any]:
+        """Return a copy of everything that training goes on from, as arrays, numbers and texts by name.
+
+        Returns
+        -------
+        dict of str to ndarray, int, float, bool or str
+            ``parameters``, all trained weights in one vector, running ``statistics``, the ``average`` of the weights,
+            ``slots/NAME`` of the optimizer, counts of steps, the position of the schedules, the random state, the
+            history, memories of callbacks; beside them a digest of the graph, its constants, engine and seed.
+            ``numpy.savez(file, **state)`` and msgpack store it without pickling, but for callbacks whose memories hold
+            objects of their own, which raise TypeError.
+
+        Examples
+        --------
+        >>> import io
+        >>> import numpy as np
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> net = OrtGradientClassifier(MLP((8,)), random_state=0).partial_fit(X, y, classes=[0, 1, 2])
+        >>> file = io.BytesIO()
+        >>> np.savez(file, **net.training_state())
+        >>> later = OrtGradientClassifier(MLP((8,)), random_state=0).initialize(X, y)
+        >>> later = later.load_training_state(np.load(io.BytesIO(file.getvalue()))).partial_fit(X, y)
+        >>> bool((later.predict_proba(X) == net.partial_fit(X, y).predict_proba(X)).all())
+        True
+        """
+        check_is_fitted(self)
+        return training_state(self._state)
+
+    def load_training_state(self, state: Mapping[str, Any]) -> Self:
+        """Go on from the state of an estimator of the same graph, to the same bits.
+
+        Parameters
+        ----------
+        state : mapping of str to ndarray, number or text
+            What :meth:`training_state` returned, perhaps in another process and through a file.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ModelError
+            The state belongs to another graph, to other constants, scales, classes or frozen weights, to another
+            optimizer or engine, or is damaged; the estimator is unchanged.
+
+        Notes
+        -----
+        Parameters are not part of a state: learning rate, schedule and batch size are those of this estimator. The
+        estimator must be fitted, or prepared by :meth:`initialize`. Bits are the same where versions and the processor
+        are.
+        """
+        check_is_fitted(self)
+        load_training_state(self, self._state, state)
+        vars(self).update(self._state.fitted_attributes())
+        return self
+
     def export_training(
         self,
         folder: str | os.PathLike[str],
@@ -433,6 +494,38 @@ class BaseOrtGradient(GraphEstimator):
         """
         rows = FitRows((X, y, sample_weight), (X_val, y_val, sample_weight_val), (X_old, y_old, sample_weight_old))
         return train(self, rows.call(None, resume=is_on(self.warm_start)))
+
+    def initialize(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Prepare everything that :meth:`fit` prepares, and take no step.
+
+        The graph is built for the data, its weights are drawn, scales and classes are known, and the optimizer is at
+        its start: ``t_`` is 0, and the estimator predicts by the initial weights. :meth:`partial_fit`, and :meth:`fit`
+        with ``warm_start``, go on from there; so does :meth:`load_training_state` with the state of another process,
+        which is the same graph for equal data, parameters and ``random_state``.
+
+        Parameters
+        ----------
+        X, y, sample_weight : as for :meth:`fit`
+
+        Returns
+        -------
+        self
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> trained, other = (OrtGradientClassifier(MLP((8,)), random_state=0).initialize(X, y) for _ in range(2))
+        >>> other.t_
+        0
+        >>> trained = trained.partial_fit(X, y)
+        >>> other = other.load_training_state(trained.training_state())
+        >>> bool((other.predict_proba(X) == trained.predict_proba(X)).all())
+        True
+        """
+        rows = FitRows((X, y, sample_weight), (None, None, None), (None, None, None))
+        return initialize(self, rows.call(None, resume=False))
 
     @property
     def coef_(self) -> np.ndarray:

@@ -33,7 +33,7 @@ from ..schedules import Schedule
 from .available_methods import check_one_pass, gives_probabilities, is_on, trains_in_minibatches
 from .base import BaseOrtGradient
 from .examples import Call, FitRows
-from .fit import train
+from .fit import initialize, train
 from .parameters import CLASSIFIER, attributes
 from .tasks import (
     LabelTask,
@@ -177,6 +177,42 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         known = known_classes(self, classes, fitted=is_on(self.warm_start) and hasattr(self, "_state"))
         rows = FitRows((X, y, sample_weight), (X_val, y_val, sample_weight_val), (X_old, y_old, sample_weight_old))
         return train(self, rows.call(known, resume=is_on(self.warm_start)))
+
+    def initialize(
+        self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None, *, classes: ArrayLike | None = None
+    ) -> Self:
+        """Prepare everything that :meth:`fit` prepares, and take no step.
+
+        The graph is built for the data, its weights are drawn, scales and classes are known, and the optimizer is at
+        its start: ``t_`` is 0, and the estimator predicts by the initial weights. :meth:`partial_fit`, and :meth:`fit`
+        with ``warm_start``, go on from there; so does :meth:`load_training_state` with the state of another process,
+        which is the same graph for equal data, parameters and ``random_state``.
+
+        Parameters
+        ----------
+        X, y, sample_weight : as for :meth:`fit`
+        classes : array-like of shape (n_classes,), or list of them, default=None
+            All labels, where ``y`` may lack some; None: those in ``y``.
+
+        Returns
+        -------
+        self
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from onnxtrain_sklearn import MLP, OrtGradientClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> trained, other = (OrtGradientClassifier(MLP((8,)), random_state=0).initialize(X, y) for _ in range(2))
+        >>> other.t_
+        0
+        >>> trained = trained.partial_fit(X, y)
+        >>> other = other.load_training_state(trained.training_state())
+        >>> bool((other.predict_proba(X) == trained.predict_proba(X)).all())
+        True
+        """
+        rows = FitRows((X, y, sample_weight), (None, None, None), (None, None, None))
+        return initialize(self, rows.call(known_classes(self, classes, fitted=False), resume=False))
 
     @available_if(trains_in_minibatches)
     def partial_fit(

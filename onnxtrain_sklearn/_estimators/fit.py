@@ -59,6 +59,21 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
     return fitted
 
 
+def initialize(fitted: EstimatorT, call: Call) -> EstimatorT:
+    """Prepare an estimator as a call of ``fit`` does, and take no step; return it fitted, or leave it as it was."""
+    register_waiting()
+    estimator: Any = fitted
+    transaction, state = Transaction(estimator, None), None
+    try:
+        state, _ = estimator._prepare(call)
+        announce(estimator, state)
+        transaction.publish(state)
+    except BaseException as error:
+        transaction.fail(error, None)
+        raise
+    return fitted
+
+
 def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     """Validate everything; return the state and the loop that will train it.
 

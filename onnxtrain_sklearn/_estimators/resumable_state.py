@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -42,7 +43,9 @@ def stored_state(state: FittedState) -> State:
     """Return weights, optimizer state, random state and history; arrays are copied."""
     optimizer, history = state.optimizer, state.history
     return {
-        "buffer": state.parameters.buffer.copy(),
+        "parameters": state.parameters.vector.copy(),
+        "statistics": state.parameters.statistics.copy(),
+        "average": _copied(state.parameters.average),
         "slots": {name: slot.copy() for name, slot in optimizer.slots.items()},
         "counts": {name: count for name, count in vars(optimizer).items() if name != "slots"},
         "rng": state.rng.get_state(legacy=False),
@@ -65,9 +68,9 @@ def restore_state(state: FittedState, stored: State) -> None:
     """
     with refusing("The stored state is none of this training"):
         history = _fitting_history(state, stored)
-        rng = np.random.RandomState(0)
-        rng.set_state(stored["rng"])
-    state.parameters.buffer[...] = stored["buffer"]
+        _require_generator(stored["rng"])
+    for name, array in _weights(state).items():
+        array[...] = stored[name]
     for name, slot in state.optimizer.slots.items():
         slot[...] = stored["slots"][name]
     vars(state.optimizer).update(stored["counts"])
@@ -75,22 +78,48 @@ def restore_state(state: FittedState, stored: State) -> None:
     state.history.change(**history)
 
 
+def _require_generator(stored: Any) -> None:
+    """Raise for a state that a generator does not take, or reads beyond: NumPy does not check the position."""
+    own = stored["state"]
+    key, position = own["key"], own["pos"]
+    if not isinstance(key, np.ndarray) or (key.dtype, key.shape) != (np.uint32, (624,)):
+        raise ValueError("its random state has no key of 624 words")
+    if not _is_count(position) or position > 624 or stored["has_gauss"] not in (0, 1):
+        raise ValueError("its random state has no position in the key")
+    if not math.isfinite(stored["gauss"]):
+        raise ValueError("its random state holds a number that is not finite")
+    np.random.RandomState(0).set_state(stored)
+
+
+def _weights(state: FittedState) -> dict[str, np.ndarray]:
+    """Return the arrays of which the buffer of the parameters consists."""
+    parameters = state.parameters
+    weights = {"parameters": parameters.vector, "statistics": parameters.statistics}
+    return weights if parameters.average is None else {**weights, "average": parameters.average}
+
+
 def _fitting_history(state: FittedState, stored: State) -> dict[str, Any]:
     """Return what becomes of the history; raise whatever error for a state that does not fit."""
-    like, slots, counts = state.parameters.buffer, state.optimizer.slots, vars(state.optimizer).keys() - {"slots"}
-    pairs = {"buffer": (stored["buffer"], like)} | {name: (stored["slots"][name], slot) for name, slot in slots.items()}
-    pairs |= {name: (stored[name], like) for name in ("last_finite", "best") if stored[name] is not None}
+    weights, slots, counts = _weights(state), state.optimizer.slots, vars(state.optimizer).keys() - {"slots"}
+    pairs = {name: (stored[name], array) for name, array in weights.items()}
+    if stored["average"] is not None and "average" not in weights:
+        raise ValueError("it holds a moving average of the weights, which this training lacks (ema_decay)")
+    if stored["slots"].keys() != slots.keys():
+        raise ValueError(f"it holds the vectors {sorted(stored['slots'])} of an optimizer, not {sorted(slots)}")
+    pairs |= {name: (stored["slots"][name], slot) for name, slot in slots.items()}
+    buffer = state.parameters.buffer
+    pairs |= {name: (stored[name], buffer) for name in ("last_finite", "best") if stored[name] is not None}
     for name, (array, known) in pairs.items():
         if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (known.shape, known.dtype):
             raise ValueError(f"it holds {name!r} in another shape or type")
-    if stored["counts"].keys() != counts or not all(isinstance(one, int) for one in stored["counts"].values()):
-        raise ValueError(f"its counts must be {sorted(counts)}")
+    if stored["counts"].keys() != counts or not all(map(_is_count, stored["counts"].values())):
+        raise ValueError(f"its counts must be {sorted(counts)}, each a number of steps")
     curves = {name: np.asarray(stored[name], np.float64) for name in ("losses", "scores")}
     plain, rows, memories = stored["history"], stored["rows"], stored["memories"]
     if plain.keys() != set(PLAIN) or any(curve.ndim != 1 for curve in curves.values()):
         raise ValueError("its history is incomplete")
     progress = {name: value for name, value in stored["progress"].items() if (name, value) != ("total_steps", None)}
-    if not all(isinstance(value, int) and 0 <= value < 2**63 for value in progress.values()):
+    if stored["progress"].keys() != vars(state.history.progress).keys() or not all(map(_is_count, progress.values())):
         raise ValueError("its progress must be numbers of steps")
     if not all(value is None or isinstance(value, bool | int | float) for value in plain.values()):
         raise ValueError("its history must be numbers")
@@ -106,6 +135,10 @@ def _fitting_history(state: FittedState, stored: State) -> dict[str, Any]:
         "fine_tuning": copy.deepcopy(stored.get("fine_tuning")),
         **plain,
     }
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _copied(array: np.ndarray | None) -> np.ndarray | None:

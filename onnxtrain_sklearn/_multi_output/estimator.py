@@ -17,7 +17,7 @@ from .._data.validation import r2_of_maps
 from .._estimators.available_methods import check_one_pass, is_on, links_classes, trains_in_minibatches
 from .._estimators.base import GraphEstimator
 from .._estimators.examples import Call, FitRows, GivenRows, graph_inputs
-from .._estimators.fit import train
+from .._estimators.fit import initialize, train
 from .._estimators.fitted_state import FittedState
 from .._estimators.parameters import Parameters, output_attributes
 from .._estimators.scoring import numbers_of_outputs, rows_of
@@ -256,6 +256,32 @@ class OrtGradientMultiOutput(GraphEstimator):
         training: Any = (X, y, sample_weight)
         rows = FitRows(training, cast(GivenRows, (X_val, y_val, sample_weight_val)), (None, None, None))
         return train(self, rows.call(known, resume=is_on(self.warm_start)))
+
+    def initialize(
+        self,
+        X: MatrixLike,
+        y: MatrixLike,
+        sample_weight: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
+        *,
+        classes: Mapping[str, ArrayLike] | None = None,
+    ) -> Self:
+        """Prepare everything that :meth:`fit` prepares, and take no step.
+
+        The scales and classes of the outputs are known, and the optimizer is at its start. :meth:`partial_fit` and
+        :meth:`load_training_state` go on from there.
+
+        Parameters
+        ----------
+        X, y, sample_weight, classes : as for :meth:`fit`
+
+        Returns
+        -------
+        self
+        """
+        known: Any = classes
+        training: Any = (X, y, sample_weight)
+        rows = FitRows(training, (None, None, None), (None, None, None))
+        return initialize(self, rows.call(known, resume=False))
 
     @available_if(trains_in_minibatches)
     def partial_fit(

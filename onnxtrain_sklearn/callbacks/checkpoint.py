@@ -168,7 +168,7 @@ def _restore(training: TrainingInProgress, state: State, file: Path) -> None:
 
 def _require_finite(state: State, file: Path) -> None:
     """Raise ModelError where weights are not finite, or the optimizer's state is NaN; its squares may be infinite."""
-    weights = {name: state.get(name) for name in ("buffer", "last_finite", "best")}
+    weights = {name: state.get(name) for name in ("parameters", "statistics", "average", "last_finite", "best")}
     slots = state.get("slots")
     for name, array in {**weights, **(slots if isinstance(slots, dict) else {})}.items():
         if isinstance(array, np.ndarray) and array.dtype.kind == "f":
@@ -190,7 +190,7 @@ ARRAY, TEXT, CHECKSUM = "array of the file", "state", "sha256"
 def write_state(path: Path, state: State) -> None:
     """Write a state of dicts, lists, arrays, numbers and texts; after a crash the file is whole or absent."""
     arrays: dict[str, np.ndarray] = {}
-    text = json.dumps(_as_text(state, arrays))
+    text = json.dumps(as_text(state, arrays))
     arrays[TEXT] = np.frombuffer(text.encode(), np.uint8)
     arrays[CHECKSUM] = np.frombuffer(_checksum(arrays), np.uint8)
     with whole_file(path) as file:
@@ -218,7 +218,7 @@ def read_state(path: Path) -> State | None:
     if stored.tobytes() != _checksum(arrays):
         raise damaged(path, "its checksum is another one")
     try:
-        state = _from_text(json.loads(arrays[TEXT].tobytes()), arrays)
+        state = from_text(json.loads(arrays[TEXT].tobytes()), arrays)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(path, "its text cannot be read") from error
     if not isinstance(state, dict):
@@ -282,7 +282,7 @@ def _array_of(content: bytes) -> np.ndarray:
     return np.array(array.reshape(shape, order="F" if fortran else "C"), order="C")
 
 
-def _as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
+def as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
     """Return ``value`` as JSON takes it; arrays go to ``arrays``."""
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
@@ -291,15 +291,16 @@ def _as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
         arrays[name] = value
         return {ARRAY: name}
     if isinstance(value, dict):
-        return {key: _as_text(item, arrays) for key, item in value.items()}
+        return {key: as_text(item, arrays) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_text(item, arrays) for item in value]
+        return [as_text(item, arrays) for item in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _from_text(value: object, arrays: Mapping[str, np.ndarray]) -> Any:
+def from_text(value: object, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Return the value that :func:`as_text` took."""
     if isinstance(value, dict):
         if ARRAY in value:
             return arrays[value[ARRAY]]
-        return {key: _from_text(item, arrays) for key, item in value.items()}
-    return [_from_text(item, arrays) for item in value] if isinstance(value, list) else value
+        return {key: from_text(item, arrays) for key, item in value.items()}
+    return [from_text(item, arrays) for item in value] if isinstance(value, list) else value

@@ -79,7 +79,7 @@ DAMAGES = {
     "a negative size": repacked(lambda parts: parts.update({"a0.npy": header("(-1,)")})),
     "objects": repacked(lambda parts: parts.update({"a0.npy": header("(1,)", "|O")})),
     "a deep header": repacked(lambda parts: parts.update({"a0.npy": header("(" * 9000)})),
-    "NaN in the weights": nan("buffer"),
+    "NaN in the weights": nan("parameters"),
     "NaN in the optimizer": edited_state(lambda state: next(iter(state["slots"].values())).fill(np.nan)),
     "weights of another shape": edited_state(lambda state: state.update(buffer=np.zeros(3, np.float32))),
     "weights of another type": edited_state(lambda state: state.update(buffer=[1.0])),
