@@ -131,8 +131,11 @@ def tuned_names(
     """Return what ``trainable`` stands for: "all" leaves out transformers, and may leave out what is before a head."""
     if not (isinstance(estimator.trainable, str) and estimator.trainable == "all"):
         return estimator.trainable
-    if head and not _tunes_body(tuner, source):
-        return head
+    if head:
+        # features of convolutions and attention, which mix positions, are general, and their tuning takes long
+        auto = not mixes_positions(source.model.graph)
+        if not (tuner.tune_body if isinstance(tuner.tune_body, bool) else auto):
+            return head
     if fitted is None or not tuner.freeze_preprocessing:
         return "all"
     frozen = transformer_names(estimator, source, fitted)
@@ -140,32 +143,18 @@ def tuned_names(
     return names or "all"
 
 
-def _tunes_body(tuner: FineTuner, source: TrainableModel) -> bool:
-    return bool(tuner.tune_body) if isinstance(tuner.tune_body, bool) else not mixes_positions(source.model.graph)
-
-
 def transformer_names(estimator: Parameters, source: TrainableModel, fitted: FittedModel | None) -> set[str]:
     """Return the parameters that belong to transformers of a fitted model."""
     if fitted is None:
         return set()
-    return (
-        _of_files(source) if isinstance(fitted, FittedFile) else _of_transformers(bare_model(estimator.model), fitted)
-    )
-
-
-def _of_transformers(model: Any, fitted: FittedModel) -> set[str]:
-    """Return the parameters that belong to transformers, not to predictors."""
-    owners = {origin.name: follow(model, origin.owner) for origin in fitted.origins}
-    return {name for name, owner in owners.items() if _transforms(owner)}
-
-
-def _transforms(owner: Any) -> bool:
-    return hasattr(owner, "transform") and not (is_classifier(owner) or is_regressor(owner))
-
-
-def _of_files(source: TrainableModel) -> set[str]:
-    """Return the parameters of the operator Scaler, after which they are named."""
-    return {name for name in source.parameters if re.match(r"scaler(_\d+)?\.", name)}
+    if isinstance(fitted, FittedFile):  # the operator Scaler, after which its parameters are named
+        return {name for name in source.parameters if re.match(r"scaler(_\d+)?\.", name)}
+    owners = {origin.name: follow(bare_model(estimator.model), origin.owner) for origin in fitted.origins}
+    return {
+        name
+        for name, owner in owners.items()
+        if hasattr(owner, "transform") and not (is_classifier(owner) or is_regressor(owner))
+    }
 
 
 def tuning_trainer(

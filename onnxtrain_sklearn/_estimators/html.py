@@ -18,7 +18,7 @@ from typing import Any
 from .._importers.load import load
 from .._ir.drawing import BoxLayout, graph_svg
 from .._utils.declared import Parameter
-from .._utils.svg import Numbers, curves_svg
+from .._utils.svg import curves_svg
 from .._utils.typing import HistoryRow
 from ..exceptions import ModelError
 
@@ -96,16 +96,8 @@ def _curve_drawings(rows: Iterable[HistoryRow]) -> str:
             (scores, "validation_score", "validation score"),
         ):
             if key in row:
-                found.setdefault(name + network, []).append(_number_or_nan(row[key]))
-    return "".join(curves_svg(_first(curves)) for curves in (losses, scores) if curves)
-
-
-def _number_or_nan(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _first(curves: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    return dict(list(curves.items())[:MOST_CURVES])
+                found.setdefault(name + network, []).append(math.nan if row[key] is None else float(row[key]))
+    return "".join(curves_svg(dict(list(curves.items())[:MOST_CURVES])) for curves in (losses, scores) if curves)
 
 
 def _graph(estimator: Any) -> str:

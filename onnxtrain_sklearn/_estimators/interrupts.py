@@ -30,7 +30,10 @@ def belongs_to_caller(estimator: object) -> bool:
         return True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _fits_others(frame, estimator):
+        package, caller = str(frame.f_globals.get("__name__", "")).partition(".")[0], frame.f_locals.get("self")
+        # the estimator's own ``fit`` is on the stack as well
+        of_another = caller is not None and caller is not estimator and hasattr(type(caller), "fit")
+        if package in CALLERS or of_another:
             return True
         frame = frame.f_back
     return False
@@ -41,9 +44,3 @@ def raise_or_warn(interrupt: KeyboardInterrupt, estimator: object) -> None:
     if belongs_to_caller(estimator):
         raise interrupt
     warn(INTERRUPTED, UserWarning)
-
-
-def _fits_others(frame: FrameType, estimator: object) -> bool:
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    caller = frame.f_locals.get("self")
-    return package in CALLERS or (caller is not None and caller is not estimator and hasattr(type(caller), "fit"))

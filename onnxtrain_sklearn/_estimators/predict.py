@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from .._model.trainable import TensorSpec
 from .._utils.typing import MatrixLike
 from .examples import graph_inputs, require_numbers
 
@@ -39,32 +37,25 @@ _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: bool) -> np.ndarray | None:
     """Return an output of the graph of a fitted estimator for the rows of ``X``; None if they need other checks."""
-    if type(X) is not np.ndarray or X.dtype not in _FLOATS or not _checks_numbers_alone(estimator):
+    if type(X) is not np.ndarray or X.dtype not in _FLOATS:
+        return None
+    # with names, scikit-learn compares them, and warns where X has none
+    if "n_features_in_" not in vars(estimator) or getattr(estimator, "feature_names_in_", None) is not None:
+        return None
+    if not estimator.__sklearn_is_fitted__():
         return None
     state = estimator._state
-    spec = _single_input(state.source.inputs)
-    if (state.fitted is not None and state.fitted.table is not None) or spec is None or not _suits(X, spec, estimator):
+    inputs = state.source.inputs
+    if (state.fitted is not None and state.fitted.table is not None) or len(inputs) != 1:
         return None
-    result: np.ndarray | None = state.predictor({}, with_scores=with_scores).run_finite(
-        spec.name, X, spec.dtype, output
-    )
+    (spec,) = inputs
+    if spec.dtype not in _FLOATS or len(spec.shape) < 2 or len(X.shape) != len(spec.shape) or not X.size:
+        return None
+    row, wanted = X.shape[1:], spec.shape[1:]
+    suits = row == wanted or all(w is None or w == n for w, n in zip(wanted, row, strict=True))
+    if not suits or math.prod(row) != estimator.n_features_in_:
+        return None
+    predictor = state.predictor({}, with_scores=with_scores)
+    # None where a number is not finite: which ones are allowed depends on the model
+    result: np.ndarray | None = predictor.run_finite(spec.name, X, spec.dtype, output)
     return result
-
-
-def _checks_numbers_alone(estimator: Any) -> bool:
-    """Return True if the estimator is fitted without feature names."""
-    fitted = "n_features_in_" in estimator.__dict__ and estimator.__sklearn_is_fitted__()
-    return fitted and getattr(estimator, "feature_names_in_", None) is None
-
-
-def _single_input(inputs: Sequence[TensorSpec]) -> TensorSpec | None:
-    return inputs[0] if len(inputs) == 1 and inputs[0].dtype in _FLOATS and len(inputs[0].shape) > 1 else None
-
-
-def _suits(X: np.ndarray, spec: TensorSpec, estimator: Any) -> bool:
-    """Return True if there are rows, all with the shape of the graph's input and the number of features."""
-    shape, wanted = X.shape, spec.shape
-    suits = len(shape) == len(wanted) and (
-        shape[1:] == wanted[1:] or all(w is None or w == n for w, n in zip(wanted[1:], shape[1:], strict=True))
-    )
-    return suits and X.size > 0 and math.prod(shape[1:]) == estimator.n_features_in_

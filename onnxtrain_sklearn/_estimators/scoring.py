@@ -82,7 +82,8 @@ def scorer_of(
     """
     X, y, weights = data
     several = state.head.task == "multilabel" and isinstance(scoring, str) and scoring in OF_ONE_LABEL
-    known = _classes_of_rows(state.head)
+    # the classes, where each row has one label
+    known = np.asarray(state.head.classes) if state.head.task in ("binary", "multiclass") else None
     scorer = _scorer_of_indicators(str(scoring)) if several else scorer_by_name(estimator, scoring, known)
     twin = _twin(estimator, state, predictions)
     if weights is not None and not _takes_weights(scorer):
@@ -101,23 +102,15 @@ def scorer_of(
         except (AttributeError, TypeError, ValueError) as error:
             if not isinstance(scoring, str):
                 raise
-            raise ValueError(f"{_unfit(scoring, state.head.task)}: {error}") from error
+            what, names = _SCORERS[state.head.task]
+            raise ValueError(
+                f"scoring={scoring!r} does not score {what}; take {names}, for example. scikit-learn says: {error}"
+            ) from error
         if not isinstance(value, Real) or math.isnan(value):
             raise ValueError(f"scoring={scoring!r} must give a number for the validation data, got {value!r}.")
         return float(value)
 
     return score
-
-
-def _unfit(scoring: str, task: Task) -> str:
-    """Return why a scorer of scikit-learn fails on the targets of a task, and which ones do not."""
-    what, names = _SCORERS[task]
-    return f"scoring={scoring!r} does not score {what}; take {names}, for example. scikit-learn says"
-
-
-def _classes_of_rows(head: Head) -> np.ndarray | None:
-    """Return the classes where each row has one label."""
-    return np.asarray(head.classes) if head.task in ("binary", "multiclass") else None
 
 
 def scorer_by_name(estimator: Any, scoring: Scoring, classes: np.ndarray | None) -> Callable[..., float]:
@@ -264,13 +257,11 @@ class Measures:
                 raise ValueError(
                     f"{name!r} needs validation data: set early_stopping=True, or give X_val and y_val to fit."
                 )
-            self._known[name, on] = self._function(scoring, rows)
+            if isinstance(scoring, str) and scoring == "loss":
+                self._known[name, on] = self._loss(rows)
+            else:
+                self._known[name, on] = score_by(self._estimator, scoring, self._state, rows)
         return self._known[name, on]()
-
-    def _function(self, scoring: Scoring, rows: ScoredRows) -> Callable[[], float]:
-        if isinstance(scoring, str) and scoring == "loss":
-            return self._loss(rows)
-        return score_by(self._estimator, scoring, self._state, rows)
 
     def _loss(self, rows: ScoredRows) -> Callable[[], float]:
         if self._state.model.link == "votes":
