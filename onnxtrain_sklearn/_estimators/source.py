@@ -188,25 +188,17 @@ def _form_of_source(builder: Builder, draft: Draft, scale: InputScale | None) ->
 
 
 def _source_built_by(builder: Builder, whole: ir.Model) -> TrainableModel:
-    source = replace(trainable_model(whole), members=_declared_members(builder))
-    _require_scores_of_members(source)
-    return source
-
-
-def _declared_members(builder: Builder) -> int | None:
-    """Return how many members the graphs of the builder have; the builder has validated its parameters before."""
     members = getattr(builder, "n_members", None)
-    if members is None or (isinstance(members, int | np.integer) and members >= 1):
-        return None if members is None else int(members)
-    raise ValueError(f"n_members of {type(builder).__name__} must be an int, at least 1, or None, got {members!r}.")
-
-
-def _require_scores_of_members(source: TrainableModel) -> None:
+    # checked here, as builders of users need not have rules for it
+    if members is not None and not (isinstance(members, int | np.integer) and members >= 1):
+        raise ValueError(f"n_members of {type(builder).__name__} must be an int, at least 1, or None, got {members!r}.")
+    source = replace(trainable_model(whole), members=None if members is None else int(members))
     if source.members is not None and source.link is not None:
         raise ModelError(
             f"The graph ends in the function {source.link!r}; where the builder has n_members, it must return the "
             f"scores of the members, and the link of the loss follows."
         )
+    return source
 
 
 def _require_one_input(source: TrainableModel, column: Column, name: str) -> None:
@@ -281,20 +273,19 @@ def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows:
     kind = getattr(builder, "scales_rows", None)
     if kind is None or unscaled or not is_plain(builder):
         return None
-    if estimator.alpha and not _has_hidden_layers(builder):
+    linear = kind != BY_CHANNEL and not np.size(getattr(builder, "hidden_layer_sizes", ()))
+    if estimator.alpha and linear:
         return None
     (column,) = examples.columns.values()
     centered = bool(getattr(builder, "fit_intercept", True)) and not column.is_sparse
-    chosen = _looked_at(column, rows.split(examples)[0])
+    # rows that tell the size of the numbers: evenly chosen, and in order, as they may be read from a file
+    most = min(LOOKED_AT_ROWS, max(LEAST_ROWS, LOOKED_AT_NUMBERS // math.prod(column.shape[1:])))
+    trained = np.sort(rows.split(examples)[0])
+    chosen = trained[:: max(1, -(-len(trained) // most))]
     shares = np.ones(len(chosen)) if examples.weights is None else examples.weights[chosen].astype(np.float64)
     if _are_small(column, chosen, shares):
         return None
     return _scale_of(_spread(column, chosen, shares, kind), centered=centered)
-
-
-def _has_hidden_layers(builder: Builder) -> bool:
-    by_channel = getattr(builder, "scales_rows", None) == BY_CHANNEL
-    return by_channel or bool(np.size(getattr(builder, "hidden_layer_sizes", ())))
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,12 +317,6 @@ def _spread(column: Column, chosen: np.ndarray, shares: np.ndarray, kind: str) -
     first, second = (sums / shares.sum()).mean(axis=tuple(axis + 1 for axis in axes), keepdims=True)
     variance, mean = np.maximum(second - first**2, 0.0), origin + first
     return _Spread(mean, np.sqrt(variance), np.sqrt(variance + mean**2))
-
-
-def _looked_at(column: Column, rows: np.ndarray) -> np.ndarray:
-    """Return rows, in order and evenly chosen, that tell the size of the numbers."""
-    most = min(LOOKED_AT_ROWS, max(LEAST_ROWS, LOOKED_AT_NUMBERS // math.prod(column.shape[1:])))
-    return np.sort(rows)[:: max(1, -(-len(rows) // most))]
 
 
 def _joined_axes(column: Column, kind: str) -> tuple[int, ...]:

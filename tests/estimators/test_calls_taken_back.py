@@ -132,6 +132,15 @@ def test_a_pass_that_failed_has_changed_nothing(hook):
     assert estimator.partial_fit(X, Y).n_iter_ == 4
 
 
+def test_random_state_of_the_user_is_restored_after_a_failed_fit():
+    rng, failing = np.random.RandomState(0), Failing(epochs=2)
+    failing.armed = True
+    estimator = OrtGradientClassifier(MLP((8,)), callbacks=[failing], **SETTINGS | {"random_state": rng})
+    attempted(estimator)
+    assert not hasattr(estimator, "n_iter_")
+    np.testing.assert_array_equal(rng.randint(1000, size=9), np.random.RandomState(0).randint(1000, size=9))
+
+
 def test_settings_of_a_call_that_failed_do_not_count():
     """Another optimizer has other state, other parameters are another vector."""
     for changes in ({"optimizer": "rmsprop"}, {"ema_decay": 0.5}, {"trainable": "*bias"}):
