@@ -1,8 +1,12 @@
-"""Build the inference graph: scores, final activation, labels.
+"""Build the graph that predicts: the trained graph without training-only operators, and the outputs after its scores.
 
-Labels and probabilities are computed by ONNX operators, in the conventions of skl2onnx (``label`` and
-``probabilities`` for classifiers), so an estimator and its exported file cannot disagree. Training-only operators are
-removed.
+:func:`inference_model` appends what the :class:`Head` says: labels and probabilities of a classifier, or the numbers of
+a regressor in the units of its targets. ONNX operators compute all of it, in the conventions of skl2onnx (``label`` and
+``probabilities``), and ``predict`` runs the same graph: an estimator and its exported file cannot disagree.
+:func:`exported_model` differs only in the types of the weights.
+
+Sessions of one structure serve several fits (``predictor``). The numbers of a head that differ between fits,
+:func:`target_numbers`, are therefore initializers with names of their own there.
 """
 
 from __future__ import annotations
@@ -49,351 +53,6 @@ class OutputOptions:
     per_class: bool = False
 
 
-@refusing("The graph that predicts cannot be made")
-def inference_model(
-    model: TrainableModel,
-    weights: Mapping[str, np.ndarray],
-    head: Head,
-    *,
-    form: OutputOptions = OutputOptions(),
-    with_scores: bool = False,
-    in_double: bool = True,
-    named_numbers: bool = False,
-) -> ir.Model:
-    """Return the graph that predicts, with ``weights``.
-
-    ``with_scores`` adds the scores as the last output, and, unless ``in_double`` is False, computes probabilities from
-    them in float64: in float32 rows of different scores have equal probabilities, as there is no number between 1 and
-    1 - 6e-8. ``named_numbers`` stores the numbers that :func:`target_numbers` returns in initializers of these names,
-    so that the graph can be filled with those of another fit.
-    """
-    result = inference_form(model.model)
-    graph = result.graph
-    swap_initializers(graph, weights)
-    outputs = {v.name or "": v for v in graph.outputs}
-    graph.outputs.clear()
-    # Constant nodes: whoever trains the exported graph further finds weights alone among its initializers.
-    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
-    if head.parts:
-        for view, part in zip(model.views, head.parts, strict=True):
-            names = OutputNames(view.output, f"{view.output}_")
-            found = target_numbers(part, model.dtype)
-            _append_outputs(op, view, outputs, part, form, names, found, with_scores=with_scores, in_double=in_double)
-    else:
-        found = target_numbers(head, model.dtype)
-        numbers: Mapping[str, ir.Value] | Mapping[str, np.ndarray] = found
-        if named_numbers:
-            numbers = {name: op.parameter(name, array) for name, array in found.items()}
-        own = OutputNames()
-        _append_outputs(op, model, outputs, head, form, own, numbers, with_scores=with_scores, in_double=in_double)
-    common.RemoveUnusedNodesPass()(result)
-    infer_shapes(result)
-    multiply_by_columns(result)
-    _restore_sequence_types(graph)
-    if form.zipmap is True:
-        _zip(op, head)
-    return result
-
-
-def exported_model(
-    model: TrainableModel, weights: Mapping[str, np.ndarray], head: Head, form: OutputOptions
-) -> ir.Model:
-    """Return the graph that predicts, with weights in the types in which the given file holds them."""
-    return narrowed(requantized(inference_model(model, weights, head, form=form)), model.kept)
-
-
-def _restore_sequence_types(graph: ir.Graph) -> None:
-    """Give the outputs that are sequences their types, which inference takes away."""
-    for node in (v.producer() for v in graph.outputs):
-        if node is not None and node.op_type == "SequenceConstruct" and node.inputs[0] is not None:
-            node.outputs[0].type = ir.SequenceType(ir.TensorType(node.inputs[0].dtype or ir.DataType.FLOAT))
-
-
-class OutputNames(NamedTuple):
-    """The name of predicted numbers, and what precedes that of labels, probabilities and scores."""
-
-    numbers: str = "variable"
-    prefix: str = ""
-
-
-def _append_outputs(
-    op: GraphBuilder,
-    model: TrainableModel,
-    outputs: Mapping[str, ir.Value],
-    head: Head,
-    form: OutputOptions,
-    names: OutputNames,
-    numbers: Mapping[str, np.ndarray] | Mapping[str, ir.Value],
-    *,
-    with_scores: bool,
-    in_double: bool,
-) -> None:
-    """Append labels, probabilities or predictions to the scores of one output; ``outputs`` are those of the graph."""
-    given, scores = outputs[model.output], outputs[model.scores]
-    own = given if model.link == head.link and not (model.log_output or model.normalised) else None
-    scores = scores if model.members is None else mean_of_members(op, scores, head.link, head.groups)
-    final = given if model.members is None else scores
-    decision = final if model.link == "votes" else scores
-    if head.task == "regression":
-        prediction = final if model.link is None and head.link == "identity" else own
-        prediction = apply_link(op, head.link, scores) if prediction is None else prediction
-        prediction = _in_row_shape(op, prediction, head)
-        if TARGET_SCALE in numbers:
-            prediction = op.Mul(prediction, numbers[TARGET_SCALE])
-        if TARGET_CENTER in numbers:
-            prediction = op.Add(prediction, numbers[TARGET_CENTER])
-        if TARGET_LOW in numbers:
-            prediction = _clipped(op, prediction, numbers[TARGET_LOW], numbers[TARGET_HIGH], head)
-        _add_output(op, names.numbers, prediction, given)
-    else:
-        exact = with_scores and in_double and head.has_probabilities and (own is None or _activates(own, scores))
-        columns, own, in_places = _as_rows_of_labels(op, decision, own, head, form)
-        label = (
-            _label_output(op, columns, head) if model.choice is None else _label_names(op, outputs[model.choice], head)
-        )
-        _add_output(op, names.prefix + ("output_label" if form.zipmap else "label"), in_places(label), None)
-        if exact:
-            op, columns, own = *_in_double(op, columns, head), None
-        for name, values in _further_outputs(op, columns, own, head, form).items():
-            _add_output(op, names.prefix + name, in_places(values), None)
-    if with_scores:
-        _add_output(op, f"{names.prefix}raw_scores", op.Identity(_raw_scores(op, decision, head)), None)
-
-
-def _as_rows_of_labels(
-    op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head, form: OutputOptions
-) -> tuple[ir.Value, ir.Value | None, Callable[[ir.Value], ir.Value]]:
-    """Return scores and probabilities in one row per label, and the function that puts results in their places."""
-    if head.positions is None:
-        return _as_score_columns(op, scores), own, lambda result: result
-    if form.zipmap or form.per_class:
-        raise ModelError("zipmap is for one label a row, but these rows have a label at each position: leave it.")
-    rows, in_places = as_position_rows(op, scores, head.positions, head.n_outputs)
-    return rows, None if own is None else as_position_rows(op, own, head.positions, head.n_outputs)[0], in_places
-
-
-def _raw_scores(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
-    if head.positions is None:
-        return _as_score_columns(op, scores)
-    return head.positions.emit_classes_last(op, scores)
-
-
-def _in_row_shape(op: GraphBuilder, prediction: ir.Value, head: Head) -> ir.Value:
-    """Return the prediction in rows of several axes where the targets have them; a given graph's keep their own."""
-    clips = head.target_range is not None and head.target_range.limits is not None
-    shape, computes = op.shape(prediction), clips or head.target_scale is not None
-    if not head.row_shape or not (computes or shape is None or len(shape) < 3):
-        return prediction
-    return op.Reshape(prediction, [-1, *head.row_shape])
-
-
-def _clipped(
-    op: GraphBuilder, prediction: ir.Value, low: np.ndarray | ir.Value, high: np.ndarray | ir.Value, head: Head
-) -> ir.Value:
-    """Return the prediction within the range of the targets; NaN stays NaN, which Clip may replace by a bound."""
-    is_single = head.target_range is not None and head.target_range.low.size == 1
-    rows = prediction if is_single or head.row_shape else as_rows(op, prediction)
-    above = op.Where(op.Less(rows, low), low, rows)
-    return op.Where(op.Greater(above, high), high, above)
-
-
-def _as_score_columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    shape = op.shape(scores)
-    return op.Unsqueeze(scores, axes=[1]) if shape is not None and len(shape) == 1 else as_rows(op, scores)
-
-
-def _label_output(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
-    if head.task == "multilabel":
-        return op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
-    if isinstance(head.classes, list):
-        parts = split_columns(op, scores, head.groups)
-        return _label_names(op, op.Concat(*(op.ArgMax(own, axis=1) for own in parts), axis=1), head)
-    if head.task == "binary":
-        index = op.Cast(op.Greater(op.Squeeze(scores, axes=[1]), 0.0), to=ir.DataType.INT64)
-    else:
-        index = op.ArgMax(scores, axis=1, keepdims=False)
-    return _label_names(op, index, head)
-
-
-def _label_names(op: GraphBuilder, index: ir.Value, head: Head) -> ir.Value:
-    """Return the labels of class indices, a column for each of several labels."""
-    if head.task == "multilabel":
-        return index
-    if isinstance(head.classes, list):
-        columns = split_columns(op, index, [1] * len(head.groups))
-        named = zip(_class_constants(head.classes), columns, strict=True)
-        return op.Concat(*(op.Gather(known, own) for known, own in named), axis=1)
-    assert head.classes is not None
-    return op.Gather(class_constant(head.classes), index)
-
-
-def class_constant(classes: np.ndarray) -> np.ndarray:
-    """Return labels as a constant of a type that ONNX has for them."""
-    if classes.dtype.kind in "iub":
-        return classes.astype(np.int64)
-    if classes.dtype.kind == "f":
-        return classes.astype(np.float64)
-    if all(isinstance(c, str) for c in classes):
-        return np.array([str(c) for c in classes])
-    kind = type(classes[0]).__name__
-    raise ModelError(f"ONNX has no tensors for labels of type {kind}; use strings, integers or floats.")
-
-
-def _class_constants(classes: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the classes of several labels as constants of one type."""
-    constants = [class_constant(known) for known in classes]
-    kind = np.result_type(*constants) if all(known.dtype.kind in "if" for known in constants) else None
-    return constants if kind is None else [known.astype(kind) for known in constants]
-
-
-def _further_outputs(
-    op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head, form: OutputOptions
-) -> dict[str, ir.Value]:
-    """Return the outputs beside the label, by name: skl2onnx's, but that scores without probabilities are so called."""
-    name = "probabilities" if head.has_probabilities else "scores"
-    if head.groups:
-        return {name: _sequence(op, scores, head, form)}
-    if head.has_probabilities and not form.raw_scores:
-        values = _probability_columns(op, scores, own, head)
-    else:
-        values = _decision_columns(op, scores, head) if form.raw_scores or form.zipmap else op.Identity(scores)
-    if form.zipmap or form.per_class:
-        _require_column_per_class(op, values, head)
-    if form.zipmap != "columns":
-        return {name: values}
-    assert isinstance(head.classes, np.ndarray)
-    prefix = "i" if head.classes.dtype.kind in "iub" else "s"
-    return {f"{prefix}{c}": op.Gather(values, i, axis=1) for i, c in enumerate(class_constant(head.classes))}
-
-
-def _require_column_per_class(op: GraphBuilder, values: ir.Value, head: Head) -> None:
-    shape, classes = op.shape(values), () if head.classes is None else head.classes
-    if head.task == "multiclass" and shape is not None and isinstance(shape[-1], int) and shape[-1] != len(classes):
-        raise ModelError(
-            f"There is no score for each of the {len(classes)} classes: the decision function has {shape[-1]} columns, "
-            f"one for each pair. Fit the model with decision_function_shape='ovr', or take to_onnx() as it is."
-        )
-
-
-def _activates(final: ir.Value, scores: ir.Value) -> bool:
-    """Return True if ``final`` is only the activation of the scores; anything else in a graph is left as it is."""
-    node = final.producer()
-    return node is not None and node.op_type in ("Sigmoid", "Softmax") and node.inputs[0] is scores
-
-
-def _in_double(op: GraphBuilder, scores: ir.Value, head: Head) -> tuple[GraphBuilder, ir.Value]:
-    """Return a builder for float64, and the scores in it; two classes of a softmax as 0 and their difference.
-
-    The decision function of two classes is that difference in the type of the graph: both rank rows alike.
-    """
-    groups = head.groups or (head.n_outputs,)
-    if head.link == "softmax" and 2 in groups:
-        parts = split_columns(op, scores, groups)
-        parts = [_relative(op, p) if n == 2 else p for p, n in zip(parts, groups, strict=True)]
-        scores = op.Concat(*parts, axis=1)
-    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="double", constant_nodes=True)
-    return double, double.Cast(scores, to=ir.DataType.DOUBLE)
-
-
-def _relative(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    return op.Sub(scores, op.Gather(scores, [0], axis=1))
-
-
-def _sequence(op: GraphBuilder, scores: ir.Value, head: Head, form: OutputOptions) -> ir.Value:
-    """Return the probabilities, or the scores, of each of several labels, in a sequence."""
-    if form.zipmap:
-        raise ModelError(f"zipmap={form.zipmap!r} is for one label a row, and here are {len(head.groups)}: leave it.")
-    parts = split_columns(op, scores, head.groups)
-    if head.has_probabilities and not form.raw_scores:
-        parts = [apply_link(op, head.link, part) for part in parts]
-    elif form.raw_scores:
-        parts = [_decisions_of_label(op, part, n, head) for part, n in zip(parts, head.groups, strict=True)]
-    return op.SequenceConstruct(*parts)
-
-
-def _decisions_of_label(op: GraphBuilder, scores: ir.Value, classes: int, head: Head) -> ir.Value:
-    """Return the decision function of one label among several; the margins of two classes are -s and s."""
-    if classes != 2:
-        return scores
-    s = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
-    s = s if head.has_probabilities else op.Mul(s, 0.5)
-    return op.Concat(op.Neg(s), s, axis=1)
-
-
-def _decision_columns(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
-    """Return the decision function with a column per class: for two classes its negative and itself."""
-    if head.task == "multiclass" and head.n_outputs == 2:
-        scores = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
-    elif head.task != "binary":
-        return op.Identity(scores)
-    return op.Concat(op.Neg(scores), scores, axis=1)
-
-
-def _zip(op: GraphBuilder, head: Head) -> None:
-    """Replace the last output by a dict per row; after shape inference, since onnx_ir has no type for it."""
-    assert isinstance(head.classes, np.ndarray)
-    labels = class_constant(head.classes)
-    if labels.dtype.kind == "f":
-        if not (labels == np.rint(labels)).all():
-            raise ModelError(
-                f"zipmap=True: the keys of ONNX's dicts are integers or strings, the labels are {labels.tolist()}. "
-                f"Leave zipmap=False or take zipmap='columns'."
-            )
-        labels = labels.astype(np.int64)
-    keys = {"classlabels_int64s" if labels.dtype.kind == "i" else "classlabels_strings": labels.tolist()}
-    values = op.graph.outputs.pop()
-    numbers = values if values.dtype == ir.DataType.FLOAT else op.Cast(values, to=ir.DataType.FLOAT)
-    _add_output(op, "output_probability", op.emit("ZipMap", numbers, domain="ai.onnx.ml", **keys)[0], None)
-
-
-def _probability_columns(op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head) -> ir.Value:
-    """Return a column per class; ``own`` is the probability that the graph itself computes, or those of two classes."""
-    values = apply_link(op, head.link, scores) if own is None else _as_score_columns(op, own)
-    single = head.task == "binary" and (op.shape(values) or [1])[-1] != 2
-    return op.Concat(op.Sub(1.0, values), values, axis=1) if single else values
-
-
-def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | None) -> None:
-    """Make ``value`` an output; the user's own output keeps its name, others get ``name``."""
-    if value is not keep:
-        if value.producer() is None or value in op.graph.outputs:
-            value = op.Identity(value)
-        value.name = name if value.name == name or _is_free(op, name) else op.name(name)
-    op.graph.outputs.append(value)
-
-
-def _is_free(op: GraphBuilder, name: str) -> bool:
-    """Rename what bears ``name`` inside the graph; inputs and initializers keep theirs, and then the answer is no."""
-    for value in (v for node in ir.traversal.RecursiveGraphIterator(op.graph) for v in node.outputs if v.name == name):
-        value.name = op.name(name)
-    kept = {v.name for v in op.graph.inputs} | set(op.graph.initializers)
-    return name not in kept
-
-
-# The head of a graph, which follows the scores: task, link, labels, and the numbers of a regressor's targets.
-
-
-TARGET_SCALE, TARGET_CENTER = "onnxtrain/target_scale", "onnxtrain/target_center"
-TARGET_LOW, TARGET_HIGH = "onnxtrain/target_low", "onnxtrain/target_high"
-"""Names of the initializers that hold the numbers of a head, where they have names: no given graph may use them."""
-
-
-def target_numbers(head: Head, dtype: DType) -> dict[str, np.ndarray]:
-    """Return the numbers of a head that differ from fit to fit, by name: scale and range of the targets.
-
-    A center of zeros is left out, as its graph has no addition.
-    """
-    scale, bounds = head.target_scale, head.target_range
-    found: dict[str, np.ndarray] = {}
-    if scale is not None:
-        found[TARGET_SCALE] = scale.scale
-        if scale.center.any():
-            found[TARGET_CENTER] = scale.center
-    if bounds is not None and bounds.limits is not None:
-        found[TARGET_LOW], found[TARGET_HIGH] = bounds.limits
-    return {name: array.astype(dtype).reshape(head.row_shape or (-1,)) for name, array in found.items()}
-
-
 @dataclass(frozen=True)
 class Head:
     """Part of a graph that follows the scores.
@@ -438,3 +97,315 @@ class Head:
     def has_probabilities(self) -> bool:
         """True if the link of a classifier gives probabilities."""
         return self.task != "regression" and self.link != "identity"
+
+
+@refusing("The graph that predicts cannot be made")
+def inference_model(
+    model: TrainableModel,
+    weights: Mapping[str, np.ndarray],
+    head: Head,
+    *,
+    form: OutputOptions = OutputOptions(),
+    with_scores: bool = False,
+    in_double: bool = True,
+    named_numbers: bool = False,
+) -> ir.Model:
+    """Return the graph that predicts, with ``weights``.
+
+    ``with_scores`` adds the scores as the last output, and, unless ``in_double`` is False, computes probabilities from
+    them in float64: in float32 rows of different scores have equal probabilities, as there is no number between 1 and
+    1 - 6e-8. ``named_numbers`` stores the numbers that :func:`target_numbers` returns in initializers of these names,
+    so that the graph can be filled with those of another fit.
+    """
+    result = inference_form(model.model)
+    graph = result.graph
+    swap_initializers(graph, weights)
+    outputs = {v.name or "": v for v in graph.outputs}
+    graph.outputs.clear()
+    # Constant nodes: whoever trains the exported graph further finds weights alone among its initializers.
+    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
+    if head.parts:
+        for view, part in zip(model.views, head.parts, strict=True):
+            names = OutputNames(view.output, f"{view.output}_")
+            found = target_numbers(part, model.dtype)
+            _append_outputs(op, view, outputs, part, form, names, found, with_scores=with_scores, in_double=in_double)
+    else:
+        found = target_numbers(head, model.dtype)
+        numbers: Mapping[str, ir.Value] | Mapping[str, np.ndarray] = found
+        if named_numbers:
+            numbers = {name: op.parameter(name, array) for name, array in found.items()}
+        own = OutputNames()
+        _append_outputs(op, model, outputs, head, form, own, numbers, with_scores=with_scores, in_double=in_double)
+    common.RemoveUnusedNodesPass()(result)
+    infer_shapes(result)
+    multiply_by_columns(result)
+    for node in (v.producer() for v in graph.outputs):  # shape inference takes away the types of sequences
+        if node is not None and node.op_type == "SequenceConstruct" and node.inputs[0] is not None:
+            node.outputs[0].type = ir.SequenceType(ir.TensorType(node.inputs[0].dtype or ir.DataType.FLOAT))
+    if form.zipmap is True:
+        _zip(op, head)
+    return result
+
+
+def exported_model(
+    model: TrainableModel, weights: Mapping[str, np.ndarray], head: Head, form: OutputOptions
+) -> ir.Model:
+    """Return the graph that predicts, with weights in the types in which the given file holds them."""
+    return narrowed(requantized(inference_model(model, weights, head, form=form)), model.kept)
+
+
+TARGET_SCALE, TARGET_CENTER = "onnxtrain/target_scale", "onnxtrain/target_center"
+
+
+TARGET_LOW, TARGET_HIGH = "onnxtrain/target_low", "onnxtrain/target_high"
+"""Names of the initializers that hold the numbers of a head, where they have names: no given graph may use them."""
+
+
+def target_numbers(head: Head, dtype: DType) -> dict[str, np.ndarray]:
+    """Return the numbers of a head that differ from fit to fit, by name: scale and range of the targets.
+
+    A center of zeros is left out, as its graph has no addition.
+    """
+    scale, bounds = head.target_scale, head.target_range
+    found: dict[str, np.ndarray] = {}
+    if scale is not None:
+        found[TARGET_SCALE] = scale.scale
+        if scale.center.any():
+            found[TARGET_CENTER] = scale.center
+    if bounds is not None and bounds.limits is not None:
+        found[TARGET_LOW], found[TARGET_HIGH] = bounds.limits
+    return {name: array.astype(dtype).reshape(head.row_shape or (-1,)) for name, array in found.items()}
+
+
+class OutputNames(NamedTuple):
+    """The name of predicted numbers, and what precedes that of labels, probabilities and scores."""
+
+    numbers: str = "variable"
+    prefix: str = ""
+
+
+def _append_outputs(
+    op: GraphBuilder,
+    model: TrainableModel,
+    outputs: Mapping[str, ir.Value],
+    head: Head,
+    form: OutputOptions,
+    names: OutputNames,
+    numbers: Mapping[str, np.ndarray] | Mapping[str, ir.Value],
+    *,
+    with_scores: bool,
+    in_double: bool,
+) -> None:
+    """Append labels, probabilities or predictions to the scores of one output; ``outputs`` are those of the graph."""
+    given, scores = outputs[model.output], outputs[model.scores]
+    own = given if model.link == head.link and not (model.log_output or model.normalised) else None
+    scores = scores if model.members is None else mean_of_members(op, scores, head.link, head.groups)
+    final = given if model.members is None else scores
+    decision = final if model.link == "votes" else scores
+    if head.task == "regression":
+        prediction = final if model.link is None and head.link == "identity" else own
+        prediction = apply_link(op, head.link, scores) if prediction is None else prediction
+        clips = head.target_range is not None and head.target_range.limits is not None
+        shape, computes = op.shape(prediction), clips or head.target_scale is not None
+        if head.row_shape and (computes or shape is None or len(shape) < 3):
+            # Rows get the axes of the targets; of a given graph whose output has several axes they are kept.
+            prediction = op.Reshape(prediction, [-1, *head.row_shape])
+        if TARGET_SCALE in numbers:
+            prediction = op.Mul(prediction, numbers[TARGET_SCALE])
+        if TARGET_CENTER in numbers:
+            prediction = op.Add(prediction, numbers[TARGET_CENTER])
+        if TARGET_LOW in numbers:
+            low, high = numbers[TARGET_LOW], numbers[TARGET_HIGH]
+            is_single = head.target_range is not None and head.target_range.low.size == 1
+            rows = prediction if is_single or head.row_shape else as_rows(op, prediction)
+            above = op.Where(op.Less(rows, low), low, rows)  # not Clip: it may replace NaN by a bound
+            prediction = op.Where(op.Greater(above, high), high, above)
+        _add_output(op, names.numbers, prediction, given)
+    else:
+        # Probabilities are computed again, in float64, where the graph's are only the activation of the scores.
+        # Anything else that a given graph computes at its end is left as it is.
+        last = None if own is None else own.producer()
+        activates = last is not None and last.op_type in ("Sigmoid", "Softmax") and last.inputs[0] is scores
+        exact = with_scores and in_double and head.has_probabilities and (own is None or activates)
+        columns, own, in_places = _as_rows_of_labels(op, decision, own, head, form)
+        label = (
+            _label_output(op, columns, head) if model.choice is None else _label_names(op, outputs[model.choice], head)
+        )
+        _add_output(op, names.prefix + ("output_label" if form.zipmap else "label"), in_places(label), None)
+        if exact:
+            op, columns, own = *_in_double(op, columns, head), None
+        for name, values in _further_outputs(op, columns, own, head, form).items():
+            _add_output(op, names.prefix + name, in_places(values), None)
+    if with_scores:
+        if head.positions is None:
+            raw = _as_score_columns(op, decision)
+        else:
+            raw = head.positions.emit_classes_last(op, decision)
+        _add_output(op, f"{names.prefix}raw_scores", op.Identity(raw), None)
+
+
+def _as_rows_of_labels(
+    op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head, form: OutputOptions
+) -> tuple[ir.Value, ir.Value | None, Callable[[ir.Value], ir.Value]]:
+    """Return scores and probabilities in one row per label, and the function that puts results in their places."""
+    if head.positions is None:
+        return _as_score_columns(op, scores), own, lambda result: result
+    if form.zipmap or form.per_class:
+        raise ModelError("zipmap is for one label a row, but these rows have a label at each position: leave it.")
+    rows, in_places = as_position_rows(op, scores, head.positions, head.n_outputs)
+    return rows, None if own is None else as_position_rows(op, own, head.positions, head.n_outputs)[0], in_places
+
+
+def _as_score_columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    shape = op.shape(scores)
+    return op.Unsqueeze(scores, axes=[1]) if shape is not None and len(shape) == 1 else as_rows(op, scores)
+
+
+def _label_output(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
+    if head.task == "multilabel":
+        return op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
+    if isinstance(head.classes, list):
+        parts = split_columns(op, scores, head.groups)
+        return _label_names(op, op.Concat(*(op.ArgMax(own, axis=1) for own in parts), axis=1), head)
+    if head.task == "binary":
+        index = op.Cast(op.Greater(op.Squeeze(scores, axes=[1]), 0.0), to=ir.DataType.INT64)
+    else:
+        index = op.ArgMax(scores, axis=1, keepdims=False)
+    return _label_names(op, index, head)
+
+
+def _label_names(op: GraphBuilder, index: ir.Value, head: Head) -> ir.Value:
+    """Return the labels of class indices, a column for each of several labels."""
+    if head.task == "multilabel":
+        return index
+    if isinstance(head.classes, list):
+        columns = split_columns(op, index, [1] * len(head.groups))
+        constants = [class_constant(known) for known in head.classes]
+        if all(known.dtype.kind in "if" for known in constants):  # Concat takes one type
+            kind = np.result_type(*constants)
+            constants = [known.astype(kind) for known in constants]
+        named = zip(constants, columns, strict=True)
+        return op.Concat(*(op.Gather(known, own) for known, own in named), axis=1)
+    assert head.classes is not None
+    return op.Gather(class_constant(head.classes), index)
+
+
+def class_constant(classes: np.ndarray) -> np.ndarray:
+    """Return labels as a constant of a type that ONNX has for them."""
+    if classes.dtype.kind in "iub":
+        return classes.astype(np.int64)
+    if classes.dtype.kind == "f":
+        return classes.astype(np.float64)
+    if all(isinstance(c, str) for c in classes):
+        return np.array([str(c) for c in classes])
+    kind = type(classes[0]).__name__
+    raise ModelError(f"ONNX has no tensors for labels of type {kind}; use strings, integers or floats.")
+
+
+def _in_double(op: GraphBuilder, scores: ir.Value, head: Head) -> tuple[GraphBuilder, ir.Value]:
+    """Return a builder for float64, and the scores in it; two classes of a softmax as 0 and their difference.
+
+    The decision function of two classes is that difference in the type of the graph: both rank rows alike.
+    """
+    groups = head.groups or (head.n_outputs,)
+    if head.link == "softmax" and 2 in groups:
+        parts = split_columns(op, scores, groups)
+        parts = [
+            op.Sub(part, op.Gather(part, [0], axis=1)) if n == 2 else part
+            for part, n in zip(parts, groups, strict=True)
+        ]
+        scores = op.Concat(*parts, axis=1)
+    double = GraphBuilder(op.graph, dtype=ir.DataType.DOUBLE, prefix="double", constant_nodes=True)
+    return double, double.Cast(scores, to=ir.DataType.DOUBLE)
+
+
+def _further_outputs(
+    op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head, form: OutputOptions
+) -> dict[str, ir.Value]:
+    """Return the outputs beside the label, by name: skl2onnx's, but that scores without probabilities are so called."""
+    name = "probabilities" if head.has_probabilities else "scores"
+    if head.groups:
+        return {name: _sequence(op, scores, head, form)}
+    if head.has_probabilities and not form.raw_scores:
+        # ``own`` are the graph's own probabilities: of two classes that of the second one, or both.
+        values = apply_link(op, head.link, scores) if own is None else _as_score_columns(op, own)
+        if head.task == "binary" and (op.shape(values) or [1])[-1] != 2:
+            values = op.Concat(op.Sub(1.0, values), values, axis=1)
+    else:
+        values = _decision_columns(op, scores, head) if form.raw_scores or form.zipmap else op.Identity(scores)
+    if (form.zipmap or form.per_class) and head.task == "multiclass":
+        shape, classes = op.shape(values), () if head.classes is None else head.classes
+        if shape is not None and isinstance(shape[-1], int) and shape[-1] != len(classes):
+            raise ModelError(
+                f"There is no score for each of the {len(classes)} classes: the decision function has {shape[-1]} "
+                f"columns, one for each pair. Fit the model with decision_function_shape='ovr', or take to_onnx() as "
+                f"it is."
+            )
+    if form.zipmap != "columns":
+        return {name: values}
+    assert isinstance(head.classes, np.ndarray)
+    prefix = "i" if head.classes.dtype.kind in "iub" else "s"
+    return {f"{prefix}{c}": op.Gather(values, i, axis=1) for i, c in enumerate(class_constant(head.classes))}
+
+
+def _sequence(op: GraphBuilder, scores: ir.Value, head: Head, form: OutputOptions) -> ir.Value:
+    """Return the probabilities, or the scores, of each of several labels, in a sequence."""
+    if form.zipmap:
+        raise ModelError(f"zipmap={form.zipmap!r} is for one label a row, and here are {len(head.groups)}: leave it.")
+    parts = split_columns(op, scores, head.groups)
+    if head.has_probabilities and not form.raw_scores:
+        parts = [apply_link(op, head.link, part) for part in parts]
+    elif form.raw_scores:
+        parts = [_decisions_of_label(op, part, n, head) for part, n in zip(parts, head.groups, strict=True)]
+    return op.SequenceConstruct(*parts)
+
+
+def _decisions_of_label(op: GraphBuilder, scores: ir.Value, classes: int, head: Head) -> ir.Value:
+    """Return the decision function of one label among several; the margins of two classes are -s and s."""
+    if classes != 2:
+        return scores
+    s = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
+    s = s if head.has_probabilities else op.Mul(s, 0.5)
+    return op.Concat(op.Neg(s), s, axis=1)
+
+
+def _decision_columns(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
+    """Return the decision function with a column per class: for two classes its negative and itself."""
+    if head.task == "multiclass" and head.n_outputs == 2:
+        scores = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
+    elif head.task != "binary":
+        return op.Identity(scores)
+    return op.Concat(op.Neg(scores), scores, axis=1)
+
+
+def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | None) -> None:
+    """Make ``value`` an output; the user's own output keeps its name, others get ``name``."""
+    if value is not keep:
+        if value.producer() is None or value in op.graph.outputs:
+            value = op.Identity(value)
+        if value.name != name:
+            # Values inside the graph give up the name; inputs and initializers, which users know, keep it.
+            for node in ir.traversal.RecursiveGraphIterator(op.graph):
+                for other in node.outputs:
+                    if other.name == name:
+                        other.name = op.name(name)
+            kept = {v.name for v in op.graph.inputs} | set(op.graph.initializers)
+            value.name = op.name(name) if name in kept else name
+    op.graph.outputs.append(value)
+
+
+def _zip(op: GraphBuilder, head: Head) -> None:
+    """Replace the last output by a dict per row; after shape inference, since onnx_ir has no type for it."""
+    assert isinstance(head.classes, np.ndarray)
+    labels = class_constant(head.classes)
+    if labels.dtype.kind == "f":
+        if not (labels == np.rint(labels)).all():
+            raise ModelError(
+                f"zipmap=True: the keys of ONNX's dicts are integers or strings, the labels are {labels.tolist()}. "
+                f"Leave zipmap=False or take zipmap='columns'."
+            )
+        labels = labels.astype(np.int64)
+    keys = {"classlabels_int64s" if labels.dtype.kind == "i" else "classlabels_strings": labels.tolist()}
+    values = op.graph.outputs.pop()
+    numbers = values if values.dtype == ir.DataType.FLOAT else op.Cast(values, to=ir.DataType.FLOAT)
+    _add_output(op, "output_probability", op.emit("ZipMap", numbers, domain="ai.onnx.ml", **keys)[0], None)
