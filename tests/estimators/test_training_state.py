@@ -12,7 +12,6 @@ import numpy as np
 import onnx.parser
 import pytest
 from numpy.testing import assert_array_equal
-from tests.helpers.engines import available_engines
 
 from onnxtrain_sklearn import (
     LBFGS,
@@ -24,11 +23,11 @@ from onnxtrain_sklearn import (
     OrtGradientMultiOutput,
     OrtGradientRegressor,
 )
-from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn.callbacks import EpochScoring, LearningRateFinder, SnapshotEnsemble
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import OPTIMIZERS
 from onnxtrain_sklearn.schedules import Cosine
+from tests.helpers.environment import OWN_MEMORY, available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -161,7 +160,7 @@ def test_loaded_state_goes_on_to_the_same_bits(case, engine):
 
 
 def test_state_of_a_device_goes_on_to_the_same_bits(monkeypatch):
-    monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     settings = {"engine": "portable", "model": BATCH_NORM, "ema_decay": 0.9, "optimizer": "adam"}
     trained, other = (classifier(**settings).initialize(X, LABELS) for _ in range(2))
     trained.partial_fit(X, LABELS)
