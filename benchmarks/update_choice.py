@@ -2,8 +2,8 @@
 
     python -m benchmarks.update_choice [--optimizers adamw,sgd] [--sizes 1000,10000]
 
-The executors alternate, and the minimum of each counts; their results are compared, to the bit. The constants of
-:data:`onnxtrain_sklearn._training.formula_updates.TUNING` were read from this table.
+The executors alternate, and the minimum of each counts; their results are compared, to the bit. ``UpdateTuning`` of
+``_training/formula_updates.py`` holds the constants that were read from this table.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import onnx_ir as ir
 
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ort import devices, llvm, sessions
-from onnxtrain_sklearn._training.formula_updates import compiled_update, formula_of, numpy_update
+from onnxtrain_sklearn._training.formula_updates import TUNING, compiled_update, formula_of, numpy_update
 from onnxtrain_sklearn._training.update_bindings import bind_update
-from onnxtrain_sklearn.optimizers import OPTIMIZERS, PIECE, update_graph
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, update_graph
 
 SIZES = (1_000, 10_000, 30_000, 100_000, 235_000, 1_000_000, 3_000_000, 10_000_000)
 SECONDS = 0.6
@@ -48,7 +48,7 @@ def executors(name: str, size: int) -> dict[str, tuple[Callable[[], object], dic
         session = sessions.create_session(
             to_proto(graph.model).SerializeToString(), devices.resolve_device(), threads=threads
         )
-        own, piece = arrays(), PIECE if threads == 1 and size > 2 * PIECE else size
+        own, piece = arrays(), TUNING.piece if threads == 1 and size > 2 * TUNING.piece else size
         cuts = [slice(i, i + piece) for i in range(0, size, piece)]
         parts = [bind_update(session, {n: a[c] for n, a in own.items()}, gradients[c], scalars) for c in cuts]
         found[f"session, {threads} thread{'s' * (threads > 1)}"] = (lambda parts=parts: [p.run() for p in parts], own)

@@ -25,11 +25,50 @@ from .._ort.llvm import MachineCode, is_installed, is_loaded
 from .._utils.cache import Cache
 from ..optimizers import UpdateGraph
 
-LEAST_ELEMENTS = 0 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32768
-"""Elements above which a vector is updated by NumPy: a call of NumPy 1.26 takes twice as long as one of NumPy 2."""
 
-BLOCK = 65536
-"""Elements of a block, whose vectors and temporaries are still in the cache of a core when they are read again."""
+@dataclass(frozen=True)
+class UpdateTuning:
+    """Constants by which the executor of an update is chosen, as ``python -m benchmarks.update_choice`` measured them.
+
+    Microseconds of AdamW's update on two cores of a busy machine, with NumPy 2.5 and onnxruntime 1.32, minima:
+
+    ========== ===== ============ ================= ==================
+    parameters NumPy machine code session, 1 thread session, 2 threads
+    ========== ===== ============ ================= ==================
+    1,000          8            1                 8                  8
+    30,000        47           10                67                 66
+    235,000      412           83               547                372
+    1,000,000  2,014          531             2,789              3,327
+    ========== ===== ============ ================= ==================
+
+    Machine code is the fastest at every size, and NumPy next to it: a second thread of a session gains nothing that
+    lasts, so neither size nor threads matter further. The bits are those of NumPy in all four.
+
+    Attributes
+    ----------
+    least_elements : int
+        Elements above which NumPy updates a vector: a call of NumPy 1.26 takes twice as long as one of NumPy 2.
+    block : int
+        Elements of a block of NumPy, whose vectors and temporaries are still in the cache when they are read again.
+    piece : int
+        Elements that a session updates at a time of vectors longer than two of these. Temporaries then fit the cache:
+        AdamW over 10M parameters takes 31 ms instead of 61 (64k to 256k are equal within noise).
+    loading, compiling : float
+        Seconds that it takes to load the compiler, and to compile a loop.
+    call, element : float
+        Seconds that NumPy takes for one operator: for its call, and for each element.
+    """
+
+    least_elements: int = 0 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32768
+    block: int = 65536
+    piece: int = 131072
+    loading: float = 0.1
+    compiling: float = 0.01
+    call: float = 4e-7
+    element: float = 1e-10
+
+
+TUNING = UpdateTuning()
 
 UFUNCS: Mapping[str, Any] = {
     "Abs": np.absolute,
@@ -122,11 +161,12 @@ def numpy_update(
 ) -> NumpyUpdate:
     """Return the update in place of ``vectors``, the parameters and the slots."""
     count, dtype = len(set(formula.registers.values()) - {None}), gradients.dtype
-    temporaries = [np.empty(min(BLOCK, len(gradients)), dtype) for _ in range(count)]
+    block = TUNING.block
+    temporaries = [np.empty(min(block, len(gradients)), dtype) for _ in range(count)]
     numbers = {name: np.zeros((), dtype) for name, place in formula.registers.items() if place is None}
     calls: list[Callable[[], object]] = []
-    for start in range(0, len(gradients), BLOCK):
-        part = {name: vector[start : start + BLOCK] for name, vector in {**vectors, "gradients": gradients}.items()}
+    for start in range(0, len(gradients), block):
+        part = {name: vector[start : start + block] for name, vector in {**vectors, "gradients": gradients}.items()}
         local = {n: temporaries[k][: len(part["gradients"])] for n, k in formula.registers.items() if k is not None}
         results = {f"new_{name}": part[name] for name in vectors}
         arrays: dict[str, Any] = {**formula.constants, **scalars, **numbers, **part, **local, **results}
@@ -134,7 +174,7 @@ def numpy_update(
             if not start or result not in numbers:
                 # a result by position takes two thirds of the time of one by name
                 calls.append(partial(UFUNCS[op_type], *(arrays[name] for name in (*operands, result))))
-    return NumpyUpdate(calls, min(BLOCK, len(gradients)))
+    return NumpyUpdate(calls, min(block, len(gradients)))
 
 
 # Updates of vectors by compiled loops, where llvmlite is installed.
@@ -142,12 +182,6 @@ def numpy_update(
 # A loop takes a fifth of NumPy's time, to the same bits. To load the compiler takes a tenth of a second, so a process
 # does that when its loops would have saved as much.
 
-
-LOADING, COMPILING = 0.1, 0.01
-"""Seconds that it takes to load the compiler, and to compile a loop."""
-
-CALL, ELEMENT = 4e-7, 1e-10
-"""Seconds that NumPy takes for one operator: for its call, and for each element."""
 
 ELEMENT_TYPES = {"f": "float", "d": "double"}
 
@@ -163,7 +197,7 @@ class Savings:
     def add(self, seconds: float) -> None:
         """Add to it; it suffices when it is as much as compiling takes."""
         self._seconds += seconds
-        self.suffice |= self._seconds >= (COMPILING if is_loaded() else LOADING)
+        self.suffice |= self._seconds >= (TUNING.compiling if is_loaded() else TUNING.loading)
 
     def forget(self) -> None:
         """Begin again at a time that is never reached."""
@@ -177,7 +211,7 @@ def saved_by_compiling(update: object) -> float:
     """Return about how many seconds a compiled loop saves in each step."""
     if not (isinstance(update, NumpyUpdate) and is_installed()):
         return 0.0
-    return len(update.calls) * (CALL + update.block * ELEMENT)
+    return len(update.calls) * (TUNING.call + update.block * TUNING.element)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._utils.typing import DType
-from ..optimizers import PIECE
-from .formula_updates import BLOCK, LEAST_ELEMENTS, SAVINGS, VectorUpdate, formula_update, saved_by_compiling
+from . import formula_updates
+from .formula_updates import SAVINGS, VectorUpdate, formula_update, saved_by_compiling
 from .loss_graph import PENALTY
 from .parameters import FlatParameters, require_rows_apart
 from .passes import RowGradients
@@ -147,13 +147,13 @@ def _bound(
     one: SegmentUpdate, arrays: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
 ) -> list[VectorUpdate]:
     """Return the updates of a segment: by its formula if it has one and that pays, else by the session in pieces."""
-    formula = one.program.formula
-    if formula is not None and gradients.size > LEAST_ELEMENTS:
+    formula, tuning = one.program.formula, formula_updates.TUNING
+    if formula is not None and gradients.size > tuning.least_elements:
         return [formula_update(formula, arrays, gradients, scalars)]
     session = one.open_session()
-    if not one.program.elementwise or gradients.size <= 2 * PIECE:
+    if not one.program.elementwise or gradients.size <= 2 * tuning.piece:
         return [bind_update(session, arrays, gradients, scalars)]
-    cuts = [slice(i, i + PIECE) for i in range(0, gradients.size, PIECE)]
+    cuts = [slice(i, i + tuning.piece) for i in range(0, gradients.size, tuning.piece)]
     return [bind_update(session, {n: a[cut] for n, a in arrays.items()}, gradients[cut], scalars) for cut in cuts]
 
 
@@ -242,7 +242,7 @@ def row_update(
     matrices = {name: _by_row(array.reshape(shape), axis) for name, array in arrays.items()}
     matrices[GRADIENTS] = _by_row(table.gradient, axis)
     n_rows, width = shape[axis], shape[1 - axis]
-    size = min(n_rows, max(1, BLOCK // (2 * width)))
+    size = min(n_rows, max(1, formula_updates.TUNING.block // (2 * width)))
 
     @cache
     def block_of(count: int) -> RowBlock:

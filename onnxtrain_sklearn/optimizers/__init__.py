@@ -16,7 +16,6 @@ from .base import BaseOptimizer as BaseOptimizer
 from .base import Optimizer as Optimizer
 from .base import Parameter as Parameter
 from .base import Slot as Slot
-from .in_place import PIECE as PIECE
 from .in_place import UpdateGraph as UpdateGraph
 from .in_place import clip_graph as clip_graph
 from .in_place import update_graph as update_graph

@@ -20,10 +20,6 @@ from ..exceptions import ModelError, instead_of
 from ..graph import GraphBuilder, Operand, new_graph, operators_of
 from .base import WEIGHT_DECAY, Named, Parameter, Slot, Step
 
-PIECE = 131072
-"""Elements per run of an elementwise graph over vectors longer than two of these. Temporaries then fit the cache:
-AdamW over 10M parameters takes 31 ms instead of 61 (64k to 256k are equal within noise)."""
-
 
 class UpdateRule(Protocol):
     """The methods that :func:`update_graph` calls; :class:`onnxtrain_sklearn.optimizers.Optimizer` documents them."""

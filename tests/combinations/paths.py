@@ -11,17 +11,18 @@ import numpy as np
 from onnxtrain_sklearn import clear_cache
 from onnxtrain_sklearn._data import columns
 from onnxtrain_sklearn._estimators import examples
-from onnxtrain_sklearn._training import device_step, formula_updates, host_updates, loss_graph
+from onnxtrain_sklearn._training import device_step, formula_updates, loss_graph
+from onnxtrain_sklearn._training.formula_updates import UpdateTuning
 from tests.combinations.draws import Draw
 from tests.helpers.environment import OWN_MEMORY
 
 PATCHES: dict[str, list[tuple[object, str, object]]] = {
     "usual": [],
-    "vectors in pieces": [(host_updates, "PIECE", 3), (formula_updates, "BLOCK", 4), (host_updates, "BLOCK", 4)],
-    "NumPy updates in blocks": [
-        (host_updates, "PIECE", 3), (formula_updates, "BLOCK", 4), (host_updates, "LEAST_ELEMENTS", 0),
+    "vectors in pieces": [(formula_updates, "TUNING", UpdateTuning(piece=3, block=4))],
+    "NumPy updates in blocks": [(formula_updates, "TUNING", UpdateTuning(piece=3, block=4, least_elements=0))],
+    "compiled updates": [
+        (formula_updates.SAVINGS, "suffice", True), (formula_updates, "TUNING", UpdateTuning(least_elements=0)),
     ],
-    "compiled updates": [(formula_updates.SAVINGS, "suffice", True), (host_updates, "LEAST_ELEMENTS", 0)],
     "device": [],
     "device without the data": [(device_step, "RESIDENT_LIMIT", 0)],
     "class indices": [(loss_graph, "MANY_CLASSES", 2)],

@@ -22,7 +22,7 @@ from sklearn.base import clone
 from onnxtrain_sklearn._export.step_parts import StepScalars, emit_update
 from onnxtrain_sklearn._ir.edits import append_output
 from onnxtrain_sklearn._ort import devices, gradient_builder, llvm
-from onnxtrain_sklearn._training import formula_updates, host_updates
+from onnxtrain_sklearn._training import formula_updates
 from onnxtrain_sklearn._training.host_updates import HostUpdates, RowChoice
 from onnxtrain_sklearn._training.loss_graph import Scheduled
 from onnxtrain_sklearn._training.parameters import FlatParameters, state_slots
@@ -32,6 +32,7 @@ from onnxtrain_sklearn.graph import new_graph
 from onnxtrain_sklearn.optimizers import LBFGS, OPTIMIZERS, Optimizer, resolve_optimizer
 from tests.helpers.optimizers import RULES, trained_by
 from tests.helpers.sessions import session as open_session
+from tests.helpers.tuning import tune
 
 SHAPES = {"wide": (5, 9), "tall": (8, 3), "stack": (2, 3, 4), "row": (1, 6), "long": (700,), "number": ()}
 STEPS = 50
@@ -112,7 +113,7 @@ class Run:
             session_options=None,
         )  # fmt: skip
         monkeypatch.setattr(gradient_builder, "has_gradient_builder", lambda: executor == "fused")
-        monkeypatch.setattr(host_updates, "LEAST_ELEMENTS", 0)
+        tune(monkeypatch, least_elements=0)
         monkeypatch.setattr(formula_updates.SAVINGS, "suffice", executor == "machine code")
         if executor == "exported":
             self.run = self.exported(settings)
@@ -215,8 +216,7 @@ def test_every_entry_has_a_reference_and_settings() -> None:
 @pytest.mark.thinned(by=once)
 def test_equals_the_reference(executor, name, settings, dtype, piece, monkeypatch) -> None:
     if piece is not None:
-        monkeypatch.setattr(host_updates, "PIECE", piece)
-        monkeypatch.setattr(formula_updates, "BLOCK", piece)
+        tune(monkeypatch, piece=piece, block=piece)
     start, steps = problem(dtype)
     run = Run(executor, OPTIMIZERS[name](**settings), start, monkeypatch)
     for number, (rate, gradients) in enumerate(steps, start=1):

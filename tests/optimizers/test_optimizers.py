@@ -13,7 +13,6 @@ from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import (
     LBFGS,
     OPTIMIZERS,
-    PIECE,
     SGD,
     Adagrad,
     Adam,
@@ -31,7 +30,7 @@ FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
 def test_public_names_exist() -> None:
-    names = "BaseOptimizer MinimizeResult Optimizer PIECE UpdateGraph clip_graph resolve_optimizer update_graph".split()
+    names = "BaseOptimizer MinimizeResult Optimizer UpdateGraph clip_graph resolve_optimizer update_graph".split()
     assert all(hasattr(optimizers, name) for name in [*names, *(kind.__name__ for kind in OPTIMIZERS.values())])
 
 
@@ -274,10 +273,6 @@ class TestElementwise:
 
         with pytest.raises(ModelError, match=r"An elementwise optimizer has slots of the parameter's shape"):
             update_graph(Odd(normalized), FLOAT)
-
-    def test_piece_is_a_number_of_elements(self) -> None:
-        assert isinstance(PIECE, int)
-        assert PIECE > 0
 
 
 class TestFused:

@@ -16,9 +16,9 @@ from onnxtrain_sklearn._ort import device_graphs, devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._ort.devices import resolve_device
 from onnxtrain_sklearn._ort.sessions import create_session
-from onnxtrain_sklearn._training import host_updates as training_updates
 from onnxtrain_sklearn._training import passes
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
+from tests.helpers.tuning import tune
 
 CPU = "CPUExecutionProvider"
 DOUBLED = onnx.parser.parse_model("""
@@ -138,7 +138,7 @@ def test_thousands_of_threads_are_cut_to_the_cores(name, monkeypatch):
 
 def test_options_reach_every_session(monkeypatch):
     seen = spy(monkeypatch)
-    monkeypatch.setattr(training_updates, "LEAST_ELEMENTS", 10**6)  # NumPy needs no session
+    tune(monkeypatch, least_elements=10**6)  # NumPy needs no session
     options = {"session.intra_op.allow_spinning": "0", "enable_mem_pattern": False}
     regressor = OrtGradientRegressor(alpha=0.1, max_grad_norm=1.0, max_iter=1, runtime=Runtime(session_options=options))
     fitted_with_runtime(regressor, rows=8).predict(np.eye(4))
@@ -192,7 +192,7 @@ def test_small_graphs_get_one_thread(monkeypatch):
 def test_large_graphs_get_all_for_the_gradient_and_one_for_the_update(monkeypatch):
     monkeypatch.setattr(devices, "available_threads", lambda: 2)
     seen = spy(monkeypatch)
-    monkeypatch.setattr(training_updates, "LEAST_ELEMENTS", 10**6)
+    tune(monkeypatch, least_elements=10**6)
     monkeypatch.setattr(passes, "PARALLEL_WORK", 200 * (4 * 60 + 60))
     fitted_with_runtime(OrtGradientRegressor(MLP((60,))), rows=200)
     updates = [threads for session, threads in seen if "gradients" in {v.name for v in session.get_inputs()}]

@@ -18,10 +18,10 @@ from onnxtrain_sklearn import MLP, OrtGradientClassifier, Runtime
 from onnxtrain_sklearn._fitted import skl2onnx_bridge, sklearn_private
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._ort.packages import onnxruntime
-from onnxtrain_sklearn._training import host_updates
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.source_code import FOLDER, nodes_of_file
 from tests.helpers.training import quietly
+from tests.helpers.tuning import tune
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(int)
@@ -168,7 +168,7 @@ class PublicParts:
 
 def test_networks_train_and_predict_without_the_private_names_of_onnxruntime(monkeypatch):
     """A step of three sessions and predictions, with equal bits; errors of a run are the same."""
-    monkeypatch.setattr(host_updates, "LEAST_ELEMENTS", 10**6)  # NumPy needs no session
+    tune(monkeypatch, least_elements=10**6)  # NumPy needs no session
 
     def results():
         own = {"session.intra_op.allow_spinning": "0"}  # sessions with such options are not shared

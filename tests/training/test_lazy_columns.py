@@ -12,13 +12,13 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training import host_updates
 from onnxtrain_sklearn._training.host_updates import RowUpdate
 from onnxtrain_sklearn._training.passes import SPARE, SPARE_ROWS
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, RMSprop
 from tests.helpers.environment import available_engines
 from tests.helpers.training import NEVER, quietly
 from tests.helpers.training_graphs import Folder
+from tests.helpers.tuning import tune
 
 N, WIDTH, BATCH, RATE = 43, 400, 8, 0.05  # minibatches of 8 rows and one of 3
 RNG = np.random.default_rng(0)
@@ -105,7 +105,7 @@ def test_blocks_of_any_size_lead_to_the_same_bits(form, outputs, monkeypatch):
     y, settings = targets(X, outputs), {"optimizer": RMSprop()}  # the training build has no kernel of its own for it
     fits = []
     for elements in (65536, 64, 4):
-        monkeypatch.setattr(host_updates, "BLOCK", elements)
+        tune(monkeypatch, block=elements)
         fits.append(new(graph(form, outputs=outputs), **settings).fit(X, squeezed(y)))
     for one in fits[1:]:
         assert_array_equal(matrix_of(one), matrix_of(fits[0]))

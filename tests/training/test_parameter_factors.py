@@ -14,7 +14,6 @@ from sklearn.base import clone
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._ort import sessions
-from onnxtrain_sklearn._training import host_updates
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.parameters import Factors, FlatParameters, segments
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
@@ -23,6 +22,7 @@ from tests.helpers.environment import OWN_MEMORY, each_engine
 from tests.helpers.network import NAMES, largest_error, trained
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
+from tests.helpers.tuning import tune
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -78,7 +78,7 @@ def test_each_optimizer_takes_both(name, engine, where, monkeypatch):
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 def test_fused_kernels_in_pieces(name, monkeypatch):
-    monkeypatch.setattr(host_updates, "PIECE", 5)
+    tune(monkeypatch, piece=5)
     optimizer = OPTIMIZERS[name](weight_decay=0.3 if name == "adamw" else 0.0)
     fitted = regressor(optimizer=optimizer, learning_rate_factors=RATES).fit(X, y)
     expected, _ = reference(rates=RATE_OF, optimizer=name, decay=optimizer.weight_decay)
@@ -180,7 +180,7 @@ def test_factors_of_one_change_nothing():
 
 def test_without_factors_a_step_has_one_update(monkeypatch):
     created, create = [], sessions.create_session
-    monkeypatch.setattr(host_updates, "LEAST_ELEMENTS", 10**6)  # NumPy needs no session
+    tune(monkeypatch, least_elements=10**6)  # NumPy needs no session
     monkeypatch.setattr(sessions, "create_session", lambda *a, **k: (created.append(1), create(*a, **k))[1])
 
     def sessions_of(**factors):

@@ -11,13 +11,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._ort import sessions
-from onnxtrain_sklearn._training import host_updates
 from onnxtrain_sklearn._training.state import Rates
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
 from tests.helpers.environment import each_engine
 from tests.helpers.steps import data, fill, mlp, new_like, new_step, one_step
 from tests.helpers.training import quietly
+from tests.helpers.tuning import tune
 
 
 @each_engine
@@ -120,8 +120,7 @@ def test_frozen_parameters_keep_every_bit(trainable):
 def test_update_in_pieces_is_the_update_of_the_whole(optimizer, clip, monkeypatch):
     vectors = []
     for piece, least in ((10**6, 10**6), (16, 10**6), (7, 10**6), (7, 20)):
-        monkeypatch.setattr(host_updates, "PIECE", piece)
-        monkeypatch.setattr(host_updates, "LEAST_ELEMENTS", least)
+        tune(monkeypatch, piece=piece, least_elements=least)
         step = new_step(mlp(), batch=8, optimizer=optimizer, max_grad_norm=clip)
         assert len(step.parameters.vector) == 37
         for seed in range(3):
@@ -158,7 +157,7 @@ def created(monkeypatch):
 
 
 def test_a_step_creates_its_sessions_once(created, monkeypatch):
-    monkeypatch.setattr(host_updates, "LEAST_ELEMENTS", 10**6)  # NumPy needs no session
+    tune(monkeypatch, least_elements=10**6)  # NumPy needs no session
     step = new_step(mlp(), batch=8, alpha=0.1, max_grad_norm=1.0)
     assert len(created) == 4
     for seed in range(3):
