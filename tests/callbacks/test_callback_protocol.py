@@ -115,7 +115,7 @@ def test_an_error_of_a_teardown_is_raised():
     assert other.told[-1] == "teardown"
 
 
-def test_a_hook_that_asks_for_what_there_is_not_is_refused():
+def test_hook_with_unknown_argument_is_refused():
     class Wrong(Recorder):
         def on_fit_task_end(self, estimator, context, *, loss):
             raise AssertionError
@@ -136,7 +136,7 @@ class Greatest(Callback):
         training.row["greatest"] = self.factor * float(abs(training.parameters.vector).max())
 
 
-def test_what_callbacks_add_and_remember_travels_with_copies():
+def test_callback_records_and_state_travel_with_copies():
     fitted = net(Greatest(), Greatest(2.0), max_iter=2).fit(X, Y)
     assert fitted.callbacks_ == {"Greatest": {"epochs": 2}, "Greatest 2": {"epochs": 2}}
     assert clone(fitted).fit(X, Y).callbacks_ == fitted.callbacks_
@@ -226,7 +226,7 @@ class TestSetByScikitLearn:
         assert [row["task_id_path"] for row in monitor.get_logs().data] == [(0,), (0, 0), (0, 1), (0, 2)]
         assert monitor.get_logs().data[-1]["accuracy"] == fitted.score(X, Y)
 
-    def test_a_propagated_callback_is_told_of_the_epochs_within_a_search(self):
+    def test_propagated_callback_sees_epochs_within_a_search(self):
         class Propagated(Recorder):
             max_propagation_depth = None
 

@@ -28,7 +28,7 @@ def at_three(epoch) -> np.bool_:
     return np.int64(epoch.number) == 3
 
 
-def test_a_callback_sees_what_is_recorded():
+def test_callback_receives_the_recorded_values():
     seen = []
     fitted = net(seen.append, learning_rate="exponential").fit(X, Y, X_val=X, y_val=Y)
     assert [epoch.number for epoch in seen] == [1, 2, 3, 4, 5, 6]
@@ -84,6 +84,6 @@ def test_callbacks_travel_with_copies():
 
 
 @pytest.mark.parametrize("wrong", [at_three, [3], [print, None], "print", [dict]])
-def test_what_is_no_list_of_callables_is_refused(wrong):
+def test_callbacks_other_than_a_list_of_callables_are_refused(wrong):
     with pytest.raises(InvalidParameterError, match=r"'callbacks' parameter .* a list of callables or None"):
         OrtGradientClassifier(callbacks=wrong).fit(X, Y)

@@ -89,7 +89,7 @@ def test_a_fit_goes_on_to_the_same_bits(case, engine, tmp_path):
     assert len(files(tmp_path)) == 1
 
 
-def test_what_other_callbacks_remember_goes_on(tmp_path):
+def test_state_of_other_callbacks_is_resumed(tmp_path):
     def make(*callbacks):
         others = [EarlyStopping("loss", 50), WeightAveraging(0.2), EpochScoring("roc_auc"), LearningRateFinder()]
         return net(*others[:2], *callbacks, *others[2:], max_iter=12, early_stopping=True, n_iter_no_change=np.inf)

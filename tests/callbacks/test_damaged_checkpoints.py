@@ -139,7 +139,7 @@ def test_a_damaged_seed_is_not_drawn_again(tmp_path):
         net(Checkpoint(tmp_path), random_state=None).fit(X, Y)
 
 
-def test_what_is_stored_comes_back_to_the_bit(tmp_path):
+def test_stored_state_is_restored_to_the_bit(tmp_path):
     arrays = {
         "a": np.arange(6, dtype=np.float64).reshape(2, 3)[:, ::2], "b": np.asfortranarray(np.eye(3, 2)),
         "c": np.array(3, np.int8), "d": np.array(["é", "ab"]), "e": np.zeros((0, 4), bool),

@@ -97,7 +97,7 @@ def test_the_loss_of_a_link_and_of_several_networks():
     assert mean_poisson_deviance(counts, mean) > 0
 
 
-def test_what_is_measured_needs_its_data_and_a_name():
+def test_callbacks_without_their_data_or_names_are_refused():
     with pytest.raises(ValueError, match="'validation_loss' needs validation data: set early_stopping=True"):
         net(EpochScoring("loss")).fit(X, Y)
     with pytest.raises(ValueError, match="must be the name of a scorer"):
@@ -175,7 +175,7 @@ class Writer:
         self.seen.append((tag, value, step))
 
 
-def test_metrics_are_passed_on_with_what_later_callbacks_add(monkeypatch):
+def test_logged_metrics_include_those_of_later_callbacks(monkeypatch):
     module, run, writer = Mlflow("fake_mlflow"), Run(), Writer()
     loggers = [MetricLogger(target) for target in (module, run, writer)]
     fitted = net(*loggers, EpochScoring("accuracy", "train"), max_iter=2).fit(X, Y)
@@ -205,7 +205,7 @@ def test_a_function_makes_the_target_where_it_is_needed():
 
 
 @pytest.mark.parametrize("target", [3, None, "mlflow"])
-def test_what_logs_nothing_is_refused(target):
+def test_logger_without_log_method_is_refused(target):
     with pytest.raises(TypeError, match="target must have a method log_metrics"):
         net(MetricLogger(target)).fit(X, Y)
     with pytest.raises(TypeError, match="target must have a method log_metrics"):

@@ -220,7 +220,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_has_no_cycles_is_refused(case):
+def test_snapshots_of_a_schedule_without_cycles_are_refused(case):
     estimator, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         estimator.fit(X, Y)

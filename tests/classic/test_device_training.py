@@ -123,7 +123,7 @@ def test_a_fitted_pipeline(tmp_path):
         ({"optimizer": "lbfgs"}, "not LBFGS"),
     ],
 )
-def test_what_devices_cannot_express_is_refused(tmp_path, settings, match):
+def test_unsupported_device_features_are_refused(tmp_path, settings, match):
     estimator = OrtGradientRegressor(Linear(), **RATE).fit(X, Y).set_params(**settings)
     with pytest.raises(ValueError, match=match):
         estimator.export_artifacts(tmp_path)

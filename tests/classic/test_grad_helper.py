@@ -199,7 +199,7 @@ def test_wrong_arguments(arguments, error, match):
 
 
 @pytest.mark.parametrize("error", [TypeError, ValueError])
-def test_what_is_no_model(error):
+def test_input_other_than_a_model_is_refused(error):
     with pytest.raises(error, match=r"expected an onnx.ModelProto, bytes or the path of a file, got int \(3\)"):
         onnx_derivative(3)
 

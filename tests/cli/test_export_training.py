@@ -46,7 +46,7 @@ def test_a_recipe_is_referred_to_its_method(tmp_path, capsys):
     assert not (tmp_path / "folder").exists()
 
 
-def test_what_is_no_stored_estimator_is_named(tmp_path, capsys):
+def test_file_without_estimator_is_named_in_the_error(tmp_path, capsys):
     (tmp_path / "net.onnx").write_bytes(b"")
     for name in (tmp_path / "net.onnx", "mlp", "realmlp"):
         status, told = program_json(capsys, "export-training", name, tmp_path / "folder")

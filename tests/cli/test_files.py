@@ -77,7 +77,7 @@ def test_cells_of_several_values_and_an_index_are_told_of(tmp_path, capsys):
     assert "has the index 'a number', which is left out" in capsys.readouterr().err
 
 
-def test_what_cannot_be_written_is_told_before_the_training(tmp_path, capsys):
+def test_unwritable_output_fails_before_training(tmp_path, capsys):
     table = write_iris(tmp_path)
     before, file = table.read_bytes(), tmp_path / "iris.onnx"
     train = ["train", table, "--target", "species", "--model", "linear", *FAST]

@@ -75,7 +75,7 @@ def test_inspect_names_the_node_in_the_way(tmp_path, capsys, engine):
     assert told["engines"][engine]["differentiable"] is True
 
 
-def test_inspect_of_what_cannot_be_trained(tmp_path, capsys):
+def test_inspect_of_an_untrainable_graph_says_why(tmp_path, capsys):
     path = written(tmp_path, f"{HEAD} net (float[N, 3] X) => (float[N, 3] Y) {{ Y = Relu(X) }}")
     status, told = program_json(capsys, "inspect", path)
     assert status == 0
@@ -182,7 +182,7 @@ def test_bench_times_every_engine(tmp_path, capsys, model):
     assert list(told["engines"]) == ["portable"]
 
 
-def test_bench_of_what_no_engine_differentiates_fails(tmp_path, capsys):
+def test_bench_of_an_unsupported_graph_fails(tmp_path, capsys):
     status, told = program_json(capsys, "bench", written(tmp_path, OBSTACLE), "--seconds", "0.01")
     assert status == 1
     assert all("inversion" in one["error"] for one in told["engines"].values())

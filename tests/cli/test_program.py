@@ -126,7 +126,7 @@ def test_results_are_json_on_stdout_and_the_rest_on_stderr(monkeypatch, capsys):
     assert (printed.out, printed.err) == ("a part\ntext\n", "")
 
 
-def test_wrong_usage_is_told_by_argparse(capsys):
+def test_wrong_usage_exits_with_status_2(capsys):
     with pytest.raises(SystemExit, match="2"):
         program.main(["train"])
     assert "--target" in capsys.readouterr().err

@@ -117,7 +117,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_go_on_is_refused_with_what_to_do(iris, tmp_path, capsys, case):
+def test_estimators_that_cannot_resume_are_refused_with_a_remedy(iris, tmp_path, capsys, case):
     stored, words = REFUSED[case]
     joblib.dump(stored, tmp_path / "own.joblib")
     table = read_back(iris)

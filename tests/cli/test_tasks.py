@@ -30,7 +30,7 @@ def written(folder, target):
     ],
     ids=["scores", "float", "many", "fractions"],
 )
-def test_the_task_and_its_reason_are_told_even_quietly(target, begins, reason, tmp_path, capsys):
+def test_task_and_reason_are_printed_even_quietly(target, begins, reason, tmp_path, capsys):
     assert main(["train", *written(tmp_path, target), "--quiet"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith(begins)

@@ -21,7 +21,7 @@ engines = pytest.mark.parametrize("engine", available_engines())
 @engines
 @pytest.mark.thinned(by=lambda number, engine: {(engine, number < 2)})
 @pytest.mark.parametrize("number", range(6))
-def test_it_trains_as_the_reference_does(number, engine):
+def test_random_settings_train_as_the_reference_loop(number, engine):
     refused = [compare.equals_reference(drawn(case, engine)) for case in range(10 * number, 10 * number + 10)]
     assert sum(map(bool, refused)) <= 4, refused
 

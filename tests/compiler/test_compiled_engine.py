@@ -229,7 +229,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_compiled_is_an_error_that_changes_nothing(name, monkeypatch):
+def test_compile_error_leaves_estimator_unchanged(name, monkeypatch):
     data, settings, kind, reason = REFUSED[name]
     if name == "no compiler":
         without_compiler(monkeypatch)

@@ -166,7 +166,7 @@ def test_a_token_outside_the_table_is_an_error_that_changes_nothing(wrong):
     assert set(vars(again)) == attributes
 
 
-def test_what_is_not_compiled_names_the_node():
+def test_compile_error_names_the_node():
     model = token_network()
     model.graph.node.insert(0, onnx.helper.make_node("Mod", ["tokens", "n"], ["rest"], name="hash"))
     model.graph.node[1].input[1] = "rest"

@@ -322,7 +322,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_compiled_is_named(name):
+def test_unsupported_nodes_are_named(name):
     nodes, reason = REFUSED[name]
     constants = {"number": np.float32(2.5), "three": np.array([3]), "zero": np.array([0])}
     constants |= {"back": np.array([-1])}

@@ -336,7 +336,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_compiled_is_named(name):
+def test_unsupported_nodes_are_named(name):
     nodes, reason = REFUSED[name]
     constants = {"i": np.array([0, 9]), "two": np.float32([0, 1]), "none": np.zeros(0, np.int64)}
     used = {key: array for key, array in constants.items() if re.search(rf"\b{key}\b", nodes)}

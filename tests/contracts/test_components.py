@@ -106,7 +106,7 @@ def test_parameters_can_be_set(role, kind):
 
 
 @pytest.mark.parametrize(("role", "kind"), COMPONENTS)
-def test_what_is_printed_makes_the_object_again(role, kind):
+def test_repr_evaluates_to_an_equal_component(role, kind):
     names = vars(MODULES[role]) | {"inf": np.inf}
     assert repr(kind()) == f"{kind.__name__}()"
     for component in (kind(), kind(**changed_value(kind))):

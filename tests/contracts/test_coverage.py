@@ -13,7 +13,7 @@ DATA = coverage.read_coverage()
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("engine", ENGINES)
-def test_table_is_what_the_cases_prove(engine):
+def test_coverage_table_equals_the_proven_cases(engine):
     if engine not in coverage.provable(DATA) or onnx.defs.onnx_opset_version() != DATA["opset"]:
         pytest.skip("the table was proven with newer packages")
     written = DATA["engines"][engine]["operators"]

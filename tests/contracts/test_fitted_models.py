@@ -36,7 +36,7 @@ def require_parameters(code):
 @pytest.mark.proof
 @pytest.mark.thinned(by=classes)
 @pytest.mark.parametrize("key", SETTINGS)
-def test_outcome_is_what_the_page_says(key):
+def test_outcome_equals_the_documented_one(key):
     require_parameters(SETTINGS[key].expression())
     found, written = fitted.outcome(SETTINGS[key]), WRITTEN[key]
     ranks = [fitted.ORDER.index(one.kind) for one in (found, written)]

@@ -186,7 +186,7 @@ def test_gradients_are_right(one, opset, engine):
 
 @pytest.mark.parametrize(("one", "opset"), variants_of_fused(right=False, newest=True))
 @pytest.mark.parametrize("engine", available_engines())
-def test_what_has_no_form_is_refused(one, opset, engine):
+def test_fused_operators_without_a_standard_form_are_refused(one, opset, engine):
     proto = fused_model(one, opset)
     proto.graph.node.append(helper.make_node("ReduceSum", ["y0"], ["loss"], "sum", keepdims=0))
     del proto.graph.output[:]

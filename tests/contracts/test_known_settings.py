@@ -75,7 +75,7 @@ LATER = [
 # What the opset of the graph does not have is told by the standard's own check, if it comes first.
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize(("operator", "inputs", "attributes", "opset", "message"), LATER)
-def test_what_no_rule_knows_is_refused(engine, operator, inputs, attributes, opset, message):
+def test_unknown_settings_are_refused(engine, operator, inputs, attributes, opset, message):
     model = model_of_node(operator, inputs, opset=opset, **attributes)
     if engine == "ort-training" and (opset not in ort.OPSETS or operator not in ort.PROVEN):
         message = "proven right|opset 11 to 21"
@@ -110,7 +110,7 @@ def test_a_default_that_is_written_down_is_no_setting(engine):
 
 
 @pytest.mark.parametrize(("name", "known"), KNOWN)
-def test_what_is_declared_is_in_the_standard(name, known):
+def test_declared_attributes_exist_in_the_standard(name, known):
     """A name that no version of the operator has would be a slip of the pen."""
     own = [s for s in SCHEMAS if s.name == name]
     assert known.values.keys() <= {a for s in own for a in s.attributes}

@@ -57,7 +57,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_integers_that_are_rounded_are_told(form):
+def test_integers_that_float32_rounds_warn(form):
     make, match = FORMS[form]
     with pytest.warns(OnnxTrainWarning, match=match):
         fit_integers(make())
@@ -81,7 +81,7 @@ def test_targets():
 
 
 @pytest.mark.parametrize("value", [2**24, -(2**24), 2**30])
-def test_what_float32_holds_is_not_told(value):
+def test_integers_that_float32_holds_do_not_warn(value):
     with warnings.catch_warnings():
         warnings.simplefilter("error", OnnxTrainWarning)
         fit_integers(with_large(value))

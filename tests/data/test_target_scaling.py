@@ -59,7 +59,7 @@ def test_targets_that_float32_does_not_tell_apart_give_a_warning():
 
 
 @pytest.mark.parametrize("engine", available_engines())
-def test_it_is_training_on_standardized_targets(engine):
+def test_target_scaling_trains_as_standardized_targets_do(engine):
     by_hand = scaled_regressor(target_scaling=None, engine=engine).fit(X, scale(Y))
     ours = scaled_regressor(engine=engine).fit(X, Y)
     assert_array_equal(ours.loss_curve_, by_hand.loss_curve_)

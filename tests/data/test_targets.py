@@ -35,7 +35,7 @@ def test_a_single_column_is_taken_with_a_warning():
 
 
 @pytest.mark.parametrize("y", [["a", "b"], [np.nan, 1], [np.inf, 1], np.zeros((2, 2, 2)), [1 + 1j, 2], []])
-def test_what_are_no_numbers_is_refused(y):
+def test_targets_other_than_numbers_are_refused(y):
     with pytest.raises(ValueError, match=r"numbers|NaN|infinity|dim 3|Complex|0 sample"):
         regression_targets(y)
 

@@ -79,7 +79,7 @@ def test_an_ensemble_has_a_panel_for_each_network():
     assert all(len(curve) == 2 for one in display.norms for curve in one.values())
 
 
-def test_what_cannot_be_drawn_is_refused(net):
+def test_wrong_arguments_of_gradient_display_are_refused(net):
     plain = OrtGradientClassifier(callbacks=[GradientStatistics()], max_iter=1, random_state=0).fit(X, Y)
     with pytest.raises(ValueError, match=r"GradientStatistics\(by_parameter=True\), which records them"):
         GradientDisplay.from_estimator(plain)

@@ -240,7 +240,7 @@ def failing_passes(after):
         yield
 
 
-def test_what_cannot_be_copied_is_kept():
+def test_attributes_that_cannot_be_copied_are_kept():
     class Logging(Callback):
         def after_epoch(self, training):
             memory = training.memory(self)

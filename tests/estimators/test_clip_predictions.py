@@ -122,7 +122,7 @@ def test_pickles_keep_the_range():
     assert_array_equal(copy.partial_fit(X, 2 * Y).predict(FAR), clipped.partial_fit(X, 2 * Y).predict(FAR))
 
 
-def test_what_is_no_number_stays_so():
+def test_clipping_keeps_nan():
     clipped = clipped_regressor(Linear(), max_iter=2).fit(X, Y)
     rows = X.copy()
     rows[0] = np.nan

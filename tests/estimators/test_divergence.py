@@ -156,7 +156,7 @@ class Jump(Schedule):
         return self.height if progress.epoch >= self.epoch else 1.0
 
 
-def test_divergence_after_a_change_of_what_is_trained_restores_the_right_parameters():
+def test_divergence_after_other_trainable_names_restores_their_weights():
     X, y = line(32, 6)
     estimator = OrtGradientRegressor(MLP((6, 6)), optimizer="sgd", learning_rate_init=0.01, trainable="layers.0.bias")
     for _ in range(2):

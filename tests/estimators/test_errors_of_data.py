@@ -129,7 +129,7 @@ def test_wrong_calls_of_partial_fit():
     assert_array_equal(later.partial_fit(X, y).predict_proba(X), twin.partial_fit(X, y).predict_proba(X))
 
 
-def test_partial_fit_refuses_what_needs_all_data():
+def test_partial_fit_refuses_settings_that_need_all_data():
     estimator = fresh(class_weight="balanced").fit(X, y)
     assert_unchanged_by(
         estimator, lambda: estimator.partial_fit(X, y), ValueError, "class_weight='balanced' needs all data"

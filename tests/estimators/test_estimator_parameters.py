@@ -110,7 +110,7 @@ def test_a_search_over_names():
         ({"optimiser__momentum": 0.9}, "Invalid parameter 'optimiser'"),
     ],
 )
-def test_a_wrong_nested_name_is_told_and_changes_nothing(params, match):
+def test_wrong_nested_name_is_refused_and_changes_nothing(params, match):
     estimator = OrtGradientClassifier(optimizer="sgd")
     with pytest.raises(ValueError, match=match):
         estimator.set_params(**params)

@@ -266,7 +266,7 @@ def test_losses_in_which_labels_meet_are_refused(loss, message):
     assert new(loss=Single()).fit(X, y).n_iter_ == 3
 
 
-def test_what_cannot_be_right_is_refused():
+def test_impossible_ignored_labels_are_refused():
     y = indicators()
     with pytest.raises(ValueError, match=r"scoring='f1_macro' cannot leave out single labels.*\(ignore_label\)"):
         new(scoring="f1_macro").fit(X, y, X_val=X, y_val=y)

@@ -269,7 +269,7 @@ np.save(folder / "after.npy", estimator.partial_fit(X, y).predict_proba(X))
 
 
 @pytest.mark.exhaustive
-def test_workers_of_joblib_find_what_one_process_finds():
+def test_joblib_workers_find_the_results_of_one_process():
     grid = {"optimizer": [Adam()], "learning_rate_init": [1e-4, 0.02]}
     both = [GridSearchCV(pickled_classifier(), grid, cv=2, n_jobs=n, error_score="raise").fit(X, y) for n in (1, 2)]
     assert both[0].best_params_["learning_rate_init"] == 0.02
@@ -303,7 +303,7 @@ def elsewhere(monkeypatch):
     return pickle.dumps(fitted), twin
 
 
-def test_what_was_trained_on_a_gpu_goes_on_without_one(elsewhere):
+def test_gpu_pickle_resumes_without_a_gpu(elsewhere):
     data, twin = elsewhere
     with pytest.warns(OnnxTrainWarning) as warned:
         loaded = pickle.loads(data)
@@ -319,7 +319,7 @@ def test_what_was_trained_on_a_gpu_goes_on_without_one(elsewhere):
 
 
 @pytest.mark.filterwarnings("ignore:This OrtGradientClassifier was trained by the engine")
-def test_what_was_trained_on_a_gpu_goes_on_where_cuda_does_not_start(elsewhere, monkeypatch):
+def test_gpu_pickle_resumes_where_cuda_does_not_start(elsewhere, monkeypatch):
     data, twin = elsewhere
 
     def not_started(index):
@@ -349,7 +349,7 @@ def test_loading_starts_the_gpu_that_an_estimator_was_trained_on(elsewhere, monk
     assert loaded._state.device.provider_options == ({"device_id": "1", "use_tf32": "0"}, {})
 
 
-def test_what_is_not_fitted_asks_for_its_device_when_it_is():
+def test_unfitted_copy_resolves_its_device_in_fit():
     loaded = pickle.loads(pickle.dumps(pickled_classifier(device="cuda")))
     assert loaded.device == "cuda"
     with pytest.raises(DeviceError, match="device='cuda' needs CUDAExecutionProvider"):

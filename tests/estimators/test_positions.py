@@ -151,7 +151,7 @@ def test_the_loss_of_an_epoch_is_the_mean_of_its_labels():
 
 
 @pytest.mark.parametrize("optimizer", [SGD(), LBFGS()])
-def test_what_is_ignored_has_no_effect(optimizer):
+def test_ignored_positions_have_no_effect(optimizer):
     X, y = tagged()
     fitted = tagger(optimizer=optimizer).fit(X, y)
     other = np.where((y < 0)[:, :, None], 7.0, X).astype(np.float32)

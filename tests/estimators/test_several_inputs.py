@@ -164,7 +164,7 @@ class TestInputs:
         assert sp.issparse(X[[1, 2]]["a"])
         assert_array_equal(X[[1, 2]]["a"].toarray(), LEFT[[1, 2]])
 
-    def test_what_is_no_data(self):
+    def test_inputs_of_unequal_lengths_are_refused(self):
         with pytest.raises(ValueError, match=r"same number of rows, got .*'a': 60.*'b': 3"):
             Inputs({"a": LEFT, "b": [1, 2, 3]})
         with pytest.raises(ValueError, match="same number of rows"):
@@ -219,6 +219,6 @@ def test_other_columns_than_at_fit_are_refused():
         fitted.predict(frame().rename(columns={"left_0": "left_9"}))
 
 
-def test_an_array_is_told_what_would_do():
+def test_single_array_for_several_inputs_is_refused_with_a_remedy():
     with pytest.raises(TypeError, match=r"3 inputs: 'left', 'right', 'kind'. .*Inputs\(dict\)"):
         regressor_of_inputs().fit(LEFT, Y)

@@ -98,7 +98,7 @@ def loaded(estimator, further=()):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_loaded_predicts_and_goes_on(case):
+def test_loaded_estimator_predicts_and_resumes(case):
     make, data, target = CASES[case]
     fitted = make().fit(data, target)
     twin = loaded(fitted, FURTHER.get(case, ()))
@@ -162,7 +162,7 @@ def trained_callbacks(folder):
 
 
 @pytest.mark.filterwarnings("ignore:Training ended before epoch")
-def test_callbacks_and_what_they_remember(tmp_path):
+def test_callbacks_and_their_state_are_stored(tmp_path):
     fitted = stored_net(callbacks=trained_callbacks(tmp_path), max_iter=3).fit(X, Y)
     twin = loaded(fitted)
     assert twin.history_ == fitted.history_

@@ -85,7 +85,7 @@ def test_a_loss_whose_function_closes_over_something_else_is_another_loss():
 @pytest.mark.parametrize(
     "change", [{"runtime": Runtime(session_options={"enable_mem_pattern": False})}, {"alpha": 0.1}]
 )
-def test_what_is_equal_keeps_its_step_and_what_is_not_gets_another(change):
+def test_step_is_kept_exactly_for_equal_parameters(change):
     estimator = warm_regressor(loss=RowLoss(schedule_factors(1.0))).fit(X, Y)
     step = estimator._state.live.step
     assert estimator.set_params(loss=RowLoss(schedule_factors(1.0))).fit(X, Y)._state.live.step is step

@@ -162,7 +162,7 @@ def test_several_networks_take_the_steps_of_their_own_graphs(case, form, tmp_pat
     np.testing.assert_allclose(predicted, np.mean(each, axis=0), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_refused(tmp_path):
+def test_unsupported_recipe_exports_are_refused(tmp_path):
     X = table()
     y = target(X, "labels")
     for count, name in ((1, "step"), (2, "step"), (1, "parameters")):

@@ -149,7 +149,7 @@ console.log((await trainer.predict(rows)).label.data.join());
     assert lines == [",".join(predicted)]
 
 
-def test_what_is_refused(tmp_path):
+def test_unsupported_table_exports_are_refused(tmp_path):
     X = table()
     model = OrtGradientClassifier(pipeline(LogisticRegression()).fit(X, labels(X)), **SETTINGS)
     model.partial_fit(X, labels(X)).export_training(tmp_path / "folder")

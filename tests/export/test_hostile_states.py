@@ -145,7 +145,7 @@ def test_order_and_columns_of_labels_are_compared():
     unchanged(columns[0], columns[1].weights_, r"classes of y\[:, 1\]: \[d, e\]; the estimator has \[c, d\]")
 
 
-def test_what_only_training_reads_is_not_compared():
+def test_values_that_only_training_reads_are_not_compared():
     one, other = (fitted(model=MLP((4,), dropout=share)) for share in (0.1, 0.5))
     assert other.load_state(one.weights_)
 

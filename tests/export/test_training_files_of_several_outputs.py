@@ -214,7 +214,7 @@ def test_the_function_takes_a_loss_for_each_output(tmp_path):
         export_training(net(), tmp_path / "two", X, targets(), loss=losses)
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
+def test_mismatched_targets_are_refused(tmp_path):
     model = quietly(net().fit, X, targets()).set_params(class_weight={"class": "balanced"})
     with pytest.raises(
         ModelError, match=r"Output 'class': .* which this estimator was not fitted with: call fit again"

@@ -254,7 +254,7 @@ def test_a_setting_of_plain_training_is_followed(setting):
         OrtGradientRegressor(ridge(), finetune=FineTuner(), **setting).fit(X[NEW], Y[NEW])
 
 
-def test_what_is_built_is_not_fine_tuned():
+def test_finetune_of_a_built_graph_is_refused():
     with pytest.raises(ValueError, match="finetune is for a trained model"):
         OrtGradientRegressor(Linear(), finetune=FineTuner()).fit(X[NEW], Y[NEW])
 

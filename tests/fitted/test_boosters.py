@@ -193,7 +193,7 @@ def test_objectives_are_losses():
         assert_allclose(start.loss_, np.mean(expected - y * np.log(expected)), rtol=1e-4, err_msg=loss)
 
 
-def test_what_was_not_trained_need_not_be_written_back():
+def test_untrained_parts_need_no_write_back():
     model, (X, y) = boosters()["VotingClassifier"]
     model.fit(X, y)
     trained = OrtGradientClassifier(model, trainable=["estimators.0.*"], max_iter=5, learning_rate_init=0.05).fit(X, y)
@@ -227,7 +227,7 @@ def test_the_registry_of_skl2onnx_stays_as_it_is():
     assert registered() == before
 
 
-def test_without_onnxmltools_the_error_says_what_to_do(monkeypatch):
+def test_missing_onnxmltools_is_an_error_with_a_remedy(monkeypatch):
     model, (X, y) = boosters()["XGBRegressor"]
     before = registered()
     monkeypatch.setitem(__import__("sys").modules, "onnxmltools.convert.xgboost.operator_converters.XGBoost", None)

@@ -106,7 +106,7 @@ def numbers(model, X):
 @pytest.mark.thinned(by=lambda name, target: {name, target})
 @pytest.mark.parametrize("target", ["two", "words"])
 @pytest.mark.parametrize("name", MODELS)
-def test_gives_what_scikit_learn_gives(name, target):
+def test_converted_classifier_predicts_as_scikit_learn(name, target):
     """On the rows that it was fitted on, too: those lie on neighbors, and on thresholds."""
     y = TARGETS[target]
     model = given(MODELS[name], y)

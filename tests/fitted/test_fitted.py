@@ -115,7 +115,7 @@ class TestNames:
         assert list(tuned.weights_) == ["linearregression.coef"]
         assert tuned.to_sklearn().intercept_ == 0
 
-    def test_what_a_scaler_leaves_out_stays_out(self):
+    def test_columns_that_a_scaler_drops_stay_dropped(self):
         model = make_pipeline(StandardScaler(with_mean=False), Ridge()).fit(X, NUMBER)
         tuned = regressor(model).fit(X, NUMBER + 1)
         assert set(tuned.weights_) == {"standardscaler.scale", "ridge.coef", "ridge.intercept"}

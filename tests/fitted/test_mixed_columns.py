@@ -145,7 +145,7 @@ class TestGraph:
         tuned = table_regressor(model.fit(frame, NUMBER)).fit(frame, NUMBER)
         assert_array_equal(session_results(tuned.to_onnx(), frame)[0].ravel(), tuned.predict(frame))
 
-    def test_what_is_trained(self):
+    def test_parameters_behind_encoders_are_trained(self):
         tuned = table_regressor(fitted_to_table(clone(TRANSFORMERS["words"]))).fit(FRAME, NUMBER)
         names = ("tfidfvectorizer.tfidf.idf", "standardscaler.mean", "standardscaler.scale")
         assert set(tuned.weights_) == {f"columntransformer.{n}" for n in names} | {"ridge.coef", "ridge.intercept"}

@@ -122,7 +122,7 @@ def test_a_network_behind_text_needs_no_labels_to_classify(end):
     assert_array_equal(trained.classes_, ["x", "y", "z"])
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_texts_are_refused():
     with pytest.raises(ValueError, match=r"takes 3 texts a row, got ndarray of shape \(40, 2\)"):
         OrtGradientRegressor(counting()).fit(ROWS[:, :2], STARS[:40])
     gaps = ROWS.copy()

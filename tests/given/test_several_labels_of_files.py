@@ -132,7 +132,7 @@ def test_labels_that_do_not_fit_are_refused():
         (DecisionTreeClassifier(max_depth=3), "no number that it has a gradient for"),
     ],
 )
-def test_what_skl2onnx_writes_wrong_is_refused(model, message):
+def test_files_that_skl2onnx_writes_wrong_are_refused(model, message):
     """It decides margins at 0.5, and rounds the probabilities of a single tree to booleans."""
     model.fit(X, INDICATORS)
     proto = to_onnx(model, X[:1], options={id(model): {"zipmap": False}}, target_opset=18)

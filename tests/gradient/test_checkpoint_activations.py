@@ -77,7 +77,7 @@ def test_results_are_the_same_to_the_bit(settings, graphs):
         assert_array_equal(again.weights_[name], array)
 
 
-def test_it_may_change_between_calls(graphs):
+def test_checkpointing_may_change_between_calls(graphs):
     fitted = regressor(warm_start=True).fit(X, y)
     assert not copies(graphs[-1])
     fitted.set_params(runtime=Runtime(checkpoint_activations=True)).fit(X, y)

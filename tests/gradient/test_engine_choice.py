@@ -77,7 +77,7 @@ def test_the_other_engine_is_taken_where_the_faster_one_refuses(monkeypatch):
     assert chosen("Mish") == "portable"
 
 
-def test_what_no_engine_differentiates_is_refused_alike_whichever_is_faster(monkeypatch):
+def test_unsupported_graph_is_refused_alike_by_either_choice(monkeypatch):
     refusals = []
     for ratio in (1.5, 0.5):
         in_table(ratio, "Hardmax", monkeypatch)

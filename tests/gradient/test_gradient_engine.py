@@ -107,7 +107,7 @@ def test_of_chooses_the_output():
         "i = Cast<to = 7>(w) f = Cast<to = 1>(i) used = Mul(x, f)",
     ],
 )
-def test_what_the_output_does_not_depend_on_has_the_gradient_zero(body):
+def test_unused_weights_have_zero_gradients(body):
     model = parse("(float[2, 3] x, float[2, 3] w) => (float loss)", f"{body} loss = ReduceSum<keepdims = 0>(used)")
     values = run_gradient(gradient_graph(model, wrt=["w", "x"]), x=X, w=X)
     np.testing.assert_array_equal(values["w_grad"], np.zeros((2, 3), np.float32))

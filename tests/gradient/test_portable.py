@@ -167,7 +167,7 @@ def test_gradients_of_gradients():
     assert_allclose(slope, 6 * x)
 
 
-def test_what_nothing_reads_is_kept():
+def test_unread_outputs_are_kept():
     model = mlp_with_loss()
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "unread"))
     graph = gradient_graph(model, wrt="layers.0.weight", engine="portable").graph
@@ -220,7 +220,7 @@ def test_normalization_by_a_norm_in_float64(opset, p):
 
 
 @pytest.mark.parametrize(("index", "operator"), [("{1}", "Pad"), ("{1, 2}", "Pad"), ("{2, 0}", "ScatterElements")])
-def test_what_constant_indices_that_follow_each_other_take_is_padded_not_scattered(index, operator):
+def test_gather_of_consecutive_constant_indices_is_padded(index, operator):
     count = index.count(",") + 1
     graph = gradient_graph(
         onnx.parser.parse_model(f"""{HEAD} g (float[3,4] x) => (float loss) <int64[{count}] i = {index}>

@@ -197,7 +197,7 @@ def graph_of(body, weights=""):
         ),
     ],
 )
-def test_what_an_output_depends_on(body, reached):
+def test_reaching_finds_all_dependencies_of_an_output(body, reached):
     assert reaching(graph_of(body).outputs[0]) == reached
 
 

@@ -201,7 +201,7 @@ class Rows(CalibrationDataReader):
         return next(self.rows, None)
 
 
-def test_what_is_quantized_otherwise_is_refused_with_what_to_do_and_that_trains(tmp_path):
+def test_other_quantization_is_refused_with_a_remedy_that_trains(tmp_path):
     arrays = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in ARRAYS.items()}
     nodes = [("MatMul", "X W", "H"), ("Relu", "H", "R"), ("MatMul", "R V", "Z"), ("Add", "Z c", "Y")]
     made = [helper.make_node(kind, reads.split(), [to], name=to) for kind, reads, to in nodes]
@@ -213,7 +213,7 @@ def test_what_is_quantized_otherwise_is_refused_with_what_to_do_and_that_trains(
     assert np.isfinite(quietly(OrtGradientRegressor(tmp_path / "two.onnx", **SETTINGS).fit, X, Y).loss_)
 
 
-def test_a_quantized_lstm_is_refused_with_what_to_do_and_that_trains(tmp_path):
+def test_quantized_lstm_is_refused_with_a_remedy_that_trains(tmp_path):
     arrays = {"W": (1, 16, 4), "R": (1, 16, 4), "V": (4, 3)}
     held = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in arrays.items()}
     made = [

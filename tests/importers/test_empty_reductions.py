@@ -52,7 +52,7 @@ def test_reductions_over_axes_stay(node):
     assert [n.op_type for n in checked(model).graph.node] == [n.op_type for n in model.graph.node]
 
 
-def test_those_in_branches_too():
+def test_empty_reductions_in_branches_follow_the_standard():
     branches = "<then_branch = t () => (float[2,3] p) { p = ReduceSumSquare <noop_with_empty_axes = 1> (x, c) }, "
     branches += "else_branch = e () => (float[2,3] q) { q = Neg(x) }>"
     model = reducing_graph(f"b = Constant <value = bool {{1}}> () y = If (b) {branches}")

@@ -57,7 +57,7 @@ def test_weights_that_a_loop_takes_as_states_are_trained(body):
     onnx.checker.check_model(exported, full_check=True)
 
 
-def test_what_a_scan_goes_along_is_no_state():
+def test_scanned_inputs_are_no_states():
     echo = SCAN.replace("z, e =", "z, e, k =").replace("n)\n", "n, int64 j)\n").replace(" }>", " j = Identity(i) }>")
     mean = " q = Cast <to = 1> (k) m = ReduceMean <keepdims = 0> (q) o = Add(e, m) y = MatMul(o, const_2)"
     one = " m = Constant <value_float = 1.0> () o = Add(e, m) y = MatMul(o, const_2)"

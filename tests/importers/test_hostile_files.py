@@ -106,7 +106,7 @@ def test_a_graph_that_onnxruntime_may_not_survive_is_loaded_in_a_child_first(eng
 
 
 @pytest.mark.parametrize(("program", "alive"), [("raise ValueError", True), ("import os; os.abort()", False)])
-def test_what_a_child_process_tells(program, alive, monkeypatch):
+def test_child_process_decides_whether_a_model_survives_loading(program, alive, monkeypatch):
     monkeypatch.setattr(ort_sessions, "_IN_CHILD", program)
     assert ort_sessions.survives_loading(b"") is alive
 

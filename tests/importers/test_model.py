@@ -47,7 +47,7 @@ def test_weights_in_files_beside_the_model(tmp_path):
     [b"", b"hello world, this is a text\n" * 9, b'{"a": 1}', pickle.dumps([1, 2]), np.arange(10.0).tobytes()],
     ids=["empty", "text", "json", "pickle", "numbers"],
 )
-def test_what_is_not_a_model(content, tmp_path):
+def test_inputs_other_than_models_are_refused(content, tmp_path):
     with pytest.raises(ModelError, match=r"There is no ONNX (model|graph).* in the bytes"):
         load(content)
     (tmp_path / "net.onnx").write_bytes(content)

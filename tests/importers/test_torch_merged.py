@@ -63,7 +63,7 @@ def test_exported_files_keep_the_layers_apart():
     assert_allclose(again.predict(X), trained.predict(X), rtol=1e-6)
 
 
-def test_what_the_file_does_not_tell_apart_is_named():
+def test_ambiguous_merged_layers_are_named():
     """One call is missing where two layers could be read: neither is guessed."""
     proto = merged()
     for node in proto.graph.node:

@@ -185,7 +185,7 @@ def test_equal_numbers_that_were_drawn_stay_one():
 
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("engine", available_engines())
-def test_what_was_computed_from_a_parameter_that_is_read_too_trains_it(engine, recorded):
+def test_folded_constants_train_the_parameter_they_come_from(engine, recorded):
     """The exporter records the parameter; otherwise numbers that were drawn tell, which a single one is not."""
     proto = onnx.load(DATA / "torch_computed_dynamo.onnx")
     for value in () if recorded else [value for value in proto.graph.value_info if value.name != "exp"]:
@@ -280,7 +280,7 @@ def folded_file(sources):
     return proto
 
 
-def test_what_was_computed_from_buffers_alone_is_not_trained():
+def test_constants_folded_from_buffers_are_not_trained():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(20, 2)), rng.normal(size=20)
     settings = {"optimizer": SGD(), "learning_rate_init": 0.1, "batch_size": 20, "max_iter": 1, "shuffle": False}

@@ -76,7 +76,7 @@ def test_later_calls_go_on_with_the_same_program_and_refuse_another():
         fitted.set_params(model=Program(0.7)).partial_fit(X, y)
 
 
-def test_what_holds_something_else_is_no_program():
+def test_objects_with_other_contents_are_no_programs():
     class Other:
         model_proto = b"bytes"
 

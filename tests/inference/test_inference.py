@@ -116,7 +116,7 @@ def test_predictions_are_those_of_the_exported_graph(trained):
     assert_array_equal(trained.predict_proba(X), outputs["probabilities"])
 
 
-def test_only_what_prediction_needs_is_exported(trained):
+def test_export_holds_only_nodes_of_the_prediction(trained):
     proto = trained.to_onnx()
     assert [entry.domain for entry in proto.opset_import] == [""]
     assert [value.name for value in proto.graph.input] == ["X"]

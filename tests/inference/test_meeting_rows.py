@@ -373,7 +373,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_it_is_found_whether_rows_meet(name):
+def test_trials_find_whether_rows_meet(name):
     body, expected = BODIES[name]
     model = graph(body)
     model.graph.initializer.extend(

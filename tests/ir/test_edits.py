@@ -93,7 +93,7 @@ class TestReplaceValue:
         assert (new.shape is None) == (not typed)
 
 
-def test_replace_node_leaves_out_what_is_omitted(model, op):
+def test_replace_node_skips_omitted_outputs(model, op):
     node = ir.node("Dropout", [edited_value(model, "A")], name="drop", num_outputs=2)
     node.outputs[0].name, node.outputs[1].name = "kept", ""
     model.graph.append(node)
@@ -202,7 +202,7 @@ def test_remove_unread_initializers(model, kept):
 
 
 class TestNamesOfValues:
-    def test_free_numbers_what_is_taken(self):
+    def test_free_name_numbers_taken_names(self):
         names = Names(["a", "a_2"])
         assert [names.free("a") for _ in range(3)] == ["a_1", "a_3", "a_4"]
         assert names.free("b") == "b"

@@ -76,7 +76,7 @@ def folded(proto):
 
 
 @pytest.mark.parametrize("name", INTEGERS)
-def test_constants_are_what_onnxruntime_computes(name):
+def test_folded_constants_equal_results_of_onnxruntime(name):
     """The last node reads the constant; the type of the output is left to inference."""
     proto = folded_model(INTEGERS[name].replace("y = ", "v = ") + " y = Identity(v)")
     proto.graph.output[0].type.tensor_type.ClearField("shape")
@@ -101,7 +101,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_what_is_long_or_runs_over_is_left_to_the_runtime(name):
+def test_long_and_overflowing_constants_are_not_folded(name):
     """It would cost memory without end here, or not be what a runtime computes."""
     proto = folded_model(f"big = Constant<value_ints = [1000000000000]>() s = Shape(X) {LONG[name]}")
     proto.graph.output[0].type.tensor_type.ClearField("shape")
@@ -178,7 +178,7 @@ ADDING_UP = {
 
 
 @pytest.mark.parametrize("operator", ADDING_UP)
-def test_what_adds_up_is_differentiated_at_old_opsets(operator):
+def test_folded_sums_are_differentiated_at_old_opsets(operator):
     more = "two = Constant<value_ints = [2]>() front = Constant<value_ints = [0]>()"
     more += " I = Constant<value = int64[1, 2] {1, 1}>()"
     proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 13]>

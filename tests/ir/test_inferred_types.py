@@ -52,7 +52,7 @@ def test_initializers_stay_as_they_are(size):
     np.testing.assert_array_equal(model.graph.initializers["W"].const_value.numpy(), weights)
 
 
-def test_what_cannot_be_inferred_leaves_the_model_as_it_is(caplog):
+def test_failed_inference_leaves_the_model_unchanged(caplog):
     model = inferred("g (float[N, 3] X, int64[2] i) => (Y) { Y = Cast <to = 1> (X, i) }")
     assert "Shape inference failed" in caplog.text
     assert model.graph.outputs[0].shape is None

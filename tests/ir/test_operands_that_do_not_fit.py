@@ -53,7 +53,7 @@ def test_they_are_refused(node, x, arrays, message):
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_fits_is_differentiated(name):
+def test_fitting_operands_are_differentiated(name):
     node, x, _, _ = CASES[name]
     assert (
         gradient_graph(misfit_graph(node, x, RIGHT[name]), wrt="x", engine="portable").graph.output[-1].name == "x_grad"

@@ -68,7 +68,7 @@ def subgraphs_of(model):
 
 
 @pytest.mark.parametrize("nodes", WRITTEN_OUT.values(), ids=WRITTEN_OUT.keys())
-def test_it_gives_the_same_without_a_subgraph(nodes):
+def test_unrolled_loop_computes_the_same_without_a_subgraph(nodes):
     model = unrolled_model(nodes)
     flat = unroll(model.clone())
     assert subgraphs_of(model)
@@ -87,7 +87,7 @@ def test_an_early_end_ends_early():
 
 
 @pytest.mark.parametrize("nodes", LEFT.values(), ids=LEFT.keys())
-def test_what_cannot_be_written_out_stays(nodes):
+def test_unsupported_loops_are_not_unrolled(nodes):
     model = unrolled_model(nodes)
     before = len(model.graph)
     assert subgraphs_of(unroll(model)) == 1
@@ -108,7 +108,7 @@ def test_constants_of_a_body_are_written_once():
 
 @pytest.mark.skipif("ort-training" not in available_engines(), reason="needs onnxruntime-training")
 @pytest.mark.parametrize("name", ["scan", "scan from the end", "loop", "early end", "nested"])
-def test_onnxruntime_training_differentiates_what_is_written_out(name):
+def test_onnxruntime_training_differentiates_unrolled_loops(name):
     model = unrolled_model(WRITTEN_OUT[name])
     loss = model.graph.outputs[1]
     tail = ir.from_proto(onnx.parser.parse_model(

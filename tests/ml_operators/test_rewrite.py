@@ -82,7 +82,7 @@ def test_values_are_those_of_onnxruntime(c):
 
 
 @right
-def test_only_what_finds_leaves_and_strings_is_left(c):
+def test_only_leaf_search_and_string_operators_remain(c):
     model = rewrite(load(c.proto)).model
     left = {node.op_type for node in model.graph if (node.domain, node.op_type) in RULES}
     strings = any(value.dtype is ir.DataType.STRING for value in model.graph.inputs)
@@ -139,7 +139,7 @@ def test_gradients_are_those_of_central_differences(c, engine):
 
 
 @pytest.mark.parametrize("c", [c for c in CASES if c.refused], ids=as_number)
-def test_what_has_no_form_is_refused(c):
+def test_operators_without_a_rewrite_are_refused(c):
     """Lists that onnxruntime would read behind are refused when the file is read."""
     with pytest.raises(ModelError, match=rf"{c.refused}|is not valid: .* does not fit") as error:
         rewrite(load(c.proto))
@@ -177,7 +177,7 @@ def test_nodes_of_one_kind_have_parameters_of_their_own():
     ]
 
 
-def test_what_nobody_reads_is_not_rewritten():
+def test_unread_nodes_are_not_rewritten():
     faulty = onnx.helper.make_node("LinearRegressor", ["x"], ["z"], "unread", domain=ML, coefficients=[1.0] * 5)
     right = onnx.helper.make_node("LinearRegressor", ["x"], ["y"], "read", domain=ML, **LINE)
     assert {role.node for role in rewrite(load(several_nodes(faulty, right))).roles} == {"read"}

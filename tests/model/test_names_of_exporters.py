@@ -74,7 +74,7 @@ def model(body: str, name: str, array: np.ndarray, others: dict[str, np.ndarray]
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("in_nodes", [False, True], ids=["initializers", "nodes"])
 @pytest.mark.parametrize("case", CONSTANTS)
-def test_what_an_exporter_computed_is_not_trained(case, in_nodes):
+def test_constants_computed_by_an_exporter_are_not_trained(case, in_nodes):
     body, name, array, others = CONSTANTS[case]
     net = OrtGradientRegressor(model(body, name, array, others, in_nodes=in_nodes), max_iter=3)
     net.fit(rows(), rows(8, 1, seed=1).ravel())

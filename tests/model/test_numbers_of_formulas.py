@@ -66,7 +66,7 @@ def test_numbers_named_by_their_word_are_constants(engine):
         ("a = MatMul(X, W) Y = Div(a, temperature)", "temperature"),
     ],
 )
-def test_who_does_not_say_what_a_number_is_is_asked(body, name):
+def test_ambiguous_number_warns_with_its_name(body, name):
     proto = model(body, weights=f"{W}, float {name} = {{1.5}}")
     fitted, said = warning_of(lambda: net(proto).fit(X, Y))
     assert repr(name) in said
@@ -94,7 +94,7 @@ def test_many_parameters_are_not_listed():
 
 
 @pytest.mark.parametrize(("name", "number"), [("alpha", 0.7318264), ("logit_scale", 1.0), ("head.bias", 0.0)])
-def test_numbers_that_are_clearly_weights_are_trained_without_a_word(name, number):
+def test_obvious_weights_are_trained_without_a_warning(name, number):
     body = "a = MatMul(X, W) Y = Mul(a, factor)" if number else "a = Tanh(X) b = MatMul(a, W) Y = Add(b, factor)"
     proto = model(body, weights=f"{W}, float factor = {{{number}}}")
     proto.graph.initializer[1].name = name

@@ -125,7 +125,7 @@ def test_one_number_that_could_be_either_is_a_score_and_a_warning_says_so():
     assert_allclose(confirmed.decision_function(X), run_outputs(STUMP).ravel(), atol=1e-6)
 
 
-def test_scores_of_any_size_are_scores_without_a_word():
+def test_scores_of_any_size_are_scores_without_a_warning():
     fitted = quiet(OrtGradientClassifier(LOGITS, **UNTRAINED), X, THREE)
     assert_allclose(fitted.decision_function(X), run_outputs(LOGITS), atol=1e-6)
     zeros = scoring_graph("z = Gemm(X, W, B)", "float[N,1] z", W=np.zeros((4, 1)), B=np.zeros(1))
@@ -141,7 +141,7 @@ def test_scores_are_taken_as_they_are_whatever_they_come_from():
     assert_allclose(fitted.predict_proba(X)[:, 1], 1 / (1 + np.exp(-run_outputs(SIGMOID).ravel())), atol=1e-6)
 
 
-def test_what_is_no_probability_cannot_be_said_to_be_one():
+def test_outputs_outside_zero_and_one_are_refused_as_probabilities():
     with pytest.raises(ModelError, match=r"output_kind='probabilities', but output 'z'.*numbers from -.*'scores'"):
         OrtGradientClassifier(GraphModel(LOGITS, output_kind="probabilities"), **SETTINGS).fit(X, THREE)
 
@@ -164,12 +164,12 @@ def test_wrong_values_of_the_regressor():
 
 
 @pytest.mark.parametrize("model", [None, MLP(), Linear(), LogisticRegression().fit(X, TWO)])
-def test_it_is_for_given_graphs(model):
+def test_output_kind_of_a_built_graph_is_refused(model):
     with pytest.raises(ValueError, match="output_kind='scores' is for given ONNX graphs"):
         OrtGradientClassifier(GraphModel(model, output_kind="scores")).fit(X, TWO)
 
 
-def test_it_is_settled_by_the_first_call():
+def test_output_kind_is_settled_by_the_first_call():
     fitted = OrtGradientClassifier(SIGMOID, warm_start=True, **SETTINGS).fit(X, TWO)
     with pytest.raises(ModelError, match="output_kind was changed from auto to scores"):
         fitted.set_params(model__output_kind="scores").fit(X, TWO)
@@ -177,7 +177,7 @@ def test_it_is_settled_by_the_first_call():
 
 
 @pytest.mark.slow
-def test_later_calls_and_copies_go_on_with_what_was_settled():
+def test_later_calls_and_copies_keep_the_settled_output_kind():
     estimator = OrtGradientClassifier(
         GraphModel(FOREST, output_kind="probabilities"), optimizer="adam", **LEAVES, **SETTINGS
     )
@@ -253,7 +253,7 @@ def test_label_first_and_the_wanted_one_of_several_outputs():
 
 
 @pytest.mark.parametrize("y", [TWO, THREE, np.c_[TWO, 1 - TWO]], ids=["two classes", "three classes", "two labels"])
-def test_what_was_exported_is_trained_further_from_where_it_was(y):
+def test_exported_model_resumes_from_its_predictions(y):
     first = OrtGradientClassifier(MLP((8,)), **SETTINGS).fit(X, y)
     again = quiet(OrtGradientClassifier(GraphModel(first.to_onnx(), output="probabilities"), **UNTRAINED), X, y)
     assert_allclose(again.predict_proba(X), first.predict_proba(X), atol=1e-6)
@@ -346,7 +346,7 @@ NONE = {
 
 
 @pytest.mark.parametrize("name", NONE)
-def test_what_is_no_activation(name):
+def test_other_final_operators_are_no_activations(name):
     tail, output = NONE[name]
     given = scoring_graph(tail, output, 3)
     given.opset_import.add(domain="com.microsoft", version=1)

@@ -10,7 +10,7 @@ from tests.fuzz import rows
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_rows_that_are_said_not_to_meet_do_not(part):
+def test_rows_analyzed_as_independent_are_independent(part):
     found = Counter(rows.run(number) for number in range(part * 40, part * 40 + 40))
     assert not [outcome for outcome in found if outcome.startswith("wrong")]
     assert min(found["meet"], found["apart"]) > 2  # both are found

@@ -95,7 +95,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("body", MIXED.values(), ids=MIXED)
-def test_rows_that_meet_under_a_free_axis_are_said(body):
+def test_rows_that_meet_under_a_free_axis_warn(body):
     """A file calls its first axis D and attends over it; the same rows twice in a batch do not show it."""
     model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> g (float[D, 3] X) => (float[D, 2] Y)
         <float[3, 2] W = {{1, 2, 3, 4, 5, 6}}, int64 zero = {{0}}> {{ {body} }}""")

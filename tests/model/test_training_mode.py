@@ -198,7 +198,7 @@ def test_later_calls_go_on_with_the_same_mode():
         fitted.set_params(model__training_mode=False).partial_fit(X, y)
 
 
-def test_it_is_described_before_the_fit():
+def test_training_mode_is_described_before_the_fit():
     moved, fixed = (
         regressor(GraphModel(evaluating(), training_mode=mode)).describe().of("statistic") for mode in (True, False)
     )

@@ -137,7 +137,7 @@ def test_images_are_for_builders_that_ask_for_their_shape():
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
-def test_what_a_builder_sees_of_a_regression(seen, wide):
+def test_builder_receives_rows_and_targets_of_a_regression(seen, wide):
     X, y = line(outputs=2 if wide else 1)
     OrtGradientRegressor(Recorder(), max_iter=1, random_state=0).fit(X.astype(np.float64), y)
     (call,) = seen
@@ -148,7 +148,7 @@ def test_what_a_builder_sees_of_a_regression(seen, wide):
     assert call["sample_weight"] is None
 
 
-def test_what_a_builder_sees_of_a_classification(seen):
+def test_builder_receives_rows_and_classes_of_a_classification(seen):
     X, y = blobs(classes=3)
     labels = np.array(["c", "a", "b"])[y]
     OrtGradientClassifier(Recorder(), class_weight={"c": 2.0}, max_iter=1).fit(X, labels)

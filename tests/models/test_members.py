@@ -268,7 +268,7 @@ def test_members_in_double_with_a_full_batch(engine):
     assert fitted.score(X, y) > 0.8
 
 
-def test_what_an_ensemble_has_not():
+def test_unsupported_settings_of_ensembles_are_refused():
     X, y = blobs(60)
     fitted = trained(OrtGradientClassifier, X, y)
     assert not hasattr(fitted, "coef_")

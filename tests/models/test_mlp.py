@@ -240,7 +240,7 @@ def test_activations_of_large_numbers(activation):
         ({"parametric_activation": "yes"}, "'parametric_activation' parameter of MLP"),
     ],
 )
-def test_wrong_values_are_told(options, match):
+def test_wrong_parameter_values_are_refused(options, match):
     with pytest.raises(ValueError, match=match):
         MLP(**options).build(4, 1)
 

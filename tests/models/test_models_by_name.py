@@ -74,7 +74,7 @@ def test_outputs_and_their_kinds_are_for_given_graphs():
         OrtGradientClassifier(GraphModel("mlp", output_kind="scores")).fit(X, Y)
 
 
-def test_what_names_no_builder_is_none():
+def test_resolve_builder_takes_names_and_leaves_files():
     assert resolve_builder("net.onnx") is None
     assert resolve_builder(b"") is None
     assert isinstance(resolve_builder(None), MLP)

@@ -114,7 +114,7 @@ def test_rows_of_embeddings(engine):
         assert_allclose(fitted["lazy", str(SGD())].weights_[name], array, rtol=0, atol=1e-6)
 
 
-def test_metrics_of_scikit_learn_say_what_to_do():
+def test_scikit_learn_metrics_are_refused_with_a_remedy():
     fitted = net().fit(X, TARGETS)
     predictions = fitted.predict(X)
     assert accuracy_score(Y["class"], predictions["class"]) == fitted.output_scores(X, TARGETS)["class"]

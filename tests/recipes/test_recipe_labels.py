@@ -194,7 +194,7 @@ class TestTargets:
         assert found.predict(X).dtype == np.int64
         assert found.score(X, given) == expected.score(X, Y)
 
-    def test_that_are_refused(self):
+    def test_unsupported_labels_are_refused(self):
         for labels in (Y * 2 + X[["pixel 0"]].to_numpy().astype(int) % 2, np.array(["a", "b", "c"])[Y]):
             with pytest.raises(ValueError, match="MultiOutputClassifier"):
                 clone(SMALL).fit(X, labels)

@@ -237,7 +237,7 @@ def test_pickles_hold_the_graph_and_predict_alike():
 
 
 @pytest.mark.parametrize("kind", [RealMLPClassifier, TabMRegressor])
-def test_what_was_trained_on_a_gpu_goes_on_without_one(kind):
+def test_gpu_pickle_resumes_without_a_gpu(kind):
     X, y = flowers() if kind is RealMLPClassifier else load_diabetes(return_X_y=True)
     recipe = kind(**(SMALL if kind is RealMLPClassifier else TABM)).fit(X, y)
     expected = recipe.predict(X)

@@ -34,7 +34,7 @@ def declared():
     return {match.lower().replace("_", "-") for match in re.findall(r'^\s*"([\w-]+)', block, re.MULTILINE)}
 
 
-def test_what_is_imported_is_declared():
+def test_imported_distributions_are_declared():
     installed = [distribution(name).read_text("RECORD").splitlines() for name in declared()]
     provided = {file.partition("/")[0].removesuffix(".py") for files in installed for file in files}
     assert not imported() - OTHERWISE - provided, "no distribution that pyproject.toml declares has it"

@@ -54,7 +54,7 @@ def headers(function: Any) -> list[tuple[str, str]]:
     return [(name.strip().lstrip("*"), entry.type) for entry in entries for name in entry.name.split(",")]
 
 
-def test_what_is_checked():
+def test_cases_include_estimators_components_and_methods():
     assert {"OrtGradientClassifier", "RealMLPRegressor", "Checkpoint", "Huber", "OrtGradientRegressor.fit"} < set(CASES)
     assert {"GradientDisplay.from_history", "plot_graph", "OrtGradientMultiOutput.score"} < set(CASES)
 

@@ -124,13 +124,13 @@ OrtGradientClassifier(MLP((4,)), max_iter=30).fit(X, X[:, 0] > 0, sample_weight=
     assert done.returncode == 0, done.stderr
 
 
-def test_a_name_that_is_gone_is_told(monkeypatch):
+def test_missing_private_name_of_sklearn_is_reported(monkeypatch):
     monkeypatch.setitem(sklearn_private.NAMES, "_gone", "sklearn.utils")
     with pytest.raises(ModelError, match=r"has no sklearn\.utils\._gone, which fitted models"):
         sklearn_private._gone  # noqa: B018
 
 
-def test_a_name_of_skl2onnx_that_is_gone_is_told(monkeypatch):
+def test_missing_private_name_of_skl2onnx_is_reported(monkeypatch):
     monkeypatch.setitem(skl2onnx_bridge.PRIVATE, "names", ("skl2onnx._supported_operators", "_gone"))
     with pytest.raises(ModelError, match=r"has no skl2onnx\._supported_operators\._gone") as error:
         OrtGradientClassifier(LogisticRegression().fit(X, Y)).fit(X, Y)

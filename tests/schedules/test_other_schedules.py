@@ -211,7 +211,7 @@ def test_a_graph_without_dropout_gets_a_warning():
         regressor(dropout_schedule="linear").fit(X, y)
 
 
-def test_what_cannot_follow_is_refused():
+def test_unsupported_schedules_are_refused():
     sign = type("Signs", (Optimizer,), {"update": lambda *a: None})()
     for name in ("weight_decay_schedule", "dropout_schedule"):
         with pytest.raises(ValueError, match=f"{name} has no effect with LBFGS"):

@@ -94,7 +94,7 @@ def test_fine_tuning_beats_the_old_model_and_a_new_one():
     assert ours > 0.8
 
 
-def test_it_is_no_worse_than_fitting_again_on_all_rows_of_both_scanners():
+def test_fine_tuning_is_no_worse_than_refitting_on_both_scanners():
     def on_both(seed):
         told = story(seed)
         return clone(PIPELINE).fit(np.r_[told.X_old, told.X_few], np.r_[told.y_old, told.y_few])
@@ -112,7 +112,7 @@ def test_the_classifier_alone_is_enough():
 
 
 @pytest.mark.parametrize("engine", available_engines())
-def test_it_starts_from_the_fitted_model(engine):
+def test_fine_tuning_starts_from_the_fitted_model(engine):
     told = story(0)
     start = OrtGradientClassifier(told.old, learning_rate_init=0, engine=engine)
     start.partial_fit(told.X_few, told.y_few, classes=range(10))
@@ -123,7 +123,7 @@ def test_it_starts_from_the_fitted_model(engine):
 
 
 @pytest.mark.parametrize("engine", available_engines())
-def test_scikit_learn_and_plain_onnxruntime_predict_what_it_does(engine):
+def test_scikit_learn_and_onnxruntime_predict_as_the_estimator(engine):
     told, tuner = story(0), fine_tuned(0, engine=engine)
     assert tuner.engine_ == engine
     labels, probabilities = tuner.predict(told.X_test), tuner.predict_proba(told.X_test)

@@ -119,7 +119,7 @@ def test_copies_go_on_exactly(how, where):
         assert_array_equal(straight.weights_[name], fitted.weights_[name])
 
 
-def test_it_may_change_between_calls():
+def test_accumulate_may_change_between_calls():
     fitted = regressor(max_iter=1, warm_start=True, optimizer="sgd").fit(X, y)
     fitted.set_params(accumulate=4).fit(X, y)
     first, _ = trained(mlp_weights(), X, y, rate=0.01, batch=4, optimizer="sgd")

@@ -114,7 +114,7 @@ def test_copies_go_on_exactly(how, where):
         assert_array_equal(raw_of(twin)[name], raw_of(fitted)[name])
 
 
-def test_it_may_be_turned_on_and_off_between_calls():
+def test_average_may_be_switched_between_calls():
     fitted = regressor(max_iter=1, warm_start=True).fit(X, y)
     fitted.set_params(ema_decay=0.5).fit(X, y)
     _, raw = reference(0.5, epochs=1)

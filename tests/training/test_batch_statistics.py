@@ -64,7 +64,7 @@ def normalized_regressor(model=None, **settings):
 
 @pytest.mark.parametrize("opset", [14, 15, 18, 21])
 @pytest.mark.parametrize(("batch", "sizes"), [(10, [10, 10, 3]), (23, [23]), (22, [22, 1]), (200, [23])])
-def test_a_pass_is_what_the_formulas_say(batch, sizes, opset):
+def test_pass_in_training_mode_equals_the_formulas(batch, sizes, opset):
     fitted = normalized_regressor(normalizing_graph(opset=opset), batch_size=batch).fit(X, y)
     assert fitted.engine_ == "portable"
     for name, expected in plain_sgd(sizes, 0.05).items():
@@ -242,6 +242,6 @@ def test_statistics_that_an_exporter_merged_are_told_apart():
         ),
     ],
 )
-def test_what_cannot_be_trained_is_refused(body, opset, weights, reason):
+def test_untrainable_normalizations_are_refused(body, opset, weights, reason):
     with pytest.raises(UnsupportedOperatorError, match=rf"\(BatchNormalization\) is in training .*{reason}.*eval\("):
         normalized_regressor(normalizing_graph(body, opset=opset, weights=weights)).fit(X, y)

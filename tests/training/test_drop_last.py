@@ -119,7 +119,7 @@ def test_a_call_of_partial_fit_is_an_epoch(how, where):
     assert fitted.t_ == 96
 
 
-def test_it_may_change_between_calls():
+def test_drop_last_may_change_between_calls():
     fitted = regressor(max_iter=1, warm_start=True, shuffle=False, optimizer="sgd").fit(X, y)
     fitted.set_params(drop_last=False).fit(X, y)
     first, _ = trained(mlp_weights(), X[:48], y[:48], rate=0.01, batch=12, optimizer="sgd")
@@ -127,7 +127,7 @@ def test_it_may_change_between_calls():
     assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
 
-def test_what_takes_no_minibatches_refuses_it():
+def test_drop_last_without_minibatches_is_refused():
     with pytest.raises(ValueError, match=r"drop_last has no effect with LBFGS.* Set it to False"):
         regressor(optimizer="lbfgs").fit(X, y)
     with pytest.raises(TypeError, match=r"'drop_last' .* Got 1"):

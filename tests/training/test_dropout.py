@@ -98,7 +98,7 @@ def test_the_mode_may_be_computed(mode):
 
 
 @pytest.mark.parametrize(("node", "opset"), [("Dropout(x, r, no)", 18), ("Dropout(x, r)", 18), ("Dropout(x)", 11)])
-def test_what_drops_nothing_stays(node, opset):
+def test_dropout_of_rate_zero_stays(node, opset):
     model, inputs = exposed(f"y = {node}", opset, weights="float r = {0.25}, bool no = {0}")
     assert not inputs
     assert [node.op_type for node in model.graph] == ["Dropout"]

@@ -83,7 +83,7 @@ def test_long_fits_are_those_of_compiled_code(any_fit_is_long):
     assert bits(clone(ours).fit(X, Y)) == bits(ours)
 
 
-def test_what_was_compiled_before_does_not_count():
+def test_code_compiled_earlier_does_not_change_the_choice():
     before = estimator_of().fit(X, Y)
     estimator_of(engine=COMPILED).fit(X, Y)
     after = estimator_of().fit(X, Y)
@@ -157,7 +157,7 @@ SESSIONS = {
 
 
 @pytest.mark.parametrize("name", SESSIONS)
-def test_a_session_runs_without_a_word_what_is_not_compiled(name, any_fit_is_long):
+def test_uncompiled_graph_runs_in_a_session_without_a_warning(name, any_fit_is_long):
     data, settings = SESSIONS[name]
     estimator = estimator_of(**settings).fit(*data)
     assert estimator.engine_ != COMPILED

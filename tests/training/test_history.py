@@ -56,7 +56,7 @@ def test_curves_are_values():
     assert read_only.plus(3.0).last() == 3.0
 
 
-def test_a_pickle_holds_what_is_kept_and_no_more(monkeypatch):
+def test_pickled_curve_is_bounded(monkeypatch):
     monkeypatch.setattr(_history, "KEPT", 1000)
     curve = longer(Curve(), range(5000))
     assert len(pickle.dumps(curve)) < 8 * 1000 + 500

@@ -85,7 +85,7 @@ for one in filter(Path.is_dir, folder.iterdir()):
 
 
 @pytest.mark.slow
-def test_what_was_loaded_as_a_memory_map_goes_on_and_leaves_the_file_alone(tmp_path):
+def test_memory_mapped_estimator_resumes_and_leaves_the_file_unchanged(tmp_path):
     estimators = {tmp_path / f"{model}-{engine}": fitted_wide(model, engine) for model, engine in CASES}
     for folder, estimator in estimators.items():
         folder.mkdir()
@@ -151,7 +151,7 @@ def test_arrays_are_copied_where_others_own_them_or_they_cannot_be_written(tmp_p
         assert_array_equal(copied, array)
 
 
-def test_what_is_unpickled_without_copying_shares_no_memory():
+def test_unpickled_arrays_share_no_memory():
     weights = {"W": np.ones((300, 300), np.float32)}
     parts = FlatParameters(weights, np.dtype(np.float32)), OptimizerState(3, {"m": np.ones(7)}, 2)
     buffers: list[pickle.PickleBuffer] = []

@@ -265,7 +265,7 @@ def test_wrong_values(attribute, value):
         regressor(model=builder).fit(X, y)
 
 
-def test_an_optimizer_without_what_is_multiplied():
+def test_factors_without_effect_are_refused():
     with pytest.raises(ValueError, match="learning_rate_factors has no effect with LBFGS"):
         regressor(optimizer="lbfgs", learning_rate_factors=RATES).fit(X, y)
     with pytest.raises(ValueError, match="weight_decay_factors has no effect with LBFGS"):

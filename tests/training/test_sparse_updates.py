@@ -286,7 +286,7 @@ def test_optimizers_of_a_user_update_all_rows():
         new(optimizer=Centered(), sparse_updates="lazy").fit(X, Y)
 
 
-def test_what_cannot_be_lazy_is_refused():
+def test_unsupported_lazy_updates_are_refused():
     with pytest.raises(ValueError, match=r"sparse_updates has no effect with LBFGS.* Set it to 'exact'"):
         new(optimizer=LBFGS(), sparse_updates="lazy").fit(X, Y)
     with pytest.raises(ValueError, match=r"sparse_updates.* must be one of .exact., .lazy."):

@@ -41,7 +41,7 @@ def test_penalty_is_its_formula(alpha, l1_ratio, engine):
     assert_allclose(parameters.gradient - plain.parameters.gradient, slope, rtol=0, atol=1e-6)
 
 
-def test_penalty_leaves_out_what_has_no_matrix():
+def test_penalty_skips_vectors():
     step = new_step(mlp(), batch=8, trainable=["layers.0.bias"], alpha=0.5)
     total = fill(step, *data())
     assert step.gradients(total) == new_like(step, alpha=0.0).gradients(total)

@@ -31,7 +31,7 @@ def test_weights_of_the_epochs_begin_come_back_when_a_later_step_diverges(kind):
 
 @BOTH_STEPS
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf])
-def test_weights_whose_own_loss_is_not_finite_are_not_what_comes_back(spoilt, kind):
+def test_weights_of_an_infinite_loss_are_not_restored(spoilt, kind):
     step, history = kind([1.0, 1.0, spoilt]), History()
     with pytest.raises(DivergenceError):
         trainer(step, history=history).fit()

@@ -107,7 +107,7 @@ def test_bound_methods_are_equal_where_their_owners_are():
     assert content(Box(1).__init__) != content(Box(2).__init__)
 
 
-def test_what_changes_afterwards_does_not_change_a_content():
+def test_content_is_a_snapshot():
     array = np.zeros(3)
     before = content(Box(array))
     array[0] = 1
@@ -134,7 +134,7 @@ def test_objects_that_hold_each_other_come_to_an_end():
     assert content(doubled) == content(doubled)
 
 
-def test_what_is_nested_too_deeply_is_equal_to_nothing():
+def test_deeply_nested_objects_equal_nothing():
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
