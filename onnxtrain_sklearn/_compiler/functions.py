@@ -119,6 +119,7 @@ def _exponential(x: Floats) -> _Exponential:
 @ElementFunction
 def exp(x: Floats) -> Floats:
     """The exponential; subnormal results are rounded once, too."""
+    # Beyond these bounds the result rounds to 0, or overflows to infinity.
     parts = _exponential(at_least(-105.0, at_most(89.5, x)))
     first, second = parts.scales()
     return (parts.rest + 1.0) * first * second
@@ -127,7 +128,7 @@ def exp(x: Floats) -> Floats:
 @ElementFunction
 def expm1(x: Floats) -> Floats:
     """exp(x) - 1, computed as ``2 * (scale * rest + (scale - 1/2))``, so that the scale does not overflow first."""
-    parts = _exponential(at_least(-18.0, at_most(88.75, x)))
+    parts = _exponential(at_least(-18.0, at_most(88.75, x)))  # beyond: -1, infinity
     scale = _power_of_two(parts.power - 1)
     return abs(x).where("olt", NEGLIGIBLE_SQUARE, x, parts.rest.times_plus(scale, scale - 0.5) * 2.0)
 
@@ -212,7 +213,7 @@ def sigmoid(x: Floats) -> Floats:
 @ElementFunction
 def tanh(x: Floats) -> Floats:
     """(1 - e) / (1 + e) with e = exp(-2 * abs(x)); near zero, 1 - e comes from ``rest``, without cancellation."""
-    parts = _exponential(at_least(-40.0, abs(x) * -2.0))
+    parts = _exponential(at_least(-40.0, abs(x) * -2.0))  # beyond, tanh rounds to 1
     scale = _power_of_two(parts.power)
     above, below = (parts.rest.times_plus(factor, factor + 1.0) for factor in (-scale, scale))
     return (above / below).call("copysign", x)
@@ -229,7 +230,7 @@ def softplus(x: Floats) -> Floats:
 def erf(x: Floats) -> Floats:
     """The error function, in two parts as in N. Juffa's erff."""
     near = polynomial(ERF_NEAR_ZERO, x * x).times_plus(x, x)
-    size = at_most(4.0, abs(x))
+    size = at_most(4.0, abs(x))  # beyond, erf rounds to 1
     parts = _exponential(polynomial(ERF_BEYOND, size).times_plus(size, -size))
     scale = _power_of_two(parts.power)
     beyond = parts.rest.times_plus(-scale, 1.0 - scale)

@@ -133,6 +133,7 @@ class Panel:
         text = Text()
         parts = _parts_of_row(text, self.widths, self.masked)
         a, s, c = (_multiples(text, stride, self.rows + 1) for stride in ("%a_row", "%s_row", "%c_row"))
+        # Pointers, not offsets, go from tile to tile: into the left matrix, the start of the sums, and the result.
         with text.loop("%tiles", carried=[("ptr", "%a"), ("ptr", "%s"), ("ptr", "%c")]) as tiles:
             at_a, at_s, at_c = tiles.carried
             places = _elements_of_rows(text, s, parts)
@@ -150,6 +151,7 @@ class Panel:
         carried = [("ptr", a), ("ptr", "%b"), *zip(kinds, first, strict=True)]
         with text.loop("%k", carried=carried) as loop:
             at_a, at_b, *sums = loop.carried
+            # A row of the right matrix is in registers; each number of the left column multiplies all of it.
             b = [load_part(text, at_b, place, part) for place, part in _offsets_of_parts(parts)]
             following = list[str]()
             for row in rows[: self.rows]:
@@ -228,7 +230,7 @@ class Dots:
         with text.loop("%tiles", carried=[("ptr", "%a"), ("ptr", "%s"), ("ptr", "%c")]) as tiles:
             at_a, at_s, at_c = tiles.carried
             sums = ["zeroinitializer"] * (self.rows * self.columns)
-            if self.whole:
+            if self.whole:  # all full registers of the rows, then the last one
                 sums = self._products(text, at_a, (a, b), sums)
             end_a, end_b = (text.address(at, "%k") if self.whole else at for at in (at_a, "%b"))
             sums = self._add(text, [end_a, end_b], (a, b), sums, part)

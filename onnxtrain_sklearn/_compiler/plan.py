@@ -151,6 +151,7 @@ class FunctionPlan:
     def output(self, value: ir.Value, taken: Iterable[Buffer]) -> View:
         """Return the view of an output of the graph, which has a buffer of its own."""
         view = self.view(value)
+        # Not a part of another value, an input or a constant, nor the buffer of another output.
         own = view.is_contiguous and view.size == view.buffer.size and view.buffer in self._written
         return view if own and view.buffer not in taken else self.copy(view)
 

@@ -208,6 +208,8 @@ def _with_unit_strides(sizes: ProductSizes, left: Matrix, right: Matrix) -> tupl
 
 
 def _form(sizes: ProductSizes, left: Matrix, right: Matrix, bias: bool, tile: RegisterTile) -> _Form:
+    # Dots read the rest of a row by a mask. The transposed product has the left matrix on the right, where its columns
+    # must be contiguous.
     contiguous = left.column == 1 and tile.masked and sizes.inner > 1
     if sizes.columns <= TUNING.few_columns < sizes.rows and contiguous:
         return _Form.DOTS
@@ -335,6 +337,7 @@ class _ProductWriter:
         for block in _blocks(self._sizes.inner, DEPTH):
             for position in self._steps(block):
                 a, b = self._at(left, 0, position), self._at(right, position, 0)
+                # The first block begins with the bias or zeros, the others are added to the result.
                 further = block.start > 0
                 first = result if further else start
                 for group, widths, last in _panels(self._sizes.columns, self._tile):
@@ -344,6 +347,7 @@ class _ProductWriter:
                             strip = self._packed(strip, ProductSizes(0, block.size, group.size), scratch, widths, last)
                         into = self._at(result, 0, column), self._at(first, 0, column)
                         kernel = Panel(0, widths, last > 0 and self._tile.masked, further)
+                        # Rows that are left out are zeros at the end of the sums.
                         inner = block.size if self._used.inner == self._sizes.inner else self._used.inner
                         self._add_panel(kernel, a, strip, *into, inner, last)
 

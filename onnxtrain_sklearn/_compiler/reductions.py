@@ -61,6 +61,7 @@ def joined_row(
             found = joined(text, joined_up_to(text, stop, count, width, rule, vector), width, rule)
         else:
             found = joined(text, joined_in_blocks(text, count, width, rule, vector), width, rule)
+            # The rest that fills no vector belongs to the last rows.
             found = found if bound is None else bound.last(text, found, rule.neutral)
         total = rule.join(text, total, found, 1)
     return total
@@ -68,7 +69,7 @@ def joined_row(
 
 def joined_in_blocks(text: Text, count: int, width: int, rule: Joining, value: Callable[[Index], str]) -> str:
     """Join ``count`` vectors, block by block; ``value(index)`` adds the vector of an index."""
-    size = 1
+    size = 1  # of a block: so that there are at most SUMMANDS
     while size * SUMMANDS < count:
         size *= SUMMANDS
     whole, rest = divmod(count, size)

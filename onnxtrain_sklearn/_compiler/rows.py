@@ -130,6 +130,7 @@ class _RowStates:
     def of_rows(self, view: View) -> bool:
         if not view.shape or view.shape[0] % self.batch or view.buffer.size % self.batch:
             return False
+        # The indices of a row span exactly its elements in the buffer, and none reaches into the next row.
         width, step = view.buffer.size // self.batch, view.strides[0]
         span = view.offset + sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:], strict=True))
         return step * (view.shape[0] // self.batch) == width and span < step
@@ -214,6 +215,7 @@ class _RowStates:
 
 def _state_of_result(emit: EmitElements, states: Sequence[RowState]) -> RowState:
     """Return the state of the result of an operation on elements of these states."""
+    # A divisor that depends on the weights may be zero where they are: 0 / 0 is NaN.
     if _is_instruction(emit, "fmul") or (
         _is_instruction(emit, "fdiv") and states[1] in (RowState.FIXED, RowState.ROWS)
     ):

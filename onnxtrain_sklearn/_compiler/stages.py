@@ -105,6 +105,7 @@ class Elementwise:
         """
         vectors = all(place.step in (0, 1) for place in places.values())
         width = LANES if vectors else 1
+        # Operands that do not change along the axis are loaded once, before the loop.
         single = {
             v: text.load(v.buffer.pointer, p.start) for v, p in places.items() if p.step == 0 and v not in self.kept
         }
@@ -256,6 +257,7 @@ class Selection:
             return
         table, indices, elements = places
         width = LANES if (table.step, indices.step, elements.step) == (1, 0, 1) else 1
+        # If one index selects a whole row, it is read once, and the row moves in vectors.
         at_row = None if indices.step else self._start(text, table.start, indices.start)
         for first, count, lanes in chunks(shape[0] if shape else 1, width):
             with text.loop(count * lanes, lanes) as loop:
@@ -263,13 +265,13 @@ class Selection:
                 start = self._start(text, table.start, indices.at(text, index)) if at_row is None else at_row
                 at = text.add(start, text.multiply(index, table.step))
                 place = elements.at(text, index)
-                source, target = self.table.buffer.pointer, self.elements.buffer.pointer
+                in_table, in_elements = self.table.buffer.pointer, self.elements.buffer.pointer
                 if not self.scatters:
-                    text.store(text.load(source, at, lanes), target, place, lanes)
+                    text.store(text.load(in_table, at, lanes), in_elements, place, lanes)
                     continue
-                value = text.load(target, place, lanes)
-                value = self.join(text, text.load(source, at, lanes), value, lanes) if self.join else value
-                text.store(value, source, at, lanes)
+                value = text.load(in_elements, place, lanes)
+                value = self.join(text, text.load(in_table, at, lanes), value, lanes) if self.join else value
+                text.store(value, in_table, at, lanes)
 
     def _start(self, text: Text, start: Index, place: Index) -> Index:
         """Add where the selected row starts, never one outside the table."""

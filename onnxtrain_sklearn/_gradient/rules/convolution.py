@@ -61,12 +61,13 @@ def _kernel_cotangent(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: i
 def _scatter_windows(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, group: int) -> ir.Value:
     """Add each window's cotangent, times the kernel, to the elements that the window read."""
     op, unread = r.op, _unread_sizes(r.x(), r.y, w)
+    # Where padding is even and windows read every element, ConvTranspose crops by itself; else Pad crops and pads.
     even = w.begin == w.end and unread is not None and not any(unread)
     pads = w.begin + w.end if even else None
     full = op.ConvTranspose(g, kernel, strides=w.strides, dilations=w.dilations, group=group, pads=pads)
     if even:
         return full
-    start = np.array([0, 0, *[-n for n in w.begin]])
+    start = np.array([0, 0, *[-n for n in w.begin]])  # negative pads crop
     if unread is not None:
         return op.Pad(full, np.append(start, [0, 0, *[n - end for n, end in zip(unread, w.end, strict=True)]]))
     missing = op.Sub(_spatial_shape(op, r.x()), op.Add(_spatial_shape(op, full), np.array([-n for n in w.begin])))
@@ -106,11 +107,12 @@ def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows,
     if unread is not None:  # padding that no window reads is left out
         end = [max(pad - max(n, 0), 0) for pad, n in zip(w.end, unread, strict=True)]
         unread = [n - pad + left for n, pad, left in zip(unread, w.end, end, strict=True)]
+    # The cotangents are the kernel: it moves by the dilation of the windows, and is dilated by their stride.
     result = op.Conv(
         rows, cotangents, group=group, strides=w.dilations, dilations=w.strides, pads=w.begin + end, kernel_shape=None
     )
     if unread is None or any(n >= dilation for n, dilation in zip(unread, w.dilations, strict=True)):
-        result = op.Slice(result, [0] * len(spatial), w.kernel, spatial)
+        result = op.Slice(result, [0] * len(spatial), w.kernel, spatial)  # positions that no kernel element has
     return op.Transpose(result, perm=[1, 0, *spatial])
 
 

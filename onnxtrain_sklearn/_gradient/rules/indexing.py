@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ..._importers.torch_program import padding_row
 from ..._ir.queries import constant, dims
 from ..._ir.supported import Supported
+from ...graph import INT64
 from ..context import (
     GradientRule,
     Reverse,
@@ -49,12 +50,12 @@ def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     size = op.Reshape(op.Size(r.x(1)), [1])
     shape = op.Concat(*_sizes_along(r, before), size, *_sizes_along(r, after), axis=0)
     index = op.Reshape(r.x(1), np.array([1] * axis + [-1] + [1] * (rank - axis - 1), np.int64))
-    index = op.Cast(index, to=7)
+    index = op.Cast(index, to=INT64)
 
     def gradient() -> ir.Value:
         cotangent, row = r.g, padding_row(r.node)
         if row is not None:  # PyTorch does not train the row that stands for padding
-            others = op.Not(op.Equal(op.Cast(r.x(1), to=7), np.array(row, np.int64)))
+            others = op.Not(op.Equal(op.Cast(r.x(1), to=INT64), np.array(row, np.int64)))
             cotangent = op.Mul(cotangent, op.Unsqueeze(mask(op, others), axes=[-1]))
         cotangent = op.Reshape(cotangent, shape)
         return scatter_add(r, zeros_like(op, x), op.Expand(index, shape), cotangent, axis, repeats=True)

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ..._ir.queries import constant, dims, fixed, operand
 from ..._ir.supported import Supported
-from ...graph import Operand
+from ...graph import INT64, Operand
 from ..context import GradientRule, Reverse, Thunk, mask, reshape_to, scatter_add, zeros_like
 from .windows import spatial_sizes
 
@@ -49,18 +49,19 @@ class Taps:
     derivative: ir.Value
 
 
-def _taps(r: Reverse, place: ir.Value, size: int, kind: str, padding: str, aligned: bool) -> Taps:
-    op, (first, powers) = r.op, TAPS[kind]
-    before = op.Round(place) if kind == "nearest" else op.Floor(place)
+def _taps(r: Reverse, place: ir.Value, size: int, mode: str, padding: str, aligned: bool) -> Taps:
+    op, (first, powers) = r.op, TAPS[mode]
+    before = op.Round(place) if mode == "nearest" else op.Floor(place)
     fraction = op.Unsqueeze(op.Sub(place, before), axes=[2])
     rows = np.array(powers, op.dtype.numpy())
-    index = op.Add(op.Cast(op.Unsqueeze(before, axes=[2]), to=7), np.arange(first, first + rows.shape[1]))
+    index = op.Add(op.Cast(op.Unsqueeze(before, axes=[2]), to=INT64), np.arange(first, first + rows.shape[1]))
     weight = _tap_polynomial(r, fraction, rows)
     derivative = _tap_polynomial(r, fraction, rows[1:] * np.arange(1, len(rows), dtype=rows.dtype)[:, None])
     if padding == "zeros":
         inside = mask(op, op.And(op.Greater(index, -1), op.Less(index, size)))
         weight, derivative = op.Mul(weight, inside), op.Mul(derivative, inside)
     elif padding == "reflection":
+        # Reflected at the centers of the outermost pixels if aligned, else at their outer edges.
         period = 2 * (size - aligned)
         index = op.Mod(index, max(period, 1))
         index = op.Min(index, op.Sub(period - (not aligned), index))
@@ -220,13 +221,15 @@ def _bins(r: Reverse, start: ir.Value, length: ir.Value, bins: int, size: int) -
     taken = op.constant(np.array(ratio, op.dtype.numpy())) if ratio else op.Ceil(op.Div(length, float(bins)))
     number: Operand = np.array(ratio)
     if not ratio:  # the most samples that a bin of any region takes
-        number = op.Cast(op.ReduceMax(op.Max(taken, 0.0), keepdims=False), to=7)
+        number = op.Cast(op.ReduceMax(op.Max(taken, 0.0), keepdims=False), to=INT64)
+    # Where samples lie, as fractions of a bin and then of the region: (regions, bins, samples).
     steps = op.Cast(op.Range(np.array(0), number, np.array(1)), to=op.dtype)
     fraction = op.Div(op.Add(steps, 0.5), op.Max(taken, 1.0))
     fraction = op.Div(op.Add(fraction, np.arange(bins, dtype=op.dtype.numpy())[:, None]), float(bins))
     place = op.Add(start, op.Mul(fraction, length))
     counted = op.And(op.Not(op.Less(place, -1.0)), op.Not(op.Greater(place, float(size))))
     counted = op.And(counted, op.Less(steps, taken)) if not ratio else counted
+    # The weight of each pixel in a sample, by its distance, and its derivative; a clamped sample does not move.
     share = op.Unsqueeze(op.Div(mask(op, counted), op.Max(taken, 1.0)), axes=[-1])
     inside = op.Unsqueeze(op.Clip(place, op.constant(np.zeros((), op.dtype.numpy())), float(size - 1)), axes=[-1])
     apart = op.Sub(inside, np.arange(size, dtype=op.dtype.numpy()))
@@ -249,7 +252,7 @@ def _max_roi_pool_rule(r: Reverse) -> Sequence[Thunk]:
     r.need_opset(12, "its gradient")
     op, (rows, columns) = r.op, r.attribute("pooled_shape", [1, 1])
     height, width = spatial_sizes(r, r.x())
-    images = op.Cast(op.Gather(r.x(1), np.array(0), axis=1), to=7)
+    images = op.Cast(op.Gather(r.x(1), np.array(0), axis=1), to=INT64)
     pixels = op.Unsqueeze(op.Gather(r.x(), images, axis=0), axes=[2, 3])
     inside = op.And(
         op.Unsqueeze(_pixels_of_bins(r, 2, rows, height), axes=[1, 3, 5]),
@@ -262,15 +265,16 @@ def _max_roi_pool_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _pixels_of_bins(r: Reverse, first: int, bins: int, size: int) -> ir.Value:
-    """Return whether a pixel is in a bin of a region, (regions, bins, pixels); halves round away from zero, as in C."""
-    op, kind = r.op, r.op.dtype.numpy()
+    """Return the pixels in each bin of a region as truth values, (regions, bins, pixels)."""
+    op, dtype = r.op, r.op.dtype.numpy()
     scale = r.attribute("spatial_scale", 1.0)
     ends = (op.Mul(op.Gather(r.x(1), np.array([i]), axis=1), scale) for i in (first, first + 2))
+    # Round halves away from zero, as C does; ONNX's Round takes the even neighbor.
     start, end = (op.Mul(op.Sign(place), op.Floor(op.Add(op.Abs(place), 0.5))) for place in ends)
     bin_size = op.Div(op.Max(op.Add(op.Sub(end, start), 1.0), 1.0), float(bins))
-    low = op.Add(op.Floor(op.Mul(bin_size, np.arange(bins, dtype=kind))), start)
-    high = op.Add(op.Ceil(op.Mul(bin_size, np.arange(1, bins + 1, dtype=kind))), start)
-    pixels = np.arange(size, dtype=kind)
+    low = op.Add(op.Floor(op.Mul(bin_size, np.arange(bins, dtype=dtype))), start)
+    high = op.Add(op.Ceil(op.Mul(bin_size, np.arange(1, bins + 1, dtype=dtype))), start)
+    pixels = np.arange(size, dtype=dtype)
     return op.And(op.Not(op.Less(pixels, op.Unsqueeze(low, axes=[2]))), op.Less(pixels, op.Unsqueeze(high, axes=[2])))
 
 
@@ -282,7 +286,7 @@ def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
     r.need_opset(12, "its gradient")
     shifted = r.opset >= 16 and r.attribute("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     x1, y1, x2, y2 = (op.Unsqueeze(op.Mul(op.Gather(r.x(1), np.array([i]), axis=1), scale), axes=[2]) for i in range(4))
-    axes = []
+    axes = []  # of rows and of columns
     for start, end, size, name in zip((y1, x1), (y2, x2), spatial_sizes(r, r.x()), ("height", "width"), strict=True):
         length = op.Sub(end, start) if shifted else op.Max(op.Sub(end, start), 1.0)
         axes.append(_bins(r, op.Sub(start, 0.5 * shifted), length, r.attribute(f"output_{name}", 1), size))
@@ -302,7 +306,7 @@ def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
                 op.ReduceSum(op.Mul(cotangent, by), axes=[1, 2], keepdims=True)
                 for by in (bins.of_start, bins.of_length)
             )
-            if not shifted:
+            if not shifted:  # lengths below 1 were raised to 1
                 of_length = op.Mul(of_length, mask(op, op.Greater(op.Sub(end, start), 1.0)))
             starts.append(op.Sub(of_start, of_length))
             ends.append(of_length)

@@ -100,9 +100,10 @@ def _expanded_indices(r: Reverse) -> tuple[list[str], str]:
     left, arrow, output = equation.partition("->")
     terms = left.split(",")
     spare = [c for c in ascii_letters if c not in equation]
+    # An ellipsis stands for as many axes as the operand has beyond its letters, counted from the right.
     hidden = [r.rank(r.x(i)) - len(term) + 3 if "." in term else 0 for i, term in enumerate(terms)]
     names = "".join(spare[: max(hidden)])
-    if not arrow:
+    if not arrow:  # the output has the letters that occur once, in alphabetical order
         single = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
         if any(c.isupper() for c in single) and any(c.islower() for c in single):
             r.refuse("the order of capital and small letters in the output that it does not name is not defined")
@@ -116,7 +117,9 @@ def _einsum_cotangent(r: Reverse, terms: Sequence[str], output: str, i: int) -> 
     x, term, others = r.x(i), terms[i], [output, *terms[:i], *terms[i + 1 :]]
     operands: list[ir.Value] = [r.g, *(r.x(j) for j in range(len(terms)) if j != i)]
     spare = (c for c in ascii_letters if c not in "".join([*terms, output]))
-    sizes = _index_sizes(others, operands)
+    # The broadcast size of each index, None if only a run can tell.
+    wide = {letter: seen - {1} or {1} for letter, seen in _seen(others, operands).items()}
+    sizes = {letter: seen.pop() if len(seen) == 1 else None for letter, seen in wide.items()}
     for axis, letter in enumerate(terms[i]):
         if letter in term[:axis]:
             other = next(spare)
@@ -126,13 +129,8 @@ def _einsum_cotangent(r: Reverse, terms: Sequence[str], output: str, i: int) -> 
     return _fit_to_operand(r, operands, others, term, sizes, x)
 
 
-def _index_sizes(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, Size]:
-    """Return the broadcast size of each index, None if it is known only at run time."""
-    wide = {letter: sizes - {1} or {1} for letter, sizes in _seen(terms, operands).items()}
-    return {letter: sizes.pop() if len(sizes) == 1 else None for letter, sizes in wide.items()}
-
-
 def _seen(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, set[Size]]:
+    """Return the sizes that each index has in the operands."""
     sizes: dict[str, set[Size]] = {}
     for term, value in zip(terms, operands, strict=True):
         for letter, size in zip(term, dims(value) or [None] * len(term), strict=True):
