@@ -68,7 +68,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> Outcome:
         record["error"] = {"type": type(error).__name__, "message": sentence(error)}
         console.error(f"error: {sentence(error)}")
         return Outcome(record, _package_lines(record), succeeded=False)
-    limits = sessions.limits()
+    limits = sessions.supported_versions()
     checks = [] if options.no_self_test else _checks(console)
     record |= {
         "onnxruntime": record["onnxruntime"]

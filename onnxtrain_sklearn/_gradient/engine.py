@@ -225,7 +225,7 @@ def differentiate_own(model: ir.Model, wrt: Sequence[str], of: str, engine: str)
 def _differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     """Differentiate a model without fused operators with the first engine that supports every node on the path."""
     graph = model.graph
-    model.ir_version = min(model.ir_version, sessions.limits_for(ir_version=model.ir_version).ir_version)
+    model.ir_version = min(model.ir_version, sessions.versions_for(ir_version=model.ir_version).ir_version)
     if engine == "ort-training":  # it cannot differentiate subgraphs; with "auto" the portable engine does
         unroll(model)
     _require_free_names(graph, wrt)

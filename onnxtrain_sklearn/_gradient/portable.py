@@ -62,7 +62,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     try:
         return _reverse_pass(model, wrt, of)
     except NewerOpsetNeeded as error:
-        if error.opset > sessions.limits().opset:
+        if error.opset > sessions.supported_versions().opset:
             raise
         try:
             newer = in_opset(model, error.opset)

@@ -32,7 +32,7 @@ from .._model.constants import dequantize
 from .._model.precision import widen
 from .._model.stable_forms import use_stable_forms
 from .._ort import devices, sessions
-from .._ort.sessions import Limits
+from .._ort.sessions import SupportedVersions
 from .._utils.errors import refusing
 from ..exceptions import ModelError
 from .custom_results import with_types_of_custom_operators
@@ -52,8 +52,10 @@ LABELS = "labels of dictionaries"
 """Key of a model's ``meta``: the keys of the dictionaries that a classifier returns its scores in."""
 
 
-def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits | None = None) -> ir.Model:
-    """Return a validated model in versions within ``limits``, by default those of the installed onnxruntime.
+def load(
+    model: onnx.ModelProto | bytes | str | os.PathLike[str], supported: SupportedVersions | None = None
+) -> ir.Model:
+    """Return a validated model in versions that ``supported`` allows, by default those of the installed onnxruntime.
 
     Opset and IR version stay unchanged where possible. Raises ModelError if the model is not valid.
     """
@@ -63,7 +65,7 @@ def load(model: onnx.ModelProto | bytes | str | os.PathLike[str], limits: Limits
         proto = with_types_of_custom_operators(proto)
         # Graphs of fitted models are rewritten, and may be of opset 8 or 9: these are converted upwards.
         of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)
-        result = readable(proto, limits, renew=of_fitted_model)
+        result = readable(proto, supported, renew=of_fitted_model)
         record(result, *changed)
         for value in (*result.graph.inputs, *(v for node in every_node(result.graph) for v in node.outputs)):
             # Older files of PaddlePaddle declare dynamic sizes as -1, which onnxruntime takes as such.

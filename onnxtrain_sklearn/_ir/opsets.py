@@ -24,7 +24,7 @@ import onnx.version_converter
 import onnx_ir as ir
 
 from .._ort import sessions
-from .._ort.sessions import Limits
+from .._ort.sessions import SupportedVersions
 from .._utils.errors import reason
 from ..exceptions import ModelError
 from ..graph import INT64, Names
@@ -52,45 +52,45 @@ TYPES_SINCE = {
 """Element types that were added after IR version 10: type -> version."""
 
 
-def readable(proto: onnx.ModelProto, limits: Limits | None = None, *, renew: bool = False) -> ir.Model:
+def readable(proto: onnx.ModelProto, supported: SupportedVersions | None = None, *, renew: bool = False) -> ir.Model:
     """Return the model in supported versions, converted if necessary; ``renew`` converts old opsets upwards.
 
-    ``limits`` are by default those of the installed onnxruntime.
+    ``supported`` are by default those of the installed onnxruntime.
     """
     opset = _opset_of_proto(proto)
-    if limits is None and opset < OLD_OPSET:  # it may be converted, and an error of the converter names the limits
-        limits = sessions.limits()
-    elif limits is None:
+    if supported is None and opset < OLD_OPSET:  # the model may be converted, and errors name the supported versions
+        supported = sessions.supported_versions()
+    elif supported is None:
         ml_opset = max((o.version for o in proto.opset_import if o.domain == "ai.onnx.ml"), default=0)
-        limits = sessions.limits_for(opset=opset, ml_opset=ml_opset, ir_version=proto.ir_version)
+        supported = sessions.versions_for(opset=opset, ml_opset=ml_opset, ir_version=proto.ir_version)
     least = RENEWED_OPSET if renew and opset < OLD_OPSET else MIN_OPSET
-    model = from_proto(_in_opset_range(without_old_forms(proto), limits, least))
+    model = from_proto(_in_opset_range(without_old_forms(proto), supported, least))
     _name_nodes(model.graph)  # the converter drops names
     ml_opset = model.opset_imports.get("ai.onnx.ml", 0)
-    if ml_opset > limits.ml_opset and any(node.domain == "ai.onnx.ml" for node in every_node(model.graph)):
+    if ml_opset > supported.ml_opset and any(node.domain == "ai.onnx.ml" for node in every_node(model.graph)):
         raise ModelError(  # ONNX has no converter for this domain
-            f"The graph is of opset {ml_opset} of ai.onnx.ml; {limits.runtime} reads opsets up to {limits.ml_opset}. "
-            f"Export the model again with one of these, or use a newer onnxruntime."
+            f"The graph is of opset {ml_opset} of ai.onnx.ml; {supported.runtime} reads opsets up to "
+            f"{supported.ml_opset}. Export the model again with one of these, or use a newer onnxruntime."
         )
     # Lower the IR version to the newest supported one; only newer element types prevent that.
     model.ir_version = max(model.ir_version, OLDEST_IR)
-    newest = limits.ir_version
+    newest = supported.ir_version
     if model.ir_version > newest:
         infer_shapes(model)  # to know the types
         newer = [v for v in all_values(model) if v.dtype is not None and TYPES_SINCE.get(v.dtype, 0) > newest]
         if newer:
             raise ModelError(
                 f"The graph is of IR version {model.ir_version} and uses {newer[0].dtype} in {newer[0].name!r}, which "
-                f"IR version {newest}, the newest that {limits.runtime} reads, lacks."
+                f"IR version {newest}, the newest that {supported.runtime} reads, lacks."
             )
         model.ir_version = newest
     return model
 
 
-def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.ModelProto:
+def _in_opset_range(proto: onnx.ModelProto, supported: SupportedVersions, least: int) -> onnx.ModelProto:
     """Convert the default opset into the range that can be trained, or raise ModelError."""
     opset = _opset_of_proto(proto)
-    newest = min(MAX_OPSET, limits.opset)
+    newest = min(MAX_OPSET, supported.opset)
     target = min(max(opset, least), newest)
     if opset == target:
         return proto
@@ -99,7 +99,7 @@ def _in_opset_range(proto: onnx.ModelProto, limits: Limits, least: int) -> onnx.
     except Exception as error:
         other = " or use a newer onnxruntime" if newest < opset <= MAX_OPSET else ""
         raise ModelError(
-            f"The graph is of opset {opset}; {limits.runtime} can train opsets {MIN_OPSET} to {newest}, and ONNX's "
+            f"The graph is of opset {opset}; {supported.runtime} can train opsets {MIN_OPSET} to {newest}, and ONNX's "
             f"converter cannot bring it to {target}: {reason(error)}. Export the model again with an opset in that "
             f"range (18 is a good choice){other}."
         ) from error

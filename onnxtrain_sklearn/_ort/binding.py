@@ -1,7 +1,8 @@
 """Sessions tied to fixed arrays of the host or of a device.
 
-onnxruntime borrows the memory of bound arrays and holds no reference: a binding keeps them alive, and its runs neither
-copy nor allocate.
+A :class:`Binding` runs a session on the same arrays again and again, as training does: its runs neither copy nor
+allocate. onnxruntime borrows the memory of bound arrays and holds no reference, so the binding keeps them alive.
+:class:`DeviceArray` is an array in the memory of a device.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .device_graphs import not_run
 from .devices import OWN_MEMORY
 from .packages import onnxruntime
+from .runtime_errors import not_run
 from .sessions import require_indices
 
 
@@ -68,9 +69,9 @@ class Binding:
     Arrays are bound once. But a session on a device copies host inputs, and inputs that it needs on the host, when they
     are bound, not when it runs: there every run binds these again.
 
-    Kernels write through bound memory, also to inputs (BatchNormalization) and to read-only memory. For an array that
-    is not contiguous, and for a read-only input, a copy is bound: each run copies the inputs before and the outputs
-    after. A read-only output is an error.
+    Kernels write through bound memory, also to inputs (BatchNormalization writes its running statistics) and to memory
+    that is mapped read-only, which ends the process. So a copy is bound for an array that is not contiguous, and for a
+    read-only input: each run copies the inputs before and the outputs after. A read-only output is an error.
     """
 
     def __init__(
@@ -78,23 +79,42 @@ class Binding:
     ) -> None:
         self._session, self._arrays = session, {**inputs, **outputs}
         self._inputs = {value.name for value in session.get_inputs()}
-        self._copied = _inputs_on_the_host(session) if session.get_providers()[0] in OWN_MEMORY else None
+        self._on_host: set[str] | None = None  # the inputs that a session on a device reads on the host
+        if session.get_providers()[0] in OWN_MEMORY:
+            infos = getattr(session, "get_input_memory_infos", None)  # all inputs, if onnxruntime does not tell
+            places = ["Cpu"] * len(self._inputs) if infos is None else [info.name for info in infos()]
+            names = [value.name for value in session.get_inputs()]
+            self._on_host = {n for n, place in zip(names, places, strict=True) if place.lower().startswith("cpu")}
         self._copies: dict[str, np.ndarray] = {}
         self._binding = session.io_binding()
-        self._run = _runner(session, self._binding)
-        self._binder, self._own = _own_binder(self._binding)
+        # Bind and run through the C objects inside, without the checks that their classes make each time. Sessions on
+        # devices run through the class, which looks up the options of captured graphs.
+        inside = getattr(self._binding, "_iobinding", None)
+        self._binder, self._own = (self._binding, False) if inside is None else (inside, True)
+        own = getattr(session, "_sess", None)
+        self._run: Callable[[], object] = partial(session.run_with_iobinding, self._binding)
+        if session.get_providers() == ["CPUExecutionProvider"] and own is not None and inside is not None:
+            self._run = partial(own.run_with_iobinding, inside, None)
         for name in self._arrays:
             self._bind(name)
 
     def run(self, **changed: Array) -> None:
         """Run the session once, with other arrays for the inputs and outputs named; the GIL is released."""
-        if changed or self._copied is not None:
+        if changed or self._on_host is not None:
             self._arrays.update(changed)
-            for name in changed if self._copied is None else changed.keys() | self._copied_when_bound(self._copied):
+            again: Set[str] = changed.keys()
+            if self._on_host is not None:
+                hosts = {name for name in self._inputs if isinstance(self._arrays[name], np.ndarray)}
+                again = again | self._on_host | hosts
+            for name in again:
                 self._bind(name)
         try:
             if self._copies:
-                self._run_on_copies()
+                for name in self._copies.keys() & self._inputs:
+                    self._copies[name][...] = self._arrays[name]
+                self._run()
+                for name in self._copies.keys() - self._inputs:
+                    self._arrays[name][...] = self._copies[name]  # type: ignore[index]
             else:
                 self._run()
         except Exception as error:  # each release has another class for it
@@ -103,17 +123,6 @@ class Binding:
     def require_indices(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise ModelError if an array for an input holds an index that its table on the device does not have."""
         require_indices(self._session, arrays)
-
-    def _copied_when_bound(self, on_host: Set[str]) -> Set[str]:
-        """Return the inputs that a session on a device copies when they are bound."""
-        return on_host | {name for name in self._inputs if isinstance(self._arrays[name], np.ndarray)}
-
-    def _run_on_copies(self) -> None:
-        for name in self._copies.keys() & self._inputs:
-            self._copies[name][...] = self._arrays[name]
-        self._run()
-        for name in self._copies.keys() - self._inputs:
-            self._arrays[name][...] = self._copies[name]  # type: ignore[index]
 
     def _bind(self, name: str) -> None:
         array = self._arrays[name]
@@ -130,29 +139,7 @@ class Binding:
         bind(name, *_memory_argument(HOST, own=self._own), array.dtype, array.shape, address)
 
 
-def _inputs_on_the_host(session: onnxruntime.InferenceSession) -> Set[str]:
-    """Return the inputs that a session on a device reads on the host; all, where onnxruntime does not tell."""
-    names = [value.name for value in session.get_inputs()]
-    infos = getattr(session, "get_input_memory_infos", None)
-    places = ["Cpu"] * len(names) if infos is None else [info.name for info in infos()]
-    return {name for name, place in zip(names, places, strict=True) if place.lower().startswith("cpu")}
-
-
-def _own_binder(binding: object) -> tuple[Any, bool]:
-    """Return what binds arrays without the checks that its class makes each time, and whether there is such a thing."""
-    own = getattr(binding, "_iobinding", None)
-    return (binding, False) if own is None else (own, True)
-
-
 @cache
 def _memory_argument(memory: tuple[str, int], *, own: bool) -> tuple[Any, ...]:
-    """Return how a binder names a memory; its class describes it anew for each array."""
+    """Return the arguments that name a memory to a binder; the C object takes a device, its class a name and index."""
     return (onnxruntime.OrtDevice.make(*memory)._get_c_device(),) if own else memory
-
-
-def _runner(session: onnxruntime.InferenceSession, binding: Any) -> Callable[[], object]:
-    """Return what runs the session once; on a CPU without what its class looks up each time, for captured graphs."""
-    own, bound = getattr(session, "_sess", None), getattr(binding, "_iobinding", None)
-    if session.get_providers() != ["CPUExecutionProvider"] or own is None or bound is None:
-        return partial(session.run_with_iobinding, binding)
-    return partial(own.run_with_iobinding, bound, None)

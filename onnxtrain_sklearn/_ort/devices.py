@@ -1,4 +1,8 @@
-"""Devices: the execution providers behind a name, the memory that they compute in, the cores of this machine."""
+"""Devices: the execution providers that a name stands for, the memory that they compute in, the cores of this machine.
+
+:func:`resolve_device` turns the parameters of an estimator into a :class:`Device`, and starts it: a device that cannot
+be used is an error there, not a silent fallback to the CPU. :func:`resumed` does so for the device of a pickle.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,13 @@ def resolve_device(
     kind, _, index = str(device).partition(":")
     if kind not in _PROVIDERS or (index and not index.isdigit()):
         raise ValueError(f"Unknown device {device!r}.{nearest(kind, _PROVIDERS)} A number may follow: 'cuda:1'.")
-    _check_lists(providers, provider_options)
+    for name, value, one_kind in (("providers", providers, str), ("provider_options", provider_options, Mapping)):
+        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        if not (is_list and all(isinstance(one, one_kind) for one in value or ())) and value is not None:
+            raise TypeError(f"providers must list names, provider_options one dict for each; got {name}={value!r}.")
+    for name in (name for options in provider_options or () for name in options):
+        if not isinstance(name, str):
+            raise TypeError(f"The keys of provider_options must be names of options (strings), got {name!r}.")
     names = list(providers) if providers is not None else [_PROVIDERS[kind]]
     if not names:
         raise ValueError("providers is an empty list: name at least one, or leave it None.")
@@ -82,7 +92,7 @@ def resumed(device: Device) -> Device | None:
 
 
 def _start_providers(names: Sequence[str], options: Sequence[dict[str, str]]) -> None:
-    """Check that devices with a memory of their own give some, and let products of float32 be computed in float32.
+    """Raise DeviceError if a device cannot be started, and compute products of float32 in float32.
 
     By default onnxruntime rounds the operands of a product on CUDA to TF32, which has 10 bits after the leading one.
     """
@@ -96,19 +106,6 @@ def _start_providers(names: Sequence[str], options: Sequence[dict[str, str]]) ->
                 f"provider_options must not have {captured[0]!r}: a captured graph reads the addresses of its first "
                 f"run, and each minibatch lies at another one. Leave it out."
             )
-
-
-def _check_lists(providers: object, provider_options: Sequence[Mapping[str, object]] | None) -> None:
-    for name, value, kind in (("providers", providers, str), ("provider_options", provider_options, Mapping)):
-        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            wrong = not all(isinstance(one, kind) for one in value)
-        else:
-            wrong = value is not None
-        if wrong:
-            raise TypeError(f"providers must list names, provider_options one dict for each; got {name}={value!r}.")
-    for name in (name for options in provider_options or () for name in options):
-        if not isinstance(name, str):
-            raise TypeError(f"The keys of provider_options must be names of options (strings), got {name!r}.")
 
 
 def available_providers() -> list[str]:
@@ -125,19 +122,15 @@ def missing_providers(names: Sequence[str]) -> list[str]:
 def _check_available(names: Sequence[str], setting: str) -> None:
     missing, available = missing_providers(names), available_providers()
     if missing:
+        known = {_provider_stem(provider): provider for provider in onnxruntime.get_all_providers()}
+        close = get_close_matches(_provider_stem(missing[0]), known, n=1, cutoff=0.7)
+        meant = f" Did you mean {known[close[0]]!r}?" if close and missing[0] not in known.values() else ""
         raise DeviceError(
             f"{setting} needs {missing[0]}, which the installed onnxruntime {version()} "
             f"({', '.join(installed_distributions()) or 'unknown distribution'}) lacks; it has {', '.join(available)}."
-            f"{_provider_hint(missing[0])} "
+            f"{meant} "
             f"For CUDA install onnxtrain-sklearn[portable-cuda] or [ort-training-cuda]; else use device='cpu'."
         )
-
-
-def _provider_hint(name: str) -> str:
-    """Return a suggestion if ``name`` is close to a provider that onnxruntime knows but is not one."""
-    known = {_provider_stem(provider): provider for provider in onnxruntime.get_all_providers()}
-    close = get_close_matches(_provider_stem(name), known, n=1, cutoff=0.7)
-    return f" Did you mean {known[close[0]]!r}?" if close and name not in known.values() else ""
 
 
 def _provider_stem(provider: str) -> str:

@@ -1,4 +1,9 @@
-"""The gradient builder of onnxruntime-training, the gradients that it lacks, and adapter files."""
+"""The gradient builder of onnxruntime-training, and gradients that it lacks.
+
+:func:`build_gradient_graph` runs the builder. It has no gradient for the operators of :data:`_GRADIENTS`, which are
+registered once per process. A registered definition holds for an operator type whatever its attributes, so only
+operators without attributes are among them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from typing import Any
 from . import operator_libraries
 from .packages import onnxruntime, pybind
 
+# Nodes of a definition: operator, inputs, outputs. I(0) is the operand, O(0) the result, GI and GO their gradients.
 _ZERO = [("Sub", ["O(0)", "O(0)"], ["zero"]), ("Mul", ["GO(0)", "zero"], ["GI(0)"])]
 _GRADIENTS: dict[str, list[tuple[str, list[str], list[str]]]] = {
     "Softplus": [("Sigmoid", ["I(0)"], ["sigmoid"]), ("Mul", ["GO(0)", "sigmoid"], ["GI(0)"])],
@@ -33,14 +39,23 @@ def require_library(path: str) -> None:
 
 def build_gradient_graph(model: bytes, *, wrt: Iterable[str], of: str) -> bytes:
     """Run onnxruntime-training's gradient builder; it raises RuntimeError for graphs that it refuses."""
-    _register_gradients()
+    for op_type, definition in _GRADIENTS.items():
+        if op_type in _registered:
+            continue
+        nodes = []
+        for kind, inputs, outputs in definition:
+            node = pybind.GradientNodeDefinition()
+            node.op_type, node.domain, node.inputs, node.outputs, node.attributes = kind, "", inputs, outputs, []
+            nodes.append(node)
+        pybind.register_gradient_definition(f"::{op_type}", nodes)
+        _registered.add(op_type)
     builder = pybind.GradientGraphBuilder(model, {of}, set(wrt), of, _builder_options())
     builder.build()
     return bytes(builder.get_model())
 
 
 def optimized_for_training(model: bytes, *, wrt: Iterable[str]) -> bytes:
-    """Return the graph as onnxruntime-training's transformers leave it, with what ``wrt`` needs kept apart."""
+    """Return the graph after onnxruntime-training's transformers, which keep the values that ``wrt`` needs."""
     return bytes(pybind.get_optimized_model(model, set(wrt), _builder_options()))
 
 
@@ -51,17 +66,3 @@ def _builder_options() -> Any:
         options.register_custom_ops_library(library)
     operator_libraries.add_known(options, {operator_libraries.OPTION: library})
     return options
-
-
-def _register_gradients() -> None:
-    """Define gradients that the builder lacks, once per process; only of operators without attributes."""
-    for op_type, nodes in _GRADIENTS.items():
-        if op_type not in _registered:
-            pybind.register_gradient_definition(f"::{op_type}", [_definition(*node) for node in nodes])
-            _registered.add(op_type)
-
-
-def _definition(op_type: str, inputs: list[str], outputs: list[str]) -> Any:
-    node = pybind.GradientNodeDefinition()
-    node.op_type, node.domain, node.inputs, node.outputs, node.attributes = op_type, "", inputs, outputs, []
-    return node

@@ -26,7 +26,7 @@ from .device_graphs import NodeOwner, graphs_within
 from .packages import onnxruntime
 
 VARIABLE = "ONNXTRAIN_SKLEARN_INTEGER_PRODUCTS"
-"""The environment variable that takes the place of the probe; its values are those of :data:`KINDS`."""
+"""Environment variable that replaces the probe; its values are the keys of :data:`KINDS`."""
 
 KINDS = {"exact": False, "saturating": True}
 
@@ -56,7 +56,7 @@ _PRODUCTS: dict[tuple[str, str], _Weights] = {
 }
 _TYPES_OF_RESULTS = {("Cast", "to"), ("QuantizeLinear", "output_dtype")}
 _ZEROS_OF_RESULTS = {"QuantizeLinear": 2, "QGemm": 8}
-"""Where operators have the zero point of their result; those that begin with QLinear have it before a bias."""
+"""Input with the zero point of an operator's result; operators that begin with QLinear have it at 7, before a bias."""
 
 
 def saturate() -> bool:
@@ -100,19 +100,25 @@ def exact(model: bytes) -> bytes:
 
 
 def make_exact(proto: onnx.ModelProto) -> bool:
-    """Put unsigned weights in place of signed ones, in place, where products saturate; whether there were any."""
+    """Put unsigned weights in place of signed ones, in place, if products saturate here.
+
+    Return True if there were any.
+    """
+
+    def is_quantized(node: onnx.NodeProto) -> bool:
+        return node.op_type == "QuantizeLinear" or (node.domain, node.op_type) in _PRODUCTS
+
     graphs = list(graphs_within(proto.graph))
-    if not any(_is_quantized(node) for graph in graphs for node in graph.node) or not saturate():
+    if not any(is_quantized(node) for graph in graphs for node in graph.node) or not saturate():
         return False
     return _Signed(proto, graphs).replace()
 
 
-def _is_quantized(node: onnx.NodeProto) -> bool:
-    return node.op_type == "QuantizeLinear" or (node.domain, node.op_type) in _PRODUCTS
-
-
 class _Signed:
-    """The signed bytes of a model that meet unsigned ones."""
+    """The signed bytes of a model that are multiplied with unsigned ones.
+
+    ``found`` are the places of nodes that read each of them, weights and zero points, by name.
+    """
 
     def __init__(self, proto: onnx.ModelProto, graphs: list[NodeOwner]) -> None:
         self.graph, self.graphs = proto.graph, graphs
@@ -137,14 +143,17 @@ class _Signed:
         self.offset = ""
 
     def replace(self) -> bool:
-        """Replace all of them; whether there were any."""
+        """Replace all of them; return True if there were any."""
         for node in self.nodes:
             if node.op_type == "QuantizeLinear":
                 self._note_pair(node)
         paired = {id(node) for places in self.found.values() for node, _ in places}
         for node in self.nodes:
             weights = _PRODUCTS.get((node.domain, node.op_type))
-            if weights is not None and (weights.activations is None or self._is_unsigned(node, weights.activations)):
+            # Two signed bytes have an exact kernel.
+            if weights is not None and not (
+                weights.activations is not None and self._is_signed(node, weights.activations)
+            ):
                 for place, zero in weights.places:
                     self._note_weights(node, place, zero)
             elif node.op_type == "DequantizeLinear" and id(node) not in paired:
@@ -161,11 +170,8 @@ class _Signed:
     def _is_signed(self, node: onnx.NodeProto, place: int) -> bool:
         return len(node.input) > place and self._kind_of(node.input[place]) == TensorProto.INT8
 
-    def _is_unsigned(self, node: onnx.NodeProto, place: int) -> bool:
-        return not self._is_signed(node, place)
-
     def _kind_of(self, name: str) -> int:
-        """Return the type of a value: as declared, else by the zero point of what computes it, or by its operand."""
+        """Return the type of a value: as declared, else that of the zero point or operand of its producer."""
         while name not in self.kinds:
             maker = self.makers.get(name)
             if maker is None or not maker.input:
@@ -182,7 +188,7 @@ class _Signed:
         return int(self.kinds[name])
 
     def _note_weights(self, node: onnx.NodeProto, place: int, zero: int) -> None:
-        """Note weights and their zero point; where there is none it becomes 128."""
+        """Note weights and their zero point; where there is none, it becomes 128."""
         if not self._is_signed(node, place):
             return
         if not (len(node.input) > zero and node.input[zero]) and not self._add_zero(node, place, zero):

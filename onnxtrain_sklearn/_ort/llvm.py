@@ -1,6 +1,7 @@
 """Functions compiled from LLVM's assembly language by llvmlite, which is optional.
 
-The text is the same on every machine. LLVM translates it for the processor that it runs on, in about ten milliseconds.
+:class:`MachineCode` compiles one. ``_compiler`` and the compiled updates write the text, which is the same on every
+machine; LLVM translates it for the processor that it runs on, in about ten milliseconds.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class MachineCode:
 
 @cache
 def features() -> str:
-    """Return what LLVM says of the processor, such as ``"+avx2,-avx512f"``."""
+    """Return the features of the processor in LLVM's notation, such as ``"+avx2,-avx512f"``."""
     return str(_llvm().get_host_cpu_features().flatten())
 
 

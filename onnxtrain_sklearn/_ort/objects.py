@@ -1,7 +1,8 @@
 """onnxruntime's own objects, which the classic interfaces take and return: values, devices, sessions, training agents.
 
-The estimators never use them. A numpy array that becomes a value lends its memory, and onnxruntime holds no reference
-to it: whoever makes a value keeps the array, or has it copied.
+They are for ``classic``; the estimators use none of them. An array that becomes a
+value may lend its memory, to which onnxruntime holds no reference: the caller keeps the array alive, or copies it by
+:func:`value_of`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Provider: TypeAlias = "str | tuple[str, Mapping[str, object]]"
 
 
 def has_training_agent() -> bool:
-    """Return True if this onnxruntime is a training build, which runs a graph up to its outputs and goes on later."""
+    """Return True if this onnxruntime is a training build, which can pause a graph between forward and backward."""
     return hasattr(C, "TrainingAgent")
 
 
@@ -61,7 +62,7 @@ def ort_device(device: Device) -> OrtDevice:
 
 
 def device_name(device: OrtDevice) -> str:
-    """Return "cpu", "cuda" or what else onnxruntime calls a kind of device."""
+    """Return onnxruntime's name for a kind of device, such as "cpu" or "cuda"."""
     kinds = ("cpu", "cuda", "fpga", "npu", "dml")
     known = {getattr(C.OrtDevice, kind)(): kind for kind in kinds if hasattr(C.OrtDevice, kind)}
     if device.device_type() not in known:
@@ -126,7 +127,7 @@ _TYPES = {
 
 
 def dtype_of(kind: str) -> np.dtype[Any]:
-    """Return numpy's name of what onnxruntime calls ``tensor(float)``."""
+    """Return the numpy dtype of a type in onnxruntime's notation, such as ``tensor(float)``."""
     if kind not in _TYPES:
         raise ValueError(f"{kind!r} is no tensor type that numpy has.{nearest(kind, _TYPES)}")
     return np.dtype(_TYPES[kind])
@@ -197,7 +198,7 @@ def training_agent(
 
 
 def pass_state() -> Any:
-    """Return what a training agent keeps of a forward pass until the backward pass."""
+    """Return the state that a training agent keeps from a forward pass until the backward pass."""
     return C.PartialGraphExecutionState()
 
 
@@ -230,7 +231,7 @@ def run(
 
 
 def fill(fetches: OrtValueVector, values: Sequence[OrtValue]) -> None:
-    """Put values into a vector that is empty; one that is not was written into already."""
+    """Put values into an empty vector; a run has already written into the values of one that is not empty."""
     if not len(fetches):
         for value in values:
             fetches.push_back(value)

@@ -1,8 +1,9 @@
 """Libraries of custom operators: those that estimators name in ``session_options``, for all sessions that need one.
 
-An estimator reads, compares, trains and exports a graph in sessions of its own. A session that does not know an
-operator is created once more with every library that this process has been told of. Operators that no library has stay
-unknown: the session is refused as before.
+An estimator reads, compares, trains and exports its graph in several sessions, and most of them are created where the
+options of the estimator are not known. So :func:`know_libraries` records the libraries for the whole process, and a
+session that does not know an operator is created once more with all of them (:func:`add_known`). Operators that no
+library has stay unknown: the session is refused as before.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def register(settings: onnxruntime.SessionOptions, path: str) -> None:
 
 
 def add_known(settings: onnxruntime.SessionOptions, options: Mapping[str, object] | None) -> bool:
-    """Add every library that this process knows and ``options`` do not name; return whether there was one."""
+    """Add every library that this process knows and ``options`` do not name; return True if there was one."""
     more = [path for path in _known if path not in libraries_of(options)]
     for path in more:
         register(settings, path)

@@ -1,4 +1,10 @@
-"""Create, share, configure and run sessions; ask what the installed onnxruntime can do."""
+"""Create, share, configure and run sessions; ask which versions of ONNX the installed onnxruntime supports.
+
+:func:`create_session` is the one place that makes a session of a graph: it sets the options, rewrites the graph where a
+kernel of the device or of this processor is wrong (``device_graphs``, ``integer_products``), and translates errors.
+:func:`shared_session` gives fits of one structure the same session. :func:`loading_error` and :func:`survives_loading`
+load a graph on trial.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +26,19 @@ import onnx_ir as ir
 from .._utils.cache import Cache, content
 from ..exceptions import DeviceError, ModelError, OnnxTrainWarning, nearest
 from . import operator_libraries
-from .device_graphs import check_indices, for_device, not_loaded, not_run
+from .device_graphs import check_indices, for_device
 from .devices import OWN_MEMORY, Device, resolve_device
 from .integer_products import exact
 from .packages import onnxruntime, version
+from .runtime_errors import not_loaded, not_run
 
 InferenceSession: TypeAlias = "onnxruntime.InferenceSession"
 
 SPIN_MICROSECONDS = 50
-"""How long a thread without work looks for some before it sleeps; onnxruntime can be told so from 1.26 on.
+"""Time that an idle thread spins before it sleeps; an option of onnxruntime since 1.26.
 
-By default it spins for 3 to 500 ms, as the processor has it, and takes a core from whatever else runs: with another
-process on one of two cores, steps of convolutional networks take 1.3 to 1.9 times as long as with these microseconds.
+By default a thread spins for 3 to 500 ms, depending on the processor, and takes a core from everything else: with
+another process on one of two cores, steps of convolutional networks take 1.3 to 1.9 times as long as with this setting.
 """
 
 SPIN = "session.intra_op.spin_duration_us"
@@ -82,7 +89,13 @@ def create_session(
     if any(name in OWN_MEMORY for name in device.providers):
         model, indexed = for_device(model)
     try:
-        session = _session(model, settings, providers, options)
+        try:
+            session = onnxruntime.InferenceSession(model, settings, providers=providers)
+        except Exception:
+            # Perhaps it lacks an operator: try again with all libraries that estimators of this process name.
+            if not operator_libraries.add_known(settings, options):
+                raise
+            session = onnxruntime.InferenceSession(model, settings, providers=providers)
     except Exception as error:  # each release has another class for it
         raise not_loaded(error, model) from error
     used = session.get_providers()
@@ -94,18 +107,6 @@ def create_session(
     if indexed:
         _indexed[session] = indexed
     return session
-
-
-def _session(
-    model: bytes, settings: onnxruntime.SessionOptions, providers: Sequence[Any], options: Mapping[str, object] | None
-) -> onnxruntime.InferenceSession:
-    """Return a session; where it fails, with the libraries of custom operators that estimators of the process name."""
-    try:
-        return onnxruntime.InferenceSession(model, settings, providers=providers)
-    except Exception:  # each release has another class for it
-        if not operator_libraries.add_known(settings, options):
-            raise
-        return onnxruntime.InferenceSession(model, settings, providers=providers)
 
 
 def require_indices(session: InferenceSession, arrays: Mapping[str, np.ndarray]) -> None:
@@ -139,9 +140,8 @@ def run_session(session: InferenceSession, outputs: Sequence[str], feeds: Mappin
 
 # Sessions that fits share: one for each graph, device, number of threads and options.
 #
-# A session may run in several threads at once; what it reads and writes is bound by each of its users. It is shared
-# only if nothing else of it can be told apart: options and graphs that give a session a state or a file of its own get
-# a new session each time.
+# A session may run in several threads at once: each of its users binds the arrays that it reads and writes. Sessions
+# whose options or graphs give them a state or a file of their own are not shared.
 
 
 SHARED_OPTIONS = frozenset(
@@ -149,7 +149,7 @@ SHARED_OPTIONS = frozenset(
     "inter_op_num_threads intra_op_num_threads log_severity_level log_verbosity_level logid use_deterministic_compute "
     "optimization.disable_specified_optimizers".split()
 )
-"""Options of sessions that may be shared; others write files, or refer to objects outside."""
+"""Options of sessions that may be shared; others write files, or refer to objects outside the session."""
 
 OVERHEAD = 2**19
 """Bytes of a session beside its graph and what it allocates when it runs."""
@@ -183,7 +183,7 @@ def shared_session(
 
 
 def may_be_shared(device: Device, options: Mapping[str, object] | None) -> bool:
-    """Return True if a session has no state: graphs that CUDA captures hold the addresses of the first run."""
+    """Return True if a session has no state. Graphs that CUDA captures have one: the addresses of the first run."""
     captures = any("graph" in name for chosen in device.provider_options for name in chosen)
     return not captures and set(options or ()) <= SHARED_OPTIONS
 
@@ -192,7 +192,7 @@ def may_be_shared(device: Device, options: Mapping[str, object] | None) -> bool:
 
 
 def loading_error(model: bytes) -> ModelError | None:
-    """Return the error of onnxruntime for a model that it cannot load; without optimization, which takes long."""
+    """Return the error of onnxruntime for a model that it cannot load, tried without optimization, which takes long."""
     try:
         create_session(model, resolve_device(), options={"graph_optimization_level": "ORT_DISABLE_ALL"})
     except ModelError as error:
@@ -227,7 +227,7 @@ def survives_loading(model: bytes) -> bool:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SupportedVersions:
     """The newest versions of ONNX that an onnxruntime supports.
 
     Attributes
@@ -250,14 +250,15 @@ OLDEST = {"opset": 21, "ml_opset": 5, "ir_version": 10}
 """The versions that every supported onnxruntime accepts."""
 
 
-def limits_for(**versions: int) -> Limits:
-    """Return what bounds a graph of these versions, named as in :class:`Limits`: :func:`limits`, if it may matter.
+def versions_for(**versions: int) -> SupportedVersions:
+    """Return the newest supported versions, as far as they matter for a graph of the given ones.
 
-    Most graphs have versions that every onnxruntime accepts, and finding out the newest ones takes a quarter of the
-    first ``fit`` of a process.
+    Most graphs have versions that every onnxruntime accepts: they get :data:`OLDEST`, because finding out the newest
+    versions takes a quarter of the first ``fit`` of a process. ``versions`` have the names of the attributes of
+    :class:`SupportedVersions`.
     """
     matters = any(version > OLDEST[name] for name, version in versions.items())
-    return limits() if matters else Limits(_runtime_name(), **OLDEST)
+    return supported_versions() if matters else SupportedVersions(_runtime_name(), **OLDEST)
 
 
 def _runtime_name() -> str:
@@ -265,12 +266,13 @@ def _runtime_name() -> str:
 
 
 @cache
-def limits() -> Limits:
-    """Return what the installed onnxruntime supports, found once per process by loading graphs of one node.
+def supported_versions() -> SupportedVersions:
+    """Return the versions that the installed onnxruntime supports, found once per process by loading tiny graphs.
 
-    onnxruntime refuses what is newer than the ONNX release that it was built with, and has no function that tells.
+    onnxruntime refuses versions newer than the ONNX release that it was built with, and has no function that tells
+    them.
     """
-    return Limits(
+    return SupportedVersions(
         runtime=_runtime_name(),
         opset=_newest(OLDEST["opset"], lambda opset: _loads(opset=opset)),
         ml_opset=_newest(OLDEST["ml_opset"], lambda ml_opset: _loads(ml_opset=ml_opset)),
@@ -317,21 +319,7 @@ def _runs(node: ir.Node, imports: dict[str, int], ir_version: int) -> bool:
 
 
 THREADS = 64
-"""Threads that a session may have on any machine; to create 1000 takes half a minute, 5000 never finish."""
-
-
-def _bounded_threads(name: str, value: object) -> object:
-    """Return ``value``, or the number of cores where ``value`` exceeds any sensible number of threads."""
-    cores = os.cpu_count() or 1
-    if not isinstance(value, int) or value <= max(THREADS, cores):
-        return value
-    warnings.warn(
-        f"Session option {name}={value} is more than the {max(THREADS, cores)} threads that a session may have here: "
-        f"it gets {cores}, one for each core.",
-        OnnxTrainWarning,
-        stacklevel=2,
-    )
-    return cores
+"""Threads that a session may have on any machine: creating 1000 takes half a minute, and 5000 never finish."""
 
 
 def set_option(settings: onnxruntime.SessionOptions, name: str, value: object) -> None:
@@ -346,8 +334,17 @@ def set_option(settings: onnxruntime.SessionOptions, name: str, value: object) -
         raise ValueError(
             f"Unknown session option {name!r}.{nearest(name, valid)} Names with a dot are configuration entries."
         )
-    if name in ("intra_op_num_threads", "inter_op_num_threads"):
-        value = _bounded_threads(name, value)
+    cores = os.cpu_count() or 1
+    if name in ("intra_op_num_threads", "inter_op_num_threads") and isinstance(value, int):
+        most = max(THREADS, cores)
+        if value > most:
+            warnings.warn(
+                f"Session option {name}={value} is more than the {most} threads that a session may have here: it gets "
+                f"{cores}, one for each core.",
+                OnnxTrainWarning,
+                stacklevel=2,
+            )
+            value = cores
     members = getattr(type(getattr(settings, name)), "__members__", {})
     if isinstance(value, str) and members and value not in members:
         raise ValueError(f"Session option {name!r} has no value {value!r}.{nearest(value, members)}")

@@ -16,7 +16,7 @@ import numpy as np
 
 from .._data.batches import BatchBuffers, Batches, filled
 from .._model.trainable import TrainableModel
-from .._ort import device_graphs
+from .._ort import runtime_errors
 from ..exceptions import warn
 from ..optimizers import Optimizer
 from ..optimizers.in_place import moves_without_gradient
@@ -282,7 +282,7 @@ def in_trainable_type(
     try:
         HostStep(StepParts(model, plain, trained, {}, OptimizerState(), batch=2, sparse=sparse))
     except Exception as error:
-        if not device_graphs.not_implemented(error):
+        if not runtime_errors.not_implemented(error):
             raise
         return as_float32(model)
     return model

@@ -20,7 +20,7 @@ from .._importers.load import load
 from .._ir.protobuf import to_proto
 from .._model.weights import parameters_of
 from .._ort.objects import require_ort_format, to_ort_format
-from .._ort.sessions import Limits
+from .._ort.sessions import SupportedVersions
 from .._utils.atomic_files import whole_files
 from ..exceptions import ModelError, OnnxTrainError, nearest
 from .onnxblock.blocks import IR_VERSION, OPSET, Block, PassThrough, base, empty_base
@@ -34,7 +34,7 @@ __all__ = ["Checkpoint", "LossType", "OptimType", "UnknownBlockError", "generate
 
 PathLike: TypeAlias = "str | bytes | os.PathLike[Any]"
 
-DEVICE = Limits("onnxruntime-training 1.19", OPSET, 5, IR_VERSION)
+DEVICE = SupportedVersions("onnxruntime-training 1.19", OPSET, 5, IR_VERSION)
 """The versions that the last onnxruntime-training reads, whatever is installed here."""
 
 

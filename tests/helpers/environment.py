@@ -10,7 +10,7 @@ from onnxtrain_sklearn._ort.devices import OWN_MEMORY
 
 __all__ = ["ENGINES", "LIMITS", "OWN_MEMORY", "RUNTIME_VERSION", "available_engines", "each_engine"]
 
-LIMITS = sessions.limits()
+LIMITS = sessions.supported_versions()
 """The newest opsets and IR version that the installed onnxruntime reads."""
 
 RUNTIME_VERSION = packages.version()

@@ -210,7 +210,7 @@ def test_a_pickle_goes_on_exactly_on_a_runtime_of_older_opsets(loss, monkeypatch
     proto = mlp_at_opset(newest, columns, ir_version=INSTALLED.ir_version)
     net = estimator(proto, loss=loss, **SETTINGS).fit(X, y)
     content, expected = pickle.dumps(net), net.predict(X)
-    monkeypatch.setattr(sessions, "limits_for", lambda **_: replace(INSTALLED, opset=17, ir_version=8))
+    monkeypatch.setattr(sessions, "versions_for", lambda **_: replace(INSTALLED, opset=17, ir_version=8))
     other = pickle.loads(content)
     assert_array_equal(other.predict(X), expected)
     assert (given_back(net), net.to_onnx().ir_version) == (newest, INSTALLED.ir_version)
@@ -225,7 +225,7 @@ def test_a_graph_that_is_converted_in_a_pickle_keeps_what_is_known_of_it(monkeyp
     mean = "axis = Constant <value = int64[1] {1}> () M = ReduceMean (X, axis) D = Sub(X, M) z = MatMul(D, A)"
     source = trainable_model(load(model_at_opset(mean, 18, A=WEIGHTS["A"])))
     content = pickle.dumps(source)
-    monkeypatch.setattr(sessions, "limits_for", lambda **_: replace(INSTALLED, opset=17))
+    monkeypatch.setattr(sessions, "versions_for", lambda **_: replace(INSTALLED, opset=17))
     other = pickle.loads(content)
     assert other.model.opset_imports == {"": 17}
     names = [node.name for node in other.model.graph]
@@ -238,10 +238,10 @@ def test_a_graph_that_is_converted_in_a_pickle_keeps_what_is_known_of_it(monkeyp
 
 def test_a_pickle_of_an_operator_that_the_runtime_is_too_old_for(monkeypatch):
     content = pickle.dumps(trainable_model(load(model_at_opset(NEW_OPERATORS[0][1], 23, **WEIGHTS), NEWER)))
-    monkeypatch.setattr(sessions, "limits", lambda: NEWER)
+    monkeypatch.setattr(sessions, "supported_versions", lambda: NEWER)
     same = pickle.loads(content)
     assert same.model.opset_imports == {"": 23}
     assert_array_equal(same.weights()["s"], WEIGHTS["s"])
-    monkeypatch.setattr(sessions, "limits", lambda: OLDER)
+    monkeypatch.setattr(sessions, "supported_versions", lambda: OLDER)
     with pytest.raises(ModelError, match=r"opset 23; onnxruntime 1\.19\.2 .* RMSNormalization .* a newer onnxruntime"):
         pickle.loads(content)

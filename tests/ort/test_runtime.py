@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import MLP, OrtGradientRegressor, Runtime, clear_cache
-from onnxtrain_sklearn._ort import device_graphs, devices, sessions
+from onnxtrain_sklearn._ort import devices, runtime_errors, sessions
 from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._ort.devices import resolve_device
 from onnxtrain_sklearn._ort.sessions import create_session
@@ -45,7 +45,7 @@ def loads(domain, opset, ir_version):
 
 
 def test_newest_versions_are_those_that_load():
-    limits = sessions.limits()
+    limits = sessions.supported_versions()
     newest = limits.opset, limits.ml_opset, limits.ir_version
     assert limits.runtime == f"onnxruntime {onnxruntime.__version__}"
     assert newest == KNOWN.get(onnxruntime.__version__, newest)
@@ -56,18 +56,18 @@ def test_newest_versions_are_those_that_load():
 
 
 def test_versions_are_asked_for_once(monkeypatch):
-    limits = sessions.limits()
+    limits = sessions.supported_versions()
     monkeypatch.setattr(sessions, "create_session", None)
-    assert sessions.limits() is limits
+    assert sessions.supported_versions() is limits
 
 
 @pytest.mark.parametrize("version", sessions.OLDEST)
 def test_the_newest_versions_are_sought_where_a_graph_has_newer_ones_than_all_runtimes_take(version, monkeypatch):
-    newest = sessions.limits()
-    monkeypatch.setattr(sessions, "limits", lambda: newest)
+    newest = sessions.supported_versions()
+    monkeypatch.setattr(sessions, "supported_versions", lambda: newest)
     accepted = sessions.OLDEST[version]
-    assert sessions.limits_for(**{version: accepted + 1}) is newest
-    known = sessions.limits_for(**{version: accepted})
+    assert sessions.versions_for(**{version: accepted + 1}) is newest
+    known = sessions.versions_for(**{version: accepted})
     assert known.runtime == newest.runtime
     assert getattr(known, version) == accepted <= getattr(newest, version)
 
@@ -75,7 +75,7 @@ def test_the_newest_versions_are_sought_where_a_graph_has_newer_ones_than_all_ru
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_first_fit_does_not_seek_them(monkeypatch):
     clear_cache()
-    monkeypatch.setattr(sessions, "limits", None)
+    monkeypatch.setattr(sessions, "supported_versions", None)
     OrtGradientRegressor(MLP((2,)), max_iter=1).fit([[0.0], [1.0]], [0.0, 1.0])
 
 
@@ -292,8 +292,8 @@ def test_missing_kernels_are_told_from_other_errors():
     )
     with pytest.raises(Exception, match="NOT_IMPLEMENTED") as error:
         create_session(erf.SerializeToString(), resolve_device())
-    assert device_graphs.not_implemented(error.value)
+    assert runtime_errors.not_implemented(error.value)
     with pytest.raises(Exception, match="PROTOBUF") as error:
         create_session(b"123", resolve_device())
-    assert not device_graphs.not_implemented(error.value)
-    assert not device_graphs.not_implemented(ValueError("shape"))
+    assert not runtime_errors.not_implemented(error.value)
+    assert not runtime_errors.not_implemented(ValueError("shape"))

@@ -128,7 +128,9 @@ PROTOBUF = {
     # of pickles
     "_model.trainable": {"load_model_from_string"},
     "_multi_output.estimator": {"ModelProto"},
-    # bytes for a session on a device; the types in a graph that a session refused
+    # the types in a graph that a session refused
+    "_ort.runtime_errors": {"load_model_from_string"},
+    # bytes for a session on a device
     "_ort.device_graphs": {
         "FunctionProto",
         "GraphProto",
