@@ -9,6 +9,7 @@ import numpy as np
 from .._model.activation import TargetScaling
 from .._utils.typing import DType
 from .columns import COARSE, warn_of_steps
+from .statistics import Extremes, Moments
 from .targets import Targets
 
 
@@ -63,29 +64,24 @@ def target_scale(
         return None
     values = targets.values[rows]
     weights = None if weights is None else weights[rows]
-    if method == "standard":
-        return _standard(values, weights, centered=centered)
-    return _mean_of_targets(values, weights) if centered else None
+    if method == "mean" and not centered:
+        return None
+    return scale_of(method, target_moments(method, centered=centered).update(values, weights))
 
 
-def _standard(values: np.ndarray, weights: np.ndarray | None, *, centered: bool) -> TargetScale:
-    """Mean 0 and standard deviation 1, or a mean square of 1; a constant column is centered alone."""
-    unit = _not_zero(np.abs(values).max(axis=0))  # the squares of numbers beyond 1e154 overflow
-    values = values / unit
-    center = np.average(values, axis=0, weights=weights) if centered else np.zeros(values.shape[1])
-    deviation = np.sqrt(np.average((values - center) ** 2, axis=0, weights=weights))
-    constant = deviation <= 10 * np.finfo(np.float64).eps  # the largest value is 1 now
-    return TargetScale("standard", center * unit, np.where(constant, 1.0, deviation * unit))
+def target_moments(method: TargetScaling, *, centered: bool) -> Moments:
+    """Return the statistics of targets, still without rows, from which :func:`scale_of` makes their scale."""
+    return Moments(centered=centered, scaled=method == "standard")
 
 
-def _mean_of_targets(values: np.ndarray, weights: np.ndarray | None) -> TargetScale:
-    """Mean 1, for targets that are not negative."""
-    mean = np.average(values, axis=0, weights=weights)
-    return TargetScale("mean", np.zeros_like(mean), _not_zero(mean))
-
-
-def _not_zero(sizes: np.ndarray) -> np.ndarray:
-    return np.where(sizes > 0, sizes, 1.0)
+def scale_of(method: TargetScaling, moments: Moments) -> TargetScale:
+    """Return the scale of targets with these statistics."""
+    if not moments.weight.any():
+        raise ValueError("All rows to train on have weight zero.")
+    if method == "standard":  # mean 0 and deviation 1, or a mean square of 1; a constant column is centered alone
+        return TargetScale(method, moments.mean, np.where(moments.constant, 1.0, moments.deviation))
+    mean = moments.mean  # becomes 1, for targets that are not negative
+    return TargetScale(method, np.zeros_like(mean), np.where(mean > 0, mean, 1.0))
 
 
 # The range of the regression targets that were trained on, to which predictions can be clipped.
@@ -130,7 +126,8 @@ def target_range(
     earlier: TargetRange | None, values: np.ndarray, *, clips: bool, holds_constants: bool = False
 ) -> TargetRange:
     """Return the range of targets of shape (n_samples, n_outputs), which contains that of earlier calls."""
-    low, high = values.min(axis=0), values.max(axis=0)
-    if earlier is not None:
-        low, high = np.minimum(low, earlier.low), np.maximum(high, earlier.high)
-    return TargetRange(low, high, clips, holds_constants)
+    known = Extremes() if earlier is None else Extremes(earlier.low, earlier.high)
+    known.update(values)
+    assert known.low is not None
+    assert known.high is not None
+    return TargetRange(known.low, known.high, clips, holds_constants)

@@ -25,6 +25,7 @@ from sklearn.utils.validation import check_non_negative
 from .._model.activation import Task
 from .._utils.typing import ClassWeight, SparseLike
 from .columns import require_unmasked
+from .statistics import balanced_weights
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
 """Between them sums of weights are exact enough in float32."""
@@ -307,7 +308,7 @@ def weights_of_classes(
     """Return the weight of each class; "balanced" counts each of the class indices ``values`` as often as it weighs."""
     if isinstance(class_weight, str) and class_weight == "balanced":
         totals = np.bincount(values, weights, minlength=0 if classes is None else len(classes))
-        return np.asarray(float(weights.sum()) / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))
+        return balanced_weights(totals, float(weights.sum()))
     found = np.asarray(compute_class_weight(class_weight, classes=classes, y=classes))
     _require_no_negative(found, class_weight)
     return found

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from sklearn.preprocessing import QuantileTransformer
 
 from .._data.columns import Column
+from .._data.statistics import KEPT_VALUES, LabelCounts, Moments, Quantiles
 from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
 from .._ort import sessions
 from .._ort.devices import Device
@@ -256,7 +257,7 @@ def _categories(place: int, table: RawTable) -> Categories:
 
 
 def _numeric_categories(place: int, name: str, column: np.ndarray) -> Categories:
-    exact = np.unique(column[~np.isnan(column)])
+    exact = LabelCounts().update(column).labels
     known = np.unique(exact.astype(np.float32))
     if len(known) < len(exact):
         raise ValueError(
@@ -324,7 +325,8 @@ class Affine(Scaling):
 
     @classmethod
     def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Affine:
-        return cls(numbers.mean(axis=0), _reciprocal(numbers.std(axis=0)))
+        moments = Moments().update(numbers)
+        return cls(moments.mean, _reciprocal(moments.deviation))
 
     def numbers(self) -> dict[str, np.ndarray]:
         return {"center": self.center.astype(np.float32), "factor": self.factor.astype(np.float32)}
@@ -347,7 +349,8 @@ class Robust(Affine):
 
     @classmethod
     def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Robust:
-        low, median, high = np.quantile(numbers, [0.25, 0.5, 0.75], axis=0)
+        quartiles = Quantiles(max(len(numbers), KEPT_VALUES)).update(numbers)  # exact
+        low, median, high = quartiles.at(np.array([0.25, 0.5, 0.75]))
         spread = np.where(high > low, high - low, 0.5 * np.ptp(numbers, axis=0))
         return cls(median, _reciprocal(spread))
 
