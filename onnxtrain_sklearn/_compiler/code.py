@@ -115,51 +115,6 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = Non
     )
 
 
-def _input_view(plan: FunctionPlan, value: ir.Value) -> View:
-    """Return the view of an input; nodes read other types as float32."""
-    given = new_view(plan.shape(value))
-    if value.dtype is None or value.dtype not in ARRAY_TYPES:
-        plan.set(value, given)
-        return given
-    result = new_view(given.shape)
-    plan.set(value, plan.add(Conversion(given, result, value.dtype), result))
-    return given
-
-
-def _integer_output(plan: FunctionPlan, value: ir.Value) -> View:
-    """Return the view of an output of integers, converted back and checked to be exact."""
-    if value.dtype is not ir.DataType.INT64:
-        raise NotCompiledError(f"the output {value.name!r} has the type {value.dtype}")
-    view = plan.view(value)
-    reason = f"the output {value.name!r} has the integer {{}}, and those from 2**24 on are rounded"
-    plan.require(view, (1.0 - LARGEST_INTEGER, LARGEST_INTEGER), reason)
-    result = new_view(view.shape)
-    return plan.add(Conversion(plan.contiguous(view), result, value.dtype, back=True), result)
-
-
-def _function_text(
-    plan: FunctionPlan, external: Sequence[Buffer], places: Mapping[Buffer, int], bound: RowBound | None
-) -> str:
-    text = Text()
-    for i, buffer in enumerate(external):
-        buffer.pointer = _argument(text, i)
-    base = _argument(text, len(external))
-    for buffer, place in places.items():
-        buffer.pointer = text.address(base, place)
-    if plan.checks:
-        plan.status.pointer = _argument(text, len(external) + 1)
-    if bound is not None:
-        bound.count = _argument(text, len(external) + 2, "i64")
-    for stage in plan.stages:
-        stage.write(text)
-    return text.function("run", ["%argument"])
-
-
-def _argument(text: Text, index: int, kind: str = "ptr") -> str:
-    """Add the address, or the integer, at an index of the argument."""
-    return text.value(f"load {kind}, ptr {text.value(f'getelementptr i64, ptr %argument, i64 {index}')}")
-
-
 LINE_BYTES = 64
 """Bytes of a line of the processor's cache."""
 
@@ -220,3 +175,51 @@ class BoundCode:
             self._status[:] = 0.0
             reason = self._checks[int(number) - 1].format(f"{found:.0f}")
             raise ModelError(f"The graph does not run on the data: {reason}.")
+
+
+# --- Parts of graph_code ---
+
+
+def _input_view(plan: FunctionPlan, value: ir.Value) -> View:
+    """Return the view of an input; nodes read other types as float32."""
+    given = new_view(plan.shape(value))
+    if value.dtype is None or value.dtype not in ARRAY_TYPES:
+        plan.set(value, given)
+        return given
+    result = new_view(given.shape)
+    plan.set(value, plan.add(Conversion(given, result, value.dtype), result))
+    return given
+
+
+def _integer_output(plan: FunctionPlan, value: ir.Value) -> View:
+    """Return the view of an output of integers, converted back and checked to be exact."""
+    if value.dtype is not ir.DataType.INT64:
+        raise NotCompiledError(f"the output {value.name!r} has the type {value.dtype}")
+    view = plan.view(value)
+    reason = f"the output {value.name!r} has the integer {{}}, and those from 2**24 on are rounded"
+    plan.require(view, (1.0 - LARGEST_INTEGER, LARGEST_INTEGER), reason)
+    result = new_view(view.shape)
+    return plan.add(Conversion(plan.contiguous(view), result, value.dtype, back=True), result)
+
+
+def _function_text(
+    plan: FunctionPlan, external: Sequence[Buffer], places: Mapping[Buffer, int], bound: RowBound | None
+) -> str:
+    text = Text()
+    for i, buffer in enumerate(external):
+        buffer.pointer = _argument(text, i)
+    base = _argument(text, len(external))
+    for buffer, place in places.items():
+        buffer.pointer = text.address(base, place)
+    if plan.checks:
+        plan.status.pointer = _argument(text, len(external) + 1)
+    if bound is not None:
+        bound.count = _argument(text, len(external) + 2, "i64")
+    for stage in plan.stages:
+        stage.write(text)
+    return text.function("run", ["%argument"])
+
+
+def _argument(text: Text, index: int, kind: str = "ptr") -> str:
+    """Add the address, or the integer, at an index of the argument."""
+    return text.value(f"load {kind}, ptr {text.value(f'getelementptr i64, ptr %argument, i64 {index}')}")

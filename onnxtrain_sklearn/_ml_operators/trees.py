@@ -248,8 +248,12 @@ def _leaf_layout(r: RewrittenNode, forest: Forest, aggregate: str) -> _Layout:
     if not cell.size or len(np.unique(cell)) < cell.size:
         r.refuse("it has no numbers in its leaves, or two for the same leaf and target")
     order = np.argsort(cell)
-    if cell.size == forest.leaves and _one_target_a_tree(forest):
+    # A vector suffices if each leaf has one weight, and all leaves of a tree have the same target.
+    tree_targets = np.unique(np.stack([forest.tree_of[forest.leaf], forest.target]), axis=1)
+    one_a_leaf = cell.size == forest.leaves == len(np.unique(forest.leaf))
+    if one_a_leaf and tree_targets.shape[1] == forest.trees:
         return _Layout(r.parameter("leaf_values", forest.value[order], place[order]), None)
+    # A table does if each leaf has a weight for each target; otherwise zeros, which are not trained, fill one up.
     if cell.size == forest.leaves * forest.targets:
         shape = (forest.leaves, forest.targets)
         table = r.parameter("leaf_values", forest.value[order].reshape(shape), place[order].reshape(*shape, 3))
@@ -258,12 +262,6 @@ def _leaf_layout(r: RewrittenNode, forest: Forest, aggregate: str) -> _Layout:
         r.refuse(f"aggregate_function {aggregate} of leaves without a weight for some targets is not supported")
     values = r.parameter("leaf_values", forest.value, place)
     return _Layout(values, _sparse(r, forest, values, cell))
-
-
-def _one_target_a_tree(forest: Forest) -> bool:
-    """Return True if each leaf has one weight, and all leaves of a tree have the same target."""
-    pairs = np.unique(np.stack([forest.tree_of[forest.leaf], forest.target]), axis=1)
-    return pairs.shape[1] == forest.trees and len(np.unique(forest.leaf)) == forest.leaves
 
 
 def _sparse(r: RewrittenNode, forest: Forest, values: ir.Value, cell: np.ndarray) -> ir.Value:
