@@ -65,7 +65,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
     config, calls = metafunc.config, metafunc._calls
     if config.getoption("--quick") and not config.getoption("also"):
         quick = [call for call in calls if not selection.NOT_QUICK & {mark.name for mark in call.marks}]
-        calls[:] = selection.spread(quick or calls, config.getoption("cases"))
+        each = metafunc.definition.get_closest_marker("each")
+        calls[:] = selection.quick_cases(quick or calls, lambda call: call.params, config.getoption("cases"), each)
 
 
 @pytest.hookimpl(wrapper=True)

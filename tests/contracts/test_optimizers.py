@@ -203,6 +203,11 @@ def once(executor, name, settings, dtype, piece=None) -> list[Any]:
     return [(executor, name, repr(settings)), (executor, name, dtype), (executor, name, piece)]
 
 
+def settings_or_executor(executor, name, settings, dtype, piece) -> tuple[str, str]:
+    """Return all settings once, and those by default by each executor."""
+    return name, repr(settings) if settings else executor
+
+
 by_executor = pytest.mark.thinned(by=lambda executor, name, settings, dtype: [(executor, name)])
 
 
@@ -214,6 +219,7 @@ def test_every_entry_has_a_reference_and_settings() -> None:
 @pytest.mark.parametrize(("executor", "name", "settings", "dtype"), matrix())
 @pytest.mark.parametrize("piece", [None, 64], ids=["whole", "pieces"])
 @pytest.mark.thinned(by=once)
+@pytest.mark.each(by=settings_or_executor)
 def test_equals_the_reference(executor, name, settings, dtype, piece, monkeypatch) -> None:
     if piece is not None:
         tune(monkeypatch, piece=piece, block=piece)

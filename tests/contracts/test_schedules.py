@@ -98,6 +98,7 @@ def test_every_entry_has_a_reference() -> None:
 
 
 @pytest.mark.parametrize(("name", "settings"), every_schedule())
+@pytest.mark.each(by=lambda name, settings: (name, repr(settings)))
 def test_equals_the_formula(name: str, settings: dict[str, Any]) -> None:
     schedule = SCHEDULES[name](**settings)
     for progress in RUN:

@@ -9,7 +9,7 @@ A test marked ``proof(operators=...)`` compares gradients with central differenc
 that a case proves, and ``--operator Resize`` takes the proofs of that one alone.
 
 ``--quick`` leaves out proofs, what is exhaustive and tests marked ``long`` or ``slow``, and takes a case of each test
-that is left.
+that is left, or of each entry of a registry where the mark ``each(by=...)`` says which entry a case is of.
 ``--quick --cases 2`` takes two, spread evenly over its matrix, and ``--quick --and training_runtime`` adds every test
 with that mark.
 """
@@ -19,10 +19,12 @@ from __future__ import annotations
 import difflib
 import heapq
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pytest
+
+Case = TypeVar("Case")
 
 NOT_QUICK = {"proof", "long", "slow", "exhaustive"}
 """Marks of what ``--quick`` leaves out."""
@@ -31,6 +33,8 @@ MARKERS = (
     "exhaustive: a further case of what other cases cover; `make test-all` runs it, `make test` does not",
     "thinned(by): a matrix of cases; by(**parameters) returns what a case covers, and each is covered once by the "
     "cases that are not exhaustive",
+    "each(by): a test of the entries of a registry; by(**parameters) returns the entry, and `make quick` takes a case "
+    "of each, not one alone",
     "training_runtime: a case of the engine that needs onnxruntime-training",
     "long: a test of most of a second, of a matter that quicker tests touch; `make quick` leaves it out",
     "slow: a test of seconds, as of other processes or many trainings, which `make test-all` alone runs",
@@ -116,15 +120,29 @@ def of_quick_run(items: Iterable[pytest.Item], most: int, also: str | None = Non
 
     What is marked ``also`` is added, whatever else it is.
     """
-    tests: dict[str, list[pytest.Item]] = {}
+    tests: dict[str, list[Any]] = {}
     for item in items:
         if not any(item.get_closest_marker(name) for name in NOT_QUICK):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chosen = {item for cases in tests.values() for item in spread(cases, most)}
+    chosen = {
+        item
+        for cases in tests.values()
+        for item in quick_cases(cases, lambda item: item.callspec.params, most, cases[0].get_closest_marker("each"))
+    }
     return [item for item in items if item in chosen or (also and item.get_closest_marker(also))]
 
 
-def spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
+def quick_cases(
+    cases: Sequence[Case], parameters: Callable[[Case], Mapping[str, Any]], most: int, each: pytest.Mark | None
+) -> list[Case]:
+    """Return at most so many cases of a test, or of each group of its cases, where a mark ``each`` makes groups."""
+    groups: dict[Hashable, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(each and each.kwargs["by"](**parameters(case)), []).append(case)
+    return [case for group in groups.values() for case in spread(group, most)]
+
+
+def spread(cases: list[Case], most: int) -> list[Case]:
     """Return at most so many cases: the first, the last and some between at equal distances."""
     if len(cases) <= most:
         return cases
