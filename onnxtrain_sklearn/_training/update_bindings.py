@@ -13,7 +13,7 @@ import onnx_ir as ir
 from .._ir.edits import append_output
 from .._ir.protobuf import to_proto
 from .._model.loss_terms import penalty_factors
-from .._ort import gradient_builder
+from .._ort import devices, gradient_builder
 from .._ort.binding import Array, Binding
 from .._ort.sessions import InferenceSession, shared_session
 from .._utils.cache import Cache, content, is_plain
@@ -21,21 +21,21 @@ from ..graph import new_graph
 from ..optimizers import Optimizer, Parameter, Slot, clip_graph, update_graph
 from ..optimizers.in_place import moves_without_gradient, slots_for, update_rule
 from .formula_updates import Formula, formula_of
-from .loss_graph import ABSOLUTES, SQUARES, StepSettings, ir_type, penalty_graph
+from .loss_graph import ABSOLUTES, PARALLEL_WORK, SQUARES, StepSettings, ir_type, penalty_graph, work
 from .parameters import FlatParameters, Segment, segments, state_name
 from .programs import differentiating_engine
 from .state import Rates
 
 X = TypeVar("X")
 
-_graphs: Cache[tuple[bytes, bool, Formula | None]] = Cache(128, 2**24, lambda entry: len(entry[0]))
+_graphs: Cache[tuple[bytes, float, Formula | None]] = Cache(128, 2**24, lambda entry: len(entry[0]))
 
 
 def graph_bytes(emit: Callable[..., ir.Model], *arguments: Hashable, **keywords: Hashable) -> bytes:
     """Return what ``emit``, a function of this package, makes of these arguments, as bytes."""
 
-    def made() -> tuple[bytes, bool, Formula | None]:
-        return to_proto(emit(*arguments, **keywords)).SerializeToString(), False, None
+    def made() -> tuple[bytes, float, Formula | None]:
+        return to_proto(emit(*arguments, **keywords)).SerializeToString(), 0.0, None
 
     return _graphs.get((emit, arguments, tuple(keywords.items())), made)[0]
 
@@ -44,8 +44,9 @@ def graph_bytes(emit: Callable[..., ir.Model], *arguments: Hashable, **keywords:
 class UpdateProgram:
     """An update graph as bytes; the other attributes are those of :class:`~.optimizers.UpdateGraph`.
 
-    ``formula`` is the same update for NumPy; None if NumPy cannot run it. ``moves_without_gradient``: whether an
-    element may change in a step in which its gradient is zero.
+    ``formula`` is the same update for NumPy; None if NumPy cannot run it. ``work`` is the number of multiply-adds in
+    its products of matrices. ``moves_without_gradient``: whether an element may change in a step in which its gradient
+    is zero.
     """
 
     graph: bytes
@@ -54,6 +55,7 @@ class UpdateProgram:
     elementwise: bool
     scheduled: bool
     formula: Formula | None = None
+    work: float = 0.0
     moves_without_gradient: bool = True
 
 
@@ -62,16 +64,17 @@ def update_program(
 ) -> UpdateProgram:
     """Return the update of ``optimizer``; its scalars are those of the object itself, never of an equal one."""
 
-    def made() -> tuple[bytes, bool, Formula | None]:
+    def made() -> tuple[bytes, float, Formula | None]:
         found = update_graph(optimizer, kind, parameter=parameter, fused=fused, scheduled=scheduled)
-        return to_proto(found.model).SerializeToString(), found.elementwise, formula_of(found)
+        return to_proto(found.model).SerializeToString(), work(found.model.graph), formula_of(found)
 
     shapes = () if optimizer.elementwise else (parameter.shape, slots_for(optimizer, parameter).items())
     key = ("update", content(optimizer), *map(tuple, shapes), kind, fused, scheduled)
-    graph, elementwise, formula = _graphs.get(key, made) if is_plain(optimizer) else made()
+    graph, products, formula = _graphs.get(key, made) if is_plain(optimizer) else made()
     rule = update_rule(optimizer, kind, fused=fused, scheduled=scheduled)
     moves = moves_without_gradient(optimizer)
-    return UpdateProgram(graph, slots_for(rule, parameter), rule.scalars, elementwise, scheduled, formula, moves)
+    slots, elementwise = slots_for(rule, parameter), optimizer.elementwise
+    return UpdateProgram(graph, slots, rule.scalars, elementwise, scheduled, formula, products, moves)
 
 
 # The graphs that run on whole vectors after the gradient, bound to arrays of the host or of a device.
@@ -192,15 +195,20 @@ class VectorBindings:
                 scheduled = settings.scheduled.decay and bool(getattr(one.optimizer, "weight_decay", 0.0))
                 found = update_program(one.optimizer, parameter, self._kind, fused=fused, scheduled=scheduled)
                 programs[key] = found
-                sessions.setdefault(found.graph, cache(partial(self._session, found.graph)))
+                sessions.setdefault(found.graph, cache(partial(self._session, found.graph, found.work)))
             updates.append(SegmentUpdate(one, programs[key], sessions[programs[key].graph]))
         return updates
 
-    def _session(self, graph: bytes) -> InferenceSession:
-        """Return a session with one thread: a second spinning pool would compete with the gradient session's."""
+    def _session(self, graph: bytes, products: float = 0.0) -> InferenceSession:
+        """Return a session; ``products`` are the multiply-adds of its products of matrices.
+
+        Without large ones it has one thread: a second spinning pool would compete with the gradient session's. Those of
+        Muon take longer than the pass of a small minibatch.
+        """
         settings = self._settings
+        threads = devices.available_threads() if products >= PARALLEL_WORK else 1
         memory = 8.0 * self._parameters.vector.nbytes  # a few vectors, of which pieces are computed at a time
-        return shared_session(graph, settings.device, options=settings.session_options, memory=memory)
+        return shared_session(graph, settings.device, threads=threads, options=settings.session_options, memory=memory)
 
 
 def bind_update(

@@ -79,6 +79,9 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 MINIBATCH = sorted(name for name, kind in OPTIMIZERS.items() if issubclass(kind, Optimizer))
 EXECUTORS = ("numpy", "machine code", "session", "fused", "exported")
 
+WAYS = {"numpy": "NumpyUpdate", "machine code": "CompiledUpdate", "session": "Binding", "fused": "Binding"}
+"""The classes of the updates that an executor makes."""
+
 Arrays = dict[str, np.ndarray]
 Steps = Sequence[tuple[float, Arrays]]
 
@@ -123,6 +126,9 @@ class Run:
             segments = [replace(one, program=replace(one.program, formula=None)) for one in segments]
         choice = RowChoice({}, self.parameters, lazy=False, penalized=False)
         self.updates = HostUpdates(segments, self.parameters, self.state.slots, choice)
+        ways = {type(one).__name__ for update in self.updates.updates for one in update.bindings}
+        if executor in WAYS and optimizer.elementwise:  # not another one in its place
+            assert ways == ({WAYS[executor]} if segments[0].program.formula is not None else {"Binding"})
         self.run = lambda rate, t: self.updates.run(Rates(rate), t)
 
     def exported(self, settings: Any) -> Callable[[float, int], None]:

@@ -10,8 +10,8 @@ import pytest
 import scipy.sparse as sp
 from sklearn.base import clone
 
-from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._ort import devices
+from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, clear_cache
+from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn.exceptions import DivergenceError, ModelError
 from onnxtrain_sklearn.optimizers import LAMB, Adafactor, AdamW, Lion, Muon, Optimizer, Slot
 from tests.helpers.checkpoints import same
@@ -201,3 +201,16 @@ def test_one_optimizer_for_all_parameters_keeps_vectors():
     other.partial_fit(X, y > 0, [False, True])
     assert one._state.optimizer.slots.keys() == {"momentum"}
     assert all(np.array_equal(array, other.weights_[name]) for name, array in one.weights_.items())
+
+
+def test_large_products_of_an_update_take_all_threads(monkeypatch):
+    seen, create = [], sessions.create_session
+    monkeypatch.setattr(devices, "available_threads", lambda: 2)
+    monkeypatch.setattr(
+        sessions, "create_session", lambda *given, **named: (seen.append(named["threads"]), create(*given, **named))[1]
+    )
+    clear_cache()
+    for width, expected in ((8, {1}), (120, {1, 2})):
+        seen.clear()
+        OrtGradientRegressor(MLP((width, width)), optimizer=Muon(), batch_size=4, random_state=0).partial_fit(X, y)
+        assert set(seen) == expected
