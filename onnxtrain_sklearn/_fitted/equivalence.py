@@ -1,6 +1,8 @@
-"""Compare the predictions of two models, and find ties of nearest neighbors.
+"""Compare the predictions of a fitted model with those of a graph, and find ties of nearest neighbors.
 
-Numbers are equal within a tolerance. Labels are compared except where the two top scores tie.
+:func:`require_equal` holds numbers to a tolerance. Labels must be equal, except in rows so near a decision boundary
+that rounding decides: :func:`margins` tells how near, by the decision rule of the model. It is used before training, on
+the converted graph, and after it, on the model that the trained numbers were written back to.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from sklearn.pipeline import Pipeline
 from .._utils.typing import Estimator, MatrixLike
 from ..exceptions import ModelError
 from .converters.svm import unit_of_codes
-from .model_record import ModelRecord, Threshold, last_step, record_of, unwrapped
+from .model_record import ModelRecord, last_step, record_of, unwrapped
 
 
 def require_equal(
@@ -80,17 +82,19 @@ def values(record: ModelRecord, method: str, rows: MatrixLike, shape: tuple[int,
 def _of_codes(record: ModelRecord, rows: MatrixLike) -> np.ndarray:
     """Return by how much the code of each class is nearer than the nearest other one; of two classes, of the second."""
     rows, last = before_last(record.estimator, rows)
-    given = np.stack([_digits(one, rows) for one in last.estimators_], axis=1)
+    given = np.stack(
+        [
+            np.ravel(one.decision_function(rows))
+            if hasattr(one, "decision_function")
+            else np.asarray(one.predict_proba(rows))[:, 1]
+            for one in last.estimators_
+        ],
+        axis=1,
+    )
     away = ((given[:, np.newaxis] - last.code_book_) ** 2).sum(axis=2)
     others = np.where(np.eye(len(last.classes_), dtype=bool), np.inf, away[:, np.newaxis]).min(axis=2)
     found = (others - away) * unit_of_codes(last)
     return np.asarray(found if len(last.classes_) > 2 else found[:, 1])
-
-
-def _digits(estimator: Estimator, rows: MatrixLike) -> np.ndarray:
-    if hasattr(estimator, "decision_function"):
-        return np.ravel(estimator.decision_function(rows))
-    return np.asarray(estimator.predict_proba(rows))[:, 1]
 
 
 def _of_each_label(record: ModelRecord, method: str, rows: MatrixLike) -> list[np.ndarray]:
@@ -127,30 +131,24 @@ def _refuse_conversion(record: ModelRecord, what: str, method: str, distance: fl
 
 def margins(record: ModelRecord, rows: MatrixLike, scores: np.ndarray) -> np.ndarray:
     """Return the margin of each row to another label; ``scores`` are probabilities, or the decision function."""
-    scores = scores.reshape(len(scores), -1)
-    if record.threshold is not None:
-        return np.asarray(np.abs(_beyond_threshold(record.threshold, record.estimator, rows)))
-    if record.is_libsvm:
-        return np.asarray(np.abs(_reference_pairs(record.estimator, rows, len(scores))).min(axis=1))
+    scores, model, threshold = scores.reshape(len(scores), -1), record.estimator, record.threshold
+    if threshold is not None:
+        if threshold.of_probabilities:
+            beyond = model.predict_proba(rows)[:, threshold.positive] - threshold.limit
+        else:
+            beyond = np.asarray(model.decision_function(rows)) * (1 if threshold.positive else -1) - threshold.limit
+        return np.asarray(np.abs(beyond))
+    if record.is_libsvm:  # the scores of pairs of classes decide its votes, whatever its decision function returns
+        of_pairs = copy.deepcopy(model)
+        last_step(of_pairs).set_params(decision_function_shape="ovo", break_ties=False)
+        pairs = np.asarray(of_pairs.decision_function(rows)).reshape(len(scores), -1)
+        return np.asarray(np.abs(pairs).min(axis=1))
     if record.is_linear_by_descent:  # probabilities may tie where decision functions do not
-        scores = np.asarray(record.estimator.decision_function(rows)).reshape(len(scores), -1)
+        scores = np.asarray(model.decision_function(rows)).reshape(len(scores), -1)
     if scores.shape[1] == 1:
         return np.asarray(np.abs(scores[:, 0]))
     top = np.sort(scores, axis=1)
     return np.asarray(top[:, -1] - top[:, -2])
-
-
-def _beyond_threshold(threshold: Threshold, model: Estimator, rows: MatrixLike) -> np.ndarray:
-    if threshold.of_probabilities:
-        return np.asarray(model.predict_proba(rows)[:, threshold.positive] - threshold.limit)
-    return np.asarray(model.decision_function(rows)) * (1 if threshold.positive else -1) - threshold.limit
-
-
-def _reference_pairs(model: Estimator, rows: MatrixLike, n_rows: int) -> np.ndarray:
-    """Return the scores of pairs of classes that decide the votes of a support vector machine."""
-    model = copy.deepcopy(model)
-    last_step(model).set_params(decision_function_shape="ovo", break_ties=False)
-    return np.asarray(model.decision_function(rows)).reshape(n_rows, -1)
 
 
 def before_last(model: Estimator, rows: MatrixLike) -> tuple[Any, Any]:

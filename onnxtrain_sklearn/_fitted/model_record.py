@@ -164,7 +164,9 @@ class ModelRecord:
     @property
     def has_indicators(self) -> bool:
         """True if the model predicts several labels per row, each of which is 0 or 1."""
-        return self.outputs is not None and len(self.outputs) > 1 and all(map(_is_indicator, self.outputs))
+        if self.outputs is None or len(self.outputs) < 2:
+            return False
+        return all(known.dtype.kind in "biuf" and np.array_equal(known, [0, 1]) for known in self.outputs)
 
     @property
     def is_libsvm(self) -> bool:
@@ -218,6 +220,7 @@ class ModelRecord:
 def record_of(estimator: Estimator) -> ModelRecord:
     """Return the record of a fitted model."""
     last, task = last_step(estimator), _task_of_step(estimator)
+    rule = _threshold_rule(estimator)
     return ModelRecord(
         estimator=estimator,
         last=last,
@@ -225,7 +228,7 @@ def record_of(estimator: Estimator) -> ModelRecord:
         outputs=_outputs_of_step(last) if task == "classification" else None,
         has_probabilities=hasattr(estimator, "predict_proba"),
         has_decision_function=hasattr(estimator, "decision_function"),
-        threshold=_threshold(_threshold_rule(estimator)),
+        threshold=None if rule is None else _threshold(rule),
     )
 
 
@@ -248,10 +251,6 @@ def _outputs_of_step(last: Estimator) -> tuple[np.ndarray, ...] | None:
     return tuple(np.arange(2) for _ in np.asarray(classes)) if several else None
 
 
-def _is_indicator(classes: np.ndarray) -> bool:
-    return classes.dtype.kind in "biuf" and np.array_equal(classes, [0, 1])
-
-
 def _threshold_rule(estimator: Estimator) -> Any:
     """Return the meta-estimator that holds a decision threshold, or None."""
     while True:
@@ -269,9 +268,7 @@ def _threshold_rule(estimator: Estimator) -> Any:
             return None
 
 
-def _threshold(rule: Estimator | None) -> Threshold | None:
-    if rule is None:
-        return None
+def _threshold(rule: Estimator) -> Threshold:
     of_probabilities = sklearn_private.response_method(rule) == "predict_proba"
     if isinstance(rule, TunedThresholdClassifierCV):
         limit, label = rule.best_threshold_, sklearn_private.positive_label(rule)

@@ -1,8 +1,9 @@
-"""Prepares a fitted scikit-learn model for training: from the estimator to a trainable graph.
+"""Prepare a fitted scikit-learn model for training: from the estimator to a trainable graph.
 
-A model is converted in float32 and pruned to the output that is trained, and its ai.onnx.ml operators are rewritten.
-Its parameters get the names of the estimators and attributes that they come from. Its output gets a form that a loss
-can be computed on.
+:func:`fitted_model` is the way, in the order of its steps: ``convert`` makes a graph in float32, which is pruned to the
+trained output; ``_ml_operators`` rewrites its ai.onnx.ml operators; ``provenance`` names its parameters after the
+estimators and attributes that they come from; ``scores`` gives its output a form that a loss can be computed on; and
+``text_encoder`` splits off what reads text.
 """
 
 from __future__ import annotations
@@ -106,8 +107,16 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
 
     model, tracer = rewritten.model, Tracer(estimator, structure, convert_copy)
     origins = named(model, rewritten.roles, conversions, estimator, tracer)
-    origins = _with_votes_alone(model.graph, split_in_double(model, origins, estimator))
-    _make_others_constants(model.graph, origins)
+    origins = list(split_in_double(model, origins, estimator))
+    # Votes of training points are trained only where nothing else is, which can be written back.
+    others, trained = [one for one in origins if one.form != VOTES], parameters_of(model.graph, model.graph.outputs[0])
+    origins = others if any(one.name in trained for one in others) else origins
+    # Float initializers without an origin are no weights: they become Constant nodes.
+    named_values, op = {one.name for one in origins}, GraphBuilder(model.graph, prefix="constant", constant_nodes=True)
+    for name, value in list(model.graph.initializers.items()):
+        if name not in named_values and value.dtype is not None and value.dtype.is_floating_point():
+            hold_as_constant(op, value)
+    model.graph.sort()
     origins = [as_probabilities(model, one, estimator) for one in origins]
     expose_scores(model, record) if record.outputs is None else expose_labels(model, record)
     keep_threshold(model.graph, record)
@@ -115,23 +124,6 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
     if record.outputs is None and (votes or any(one.role == "leaf_probabilities" for one in origins)):
         keep_first_of_ties(infer_shapes(model).graph, of_two=votes)
     return infer_shapes(model), origins
-
-
-def _with_votes_alone(graph: ir.Graph, origins: Sequence[Origin]) -> list[Origin]:
-    """Leave out the votes of training points where anything else is trained, which can be written back."""
-    others = [one for one in origins if one.form != VOTES]
-    trained = parameters_of(graph, graph.outputs[0])
-    return others if any(one.name in trained for one in others) else list(origins)
-
-
-def _make_others_constants(graph: ir.Graph, origins: Sequence[Origin]) -> None:
-    """Turn float initializers without an origin into Constant nodes: they are not weights."""
-    named_values = {origin.name for origin in origins}
-    op = GraphBuilder(graph, prefix="constant", constant_nodes=True)
-    for name, value in list(graph.initializers.items()):
-        if name not in named_values and value.dtype is not None and value.dtype.is_floating_point():
-            hold_as_constant(op, value)
-    graph.sort()
 
 
 def _rewritten(record: ModelRecord, table: Table | None) -> tuple[Rewritten, Sequence[ConversionRecord], object]:
@@ -169,14 +161,10 @@ def _loss_of(record: ModelRecord, source: TrainableModel) -> str | Loss:
     if library_of(last) is not None:
         return loss_of_booster(last)
     if source.link == "exp":
-        return _loss_of_log_link(last)
+        if isinstance(getattr(last, "loss", None), str):  # trees and networks
+            return str(last.loss)
+        power = getattr(last, "power", {"PoissonRegressor": 1, "GammaRegressor": 2}.get(record.last_name, 0))
+        return {1.0: "poisson", 2.0: "gamma"}.get(float(power), "squared_error")
     if record.last_name == "QuantileRegressor":
         return Quantile(last.quantile)
     return {"HuberRegressor": "huber"}.get(record.last_name, "squared_error")
-
-
-def _loss_of_log_link(last: Estimator) -> str:
-    if isinstance(getattr(last, "loss", None), str):  # trees and networks
-        return str(last.loss)
-    power = getattr(last, "power", {"PoissonRegressor": 1, "GammaRegressor": 2}.get(type(last).__name__, 0))
-    return {1.0: "poisson", 2.0: "gamma"}.get(float(power), "squared_error")

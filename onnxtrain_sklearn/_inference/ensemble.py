@@ -1,4 +1,8 @@
-"""Average several networks, or several states of one, in one inference graph."""
+"""Average several networks, or several states of one, in one inference graph.
+
+:func:`ensemble_of` joins the states of one network: a model with a member for each, whose predictions the inference
+graph averages. :func:`averaged_predictions` averages the outputs of whole networks, for the estimators for tables.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,13 @@ def ensemble_of(model: TrainableModel, each: Sequence[MemberWeights]) -> tuple[T
         graph = whole.graph if number == 0 else model.model.clone().graph
         own = next(value for value in graph.outputs if value.name == model.scores)
         graph.outputs[:] = [own]
-        _rename_weights(op, graph, each[number], number)
+        # The weights of each member get names of their own; constants move to the joint graph beside them.
+        held = list(graph.initializers.values())
+        graph.initializers.clear()
+        for value in held:
+            weight = value.name or ""
+            value.name = _member_name(weight, number) if weight in each[number] else op.taken.free(weight)
+            op.graph.register_initializer(value)
         scores.append(own if number == 0 else append_nodes(op, graph, whole.graph.inputs)[0])
     whole.graph.outputs.clear()
     rows = [as_rows(op, value) for value in scores]  # of one score, (N,) or (N, 1)
@@ -41,23 +51,6 @@ def ensemble_of(model: TrainableModel, each: Sequence[MemberWeights]) -> tuple[T
     return made, named
 
 
-def _member_name(weight: str, number: int) -> str:
-    return f"{number}.{weight}"
-
-
-def _rename_weights(op: GraphBuilder, graph: ir.Graph, weights: MemberWeights, number: int) -> None:
-    """Give the weights of a member names of their own, and move its constants to the graph of ``op``."""
-    held = list(graph.initializers.values())
-    graph.initializers.clear()
-    for value in held:
-        name = value.name or ""
-        value.name = _member_name(name, number) if name in weights else op.taken.free(name)
-        op.graph.register_initializer(value)
-
-
-# The mean of what several networks predict, whose probabilities give the labels.
-
-
 def averaged_predictions(
     op: GraphBuilder, results: Sequence[Sequence[ir.Value]], task: Task, classes: np.ndarray | None
 ) -> Sequence[ir.Value]:
@@ -66,7 +59,13 @@ def averaged_predictions(
     A row has the label of the largest mean; of several labels that are 0 or 1, those above one half are 1.
     """
     if task == "regression":
-        return [_mean_around(op, [result[-1] for result in results])]
+        # The mean of the differences from the first: it is exact where all predictions are equal.
+        first, *others = (result[-1] for result in results)
+        differences = [op.Sub(other, first) for other in others]
+        total = differences[0]
+        for difference in differences[1:]:
+            total = op.Add(total, difference)
+        return [op.Add(first, op.Mul(total, 1 / len(results)))]
     total = results[0][-1]
     for result in results[1:]:
         total = op.Add(total, result[-1])
@@ -77,11 +76,5 @@ def averaged_predictions(
     return [op.Gather(class_constant(classes), op.ArgMax(mean, axis=1, keepdims=False)), mean]
 
 
-def _mean_around(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
-    """Return the mean, which is exact where all values are equal."""
-    first, *others = values
-    differences = [op.Sub(other, first) for other in others]
-    total = differences[0]
-    for difference in differences[1:]:
-        total = op.Add(total, difference)
-    return op.Add(first, op.Mul(total, 1 / len(values)))
+def _member_name(weight: str, number: int) -> str:
+    return f"{number}.{weight}"

@@ -1,4 +1,9 @@
-"""Run the inference graph on data, filled from templates that estimators of equal structure share."""
+"""Run the graph that predicts over data, a chunk of rows at a time.
+
+:func:`filled_graph` returns that graph with the weights of a fit, as bytes. It fills a template, which the fits of a
+process share where their graphs have equal structure. A :class:`Predictor` holds the session: for the methods of an
+estimator, for scores during training, which read the live parameters, and for given graphs.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +37,21 @@ from .graph import Head, inference_model, target_numbers
 CHUNK_ROWS = 8192
 """Rows predicted at a time: bounds the memory that activations take."""
 
+
 CHUNK_NUMBERS = 2**23
 """Numbers of an input that are converted at a time: wide rows come in smaller chunks."""
 
 
+LARGE_WEIGHTS = 500_000
+"""Weights above which the session of a graph has several threads."""
+
+
 INNER_NUMBERS = 2**24
 """Numbers of the largest value inside the graph at a time: ensembles and convolutions hold many for each row."""
+
+
+LARGEST_WEIGHTS = 2**24
+"""Bytes of weights from which on a graph is made without a template, which would hold them for a moment."""
 
 
 class LiveParameters(Protocol):
@@ -72,7 +86,12 @@ class PredictionGraph:
 def prediction_graph(model: ir.Model) -> PredictionGraph:
     """Return the graph as bytes."""
     graph, outputs = model.graph, tuple(v.name or "" for v in model.graph.outputs)
-    return PredictionGraph(to_proto(model).SerializeToString(), outputs, _widest_row(graph), _is_large(graph))
+    # The widest row is known of values whose shape is known but for the batch axis.
+    shapes = [value.shape for node in graph for value in node.outputs if value.shape is not None]
+    rows = [[d for d in shape if isinstance(d, int)] for shape in shapes if not shape.is_static()]
+    widest = max(map(math.prod, rows), default=1) or 1
+    weights = sum(v.const_value.size for v in graph.initializers.values() if v.const_value is not None)
+    return PredictionGraph(to_proto(model).SerializeToString(), outputs, widest, is_large=weights > LARGE_WEIGHTS)
 
 
 class Predictor:
@@ -199,49 +218,26 @@ def _as_rows(found: Any, n_rows: int) -> np.ndarray:
     """Return an output as an array, the parts of a sequence side by side; raise if it has not ``n_rows`` rows."""
     result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
     if result.shape[:1] != (n_rows,):
-        what = f"{len(result)} output rows" if result.ndim else "a single number"
+        what, remedy = f"{len(result)} output rows" if result.ndim else "a single number", ""
+        if n_rows in result.shape:
+            remedy = (
+                f" If the rows are axis {result.shape.index(n_rows)} of its output, of shape {result.shape}, end the "
+                f"graph in a Transpose that puts them first (in PyTorch: batch_first=True, or transpose(0, 1))."
+            )
         raise ModelError(
-            f"The graph gives {what} for {n_rows} input rows; each input row must give one output row. "
-            f"{_way_out(result.shape, n_rows)}"
+            f"The graph gives {what} for {n_rows} input rows; each input row must give one output row. Export the "
+            f"graph with a dynamic batch axis.{remedy}"
         )
     return result
 
 
-def _way_out(shape: tuple[int, ...], n_rows: int) -> str:
-    way = "Export the graph with a dynamic batch axis"
-    if n_rows not in shape:
-        return f"{way}."
-    return (
-        f"{way}. If the rows are axis {shape.index(n_rows)} of its output, of shape {shape}, end the graph in a "
-        f"Transpose that puts them first (in PyTorch: batch_first=True, or transpose(0, 1))."
-    )
-
-
-def _widest_row(graph: ir.Graph) -> int:
-    """Return the numbers for each row of the largest value whose shape is known but for the batch axis."""
-    shapes = [value.shape for node in graph for value in node.outputs if value.shape is not None]
-    rows = [[d for d in shape if isinstance(d, int)] for shape in shapes if not shape.is_static()]
-    return max(map(math.prod, rows), default=1) or 1
-
-
-def _is_large(graph: ir.Graph) -> bool:
-    return sum(v.const_value.size for v in graph.initializers.values() if v.const_value is not None) > 500_000
-
-
-# Inference graphs as bytes, made from templates that the fits of a process share.
-#
-# A template is the inference graph of a structure with zeros in place of its weights, and with the scale and the range
-# of the targets in named initializers. Every graph is made from one, also the first: a graph whose form depended on a
-# weight would predict wrongly at once, not only where the template is used again.
-
-
-LARGEST_WEIGHTS = 2**24
-"""Bytes of weights from which on a graph is made without a template, which would hold them for a moment."""
-
-
 @dataclass(frozen=True, eq=False)
 class _Template:
-    """An inference graph in protobuf whose weights and numbers of targets have no values."""
+    """An inference graph in protobuf whose weights and numbers of targets have no values.
+
+    It was made with zeros in place of the weights. Every graph is made from a template, also the first: a graph whose
+    form depended on a weight would predict wrongly at once, not only where the template is used again.
+    """
 
     proto: Any
     graph: PredictionGraph

@@ -50,7 +50,7 @@ class Meeting(NamedTuple):
 
 
 def where_rows_meet(model: TrainableModel, options: Options, *, in_training: bool = True) -> str | None:
-    """Return where the rows of a minibatch meet, or may meet, in a graph, None: nowhere. It is found once for a form.
+    """Return where the rows of a minibatch meet, or may meet, in a graph; None: nowhere. It is found once for a form.
 
     In training, normalization takes statistics of the minibatch. ``options`` are those of the sessions that try it.
     """
@@ -59,18 +59,15 @@ def where_rows_meet(model: TrainableModel, options: Options, *, in_training: boo
         known = _of_forms.setdefault(form, {})
     key = (in_training, model.scores, model.forms)
     if key not in known:
-        known[key] = _where(model, form, options, in_training)
+        statistics = next((node for node in form.graph if normalizes_by_batch(node)), None) if in_training else None
+        if statistics is not None:
+            known[key] = describe(statistics)
+        else:
+            inputs, ends = [spec.name for spec in model.inputs], [one.scores for one in model.forms] or [model.scores]
+            weights = {*model.parameters, *model.statistics}
+            found = meeting_in(form, inputs, ends, model.parameters, weights, options)
+            known[key] = None if found is None else found.node
     return known[key]
-
-
-def _where(model: TrainableModel, form: ir.Model, options: Options, in_training: bool) -> str | None:
-    statistics = next((node for node in form.graph if normalizes_by_batch(node)), None) if in_training else None
-    if statistics is not None:
-        return describe(statistics)
-    names = [one.scores for one in model.forms] or [model.scores]
-    weights = {*model.parameters, *model.statistics}
-    found = meeting_in(form, [spec.name for spec in model.inputs], names, model.parameters, weights, options)
-    return None if found is None else found.node
 
 
 def meeting_in(
