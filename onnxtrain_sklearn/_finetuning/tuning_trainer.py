@@ -1,4 +1,9 @@
-"""Fine-tune a model in one call, also through a new head."""
+"""Fine-tune a model in one call: search from the anchors, choose by cross-validation, set the chosen weights.
+
+:class:`FineTuningTrainer` takes the place of the trainer of minibatches: ``objective`` gives it the loss of weighted
+rows, ``search`` the paths of weights and the choice among them. A new head is fitted first, alone, on the features as
+they are (:class:`HeadPaths`); then all weights are tuned with a pull towards it (:class:`WholePaths`).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""Correct conversions of skl2onnx that are inexact, or refuse them.
+"""Correct conversions of skl2onnx that are inexact, and refuse fitted models that cannot be trained.
 
-Each correction is a function of the graph, the fitted estimator and the nodes that its converter made, with one line in
-:data:`REPAIRS`. A wrong conversion without a correction is found when predictions are compared, and refused.
+Four doors, in the order in which a model passes them. :func:`refuse_untrainable` looks at the model before the
+conversion. :func:`repair` corrects the nodes that a converter of skl2onnx made, by the functions in :data:`REPAIRS`.
+:func:`split_in_double` computes the rows of trees in float64, as scikit-learn does. :func:`why_unconverted`,
+:func:`without_gradient` and :func:`where_float32_is_coarse` word the error where one of the later steps fails. A wrong
+conversion that nothing here knows is found when predictions are compared, and refused.
 """
 
 from __future__ import annotations
@@ -84,18 +87,12 @@ def _declare_float(node: ir.Node) -> None:
             _declare_float(user)
 
 
-def _ends(nodes: list[ir.Node]) -> tuple[list[ir.Value], list[ir.Value]]:
-    """Return the values that the nodes read from other nodes, without constants, and those that other nodes read."""
-    made = [v for node in nodes for v in node.outputs]
-    outside = [v for v in made if v.is_graph_output() or any(node not in nodes for node, _ in v.uses())]
-    read = {v: None for node in nodes for v in node.inputs if v is not None and v not in made and v.const_value is None}
-    makers = {v: v.producer() for v in read}
-    return [v for v, maker in makers.items() if maker is None or maker.op_type != "Constant"], outside
-
-
 def _leave_missing_values_out(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
     """Keep missing values that a later step imputes out of the nodes: 0 * NaN in their gradient is NaN."""
-    given, made = _ends(nodes)
+    inner = [v for node in nodes for v in node.outputs]
+    made = [v for v in inner if v.is_graph_output() or any(node not in nodes for node, _ in v.uses())]
+    read = {v: v.producer() for node in nodes for v in node.inputs if v is not None and v not in inner}
+    given = [v for v, maker in read.items() if v.const_value is None and (maker is None or maker.op_type != "Constant")]
     if len(given) != 1 or len(made) != 1 or not is_imputed_later(made[0]):
         return
     op = GraphBuilder(graph, prefix="missing", constant_nodes=True)
@@ -143,51 +140,40 @@ REPAIRS: dict[type, tuple[Repair, ...]] = {
 
 def refuse_untrainable(record: ModelRecord) -> None:
     """Raise ModelError for a model without a trainable output, or whose decision rule training would not follow."""
-    _refuse_other_tasks(record)
-    _refuse_labels_alone(record)
     last = record.last
+    if not (record.gives_labels or record.task == "regression"):
+        other = ", but transforms rows" if hasattr(record.estimator, "transform") else ""
+        if record.task == "clustering" or record.has_probabilities:  # mixture models
+            other = ", but clusters"
+        raise ModelError(
+            f"A fitted {record.name} predicts neither numbers nor classes{other}. Give a regressor, a classifier, a "
+            f"detector of outliers, or a pipeline that ends in one."
+        )
+    scored = record.has_probabilities or record.has_decision_function or record.has_output_codes
+    if record.task == "classification" and record.outputs is None and not scored:
+        way = " Fit it with voting='soft'." if isinstance(last, VotingClassifier) else ""
+        raise ModelError(
+            f"This {record.last_name} has neither predict_proba() nor decision_function(): it predicts labels only, "
+            f"which have no gradient.{way}"
+        )
     if isinstance(last, LocalOutlierFactor) and not last.novelty:
         raise ModelError(
             f"This {record.last_name} has scores only for the rows that it was fitted to. Fit it with novelty=True."
         )
     if isinstance(last, OneVsRestClassifier):
-        _refuse_one_vs_rest(last)
-    for inner in _estimators_whose_labels_count(last):
+        if last.multilabel_:
+            _refuse_constant_labels(last)
+        elif len(last.estimators_) > 1:
+            _refuse_other_order(last)
+    # Nested estimators whose labels, not only their scores, the model uses.
+    nested: Sequence[Any] = [last.final_estimator_] if isinstance(last, StackingClassifier) else []
+    if isinstance(last, MultiOutputClassifier | ClassifierChain):
+        nested = last.estimators_
+    for inner in nested:
         _refuse_own_decision_rule(record, record_of(inner))
     for _, part in walk(record.estimator):
         if isinstance(part, TfidfTransformer | TfidfVectorizer) and part.sublinear_tf:
             raise ModelError(f"{type(part).__name__}(sublinear_tf=True) has no right ONNX form. Fit it without.")
-
-
-def _refuse_other_tasks(record: ModelRecord) -> None:
-    if not (record.gives_labels or record.task == "regression"):
-        raise ModelError(
-            f"A fitted {record.name} predicts neither numbers nor classes{_other_outputs(record)}. Give a regressor, a "
-            f"classifier, a detector of outliers, or a pipeline that ends in one."
-        )
-
-
-def _other_outputs(record: ModelRecord) -> str:
-    if record.task == "clustering" or record.has_probabilities:  # mixture models
-        return ", but clusters"
-    return ", but transforms rows" if hasattr(record.estimator, "transform") else ""
-
-
-def _refuse_labels_alone(record: ModelRecord) -> None:
-    alone = record.task == "classification" and record.outputs is None
-    if alone and not (record.has_probabilities or record.has_decision_function or record.has_output_codes):
-        way = " Fit it with voting='soft'." if isinstance(record.last, VotingClassifier) else ""
-        raise ModelError(
-            f"This {record.last_name} has neither predict_proba() nor decision_function(): it predicts labels only, "
-            f"which have no gradient.{way}"
-        )
-
-
-def _refuse_one_vs_rest(last: OneVsRestClassifier) -> None:
-    if last.multilabel_:
-        _refuse_constant_labels(last)
-    elif len(last.estimators_) > 1:
-        _refuse_other_order(last)
 
 
 def _refuse_constant_labels(last: OneVsRestClassifier) -> None:
@@ -209,13 +195,6 @@ def _refuse_other_order(last: OneVsRestClassifier) -> None:
             f"This OneVsRestClassifier chooses labels by the decision functions of its {inner}. Training changes the "
             f"probabilities, which need not agree with them. Give a classifier that has only one of the two."
         )
-
-
-def _estimators_whose_labels_count(last: Estimator) -> Sequence[Any]:
-    """Return the nested estimators whose labels a model uses."""
-    if isinstance(last, StackingClassifier):
-        return [last.final_estimator_]
-    return list(last.estimators_) if isinstance(last, MultiOutputClassifier | ClassifierChain) else []
 
 
 def _refuse_own_decision_rule(outer: ModelRecord, inner: ModelRecord) -> None:

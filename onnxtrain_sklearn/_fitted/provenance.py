@@ -1,6 +1,9 @@
 """Map the parameters of a graph to the attributes of the fitted estimators that they come from.
 
-It gives the parameter its name, tells a weight from a setting, and tells ``to_sklearn()`` where to write.
+The converters of this package say which attribute a parameter comes from. For those of others, :func:`named` compares
+its numbers with the fitted numbers of the estimator whose converter made it, in each of :data:`FORMS`: as they are,
+transposed, as reciprocals. Where several attributes have the same numbers, a :class:`Tracer` decides. The
+:class:`Origin` gives the parameter its name, tells a weight from a setting, and tells ``to_sklearn()`` where to write.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Cut a converted graph at its trainable scores, and read the decision rule behind them.
+"""Make a converted graph end in scores that a loss can be computed on, and keep its decision rule.
 
-A converted graph ends in probabilities, or in scores that may be redundant. Here it is changed to end in scores, or in
-an activation of scores.
+A converted graph ends in probabilities, or in scores that may be redundant. :func:`expose_scores`, and for several
+labels a row :func:`expose_labels`, change it to end in scores, or in an activation of scores. Where the label is not
+that of the largest score, the rule becomes an output of its own, :data:`CHOICE`: votes of pairs of classes
+(:func:`keep_votes`), the first of tied classes (:func:`keep_first_of_ties`), and decision thresholds
+(:func:`keep_threshold`). The scores are trained, and the rule goes on deciding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Traversal of fitted scikit-learn estimators: nested estimators, and the objects at paths from a model."""
+"""Walk through fitted scikit-learn estimators: find nested ones, and read and assign numbers at paths from a model.
+
+A :data:`Path` names a number across copies of a model: :func:`walk` yields paths, :func:`follow` and :func:`assign`
+take them.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +67,9 @@ def assign(owner: Estimator, path: Path, numbers: np.ndarray) -> None:
         value = float(new)
     if isinstance(last, str) and not isinstance(holder, Mapping):
         setattr(holder, last, value)
-    elif isinstance(holder, tuple):
-        _assign_in_tuple(owner, path, value)
+    elif isinstance(holder, tuple):  # replaced as a whole, in the object that holds it
+        items = list(holder)
+        items[int(last)] = value
+        setattr(follow(owner, path[:-2]), str(path[-2]), tuple(items))
     else:
         holder[last] = value
-
-
-def _assign_in_tuple(owner: Estimator, path: Path, value: object) -> None:
-    items = list(follow(owner, path[:-1]))
-    items[int(path[-1])] = value
-    setattr(follow(owner, path[:-2]), str(path[-2]), tuple(items))

@@ -1,7 +1,9 @@
-"""Writes trained parameters back to the attributes of the scikit-learn model.
+"""Write trained parameters back to the attributes of a copy of the scikit-learn model, for ``to_sklearn()``.
 
-Each parameter is written to its attribute, through the inverse of its form. Attributes that repeat others, and trees,
-have rules of their own. Only numbers that training changed are written.
+:func:`write_back` writes each parameter to the attribute of its :class:`Origin`, through the inverse of the form in
+which the graph holds it. Only numbers that training changed are written: an inverse would round the others. Attributes
+that repeat a written one are updated. Trees have no attribute to assign: :data:`LEAVES` holds the functions that write
+into them.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ def write_back(
     changed = [origin for origin in origins if not np.array_equal(before[origin.name], now[origin.name])]
     lost = [origin.name for origin in changed if not origin.attribute and origin.role not in LEAVES]
     for origin in (one for one in changed if not one.attribute and one.role in LEAVES):
-        _require_trees(follow(model, origin.owner), origin)
+        owner = follow(model, origin.owner)
+        if not isinstance(owner, WITH_TREES):
+            raise ModelError(
+                f"{origin.name!r} was trained, and {type(owner).__name__} keeps its trees in a form of its own that "
+                f"numbers cannot be written back to. Freeze it with trainable=..., or take to_onnx()."
+            )
     if lost:
         raise ModelError(
             f"These trained numbers have no attribute in {type(model).__name__}: {', '.join(lost)}. Freeze them with "
@@ -92,16 +99,7 @@ WITH_TREES = (
     ensemble.RandomForestClassifier,
     ensemble.RandomForestRegressor,
 )
-"""The estimators whose trees can be written."""
-
-
-def _require_trees(owner: Estimator, origin: Origin) -> None:
-    """Raise where the trees are those of another library, which cannot be written."""
-    if not isinstance(owner, WITH_TREES):
-        raise ModelError(
-            f"{origin.name!r} was trained, and {type(owner).__name__} keeps its trees in a form of its own that "
-            f"numbers cannot be written back to. Freeze it with trainable=..., or take to_onnx()."
-        )
+"""The estimators whose trees can be written; those of other libraries cannot."""
 
 
 def _write_leaves(owner: Estimator, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
@@ -135,7 +133,10 @@ def _cell(owner: Estimator, tree: int, node: int, target: int) -> tuple[Callable
         nodes = flat[tree].nodes
         return lambda: float(nodes["value"][node]), lambda value: nodes["value"].__setitem__(node, value)
     values = _trees_of_model(owner)[tree].value
-    place = _position_of_node(owner, node, target)
+    # The arrays of scikit-learn's trees are (nodes, outputs, classes); boosting has one number in a leaf.
+    place = (node, 0, target) if is_classifier(owner) else (node, target, 0)
+    if isinstance(getattr(owner, "estimators_", None), np.ndarray):
+        place = (node, 0, 0)
     return lambda: float(values[place]), lambda value: values.__setitem__(place, value)
 
 
@@ -143,13 +144,6 @@ def _trees_of_model(owner: Estimator) -> list[Any]:
     if hasattr(owner, "tree_"):
         return [owner.tree_]
     return [estimator.tree_ for estimator in np.ravel(np.array(owner.estimators_, dtype=object))]
-
-
-def _position_of_node(owner: Estimator, node: int, target: int) -> tuple[int, int, int]:
-    boosted = isinstance(getattr(owner, "estimators_", None), np.ndarray)
-    if boosted:
-        return node, 0, 0
-    return (node, 0, target) if is_classifier(owner) else (node, target, 0)
 
 
 def _write_probabilities(owner: Estimator, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
