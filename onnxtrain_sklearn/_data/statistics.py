@@ -120,9 +120,9 @@ class Extremes:
         """Add rows of shape (n_rows, n_columns); return the statistics."""
         if not len(values):
             return self
-        if np.isnan(values).any():
-            low, high = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)
-            return self.merge(Extremes(np.where(np.isnan(low), np.inf, low), np.where(np.isnan(high), -np.inf, high)))
+        if (missing := np.isnan(values)).any():
+            low, high = np.where(missing, np.inf, values), np.where(missing, -np.inf, values)
+            return self.merge(Extremes(low.min(axis=0), high.max(axis=0)))
         return self.merge(Extremes(values.min(axis=0), values.max(axis=0)))
 
     def merge(self, other: Extremes) -> Extremes:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .._data.inputs import prediction_type
+from .._data.metrics import accuracy, r2_of_rows
 from .._data.targets import (
     Classes,
     Targets,
@@ -24,7 +25,6 @@ from .._data.targets import (
     validation_accuracy,
     weights_without_shares,
 )
-from .._data.validation import accuracy, r2_of_rows
 from .._inference.graph import Head
 from .._utils.typing import ClassWeight, MatrixLike
 from ..exceptions import warn

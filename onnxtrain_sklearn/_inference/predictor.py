@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from .._data import columns as data_columns
 from .._data.columns import Column
-from .._data.validation import finite_rows
+from .._data.finite import finite_rows
 from .._importers.quantization import holds_fakes, requantized
 from .._ir.edits import initializers_to_inputs
 from .._ir.protobuf import fill_initializers, to_proto

@@ -16,7 +16,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from .._data.batches import Batches, filled
-from .._data.validation import is_finite
+from .._data.finite import is_finite
 from .._utils.errors import ignores_float_errors
 from ..exceptions import DivergenceError, warn
 from ..optimizers import LBFGS, MinimizeResult
