@@ -3,7 +3,7 @@
 Needs PyTorch and onnxscript beside the package. Two layers of a transformer encoder read 32 texts of 32 words, whose
 frequencies fall with their rank as those of a language do; the mean over the words is classified. PyTorch exports the
 network with random weights, and both sides train it. ``sparse`` is PyTorch with ``Embedding(sparse=True)`` and
-``SparseAdam`` for it, ``lazy`` is ours with ``sparse_updates="lazy"``. Runs alternate, and the least of them counts.
+``SparseAdam`` for it, ``lazy`` is ours with ``lazy_rows=True``. Runs alternate, and the least of them counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxtrain_sklearn._training.state import Rates
 
 ROWS, WORDS, CLASSES, RATE = 32, 32, 4, 0.001
 SHAPES = ((60, 128), (30_522, 128), (30_522, 312))
-OURS: dict[str, Any] = {"SGD": SGD(), "Adam": Adam(), "AdamW": AdamW()}
+OURS: dict[str, Any] = {"SGD": SGD, "Adam": Adam, "AdamW": AdamW}
 THEIRS: dict[str, Any] = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
 
 
@@ -60,9 +60,9 @@ def exported(network: nn.Module, X: np.ndarray) -> bytes:
     return program.model_proto.SerializeToString()
 
 
-def our_estimator(model: bytes, optimizer: str, settings: Mapping[str, Any], X: np.ndarray, y: np.ndarray) -> Any:
+def our_estimator(model: bytes, optimizer: str, X: np.ndarray, y: np.ndarray, **options: Any) -> Any:
     estimator = OrtGradientClassifier(
-        model, optimizer=OURS[optimizer], learning_rate_init=RATE, batch_size=ROWS, random_state=0, **settings
+        model, optimizer=OURS[optimizer](**options), learning_rate_init=RATE, batch_size=ROWS, random_state=0
     )
     return estimator.partial_fit(X, y, classes=np.arange(CLASSES))
 
@@ -108,10 +108,9 @@ def compared(vocabulary: int, width: int, optimizer: str, repeat: int) -> dict[s
     runs: dict[str, Callable[[], object]] = {
         "PyTorch": their_step(vocabulary, width, optimizer, X, y, sparse=False),
         "PyTorch sparse": their_step(vocabulary, width, optimizer, X, y, sparse=True),
-        "ours": our_step(our_estimator(model, optimizer, {}, X, y)),
+        "ours": our_step(our_estimator(model, optimizer, X, y)),
     }
-    if "sparse_updates" in OrtGradientClassifier().get_params():  # earlier versions have no such parameter
-        runs["ours lazy"] = our_step(our_estimator(model, optimizer, {"sparse_updates": "lazy"}, X, y))
+    runs["ours lazy"] = our_step(our_estimator(model, optimizer, X, y, lazy_rows=True))
     return least(runs, repeat)
 
 

@@ -26,7 +26,7 @@ OURS = {
     "Linear, SGD": (Linear(), {"optimizer": SGD()}),
     "Linear, SGD with momentum": (Linear(), {"optimizer": SGD(momentum=0.9)}),
     "Linear, AdamW": (Linear(), {"optimizer": AdamW()}),
-    "Linear, AdamW, lazy": (Linear(), {"optimizer": AdamW(), "sparse_updates": "lazy"}),
+    "Linear, AdamW, lazy": (Linear(), {"optimizer": AdamW(lazy_rows=True)}),
 }
 
 

@@ -155,7 +155,9 @@ C, R = OrtGradientClassifier, OrtGradientRegressor
 for engine in ["portable", "compiled", "auto", *([NATIVE] if TRAINING else [])]:
     simple(f"clf_mlp_{engine}", lambda e=engine: C(MLP((16,)), engine=e, **S), X, y3)
     simple(f"reg_mlp_{engine}", lambda e=engine: R(MLP((16, 8), dropout=0.2), engine=e, alpha=1e-3, **S), X, r1)
-    simple(f"conv_{engine}", lambda e=engine: C(ConvNet(), engine=e, max_grad_norm=0.5, **S), images, yi)
+    simple(
+        f"conv_{engine}", lambda e=engine: C(ConvNet(), engine=e, optimizer=AdamW(max_grad_norm=0.5), **S), images, yi
+    )
 for name, o in {
     "sgd": SGD(momentum=0.9, nesterov=True),
     "adam": Adam(),
@@ -171,17 +173,23 @@ simple("weighted", lambda: C(MLP((8,)), class_weight="balanced", **S), X, y3, sa
 simple("multilabel", lambda: C(MLP((8,)), **S), X, multi)
 simple("several_targets", lambda: R(MLP((8,)), target_scaling="auto", **S), X, r2)
 simple("early_stopping", lambda: C(MLP((8,)), early_stopping=True, **{**S, "max_iter": 8}), X, y2)
-simple("ema_accumulate", lambda: R(MLP((8,)), ema_decay=0.9, accumulate=2, **S), X, r1)
+simple("ema_accumulate", lambda: R(MLP((8,)), optimizer=AdamW(ema_decay=0.9, accumulate=2), **S), X, r1)
 simple("drop_last", lambda: R(MLP((8,)), drop_last=True, l1_ratio=0.5, alpha=0.01, **S), X, r1)
 simple(
     "schedules",
-    lambda: R(MLP((8,)), learning_rate="cosine", weight_decay_schedule="linear", dropout_schedule="linear", **S),
+    lambda: R(
+        MLP((8,)),
+        optimizer=AdamW(weight_decay_schedule="linear"),
+        learning_rate="cosine",
+        dropout_schedule="linear",
+        **S,
+    ),
     X,
     r1,
 )
 simple("factors", lambda: R(MLP((8,)), runtime=Runtime(checkpoint_activations=True), **S), X, r1)
-simple("sparse", lambda: C(MLP((8,)), max_grad_norm=0.1, **S), wide, yw)
-simple("sparse_lazy", lambda: C(MLP((8,)), sparse_updates="lazy", **S), wide, yw)
+simple("sparse", lambda: C(MLP((8,)), optimizer=AdamW(max_grad_norm=0.1), **S), wide, yw)
+simple("sparse_lazy", lambda: C(MLP((8,)), optimizer=AdamW(lazy_rows=True), **S), wide, yw)
 simple("sparse_sgd", lambda: C(Linear(), optimizer="sgd", learning_rate_init=0.1, **S), wide, yw)
 simple("tabm_net", lambda: C(TabM(4, (16,)), **S), X, y2)
 simple("realmlp_net", lambda: C(RealMLP(), **S), X, y2)

@@ -69,7 +69,8 @@ def _block_of_optimizer(estimator: Any) -> Any:
     from ..classic.onnxblock import optim
     from ..classic.optimizers import OrtAdamW
 
-    optimizer, limit = resolve_optimizer(estimator.optimizer), estimator.max_grad_norm
+    optimizer = resolve_optimizer(estimator.optimizer)
+    limit = optimizer.max_grad_norm
     clip = None if limit is None else optim.ClipGradNorm(float(limit))
     if type(optimizer) is SGD and not optimizer.momentum and not optimizer.weight_decay:
         return optim.SGD(clip_grad=clip)

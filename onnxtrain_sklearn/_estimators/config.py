@@ -15,7 +15,7 @@ from .._inference.graph import Head
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device, resolve_device
 from .._ort.operator_libraries import know_libraries
-from .._training.loss_graph import EXACT, LAZY, Scheduled, StepSettings, TotalLoss, TrainedPositions
+from .._training.loss_graph import Scheduled, StepSettings, TotalLoss, TrainedPositions
 from .._training.parameters import NO_FACTORS, Factors, Trainable, matches
 from .._training.programs import COMPILED, require_compiler
 from .._training.trainer import TrainerSettings
@@ -28,6 +28,7 @@ from ..losses import Loss
 from ..models import GraphModel, resolve_builder
 from ..models.given import bare_model, resolve_graph_model
 from ..optimizers import LBFGS, BaseOptimizer, resolve_optimizer
+from ..optimizers.base import rule_of
 from ..runtime import resolve_runtime
 from ..schedules import resolve_schedule
 from .parameters import Parameters
@@ -130,9 +131,8 @@ def _check_class_weight(class_weight: ClassWeight) -> None:
 def trainer_settings(estimator: Parameters) -> TrainerSettings:
     """Return the settings of the loop; TypeError or ValueError names an invalid parameter."""
     check_estimator_parameters(estimator)
-    know_libraries(
-        resolve_runtime(estimator.runtime).session_options
-    )  # before the graph is read, in sessions of its own
+    optimizer, runtime = resolve_optimizer(estimator.optimizer), resolve_runtime(estimator.runtime)
+    know_libraries(runtime.session_options)  # before the graph is read, in sessions of its own
     return TrainerSettings(
         learning_rate_init=float(estimator.learning_rate_init),
         schedule=resolve_schedule(estimator.learning_rate),
@@ -140,11 +140,11 @@ def trainer_settings(estimator: Parameters) -> TrainerSettings:
         tol=float(estimator.tol),
         n_iter_no_change=float(estimator.n_iter_no_change),
         early_stopping=bool(estimator.early_stopping),
-        accumulate=int(estimator.accumulate),
+        accumulate=int(optimizer.accumulate),
         all_epochs=isinstance(estimator.early_stopping, str),
         verbose=int(estimator.verbose),
         callbacks=[one for one in estimator.callbacks or () if callable(one) and not has_hooks(one)],
-        decay_schedule=resolve_schedule(estimator.weight_decay_schedule, "weight_decay_schedule"),
+        decay_schedule=resolve_schedule(optimizer.weight_decay_schedule, "weight_decay_schedule"),
         dropout_schedule=resolve_schedule(estimator.dropout_schedule, "dropout_schedule"),
     )
 
@@ -171,7 +171,7 @@ def settings_with_head(
     positions: TrainedPositions | None = None,
 ) -> StepSettings:
     """Return the settings that need no graph; ``positions``: None for whole rows."""
-    runtime = resolve_runtime(estimator.runtime)
+    optimizer, runtime = resolve_optimizer(estimator.optimizer), resolve_runtime(estimator.runtime)
     return StepSettings(
         loss=loss,
         task=head.task,
@@ -179,18 +179,18 @@ def settings_with_head(
         n_outputs=head.n_outputs,
         groups=head.groups,
         positions=positions,
-        optimizer=resolve_optimizer(estimator.optimizer),
+        optimizer=rule_of(optimizer),
         alpha=float(estimator.alpha),
         l1_ratio=float(estimator.l1_ratio),
-        max_grad_norm=None if estimator.max_grad_norm is None else float(estimator.max_grad_norm),
+        max_grad_norm=None if optimizer.max_grad_norm is None else float(optimizer.max_grad_norm),
         engine=engine,
         device=device,
-        accumulate=int(estimator.accumulate),
-        ema_decay=None if estimator.ema_decay is None else float(estimator.ema_decay),
+        accumulate=int(optimizer.accumulate),
+        ema_decay=None if optimizer.ema_decay is None else float(optimizer.ema_decay),
         session_options=runtime.session_options,
         seed=seed,
         checkpoint_activations=bool(runtime.checkpoint_activations),
-        sparse_updates=sparse_updates_of(estimator, device),
+        lazy_rows=lazy_rows_of(optimizer, device),
     )
 
 
@@ -198,7 +198,7 @@ def settings_with_graph(
     estimator: Parameters, settings: StepSettings, source: TrainableModel, scheduled: Scheduled
 ) -> StepSettings:
     """Return the settings with those that depend on the parameters of the graph."""
-    factors = factors_of(estimator, source, settings.optimizer)
+    factors = factors_of(estimator, source)
     require_schedulable(scheduled, settings.optimizer)
     return with_attributes(settings, factors=factors, scheduled=scheduled)
 
@@ -238,42 +238,35 @@ def _require_all_activations(estimator: Parameters) -> None:
 RATE, DECAY = "learning_rate_factors", "weight_decay_factors"
 
 
-def factors_of(estimator: Parameters, source: TrainableModel, optimizer: BaseOptimizer) -> Mapping[str, Factors]:
+def factors_of(estimator: Parameters, source: TrainableModel) -> Mapping[str, Factors]:
     """Return the factors of the parameters by name, where any of them is not one.
 
-    The patterns of a builder, its attributes of the same names, come before those of the estimator: the last pattern
+    The patterns of a builder, its attributes of the same names, come before those of the optimizer: the last pattern
     that matches counts.
     """
-    _require_effect(estimator, optimizer)
+    optimizer = resolve_optimizer(estimator.optimizer)
+    if optimizer.weight_decay_factors and not hasattr(optimizer, "weight_decay"):
+        raise ValueError(
+            f"{DECAY} multiplies the parameter weight_decay of the optimizer, which {type(optimizer).__name__} lacks. "
+            f"Set it to None, or take another optimizer, such as AdamW()."
+        )
     builder: Any = resolve_builder(estimator.model)
     owners = [] if builder is None or isinstance(optimizer, LBFGS) else [builder]
     names = _parameter_names(source, estimator.trainable)
-    rates, decays = (_resolved(attribute, [*owners, estimator], names) for attribute in (RATE, DECAY))
+    rates, decays = (_resolved(attribute, [*owners, optimizer], names) for attribute in (RATE, DECAY))
     if not (rates or decays):
         return NO_FACTORS
     every = {name: Factors(rates.get(name, 1.0), decays.get(name, 1.0)) for name in names}
     return {name: factors for name, factors in every.items() if factors != Factors()}
 
 
-def _require_effect(estimator: Parameters, optimizer: BaseOptimizer) -> None:
-    """Raise if factors are given to an optimizer that has nothing to multiply by them."""
-    kind = type(optimizer).__name__
-    for attribute in (RATE, DECAY):
-        if getattr(estimator, attribute) and isinstance(optimizer, LBFGS):
-            raise ValueError(f"{attribute} has no effect with {kind}, which has no learning rate. Set it to None.")
-    if estimator.weight_decay_factors and not hasattr(optimizer, "weight_decay"):
-        raise ValueError(
-            f"{DECAY} multiplies the parameter weight_decay of the optimizer, which {kind} lacks. Set it to None, or "
-            f"take another optimizer, such as AdamW()."
-        )
-
-
 def require_schedulable(scheduled: Scheduled, optimizer: BaseOptimizer) -> None:
     """Raise if a schedule is given to an optimizer that takes no steps, or has no weight decay."""
     kind = type(optimizer).__name__
-    for used, name in zip(scheduled, ("weight_decay_schedule", "dropout_schedule"), strict=True):
-        if used and isinstance(optimizer, LBFGS):
-            raise ValueError(f"{name} has no effect with {kind}, which takes no minibatch steps. Set it to 'constant'.")
+    if scheduled.dropout and isinstance(optimizer, LBFGS):
+        raise ValueError(
+            f"dropout_schedule has no effect with {kind}, which takes no minibatch steps. Set it to 'constant'."
+        )
     if scheduled.decay and not hasattr(optimizer, "weight_decay"):
         raise ValueError(
             f"weight_decay_schedule multiplies the parameter weight_decay of the optimizer, which {kind} lacks. Set it "
@@ -282,30 +275,21 @@ def require_schedulable(scheduled: Scheduled, optimizer: BaseOptimizer) -> None:
 
 
 def require_steps(estimator: Parameters, optimizer: BaseOptimizer) -> None:
-    """Raise if what applies to the steps of minibatches is given to an optimizer that takes none."""
-    defaults: Mapping[str, object] = {
-        "ema_decay": None,
-        "accumulate": 1,
-        "drop_last": False,
-        "max_grad_norm": None,
-        "sparse_updates": EXACT,
-    }
-    for name, default in defaults.items():
-        if isinstance(optimizer, LBFGS) and getattr(estimator, name) != default:
-            raise ValueError(
-                f"{name} has no effect with {type(optimizer).__name__}, which takes no minibatch steps. Set it to "
-                f"{default!r}."
-            )
-
-
-def sparse_updates_of(estimator: Parameters, device: Device) -> str:
-    """Return what happens to the rows of matrices that do not occur; devices update all of them."""
-    if estimator.sparse_updates == LAZY and device.memory is not None:
+    """Raise if minibatches are to be dropped, and the optimizer takes none."""
+    if estimator.drop_last and isinstance(optimizer, LBFGS):
         raise ValueError(
-            f"sparse_updates={LAZY!r} updates single rows in the host's memory, but training runs on {device.name!r}. "
-            f"Set sparse_updates={EXACT!r}, or device='cpu'."
+            f"drop_last has no effect with {type(optimizer).__name__}, which takes no minibatch steps. Set it to False."
         )
-    return estimator.sparse_updates
+
+
+def lazy_rows_of(optimizer: BaseOptimizer, device: Device) -> bool:
+    """Return True if rows of matrices that do not occur stay; devices update all of them."""
+    if optimizer.lazy_rows and device.memory is not None:
+        raise ValueError(
+            f"lazy_rows=True updates single rows in the host's memory, but training runs on {device.name!r}. Set "
+            f"optimizer__lazy_rows=False, or device='cpu'."
+        )
+    return bool(optimizer.lazy_rows)
 
 
 def _parameter_names(source: TrainableModel, trainable: Trainable) -> list[str]:

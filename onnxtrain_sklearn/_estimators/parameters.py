@@ -14,16 +14,12 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from .._training.loss_graph import EXACT, LAZY
 from .._training.parameters import Trainable
 from .._utils.declared import Parameter, switch
 from .._utils.params import (
-    BELOW_ONE,
     COUNT,
-    FACTORS,
     FRACTION,
     NOT_NEGATIVE,
-    POSITIVE,
     Callbacks,
     Instance,
     OneOf,
@@ -68,8 +64,10 @@ What is minimized: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an object,
 loss for classifiers that give scores without probabilities, the Poisson, gamma, Huber or quantile loss for regressors
 that minimize it."""),
     "optimizer": Parameter("str or Optimizer", """
-A name or an object; its parameters are nested (``optimizer__momentum``). "adamw" decays all weights by 0.01 times the
-learning rate a step, as in PyTorch. Names:
+A name or an object; its parameters are nested (``optimizer__momentum``). Besides those of its rule, each but "lbfgs"
+has the options of a step: a limit of the gradient, accumulated minibatches, an average of the weights, factors and a
+schedule (:class:`~onnxtrain_sklearn.optimizers.Optimizer`). "adamw" decays all weights by 0.01 times the learning rate
+a step, as in PyTorch. Names:
 """ + _listed(OPTIMIZERS)),
     "learning_rate_init": Parameter("float", """
 Learning rate that the schedule starts from; 0 leaves the weights as they are.""", (NOT_NEGATIVE,)),
@@ -88,31 +86,8 @@ Fewer rows than ``batch_size`` are one minibatch. A call of ``partial_fit`` is a
 Strength of the penalty on parameters of rank >= 2: ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by
 the sum of the sample weights of the minibatch, as in scikit-learn's MLP.""", (NOT_NEGATIVE,)),
     "l1_ratio": Parameter("float", "Share of the L1 norm in the penalty, in [0, 1].", (FRACTION,)),
-    "max_grad_norm": Parameter("float or None", """
-Upper limit of the Euclidean norm of all gradients together; None: no limit. Not for L-BFGS.""", (POSITIVE, None)),
-    "learning_rate_factors": Parameter("dict or None", """
-What the learning rate is multiplied by, by parameter: glob patterns and numbers >= 0, such as
-``{"*": 0.1, "layers.2.*": 1.0}``. The last pattern that matches a name counts, so that general patterns come first;
-parameters that none matches have a factor of 1. A graph builder may bring patterns of its own, as an attribute of this
-name: those given here come after them. :meth:`describe` lists the names.""", (FACTORS, None)),
-    "weight_decay_factors": Parameter("dict or None", """
-What the parameter ``weight_decay`` of the optimizer is multiplied by, by parameter, in the same form.""",
-        (FACTORS, None)),
-    "weight_decay_schedule": Parameter("str or Schedule", """
-The schedule that the parameter ``weight_decay`` of the optimizer follows, step by step; the names of
-``learning_rate``."""),
     "dropout_schedule": Parameter("str or Schedule", """
 The schedule that all ratios of Dropout in the graph follow, step by step; the names of ``learning_rate``."""),
-    "ema_decay": Parameter("float or None", """
-Decay of an exponential moving average of the weights, in [0, 1), such as 0.999. Predictions, validation scores,
-``weights_`` and ``to_onnx()`` take the average, training goes on from the weights themselves. The average is corrected
-for its start: the initial weights are not part of it. Running statistics are not averaged. None: no average.""",
-        (BELOW_ONE, None)),
-    "accumulate": Parameter("int", """
-Minibatches whose gradients are added up for one step: the same step as by one minibatch of ``accumulate`` times
-``batch_size`` rows, in the memory of one. Only batch statistics, losses in which rows meet and dropout masks are
-those of each minibatch.""",
-        (COUNT,)),
     "trainable": Parameter('"all", str, list of str, or callable', """
 Which parameters are trained: names or glob patterns ("layers.1.*"), or a function ``(name, array) -> bool``. The others
 keep their values to the bit. A BatchNormalization whose scale and shift are both frozen normalizes by its running
@@ -131,17 +106,6 @@ training (``optimizer``, ``learning_rate_init``, ``max_iter``, ``early_stopping`
 default. A FineTuner: given graphs of any kind are fine-tuned, with its settings. None, and always for builders and
 ``partial_fit``: plain training by ``optimizer``.""",
         (Instance(FineTuner, "a FineTuner"), OneOf(("auto",)), None)),
-    "sparse_updates": Parameter('{"exact", "lazy"}', """
-What a step does with weights that its minibatch does not read: the rows of an embedding that no index names (of a
-trained matrix that only Gather reads, along its first axis), and, where ``X`` is a sparse matrix, the rows of the
-matrix that it is multiplied by whose column of ``X`` is zero throughout the minibatch. "exact": the optimizer updates
-them as all other parameters; they are skipped where that leaves them as they are, as with
-:class:`~onnxtrain_sklearn.SGD` without momentum, weight decay and ``alpha``. "lazy": they stay as they are, and so does
-the state of the optimizer for them, as with ``torch.optim.SparseAdam``: weight decay, ``alpha`` and momentum act on the
-rows that occur alone. That takes less time where the matrix is large, and it is another optimizer where rows are rare.
-A matrix that is read otherwise too, such as one that is the output layer as well, has a gradient in all rows, and is
-updated as usual, and so is one that dense data are multiplied by. On the CPU alone.""",
-        (OneOf((EXACT, LAZY)),)),
     "tol": Parameter("float", """
 Least improvement of the loss, or of what ``early_stopping`` watches, that counts as one.""",
         (Range(Real, -np.inf, np.inf, closed="both"),)),
@@ -246,17 +210,10 @@ class Parameters(DeclaredEstimator):
     drop_last: bool
     alpha: float
     l1_ratio: float
-    max_grad_norm: float | None
-    learning_rate_factors: Mapping[str, float] | None
-    weight_decay_factors: Mapping[str, float] | None
-    weight_decay_schedule: str | Schedule
     dropout_schedule: str | Schedule
-    ema_decay: float | None
-    accumulate: int
     trainable: Trainable
     adapters: LoRA | None
     finetune: str | FineTuner | None
-    sparse_updates: str
     tol: float
     n_iter_no_change: float
     early_stopping: bool | str
@@ -375,7 +332,7 @@ _RESOLVERS: dict[str, Callable[[Any], Any]] = {
     "finetune": lambda tuner: FineTuner() if tuner == "auto" else tuner,
     "runtime": lambda runtime: Runtime() if runtime is None else runtime,
     **dict.fromkeys(
-        ("learning_rate", "weight_decay_schedule", "dropout_schedule"),
+        ("learning_rate", "dropout_schedule"),
         lambda schedule: resolve_schedule(schedule) if isinstance(schedule, str) else schedule,
     ),
 }

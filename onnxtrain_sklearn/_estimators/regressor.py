@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,19 +75,12 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         drop_last: bool = False,
         alpha: float = 0.0,
         l1_ratio: float = 0.0,
-        max_grad_norm: float | None = None,
-        learning_rate_factors: Mapping[str, float] | None = None,
-        weight_decay_factors: Mapping[str, float] | None = None,
-        weight_decay_schedule: str | Schedule = "constant",
         dropout_schedule: str | Schedule = "constant",
-        ema_decay: float | None = None,
-        accumulate: int = 1,
         trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
         adapters: LoRA | None = None,
         finetune: str | FineTuner | None = "auto",
         target_scaling: str | None = "auto",
         clip_predictions: bool = False,
-        sparse_updates: str = "exact",
         tol: float = 1e-4,
         n_iter_no_change: float = 10,
         early_stopping: bool | str = False,

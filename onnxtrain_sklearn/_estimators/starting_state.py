@@ -10,7 +10,7 @@ import numpy as np
 from .._fitted.fitted_model import FittedModel
 from .._inference.graph import Head
 from .._model.trainable import TrainableModel
-from .._training.loss_graph import LAZY, StepSettings
+from .._training.loss_graph import StepSettings
 from .._training.parameters import FlatParameters, Trainable, selected, warn_of_doubtful
 from .._training.state import OptimizerState
 from .._training.step import in_trainable_type
@@ -59,7 +59,7 @@ def _new_run(
     """Return a new state from the weights of ``source``, the form of ``given`` with the loss placed."""
     source, names = selected(source if source.reference is None else replace(source, reference=None), trainable)
     weights, shapes = source.weights(), _shapes(source, columns)
-    sparse = sparse_inputs(columns, every=settings.sparse_updates == LAZY)
+    sparse = sparse_inputs(columns, every=settings.lazy_rows)
     model = in_trainable_type(trained_form(source, shapes, names), settings, names, sparse)
     parameters, frozen = _divided(model, names, weights, settings)
     return FittedState(

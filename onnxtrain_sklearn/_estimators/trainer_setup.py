@@ -8,7 +8,7 @@ import numpy as np
 
 from .._data.several_targets import SeveralTargets
 from .._ort import sessions
-from .._training.loss_graph import LAZY, StepSettings
+from .._training.loss_graph import StepSettings
 from .._training.programs import COMPILED, LIKELY_EPOCHS
 from .._training.row_dependence import meeting, outputs_that_meet
 from .._training.state import TrainingStep
@@ -57,7 +57,7 @@ def trainer_for(
         # calls of partial_fit may bring more or fewer rows
         room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
         state.sparse = sparse_inputs(examples.columns, every=True)
-        sparse = state.sparse if settings.sparse_updates == LAZY else sparse_inputs(examples.columns)
+        sparse = state.sparse if settings.lazy_rows else sparse_inputs(examples.columns)
         step = prepare_step(state, settings, room, most, sparse, _planned_steps(plan, batches.steps))
         trainer = new_trainer(plan.loop, step, batches, state.history, validate)
     if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, state, call):
@@ -136,7 +136,7 @@ def _settings_key(settings: StepSettings) -> tuple[object, ...]:
         objects,
         numbers,
         (*settings.factors.items(), settings.scheduled),
-        settings.sparse_updates,
+        settings.lazy_rows,
         settings.checkpoint_activations,
         settings.engine,
         settings.device,

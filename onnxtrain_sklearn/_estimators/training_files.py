@@ -45,6 +45,7 @@ from .._utils.typing import MatrixLike
 from ..adapters import without_low_rank
 from ..exceptions import ModelError, instead_of, nearest
 from ..optimizers import BaseOptimizer, Slot, resolve_optimizer
+from ..optimizers.options import OPTIONS
 from ..schedules import Progress, resolve_schedule
 from .config import batch_limit, settings_with_graph, settings_with_head, trainer_settings
 from .examples import FitRows
@@ -57,8 +58,10 @@ if TYPE_CHECKING:
 
 
 SCHEDULE_PARAMETERS = ("learning_rate", "weight_decay_schedule", "dropout_schedule")
+"""Schedules of the estimator and of its optimizer."""
+
 FACTS = ("learning_rate_init", "shuffle", "drop_last", "accumulate", "max_iter", "random_state")
-"""Parameters of the estimator that the graphs do not hold and a loop may want."""
+"""Parameters of the estimator and of its optimizer that the graphs do not hold and a loop may want."""
 
 
 def export_source(
@@ -77,12 +80,14 @@ def export_source(
         parameters = parameters.with_averages(settings.ema_decay is not None)
     rows = loop.accumulate * batch_limit(estimator.batch_size, settings.optimizer)
     rows = rows if batch_size is None else _checked_batch(batch_size)
+    optimizer = resolve_optimizer(estimator.optimizer)
+    held = {name: getattr(optimizer if name in OPTIONS else estimator, name) for name in (*SCHEDULE_PARAMETERS, *FACTS)}
     facts = {
         "generator": "onnxtrain-sklearn",
         "estimator": type(estimator).__name__,
-        **{name: component_fact(resolve_schedule(getattr(estimator, name), name)) for name in SCHEDULE_PARAMETERS},
+        **{name: component_fact(resolve_schedule(held[name], name)) for name in SCHEDULE_PARAMETERS},
         "progress": dict(vars(state.history.progress)),
-        "hyperparameters": {name: json_value(getattr(estimator, name)) for name in FACTS},
+        "hyperparameters": {name: json_value(held[name]) for name in FACTS},
         "constants": constants_of(state),
     }
     parts = StepParts(state.model, settings, parameters, state.frozen, state.optimizer, rows, state.sparse)

@@ -15,6 +15,8 @@ from .._inference.graph import Head
 from .._utils.params import Component
 from .._utils.untrusted_text import json_object
 from ..exceptions import ModelError
+from ..optimizers import Optimizer
+from ..optimizers.options import OPTIONS
 from .epoch_graph import EpochGraph, PredictGraph
 from .source import ExportSource, OutputSource, StateTensor, label_weights
 from .step_graph import StepGraph
@@ -105,7 +107,8 @@ def component_fact(component: object) -> dict[str, Any]:
     """Return name and parameters of a loss, an optimizer or a schedule."""
     name = vars(type(component)).get("name", type(component).__name__)  # a class that inherits its name is another one
     parameters = component.get_params(deep=False) if isinstance(component, Component) else {}
-    return {"name": str(name), "parameters": {key: json_value(value) for key, value in parameters.items()}}
+    own = {key: value for key, value in parameters.items() if not (key in OPTIONS and isinstance(component, Optimizer))}
+    return {"name": str(name), "parameters": {key: json_value(value) for key, value in own.items()}}
 
 
 def json_value(value: object) -> Any:

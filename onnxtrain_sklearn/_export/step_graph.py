@@ -16,7 +16,7 @@ import onnx_ir as ir
 from .._ir.edits import append_output, replace_inputs
 from .._ir.protobuf import from_bytes
 from .._model.row_reads import take_first_products
-from .._training.loss_graph import LAZY, LOSS, TARGET, WEIGHT, ir_type, training_graph
+from .._training.loss_graph import LOSS, TARGET, WEIGHT, ir_type, training_graph
 from .._training.parameters import state_slots
 from .._training.programs import PassSource, pass_program
 from .._training.randomness import FACTOR
@@ -292,7 +292,7 @@ def step_pass(source: ExportSource) -> StepPass:
     """Return the pass over the minibatches of a step."""
     parts = source.parts
     settings, rows = replace(parts.settings, engine="portable"), parts.batch // source.minibatches
-    lazy = settings.sparse_updates == LAZY
+    lazy = settings.lazy_rows
     program = pass_program(PassSource(parts.model, settings, parts.parameters, parts.frozen, rows, adds_rows=lazy))
     inputs = [value.name or "" for value in program.random]
     random, model = tuple(name for name in inputs if name != FACTOR), from_bytes(program.graph)

@@ -398,7 +398,8 @@ def return_rows_added_up(model: ir.Model, lookups: Sequence[Lookup], kind: ir.Da
     if lookups and op.opset < 16:
         raise UnsupportedOperatorError(
             f"Lazy updates of embeddings add up rows by ScatterElements, which needs opset 16 in training graphs, and "
-            f"the model is in opset {op.opset}: convert it (onnx.version_converter), or set sparse_updates='exact'."
+            f"the model is in opset {op.opset}: convert it (onnx.version_converter), or set"
+            f" optimizer__lazy_rows=False."
         )
     outputs = {value.name or "": value for value in graph.outputs}
     occurs = {}

@@ -40,9 +40,9 @@ VARIANTS = {"td": Variant(0.04, 0.2, 0.02), "td-s": Variant(0.04, 0.07, 0.0)}
 def _realmlp_settings(recipe: Any, rate: float, n_rows: int, seed: int) -> dict[str, Any]:
     """Return the parameters of the network that both kinds share."""
     given, decay = recipe.learning_rate_init, VARIANTS[recipe.variant].weight_decay
-    scheduled = {"weight_decay_schedule": "flat_cos", "dropout_schedule": "flat_cos"} if decay else {}
+    schedule = "flat_cos" if decay else "constant"
     return {
-        "optimizer": AdamW(beta_2=BETA_2, weight_decay=decay),
+        "optimizer": AdamW(beta_2=BETA_2, weight_decay=decay, weight_decay_schedule=schedule),
         "learning_rate_init": rate if isinstance(given, str) else given,
         "learning_rate": "coslog4",
         "batch_size": min(n_rows, recipe.batch_size),
@@ -53,7 +53,7 @@ def _realmlp_settings(recipe: Any, rate: float, n_rows: int, seed: int) -> dict[
         "verbose": recipe.verbose,
         "engine": recipe.engine,
         "device": recipe.device,
-        **scheduled,
+        "dropout_schedule": schedule,
     }
 
 

@@ -51,9 +51,6 @@ PENALTY, SQUARES, ABSOLUTES = "penalty", "squares", "absolutes"
 TABLE_CLASSES = 64
 """Classes up to which one-hot rows are read from a table."""
 
-EXACT, LAZY = "exact", "lazy"
-"""Values of ``sparse_updates``: what happens to the rows of a matrix that no index of a minibatch names."""
-
 
 class Scheduled(NamedTuple):
     """Flags for weight decay and dropout: True if schedules change them."""
@@ -98,7 +95,7 @@ class StepSettings:
     positions: TrainedPositions | None = None
     ignores: bool = False
     checkpoint_activations: bool = False
-    sparse_updates: str = EXACT
+    lazy_rows: bool = False
 
 
 def training_graph(

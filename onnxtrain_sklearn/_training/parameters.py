@@ -314,7 +314,7 @@ def require_rows_apart(optimizer: Optimizer) -> None:
     if not optimizer.elementwise:
         raise ModelError(
             f"{type(optimizer).__name__}.update combines elements of a parameter, so single rows cannot be updated. "
-            f"Set sparse_updates='exact'."
+            f"Set lazy_rows=False."
         )
 
 

@@ -19,7 +19,7 @@ from .._ort import devices, sessions
 from .._ort.binding import Array, Binding
 from .._ort.sessions import InferenceSession, shared_session
 from ..exceptions import warn
-from .loss_graph import LAZY, LOSS, PARALLEL_WORK, TARGET, WEIGHT, buffer_shape, target_layout
+from .loss_graph import LOSS, PARALLEL_WORK, TARGET, WEIGHT, buffer_shape, target_layout
 from .parameters import FlatParameters
 from .pass_rewrites import in_written_shapes
 from .programs import PassProgram, PassSource, pass_program
@@ -102,9 +102,9 @@ def pass_graph(source: PassSource) -> PassGraph:
     if settings.checkpoint_activations and not program.segments:
         warn("checkpoint_activations=True has no effect: the graph has too few activations to recompute any.")
     trained = source.parameters.names
-    if settings.sparse_updates == LAZY and not (program.lookups or any(p.weight in trained for p in program.products)):
+    if settings.lazy_rows and not (program.lookups or any(p.weight in trained for p in program.products)):
         warn(
-            "sparse_updates='lazy' has no effect: the graph has no trained matrix whose rows only Gather reads, nor "
+            "lazy_rows=True has no effect: the graph has no trained matrix whose rows only Gather reads, nor "
             "one that sparse data are multiplied by."
         )
     sparse = {product.input: SparseRows(product.factors) for product in program.products}

@@ -37,7 +37,7 @@ from .._ort.devices import Device
 from .._ort.llvm import features, is_installed
 from .._utils.cache import Cache, content, is_plain
 from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError
-from .loss_graph import LAZY, LOSS, PARALLEL_WORK, TARGET, WEIGHT, StepSettings, training_graph, work
+from .loss_graph import LOSS, PARALLEL_WORK, TARGET, WEIGHT, StepSettings, training_graph, work
 from .parameters import FlatParameters
 from .pass_rewrites import gather_rows, last_layer_last, return_before_reshapes, transpose_operands
 from .randomness import FACTOR, expose_dropout, expose_random
@@ -127,7 +127,7 @@ class PassSource:
     @property
     def least_lookup(self) -> int:
         """The elements from which on a matrix is large."""
-        return 1 if self.settings.sparse_updates == LAZY else LARGE
+        return 1 if self.settings.lazy_rows else LARGE
 
 
 LARGEST_FROZEN = 2**24

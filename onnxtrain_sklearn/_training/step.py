@@ -21,7 +21,7 @@ from ..exceptions import warn
 from ..optimizers import Optimizer
 from ..optimizers.in_place import moves_without_gradient
 from .host_updates import HostAccumulation, HostAverage, HostPenalty, HostUpdates, RowChoice
-from .loss_graph import LAZY, Scheduled, StepSettings, as_float32
+from .loss_graph import Scheduled, StepSettings, as_float32
 from .parameters import FlatParameters, state_slots
 from .passes import HostPass, PassGraph, RowGradients, host_pass, pass_graph, product_gradients, row_gradients
 from .programs import COMPILED, PassProgram, PassSize, PassSource
@@ -152,7 +152,7 @@ class HostStep(BaseStep):
         self._updates: HostUpdates | None = None
         if isinstance(settings.optimizer, Optimizer):
             segments = self._segment_updates(settings.optimizer)
-            lazy = settings.sparse_updates == LAZY
+            lazy = settings.lazy_rows
             rows = RowChoice(self._tables or {}, parameters, lazy=lazy, penalized=self._penalizes)
             self._updates = HostUpdates(segments, parameters, parts.state.slots, rows)
 
@@ -178,7 +178,7 @@ class HostStep(BaseStep):
         settings, parameters = self.settings, self.parameters
         rewritten = self._penalizes or settings.max_grad_norm is not None or settings.accumulate > 1
         found = row_gradients(parameters, program.lookups, rewritten=rewritten)
-        lazy, optimizer = settings.sparse_updates == LAZY, settings.optimizer
+        lazy, optimizer = settings.lazy_rows, settings.optimizer
         rests = isinstance(optimizer, Optimizer) and not (self._penalizes or moves_without_gradient(optimizer))
         if lazy or rests:
             found |= product_gradients(parameters, program.products, rewritten=rewritten, lazy=lazy)

@@ -359,7 +359,8 @@ class Trainer:
             f"The loss, the weights, the optimizer's state or the predictions for validation became NaN or infinite in "
             f"epoch {epoch} with learning_rate_init={self._settings.learning_rate_init}; the last weights of a finite "
             f"loss were restored. "
-            f"Scale the inputs (StandardScaler), lower learning_rate_init, or set max_grad_norm=1.0.",
+            f"Scale the inputs (StandardScaler), lower learning_rate_init, or limit the gradient: "
+            f"optimizer=AdamW(max_grad_norm=1.0).",
             self.history.loss_curve,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +19,11 @@ from ..graph import GraphBuilder
 from ..optimizers import AdamW
 from ..optimizers.base import Named, Step
 from ..optimizers.scalars import Number
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..optimizers.options import StepOptions
 
 MOMENTS = ("Moment_1", "Moment_2")
 UPDATE_COUNT = "Update_Count"
@@ -169,6 +174,7 @@ class OrtAdamW(AdamW):
         As for :class:`~onnxtrain_sklearn.optimizers.Adam`.
     weight_decay : float, default=0.0
         λ, in [0, inf), relative to the learning rate.
+    {options}
 
     Examples
     --------
@@ -179,9 +185,14 @@ class OrtAdamW(AdamW):
     """
 
     def __init__(
-        self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-6, weight_decay: float = 0.0
+        self,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: float = 0.0,
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(beta_1, beta_2, epsilon, weight_decay)
+        super().__init__(beta_1, beta_2, epsilon, weight_decay, **options)
 
     def scalars(self, learning_rate: Number, t: Number) -> dict[str, Number]:
         return {**super().scalars(learning_rate, t), "epsilon": float(self.epsilon)}

@@ -24,6 +24,7 @@ from .lbfgs import LBFGS as LBFGS
 from .lbfgs import MinimizeResult as MinimizeResult
 from .lion import Lion as Lion
 from .muon import Muon as Muon
+from .options import StepOptions as StepOptions
 from .rmsprop import RMSprop as RMSprop
 from .scalars import Scalar as Scalar
 from .scalars import maximum as maximum

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from onnx_ir import Value
@@ -11,6 +11,11 @@ from .._utils.params import FRACTION, NOT_NEGATIVE, POSITIVE, Rules
 from ..graph import GraphBuilder
 from .base import Named, Optimizer, Parameter, Slot, Step
 from .scalars import Number, minimum, sqrt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import StepOptions
 
 
 class Adafactor(Optimizer):
@@ -41,6 +46,7 @@ class Adafactor(Optimizer):
         d, above 0, the largest root mean square of a step before it is scaled.
     weight_decay : float, default=0.0
         λ, in [0, inf), relative to the learning rate.
+    {options}
 
     Examples
     --------
@@ -67,7 +73,9 @@ class Adafactor(Optimizer):
         epsilon_2: float = 1e-3,
         clip_threshold: float = 1.0,
         weight_decay: float = 0.0,
+        **options: Unpack[StepOptions],
     ) -> None:
+        super().__init__(**options)
         self.decay_rate = decay_rate
         self.epsilon_1 = epsilon_1
         self.epsilon_2 = epsilon_2

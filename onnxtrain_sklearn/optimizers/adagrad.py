@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from onnx_ir import Value
 
@@ -10,6 +10,11 @@ from .._utils.params import NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
 from .base import Named, Optimizer, Parameter, Slot, Step, with_penalty
 from .scalars import Number
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import StepOptions
 
 
 class Adagrad(Optimizer):
@@ -26,6 +31,7 @@ class Adagrad(Optimizer):
         δ and :math:`s_0`, in [0, inf).
     epsilon, weight_decay : float, default=1e-10 and 0.0
         ε and λ, in [0, inf); λ p is added to the gradient.
+    {options}
 
     Examples
     --------
@@ -45,7 +51,9 @@ class Adagrad(Optimizer):
         initial_accumulator_value: float = 0.0,
         epsilon: float = 1e-10,
         weight_decay: float = 0.0,
+        **options: Unpack[StepOptions],
     ) -> None:
+        super().__init__(**options)
         self.lr_decay = lr_decay
         self.initial_accumulator_value = initial_accumulator_value
         self.epsilon = epsilon

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from onnx_ir import Value
 
@@ -10,6 +10,11 @@ from .._utils.params import BELOW_ONE, NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
 from .base import WEIGHT_DECAY, Named, Optimizer, Parameter, Slot, Step, running_average, with_penalty
 from .scalars import Number, sqrt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import StepOptions
 
 
 class Adam(Optimizer):
@@ -28,6 +33,7 @@ class Adam(Optimizer):
         ε, in [0, inf), outside the square root.
     weight_decay : float, default=0.0
         λ, in [0, inf), added to the gradient (an L2 penalty); :class:`AdamW` decouples it.
+    {options}
 
     Examples
     --------
@@ -45,8 +51,14 @@ class Adam(Optimizer):
     }
 
     def __init__(
-        self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8, weight_decay: float = 0.0
+        self,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+        **options: Unpack[StepOptions],
     ) -> None:
+        super().__init__(**options)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
@@ -88,6 +100,7 @@ class AdamW(Adam):
         As for :class:`Adam`.
     weight_decay : float, default=0.01
         λ, in [0, inf), relative to the learning rate.
+    {options}
 
     Examples
     --------
@@ -99,9 +112,14 @@ class AdamW(Adam):
     name = "adamw"
 
     def __init__(
-        self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8, weight_decay: float = 0.01
+        self,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.01,
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(beta_1, beta_2, epsilon, weight_decay)
+        super().__init__(beta_1, beta_2, epsilon, weight_decay, **options)
 
     def scalars(self, learning_rate: Number, t: Number) -> dict[str, Number]:
         decay = learning_rate * self.weight_decay

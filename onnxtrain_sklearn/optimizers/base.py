@@ -7,23 +7,47 @@ parameter by itself, in its shape.
 
 from __future__ import annotations
 
+import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from onnx_ir import Value
 
-from .._utils.params import Component
+from .._utils.params import Component, check_parameters
+from ..exceptions import InvalidParameterError
 from ..graph import GraphBuilder
+from ..schedules import Schedule, resolve_schedule
+from .options import DOCUMENTED, OPTIONS, VALID
 from .scalars import Number
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Named: TypeAlias = "Mapping[str, Value]"
 Step: TypeAlias = "tuple[Value, dict[str, Value]]"
 
 
 class BaseOptimizer(Component):
-    """Base class of :class:`Optimizer` and :class:`LBFGS`."""
+    """Base class of :class:`Optimizer` and :class:`LBFGS`; the latter has the options of a step at their defaults."""
+
+    max_grad_norm: float | None = None
+    ema_decay: float | None = None
+    accumulate: int = 1
+    lazy_rows: bool = False
+    learning_rate_factors: Mapping[str, float] | None = None
+    weight_decay_factors: Mapping[str, float] | None = None
+    weight_decay_schedule: str | Schedule = "constant"
+
+
+def rule_of(optimizer: BaseOptimizer) -> BaseOptimizer:
+    """Return an optimizer without options: what maps parameters, gradients and state to new ones."""
+    rule = copy.copy(optimizer)
+    for name in OPTIONS:
+        vars(rule).pop(name, None)  # the defaults are attributes of the class
+    return rule
 
 
 @dataclass(frozen=True)
@@ -58,6 +82,13 @@ class Slot:
 class Optimizer(BaseOptimizer, ABC):
     """Base class of the optimizers that take one step per minibatch; derive from it to write your own.
 
+    A class without a constructor has the options below as its parameters. A constructor that takes ``**options`` and
+    passes them on, ``super().__init__(**options)``, adds them to its own.
+
+    Parameters
+    ----------
+    {options}
+
     Examples
     --------
     >>> from onnxtrain_sklearn.optimizers import Optimizer
@@ -71,6 +102,49 @@ class Optimizer(BaseOptimizer, ABC):
     elementwise: ClassVar[bool] = True
     """True if element i of the result depends on elements i alone. Then :meth:`update` is given vectors that hold many
     parameters, or a piece of one; otherwise each parameter in its shape."""
+
+    def __init__(
+        self,
+        *,
+        max_grad_norm: float | None = None,
+        ema_decay: float | None = None,
+        accumulate: int = 1,
+        lazy_rows: bool = False,
+        learning_rate_factors: Mapping[str, float] | None = None,
+        weight_decay_factors: Mapping[str, float] | None = None,
+        weight_decay_schedule: str | Schedule = "constant",
+    ) -> None:
+        self.max_grad_norm = max_grad_norm
+        self.ema_decay = ema_decay
+        self.accumulate = accumulate
+        self.lazy_rows = lazy_rows
+        self.learning_rate_factors = learning_rate_factors
+        self.weight_decay_factors = weight_decay_factors
+        self.weight_decay_schedule = weight_decay_schedule
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _name_options(cls)
+
+    def validate(self) -> None:
+        """Raise InvalidParameterError if a parameter or an option breaks its rules."""
+        super().validate()
+        check_parameters(self, VALID)
+        resolve_schedule(self.weight_decay_schedule, "weight_decay_schedule")
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; one within a schedule that is given by name replaces the name by the object."""
+        if missing := [name for name in OPTIONS if name in params and name not in self._own_names()]:
+            raise InvalidParameterError(
+                f"{missing[0]} is an option of all optimizers, and the constructor of {type(self).__name__} does not "
+                f"take it: let it take **options, and call super().__init__(**options)."
+            )
+        name = "weight_decay_schedule"
+        given = params.get(name, self.weight_decay_schedule)
+        if isinstance(given, str) and any(key.startswith(f"{name}__") for key in params):
+            params[name] = resolve_schedule(given, name)
+        found: Self = super().set_params(**params)
+        return found
 
     def slots(self, p: Parameter) -> dict[str, Slot]:
         """Return the arrays of the state for a parameter, by name.
@@ -121,6 +195,26 @@ class Optimizer(BaseOptimizer, ABC):
     def fused(self) -> Optimizer | None:
         """Return an equal optimizer that uses onnxruntime-training's float32 kernels, where those are faster."""
         return None
+
+
+def _name_options(cls: type) -> None:
+    """Name the options in the signature of a constructor that takes ``**options``, and in the docstring.
+
+    scikit-learn reads the names and defaults of parameters from the signature, and so do editors and ``help``.
+    """
+    init: Any = vars(cls).get("__init__")
+    own = {} if init is None else inspect.signature(init).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in own.values()):
+        shared = inspect.signature(Optimizer.__init__).parameters
+        named = [one for one in own.values() if one.kind is not one.VAR_KEYWORD]
+        named += [shared[name] for name in OPTIONS if name not in own]
+        init.__signature__ = inspect.Signature(named)
+    doc = cls.__doc__ or ""
+    if "{options}" in doc:
+        cls.__doc__ = inspect.cleandoc(doc).replace("{options}\n", DOCUMENTED)
+
+
+_name_options(Optimizer)
 
 
 # Terms that optimizers share: the penalty of weight decay, running averages.

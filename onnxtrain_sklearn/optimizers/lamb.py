@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from onnx_ir import Value
 
@@ -11,6 +11,11 @@ from ..graph import GraphBuilder
 from .adam import AdamW
 from .base import WEIGHT_DECAY, Named, Optimizer, Parameter, Slot, Step, running_average
 from .scalars import Number
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import StepOptions
 
 
 class LAMB(Optimizer):
@@ -32,6 +37,7 @@ class LAMB(Optimizer):
         ε, in [0, inf), outside the square root.
     weight_decay : float, default=0.01
         λ, in [0, inf), part of the step.
+    {options}
 
     Examples
     --------
@@ -50,8 +56,14 @@ class LAMB(Optimizer):
     }
 
     def __init__(
-        self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-6, weight_decay: float = 0.01
+        self,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: float = 0.01,
+        **options: Unpack[StepOptions],
     ) -> None:
+        super().__init__(**options)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon

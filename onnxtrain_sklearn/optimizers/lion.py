@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from onnx_ir import Value
 
 from .._utils.params import BELOW_ONE, NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
 from .base import Named, Optimizer, Parameter, Slot, Step, with_penalty
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import StepOptions
 
 
 class Lion(Optimizer):
@@ -26,6 +31,7 @@ class Lion(Optimizer):
         Shares of the average in the step and in the next average, in [0, 1).
     weight_decay : float, default=0.0
         λ, in [0, inf), relative to the learning rate.
+    {options}
 
     Examples
     --------
@@ -37,7 +43,10 @@ class Lion(Optimizer):
     name = "lion"
     valid: ClassVar[Rules] = {"beta_1": (BELOW_ONE,), "beta_2": (BELOW_ONE,), "weight_decay": (NOT_NEGATIVE,)}
 
-    def __init__(self, beta_1: float = 0.9, beta_2: float = 0.99, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, beta_1: float = 0.9, beta_2: float = 0.99, weight_decay: float = 0.0, **options: Unpack[StepOptions]
+    ) -> None:
+        super().__init__(**options)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.weight_decay = weight_decay

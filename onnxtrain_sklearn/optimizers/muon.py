@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from onnx_ir import Value
 
@@ -12,6 +12,11 @@ from ..graph import GraphBuilder
 from .adam import AdamW
 from .base import Named, Optimizer, Parameter, Slot, Step, running_average
 from .scalars import Number
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import StepOptions
 
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 """The polynomial of Jordan et al., 2024: its slope at zero lifts small singular values fast. After five steps they are
@@ -47,6 +52,7 @@ class Muon(Optimizer):
         The least norm that X is divided by, in [0, inf).
     beta_1, beta_2 : float, default=0.9 and 0.999
         Of :class:`AdamW`, in [0, 1).
+    {options}
 
     Notes
     -----
@@ -83,7 +89,9 @@ class Muon(Optimizer):
         epsilon: float = 1e-7,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
+        **options: Unpack[StepOptions],
     ) -> None:
+        super().__init__(**options)
         self.momentum = momentum
         self.nesterov = nesterov
         self.weight_decay = weight_decay

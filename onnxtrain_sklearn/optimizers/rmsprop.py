@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from onnx_ir import Value
 
 from .._utils.params import BELOW_ONE, NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
 from .base import Named, Optimizer, Parameter, Slot, Step, running_average, with_penalty
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import StepOptions
 
 
 class RMSprop(Optimizer):
@@ -30,6 +35,7 @@ class RMSprop(Optimizer):
         μ, in [0, 1).
     centered : bool, default=False
         Whether to divide by the standard deviation instead of the root mean square.
+    {options}
 
     Examples
     --------
@@ -54,7 +60,9 @@ class RMSprop(Optimizer):
         momentum: float = 0.0,
         centered: bool = False,
         weight_decay: float = 0.0,
+        **options: Unpack[StepOptions],
     ) -> None:
+        super().__init__(**options)
         self.alpha = alpha
         self.epsilon = epsilon
         self.momentum = momentum

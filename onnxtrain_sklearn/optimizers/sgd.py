@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from onnx_ir import Value
 
@@ -10,6 +10,11 @@ from .._utils.params import BELOW_ONE, FRACTION, NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
 from .base import Named, Optimizer, Parameter, Slot, Step, with_penalty
 from .scalars import Number, where
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import StepOptions
 
 
 class SGD(Optimizer):
@@ -30,6 +35,7 @@ class SGD(Optimizer):
         τ, in [0, 1], applied from the second step on, as PyTorch does.
     weight_decay : float, default=0.0
         λ, in [0, inf), added to the gradient.
+    {options}
 
     Examples
     --------
@@ -47,8 +53,14 @@ class SGD(Optimizer):
     }
 
     def __init__(
-        self, momentum: float = 0.0, nesterov: bool = False, dampening: float = 0.0, weight_decay: float = 0.0
+        self,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        **options: Unpack[StepOptions],
     ) -> None:
+        super().__init__(**options)
         self.momentum = momentum
         self.nesterov = nesterov
         self.dampening = dampening

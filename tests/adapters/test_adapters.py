@@ -23,6 +23,7 @@ from tests.helpers.data import DATA
 from tests.helpers.environment import each_engine
 from tests.helpers.network import NAMES, loss_and_gradients
 from tests.helpers.optimizers import RULES
+from tests.helpers.step_options import configured
 from tests.helpers.steps import mlp
 from tests.helpers.training import NEVER
 
@@ -43,7 +44,7 @@ def arrays_of(proto):
 def adapted(model=None, **settings):
     defaults = {"learning_rate_init": 0.01, "max_iter": 1, "batch_size": 8, "shuffle": False, "tol": NEVER}
     defaults |= {"adapters": LoRA(2), "random_state": 0}
-    return OrtGradientRegressor(mlp() if model is None else model, **(defaults | settings))
+    return configured(OrtGradientRegressor(mlp() if model is None else model), **defaults | settings)
 
 
 def drawn(**settings):
@@ -99,7 +100,7 @@ def test_five_steps_of_adamw_as_in_numpy(engine):
 def test_other_settings_apply_to_the_factors(engine):
     rates = {"*.lora_B": 4.0, "layers.1.bias": 0.5}
     settings = {"adapters": LoRA(3, FIRST), "trainable": ["*.bias"], "optimizer": SGD(momentum=0.5)}
-    fitted = adapted(engine=engine, learning_rate_factors=rates, **settings).fit(X, y)
+    fitted = adapted(engine=engine, optimizer__learning_rate_factors=rates, **settings).fit(X, y)
     start = drawn(**settings)
     assert list(start) == FACTORS[:2]
     factors = {f"{FIRST}.lora_B": 4.0, "layers.1.bias": 0.5}
@@ -183,7 +184,7 @@ def test_refused(settings, message):
 def test_fine_tuning_has_no_adapters():
     plain = {"adapters": LoRA(2), "finetune": FineTuner()}
     with pytest.raises(ValueError, match=r"adapters=LoRA.* has no effect on fine-tuning"):
-        OrtGradientRegressor(mlp(), **plain).fit(X, y)
+        configured(OrtGradientRegressor(mlp()), **plain).fit(X, y)
 
 
 def test_a_call_goes_on():
@@ -214,7 +215,7 @@ def test_copies_and_search():
 
 
 def test_average_of_the_weights():
-    live, averaged = adapted(max_iter=3).fit(X, y), adapted(max_iter=3, ema_decay=0.9).fit(X, y)
+    live, averaged = adapted(max_iter=3).fit(X, y), adapted(max_iter=3, optimizer__ema_decay=0.9).fit(X, y)
     assert np.abs(live.adapters_[FACTORS[1]] - averaged.adapters_[FACTORS[1]]).max() > 1e-3
     a, b = (averaged.adapters_[name].astype(np.float64) for name in FACTORS[:2])
     given = arrays_of(mlp())[FIRST]

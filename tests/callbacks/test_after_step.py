@@ -24,6 +24,7 @@ from onnxtrain_sklearn.callbacks import Callback
 from onnxtrain_sklearn.exceptions import DivergenceError
 from tests.helpers.callbacks import Recorder
 from tests.helpers.environment import OWN_MEMORY, available_engines
+from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -82,7 +83,7 @@ def at_zero():
 def regressor(*callbacks, model=None, **settings):
     defaults = {"optimizer": SGD(), "learning_rate_init": RATE, "batch_size": 16, "max_iter": 3, "random_state": 0}
     defaults |= {"shuffle": False, "callbacks": list(callbacks), "n_iter_no_change": 99}
-    return OrtGradientRegressor(model or at_zero(), **defaults | settings)
+    return configured(OrtGradientRegressor(model or at_zero()), **defaults | settings)
 
 
 def descent(n_steps, group=1, radius=np.inf):
@@ -107,7 +108,7 @@ def test_hook_sees_each_step_and_changes_the_weights_of_the_next(group, radius, 
     """Projected gradient descent, beside the same in NumPy."""
     if engine == "compiled":
         pytest.importorskip("llvmlite")
-    found = regressor(Projection(radius), Steps(), accumulate=group, engine=engine).fit(X, Y)
+    found = regressor(Projection(radius), Steps(), optimizer__accumulate=group, engine=engine).fit(X, Y)
     steps = 3 * -(-4 // group)
     losses, path = descent(steps, group, radius)
     seen = found.callbacks_["Steps"]
@@ -139,7 +140,7 @@ def test_rows_of_the_last_minibatch_count_as_they_are(last, rows):
 
 
 def test_group_of_minibatches_that_ends_training_counts_its_rows():
-    found = regressor(Steps(last=1), accumulate=2).fit(X, Y)
+    found = regressor(Steps(last=1), optimizer__accumulate=2).fit(X, Y)
     assert (found.t_, found.callbacks_["Steps"]["steps"]) == (32, [1])
 
 

@@ -16,8 +16,9 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from onnxtrain_sklearn import MLP, OrtGradientClassifier, schedules
+from onnxtrain_sklearn import MLP, SGD, AdamW, OrtGradientClassifier, RMSprop, schedules
 from onnxtrain_sklearn.callbacks import Checkpoint, EarlyStopping, EpochScoring, LearningRateFinder, WeightAveraging
+from onnxtrain_sklearn.optimizers import Muon
 from tests.helpers.callbacks import net
 from tests.helpers.checkpoints import drawn_seed, same
 from tests.helpers.data import blobs
@@ -70,11 +71,11 @@ CASES = {
         "model": MLP((6,), normalization="batch"),
         "engine": "portable",
     },
-    "average": {"ema_decay": 0.9, "optimizer": "sgd"},
-    "one batch": {"batch_size": 500, "accumulate": 1, "optimizer": "rmsprop"},
-    "arrays of each parameter": {"optimizer": "muon", "weight_decay_schedule": "cosine"},
+    "average": {"optimizer": SGD(ema_decay=0.9)},
+    "one batch": {"batch_size": 500, "optimizer": RMSprop()},
+    "arrays of each parameter": {"optimizer": Muon(weight_decay_schedule="cosine")},
     "arrays of other shapes": {"optimizer": "adafactor"},
-    "groups": {"accumulate": 3, "max_grad_norm": 0.5, "alpha": 0.1},
+    "groups": {"optimizer": AdamW(accumulate=3, max_grad_norm=0.5), "alpha": 0.1},
 }
 
 

@@ -214,7 +214,9 @@ def test_logger_without_log_method_is_refused(target):
 
 @each_engine
 def test_norms_of_gradients(engine):
-    fitted = net(GradientStatistics(by_parameter=True), max_iter=1, engine=engine, max_grad_norm=0.01).fit(X, Y)
+    fitted = net(GradientStatistics(by_parameter=True), max_iter=1, engine=engine, optimizer__max_grad_norm=0.01).fit(
+        X, Y
+    )
     row = fitted.history_[0]
     norms = [value for name, value in row.items() if name.startswith("gradient_norm/")]
     assert len(norms) == 4
@@ -237,7 +239,7 @@ def test_the_mean_of_the_weights_of_the_last_epochs():
     with pytest.warns(UserWarning, match="before epoch 4, with which WeightAveraging"):
         net(WeightAveraging(0.5), lambda epoch: epoch.number == 2).fit(X, Y)
     with pytest.raises(ValueError, match="ema_decay both average"):
-        net(WeightAveraging(), ema_decay=0.9).fit(X, Y)
+        net(WeightAveraging(), optimizer__ema_decay=0.9).fit(X, Y)
 
 
 def test_running_statistics_are_those_of_the_mean():

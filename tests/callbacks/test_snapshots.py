@@ -32,6 +32,7 @@ from tests.helpers.callbacks import net
 from tests.helpers.data import blobs, line
 from tests.helpers.environment import each_engine
 from tests.helpers.several_outputs import data, graph
+from tests.helpers.step_options import configured
 from tests.helpers.training import weights_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -70,7 +71,7 @@ class Kept:
 
 def ensemble(kind=OrtGradientClassifier, *more, cycles=3, **parameters):
     settings = {"model": MLP((6,)), "batch_size": 32, "learning_rate_init": 0.05, "random_state": 0, **SIX}
-    return kind(callbacks=[SnapshotEnsemble(cycles), *more], **settings | parameters)
+    return configured(kind(callbacks=[SnapshotEnsemble(cycles), *more]), **settings | parameters)
 
 
 def probabilities(estimator, data):
@@ -193,7 +194,7 @@ def test_a_checkpoint_holds_the_snapshots(tmp_path):
 def test_statistics_and_averages_are_those_of_the_moment():
     model = MLP((6,), normalization="batch")
     kept = Kept([2, 4, 6])
-    fitted = ensemble(OrtGradientClassifier, kept, model=model, ema_decay=0.9, engine="portable").fit(X, Y)
+    fitted = ensemble(OrtGradientClassifier, kept, model=model, optimizer__ema_decay=0.9, engine="portable").fit(X, Y)
     wanted = np.mean([one.predict_proba(X) for one in kept.found], axis=0)
     assert_allclose(fitted.predict_proba(X), wanted, rtol=2e-5, atol=1e-6)
 

@@ -35,7 +35,7 @@ CASES = {
     "two classes": (OrtGradientClassifier(MLP(5), optimizer=Adam(), **RATE), Y[:, 0] > 0, (Y[:, :1] > 0) * 1.0),
     "several classes": (OrtGradientClassifier(MLP(5), **RATE), LABELS, Y.argmax(axis=1)),
     "several labels": (OrtGradientClassifier(MLP(5), **RATE), (Y > 0).astype(int), (Y > 0) * 1.0),
-    "clipped": (OrtGradientRegressor(MLP(5), optimizer=SGD(), max_grad_norm=0.1, **RATE), Y, Y),
+    "clipped": (OrtGradientRegressor(MLP(5), optimizer=SGD(max_grad_norm=0.1), **RATE), Y, Y),
     "the official AdamW": (OrtGradientRegressor(MLP(5), optimizer=OrtAdamW(weight_decay=0.1), **RATE), Y, Y),
     "float64": (OrtGradientRegressor(Linear(), optimizer=AdamW(weight_decay=0.1), **RATE), Y, Y),
 }

@@ -17,6 +17,7 @@ from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from tests.combinations.tape import ACTIVATIONS
 from tests.contracts import test_losses, test_optimizers
+from tests.helpers.step_options import configured
 from tests.helpers.training import NEVER
 
 TASKS = ("regression", "binary", "multiclass", "multilabel")
@@ -71,7 +72,7 @@ class Draw:
 
     def estimator(self, **changes: Any) -> OrtGradientClassifier | OrtGradientRegressor:
         kind = OrtGradientRegressor if self.task == "regression" else OrtGradientClassifier
-        return kind(self.model(), **self.parameters | changes)
+        return configured(kind(self.model()), **self.parameters | changes)
 
     def fit_arguments(self) -> dict[str, Any]:
         """Return the keywords of ``fit`` beside X and y."""
@@ -185,14 +186,14 @@ def drawn_parameters(dice: Dice, draw: Draw, engine: str) -> dict[str, Any]:
     options: dict[str, Any] = {
         "shuffle": lambda: False,
         "learning_rate": lambda: drawn_schedule(dice),
-        "weight_decay_schedule": lambda: drawn_schedule(dice) if decays else "constant",
+        "optimizer__weight_decay_schedule": lambda: drawn_schedule(dice) if decays else "constant",
         "alpha": lambda: dice.one(0.1, 3.0),
         "l1_ratio": lambda: dice.one(0.3, 1.0),
-        "max_grad_norm": lambda: dice.one(0.01, 0.3, 5.0),
-        "ema_decay": lambda: dice.one(0.5, 0.9, 0.0),
-        "accumulate": lambda: dice.one(2, 3, 50),
-        "learning_rate_factors": lambda: drawn_factors(dice, draw),
-        "weight_decay_factors": lambda: drawn_factors(dice, draw) if decays else None,
+        "optimizer__max_grad_norm": lambda: dice.one(0.01, 0.3, 5.0),
+        "optimizer__ema_decay": lambda: dice.one(0.5, 0.9, 0.0),
+        "optimizer__accumulate": lambda: dice.one(2, 3, 50),
+        "optimizer__learning_rate_factors": lambda: drawn_factors(dice, draw),
+        "optimizer__weight_decay_factors": lambda: drawn_factors(dice, draw) if decays else None,
         "trainable": lambda: drawn_patterns(dice, draw),
         "early_stopping": lambda: dice.one(True, "best_epoch"),
         "validation_fraction": lambda: dice.one(0.3, 0.5),
@@ -250,9 +251,10 @@ def drawn_class_weight(dice: Dice, draw: Draw) -> Any:
 
 
 CHANGES: tuple[dict[str, Any], ...] = (
-    {}, {}, {"learning_rate_init": 0.02}, {"alpha": 0.5}, {"batch_size": 3}, {"max_iter": 2}, {"max_grad_norm": 0.1},
-    {"accumulate": 2}, {"ema_decay": 0.8}, {"ema_decay": None}, {"learning_rate": "cosine"}, {"early_stopping": False},
-    {"shuffle": False}, {"learning_rate_factors": {"*": 0.3}}, {"l1_ratio": 0.7, "alpha": 0.2}, {"trainable": "*bias"},
+    {}, {}, {"learning_rate_init": 0.02}, {"alpha": 0.5}, {"batch_size": 3}, {"max_iter": 2},
+    {"optimizer__max_grad_norm": 0.1}, {"optimizer__accumulate": 2}, {"optimizer__ema_decay": 0.8},
+    {"optimizer__ema_decay": None}, {"learning_rate": "cosine"}, {"early_stopping": False}, {"shuffle": False},
+    {"optimizer__learning_rate_factors": {"*": 0.3}}, {"l1_ratio": 0.7, "alpha": 0.2}, {"trainable": "*bias"},
 )  # fmt: skip
 """Parameters that are set between calls."""
 

@@ -95,19 +95,19 @@ class ReferenceLoop:
 
     def follow(self, kind: str, call: RecordedCall) -> None:
         """Train as a call of ``fit`` or ``partial_fit`` did."""
-        settings, passes = self.estimator.get_params(deep=False), call.passes
+        settings, passes = self.estimator.get_params(), call.passes
         self.call, self.settings = call, settings
         self.seen |= set(call.rows.tolist())
         names = set(call.trained)
         if self.t and names != set(self.trained):  # other parameters: the optimizer starts again
             self._restart()
         self.trained = self.network.trained = list(call.trained)
-        averages = settings["ema_decay"] is not None
+        averages = settings["optimizer__ema_decay"] is not None
         if averages != bool(self.average) or not averages:
             self.average, self.averaged = {}, 0
         if averages and not self.average:
             self.average = {n: self.weights[n].copy() for n in self.trained}
-        group = settings["accumulate"]
+        group = settings["optimizer__accumulate"]
         steps = -(-len(passes[0]) // group)
         if kind == "fit":
             self.progress.total_steps = self.progress.step + settings["max_iter"] * steps
@@ -198,7 +198,7 @@ class ReferenceLoop:
         return total
 
     def _clip(self, gradients: Weights) -> None:
-        limit = self.settings["max_grad_norm"]
+        limit = self.settings["optimizer__max_grad_norm"]
         norm = math.sqrt(sum((g * g).sum() for g in gradients.values()))
         if limit is not None and norm > limit:
             for g in gradients.values():
@@ -207,16 +207,16 @@ class ReferenceLoop:
     def _update(self, gradients: Weights) -> None:
         settings, optimizer = self.settings, self.settings["optimizer"]
         rate = settings["learning_rate_init"] * self._factor("learning_rate")
-        decay = getattr(optimizer, "weight_decay", 0.0) * self._factor("weight_decay_schedule")
+        decay = getattr(optimizer, "weight_decay", 0.0) * self._factor("optimizer__weight_decay_schedule")
         self.progress.step += 1
         self.t += 1
         for name, g in gradients.items():
-            rates = rate * self._by_pattern("learning_rate_factors", name)
-            decays = decay * self._by_pattern("weight_decay_factors", name)
+            rates = rate * self._by_pattern("optimizer__learning_rate_factors", name)
+            decays = decay * self._by_pattern("optimizer__weight_decay_factors", name)
             p, memory = self.weights[name], self.memory[name]
             self.weights[name] = STEPS[optimizer.name](optimizer, p, g, memory, self.t, rates, decays)
         if self.average:
-            d, self.averaged = settings["ema_decay"], self.averaged + 1
+            d, self.averaged = settings["optimizer__ema_decay"], self.averaged + 1
             share = (1 - d) / (1 - d**self.averaged)
             for name, old in self.average.items():
                 self.average[name] = old + share * (self.weights[name] - old)

@@ -198,7 +198,7 @@ def training_graphs_go_on(draw: WideDraw) -> None:
 
 
 def devices_train_alike(draw: WideDraw) -> None:
-    applies(draw.takes_minibatches and not draw.has("sparse_updates"))
+    applies(draw.takes_minibatches and not draw.has("optimizer__lazy_rows"))
     host = draw.fit()
     with mock.patch.dict(OWN_MEMORY, {"CPUExecutionProvider": "cpu"}):
         device = draw.fit()
@@ -224,11 +224,11 @@ def weight_zero_is_absent(draw: WideDraw) -> None:
 
 def weights_are_repetitions(draw: WideDraw) -> None:
     """In a full batch, where rows do not meet."""
-    applies(not draw.rows_meet and not draw.has("early_stopping", "accumulate", "n_iter_no_change", "tol"))
+    applies(not draw.rows_meet and not draw.has("early_stopping", "optimizer__accumulate", "n_iter_no_change", "tol"))
     applies(draw.task != "several" or not draw.has("class_weight"))  # by which the penalty counts rows, not weights
     weights = np.random.default_rng(draw.number).integers(0, 4, size=len(draw.y))
     applies(keeps_labels(draw, weights > 0) and not draw.has("learning_rate"))
-    applies(not draw.has("weight_decay_schedule", "dropout_schedule"))
+    applies(not draw.has("optimizer__weight_decay_schedule", "dropout_schedule"))
     repeated = draw.fit(
         draw.estimator(batch_size=500), rows=np.repeat(np.arange(len(draw.y)), weights), sample_weight=None
     )
@@ -244,8 +244,8 @@ def size_of_weights_does_not_matter(draw: WideDraw) -> None:
 def groups_are_minibatches(draw: WideDraw) -> None:
     applies(draw.takes_minibatches and not draw.rows_meet)
     near(
-        draw.fit(draw.estimator(batch_size=3, accumulate=2, sparse_updates="exact")),
-        draw.fit(draw.estimator(batch_size=6, accumulate=1, sparse_updates="exact")),
+        draw.fit(draw.estimator(batch_size=3, optimizer__accumulate=2, optimizer__lazy_rows=False)),
+        draw.fit(draw.estimator(batch_size=6, optimizer__accumulate=1, optimizer__lazy_rows=False)),
         draw.X,
     )
 

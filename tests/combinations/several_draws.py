@@ -20,6 +20,7 @@ from onnxtrain_sklearn.losses import LOSSES
 from tests.combinations import draws
 from tests.combinations.draws import LABELS, Dice
 from tests.combinations.wide_draws import WIDTH, WideDraw, wide_parameters
+from tests.helpers.step_options import configured
 
 KNOWN = {"binary": np.array([3, 7]), "multiclass": LABELS}
 
@@ -37,7 +38,7 @@ class SeveralDraw(WideDraw):
         return f"{self.tasks} {super().__str__()}"
 
     def estimator(self, **changes: Any) -> Any:
-        return OrtGradientMultiOutput(self.model, **{"loss": self.losses, **self.parameters} | changes)
+        return configured(OrtGradientMultiOutput(self.model), **{"loss": self.losses, **self.parameters} | changes)
 
     def single(self, name: str, **changes: Any) -> Any:
         """Return the estimator that trains one output."""
@@ -45,7 +46,8 @@ class SeveralDraw(WideDraw):
         own = {n: value for n, value in self.parameters.items() if n not in ("loss_weights", "class_weight")}
         if name in (self.parameters.get("class_weight") or {}):
             own["class_weight"] = self.parameters["class_weight"][name]
-        return kind(GraphModel(self.model, name), **{"loss": self.losses[name], **own} | changes)
+        single = kind(GraphModel(self.model, name), loss=self.losses[name])
+        return configured(single, **own | changes)
 
     def classes(self) -> dict[str, Any]:
         known = {name: KNOWN[task] for name, task in self.tasks.items() if task in KNOWN}

@@ -16,23 +16,24 @@ from onnxtrain_sklearn.callbacks import EarlyStopping, EpochScoring, LearningRat
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, SGD
 from tests.combinations.outcomes import applies, difference, near, outcome, same
 from tests.combinations.wide_draws import WideDraw, quiet, take
+from tests.helpers.step_options import with_options
 
 CHANGES: tuple[dict[str, Any], ...] = (
     {"optimizer": SGD(momentum=0.5)},
     {"optimizer": OPTIMIZERS["adamw"](weight_decay=0.3)},
-    {"weight_decay_schedule": "linear", "optimizer": OPTIMIZERS["adam"](weight_decay=0.3)},
-    {"weight_decay_factors": {"*": 0.2}, "optimizer": OPTIMIZERS["adam"](weight_decay=0.3)},
+    {"optimizer": with_options(OPTIMIZERS["adam"](weight_decay=0.3), weight_decay_schedule="linear")},
+    {"optimizer": with_options(OPTIMIZERS["adam"](weight_decay=0.3), weight_decay_factors={"*": 0.2})},
     {"dropout_schedule": "linear"},
     {"runtime": Runtime(checkpoint_activations=True), "engine": "portable"},
-    {"sparse_updates": "lazy"},
-    {"sparse_updates": "exact"},
-    {"accumulate": 3, "ema_decay": 0.7},
+    {"optimizer__lazy_rows": True},
+    {"optimizer__lazy_rows": False},
+    {"optimizer__accumulate": 3, "optimizer__ema_decay": 0.7},
     {"alpha": 1.0, "l1_ratio": 0.5},
-    {"max_grad_norm": 0.05},
+    {"optimizer__max_grad_norm": 0.05},
     {"batch_size": 7},
-    {"learning_rate_factors": {"*": 0.1}},
-    {"ema_decay": 0.3},
-    {"ema_decay": None},
+    {"optimizer__learning_rate_factors": {"*": 0.1}},
+    {"optimizer__ema_decay": 0.3},
+    {"optimizer__ema_decay": None},
     {"class_weight": {3: 2.0, 7: 0.5}},
     {"clip_predictions": True},
     {"learning_rate": "cosine", "max_iter": 3},
@@ -67,7 +68,7 @@ def a_change_is_seen(draw: WideDraw) -> None:
         draw.fit(one)
         draw.passes(one)
     same(first, twin, draw.X)
-    back = {name: value for name, value in draw.estimator().get_params(deep=False).items() if name in change}
+    back = {name: value for name, value in draw.estimator().get_params().items() if name in change}
     third = pickle.loads(pickle.dumps(twin))
     for one in (first, third):
         draw.fit(one.set_params(**back))
@@ -91,7 +92,7 @@ def parts_of_any_size_go_on(draw: WideDraw) -> None:
 
 
 def averaged_weights_are_the_mean(draw: WideDraw) -> None:
-    applies(in_epochs(draw) and not draw.has("ema_decay") and draw.kind != "lora")
+    applies(in_epochs(draw) and not draw.has("optimizer__ema_decay") and draw.kind != "lora")
     applies(draw.kind != "batch")
     each = epochs(draw, 4)
     fitted = draw.fit(
@@ -138,7 +139,7 @@ def a_rate_that_is_found_is_a_rate_that_is_given(draw: WideDraw) -> None:
 
 def an_embedding_is_a_product(draw: WideDraw) -> None:
     """Rows that are looked up are products of one-hot rows with the matrix."""
-    applies(draw.kind == "embedding" and not draw.has("sparse_updates", "adapters"))
+    applies(draw.kind == "embedding" and not draw.has("optimizer__lazy_rows", "adapters"))
     other = copy.copy(draw)
     other.model = with_products(draw.model)
     other.X = {"a": draw.X["a"], "k": np.eye(12, dtype=np.float32)[draw.X["k"]]}

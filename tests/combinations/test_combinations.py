@@ -67,7 +67,9 @@ def test_no_parameter_is_ignored(name):
     assert not [str(draw) for draw in chosen if inert.changes_nothing(draw, name)]
 
 
-@pytest.mark.parametrize(("name", "other"), [("learning_rate_init", 0.02), ("alpha", 0.0), ("max_grad_norm", None)])
+@pytest.mark.parametrize(
+    ("name", "other"), [("learning_rate_init", 0.02), ("alpha", 0.0), ("optimizer__max_grad_norm", None)]
+)
 def test_the_reference_sees_a_setting_that_is_ignored(name, other, monkeypatch):
     """A comparison that cannot fail would prove nothing."""
     draws = [drawn(number) for number in range(100)]

@@ -18,6 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from onnxtrain_sklearn import (
     LBFGS,
     MLP,
+    AdamW,
     ConvNet,
     Linear,
     LoRA,
@@ -32,6 +33,7 @@ from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.schedules import Constant, resolve_schedule
 from tests.combinations import draws
 from tests.combinations.draws import LABELS, Dice
+from tests.helpers.step_options import configured
 
 WIDTH = 4
 MODELS = (
@@ -70,7 +72,7 @@ class WideDraw:
 
     def estimator(self, **changes: Any) -> Any:
         kind = OrtGradientRegressor if self.task == "regression" else OrtGradientClassifier
-        return kind(self.model, **self.parameters | changes)
+        return configured(kind(self.model), **self.parameters | changes)
 
     def fit(self, estimator: Any = None, rows: Any = slice(None), **changes: Any) -> Any:
         """Fit a new estimator, or the given one, to the data with changes of the arguments of ``fit``."""
@@ -110,7 +112,7 @@ class WideDraw:
     @property
     def constant_rates(self) -> bool:
         """Whether no schedule changes from step to step."""
-        names = ("learning_rate", "weight_decay_schedule", "dropout_schedule")
+        names = ("learning_rate", "optimizer__weight_decay_schedule", "dropout_schedule")
         return all(isinstance(resolve_schedule(self.parameters.get(name, "constant")), Constant) for name in names)
 
     @property
@@ -120,7 +122,11 @@ class WideDraw:
 
     def has(self, *names: str) -> bool:
         """Whether any of these parameters is another than its default."""
-        default = {**OrtGradientRegressor().get_params(), **OrtGradientClassifier().get_params(), "tol": -np.inf}
+        default = {
+            **OrtGradientRegressor().get_params(),
+            **OrtGradientClassifier(optimizer=AdamW()).get_params(),
+            "tol": -np.inf,
+        }
         return any(self.parameters.get(name, default[name]) != default[name] for name in names)
 
 
@@ -285,16 +291,16 @@ def wide_parameters(dice: Dice, kind: str, task: str, number: int, engine: str) 
     }
     if not second:
         options |= {
-            "max_grad_norm": lambda: dice.one(0.01, 0.3, 5.0),
-            "weight_decay_schedule": lambda: draws.drawn_schedule(dice) if decays else "constant",
+            "optimizer__max_grad_norm": lambda: dice.one(0.01, 0.3, 5.0),
+            "optimizer__weight_decay_schedule": lambda: draws.drawn_schedule(dice) if decays else "constant",
             "dropout_schedule": lambda: draws.drawn_schedule(dice),
-            "ema_decay": lambda: dice.one(0.5, 0.9),
-            "accumulate": lambda: dice.one(2, 3),
-            "learning_rate_factors": lambda: dice.one({"*": 0.5}, {"*": 2.0}),
-            "weight_decay_factors": lambda: {"*": 0.5} if decays else None,
+            "optimizer__ema_decay": lambda: dice.one(0.5, 0.9),
+            "optimizer__accumulate": lambda: dice.one(2, 3),
+            "optimizer__learning_rate_factors": lambda: dice.one({"*": 0.5}, {"*": 2.0}),
+            "optimizer__weight_decay_factors": lambda: {"*": 0.5} if decays else None,
         }
     if kind == "embedding" and not second:
-        options["sparse_updates"] = lambda: "lazy"
+        options["optimizer__lazy_rows"] = lambda: True
     if task == "regression":
         options |= {"target_scaling": lambda: None, "clip_predictions": lambda: True}
     elif task != "multilabel":

@@ -39,6 +39,7 @@ from onnxtrain_sklearn._ort.devices import resolve_device
 from onnxtrain_sklearn._training import programs
 from onnxtrain_sklearn.exceptions import RuntimeNotFoundError, UnsupportedOperatorError
 from tests.helpers.data import DATA, blobs, line
+from tests.helpers.step_options import configured
 
 pytest.importorskip("llvmlite", reason="graphs are compiled by llvmlite")
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -82,7 +83,14 @@ CASES = {
     "sample weights": ((*THREE, SHARES), {}),
     "rows without weight": ((*NUMBER, np.arange(ROWS) % 3 > 0), {}),
     "settings of the loss": (THREE, SEVERAL),
-    "settings of the step": (NUMBER, {"max_grad_norm": 0.1, "accumulate": 2, "ema_decay": 0.9}),
+    "settings of the step": (
+        NUMBER,
+        {
+            "optimizer__max_grad_norm": 0.1,
+            "optimizer__accumulate": 2,
+            "optimizer__ema_decay": 0.9,
+        },
+    ),
     "schedule": (NUMBER, {"learning_rate": "cosine"}),
     "early stopping": (THREE, {"early_stopping": True, "validation_fraction": 0.3}),
     "L-BFGS": (NUMBER, {"optimizer": "lbfgs"}),
@@ -103,7 +111,7 @@ def kind_of(data):
 
 def estimator_of(engine, kind=OrtGradientRegressor, **settings):
     given = {"model": MLP((8, 6)), "batch_size": 10, "max_iter": 4, "random_state": 0, "engine": engine, **settings}
-    return kind(**given)
+    return configured(kind(), **given)
 
 
 def trained(engine, data, **settings):

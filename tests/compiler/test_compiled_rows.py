@@ -26,6 +26,7 @@ from onnxtrain_sklearn._ort.llvm import features
 from onnxtrain_sklearn._training.passes import HostPass
 from tests.helpers.compiled_graphs import GUARD, KINDS, Drawn, guarded, inputs_of, model_of
 from tests.helpers.data import blobs, line
+from tests.helpers.step_options import configured
 
 pytest.importorskip("llvmlite", reason="graphs are compiled by llvmlite")
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -67,7 +68,14 @@ BOUNDED = {
     "sample weights": ((*THREE, SHARES), {}),
     "rows without weight": ((*NUMBER, np.arange(ROWS) % 3 > 0), {}),
     "settings of the loss": (THREE, SEVERAL),
-    "settings of the step": (NUMBER, {"max_grad_norm": 0.1, "accumulate": 2, "ema_decay": 0.9}),
+    "settings of the step": (
+        NUMBER,
+        {
+            "optimizer__max_grad_norm": 0.1,
+            "optimizer__accumulate": 2,
+            "optimizer__ema_decay": 0.9,
+        },
+    ),
     "penalty": (TWO, {"alpha": 0.1, "l1_ratio": 0.2, "optimizer": SGD(momentum=0.9)}),
     "early stopping": (THREE, {"early_stopping": True, "validation_fraction": 0.2}),
     "frozen": (THREE, {"trainable": ["layers.1.*"]}),
@@ -86,7 +94,7 @@ def trained(data, **settings):
     X, y, *shares = data
     kind = OrtGradientRegressor if y.dtype.kind == "f" else OrtGradientClassifier
     given = {"model": MLP((20, 6)), "batch_size": BATCH, "max_iter": 2, "random_state": 0, **settings}
-    return kind(engine="compiled", **given).fit(X, y, *shares)
+    return configured(kind(engine="compiled"), **given).fit(X, y, *shares)
 
 
 def bits(estimator):

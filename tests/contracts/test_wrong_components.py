@@ -35,7 +35,7 @@ class Wrong(Loss, Schedule, Optimizer):
 
 
 def fit(**parameters: object) -> OrtGradientRegressor:
-    return OrtGradientRegressor(Linear(), max_iter=2, batch_size=4, **parameters).fit(X, X[:, 0])
+    return OrtGradientRegressor(Linear(), max_iter=2, batch_size=4).set_params(**parameters).fit(X, X[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_optimizers(function):
 
 
 @pytest.mark.parametrize("factor", [None, "a", -1.0, math.nan, math.inf, np.array([0.5])])
-@pytest.mark.parametrize("name", ["learning_rate", "weight_decay_schedule"])
+@pytest.mark.parametrize("name", ["learning_rate", "optimizer__weight_decay_schedule"])
 def test_schedules(name, factor):
     later = Wrong(lambda progress: factor if progress.step == 4 else 1.0)
     with pytest.raises(ValueError, match=r"factor must return a finite number >= 0.* for step 4 it returned"):

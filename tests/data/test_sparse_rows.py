@@ -19,6 +19,7 @@ from onnxtrain_sklearn._data import columns
 from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._given.comparison import COMPARED_ROWS
 from tests.helpers.environment import available_engines
+from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -55,7 +56,7 @@ def given(nodes: str) -> onnx.ModelProto:
 
 def new(model=None, **settings):
     settings = {"optimizer": SGD(momentum=0.9), "learning_rate_init": 0.05, "max_iter": 3, "tol": 0.0} | settings
-    return OrtGradientClassifier(model, batch_size=20, random_state=0, **settings)
+    return configured(OrtGradientClassifier(model, batch_size=20, random_state=0), **settings)
 
 
 def assert_equal_fits(sparse, dense, tolerance=2e-5):
@@ -102,10 +103,10 @@ class TestFit:
         "settings",
         [
             {"alpha": 1.0, "l1_ratio": 0.3},
-            {"max_grad_norm": 0.01},
-            {"accumulate": 2},
-            {"ema_decay": 0.9},
-            {"learning_rate_factors": {"layers.0.weight": 0.1}},
+            {"optimizer__max_grad_norm": 0.01},
+            {"optimizer__accumulate": 2},
+            {"optimizer__ema_decay": 0.9},
+            {"optimizer__learning_rate_factors": {"layers.0.weight": 0.1}},
             {"trainable": ["layers.1.*"]},
             {"trainable": ["layers.0.weight"]},
             {"optimizer": LBFGS()},

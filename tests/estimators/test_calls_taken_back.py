@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from onnxtrain_sklearn.schedules import Cosine
 from tests.combinations.several_draws import split
 from tests.helpers.data import blobs
 from tests.helpers.environment import OWN_MEMORY
+from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -27,8 +29,8 @@ X, Y = blobs()
 SETTINGS = {"batch_size": 16, "max_iter": 3, "tol": -np.inf, "random_state": 0, "warm_start": True}
 CASES = {
     "adamw": {},
-    "momentum": {"optimizer": SGD(0.9), "ema_decay": 0.9},
-    "schedule": {"learning_rate": Cosine(total_steps=60), "accumulate": 2},
+    "momentum": {"optimizer": SGD(0.9, ema_decay=0.9)},
+    "schedule": {"learning_rate": Cosine(total_steps=60), "optimizer__accumulate": 2},
     "early stopping": {"early_stopping": True, "validation_fraction": 0.3},
     "dropout": {"model": MLP((8,), dropout=0.3), "dropout_schedule": "linear"},
     "statistics": {"model": MLP((8,), normalization="batch")},
@@ -72,7 +74,7 @@ def fails_once(hook="on_fit_task_end", epochs=2, **settings):
     """Return an estimator after a call, and its callback, which fails in the next one."""
     failing = Failing(hook, epochs)
     given = {"model": MLP((8,)), **SETTINGS, **settings}
-    estimator = OrtGradientClassifier(callbacks=[failing, Counting()], **given).fit(X, Y)
+    estimator = configured(OrtGradientClassifier(callbacks=[failing, Counting()]), **given).fit(X, Y)
     failing.armed = True
     return estimator, failing
 
@@ -143,9 +145,10 @@ def test_random_state_of_the_user_is_restored_after_a_failed_fit():
 
 def test_settings_of_a_call_that_failed_do_not_count():
     """Another optimizer has other state, other parameters are another vector."""
-    for changes in ({"optimizer": "rmsprop"}, {"ema_decay": 0.5}, {"trainable": "*bias"}):
+    for changes in ({"optimizer": "rmsprop"}, {"optimizer__ema_decay": 0.5}, {"trainable": "*bias"}):
         estimator, _ = fails_once()
-        before, given = seen(estimator), {name: estimator.get_params()[name] for name in changes}
+        names = {name.partition("__")[0] for name in changes}
+        before, given = seen(estimator), {name: copy.deepcopy(getattr(estimator, name)) for name in names}
         attempted(estimator.set_params(**changes))
         assert seen(estimator) == before
         twin = pickle.loads(pickle.dumps(estimator.set_params(**given)))
@@ -204,7 +207,7 @@ def test_a_large_state_is_copied_only_for_code_of_the_user_and_for_many_steps():
 @pytest.mark.parametrize("name", ["adamw", "schedule", "dropout", "statistics", "lbfgs"])
 def test_a_large_state_goes_back_from_an_error_before_its_first_step(name, where):
     """Nothing is copied: no array has changed, but for the running statistics. Later the weights alone go back."""
-    estimator = OrtGradientClassifier(**{"model": MLP((8,)), **SETTINGS, **CASES[name]}).fit(X, Y)
+    estimator = configured(OrtGradientClassifier(), **{"model": MLP((8,)), **SETTINGS, **CASES[name]}).fit(X, Y)
     before = seen(estimator)
     with mock.patch.object(transaction, "ALWAYS_COPIED", 1), mock.patch.object(transaction, "COPIED_FOR_STEPS", 1):
         with failing_passes(after=1):

@@ -11,6 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor, RealMLP
 from tests.helpers.data import DATA
+from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -54,8 +55,8 @@ def test_of_a_given_graph(fitted):
 
 @pytest.mark.parametrize("fitted", [False, True])
 def test_factors_of_the_rates(fitted):
-    factors = {"learning_rate_factors": {"*": 0.5, "C": 1.0}, "weight_decay_factors": {"b": 0.0}}
-    classifier = OrtGradientClassifier(described_graph(), trainable=["A", "b", "C"], max_iter=1, **factors)
+    factors = {"optimizer__learning_rate_factors": {"*": 0.5, "C": 1.0}, "optimizer__weight_decay_factors": {"b": 0.0}}
+    classifier = configured(OrtGradientClassifier(described_graph(), trainable=["A", "b", "C"], max_iter=1), **factors)
     described = (classifier.fit(X, TWO) if fitted else classifier).describe()
     told = {e.name: (e.learning_rate_factor, e.weight_decay_factor) for e in described.of("trained")}
     assert told == {"A": (0.5, 1.0), "b": (0.5, 0.0), "C": (1.0, 1.0)}

@@ -205,7 +205,7 @@ def test_clipping_prevents_divergence():
     settings["target_scaling"] = None  # else the graph scales the rows
     with pytest.raises(DivergenceError):
         OrtGradientRegressor(Linear(), **settings).fit(X * 100, y)
-    OrtGradientRegressor(Linear(), max_grad_norm=1.0, **settings).fit(X * 100, y)
+    OrtGradientRegressor(Linear(), **settings).set_params(optimizer__max_grad_norm=1.0).fit(X * 100, y)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

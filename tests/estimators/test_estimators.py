@@ -144,7 +144,8 @@ def test_numpy_scalars_as_parameters():
     plain = small_classifier(batch_size=16, learning_rate_init=0.5, alpha=0.25, max_iter=3, tol=0.125).fit(X, y)
     numpy = small_classifier(
         batch_size=np.int64(16), learning_rate_init=np.float32(0.5), alpha=np.float16(0.25), max_iter=np.int8(3),
-        tol=np.float32(0.125), n_iter_no_change=np.uint8(10), max_grad_norm=np.float64(1e6), random_state=np.int64(0),
+        tol=np.float32(0.125), n_iter_no_change=np.uint8(10), random_state=np.int64(0),
+        optimizer__max_grad_norm=np.float64(1e6),
     ).fit(X, y)  # fmt: skip
     assert_allclose(plain.predict_proba(X), numpy.predict_proba(X), atol=1e-6)
 

@@ -14,6 +14,7 @@ from onnxtrain_sklearn.losses import LOSSES, Loss
 from tests.contracts.test_losses import REFERENCES
 from tests.helpers.environment import each_engine
 from tests.helpers.graphs import model
+from tests.helpers.step_options import configured
 from tests.helpers.training import NEVER, quietly
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -53,7 +54,7 @@ KINDS = {"indicators": (indicators, 3), "several": (two_labels, 5)}
 
 def new(kind="indicators", **parameters):
     settings = {"optimizer": SGD(), "learning_rate_init": 0.2, "shuffle": False, "max_iter": 3, "tol": NEVER}
-    return OrtGradientClassifier(net(KINDS[kind][1]), **settings | {"batch_size": 5} | parameters)
+    return configured(OrtGradientClassifier(net(KINDS[kind][1])), **settings | {"batch_size": 5} | parameters)
 
 
 def mean_loss(w, kind, loss, rows, y, weights):
@@ -130,7 +131,7 @@ def test_class_weights_multiply_over_the_labels_that_count(kind, balanced, engin
 @pytest.mark.parametrize("kind", KINDS)
 def test_accumulated_minibatches_full_batches_and_calls_of_partial_fit(kind):
     y, whole = KINDS[kind][0](), np.ones(N)
-    fitted = new(kind, accumulate=2).fit(X, y)
+    fitted = new(kind, optimizer__accumulate=2).fit(X, y)
     assert_allclose(fitted.weights_["W"], descended(kind, "log_loss", y, whole, size=10), rtol=2e-4, atol=2e-5)
     classes = None if kind == "indicators" else [np.unique(c)[1:] for c in y.T]
     passes = new(kind, max_iter=1)

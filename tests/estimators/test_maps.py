@@ -20,6 +20,7 @@ from onnxtrain_sklearn.losses import LOSSES
 from tests.contracts.test_losses import REFERENCES
 from tests.helpers.environment import each_engine
 from tests.helpers.graphs import model
+from tests.helpers.step_options import configured
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -37,7 +38,7 @@ def series(n=23, seed=0):
 
 def regressor(net=NET, **parameters):
     defaults = {"optimizer": SGD(), "learning_rate_init": 0.05, "shuffle": False, "max_iter": 3, "tol": NEVER}
-    return OrtGradientRegressor(net, **defaults | parameters)
+    return configured(OrtGradientRegressor(net), **defaults | parameters)
 
 
 def numpy_weights(loss, X, y, weights, size=5, group=1, rate=0.05, epochs=3):
@@ -65,7 +66,7 @@ def test_every_loss_is_the_mean_over_rows_of_the_mean_over_a_row(loss, engine):
 @each_engine
 def test_accumulated_minibatches_are_one(engine):
     X, y = series()
-    fitted = regressor(engine=engine, batch_size=5, accumulate=2).fit(X, y)
+    fitted = regressor(engine=engine, batch_size=5, optimizer__accumulate=2).fit(X, y)
     assert_allclose(fitted.weights_["W"], numpy_weights("squared_error", X, y, np.ones(23), group=2), rtol=1e-4)
 
 

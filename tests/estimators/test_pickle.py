@@ -29,6 +29,7 @@ from onnxtrain_sklearn.exceptions import DeviceError, DivergenceError, OnnxTrain
 from onnxtrain_sklearn.schedules import Cosine
 from tests.helpers.environment import available_engines
 from tests.helpers.processes import run_in_new_process
+from tests.helpers.step_options import configured, with_options
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -47,7 +48,7 @@ OPTIMIZERS = {
 
 def pickled_classifier(**parameters: object) -> OrtGradientClassifier:
     defaults = {"learning_rate_init": 0.02, "max_iter": 4, "batch_size": 16, "random_state": 0}
-    return OrtGradientClassifier(**{"model": MLP((5,))} | defaults | parameters)
+    return configured(OrtGradientClassifier(), **{"model": MLP((5,))} | defaults | parameters)
 
 
 def joblib_copy(estimator: OrtGradientClassifier) -> OrtGradientClassifier:
@@ -90,7 +91,11 @@ def test_copies_predict_the_same_bits(how):
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_copies_go_on_as_if_they_had_never_been_made(optimizer, how):
-    settings = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": Cosine(), "max_iter": 8, "max_grad_norm": 1.0}
+    settings = {
+        "optimizer": with_options(OPTIMIZERS[optimizer], max_grad_norm=1.0),
+        "learning_rate": Cosine(),
+        "max_iter": 8,
+    }
     straight = pickled_classifier(**settings)
     for _ in range(3):
         straight.partial_fit(X, y, classes=[0, 1, 2])
@@ -127,7 +132,7 @@ def calls_of_several_sizes(number: int) -> list[np.ndarray]:
 
 
 NETWORKS = {"plain": MLP((9, 7)), "dropout": MLP((9, 7), dropout=0.4), "masks of a graph": DROPPING}
-STEPS = {"minibatches": {"batch_size": 8}, "whole": {"batch_size": "auto"}, "groups": {"accumulate": 2}}
+STEPS = {"minibatches": {"batch_size": 8}, "whole": {"batch_size": "auto"}, "groups": {"optimizer__accumulate": 2}}
 
 
 @pytest.mark.thinned(by=lambda settings, network, engine: {(network, engine), settings})
@@ -147,7 +152,7 @@ def test_calls_of_several_sizes_go_on_as_if_there_had_been_no_copy(settings, net
 def test_settings_changed_after_a_pickle_are_as_without_one():
     straight = pickled_classifier(model=NETWORKS["dropout"], batch_size="auto").fit(X[:50], y[:50])
     twin = pickle.loads(pickle.dumps(straight))
-    changes = [{"alpha": 0.1}, {"trainable": "*weight"}, {"batch_size": 4}, {"max_grad_norm": 0.1}]
+    changes = [{"alpha": 0.1}, {"trainable": "*weight"}, {"batch_size": 4}, {"optimizer__max_grad_norm": 0.1}]
     for change, rows in zip(changes, calls_of_several_sizes(1), strict=False):
         straight.set_params(**change).partial_fit(X[rows], y[rows])
         twin = pickle.loads(pickle.dumps(twin)).set_params(**change).partial_fit(X[rows], y[rows])

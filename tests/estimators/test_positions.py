@@ -16,6 +16,7 @@ from onnxtrain_sklearn.losses import LOSSES
 from tests.contracts.test_losses import REFERENCES
 from tests.helpers.environment import each_engine
 from tests.helpers.graphs import model
+from tests.helpers.step_options import configured
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -50,7 +51,7 @@ def images(seed=0):
 
 def tagger(net=WORDS, **parameters):
     defaults = {"optimizer": SGD(), "learning_rate_init": 0.2, "shuffle": False, "max_iter": 3, "tol": NEVER}
-    return OrtGradientClassifier(net, **defaults | parameters)
+    return configured(OrtGradientClassifier(net), **defaults | parameters)
 
 
 def mean_loss(w, loss, X, y, weights, task="multiclass"):
@@ -139,7 +140,7 @@ def test_class_weights_are_those_of_single_labels(class_weight, engine):
 @each_engine
 def test_accumulated_minibatches_are_one(engine):
     X, y = tagged()
-    fitted = tagger(engine=engine, batch_size=5, accumulate=2).fit(X, y)
+    fitted = tagger(engine=engine, batch_size=5, optimizer__accumulate=2).fit(X, y)
     expected = numpy_weights("log_loss", X, y, np.ones(y.shape), group=2)
     assert_allclose(fitted.weights_["W"], expected, rtol=2e-4, atol=2e-5)
 

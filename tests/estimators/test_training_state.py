@@ -28,6 +28,7 @@ from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import OPTIMIZERS
 from onnxtrain_sklearn.schedules import Cosine
 from tests.helpers.environment import OWN_MEMORY, available_engines
+from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -39,12 +40,12 @@ NUMBERS = X @ [1.0, -2.0, 0.5, 0.0, 3.0] * 100 + 1000
 
 def classifier(**settings):
     defaults = {"model": MLP((6,)), "batch_size": 16, "learning_rate_init": 0.02, "random_state": 0}
-    return OrtGradientClassifier(**defaults | settings)
+    return configured(OrtGradientClassifier(), **defaults | settings)
 
 
 def regressor(**settings):
     defaults = {"model": MLP((6,)), "batch_size": 16, "learning_rate_init": 0.02, "random_state": 0}
-    return OrtGradientRegressor(**defaults | settings)
+    return configured(OrtGradientRegressor(), **defaults | settings)
 
 
 def through_file(state):
@@ -134,10 +135,10 @@ CASES = {
     "dropout": {"model": MLP((6,), dropout=0.3)},
     "dropout schedule": {"model": MLP((6,), dropout=0.3), "dropout_schedule": "cosine"},
     "batch normalization": {"model": BATCH_NORM},
-    "average": {"ema_decay": 0.9},
-    "average of statistics": {"ema_decay": 0.9, "model": BATCH_NORM},
-    "groups": {"accumulate": 3},
-    "penalty and clipping": {"alpha": 0.1, "max_grad_norm": 0.1},
+    "average": {"optimizer__ema_decay": 0.9},
+    "average of statistics": {"optimizer__ema_decay": 0.9, "model": BATCH_NORM},
+    "groups": {"optimizer__accumulate": 3},
+    "penalty and clipping": {"alpha": 0.1, "optimizer__max_grad_norm": 0.1},
     "frozen": {"model": MLP((6,)).build(5, 3, 0), "trainable": ["layers.1.*"]},
     "whole": {"batch_size": 200},
 } | {name: {"optimizer": one()} for name, one in OPTIMIZERS.items() if one is not LBFGS}
@@ -161,7 +162,7 @@ def test_loaded_state_goes_on_to_the_same_bits(case, engine):
 
 def test_state_of_a_device_goes_on_to_the_same_bits(monkeypatch):
     monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
-    settings = {"engine": "portable", "model": BATCH_NORM, "ema_decay": 0.9, "optimizer": "adam"}
+    settings = {"engine": "portable", "model": BATCH_NORM, "optimizer": Adam(ema_decay=0.9)}
     trained, other = (classifier(**settings).initialize(X, LABELS) for _ in range(2))
     trained.partial_fit(X, LABELS)
     other.partial_fit(X[:32], LABELS[:32]).load_training_state(trained.training_state())
@@ -236,11 +237,12 @@ def test_average_of_two_states_is_that_of_their_weights():
 SCRIPT = textwrap.dedent("""
     import sys, warnings
     import numpy as np
-    from onnxtrain_sklearn import MLP, OrtGradientClassifier
+    from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier
     warnings.simplefilter("ignore")
     data = np.load(sys.argv[1])
-    net = OrtGradientClassifier(MLP((6,), dropout=0.2, normalization="batch"), batch_size=16, ema_decay=0.9,
-                                accumulate=2, learning_rate="adaptive", random_state=0, engine=sys.argv[3])
+    net = OrtGradientClassifier(MLP((6,), dropout=0.2, normalization="batch"), batch_size=16,
+                                optimizer=AdamW(ema_decay=0.9, accumulate=2), learning_rate="adaptive",
+                                random_state=0, engine=sys.argv[3])
     net.initialize(data["X"], data["y"])
     graph = net.training_state()["graph"]
     if sys.argv[2] == "go on":
@@ -260,7 +262,13 @@ def test_another_process_goes_on_to_the_same_bits(engine, tmp_path):
     np.savez(tmp_path / "data.npz", X=X, y=LABELS)
     arguments = [tmp_path / "data.npz", "go on", engine, tmp_path / "first.npz", tmp_path / "second.npz"]
     model = MLP((6,), dropout=0.2, normalization="batch")
-    settings = {"model": model, "ema_decay": 0.9, "accumulate": 2, "learning_rate": "adaptive", "engine": engine}
+    settings = {
+        "model": model,
+        "optimizer__ema_decay": 0.9,
+        "optimizer__accumulate": 2,
+        "learning_rate": "adaptive",
+        "engine": engine,
+    }
     settings["learning_rate_init"] = 0.001
     net = classifier(**settings).initialize(X, LABELS)
     graph = net.training_state()["graph"]
@@ -313,7 +321,7 @@ def refused(net, state, match):
 
 @pytest.fixture(scope="module")
 def net():
-    return classifier(ema_decay=0.9, optimizer=Adam(), model=BATCH_NORM).partial_fit(X, LABELS, classes=[0, 1, 2])
+    return classifier(optimizer=Adam(ema_decay=0.9), model=BATCH_NORM).partial_fit(X, LABELS, classes=[0, 1, 2])
 
 
 @pytest.mark.parametrize(
@@ -348,7 +356,7 @@ def test_state_of_another_scale_of_the_targets_is_refused():
 
 
 def test_state_of_other_classes_is_refused(net):
-    other = classifier(ema_decay=0.9, optimizer=Adam(), model=BATCH_NORM).initialize(X, LABELS + 5)
+    other = classifier(optimizer=Adam(ema_decay=0.9), model=BATCH_NORM).initialize(X, LABELS + 5)
     refused(net, other.training_state(), "other classes")
 
 
@@ -359,7 +367,7 @@ def test_state_of_other_frozen_weights_is_refused():
 
 
 def test_state_of_another_optimizer_is_refused(net):
-    state = classifier(ema_decay=0.9, optimizer=SGD(momentum=0.9), model=BATCH_NORM).initialize(X, LABELS)
+    state = classifier(optimizer=SGD(momentum=0.9, ema_decay=0.9), model=BATCH_NORM).initialize(X, LABELS)
     refused(net, state.training_state(), "vectors")
 
 

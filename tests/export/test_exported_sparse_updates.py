@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import SGD, Adagrad, AdamW, OrtGradientRegressor, RMSprop, load_training
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from onnxtrain_sklearn.optimizers import Lion, Optimizer, Parameter
+from tests.helpers.step_options import configured
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS, Folder
 
@@ -58,8 +59,8 @@ def graph(nodes: str = PLAIN, opset: int = 17, dtype: type = np.float32) -> onnx
 
 
 def lazy(nodes: str = PLAIN, dtype: type = np.float32, **settings: object) -> OrtGradientRegressor:
-    given = SETTINGS | {"batch_size": BATCH, "sparse_updates": "lazy"} | settings
-    return OrtGradientRegressor(graph(nodes, dtype=dtype), **given)
+    given = SETTINGS | {"batch_size": BATCH, "optimizer__lazy_rows": True} | settings
+    return configured(OrtGradientRegressor(graph(nodes, dtype=dtype)), **given)
 
 
 def goes_on(model: OrtGradientRegressor, path: Path, rows: np.ndarray = X) -> Folder:
@@ -102,23 +103,23 @@ def test_rows_that_do_not_occur_stay(optimizer, tmp_path):
 
 def test_exact_updates_lead_elsewhere(tmp_path):
     """So that the comparisons above would show a row which is updated without occurring."""
-    one, other = (lazy(optimizer=AdamW(), sparse_updates=how) for how in ("lazy", "exact"))
-    vectors = [goes_on(m, tmp_path / m.sparse_updates).state["parameters"] for m in (one, other)]
+    models = [lazy(optimizer=AdamW(), optimizer__lazy_rows=how) for how in (True, False)]
+    vectors = [goes_on(m, tmp_path / str(m.optimizer.lazy_rows)).state["parameters"] for m in models]
     assert np.abs(vectors[0] - vectors[1]).max() > 1e-3
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"alpha": 1.0, "max_grad_norm": 0.5},
-        {"ema_decay": 0.8},
-        {"accumulate": 3},
-        {"learning_rate_factors": {"T": 0.5}, "weight_decay_factors": {"W": 0.0}},
+        {"alpha": 1.0, "optimizer__max_grad_norm": 0.5},
+        {"optimizer__ema_decay": 0.8},
+        {"optimizer__accumulate": 3},
+        {"optimizer__learning_rate_factors": {"T": 0.5}, "optimizer__weight_decay_factors": {"W": 0.0}},
         {"nodes": TWICE},
         {"nodes": VECTOR},
         {"nodes": SCALED, "trainable": ["T", "W", "t"]},
         {"nodes": PADDED},
-        {"nodes": PADDED, "accumulate": 2, "alpha": 0.1},
+        {"nodes": PADDED, "optimizer__accumulate": 2, "alpha": 0.1},
     ],
     ids=str,
 )
@@ -157,7 +158,7 @@ def test_float64(nodes, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_rows_of_any_minibatch_with_its_own_statistics(count, tmp_path):
-    settings = {"optimizer": SGD(0.9, weight_decay=0.1), "accumulate": count}
+    settings = {"optimizer": SGD(0.9, weight_decay=0.1, accumulate=count)}
     goes_on(lazy(NORMALIZED, **settings), tmp_path / "folder", X[11:])
 
 
@@ -183,6 +184,6 @@ class Joint(Optimizer):
 def test_refused(tmp_path):
     with pytest.raises(ModelError, match=r"Joint\.update combines .* single rows cannot be updated"):
         lazy(optimizer=Joint()).export_training(tmp_path / "folder", X, Y)
-    old = OrtGradientRegressor(graph(opset=15), sparse_updates="lazy", **SETTINGS)
+    old = configured(OrtGradientRegressor(graph(opset=15)), **SETTINGS).set_params(optimizer__lazy_rows=True)
     with pytest.raises(UnsupportedOperatorError, match=r"needs opset 16 .* in opset 15: convert it"):
         old.export_training(tmp_path / "folder", X, Y)

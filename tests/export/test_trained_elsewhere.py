@@ -26,6 +26,7 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn._export.folder import read_folder, tensor_bytes
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.step_options import configured
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS, Folder, goes_on
 
@@ -45,16 +46,18 @@ def columns(n: int = 40) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_dropout_goes_on(tmp_path):
-    folder = goes_on(OrtGradientClassifier(MLP((8, 8), dropout=0.3), **SETTINGS), *columns(), tmp_path)
+    folder = goes_on(configured(OrtGradientClassifier(MLP((8, 8), dropout=0.3)), **SETTINGS), *columns(), tmp_path)
     assert len(folder.manifest["random"]["inputs"]) == 2
 
 
 def test_members_go_on(tmp_path):
-    goes_on(OrtGradientClassifier(TabM(n_members=3, hidden_layer_sizes=(6,)), **SETTINGS), *columns(), tmp_path)
+    goes_on(
+        configured(OrtGradientClassifier(TabM(n_members=3, hidden_layer_sizes=(6,))), **SETTINGS), *columns(), tmp_path
+    )
 
 
 def test_convolutions_go_on(tmp_path):
-    goes_on(OrtGradientClassifier(ConvNet(channels=(4,)), **SETTINGS), *images(), tmp_path)
+    goes_on(configured(OrtGradientClassifier(ConvNet(channels=(4,))), **SETTINGS), *images(), tmp_path)
 
 
 @pytest.mark.long
@@ -62,7 +65,7 @@ def test_statistics_of_minibatches_and_dropout_go_on(tmp_path):
     """A minibatch whose rows meet is never padded: the batch size divides the rows."""
     X, _y = images()
     settings = SETTINGS | {"batch_size": 20, "optimizer": SGD(momentum=0.9)}  # whose steps are no larger than gradients
-    model = OrtGradientClassifier(DATA / "learns_digits_training.onnx", **settings)
+    model = configured(OrtGradientClassifier(DATA / "learns_digits_training.onnx"), **settings)
     folder = goes_on(model, X, np.arange(40) % 10, tmp_path)
     assert "statistics" in folder.state
     assert folder.manifest["random"]["inputs"]
@@ -75,8 +78,10 @@ def test_accumulated_minibatches_have_statistics_of_their_own(count, weighted, t
     """They move the running statistics one after the other, and weigh in the step as their rows do."""
     X = np.random.default_rng(0).normal(size=(16 * count, 1, 8, 8)).astype(np.float32)
     y, weights = np.arange(len(X)) % 10, np.linspace(0.2, 3, len(X)).astype(np.float32) if weighted else None
-    settings = SETTINGS | {"batch_size": 8, "optimizer": SGD(momentum=0.9), "alpha": 0.1, "max_grad_norm": 1.0}
-    model = OrtGradientClassifier(DATA / "learns_digits_training.onnx", accumulate=count, **settings)
+    settings = SETTINGS | {"batch_size": 8, "optimizer": SGD(momentum=0.9, max_grad_norm=1.0), "alpha": 0.1}
+    model = configured(OrtGradientClassifier(DATA / "learns_digits_training.onnx"), **settings).set_params(
+        optimizer__accumulate=count
+    )
     folder = goes_on(model, X, y, tmp_path, weights)
     assert (folder.manifest["batch_size"], folder.manifest["padding"]) == (8 * count, False)
     quietly(model.partial_fit, X, y, sample_weight=weights).export_training(tmp_path / "later")
@@ -90,9 +95,9 @@ def test_accumulated_minibatches_have_statistics_of_their_own(count, weighted, t
 @pytest.mark.parametrize("rows", [40, 36, 33])
 def test_accumulated_minibatches_have_masks_of_their_own(rows, tmp_path):
     """The last step may have fewer minibatches, for which nothing is drawn."""
-    settings = SETTINGS | {"batch_size": 8, "optimizer": SGD(momentum=0.9), "accumulate": 2}
+    settings = SETTINGS | {"batch_size": 8, "optimizer": SGD(momentum=0.9, accumulate=2)}
     X, y = columns(rows)
-    model = quietly(OrtGradientClassifier(MLP((8, 8), dropout=0.3), **settings).fit, X, y)
+    model = quietly(configured(OrtGradientClassifier(MLP((8, 8), dropout=0.3)), **settings).fit, X, y)
     model.export_training(tmp_path / "folder")
     model.export_training(tmp_path / "odd", batch_size=9)  # whose minibatches are not the estimator's
     training = load_training(tmp_path / "folder", shuffle=False)
@@ -107,8 +112,8 @@ def test_accumulated_minibatches_have_masks_of_their_own(rows, tmp_path):
 
 def test_accumulated_statistics_need_whole_minibatches(tmp_path):
     X, y = np.random.default_rng(0).normal(size=(48, 1, 8, 8)).astype(np.float32), np.arange(48) % 10
-    settings = SETTINGS | {"batch_size": 8, "accumulate": 3, "optimizer": SGD()}
-    model = quietly(OrtGradientClassifier(DATA / "learns_digits_training.onnx", **settings).fit, X, y)
+    settings = SETTINGS | {"batch_size": 8, "optimizer": SGD(accumulate=3)}
+    model = quietly(configured(OrtGradientClassifier(DATA / "learns_digits_training.onnx"), **settings).fit, X, y)
     with pytest.raises(ValueError, match="batch_size must be a multiple of 3, got 16: a step takes the rows of all"):
         model.export_training(tmp_path / "folder", batch_size=16)
     model.export_training(tmp_path / "folder", batch_size=12)
@@ -119,13 +124,13 @@ def test_accumulated_statistics_need_whole_minibatches(tmp_path):
 @pytest.mark.long
 def test_lstm_goes_on(tmp_path):
     X = np.random.default_rng(0).normal(size=(40, 10, 6)).astype(np.float32)
-    goes_on(OrtGradientClassifier(DATA / "lstm.onnx", **SETTINGS), X, np.arange(40) % 3, tmp_path)
+    goes_on(configured(OrtGradientClassifier(DATA / "lstm.onnx"), **SETTINGS), X, np.arange(40) % 3, tmp_path)
 
 
 def test_scaled_targets_go_on(tmp_path):
     X, y = load_diabetes(return_X_y=True)
     X = X[:40].astype(np.float32) * 20
-    folder = goes_on(OrtGradientRegressor(MLP((8,)), **SETTINGS), X, y[:40] + 2000, tmp_path)
+    folder = goes_on(configured(OrtGradientRegressor(MLP((8,))), **SETTINGS), X, y[:40] + 2000, tmp_path)
     assert (
         next(one for one in folder.manifest["graphs"]["step"]["inputs"] if one["role"] == "target")["type"] == "float64"
     )
@@ -133,7 +138,7 @@ def test_scaled_targets_go_on(tmp_path):
 
 def test_adapters_of_low_rank_go_on(tmp_path):
     given = MLP((8,)).build(n_features=5, n_outputs=1, random_state=0)
-    goes_on(OrtGradientClassifier(given, adapters=LoRA(2), **SETTINGS), *columns(), tmp_path)
+    goes_on(configured(OrtGradientClassifier(given, adapters=LoRA(2)), **SETTINGS), *columns(), tmp_path)
 
 
 def test_a_fitted_pipeline_trained_by_onnxruntime_comes_back_to_scikit_learn(tmp_path):
@@ -156,7 +161,7 @@ def test_a_fitted_pipeline_trained_by_onnxruntime_comes_back_to_scikit_learn(tmp
 
 
 def trained(**parameters) -> OrtGradientClassifier:
-    return quietly(OrtGradientClassifier(MLP((4,)), **SETTINGS | parameters).fit, *columns())
+    return quietly(configured(OrtGradientClassifier(MLP((4,))), **SETTINGS | parameters).fit, *columns())
 
 
 def unchanged(model, call, message) -> None:
@@ -267,7 +272,9 @@ def test_folders_that_are_not_whole(spoil, message, tmp_path):
 
 
 def test_folder_of_another_model(tmp_path):
-    quietly(OrtGradientClassifier(MLP((6,)), **SETTINGS).fit, *columns()).export_training(tmp_path / "folder")
+    quietly(configured(OrtGradientClassifier(MLP((6,))), **SETTINGS).fit, *columns()).export_training(
+        tmp_path / "folder"
+    )
     model = trained()
     unchanged(model, lambda: model.load_state(tmp_path / "folder"), "it belongs to another model")
     with pytest.raises(FileNotFoundError, match="There is no file or folder"):

@@ -23,6 +23,7 @@ from onnxtrain_sklearn.classic.optimizers import OrtAdamW
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer, minimum, sqrt, where
+from tests.helpers.step_options import configured, with_options
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS, Folder, goes_on
 
@@ -39,11 +40,11 @@ def rows(task: str, n: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
 
 
 def classifier(**parameters) -> OrtGradientClassifier:
-    return OrtGradientClassifier(MLP((8,)), **SETTINGS | parameters)
+    return configured(OrtGradientClassifier(MLP((8,))), **SETTINGS | parameters)
 
 
 def regressor(**parameters) -> OrtGradientRegressor:
-    return OrtGradientRegressor(MLP((8,)), **SETTINGS | parameters)
+    return configured(OrtGradientRegressor(MLP((8,))), **SETTINGS | parameters)
 
 
 class Sharper(AdamW):
@@ -100,9 +101,9 @@ def test_losses_go_on(loss, task, tmp_path):
     "parameters",
     [
         {"alpha": 0.1, "l1_ratio": 0.3},
-        {"max_grad_norm": 0.1},
-        {"ema_decay": 0.8},
-        {"learning_rate_factors": {"layers.0.*": 0.1}, "weight_decay_factors": {"*bias": 0.0}},
+        {"optimizer__max_grad_norm": 0.1},
+        {"optimizer__ema_decay": 0.8},
+        {"optimizer__learning_rate_factors": {"layers.0.*": 0.1}, "optimizer__weight_decay_factors": {"*bias": 0.0}},
         {"optimizer": SGD(), "alpha": 0.1},
     ],
     ids=str,
@@ -160,7 +161,7 @@ def test_labels_that_do_not_count_go_on(class_weight, given, tmp_path):
     y[:20, 1:] = -100
     graph = """<ir_version: 8, opset_import: ["": 18]> g (float[N, 4, 5] X) => (float[N, 4, 3] Y)
         <float[5, 3] W = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6}> { Y = MatMul(X, W) }"""
-    model = OrtGradientClassifier(onnx.parser.parse_model(graph), class_weight=class_weight, **SETTINGS)
+    model = configured(OrtGradientClassifier(onnx.parser.parse_model(graph), class_weight=class_weight), **SETTINGS)
     quietly(model.fit, X, y, given).export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder", shuffle=False).partial_fit(X, y, given)
     if class_weight == "balanced":
@@ -182,7 +183,7 @@ def test_class_weights_of_several_labels_are_refused(tmp_path):
 @pytest.mark.parametrize("optimizer", [one for one in STEPS if not isinstance(one, OrtAdamW)], ids=repr)
 def test_graphs_for_the_web_have_no_float64(optimizer, tmp_path):
     X, y = rows("multiclass")
-    settings = {"optimizer": optimizer, "max_grad_norm": 1.0, "ema_decay": 0.9, "learning_rate_init": 0.003}
+    settings = {"optimizer": with_options(optimizer, max_grad_norm=1.0, ema_decay=0.9), "learning_rate_init": 0.003}
     model = quietly(classifier(**settings).fit, X, y)
     model.export_training(tmp_path / "folder", target="web")
     for name in ("step", "epoch"):
@@ -228,7 +229,7 @@ def test_form(form, tmp_path):
 
 def test_size_of_a_step(tmp_path):
     X, y = rows("multiclass")
-    quietly(classifier(max_grad_norm=1.0).fit, X, y).export_training(tmp_path / "folder")
+    quietly(classifier(optimizer__max_grad_norm=1.0).fit, X, y).export_training(tmp_path / "folder")
     assert (tmp_path / "folder" / "step.onnx").stat().st_size < 10_000
 
 

@@ -14,6 +14,7 @@ from onnxtrain_sklearn import SGD, Inputs, LoRA, OrtGradientMultiOutput, export_
 from onnxtrain_sklearn._export.training import loop_targets
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.several_outputs import KINDS, data, graph
+from tests.helpers.step_options import configured
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS, Folder
 
@@ -23,7 +24,7 @@ SOME = ("class", "number", "words")
 
 def net(names=SOME, **parameters) -> OrtGradientMultiOutput:
     losses = {name: KINDS[name].loss for name in names}
-    return OrtGradientMultiOutput(graph(list(names)), loss=losses, **SETTINGS | parameters)
+    return configured(OrtGradientMultiOutput(graph(list(names)), loss=losses), **SETTINGS | parameters)
 
 
 def targets(names=SOME) -> dict:
@@ -165,8 +166,10 @@ def test_balanced_weights_come_back_from_pickles(tmp_path):
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"optimizer": SGD(momentum=0.9), "max_grad_norm": 0.1, "ema_decay": 0.8},
-        {"learning_rate": schedules.Cosine(total_steps=40), "learning_rate_factors": {"*.weight": 0.1}},
+        {
+            "optimizer": SGD(momentum=0.9, max_grad_norm=0.1, ema_decay=0.8),
+        },
+        {"learning_rate": schedules.Cosine(total_steps=40), "optimizer__learning_rate_factors": {"*.weight": 0.1}},
         {"adapters": LoRA(2, targets=["trunk"])},
     ],
     ids=str,

@@ -12,6 +12,7 @@ import pytest
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, LoRA, OrtGradientClassifier, OrtGradientRegressor, RMSprop, load_training
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.step_options import configured
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS
 
@@ -46,20 +47,29 @@ def goes_on(model, X, y, path, tolerance=1e-6) -> None:
 
 @pytest.mark.parametrize("optimizer", [SGD(), AdamW(), RMSprop(centered=True)], ids=repr)
 def test_optimizers_go_on(optimizer, tmp_path):
-    model = OrtGradientClassifier(MLP((4,)), **SETTINGS | {"optimizer": optimizer, "learning_rate_init": 0.003})
+    model = configured(
+        OrtGradientClassifier(MLP((4,))), **SETTINGS | {"optimizer": optimizer, "learning_rate_init": 0.003}
+    )
     X, y = columns()
     goes_on(quietly(model.fit, X, y), X, y, tmp_path)
 
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"optimizer": SGD()}, {}, {"ema_decay": 0.5}, {"model": MLP((4,), normalization="batch"), "batch_size": 20}],
+    [
+        {"optimizer": SGD()},
+        {},
+        {"optimizer__ema_decay": 0.5},
+        {"model": MLP((4,), normalization="batch"), "batch_size": 20},
+    ],
     ids=str,
 )
 def test_the_state_goes_back_into_the_estimator(parameters, tmp_path):
     """By ``state`` and by the file of ``save_state``; the next pass is that of an estimator which took all of them."""
     X, y = columns()
-    model = OrtGradientClassifier(**SETTINGS | {"model": MLP((4,)), "ema_decay": None} | parameters)
+    model = configured(
+        OrtGradientClassifier(), **SETTINGS | {"model": MLP((4,)), "optimizer__ema_decay": None} | parameters
+    )
     quietly(model.fit, X, y)
     onnx.save(model.to_training_onnx(), tmp_path / "model.onnx")
     training = load_training(tmp_path / "model.onnx", shuffle=False).partial_fit(X, y)
@@ -75,22 +85,29 @@ def test_the_state_goes_back_into_the_estimator(parameters, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "parameters", [{"model": MLP((4,), dropout=0.5)}, {"ema_decay": 0.5}, {"alpha": 0.1, "max_grad_norm": 0.1}], ids=str
+    "parameters",
+    [{"model": MLP((4,), dropout=0.5)}, {"optimizer__ema_decay": 0.5}, {"alpha": 0.1, "optimizer__max_grad_norm": 0.1}],
+    ids=str,
 )
 def test_settings_go_on(parameters, tmp_path):
     X, y = columns()
-    goes_on(quietly(OrtGradientClassifier(**SETTINGS | {"model": MLP((4,))} | parameters).fit, X, y), X, y, tmp_path)
+    goes_on(
+        quietly(configured(OrtGradientClassifier(), **SETTINGS | {"model": MLP((4,))} | parameters).fit, X, y),
+        X,
+        y,
+        tmp_path,
+    )
 
 
 def test_numbers_go_on(tmp_path):
     X, _ = columns()
-    model, y = OrtGradientRegressor(MLP((4,)), **SETTINGS), 1000 + 50 * X[:, :2]
+    model, y = configured(OrtGradientRegressor(MLP((4,))), **SETTINGS), 1000 + 50 * X[:, :2]
     quietly(model.fit, X, y)
     saved = model.to_training_onnx()
     onnx.save(saved, tmp_path / "model.onnx")
     training = load_training(tmp_path / "model.onnx", shuffle=False).partial_fit(X, y)
     np.testing.assert_allclose(training.predict(X), model.partial_fit(X, y).predict(X), rtol=1e-5)
-    single = OrtGradientRegressor(MLP((4,)), **SETTINGS).partial_fit(X, y[:, 0])
+    single = configured(OrtGradientRegressor(MLP((4,))), **SETTINGS).partial_fit(X, y[:, 0])
     onnx.save(single.to_training_onnx(), tmp_path / "single.onnx")
     np.testing.assert_allclose(load_training(tmp_path / "single.onnx").predict(X), single.predict(X), rtol=1e-5)
 
@@ -105,7 +122,7 @@ def test_labels_at_positions_go_on(tmp_path):
     )
     y = np.argmax(X[..., :3], axis=-1) * 2 + 1
     y[:, 0] = -100
-    model = quietly(OrtGradientClassifier(given, **SETTINGS).fit, X, y)
+    model = quietly(configured(OrtGradientClassifier(given), **SETTINGS).fit, X, y)
     goes_on(model, X, y, tmp_path)
     with pytest.raises(ValueError, match=r"not among the classes: \[2\]"):
         load_training(tmp_path / "folder").partial_fit(X, np.full_like(y, 2))
@@ -114,7 +131,7 @@ def test_labels_at_positions_go_on(tmp_path):
 def test_batch_statistics_go_on(tmp_path):
     X, y = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32), np.arange(40) % 10
     settings = SETTINGS | {"batch_size": 20, "optimizer": SGD()}
-    model = quietly(OrtGradientClassifier(DATA / "learns_digits_training.onnx", **settings).fit, X, y)
+    model = quietly(configured(OrtGradientClassifier(DATA / "learns_digits_training.onnx"), **settings).fit, X, y)
     goes_on(model, X, y, tmp_path)
     training = load_training(tmp_path / "folder")
     with pytest.raises(ValueError, match="give a multiple of 20 rows whose weight is not zero, got 39"):
@@ -123,7 +140,7 @@ def test_batch_statistics_go_on(tmp_path):
 
 def test_the_step_has_operators_of_onnx_alone_and_initializes_the_state():
     X, y = columns()
-    model = quietly(OrtGradientClassifier(MLP((4,)), **SETTINGS).fit, X, y)
+    model = quietly(configured(OrtGradientClassifier(MLP((4,))), **SETTINGS).fit, X, y)
     saved = model.to_training_onnx(batch_size=8)
     info = saved.training_info[0]
     assert {node.domain for node in info.algorithm.node} == {""}
@@ -144,7 +161,7 @@ def test_the_step_has_operators_of_onnx_alone_and_initializes_the_state():
 def test_refused(tmp_path):
     X, y = columns()
     given = MLP((4,)).build(n_features=5, n_outputs=1, random_state=0)
-    model = quietly(OrtGradientClassifier(given, adapters=LoRA(2), **SETTINGS).fit, X, y)
+    model = quietly(configured(OrtGradientClassifier(given, adapters=LoRA(2)), **SETTINGS).fit, X, y)
     with pytest.raises(ModelError, match=r"does not hold 'layers.0.weight.lora_A' as it is trained"):
         model.to_training_onnx()
     onnx.save(model.to_onnx(), tmp_path / "plain.onnx")
@@ -163,7 +180,7 @@ def test_refused(tmp_path):
 
 def test_data_that_do_not_fit(tmp_path):
     X, y = columns()
-    quietly(OrtGradientClassifier(MLP((4,)), **SETTINGS).fit, X, y).export_training(tmp_path / "folder")
+    quietly(configured(OrtGradientClassifier(MLP((4,))), **SETTINGS).fit, X, y).export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder")
     with pytest.raises(ValueError, match="labels that are not among the classes"):
         training.partial_fit(X, np.where(y == "yes", "maybe", "no"))

@@ -23,6 +23,7 @@ from onnxtrain_sklearn import (
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import SCHEDULES, Schedule
+from tests.helpers.step_options import configured, with_options
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS, Folder
 
@@ -54,8 +55,9 @@ def goes_on(model, X, y, folder: Path, passes: int = 3) -> None:
 @pytest.mark.parametrize("kind", DECAYING, ids=lambda kind: kind.__name__)
 def test_scheduled_weight_decay_goes_on(kind, tmp_path):
     optimizer = kind(weight_decay=0.3)
-    model = OrtGradientClassifier(
-        MLP((8,)), optimizer=optimizer, weight_decay_schedule="cosine", **SETTINGS | {"learning_rate_init": 0.003}
+    model = configured(
+        OrtGradientClassifier(MLP((8,)), optimizer=with_options(optimizer, weight_decay_schedule="cosine")),
+        **SETTINGS | {"learning_rate_init": 0.003},
     )
     goes_on(model.set_params(max_iter=5), *rows(), tmp_path / "folder")
     constant = load_training(tmp_path / "folder", shuffle=False)
@@ -66,7 +68,9 @@ def test_scheduled_weight_decay_goes_on(kind, tmp_path):
 
 
 def test_scheduled_dropout_goes_on(tmp_path):
-    model = OrtGradientClassifier(MLP((8, 8), dropout=0.4), dropout_schedule="linear", **SETTINGS | {"max_iter": 5})
+    model = configured(
+        OrtGradientClassifier(MLP((8, 8), dropout=0.4), dropout_schedule="linear"), **SETTINGS | {"max_iter": 5}
+    )
     goes_on(model, *rows(), tmp_path / "folder")
     manifest = json.loads((tmp_path / "folder" / "manifest.json").read_text())
     assert manifest["inputs"]["dropout_factor"] == "dropout_factor"
@@ -77,7 +81,7 @@ def test_scheduled_dropout_goes_on(tmp_path):
     "schedule", [kind() for kind in SCHEDULES.values()] + [schedules.Warmup(3, schedules.Cosine(50))], ids=repr
 )
 def test_learning_rates_follow_the_schedule(schedule, tmp_path):
-    model = OrtGradientClassifier(MLP((8,)), learning_rate=schedule, **SETTINGS | {"max_iter": 5})
+    model = configured(OrtGradientClassifier(MLP((8,)), learning_rate=schedule), **SETTINGS | {"max_iter": 5})
     goes_on(model, *rows(), tmp_path / "folder")
 
 
@@ -94,29 +98,36 @@ RECIPES = [
 def test_networks_of_recipes_go_on(kind, builder, rate, others, ema, tmp_path):
     """With the schedules of the recipes and the factors of their parameters, and with an average of the weights."""
     settings = SETTINGS | {"max_iter": 5, "learning_rate_init": 0.002}
-    model = kind(builder, optimizer=AdamW(0.9, 0.95, weight_decay=0.02), learning_rate=rate, ema_decay=ema, **settings)
+    model = configured(
+        kind(builder, optimizer=AdamW(0.9, 0.95, weight_decay=0.02, ema_decay=ema), learning_rate=rate), **settings
+    )
     drops = others if "dropout=0.2" in repr(builder) or "td'" in repr(builder) else "constant"
     X, y = rows()
     target = y if kind is OrtGradientClassifier else X[:, 0] ** 2 + 5
-    goes_on(model.set_params(weight_decay_schedule=others, dropout_schedule=drops), X, target, tmp_path / "folder")
+    goes_on(
+        model.set_params(optimizer__weight_decay_schedule=others, dropout_schedule=drops),
+        X,
+        target,
+        tmp_path / "folder",
+    )
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_accumulated_minibatches_go_on(count, tmp_path):
     """A step takes the rows of all minibatches of a group, also of the short last one."""
     X, y = rows()
-    model = OrtGradientClassifier(
-        MLP((8,)), optimizer=SGD(momentum=0.9), accumulate=count, alpha=0.1, max_grad_norm=0.5, learning_rate="cosine",
-        **SETTINGS | {"max_iter": 5, "batch_size": 8}
-    )  # fmt: skip
+    model = configured(OrtGradientClassifier(
+        MLP((8,)), optimizer=SGD(momentum=0.9, accumulate=count, max_grad_norm=0.5), alpha=0.1, learning_rate="cosine"
+    ), **SETTINGS | {"max_iter": 5, "batch_size": 8})  # fmt: skip
     goes_on(model, X, y, tmp_path / "folder")
     assert Folder(tmp_path / "folder").manifest["batch_size"] == 8 * count
 
 
 def test_an_epoch_takes_factors_for_its_steps(tmp_path):
     X, y = rows()
-    model = OrtGradientClassifier(
-        MLP((8,)), optimizer=AdamW(weight_decay=0.5), weight_decay_schedule="linear", **SETTINGS | {"max_iter": 4}
+    model = configured(
+        OrtGradientClassifier(MLP((8,)), optimizer=AdamW(weight_decay=0.5, weight_decay_schedule="linear")),
+        **SETTINGS | {"max_iter": 4},
     )
     quietly(model.partial_fit, X, y, classes=[0, 1, 2]).export_training(tmp_path / "folder")
     folder = Folder(tmp_path / "folder")
@@ -132,8 +143,10 @@ def test_an_epoch_takes_factors_for_its_steps(tmp_path):
 def test_one_file_holds_the_factors(tmp_path):
     X, y = rows()
     settings = SETTINGS | {"max_iter": 5}
-    model = OrtGradientClassifier(MLP((8, 8), dropout=0.3), optimizer=AdamW(weight_decay=0.2), **settings)
-    model.set_params(weight_decay_schedule="cosine", dropout_schedule="cosine").partial_fit(X, y, classes=[0, 1, 2])
+    model = configured(OrtGradientClassifier(MLP((8, 8), dropout=0.3), optimizer=AdamW(weight_decay=0.2)), **settings)
+    model.set_params(optimizer__weight_decay_schedule="cosine", dropout_schedule="cosine").partial_fit(
+        X, y, classes=[0, 1, 2]
+    )
     onnx.save(model.to_training_onnx(), tmp_path / "one.onnx")
     training = load_training(tmp_path / "one.onnx", shuffle=False).partial_fit(X, y)
     model.partial_fit(X, y)
@@ -154,7 +167,9 @@ class SteeperCosine(schedules.Cosine):
 @pytest.mark.parametrize("own", [Halving(), SteeperCosine(), schedules.Warmup(2, Halving())], ids=repr)
 def test_a_schedule_of_a_user_is_not_taken_for_another(own, tmp_path):
     X, y = rows()
-    model = OrtGradientClassifier(MLP((8,)), learning_rate=own, **SETTINGS).partial_fit(X, y, classes=[0, 1, 2])
+    model = configured(OrtGradientClassifier(MLP((8,)), learning_rate=own), **SETTINGS).partial_fit(
+        X, y, classes=[0, 1, 2]
+    )
     model.export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder")
     with pytest.raises(ModelError, match=r"\(learning_rate\) is not one of the package.*: give learning_rate"):
@@ -169,7 +184,10 @@ class RoundedDecay(AdamW):
 
 def test_export_of_scalars_that_are_not_arithmetic_is_refused(tmp_path):
     X, y = rows()
-    model = OrtGradientClassifier(MLP((8,)), optimizer=RoundedDecay(), weight_decay_schedule="cosine", **SETTINGS)
+    model = configured(
+        OrtGradientClassifier(MLP((8,)), optimizer=with_options(RoundedDecay(), weight_decay_schedule="cosine")),
+        **SETTINGS,
+    )
     model.partial_fit(X, y, classes=[0, 1, 2])
     with pytest.raises(
         ModelError, match=r"RoundedDecay.scalars computes scalars that cannot be exported: .* leave out float\(\)"

@@ -76,7 +76,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "shuffle": [False],
     "alpha": [0.1, 1e300],
     "l1_ratio": [0.5, 1.0],
-    "max_grad_norm": [0.1, 1e300],
+    "optimizer__max_grad_norm": [0.1, 1e300],
     "adapters": [LoRA(1), LoRA(2, ["W*"])],
     "trainable": ["*", ["*"], "W*", ["W", "b"], "Y", is_matrix, always],
     "model__output": ["Y", "Z", "label", "probabilities", "H"],
@@ -101,7 +101,7 @@ PARAMETERS: dict[str, list[Any]] = {
         Runtime(session_options=[]),
         Runtime,
     ],
-    "sparse_updates": ["lazy", "exact"],
+    "optimizer__lazy_rows": [True, False],
     "model__class_axis": [1, -1, "auto"],
     "ignore_label": [0, -100, None, "a", 1.0],
     "class_weight": ["balanced", {0: 1, 1: 2, 2: 3}, {0: -1}, {"a": "b"}],
@@ -130,7 +130,7 @@ def drawn_parameters(rng: random.Random, chance: float, names: list[str]) -> dic
     """Return some parameters of an estimator, among those ``names``, each with a right value or a wild one."""
     found: dict[str, Any] = {}
     while rng.random() < chance:
-        name = rng.choice([n for n in PARAMETERS if n in names or n.startswith("model__")])
+        name = rng.choice([n for n in PARAMETERS if n in names or "__" in n])
         wild = [
             value
             for value in WILD

@@ -19,6 +19,7 @@ from onnxtrain_sklearn._training.passes import PassGraph
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 from tests.helpers.data import DATA
 from tests.helpers.environment import OWN_MEMORY, available_engines
+from tests.helpers.step_options import configured
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -31,7 +32,7 @@ DEEP = MLP([8] * 12, "tanh")
 
 def regressor(model=DEEP, **settings):
     defaults = {"max_iter": 4, "batch_size": 16, "learning_rate_init": 0.01, "tol": NEVER, "random_state": 0}
-    return OrtGradientRegressor(model, **(defaults | {"engine": "portable"} | settings))
+    return configured(OrtGradientRegressor(model), **defaults | {"engine": "portable"} | settings)
 
 
 def both(**settings):
@@ -63,7 +64,7 @@ def copies(graph):
         {"model": MLP([8] * 12)},
         {"model": MLP([8] * 6, normalization="batch", residual=True, dropout=0.3)},
         {"optimizer": LBFGS(), "batch_size": "auto"},
-        {"accumulate": 2, "ema_decay": 0.9},
+        {"optimizer__accumulate": 2, "optimizer__ema_decay": 0.9},
         {"batch_size": 24},
     ],
     ids=["tanh", "relu", "batch statistics and dropout", "lbfgs", "accumulated", "a last, shorter minibatch"],

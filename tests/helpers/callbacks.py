@@ -49,7 +49,7 @@ def net(*callbacks: object, **parameters: object) -> OrtGradientClassifier:
         "tol": NEVER,
         "random_state": 0,
     }
-    return OrtGradientClassifier(callbacks=list(callbacks), **settings | parameters)
+    return OrtGradientClassifier(callbacks=list(callbacks)).set_params(**settings | parameters)
 
 
 def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ def scaled_blobs(n: int = 90, classes: int = 2) -> tuple[np.ndarray, np.ndarray]
 
 def small_classifier(**parameters: object) -> OrtGradientClassifier:
     defaults = {"learning_rate_init": 0.05, "max_iter": 20, "batch_size": 16, "random_state": 0}
-    return OrtGradientClassifier(MLP((8,)), **defaults | parameters)
+    return OrtGradientClassifier(MLP((8,))).set_params(**defaults | parameters)
 
 
 def small_regressor(**parameters: object) -> OrtGradientRegressor:
     defaults = {"learning_rate_init": 0.05, "max_iter": 20, "batch_size": 16, "random_state": 0}
-    return OrtGradientRegressor(Linear(), **defaults | parameters)
+    return OrtGradientRegressor(Linear()).set_params(**defaults | parameters)

@@ -41,6 +41,7 @@ from tests.helpers.meeting_losses import (
     of_number_of_rows,
     pair_ranking,
 )
+from tests.helpers.step_options import configured
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
@@ -120,7 +121,7 @@ def estimator(case, **settings):
     model, loss, *_ = CASES[case]
     kind = OrtGradientClassifier if case == "triplets" else OrtGradientRegressor
     defaults = {"optimizer": SGD(), "learning_rate_init": 0.02, "batch_size": 100, "shuffle": False, "max_iter": 1}
-    return kind(model, loss=loss, **defaults | settings)
+    return configured(kind(model, loss=loss), **defaults | settings)
 
 
 def weights_of(fitted):
@@ -148,7 +149,7 @@ def test_a_short_minibatch_is_trained_as_it_is(case, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", ["centered", "InfoNCE"])
 def test_accumulated_minibatches_meet_each_in_itself(case, engine):
-    fitted = estimator(case, engine=engine, batch_size=25, accumulate=4).fit(X, target(case))
+    fitted = estimator(case, engine=engine, batch_size=25, optimizer__accumulate=4).fit(X, target(case))
     groups = [parts(25)[:4], parts(25)[4:]]  # the last one has 25 and 5 rows
     assert_allclose(weights_of(fitted), trained(case, groups, 0.02), rtol=2e-4, atol=2e-5)
 
@@ -220,7 +221,7 @@ def test_training_graphs_take_whole_minibatches(tmp_path):
 
 def test_accumulated_minibatches_of_a_training_graph_meet_each_in_itself(tmp_path):
     y = target("InfoNCE")
-    model = estimator("InfoNCE", batch_size=25, accumulate=2)
+    model = estimator("InfoNCE", batch_size=25, optimizer__accumulate=2)
     model.export_training(tmp_path / "folder", X, y)
     training = load_training(tmp_path / "folder", shuffle=False).partial_fit(X[:100], y[:100])
     expected = trained("InfoNCE", [parts(25)[:2], parts(25)[2:4]], 0.02)
@@ -247,7 +248,7 @@ TWO_OUTPUTS = f"""<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X) =>
 def of_two_outputs(**settings):
     losses = {"A": InfoNCEOfNumbers(), "B": "squared_error"}
     defaults = {"optimizer": SGD(), "learning_rate_init": 0.02, "batch_size": 100, "shuffle": False, "max_iter": 1}
-    return OrtGradientMultiOutput(onnx.parser.parse_model(TWO_OUTPUTS), loss=losses, **defaults | settings)
+    return configured(OrtGradientMultiOutput(onnx.parser.parse_model(TWO_OUTPUTS), loss=losses), **defaults | settings)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -302,7 +303,11 @@ def test_rows_of_large_matrices_are_added_up_by_minibatch(updates):
         np.add.at(expected, read[rows], -0.5 * (shares @ Y[rows] - Y[rows]) / len(rows))
     settings = {"optimizer": SGD(), "learning_rate_init": 0.5, "batch_size": 100, "shuffle": False, "max_iter": 1}
     for model, data in ((embedded, read), (multiplied, sparse)):
-        one = OrtGradientRegressor(model, loss=InfoNCE(), sparse_updates=updates, **settings).fit(data, Y)
+        one = (
+            configured(OrtGradientRegressor(model, loss=InfoNCE()), **settings)
+            .set_params(optimizer__lazy_rows=updates == "lazy")
+            .fit(data, Y)
+        )
         assert_allclose(one.weights_["table"], expected, rtol=1e-4, atol=1e-5)
 
 

@@ -24,6 +24,7 @@ from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.helpers.environment import available_engines
 from tests.helpers.runtimes import INSTALLED, NEWER, OLDER
 from tests.helpers.sessions import evaluate
+from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -35,7 +36,7 @@ THREE = np.digitize(NUMBERS, [-0.6, 0.9])
 TWO = np.where(NUMBERS > 0, "yes", "no")
 
 SETTINGS = {"learning_rate_init": 0.02, "max_iter": 3, "batch_size": 20, "optimizer": "adam", "random_state": 0}
-SETTINGS |= {"alpha": 0.01, "l1_ratio": 0.5, "max_grad_norm": 1.0}
+SETTINGS |= {"alpha": 0.01, "l1_ratio": 0.5, "optimizer__max_grad_norm": 1.0}
 LOSSES = {
     "log_loss": (OrtGradientClassifier, THREE, 3),
     "hinge": (OrtGradientClassifier, TWO, 1),
@@ -63,7 +64,7 @@ def mlp_at_opset(opset, columns, ir_version=8):
 
 def fitted_to_opset(loss, opset, engine="auto"):
     estimator, y, columns = LOSSES[loss]
-    return estimator(mlp_at_opset(opset, columns), loss=loss, engine=engine, **SETTINGS).fit(X, y)
+    return configured(estimator(mlp_at_opset(opset, columns), loss=loss, engine=engine), **SETTINGS).fit(X, y)
 
 
 def given_back(estimator):
@@ -208,7 +209,7 @@ def test_a_pickle_goes_on_exactly_on_a_runtime_of_older_opsets(loss, monkeypatch
     estimator, y, columns = LOSSES[loss]
     newest = min(INSTALLED.opset, MAX_OPSET)
     proto = mlp_at_opset(newest, columns, ir_version=INSTALLED.ir_version)
-    net = estimator(proto, loss=loss, **SETTINGS).fit(X, y)
+    net = configured(estimator(proto, loss=loss), **SETTINGS).fit(X, y)
     content, expected = pickle.dumps(net), net.predict(X)
     monkeypatch.setattr(sessions, "versions_for", lambda **_: replace(INSTALLED, opset=17, ir_version=8))
     other = pickle.loads(content)

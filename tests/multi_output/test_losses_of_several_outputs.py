@@ -13,6 +13,7 @@ from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.losses import LOSSES
 from tests.helpers.environment import each_engine
 from tests.helpers.several_outputs import KINDS, data, graph, slopes, total_loss, weights
+from tests.helpers.step_options import configured
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -27,7 +28,9 @@ SAMPLE_WEIGHTS = {name: RNG.integers(0, 3, len(X)) * RNG.uniform(0.5, 1.5, len(X
 def net(names, **parameters):
     defaults = {"optimizer": SGD(), "learning_rate_init": 0.1, "shuffle": False, "max_iter": 1, "tol": NEVER}
     losses = {name: KINDS[name].loss for name in names}
-    return OrtGradientMultiOutput(graph(list(names)), loss=losses, **{"batch_size": len(X), **defaults, **parameters})
+    return configured(
+        OrtGradientMultiOutput(graph(list(names)), loss=losses), **{"batch_size": len(X), **defaults, **parameters}
+    )
 
 
 def of(names, values=None):
@@ -104,7 +107,9 @@ def minibatch_loss(arrays, rows, names, sample_weights):
 def test_minibatches_of_rows_that_the_outputs_weigh_differently(accumulate, engine):
     names = ("class", "number", "count")
     given = of(names, SAMPLE_WEIGHTS)
-    estimator = net(names, loss_weights=of(names, LOSS_WEIGHTS), batch_size=8, engine=engine, accumulate=accumulate)
+    estimator = net(
+        names, loss_weights=of(names, LOSS_WEIGHTS), batch_size=8, engine=engine, optimizer__accumulate=accumulate
+    )
     estimator.fit(X, of(names), given)
     rows = np.flatnonzero(np.any([own > 0 for own in given.values()], axis=0))
     arrays, h, curve = arrays_of(names), 1e-6, []

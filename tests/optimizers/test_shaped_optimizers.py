@@ -17,6 +17,7 @@ from onnxtrain_sklearn.optimizers import LAMB, Adafactor, AdamW, Lion, Muon, Opt
 from tests.helpers.checkpoints import same
 from tests.helpers.environment import each_engine
 from tests.helpers.network import largest_error, trained
+from tests.helpers.step_options import configured, with_options
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
 from tests.helpers.training_graphs import goes_on
@@ -35,7 +36,7 @@ each_shaped = pytest.mark.parametrize("optimizer", SHAPED, ids=lambda o: o.name)
 def regressor(optimizer, **settings):
     defaults = {"learning_rate_init": 0.02, "max_iter": 3, "batch_size": 8, "shuffle": False, "tol": NEVER}
     given = {"random_state": 0, "optimizer": optimizer, **settings}
-    return OrtGradientRegressor(mlp(), **(defaults | given))
+    return configured(OrtGradientRegressor(mlp()), **(defaults | given))
 
 
 def reference(optimizer, **settings):
@@ -49,7 +50,7 @@ def reference(optimizer, **settings):
 def test_penalty_and_clipping_precede_the_update(optimizer, engine, where, monkeypatch):
     if where == "device":
         monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
-    fitted = regressor(optimizer, alpha=0.5, max_grad_norm=0.3, engine=engine).fit(X, y)
+    fitted = regressor(optimizer, alpha=0.5, optimizer__max_grad_norm=0.3, engine=engine).fit(X, y)
     assert largest_error(fitted.weights_, reference(optimizer, alpha=0.5, limit=0.3), mlp_weights()) < TOLERANCE
 
 
@@ -58,7 +59,7 @@ def test_penalty_and_clipping_precede_the_update(optimizer, engine, where, monke
 def test_accumulated_minibatches_are_one_step(optimizer, where, monkeypatch):
     if where == "device":
         monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
-    fitted = regressor(optimizer, batch_size=4, accumulate=2).fit(X, y)
+    fitted = regressor(optimizer, batch_size=4, optimizer__accumulate=2).fit(X, y)
     assert largest_error(fitted.weights_, reference(optimizer), mlp_weights()) < TOLERANCE
 
 
@@ -72,13 +73,13 @@ def test_weights_are_averaged(optimizer, where, monkeypatch):
     trained(mlp_weights(), X, y, after=lambda w: seen.append(dict(w)), **given)
     shares = 0.8 ** np.arange(len(seen))[::-1]
     expected = {n: sum(s * w[n] for s, w in zip(shares, seen, strict=True)) / shares.sum() for n in seen[0]}
-    fitted = regressor(optimizer, ema_decay=0.8).fit(X, y)
+    fitted = regressor(optimizer, optimizer__ema_decay=0.8).fit(X, y)
     assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
 
 @each_shaped
 def test_schedules_change_rate_and_weight_decay(optimizer):
-    fitted = regressor(optimizer, learning_rate="linear", weight_decay_schedule="cosine").fit(X, y)
+    fitted = regressor(optimizer, learning_rate="linear", optimizer__weight_decay_schedule="cosine").fit(X, y)
     steps = 15
 
     def linear(t):
@@ -105,8 +106,12 @@ def test_copies_go_on_to_the_same_bits(optimizer, how):
     "settings",
     [
         {},
-        {"alpha": 0.3, "max_grad_norm": 0.5, "ema_decay": 0.8},
-        {"accumulate": 2, "learning_rate_factors": {"layers.0.*": 0.5}, "weight_decay_factors": {"*.bias": 0.0}},
+        {"alpha": 0.3, "optimizer__max_grad_norm": 0.5, "optimizer__ema_decay": 0.8},
+        {
+            "optimizer__accumulate": 2,
+            "optimizer__learning_rate_factors": {"layers.0.*": 0.5},
+            "optimizer__weight_decay_factors": {"*.bias": 0.0},
+        },
     ],
     ids=str,
 )
@@ -156,8 +161,8 @@ def test_divergence_resets_the_arrays_and_is_an_error(optimizer):
 
 @each_shaped
 def test_lazy_updates_of_a_matrix_are_refused(optimizer):
-    lazy = OrtGradientClassifier(Linear(), optimizer=optimizer, sparse_updates="lazy", random_state=0)
-    with pytest.raises(ModelError, match=rf"{type(optimizer).__name__}.update combines .* Set sparse_updates='exact'"):
+    lazy = OrtGradientClassifier(Linear(), optimizer=with_options(optimizer, lazy_rows=True), random_state=0)
+    with pytest.raises(ModelError, match=rf"{type(optimizer).__name__}.update combines .* Set lazy_rows=False"):
         lazy.fit(sp.random(40, 300, 0.02, "csr", np.float32, 0), np.arange(40) % 3)
 
 

@@ -23,6 +23,7 @@ from onnxtrain_sklearn import (
 )
 from tests.helpers.data import DATA
 from tests.helpers.several_outputs import KINDS, data, graph
+from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -37,7 +38,7 @@ INPUTS = {"a": (1, 4), "b": (3, 1)}
 SETTINGS = {
     "adamw": {"optimizer": "adamw", "learning_rate_init": 0.01},
     "sgd": {"optimizer": SGD(momentum=0.9, nesterov=True), "learning_rate_init": 0.1},
-    "penalty and clipping": {"alpha": 0.1, "max_grad_norm": 0.5, "learning_rate_init": 0.01},
+    "penalty and clipping": {"alpha": 0.1, "optimizer__max_grad_norm": 0.5, "learning_rate_init": 0.01},
     "lbfgs": {"optimizer": LBFGS()},
 }
 
@@ -50,8 +51,9 @@ def provider(request):
 
 
 def device_classifier(**settings):
-    return OrtGradientClassifier(
-        **{"model": MLP((24,)), "max_iter": 5, "batch_size": 64, "random_state": 0, "engine": "portable"} | settings
+    return configured(
+        OrtGradientClassifier(),
+        **{"model": MLP((24,)), "max_iter": 5, "batch_size": 64, "random_state": 0, "engine": "portable"} | settings,
     )
 
 
@@ -70,7 +72,7 @@ def test_training_ends_as_on_the_cpu(settings, provider):
 def test_regression_and_validation(provider):
     where, tolerance = provider
     settings = {"model": MLP((8,)), "max_iter": 8, "early_stopping": True, "random_state": 0, "engine": "portable"}
-    host, other = (OrtGradientRegressor(**settings, **more).fit(X, X.sum(1)) for more in ({}, where))
+    host, other = (configured(OrtGradientRegressor(), **settings, **more).fit(X, X.sum(1)) for more in ({}, where))
     assert_allclose(other.validation_scores_, host.validation_scores_, rtol=0.01, atol=10 * tolerance)
     assert_allclose(other.predict(X), host.predict(X), rtol=0.01, atol=0.01)
 
@@ -97,7 +99,14 @@ def test_networks(name, provider):
     rows, labels = (known["X"], known["y"]) if "X" in known else (np.concatenate(known["x0"]), known["y"].ravel())
     settings = {"optimizer": SGD(), "learning_rate_init": 0.05, "max_iter": 2, "batch_size": 20, "random_state": 0}
     host, other = (
-        OrtGradientClassifier(str(DATA / f"{name}.onnx"), engine="portable", **settings, **more).fit(rows, labels)
+        configured(
+            OrtGradientClassifier(
+                str(DATA / f"{name}.onnx"),
+                engine="portable",
+            ),
+            **settings,
+            **more,
+        ).fit(rows, labels)
         for more in ({}, where)
     )
     assert_allclose(other.loss_curve_, host.loss_curve_, rtol=tolerance)
@@ -118,7 +127,16 @@ def test_operands_that_are_broadcast_along_different_axes(operator, provider):
     rows = {name: 5 + 3 * rng.normal(size=(50, *shape)).astype(np.float32) for name, shape in INPUTS.items()}
     settings = {"optimizer": SGD(), "max_iter": 3, "batch_size": 16, "random_state": 0, "engine": "portable"}
     targets = np.zeros((50, 12))
-    host, other = (OrtGradientRegressor(graph, **settings, **more).fit(rows, targets) for more in ({}, where))
+    host, other = (
+        configured(
+            OrtGradientRegressor(
+                graph,
+            ),
+            **settings,
+            **more,
+        ).fit(rows, targets)
+        for more in ({}, where)
+    )
     assert_allclose(other.weights_["c"], host.weights_["c"], rtol=tolerance)
     assert_allclose(other.predict(rows), host.predict(rows), rtol=tolerance)
 
@@ -137,7 +155,14 @@ def test_several_outputs(early_stopping, provider):
     losses = {name: kind.loss for name, kind in KINDS.items()}
     weights = {"number": np.arange(60) % 3, "class": np.arange(60) % 2}
     host, other = (
-        OrtGradientMultiOutput(graph(list(KINDS)), loss=losses, **settings, **more).fit(rows, targets, weights)
+        configured(
+            OrtGradientMultiOutput(
+                graph(list(KINDS)),
+                loss=losses,
+            ),
+            **settings,
+            **more,
+        ).fit(rows, targets, weights)
         for more in ({}, where)
     )
     assert_allclose(other.loss_curve_, host.loss_curve_, rtol=tolerance)

@@ -11,7 +11,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn import MLP, OrtGradientRegressor, Runtime, clear_cache
+from onnxtrain_sklearn import MLP, AdamW, OrtGradientRegressor, Runtime, clear_cache
 from onnxtrain_sklearn._ort import devices, runtime_errors, sessions
 from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._ort.devices import resolve_device
@@ -140,7 +140,9 @@ def test_options_reach_every_session(monkeypatch):
     seen = spy(monkeypatch)
     tune(monkeypatch, least_elements=10**6)  # NumPy needs no session
     options = {"session.intra_op.allow_spinning": "0", "enable_mem_pattern": False}
-    regressor = OrtGradientRegressor(alpha=0.1, max_grad_norm=1.0, max_iter=1, runtime=Runtime(session_options=options))
+    regressor = OrtGradientRegressor(
+        alpha=0.1, optimizer=AdamW(max_grad_norm=1.0), max_iter=1, runtime=Runtime(session_options=options)
+    )
     fitted_with_runtime(regressor, rows=8).predict(np.eye(4))
     assert len(seen) >= 5
     for session, _ in seen:

@@ -20,6 +20,7 @@ from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.models import PiecewiseLinearEmbedding
 from tests.helpers.environment import each_engine
 from tests.helpers.originals import BATCH, CODES, RUNS, STEPS, WIDTH, computed, stored
+from tests.helpers.step_options import configured
 from tests.helpers.training import quietly
 
 TOLERANCE = 1e-4
@@ -65,7 +66,7 @@ def settings_of(name: str, weights: dict[str, np.ndarray]) -> dict[str, Any]:
     rate = (0.07 if simple else 0.2) if regression else 0.04
     optimizer = Adam(beta_2=0.95) if simple else AdamW(beta_2=0.95, weight_decay=0.02)
     settings = {"model": model, "learning_rate_init": rate, "learning_rate": "coslog4", "optimizer": optimizer}
-    settings |= {} if simple else {"weight_decay_schedule": "flat_cos"}
+    settings |= {} if simple else {"optimizer__weight_decay_schedule": "flat_cos"}
     return settings if regression else settings | {"loss": LogLoss(label_smoothing=0.1)}
 
 
@@ -83,7 +84,7 @@ def assert_same_steps(name: str, run: dict[str, np.ndarray], engine: str, monkey
     )
     kind = OrtGradientRegressor if name.endswith("0") else OrtGradientClassifier
     settings = {"batch_size": BATCH, "max_iter": 1, "shuffle": False, "engine": engine} | settings_of(name, start)
-    fitted = quietly(kind(**settings).fit, run["X"], run["y"])
+    fitted = quietly(configured(kind(), **settings).fit, run["X"], run["y"])
     assert len(losses) == STEPS
     assert_allclose(losses, run["losses"], rtol=TOLERANCE, atol=TOLERANCE)
     for key, array in final.items():

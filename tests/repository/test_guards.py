@@ -219,11 +219,9 @@ PUBLIC = {
 
 PARAMETERS = (
     "model loss loss_weights optimizer learning_rate_init learning_rate batch_size max_iter shuffle drop_last alpha "
-    "l1_ratio max_grad_norm "
-    "learning_rate_factors weight_decay_factors weight_decay_schedule dropout_schedule "
-    "ema_decay accumulate "
+    "l1_ratio dropout_schedule "
     "trainable adapters finetune ignore_label class_weight "
-    "target_scaling clip_predictions sparse_updates tol "
+    "target_scaling clip_predictions tol "
     "n_iter_no_change early_stopping scoring validation_fraction callbacks warm_start random_state verbose engine "
     "device runtime"
 ).split()

@@ -173,7 +173,7 @@ def test_networks_train_and_predict_without_the_private_names_of_onnxruntime(mon
     def results():
         own = {"session.intra_op.allow_spinning": "0"}  # sessions with such options are not shared
         settings = {"max_iter": 2, "tol": -np.inf, "random_state": 0, "runtime": Runtime(session_options=own)}
-        net = OrtGradientClassifier(MLP((7,)), max_grad_norm=1.0, **settings)
+        net = OrtGradientClassifier(MLP((7,)), **settings).set_params(optimizer__max_grad_norm=1.0)
         found = quietly(net.fit, X, Y).predict_proba(X), net.predict(X[:1]), *net.weights_.values()
         session = sessions.create_session(net.model_.SerializeToString(), net._state.device)
         with pytest.raises(ModelError) as error:

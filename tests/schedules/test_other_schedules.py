@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import AdamW, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import Adam, AdamW, OrtGradientRegressor
 from onnxtrain_sklearn._ort import gradient_builder
 from onnxtrain_sklearn._training.randomness import STEM, UniformNumbers
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
@@ -19,6 +19,7 @@ from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import Constant, Cosine, FlatCosine, Linear, Progress, StepDecay
 from tests.helpers.environment import OWN_MEMORY, each_engine
 from tests.helpers.network import NAMES, largest_error, trained
+from tests.helpers.step_options import configured, with_options
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
 
@@ -39,7 +40,7 @@ DROPOUT = onnx.parser.parse_model(
 
 def regressor(model=None, **settings):
     defaults = {"learning_rate_init": 0.01, "max_iter": 3, "batch_size": 8, "shuffle": False, "tol": NEVER}
-    return OrtGradientRegressor(model or mlp(), **(defaults | {"random_state": 0} | settings))
+    return configured(OrtGradientRegressor(model or mlp()), **defaults | {"random_state": 0} | settings)
 
 
 @each_engine
@@ -50,7 +51,7 @@ def test_weight_decay_follows_its_schedule(name, engine, where, monkeypatch):
         monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     rate = 0.002 if name == "lion" else 0.01
     settings = {"learning_rate_init": rate, "optimizer": OPTIMIZERS[name](weight_decay=0.5), "engine": engine}
-    fitted = regressor(weight_decay_schedule="flat_cos", learning_rate="linear", **settings).fit(X, y)
+    fitted = regressor(optimizer__weight_decay_schedule="flat_cos", learning_rate="linear", **settings).fit(X, y)
     reference = {"rate": rate, "batch": 8, "epochs": 3, "optimizer": name, "decay": 0.5, "rate_at": line}
     expected, _ = trained(mlp_weights(), X, y, decay_at=flat_cosine, **reference)
     assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
@@ -68,7 +69,7 @@ def flat_cosine(t):
 
 def test_with_factors_by_parameter():
     fitted = regressor(
-        optimizer=AdamW(weight_decay=0.5), weight_decay_schedule=Cosine(), weight_decay_factors={"*.bias": 0.0}
+        optimizer=AdamW(weight_decay=0.5, weight_decay_schedule=Cosine(), weight_decay_factors={"*.bias": 0.0}),
     ).fit(X, y)
     decays = {"layers.0.bias": 0.0, "layers.1.bias": 0.0}
     cosine = Cosine(total_steps=STEPS)
@@ -81,7 +82,7 @@ def test_with_factors_by_parameter():
 
 @pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
 def test_fused_kernels_are_kept():
-    fitted = regressor(weight_decay_schedule="linear").fit(X, y)
+    fitted = regressor(optimizer__weight_decay_schedule="linear").fit(X, y)
     (update,) = fitted._state.live.step._segment_updates(AdamW())
     operators = {node.op_type for node in onnx.load_model_from_string(update.program.graph).graph.node}
     assert "AdamOptimizer" in operators
@@ -89,7 +90,7 @@ def test_fused_kernels_are_kept():
 
 def test_constant_schedules_change_no_graph():
     plain = regressor(optimizer="adam").fit(X, y)
-    same = regressor(optimizer="adam", weight_decay_schedule=Constant(), dropout_schedule="constant").fit(X, y)
+    same = regressor(optimizer=Adam(weight_decay_schedule=Constant()), dropout_schedule="constant").fit(X, y)
     for name in NAMES:
         assert_array_equal(same.weights_[name], plain.weights_[name])
     assert not any(same._state.live.step.settings.scheduled)
@@ -98,7 +99,8 @@ def test_constant_schedules_change_no_graph():
 class Decaying(Optimizer):
     """An optimizer of the user that ignores the coefficient."""
 
-    def __init__(self, weight_decay=0.5):
+    def __init__(self, weight_decay=0.5, **options):
+        super().__init__(**options)
         self.weight_decay = weight_decay
 
     def update(self, op, p, g, state, k):
@@ -115,7 +117,7 @@ class Following(Decaying):
 
 
 class Computing(Decaying):
-    def coefficients(self, learning_rate, t):
+    def scalars(self, learning_rate, t):
         return {"learning_rate": learning_rate, "decay": self.weight_decay}
 
     def _decay(self, coefficients):
@@ -124,7 +126,7 @@ class Computing(Decaying):
 
 @pytest.mark.parametrize("kind", [Following, Computing])
 def test_optimizers_of_the_user(kind):
-    fitted = regressor(optimizer=kind(), weight_decay_schedule="flat_cos").fit(X, y)
+    fitted = regressor(optimizer=with_options(kind(), weight_decay_schedule="flat_cos")).fit(X, y)
     expected, _ = trained(
         mlp_weights(), X, y, rate=0.01, batch=8, epochs=3, optimizer="sgd", decay=0.5, decay_at=flat_cosine
     )
@@ -135,7 +137,7 @@ def test_optimizers_of_the_user(kind):
 def test_an_optimizer_that_cannot_follow_is_refused():
     regressor(optimizer=Decaying()).fit(X, y)
     with pytest.raises(ModelError, match=r"Decaying.update does not follow weight_decay_schedule.*k.get"):
-        regressor(optimizer=Decaying(), weight_decay_schedule="linear").fit(X, y)
+        regressor(optimizer=with_options(Decaying(), weight_decay_schedule="linear")).fit(X, y)
 
 
 def dropout_reference(fitted, factor_at):
@@ -181,7 +183,7 @@ def test_ratios_stay_below_one():
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
 def test_copies_go_on_exactly(how):
-    settings = {"dropout_schedule": "flat_cos", "weight_decay_schedule": "cosine", "optimizer": "adamw"}
+    settings = {"dropout_schedule": "flat_cos", "optimizer": AdamW(weight_decay_schedule="cosine")}
     fitted = regressor(DROPOUT, **settings).partial_fit(X, y)
     twin = how(fitted)
     for one in (fitted, twin, fitted, twin):
@@ -193,7 +195,7 @@ def test_copies_go_on_exactly(how):
 
 def test_schedules_may_change_between_calls():
     fitted = regressor(max_iter=1, warm_start=True, optimizer=AdamW(weight_decay=0.5)).fit(X, y)
-    fitted.set_params(weight_decay_schedule=Linear(total_steps=STEPS)).fit(X, y).fit(X, y)
+    fitted.set_params(optimizer__weight_decay_schedule=Linear(total_steps=STEPS)).fit(X, y).fit(X, y)
     expected, _ = trained(
         mlp_weights(), X, y, rate=0.01, batch=8, epochs=3, decay=0.5, decay_at=lambda t: 1.0 if t < 5 else line(t)
     )
@@ -201,9 +203,9 @@ def test_schedules_may_change_between_calls():
 
 
 def test_parameters_within_a_schedule():
-    estimator = regressor(weight_decay_schedule="flat_cos", dropout_schedule="linear")
-    estimator.set_params(weight_decay_schedule__flat=0.25, dropout_schedule__final=0.5)
-    assert (estimator.weight_decay_schedule.flat, estimator.dropout_schedule.final) == (0.25, 0.5)
+    estimator = regressor(optimizer__weight_decay_schedule="flat_cos", dropout_schedule="linear")
+    estimator.set_params(optimizer__weight_decay_schedule__flat=0.25, dropout_schedule__final=0.5)
+    assert (estimator.optimizer.weight_decay_schedule.flat, estimator.dropout_schedule.final) == (0.25, 0.5)
 
 
 def test_a_graph_without_dropout_gets_a_warning():
@@ -213,13 +215,13 @@ def test_a_graph_without_dropout_gets_a_warning():
 
 def test_unsupported_schedules_are_refused():
     sign = type("Signs", (Optimizer,), {"update": lambda *a: None})()
-    for name in ("weight_decay_schedule", "dropout_schedule"):
-        with pytest.raises(ValueError, match=f"{name} has no effect with LBFGS"):
-            regressor(optimizer="lbfgs", **{name: "linear"}).fit(X, y)
+    with pytest.raises(ValueError, match="dropout_schedule has no effect with LBFGS"):
+        regressor(optimizer="lbfgs", dropout_schedule="linear").fit(X, y)
+    for owner, name in (("optimizer__", "weight_decay_schedule"), ("", "dropout_schedule")):
         with pytest.raises(ValueError, match=f"Unknown {name} 'lineer'. Did you mean 'linear'"):
-            regressor(**{name: "lineer"}).fit(X, y)
+            regressor(**{owner + name: "lineer"}).fit(X, y)
         with pytest.raises(TypeError, match=rf"{name} must be .*got the class Cosine; give an instance: Cosine\(\)"):
-            regressor(**{name: Cosine}).fit(X, y)
+            regressor(**{owner + name: Cosine}).fit(X, y)
     with pytest.raises(ValueError, match=r"weight_decay_schedule multiplies .* which Signs lacks"):
-        regressor(optimizer=sign, weight_decay_schedule="linear").fit(X, y)
-    assert OrtGradientClassifier().weight_decay_schedule == "constant"
+        regressor(optimizer=with_options(sign, weight_decay_schedule="linear")).fit(X, y)
+    assert AdamW().weight_decay_schedule == "constant"

@@ -11,12 +11,13 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.update_bindings import step_weight
 from onnxtrain_sklearn.exceptions import DivergenceError, InvalidParameterError
 from tests.helpers.environment import each_engine
 from tests.helpers.network import NAMES, largest_error, trained
+from tests.helpers.step_options import configured
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
 
@@ -30,7 +31,7 @@ TOLERANCE = 1e-4
 
 def regressor(model=None, **settings):
     defaults = {"learning_rate_init": 0.02, "max_iter": 3, "batch_size": 8, "shuffle": False, "tol": NEVER}
-    return OrtGradientRegressor(model or mlp(), **(defaults | {"random_state": 0} | settings))
+    return configured(OrtGradientRegressor(model or mlp()), **defaults | {"random_state": 0} | settings)
 
 
 class Average:
@@ -61,7 +62,7 @@ def raw_of(estimator):
 @each_engine
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.999])
 def test_the_average_is_its_formula(decay, engine, where):
-    fitted = regressor(ema_decay=decay, engine=engine).fit(X, y)
+    fitted = regressor(optimizer__ema_decay=decay, engine=engine).fit(X, y)
     assert isinstance(fitted._state.live.step, DeviceStep) == (where == "device")
     averages, raw = reference(decay)
     assert largest_error(fitted.weights_, averages[-1], mlp_weights()) < TOLERANCE
@@ -81,7 +82,7 @@ def test_weights_of_the_steps_add_up():
 
 def test_predictions_scores_and_files_take_the_average(where):
     scores = {"X_val": X[:20], "y_val": y[:20]}
-    fitted = regressor(ema_decay=0.9).fit(X, y, **scores)
+    fitted = regressor(optimizer__ema_decay=0.9).fit(X, y, **scores)
     averages, _ = reference(0.9)
 
     def predictions(w, rows):
@@ -102,12 +103,12 @@ def test_predictions_scores_and_files_take_the_average(where):
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
 def test_copies_go_on_exactly(how, where):
-    fitted = regressor(ema_decay=0.9).partial_fit(X, y)
+    fitted = regressor(optimizer__ema_decay=0.9).partial_fit(X, y)
     twin = how(fitted)
     assert_array_equal(twin.predict(X), fitted.predict(X))
     for one in (fitted, twin):
         one.partial_fit(X, y).partial_fit(X, y)
-    straight = regressor(ema_decay=0.9).fit(X, y)
+    straight = regressor(optimizer__ema_decay=0.9).fit(X, y)
     for name in NAMES:
         assert_array_equal(twin.weights_[name], fitted.weights_[name])
         assert_array_equal(straight.weights_[name], fitted.weights_[name])
@@ -116,7 +117,7 @@ def test_copies_go_on_exactly(how, where):
 
 def test_average_may_be_switched_between_calls():
     fitted = regressor(max_iter=1, warm_start=True).fit(X, y)
-    fitted.set_params(ema_decay=0.5).fit(X, y)
+    fitted.set_params(optimizer__ema_decay=0.5).fit(X, y)
     _, raw = reference(0.5, epochs=1)
     averages, _ = reference(0.5, epochs=2)
     every = []
@@ -125,7 +126,7 @@ def test_average_may_be_switched_between_calls():
     for w in every[5:]:
         average(w)
     assert largest_error(fitted.weights_, average.values[-1], mlp_weights()) < TOLERANCE
-    fitted.set_params(ema_decay=None)
+    fitted.set_params(optimizer__ema_decay=None)
     fitted.fit(X, y)
     _, raw = reference(0.5)
     assert largest_error(fitted.weights_, raw, mlp_weights()) < TOLERANCE
@@ -135,17 +136,17 @@ def test_average_may_be_switched_between_calls():
 @pytest.mark.parametrize("stopping", ["best_epoch", True])
 def test_the_best_epoch_is_that_of_the_average(stopping):
     settings = {"early_stopping": stopping, "n_iter_no_change": np.inf, "max_iter": 12, "learning_rate_init": 0.05}
-    fitted = regressor(MLP((12,)), ema_decay=0.8, **settings).fit(X[:30], y[:30], X_val=X[30:], y_val=y[30:])
+    fitted = regressor(MLP((12,)), optimizer__ema_decay=0.8, **settings).fit(X[:30], y[:30], X_val=X[30:], y_val=y[30:])
     best = int(np.argmax(fitted.validation_scores_)) + 1
     assert fitted.score(X[30:], y[30:]) == pytest.approx(max(fitted.validation_scores_), abs=1e-6)
-    short = regressor(MLP((12,)), ema_decay=0.8, max_iter=best, learning_rate_init=0.05).fit(X[:30], y[:30])
+    short = regressor(MLP((12,)), optimizer__ema_decay=0.8, max_iter=best, learning_rate_init=0.05).fit(X[:30], y[:30])
     for name, array in short.weights_.items():
         assert_array_equal(fitted.weights_[name], array)
         assert_array_equal(raw_of(fitted)[name], raw_of(short)[name])
 
 
 def test_divergence_leaves_finite_averages():
-    fitted = regressor(ema_decay=0.9).partial_fit(X, y)
+    fitted = regressor(optimizer__ema_decay=0.9).partial_fit(X, y)
     before = fitted.weights_
     with pytest.raises(DivergenceError):
         fitted.set_params(learning_rate_init=1e30).partial_fit(X, y)
@@ -163,7 +164,7 @@ def test_running_statistics_are_not_averaged(where):
         { B, n, u = BatchNormalization <training_mode = 1> (X, s, b, m, v) Y = MatMul(B, W) }"""
     )
     plain = regressor(graph, engine="portable").fit(X, y).weights_
-    averaged = regressor(graph, engine="portable", ema_decay=0.9).fit(X, y).weights_
+    averaged = regressor(graph, engine="portable", optimizer__ema_decay=0.9).fit(X, y).weights_
     for name in ("m", "v"):
         assert_array_equal(averaged[name], plain[name])
     assert np.abs(averaged["W"] - plain["W"]).max() > 1e-3
@@ -171,7 +172,11 @@ def test_running_statistics_are_not_averaged(where):
 
 def test_with_accumulation_frozen_weights_and_factors():
     fitted = regressor(
-        ema_decay=0.7, accumulate=2, trainable=["layers.0.*"], learning_rate_factors={"*.bias": 0.0}, max_iter=1
+        optimizer__ema_decay=0.7,
+        optimizer__accumulate=2,
+        optimizer__learning_rate_factors={"*.bias": 0.0},
+        trainable=["layers.0.*"],
+        max_iter=1,
     ).fit(X, y)
     averages, _ = reference(0.7, batch=16, epochs=1, rates=dict.fromkeys(NAMES[1:], 0.0))
     assert largest_error(fitted.weights_, averages[-1], mlp_weights()) < TOLERANCE
@@ -186,10 +191,10 @@ def test_with_accumulation_frozen_weights_and_factors():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"ema_decay": 0.9},
-        {"accumulate": 3},
-        {"learning_rate_factors": {"W": 0.5}, "weight_decay_factors": {"W": 2.0}},
-        {"weight_decay_schedule": "linear", "optimizer": "adamw"},
+        {"optimizer__ema_decay": 0.9},
+        {"optimizer__accumulate": 3},
+        {"optimizer__learning_rate_factors": {"W": 0.5}, "optimizer__weight_decay_factors": {"W": 2.0}},
+        {"optimizer": AdamW(weight_decay_schedule="linear")},
         {"dropout_schedule": "flat_cos"},
     ],
     ids=lambda settings: next(iter(settings)),
@@ -212,7 +217,9 @@ def test_graphs_in_float64(settings, engine, recwarn):
 def test_labels():
     labels = (y > 0).astype(int)
     plain = OrtGradientClassifier(max_iter=20, random_state=0, tol=NEVER).fit(X, labels)
-    fitted = OrtGradientClassifier(max_iter=20, random_state=0, tol=NEVER, ema_decay=0.9).fit(X, labels)
+    fitted = OrtGradientClassifier(max_iter=20, random_state=0, tol=NEVER, optimizer=AdamW(ema_decay=0.9)).fit(
+        X, labels
+    )
     assert fitted.predict_proba(X).shape == (40, 2)
     assert np.abs(fitted.predict_proba(X) - plain.predict_proba(X)).max() > 1e-4
     assert_array_equal(raw_of(fitted)["layers.0.weight"], plain.weights_["layers.0.weight"])
@@ -220,7 +227,7 @@ def test_labels():
 
 def test_wrong_values():
     for value in (1.0, -0.1, np.nan, "0.9"):
-        with pytest.raises(InvalidParameterError, match="'ema_decay' parameter of OrtGradientRegressor must be"):
-            regressor(ema_decay=value).fit(X, y)
-    with pytest.raises(ValueError, match=r"ema_decay has no effect with LBFGS.* Set it to None"):
-        regressor(optimizer="lbfgs", ema_decay=0.9).fit(X, y)
+        with pytest.raises(InvalidParameterError, match="'ema_decay' parameter of AdamW must be"):
+            regressor(optimizer__ema_decay=value).fit(X, y)
+    with pytest.raises(ValueError, match="Invalid parameter 'ema_decay' for estimator LBFGS"):
+        regressor(optimizer="lbfgs", optimizer__ema_decay=0.9)

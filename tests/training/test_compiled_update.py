@@ -29,6 +29,7 @@ from onnxtrain_sklearn._training.formula_updates import (
 )
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Optimizer, update_graph
+from tests.helpers.step_options import configured
 from tests.helpers.tuning import tune
 
 pytest.importorskip("llvmlite", reason="compiled updates need llvmlite")
@@ -123,7 +124,12 @@ def test_a_loop_keeps_its_arrays():
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"learning_rate_factors": {"layers.0.weight": 0.5}}, {"accumulate": 2}, {"optimizer": SGD()}],
+    [
+        {},
+        {"optimizer__learning_rate_factors": {"layers.0.weight": 0.5}},
+        {"optimizer__accumulate": 2},
+        {"optimizer": SGD()},
+    ],
     ids=str,
 )
 def test_training_goes_over_to_compiled_updates_with_the_same_weights(settings, compiled, monkeypatch):
@@ -132,7 +138,7 @@ def test_training_goes_over_to_compiled_updates_with_the_same_weights(settings, 
         let_compiling_take(seconds, monkeypatch)
         kept = {"batch_size": 10, "max_iter": 9, "random_state": 0, "optimizer": AdamW(), **settings}
         with pytest.warns(ConvergenceWarning):
-            found.append((OrtGradientRegressor(MLP((20,)), **kept).fit(X, X[:, 0]).weights_, len(compiled)))
+            found.append((configured(OrtGradientRegressor(MLP((20,))), **kept).fit(X, X[:, 0]).weights_, len(compiled)))
     assert found[0][1] == 0 < found[1][1] < found[2][1]
     for name, array in found[0][0].items():
         assert all(weights[name].tobytes() == array.tobytes() for weights, _ in found[1:]), name
@@ -155,9 +161,7 @@ def test_rows_that_occur_are_updated_by_compiled_loops(compiled, monkeypatch):
     X, found = sp.random(60, 300, 0.02, "csr", np.float32, 0), []
     for seconds in (np.inf, 0.0):
         let_compiling_take(seconds, monkeypatch)
-        estimator = OrtGradientClassifier(
-            Linear(), batch_size=10, sparse_updates="lazy", optimizer=AdamW(), random_state=0
-        )
+        estimator = OrtGradientClassifier(Linear(), batch_size=10, optimizer=AdamW(lazy_rows=True), random_state=0)
         found.append(estimator.partial_fit(X, np.arange(60) % 3, [0, 1, 2]).partial_fit(X, np.arange(60) % 3).weights_)
     assert compiled
     for name, array in found[0].items():

@@ -24,6 +24,7 @@ from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Cosine, Warmup
 from tests.helpers.environment import OWN_MEMORY
 from tests.helpers.meeting_losses import HardTriplets
+from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -51,8 +52,8 @@ CASES = {
     "sgd": {"optimizer": SGD(momentum=0.9, nesterov=True)},
     "schedule": {"optimizer": "adam", "learning_rate": Warmup(5, Cosine())},
     "penalty": {"alpha": 0.3, "l1_ratio": 0.4},
-    "clipping": {"max_grad_norm": 0.05},
-    "all of it": {"alpha": 0.3, "max_grad_norm": 0.05, "optimizer": Adam(weight_decay=0.1)},
+    "clipping": {"optimizer__max_grad_norm": 0.05},
+    "all of it": {"alpha": 0.3, "optimizer": Adam(weight_decay=0.1, max_grad_norm=0.05)},
     "one batch": {"batch_size": 64},
     "frozen": {"trainable": ["layers.1.*"]},
     "early stopping": {"early_stopping": True, "validation_fraction": 0.3},
@@ -72,7 +73,7 @@ def device_step_classifier(**settings):
     defaults = {"learning_rate_init": 0.02, "max_iter": 4, "batch_size": 16, "random_state": 0, "engine": "portable"}
     if "trainable" in settings:
         defaults["model"] = MLP((6,)).build(5, 3, 0)
-    return OrtGradientClassifier(**{"model": MLP((6,))} | defaults | settings)
+    return configured(OrtGradientClassifier(), **{"model": MLP((6,))} | defaults | settings)
 
 
 def assert_same_training(a, b, rtol=1e-5, atol=1e-6):
@@ -99,8 +100,8 @@ def test_training_is_that_of_the_host(name, limit, monkeypatch):
 
 
 def test_parameters_are_aligned_and_nothing_between_them_moves(own_memory):
-    settings = {"alpha": 0.3, "l1_ratio": 0.4, "max_grad_norm": 0.05, "optimizer": Adam(weight_decay=0.1)}
-    fitted = device_step_classifier(model=MLP((7, 3)), ema_decay=0.9, **settings).fit(X, y)
+    settings = {"alpha": 0.3, "l1_ratio": 0.4, "optimizer": Adam(weight_decay=0.1, max_grad_norm=0.05)}
+    fitted = device_step_classifier(model=MLP((7, 3)), optimizer__ema_decay=0.9, **settings).fit(X, y)
     vectors = fitted._state.live.step._vectors
     layout, own = vectors.layout, fitted._state.parameters
     taken = np.zeros(len(layout.vector), bool)

@@ -15,6 +15,7 @@ from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn.callbacks import Checkpoint
 from tests.helpers.environment import each_engine
 from tests.helpers.network import largest_error, trained
+from tests.helpers.step_options import configured
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER, weights_equal
 from tests.helpers.training_graphs import Folder
@@ -31,7 +32,7 @@ EPOCHS = 4
 
 def regressor(model=None, **settings):
     defaults = {"learning_rate_init": 0.01, "max_iter": EPOCHS, "batch_size": 12, "tol": NEVER, "drop_last": True}
-    return OrtGradientRegressor(model or mlp(), **(defaults | {"random_state": 0} | settings))
+    return configured(OrtGradientRegressor(model or mlp()), **defaults | {"random_state": 0} | settings)
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def passes(monkeypatch):
 @pytest.mark.parametrize("size", [12, 40])
 def test_shuffled_epochs_are_those_of_numpy(size, accumulate, engine, where, passes):
     """Fifty rows: four minibatches of twelve, and one of forty whose rows differ from epoch to epoch."""
-    settings = {"batch_size": size, "accumulate": accumulate, "alpha": 0.5, "engine": engine}
+    settings = {"batch_size": size, "optimizer__accumulate": accumulate, "alpha": 0.5, "engine": engine}
     fitted = regressor(learning_rate="cosine", **settings).fit(X, y, WEIGHTS)
     assert isinstance(fitted._state.live.step, DeviceStep) == (where == "device")
     count = 50 // size
@@ -138,7 +139,7 @@ def test_drop_last_without_minibatches_is_refused():
 def test_training_graphs_go_on(accumulate, tmp_path):
     """Of 45 rows five are left out; with three minibatches a step, the last one has a minibatch less."""
     settings = {"optimizer": SGD(momentum=0.9), "learning_rate": schedules.InverseScaling(), "shuffle": False}
-    model = regressor(MLP((8,)), batch_size=8, accumulate=accumulate, alpha=0.1, **settings)
+    model = regressor(MLP((8,)), batch_size=8, optimizer__accumulate=accumulate, alpha=0.1, **settings)
     model.partial_fit(X[:45], y[:45], WEIGHTS[:45]).export_training(tmp_path / "folder")
     Folder(tmp_path / "folder")  # checks the manifest by its schema
     training = load_training(tmp_path / "folder", shuffle=False)
@@ -152,12 +153,14 @@ def test_training_graphs_go_on(accumulate, tmp_path):
     assert few.state["step"] == model._state.optimizer.t + 1
 
 
-@pytest.mark.parametrize("settings", [{"drop_last": True}, {"drop_last": False}, {"drop_last": True, "accumulate": 2}])
+@pytest.mark.parametrize(
+    "settings", [{"drop_last": True}, {"drop_last": False}, {"drop_last": True, "optimizer__accumulate": 2}]
+)
 def test_training_graphs_take_no_rows_of_weight_zero(settings, tmp_path):
     """Of 50 rows 20 weigh nothing, and so does a class; the others are the rows of the minibatches."""
     labels, weights = np.arange(50) % 3, np.where(np.arange(50) % 5 < 2, 0.0, WEIGHTS)
     given = {"batch_size": 8, "random_state": 0, "tol": NEVER, "max_iter": 1, "shuffle": False} | settings
-    model = OrtGradientClassifier(MLP((8,), dropout=0.2), class_weight={0: 0.0, 1: 1.0, 2: 2.0}, **given)
+    model = configured(OrtGradientClassifier(MLP((8,), dropout=0.2), class_weight={0: 0.0, 1: 1.0, 2: 2.0}), **given)
     model.fit(X, labels, weights).export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder", shuffle=False)
     for _ in range(3):
@@ -171,7 +174,7 @@ def test_training_graphs_take_no_rows_of_weight_zero(settings, tmp_path):
 
 
 def test_a_step_of_no_whole_number_of_minibatches_is_one(tmp_path):
-    model = regressor(MLP((8,)), batch_size=8, accumulate=3).partial_fit(X, y)
+    model = regressor(MLP((8,)), batch_size=8, optimizer__accumulate=3).partial_fit(X, y)
     for size, rows in ((24, 48), (12, 48), (10, 50), (11, 44), (2, 50), (1, 50)):
         model.export_training(tmp_path / str(size), batch_size=size)
         training = load_training(tmp_path / str(size), random_state=0)

@@ -23,6 +23,7 @@ from onnxtrain_sklearn._training import programs, step_choice
 from onnxtrain_sklearn._training.programs import COMPILED, PassSize, is_measured, pays
 from onnxtrain_sklearn.callbacks import Checkpoint
 from tests.helpers.data import line
+from tests.helpers.step_options import configured
 
 pytest.importorskip("llvmlite", reason="graphs are compiled by llvmlite")
 pytestmark = [
@@ -37,7 +38,7 @@ SMALL = PassSize(work=1e5, nodes=20, elements=2e4)
 
 def estimator_of(kind=OrtGradientRegressor, **settings):
     given = {"model": MLP((8, 6)), "batch_size": 10, "max_iter": 4, "random_state": 0}
-    return kind(**{**given, **settings})
+    return configured(kind(), **{**given, **settings})
 
 
 def bits(estimator):
@@ -65,7 +66,7 @@ def test_a_fit_is_long_by_its_minibatches_and_epochs(monkeypatch):
     monkeypatch.setattr(step_choice, "pays", lambda size, steps: asked.append(steps) or False)
     estimator_of(max_iter=4).fit(X, Y)
     estimator_of(max_iter=3000, n_iter_no_change=1, tol=1e9).fit(X, Y)
-    estimator_of(max_iter=2, accumulate=2).fit(X, Y)
+    estimator_of(max_iter=2, optimizer__accumulate=2).fit(X, Y)
     RealMLPRegressor(max_iter=250, random_state=0).fit(X, Y)  # trains in all epochs
     assert asked == [4 * 5, 200 * 5, 2 * 5, 250]
 

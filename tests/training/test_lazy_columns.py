@@ -16,6 +16,7 @@ from onnxtrain_sklearn._training.host_updates import RowUpdate
 from onnxtrain_sklearn._training.passes import SPARE, SPARE_ROWS
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, RMSprop
 from tests.helpers.environment import available_engines
+from tests.helpers.step_options import configured, with_options
 from tests.helpers.training import NEVER, quietly
 from tests.helpers.training_graphs import Folder
 from tests.helpers.tuning import tune
@@ -50,9 +51,12 @@ def squeezed(y: np.ndarray) -> np.ndarray:
     return y[:, 0] if y.shape[1] == 1 else y
 
 
-def new(model: object, **settings: object) -> OrtGradientRegressor:
+def new(
+    model: object, *, optimizer: object = "adamw", lazy_rows: bool = True, **settings: object
+) -> OrtGradientRegressor:
     common = {"learning_rate_init": RATE, "batch_size": BATCH, "max_iter": 4, "shuffle": False, "tol": NEVER}
-    return OrtGradientRegressor(model, **{**common, "random_state": 0, "sparse_updates": "lazy", **settings})
+    estimator = OrtGradientRegressor(model, optimizer=with_options(optimizer, lazy_rows=lazy_rows), random_state=0)
+    return estimator.set_params(**common | settings)
 
 
 def matrix_of(estimator: OrtGradientRegressor) -> np.ndarray:
@@ -128,11 +132,16 @@ def test_lazy_updates_are_those_of_a_reference_in_float64(name, form, outputs, e
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("settings", [{"accumulate": 3}, {"alpha": 2.0}], ids=str)
+@pytest.mark.parametrize("settings", [{"optimizer__accumulate": 3}, {"alpha": 2.0}], ids=str)
 def test_groups_of_minibatches_and_penalties(settings, form):
     (optimizer, update), y = REFERENCES["AdamW"], targets(X, 2)
     fitted = new(graph(form), optimizer=optimizer, **settings).fit(X, y)
-    assert_allclose(matrix_of(fitted), reference(X, y, update, **settings), rtol=0, atol=3e-5)
+    assert_allclose(
+        matrix_of(fitted),
+        reference(X, y, update, **{name.rpartition("__")[2]: value for name, value in settings.items()}),
+        rtol=0,
+        atol=3e-5,
+    )
 
 
 def test_float64():
@@ -175,11 +184,13 @@ def test_columns_of_numbers_that_add_up_to_zero_do_not_occur(numbers):
     assert rows.nnz == len(data)
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 0.1}, {"ema_decay": 0.9}, {"alpha": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"optimizer__max_grad_norm": 0.1}, {"optimizer__ema_decay": 0.9}, {"alpha": 1.0}], ids=str
+)
 def test_lazy_is_exact_where_every_column_occurs(settings):
     rows = sp.eye(300, format="csr", dtype=np.float32)
     y, settings = np.sin(np.arange(600.0)).reshape(300, 2), {"optimizer": AdamW(), "batch_size": 300} | settings
-    exact, lazy = (new(MLP((5,)), sparse_updates=how, **settings).fit(rows, y) for how in ("exact", "lazy"))
+    exact, lazy = (new(MLP((5,)), lazy_rows=how == "lazy", **settings).fit(rows, y) for how in ("exact", "lazy"))
     assert updated_by_rows(lazy)
     assert not updated_by_rows(exact)
     for name, weight in exact.weights_.items():
@@ -196,15 +207,15 @@ def test_training_goes_on_from_a_pickle_and_the_setting_may_change():
     before = whole.weights_["weight"]
     assert_array_equal(parts.weights_["weight"], before)
     for how, moved in (("lazy", np.unique(X[:BATCH].indices)), ("exact", np.arange(WIDTH))):
-        whole.set_params(sparse_updates=how, max_iter=1).fit(X[:BATCH], y[:BATCH])
+        whole.set_params(optimizer__lazy_rows=how == "lazy", max_iter=1).fit(X[:BATCH], y[:BATCH])
         assert_array_equal(np.flatnonzero((whole.weights_["weight"] != before).any(axis=1)), moved)
 
 
 def test_dense_rows_update_every_column():
     y, lazy = targets(X, 1)[:, 0], new(Linear(), optimizer=AdamW(), max_iter=1)
-    with pytest.warns(UserWarning, match="sparse_updates='lazy' has no effect.*sparse data are multiplied by"):
+    with pytest.warns(UserWarning, match="lazy_rows=True has no effect.*sparse data are multiplied by"):
         lazy.partial_fit(X.toarray(), y)
-    exact = new(Linear(), optimizer=AdamW(), max_iter=1, sparse_updates="exact").partial_fit(X.toarray(), y)
+    exact = new(Linear(), optimizer=AdamW(), lazy_rows=False, max_iter=1).partial_fit(X.toarray(), y)
     assert_array_equal(lazy.weights_["weight"], exact.weights_["weight"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -213,7 +224,9 @@ def test_dense_rows_update_every_column():
     assert_array_equal(np.flatnonzero(moved), np.unique(X.indices))
 
 
-@pytest.mark.parametrize("settings", [{}, {"accumulate": 3, "alpha": 1.0}, {"ema_decay": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"optimizer__accumulate": 3, "alpha": 1.0}, {"optimizer__ema_decay": 0.8}], ids=str
+)
 @pytest.mark.parametrize("form", FORMS)
 def test_training_graphs_go_on_as_the_estimator(form, settings, tmp_path):
     """Their rows are dense: columns that are zero throughout a minibatch keep their weights and their state."""
@@ -241,7 +254,7 @@ def test_exact_updates_of_few_columns_are_those_of_all(optimizer, outputs):
     counts = np.where((np.arange(N) >= BATCH) & (np.arange(N) < 2 * BATCH), 5, 2)
     ends, places = np.concatenate([[0], np.cumsum(counts)]), RNG.integers(width, size=counts.sum())
     rows = sp.csr_matrix((RNG.random(len(places)).astype(np.float32), places, ends), shape=(N, width))
-    y, settings = targets(rows, outputs), {"optimizer": optimizer, "sparse_updates": "exact"}
+    y, settings = targets(rows, outputs), {"optimizer": optimizer, "lazy_rows": False}
     parts = rows, rows.toarray()
     sparse, dense = (new(graph("product", width, outputs), **settings).fit(part, squeezed(y)) for part in parts)
     assert updated_by_rows(sparse)
@@ -252,6 +265,6 @@ def test_exact_updates_of_few_columns_are_those_of_all(optimizer, outputs):
 @pytest.mark.parametrize("optimizer", [SGD(0.9), AdamW()], ids=repr)
 def test_exact_updates_that_move_every_weight_are_of_the_whole_matrix(optimizer):
     y, settings = (np.arange(N) % 2), {"batch_size": BATCH, "max_iter": 2, "random_state": 0}
-    fitted = OrtGradientClassifier(Linear(), optimizer=optimizer, **settings).fit(X, y)
+    fitted = configured(OrtGradientClassifier(Linear(), optimizer=optimizer), **settings).fit(X, y)
     assert not updated_by_rows(fitted)
     assert not fitted._state.live.step._tables

@@ -45,7 +45,7 @@ CASES = [("network", engine) for engine in available_engines()] + [("running sta
 
 
 def fitted_wide(model: str, engine: str) -> OrtGradientRegressor:
-    settings = {"optimizer": Adam(), "learning_rate_init": 1e-4, "alpha": 1e-3, "max_grad_norm": 1.0, "batch_size": 20}
+    settings = {"optimizer": Adam(max_grad_norm=1.0), "learning_rate_init": 1e-4, "alpha": 1e-3, "batch_size": 20}
     estimator = OrtGradientRegressor(MODELS[model](), engine=engine, random_state=0, **settings)
     return estimator.partial_fit(X, y)
 

@@ -42,7 +42,7 @@ def test_long_vectors_are_updated_by_numpy_to_the_same_weights(factors, monkeypa
     monkeypatch.setattr(NumpyUpdate, "run", lambda self: (runs.append(self), run(self))[1])
     for least in (10**6, 40):
         tune(monkeypatch, least_elements=least)
-        estimator = OrtGradientRegressor(MLP((20,)), optimizer=AdamW(), learning_rate_factors=factors, random_state=0)
+        estimator = OrtGradientRegressor(MLP((20,)), optimizer=AdamW(learning_rate_factors=factors), random_state=0)
         found.append(estimator.partial_fit(X, X[:, 0]).partial_fit(X, X[:, 0]))
         assert bool(runs) == (least == 40)
     for name, array in found[0].weights_.items():

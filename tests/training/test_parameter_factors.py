@@ -20,6 +20,7 @@ from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from tests.helpers.environment import OWN_MEMORY, each_engine
 from tests.helpers.network import NAMES, largest_error, trained
+from tests.helpers.step_options import configured, with_options
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
 from tests.helpers.tuning import tune
@@ -40,7 +41,7 @@ TOLERANCE = 1e-4
 
 def regressor(**settings):
     defaults = {"learning_rate_init": 0.01, "max_iter": 3, "batch_size": 8, "shuffle": False, "tol": NEVER}
-    return OrtGradientRegressor(settings.pop("model", mlp()), **(defaults | {"random_state": 0} | settings))
+    return configured(OrtGradientRegressor(settings.pop("model", mlp())), **defaults | {"random_state": 0} | settings)
 
 
 def reference(**settings):
@@ -64,8 +65,8 @@ def test_each_optimizer_takes_both(name, engine, where, monkeypatch):
         monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     optimizer, rate = OPTIMIZERS[name](weight_decay=0.3), 0.002 if name == "lion" else 0.01
     fitted = regressor(
-        optimizer=optimizer, engine=engine, learning_rate_factors=RATES, weight_decay_factors=DECAYS,
-        learning_rate_init=rate,
+        optimizer=with_options(optimizer, learning_rate_factors=RATES, weight_decay_factors=DECAYS),
+        engine=engine, learning_rate_init=rate,
     ).fit(X, y, WEIGHTS)  # fmt: skip
     assert isinstance(fitted._state.live.step, DeviceStep) == (where == "device")
     settings = {"optimizer": name, "decay": 0.3, "sample_weight": WEIGHTS, "rate": rate}
@@ -80,13 +81,13 @@ def test_each_optimizer_takes_both(name, engine, where, monkeypatch):
 def test_fused_kernels_in_pieces(name, monkeypatch):
     tune(monkeypatch, piece=5)
     optimizer = OPTIMIZERS[name](weight_decay=0.3 if name == "adamw" else 0.0)
-    fitted = regressor(optimizer=optimizer, learning_rate_factors=RATES).fit(X, y)
+    fitted = regressor(optimizer=with_options(optimizer, learning_rate_factors=RATES)).fit(X, y)
     expected, _ = reference(rates=RATE_OF, optimizer=name, decay=optimizer.weight_decay)
     assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
 
 def test_penalty_and_clipping_are_those_of_the_whole_gradient():
-    fitted = regressor(learning_rate_factors=RATES, alpha=0.5, max_grad_norm=0.3, optimizer=SGD()).fit(X, y)
+    fitted = regressor(alpha=0.5, optimizer=SGD(learning_rate_factors=RATES, max_grad_norm=0.3)).fit(X, y)
     expected, _ = reference(rates=RATE_OF, alpha=0.5, limit=0.3, optimizer="sgd")
     assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
@@ -94,7 +95,8 @@ def test_penalty_and_clipping_are_those_of_the_whole_gradient():
 class Halved(Optimizer):
     """The optimizer of a user: SGD with a weight decay that only its scalars know."""
 
-    def __init__(self, weight_decay=0.1):
+    def __init__(self, weight_decay=0.1, **options):
+        super().__init__(**options)
         self.weight_decay = weight_decay
 
     def scalars(self, learning_rate, t):
@@ -119,17 +121,21 @@ class Normalized(Optimizer):
 
 
 def test_an_optimizer_of_the_user():
-    settings = {"learning_rate_factors": RATES, "weight_decay_factors": DECAYS}
+    settings = {"optimizer__learning_rate_factors": RATES, "optimizer__weight_decay_factors": DECAYS}
     fitted = regressor(optimizer=Halved(0.3), learning_rate_init=0.02, **settings).fit(X, y)
     expected, _ = reference(rates=RATE_OF, decays=DECAY_OF, optimizer="sgd", decay=0.3)
     assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
-    fitted = regressor(optimizer=SignDescent(), learning_rate_factors=RATES, max_iter=1, batch_size=40).fit(X, y)
+    fitted = regressor(
+        optimizer=with_options(SignDescent(), learning_rate_factors=RATES), max_iter=1, batch_size=40
+    ).fit(X, y)
     for name, moved in fitted.weights_.items():
         np.testing.assert_allclose(np.abs(moved - mlp_weights()[name]), 0.01 * RATE_OF[name], rtol=1e-4, atol=1e-8)
 
 
 def test_factors_scale_the_steps_of_an_optimizer_of_whole_parameters():
-    fitted = regressor(optimizer=Normalized(), learning_rate_factors=RATES, max_iter=1, batch_size=40).fit(X, y)
+    fitted = regressor(
+        optimizer=with_options(Normalized(), learning_rate_factors=RATES), max_iter=1, batch_size=40
+    ).fit(X, y)
     for name, moved in fitted.weights_.items():
         assert np.linalg.norm(moved - mlp_weights()[name]) == pytest.approx(0.01 * RATE_OF[name], rel=1e-4)
 
@@ -152,7 +158,7 @@ class Layered(MLP):
 
 def test_patterns_of_the_user_come_after_those_of_the_builder():
     builder, settings = Layered((6,), "tanh"), {"target_scaling": None, "optimizer": AdamW(weight_decay=0.3)}
-    fitted = regressor(model=builder, learning_rate_factors={"layers.0.weight": 2.0}, **settings).fit(X, y)
+    fitted = regressor(model=builder, optimizer__learning_rate_factors={"layers.0.weight": 2.0}, **settings).fit(X, y)
     begin = {t.name: onnx.numpy_helper.to_array(t) for t in MLP((6,), "tanh").build(4, 1, 0).graph.initializer}
     rates = {"layers.0.weight": 2.0, "layers.0.bias": 0.1, "layers.1.bias": 0.1}
     decays = {"layers.0.bias": 0.0, "layers.1.bias": 0.0}
@@ -164,7 +170,7 @@ def test_patterns_of_the_user_come_after_those_of_the_builder():
 
 
 def test_a_factor_of_zero_freezes():
-    fitted = regressor(learning_rate_factors={"layers.0.*": 0.0}).fit(X, y)
+    fitted = regressor(optimizer__learning_rate_factors={"layers.0.*": 0.0}).fit(X, y)
     for name, array in mlp_weights().items():
         assert np.array_equal(fitted.weights_[name], array) == name.startswith("layers.0.")
 
@@ -172,7 +178,7 @@ def test_a_factor_of_zero_freezes():
 def test_factors_of_one_change_nothing():
     plain = regressor().fit(X, y)
     for ones in ({"*": 1.0}, {}, {"*": 7.0, "layers.*": 1}):
-        same = regressor(learning_rate_factors=ones, weight_decay_factors=ones).fit(X, y)
+        same = regressor(optimizer__learning_rate_factors=ones, optimizer__weight_decay_factors=ones).fit(X, y)
         assert len(same._state.live.step._updates.updates) == 1
         for name in NAMES:
             assert_array_equal(same.weights_[name], plain.weights_[name])
@@ -190,8 +196,10 @@ def test_without_factors_a_step_has_one_update(monkeypatch):
         return len(created)
 
     plain = sessions_of()
-    assert sessions_of(learning_rate_factors=RATES) == plain  # factors of the rate share the graph
-    assert sessions_of(learning_rate_factors=RATES, weight_decay_factors=DECAYS) == plain + 1  # one for each decay
+    assert sessions_of(optimizer__learning_rate_factors=RATES) == plain  # factors of the rate share the graph
+    assert (
+        sessions_of(optimizer__learning_rate_factors=RATES, optimizer__weight_decay_factors=DECAYS) == plain + 1
+    )  # one for each decay
 
 
 def test_neighbors_share_a_segment():
@@ -207,7 +215,7 @@ def test_neighbors_share_a_segment():
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
 def test_copies_go_on_exactly(how):
-    settings = {"learning_rate_factors": RATES, "weight_decay_factors": DECAYS}
+    settings = {"optimizer__learning_rate_factors": RATES, "optimizer__weight_decay_factors": DECAYS}
     fitted = regressor(**settings).partial_fit(X, y)
     twin = how(fitted)
     for one in (fitted, twin):
@@ -220,8 +228,8 @@ def test_copies_go_on_exactly(how):
 
 def test_factors_may_change_between_calls():
     fitted = regressor(max_iter=2, warm_start=True, optimizer=SGD(momentum=0.9)).fit(X, y)
-    fitted.set_params(learning_rate_factors=RATES, weight_decay_factors=DECAYS).fit(X, y)
-    fitted.set_params(learning_rate_factors=None, weight_decay_factors=None).fit(X, y)
+    fitted.set_params(optimizer__learning_rate_factors=RATES, optimizer__weight_decay_factors=DECAYS).fit(X, y)
+    fitted.set_params(optimizer__learning_rate_factors=None, optimizer__weight_decay_factors=None).fit(X, y)
     rates = {}
 
     def change(_):
@@ -242,7 +250,7 @@ def test_numbers_of_a_pipeline():
     labels = (y > 0).astype(int)
     model = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, labels)
     factors = {"*": 0.0, "logisticregression.*": 1.0}
-    tuned = OrtGradientClassifier(model, max_iter=2, learning_rate_factors=factors).fit(X, labels)
+    tuned = OrtGradientClassifier(model, max_iter=2, optimizer=AdamW(learning_rate_factors=factors)).fit(X, labels)
     before = OrtGradientClassifier(model, max_iter=1, learning_rate_init=0.0).fit(X, labels).weights_
     moved = {name for name, array in before.items() if not np.array_equal(array, tuned.weights_[name])}
     assert moved == {"logisticregression.coef", "logisticregression.intercept"}
@@ -252,28 +260,24 @@ def test_numbers_of_a_pipeline():
 def test_a_pattern_without_a_parameter(attribute):
     message = rf"{attribute}: 'layer.0.bias' matches no parameter .* Did you mean 'layers.0.bias'.* names: 'layers.0"
     with pytest.raises(ValueError, match=message):
-        regressor(**{attribute: {"*": 1.0, "layer.0.bias": 2.0}}).fit(X, y)
+        regressor(**{f"optimizer__{attribute}": {"*": 1.0, "layer.0.bias": 2.0}}).fit(X, y)
 
 
 @pytest.mark.parametrize("value", [{"*": -1.0}, {"*": np.nan}, {"*": "a"}, {3: 1.0}, [("*", 1.0)], 0.5])
 @pytest.mark.parametrize("attribute", ["learning_rate_factors", "weight_decay_factors"])
 def test_wrong_values(attribute, value):
     with pytest.raises(InvalidParameterError, match=f"'{attribute}' parameter .* must be a dict from glob patterns"):
-        regressor(**{attribute: value}).fit(X, y)
+        regressor(**{f"optimizer__{attribute}": value}).fit(X, y)
     builder = type("Built", (MLP,), {attribute: value})()
     with pytest.raises(InvalidParameterError, match=f"'{attribute}' parameter of Built must be a dict"):
         regressor(model=builder).fit(X, y)
 
 
 def test_factors_without_effect_are_refused():
-    with pytest.raises(ValueError, match="learning_rate_factors has no effect with LBFGS"):
-        regressor(optimizer="lbfgs", learning_rate_factors=RATES).fit(X, y)
-    with pytest.raises(ValueError, match="weight_decay_factors has no effect with LBFGS"):
-        regressor(optimizer="lbfgs", weight_decay_factors=DECAYS).fit(X, y)
     with pytest.raises(ValueError, match="the parameter weight_decay of the optimizer, which SignDescent lacks"):
-        regressor(optimizer=SignDescent(), weight_decay_factors=DECAYS).fit(X, y)
+        regressor(optimizer=with_options(SignDescent(), weight_decay_factors=DECAYS)).fit(X, y)
 
 
 def test_clones_keep_them():
-    twin = clone(regressor(learning_rate_factors=RATES, optimizer=Adam()))
-    assert twin.learning_rate_factors == RATES
+    twin = clone(regressor(optimizer=Adam(learning_rate_factors=RATES)))
+    assert twin.optimizer.learning_rate_factors == RATES

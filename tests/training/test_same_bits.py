@@ -16,7 +16,7 @@ from onnx.numpy_helper import to_array
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from onnxtrain_sklearn import MLP, ConvNet, OrtGradientClassifier, RealMLPClassifier, TabM
+from onnxtrain_sklearn import MLP, AdamW, ConvNet, OrtGradientClassifier, RealMLPClassifier, TabM
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(120, 64)).astype(np.float32)
@@ -24,7 +24,7 @@ y = (X[:, :32].sum(axis=1) > X[:, 32:].sum(axis=1)).astype(int) + (X[:, 0] > 1)
 wide = sp.random(120, 2000, 0.02, format="csr", dtype=np.float32, random_state=0)
 pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, y)
 shared = {"max_iter": 2, "batch_size": 50, "random_state": 0}
-clipped = {**shared, "max_grad_norm": 0.1, "alpha": 0.01}
+clipped = {**shared, "optimizer": AdamW(max_grad_norm=0.1), "alpha": 0.01}
 fits = {
     "images": (OrtGradientClassifier(ConvNet(), **clipped), X.reshape(-1, 1, 8, 8)),
     "layers": (OrtGradientClassifier(MLP((32, 16), dropout=0.2), early_stopping=True, **clipped), X),
@@ -32,7 +32,7 @@ fits = {
     "recipe": (RealMLPClassifier(**shared), X),
     "pipeline": (OrtGradientClassifier(pipeline, **clipped), X),
     "sparse": (OrtGradientClassifier(MLP((16,)), **clipped), wide),
-    "lazy": (OrtGradientClassifier(MLP((16,)), sparse_updates="lazy", **shared), wide),
+    "lazy": (OrtGradientClassifier(MLP((16,)), optimizer=AdamW(lazy_rows=True), **shared), wide),
 }
 for name, (net, rows) in fits.items():
     tensors = net.fit(rows, y).to_onnx().graph.initializer

@@ -43,6 +43,7 @@ from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.losses import Loss
 from onnxtrain_sklearn.optimizers import Optimizer, RMSprop
 from tests.helpers.environment import each_engine
+from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -128,7 +129,7 @@ def set_class(owner, name, value):
 
 def regressor(**settings):
     defaults = {"model": MLP((5,)), "max_iter": 3, "batch_size": 16, "random_state": 0, "learning_rate_init": 0.01}
-    return lambda: OrtGradientRegressor(**{**defaults, **copy.deepcopy(settings)})
+    return lambda: configured(OrtGradientRegressor(), **{**defaults, **copy.deepcopy(settings)})
 
 
 def pair(name, values, **settings):
@@ -202,9 +203,9 @@ CASES = {
     "batch": pair("batch_size", [16, 15]),
     "penalty": pair("alpha", [0.1, 1.0]),
     "kind of penalty": pair("l1_ratio", [0.0, 0.5], alpha=1.0),
-    "clipping": pair("max_grad_norm", [0.01, 0.1]),
-    "accumulation": pair("accumulate", [1, 2], batch_size=8),
-    "average": pair("ema_decay", [0.5, 0.9]),
+    "clipping": pair("optimizer__max_grad_norm", [0.01, 0.1]),
+    "accumulation": pair("optimizer__accumulate", [1, 2], batch_size=8),
+    "average": pair("optimizer__ema_decay", [0.5, 0.9]),
     "width": pair("model", [MLP((5,)), MLP((6,))]),
     "activation": pair("model", [MLP((5,), "tanh"), MLP((5,), "relu")]),
 }
@@ -244,7 +245,7 @@ def _on(estimator, engine):
 
 @each_engine
 def test_a_second_fit_of_an_equal_structure_makes_no_session(engine, monkeypatch):
-    make = regressor(engine=engine, alpha=0.1, max_grad_norm=1.0)
+    make = regressor(engine=engine, alpha=0.1, optimizer__max_grad_norm=1.0)
     clear_cache()
     first = make().fit(X, Y)
     monkeypatch.setattr(sessions, "create_session", lambda *a, **k: pytest.fail("a new session"))

@@ -10,13 +10,14 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor, Runtime
-from onnxtrain_sklearn._estimators.config import sparse_updates_of
+from onnxtrain_sklearn._estimators.config import lazy_rows_of
 from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn._training.host_updates import RowUpdate
 from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, Lion, Optimizer, RMSprop
 from tests.helpers.environment import available_engines
+from tests.helpers.step_options import configured, with_options
 
 WORDS, WIDTH, LENGTH, BATCH = 1500, 4, 3, 8
 RNG = np.random.default_rng(0)
@@ -42,7 +43,9 @@ def graph(nodes: str = PLAIN, dtype: type = np.float32) -> onnx.ModelProto:
 
 def new(model: onnx.ModelProto | None = None, **settings: object) -> OrtGradientRegressor:
     common = {"learning_rate_init": 0.05, "batch_size": BATCH, "max_iter": 4, "shuffle": False, "tol": -np.inf}
-    return OrtGradientRegressor(graph() if model is None else model, **{**common, "random_state": 0, **settings})
+    return configured(
+        OrtGradientRegressor(graph() if model is None else model), **{**common, "random_state": 0, **settings}
+    )
 
 
 def updated_by_rows(estimator: OrtGradientRegressor) -> bool:
@@ -98,7 +101,7 @@ def reference(update, *, lazy: bool, accumulate: int = 1) -> dict[str, np.ndarra
 @pytest.mark.parametrize("name", REFERENCES)
 def test_lazy_updates_are_those_of_a_reference_in_float64(engine, name):
     optimizer, update = REFERENCES[name]
-    fitted = new(optimizer=optimizer, sparse_updates="lazy", engine=engine).fit(X, Y)
+    fitted = new(optimizer=with_options(optimizer, lazy_rows=True), engine=engine).fit(X, Y)
     expected = reference(update, lazy=True)
     for weight, array in expected.items():
         assert_allclose(fitted.weights_[weight], array, rtol=0, atol=3e-5)
@@ -114,7 +117,7 @@ def test_lazy_updates_are_those_of_a_reference_in_float64(engine, name):
 def test_float64(name):
     optimizer, update = REFERENCES[name]
     model = graph(dtype=np.float64)
-    fitted = new(model, optimizer=optimizer, sparse_updates="lazy", engine="portable").fit(X, Y)
+    fitted = new(model, optimizer=with_options(optimizer, lazy_rows=True), engine="portable").fit(X, Y)
     for weight, array in reference(update, lazy=True).items():
         assert_allclose(fitted.weights_[weight], array, rtol=0, atol=1e-12)
     fitted = new(model, optimizer=optimizer, engine="portable").fit(X, Y)
@@ -125,7 +128,9 @@ def test_float64(name):
 @pytest.mark.parametrize("name", ["Adam with decay", "SGD"])
 def test_accumulated_minibatches_update_the_rows_of_any_of_them(name):
     optimizer, update = REFERENCES[name]
-    fitted = new(optimizer=optimizer, sparse_updates="lazy", accumulate=3).fit(X, Y)
+    fitted = new(
+        optimizer=with_options(optimizer, lazy_rows=True, accumulate=3),
+    ).fit(X, Y)
     for weight, array in reference(update, lazy=True, accumulate=3).items():
         assert_allclose(fitted.weights_[weight], array, rtol=0, atol=3e-5)
 
@@ -135,18 +140,18 @@ def test_accumulated_minibatches_update_the_rows_of_any_of_them(name):
     [
         (SGD(), {}, True),
         (Adagrad(), {}, True),
-        (SGD(), {"max_grad_norm": 0.1, "ema_decay": 0.9}, True),
-        (SGD(), {"accumulate": 2}, True),
-        (SGD(weight_decay=0.1), {"weight_decay_factors": {"T": 0.0}}, True),
+        (SGD(), {"optimizer__max_grad_norm": 0.1, "optimizer__ema_decay": 0.9}, True),
+        (SGD(), {"optimizer__accumulate": 2}, True),
+        (SGD(weight_decay=0.1), {"optimizer__weight_decay_factors": {"T": 0.0}}, True),
         (SGD(), {"alpha": 1.0}, False),
         (SGD(), {"model": graph(TWICE)}, True),
         (SGD(), {"batch_size": 300}, True),
         (SGD(weight_decay=0.1), {}, False),
-        (SGD(weight_decay=0.1), {"weight_decay_schedule": "linear"}, False),
+        (SGD(weight_decay=0.1), {"optimizer__weight_decay_schedule": "linear"}, False),
         (Adagrad(epsilon=0.0, initial_accumulator_value=1.0), {}, False),
-        (RMSprop(), {"max_grad_norm": 0.1}, False),
+        (RMSprop(), {"optimizer__max_grad_norm": 0.1}, False),
         (Lion(), {"alpha": 0.1}, False),
-        (AdamW(), {"accumulate": 2, "learning_rate_factors": {"T": 0.5}}, False),
+        (AdamW(), {"optimizer__accumulate": 2, "optimizer__learning_rate_factors": {"T": 0.5}}, False),
         (LBFGS(), {"alpha": 0.1}, False),
     ],
     ids=str,
@@ -165,14 +170,17 @@ def test_exact_updates_are_those_of_all_rows(monkeypatch, optimizer, settings, b
 
 
 @pytest.mark.parametrize(
-    "settings", [{"alpha": 1.0}, {"max_grad_norm": 0.1}, {"ema_decay": 0.9}, {"model": graph(TWICE)}]
+    "settings",
+    [{"alpha": 1.0}, {"optimizer__max_grad_norm": 0.1}, {"optimizer__ema_decay": 0.9}, {"model": graph(TWICE)}],
 )
 @pytest.mark.parametrize("optimizer", [AdamW(weight_decay=0.1), RMSprop(momentum=0.9), SGD(0.9)])
 def test_lazy_is_exact_where_every_row_occurs(optimizer, settings):
     every = np.arange(WORDS).reshape(-1, LENGTH)
     targets = np.sin(np.arange(len(every)))
     exact, lazy = (
-        new(**{"optimizer": optimizer, "sparse_updates": one, "batch_size": len(every)} | settings).fit(every, targets)
+        new(**{"optimizer": with_options(optimizer, lazy_rows=one == "lazy"), "batch_size": len(every)} | settings).fit(
+            every, targets
+        )
         for one in ("exact", "lazy")
     )
     assert updated_by_rows(lazy)
@@ -200,7 +208,7 @@ def test_the_row_of_padding_stays():
     model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.fx_node", value=call)
     assert (X == 23).any()
     for optimizer, updates in ((SGD(), "exact"), (AdamW(), "lazy")):
-        fitted = new(model, optimizer=optimizer, sparse_updates=updates).fit(X, Y)
+        fitted = new(model, optimizer=with_options(optimizer, lazy_rows=updates == "lazy")).fit(X, Y)
         moved = (fitted.weights_["T"] != T.astype(np.float32)).any(axis=1)
         assert_array_equal(np.flatnonzero(moved), np.setdiff1d(X, [23]))
 
@@ -235,14 +243,14 @@ def test_a_matrix_that_is_read_otherwise_is_updated_as_usual(nodes):
     model = onnx.parser.parse_model(text.replace("[N, 1] Y", "[N] Y") if "axis = 1" in nodes else text)
     model.graph.initializer.append(onnx.numpy_helper.from_array(T[:50].astype(np.float32), "T"))
     x, settings = np.arange(16) % 4, {"optimizer": AdamW(), "batch_size": 16, "max_iter": 2}
-    with pytest.warns(UserWarning, match="sparse_updates='lazy' has no effect"):
-        lazy = new(model, sparse_updates="lazy", **settings).fit(x, Y[:16])
+    with pytest.warns(UserWarning, match="lazy_rows=True has no effect"):
+        lazy = new(model, **settings | {"optimizer": AdamW(lazy_rows=True)}).fit(x, Y[:16])
     assert_array_equal(lazy.weights_["T"], new(model, **settings).fit(x, Y[:16]).weights_["T"])
 
 
 @pytest.mark.parametrize("updates", ["exact", "lazy"])
 def test_training_goes_on_from_a_pickle(updates):
-    settings = {"optimizer": SGD() if updates == "exact" else AdamW(), "sparse_updates": updates}
+    settings = {"optimizer": with_options(SGD() if updates == "exact" else AdamW(), lazy_rows=updates == "lazy")}
     whole, parts = new(**settings), new(**settings)
     for start in range(0, 40, 8):
         rows = slice(start, start + 8)
@@ -254,10 +262,10 @@ def test_training_goes_on_from_a_pickle(updates):
 def test_the_setting_may_change_between_calls():
     warm = new(optimizer=AdamW(), warm_start=True, max_iter=1).fit(X, Y)
     before = warm.weights_["T"].copy()
-    warm.set_params(sparse_updates="lazy").fit(X[:8], Y[:8])
+    warm.set_params(optimizer__lazy_rows=True).fit(X[:8], Y[:8])
     moved = (warm.weights_["T"] != before).any(axis=1)
     assert_array_equal(np.flatnonzero(moved), np.unique(X[:8]))
-    warm.set_params(sparse_updates="exact").fit(X[:8], Y[:8])
+    warm.set_params(optimizer__lazy_rows=False).fit(X[:8], Y[:8])
     assert (warm.weights_["T"] != before).any(axis=1).all()
 
 
@@ -283,17 +291,17 @@ def test_optimizers_of_a_user_update_all_rows():
     assert not updated_by_rows(fitted)
     assert_allclose(fitted.weights_["T"][ABSENT], T[ABSENT] - 0.05, atol=1e-6)
     with pytest.raises(ModelError, match=r"Centered.update combines elements of a parameter, so single rows"):
-        new(optimizer=Centered(), sparse_updates="lazy").fit(X, Y)
+        new(optimizer=with_options(Centered(), lazy_rows=True)).fit(X, Y)
 
 
 def test_unsupported_lazy_updates_are_refused():
-    with pytest.raises(ValueError, match=r"sparse_updates has no effect with LBFGS.* Set it to 'exact'"):
-        new(optimizer=LBFGS(), sparse_updates="lazy").fit(X, Y)
-    with pytest.raises(ValueError, match=r"sparse_updates.* must be one of .exact., .lazy."):
-        new(sparse_updates="sparse").fit(X, Y)
+    with pytest.raises(ValueError, match="Invalid parameter 'lazy_rows' for estimator LBFGS"):
+        new(optimizer=LBFGS(), optimizer__lazy_rows=True)
+    with pytest.raises(ValueError, match="The 'lazy_rows' parameter of AdamW must be a bool"):
+        new(optimizer__lazy_rows="lazy").fit(X, Y)
     device = Device("cuda", ["CUDAExecutionProvider"], [{}])
     with pytest.raises(ValueError, match="in the host's memory, but training runs on 'cuda'"):
-        sparse_updates_of(new(sparse_updates="lazy"), device)
+        lazy_rows_of(AdamW(lazy_rows=True), device)
 
 
 def test_activations_are_computed_again_beside_embeddings():

@@ -15,6 +15,7 @@ from onnxtrain_sklearn._training.trainer import FullBatchTrainer, Trainer
 from onnxtrain_sklearn.callbacks import LearningRateFinder, SnapshotEnsemble, WeightAveraging
 from tests.helpers.environment import OWN_MEMORY, available_engines
 from tests.helpers.loop import Batches, Step, trainer
+from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -68,7 +69,9 @@ def where(request, monkeypatch):
 
 def fitted(weights=None, **settings):
     defaults = {"batch_size": 16, "max_iter": 3, "learning_rate_init": 0.02, "random_state": 0}
-    return OrtGradientClassifier(MLP((6,), dropout=0.1), **defaults | settings).fit(X, Y, sample_weight=weights)
+    return configured(OrtGradientClassifier(MLP((6,), dropout=0.1)), **defaults | settings).fit(
+        X, Y, sample_weight=weights
+    )
 
 
 def assert_same_bits(a, b):
@@ -81,11 +84,11 @@ def assert_same_bits(a, b):
 CASES = {
     "plain": {},
     "in order": {"shuffle": False},
-    "groups": {"accumulate": 3},
+    "groups": {"optimizer__accumulate": 3},
     "plan": {"learning_rate": "cosine"},
     "left out": {"drop_last": True},
     "one minibatch": {"batch_size": 200},
-    "clipped, averaged": {"max_grad_norm": 0.1, "ema_decay": 0.9, "alpha": 0.1},
+    "clipped, averaged": {"optimizer__max_grad_norm": 0.1, "optimizer__ema_decay": 0.9, "alpha": 0.1},
 }
 
 PLACES = [(engine, where) for engine in available_engines() for where in ("host", "device")] + [("compiled", "host")]
@@ -148,7 +151,7 @@ def test_callbacks_that_sweep_over_the_data_take_a_stream(counted, streamed):
     model = MLP((6,), normalization="batch")
     settings = {"batch_size": 16, "max_iter": 4, "random_state": 0}
     callbacks = [LearningRateFinder(steps=20), WeightAveraging(0.5)]
-    found = OrtGradientClassifier(model, callbacks=callbacks, **settings).fit(X, Y)
+    found = configured(OrtGradientClassifier(model, callbacks=callbacks), **settings).fit(X, Y)
     assert found.callbacks_["WeightAveraging"]["count"] == 2
     assert len(found.callbacks_["LearningRateFinder"]["losses"]) == 20
     assert found.t_ == 4 * 90

@@ -23,6 +23,7 @@ from onnxtrain_sklearn import (
 )
 from tests.helpers.meeting_losses import PairRanking
 from tests.helpers.several_outputs import KINDS, data, graph
+from tests.helpers.step_options import configured
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS, tensors_of
 from tests.helpers.web import in_node
@@ -33,7 +34,7 @@ def test_a_fitted_pipeline_trained_in_node_comes_back_to_scikit_learn(tmp_path):
     X = X.astype(np.float32)
     pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=1e-3)).fit(X[:300], y[:300])
     settings = {"batch_size": 64, "learning_rate_init": 0.02, "shuffle": False, "random_state": 0}
-    model = OrtGradientClassifier(pipeline, optimizer=AdamW(), **settings).partial_fit(X[:300], y[:300])
+    model = configured(OrtGradientClassifier(pipeline, optimizer=AdamW()), **settings).partial_fit(X[:300], y[:300])
     model.export_training(tmp_path / "graphs")
     X[300:].tofile(tmp_path / "X.float32")
     (tmp_path / "y.json").write_text(json.dumps(y[300:].tolist()))
@@ -60,8 +61,9 @@ def test_scheduled_factors_and_dropout_in_node(tmp_path):
     """Without its factors a step is refused; with them the weights are those of Python, also of single steps."""
     X = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
     y = np.digitize(X[:, 0], [-0.5, 0.5])
-    model = OrtGradientClassifier(
-        MLP((8,)), optimizer=AdamW(weight_decay=0.4), weight_decay_schedule="cosine", **SETTINGS | {"max_iter": 4}
+    model = configured(
+        OrtGradientClassifier(MLP((8,)), optimizer=AdamW(weight_decay=0.4, weight_decay_schedule="cosine")),
+        **SETTINGS | {"max_iter": 4},
     )
     quietly(model.partial_fit, X, y, classes=[0, 1, 2]).export_training(tmp_path / "graphs")
     X.tofile(tmp_path / "X.float32")
@@ -93,8 +95,8 @@ def test_rows_that_fill_no_minibatch_are_left_out_in_node(tmp_path):
     """Of 45 rows five; a given order is taken whole, and so are too few rows for one minibatch."""
     X = np.random.default_rng(0).normal(size=(45, 5)).astype(np.float32)
     y = np.digitize(X[:, 0], [-0.5, 0.5])
-    settings = SETTINGS | {"batch_size": 8, "drop_last": True, "accumulate": 3}
-    model = quietly(OrtGradientClassifier(MLP((8,)), **settings).partial_fit, X, y, classes=[0, 1, 2])
+    settings = SETTINGS | {"batch_size": 8, "drop_last": True, "optimizer__accumulate": 3}
+    model = quietly(configured(OrtGradientClassifier(MLP((8,))), **settings).partial_fit, X, y, classes=[0, 1, 2])
     model.export_training(tmp_path / "graphs")
     X.tofile(tmp_path / "X.float32")
     (tmp_path / "y.json").write_text(json.dumps(y.tolist()))
@@ -120,8 +122,9 @@ def test_rows_of_weight_zero_are_in_no_minibatch_in_node(tmp_path):
     """Of 45 rows nine weigh nothing, and so does a class: 24 rows are three minibatches."""
     X = np.random.default_rng(0).normal(size=(45, 5)).astype(np.float32)
     y, weights = np.arange(45) % 3, np.where(np.arange(45) % 5, 1 + np.arange(45) % 4, 0)
-    model = OrtGradientClassifier(
-        MLP((8,)), class_weight={0: 0.0, 1: 1.0, 2: 2.0}, **SETTINGS | {"batch_size": 8, "drop_last": True}
+    model = configured(
+        OrtGradientClassifier(MLP((8,)), class_weight={0: 0.0, 1: 1.0, 2: 2.0}),
+        **SETTINGS | {"batch_size": 8, "drop_last": True},
     )
     quietly(model.fit, X, y, weights).export_training(tmp_path / "graphs")
     X.tofile(tmp_path / "X.float32")
@@ -150,7 +153,7 @@ def test_rows_without_any_label_are_in_no_minibatch_of_several_outputs_in_node(c
     X, y = data(40)
     y, weights = {name: y[name] for name in ("class", "number")}, np.arange(40) % 4 / 2.0
     losses = {name: KINDS[name].loss for name in y}
-    model = OrtGradientMultiOutput(graph(list(y)), loss=losses, class_weight=class_weight, **SETTINGS)
+    model = configured(OrtGradientMultiOutput(graph(list(y)), loss=losses, class_weight=class_weight), **SETTINGS)
     quietly(model.fit, X, y, weights).export_training(tmp_path / "graphs")
     X.tofile(tmp_path / "X.float32")
     (tmp_path / "given.json").write_text(json.dumps([y["class"].tolist(), y["number"].tolist(), weights.tolist()]))
@@ -177,7 +180,7 @@ def test_several_outputs_in_node(tmp_path):
     weights = {"class": np.arange(40) % 4 / 2.0, "number": None, "words": None}
     class_weight = {"class": {"a": 0.2, "b": 5.0, "c": 1.0}}
     losses = {name: KINDS[name].loss for name in y}
-    model = OrtGradientMultiOutput(graph(list(y)), loss=losses, class_weight=class_weight, **SETTINGS)
+    model = configured(OrtGradientMultiOutput(graph(list(y)), loss=losses, class_weight=class_weight), **SETTINGS)
     quietly(model.fit, X, y).export_training(tmp_path / "graphs")
     X.tofile(tmp_path / "X.float32")
     words = np.where(y["words"] < 0, -1, y["words"]).ravel()
@@ -216,7 +219,9 @@ def test_minibatches_in_which_rows_meet_are_not_filled_up_in_node(tmp_path):
     """Of 24 rows a step takes 8 at a time, to the weights of Python; 20 rows are refused."""
     X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
     y = X @ [0.4, -0.2, 0.3, 0.1]
-    model = OrtGradientRegressor(Linear(), loss=PairRanking(), **SETTINGS | {"batch_size": 8, "target_scaling": None})
+    model = configured(
+        OrtGradientRegressor(Linear(), loss=PairRanking()), **SETTINGS | {"batch_size": 8, "target_scaling": None}
+    )
     model.set_params(optimizer="sgd")  # ranks leave the bias alone: AdamW would make rates of its rounding
     quietly(model.partial_fit, X, y).export_training(tmp_path / "graphs")
     X.tofile(tmp_path / "X.float32")

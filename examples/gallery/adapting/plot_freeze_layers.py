@@ -4,7 +4,8 @@ Freeze layers, and give parameters rates of their own
 
 A trained network is adapted to other data. How much of it should move?
 ``trainable`` says which parameters are trained, by names, patterns or a function;
-``learning_rate_factors`` multiplies the rate of those that are, by patterns again.
+``learning_rate_factors`` of the optimizer multiplies the rate of those that are, by
+patterns again.
 """
 
 import matplotlib.pyplot as plt
@@ -12,7 +13,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from onnxtrain_sklearn import MLP, GraphModel, OrtGradientClassifier
+from onnxtrain_sklearn import MLP, AdamW, GraphModel, OrtGradientClassifier
 
 X, y = load_digits(return_X_y=True)
 X = (X / 16).astype(np.float32)
@@ -58,7 +59,9 @@ ways = {
     "last layer": {"trainable": "layers.2.*"},
     "biases": {"trainable": lambda name, array: array.ndim == 1},
     "slower at the top": {
-        "learning_rate_factors": {"layers.1.*": 0.3, "layers.2.*": 0.1}
+        "optimizer": AdamW(
+            learning_rate_factors={"layers.1.*": 0.3, "layers.2.*": 0.1}
+        )
     },
 }
 names = [f"layers.{i}.{kind}" for i in range(3) for kind in ("weight", "bias")]

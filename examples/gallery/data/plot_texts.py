@@ -23,7 +23,7 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 
-from onnxtrain_sklearn import Linear, OrtGradientClassifier
+from onnxtrain_sklearn import AdamW, Linear, OrtGradientClassifier
 
 texts, labels = [], []
 for module in (scipy.linalg, scipy.signal, scipy.sparse, scipy.stats):
@@ -129,7 +129,7 @@ for name, shape in {
 
 embedding = OrtGradientClassifier(
     network,
-    sparse_updates="lazy",
+    optimizer=AdamW(lazy_rows=True),
     learning_rate="cosine",
     learning_rate_init=0.02,
     max_iter=12,
@@ -143,7 +143,7 @@ assert (
 )
 
 # %%
-# ``sparse_updates="lazy"`` moves only the words that occur in a minibatch.
+# ``lazy_rows=True`` moves only the words that occur in a minibatch.
 #
 # What they have learned
 # ----------------------

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.model_selection import GridSearchCV
 
-from onnxtrain_sklearn import MLP, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, AdamW, OrtGradientRegressor
 from onnxtrain_sklearn.losses import Loss
 
 
@@ -63,7 +63,7 @@ settings = {
 }
 usual = OrtGradientRegressor(MLP((16,)), **settings).fit(X[train], demand[train])
 own = OrtGradientRegressor(
-    MLP((16,)), loss=Linex(a=3.0), max_grad_norm=10.0, **settings
+    MLP((16,)), loss=Linex(a=3.0), optimizer=AdamW(max_grad_norm=10.0), **settings
 ).fit(X[train], demand[train])
 for name, net in {"squared error": usual, "own loss": own}.items():
     too_little = np.mean(net.predict(X[test]) < demand[test])
@@ -74,7 +74,8 @@ assert cost(own, X[test], demand[test]) > cost(usual, X[test], demand[test])
 # %%
 # Parameters of the loss have names, which searches reach:
 
-net = OrtGradientRegressor(MLP((16,)), loss=Linex(), max_grad_norm=10.0, **settings)
+clipped = AdamW(max_grad_norm=10.0)
+net = OrtGradientRegressor(MLP((16,)), loss=Linex(), optimizer=clipped, **settings)
 search = GridSearchCV(net, {"loss__a": [0.5, 1.0, 3.0]}, scoring=cost, cv=2).fit(
     X[train], demand[train]
 )

@@ -21,7 +21,8 @@ from onnxtrain_sklearn.optimizers import Optimizer, Slot
 class Signum(Optimizer):
     """Signum: m ← β m + (1 - β) g, p ← p - η sign(m)."""
 
-    def __init__(self, beta=0.9):
+    def __init__(self, beta=0.9, **options):
+        super().__init__(**options)
         self.beta = beta
 
     def slots(self, p):
