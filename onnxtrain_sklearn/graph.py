@@ -50,16 +50,6 @@ _ON_VALUES = re.compile(r"magic handler|'Value'")
 """Errors of onnx_ir and Python for an operator, a function or an attribute that values do not have."""
 
 
-def _require_no_comparison(op_type: str, operands: Sequence[Operand]) -> None:
-    """Raise at a bool of Python: ``a == b`` of two values is False, whatever they hold."""
-    for operand in operands:
-        if isinstance(operand, bool):
-            raise ModelError(
-                f"An operand of {op_type} is {operand} of Python, which a == b and a != b give for values of a graph: "
-                f"compare them by op.Equal(a, b). A constant is np.array({operand})."
-            )
-
-
 @contextmanager
 def operators_of(author: str) -> Iterator[None]:
     """Raise ModelError where the code of ``author`` applies an operator of Python to a value; name the method of op."""
@@ -147,7 +137,12 @@ class GraphBuilder:
     ) -> Sequence[ir.Value]:
         """Append one node, also with several outputs or of another domain, and return its outputs."""
         keywords = {key: value for key, value in keywords.items() if value is not None}
-        _require_no_comparison(op_type, inputs)
+        for operand in inputs:
+            if isinstance(operand, bool):  # a == b of two values is False, whatever they hold
+                raise ModelError(
+                    f"An operand of {op_type} is {operand} of Python, which a == b and a != b give for values of a "
+                    f"graph: compare them by op.Equal(a, b). A constant is np.array({operand})."
+                )
         if domain:
             self.graph.opset_imports.setdefault(domain, 1)
             values, attributes = [self.value(x) for x in inputs], dict[str, Any](keywords)
@@ -176,14 +171,13 @@ class GraphBuilder:
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             tensor = _tensor(array, self.name("constant"))
-            make = self._constant_node if self._constant_nodes else self._tape.initializer
-            self._constants[key] = make(tensor)
+            if self._constant_nodes:
+                value = self._tape.op("Constant", [], {"value": tensor}, name=tensor.name)
+                value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(tensor.shape.numpy())
+            else:
+                value = self._tape.initializer(tensor)
+            self._constants[key] = value
         return self._constants[key]
-
-    def _constant_node(self, tensor: ir.TensorProtocol) -> ir.Value:
-        value = self._tape.op("Constant", [], {"value": tensor}, name=tensor.name)
-        value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(tensor.shape.numpy())
-        return value
 
     def parameter(self, name: str, array: np.ndarray) -> ir.Value:
         """Return a new initializer of this name, for a weight; equal weights are not shared."""
@@ -234,6 +228,7 @@ class GraphBuilder:
     def _fit_schema(
         self, op_type: str, inputs: list[Operand], keywords: dict[str, Setting]
     ) -> tuple[list[ir.Value | None], dict[str, Any]]:
+        """Return the operands as values, with keywords that are inputs in this opset among them, and the attributes."""
         signature = _signature_of(op_type, self.opset)
         for key in [k for k in keywords if k in signature.inputs and k not in signature.attributes]:
             position = signature.inputs.index(key)
@@ -345,7 +340,7 @@ def new_graph(inputs: Sequence[ir.Value], dtype: ir.DataType, name: str) -> Grap
     return GraphBuilder(graph, dtype=dtype, prefix=name)
 
 
-# Stopped gradients: a node that returns its operand, and ends the path of the gradient behind it.
+# Stopped gradients: a node that returns its operand, and ends the path of the gradient there.
 #
 # The node is a Sum of one operand, which no pass removes as it does an Identity, and is known by its name.
 

@@ -1,4 +1,9 @@
-"""Files and folders that appear under their name when they are complete, whoever writes them at the same time."""
+"""Write files and folders that appear under their names only when they are complete.
+
+:func:`whole_file`, :func:`whole_folder` and :func:`whole_files` give a temporary place to write to, and move it to the
+name at the end of a ``with`` block. So readers never see half a file, an error leaves the earlier one, and threads or
+machines that share a folder do not write into each other's files.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +39,12 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    if os.name == "posix":
-        _sync_folder(target.parent)
+    if os.name == "posix":  # write the new name to the disk, too
+        number = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 @contextmanager
@@ -95,12 +104,14 @@ def whole_files(folder: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path, start: str) -> None:
-    """Remove what processes that ended left of files and folders whose names begin so."""
+    """Remove the unfinished files and folders, with names that begin with ``start``, of processes that have ended."""
     for path in folder.glob(f".{glob.escape(start)}*{ENDING}"):
         with suppress(FileNotFoundError):  # another thread was faster
-            if time.time() - _last_change(path) <= ABANDONED:
+            is_folder = path.is_dir() and not path.is_symlink()
+            found = [path, *path.rglob("*")] if is_folder else [path]
+            if time.time() - max(one.lstat().st_mtime for one in found) <= ABANDONED:
                 continue
-            if path.is_dir() and not path.is_symlink():
+            if is_folder:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink()
@@ -109,18 +120,3 @@ def remove_unfinished(folder: Path, start: str) -> None:
 def _unfinished(target: Path) -> Path:
     """Return a name beside ``target`` that nobody else uses."""
     return target.with_name(f".{target.name}.{secrets.token_hex(8)}{ENDING}")
-
-
-def _last_change(path: Path) -> float:
-    """Return when a file, or something in a folder, was last written."""
-    found = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
-    return max(one.lstat().st_mtime for one in found)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Let the new name of a file last, too."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

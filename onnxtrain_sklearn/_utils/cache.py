@@ -1,8 +1,8 @@
-"""Bounded caches of what all fits of a process share, and the keys that identify their entries.
+"""Bounded caches of graphs and sessions that fits of a process share, and the keys that identify their entries.
 
-A store holds nothing of one fit: neither weights nor buffers. Its keys compare by content, so a hit is
-interchangeable with what would be made anew. Stores may be read from several threads; a forked child starts with
-locks of its own.
+A :class:`Cache` holds nothing of one fit: neither weights nor buffers. Its keys compare by :func:`content`, so a hit is
+interchangeable with a new value. Several threads may read a cache; a forked child starts with locks of its own.
+:func:`digest` identifies a value in all processes, for checkpoints; :func:`content` only within one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pickle
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -25,12 +26,12 @@ T = TypeVar("T")
 
 
 class Cache(Generic[T]):
-    """A store that forgets what was used least recently.
+    """A cache that drops the least recently used entries.
 
     Parameters
     ----------
     entries, nbytes : int
-        The most entries it holds, and the most bytes by ``size``. What is larger than a quarter of ``nbytes`` is not
+        The most entries it holds, and the most bytes by ``size``. A value larger than a quarter of ``nbytes`` is not
         stored at all.
     size : callable (value) -> int
         The bytes of a value.
@@ -50,18 +51,15 @@ class Cache(Generic[T]):
             if key in self._held:
                 self._held.move_to_end(key)
                 return self._held[key][0]
-        value = make()
+        value = make()  # without the lock, as it may take long
         size = self._size(value)
         if size <= self.nbytes // 4:
             with self._lock:
-                self._store(key, value, size)
+                self._total += size - self._held.pop(key, (value, 0))[1]
+                self._held[key] = value, size
+                while len(self._held) > self.entries or self._total > self.nbytes:
+                    self._total -= self._held.popitem(last=False)[1][1]
         return value
-
-    def _store(self, key: Hashable, value: T, size: int) -> None:
-        self._total += size - self._held.pop(key, (value, 0))[1]
-        self._held[key] = value, size
-        while len(self._held) > self.entries or self._total > self.nbytes:
-            self._total -= self._held.popitem(last=False)[1][1]
 
     def clear(self) -> None:
         """Forget everything."""
@@ -111,7 +109,7 @@ def clear_cache() -> None:
 # The content of an object as a comparable value: arrays by their bytes, objects by class and state.
 #
 # A ``repr`` does not suffice: numpy abbreviates arrays of more than 1000 numbers, and rounds. Two objects of equal
-# content are interchangeable. If objects of different content behave alike, something is rebuilt needlessly.
+# content are interchangeable. Objects of different content may still behave alike: then a value is made needlessly.
 
 
 _LONG = 4096
@@ -120,7 +118,7 @@ _LONG = 4096
 _ATOMS = (type(None), bool, int, str, bytes, type, np.dtype)
 
 _PLAIN_TYPES = frozenset({type(None), bool, int, str, bytes})
-"""The types of most of them, found without going through base classes."""
+"""The types of most atoms, found without a search through base classes."""
 
 OWN_PACKAGE = __name__.partition(".")[0]
 
@@ -144,7 +142,7 @@ class _Identity:
 
 
 _FROZEN = (_Identity, tuple, frozenset, bytes)
-"""Parts that are contents already."""
+"""Types of parts that are contents already."""
 
 
 def content(value: object) -> object:
@@ -159,10 +157,10 @@ def content(value: object) -> object:
 
 
 def is_plain(value: object) -> bool:
-    """Return True if ``value`` is a number, a text, an array, or a list, dict or component of this package of such.
+    """Return True if ``value`` is a number, a text, an array, or a list, dict or component of this package of these.
 
-    Its content then says all that it computes. What a class of somebody else computes may depend on more: on attributes
-    of the class, on variables outside.
+    Its content then determines everything that it computes. A class of another author may depend on more: attributes of
+    the class, variables outside it.
     """
     if type(value) in _PLAIN_TYPES:
         return True
@@ -218,7 +216,11 @@ def _set_parts(value: Any, seen: Seen) -> Iterable[Any]:
 
 
 def _function_parts(value: Any, seen: Seen) -> Iterable[Any]:
-    cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+    cells = []
+    for cell in value.__closure__ or ():
+        with suppress(ValueError):  # an empty cell: the outer function has not set the name yet
+            if cell.cell_contents is not cell:
+                cells.append(cell.cell_contents)
     return _Identity(value), [cells, value.__defaults__, value.__kwdefaults__]
 
 
@@ -239,13 +241,6 @@ _SPLITTERS: tuple[tuple[Any, Splitter], ...] = (
 def _each(values: Iterable[object], seen: Seen) -> tuple[object, ...]:
     # plain items without a call for each: components have dozens
     return tuple([(type(v), v) if type(v) in _PLAIN_TYPES else _content(v, seen) for v in values])
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # an empty cell: the outer function has not set the name yet
-        return False
 
 
 def _pickled(value: Any, seen: Seen) -> Iterator[Any]:
@@ -282,7 +277,7 @@ _BY_REPR = (type(None), bool, int, float, complex, str, bytes, np.generic)
 
 
 def digest(value: object) -> bytes:
-    """Return a digest of ``value``; TypeError if it holds an object that cannot be told from others."""
+    """Return a digest of ``value``; TypeError if it holds an object that cannot be pickled."""
     hasher = blake2b(digest_size=16)
     for part in _digested(value):
         hasher.update(len(part).to_bytes(8, "little"))
@@ -307,18 +302,19 @@ def _digested(value: object) -> Iterator[bytes]:
         yield from sorted(map(digest, value))
     elif isinstance(value, BaseEstimator):
         yield from _digested(vars(value))
-    elif isinstance(value, types.FunctionType):
-        yield from _of_function(value)
+    elif isinstance(value, types.FunctionType):  # name, code, and its values; variables of the module are not followed
+        yield f"{value.__module__}.{value.__qualname__}".encode()
+        yield from _of_code(value.__code__)
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        yield digest([cells, value.__defaults__, value.__kwdefaults__])
     else:
-        yield _pickled_bytes(value)
-
-
-def _of_function(function: types.FunctionType) -> Iterator[bytes]:
-    """Yield name, code and what the code was given; variables of the module are not followed."""
-    yield f"{function.__module__}.{function.__qualname__}".encode()
-    yield from _of_code(function.__code__)
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    yield digest([cells, function.__defaults__, function.__kwdefaults__])
+        try:
+            yield pickle.dumps(value, 5)
+        except Exception as error:  # any error of a class that cannot be pickled
+            raise TypeError(
+                f"{value!r} cannot be pickled, so that a checkpoint cannot tell whether a later fit has the same "
+                f"settings."
+            ) from error
 
 
 def _of_code(code: types.CodeType) -> Iterator[bytes]:
@@ -329,15 +325,6 @@ def _of_code(code: types.CodeType) -> Iterator[bytes]:
             yield from _of_code(constant)
         else:
             yield digest(constant)
-
-
-def _pickled_bytes(value: object) -> bytes:
-    try:
-        return pickle.dumps(value, 5)
-    except Exception as error:  # any error of a class that cannot be pickled
-        raise TypeError(
-            f"{value!r} cannot be pickled, so that a checkpoint cannot tell whether a later fit has the same settings."
-        ) from error
 
 
 # Copies of frozen data classes, made in a fraction of the time of :func:`dataclasses.replace`.

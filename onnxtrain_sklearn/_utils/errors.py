@@ -1,8 +1,8 @@
 """Translate the errors of other libraries and of exhausted memory; silence NumPy's floating-point errors.
 
-They raise whatever they like, from IndexError to classes of their own, and which one changes from release to release.
-So the few places where a graph passes into a library, or where what it says is taken for granted, stand in a
-``with refusing(...)``: the sentence says what was tried, the library's own words come after it.
+Other libraries raise anything from IndexError to classes of their own, and which one changes from release to release.
+So the few places where a graph passes into a library, or where the code relies on what a graph says, stand in a
+``with refusing(...)``: its sentence says what was tried, and the library's own words follow.
 """
 
 from __future__ import annotations

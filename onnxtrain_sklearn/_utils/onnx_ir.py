@@ -1,17 +1,21 @@
-"""Imports onnx-ir without SymPy, whose import takes several times as long as the rest of onnx-ir.
+"""Import onnx-ir without SymPy, whose import takes several times as long as the rest of onnx-ir.
 
-onnx-ir computes with SymPy where sizes of axes are expressions ("batch * 2"), which few graphs have. It imports SymPy
-at once all the same, because its parser of expressions keeps a table of a few functions. While onnx-ir is imported,
-an ``import sympy`` statement in its own modules gives a stand-in, which loads SymPy when more is needed than the names
-of the table. Statements elsewhere get SymPy itself, also in other threads meanwhile: the stand-in is never in
-``sys.modules``. A release of onnx-ir that uses more of SymPy while it is imported works as without this module.
+onnx-ir computes with SymPy only where sizes of axes are expressions ("batch * 2"), which few graphs have. But it
+imports SymPy at once, because the parser of these expressions keeps a table of a few functions. Importing this module
+imports onnx-ir.
+
+While onnx-ir is imported, ``builtins.__import__`` is replaced: an ``import sympy`` statement in a module of onnx-ir
+gets a stand-in, which loads SymPy when more is needed than the names of the table. A stub in ``sys.modules`` would save
+the same time, but other threads that import SymPy meanwhile would get it too. Here they get SymPy itself, and so does
+everyone once onnx-ir is imported. A release of onnx-ir that uses more of SymPy during its import still works: it only
+takes longer.
 """
 
 from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 
@@ -26,11 +30,9 @@ class _Substitute(ModuleType):
     importing = True
 
     def __getattr__(self, name: str) -> object:
-        return _later(name) if self.importing and name in IN_TABLE else getattr(import_module(SYMPY), name)
-
-
-def _later(name: str) -> Callable[..., object]:
-    return lambda *arguments: getattr(import_module(SYMPY), name)(*arguments)
+        if self.importing and name in IN_TABLE:
+            return lambda *arguments: getattr(import_module(SYMPY), name)(*arguments)  # import SymPy when it is called
+        return getattr(import_module(SYMPY), name)
 
 
 def import_onnx_ir() -> None:
@@ -61,4 +63,3 @@ def import_onnx_ir() -> None:
 
 
 import_onnx_ir()
-"""onnx-ir is imported without SymPy, which is loaded where an expression of sizes is computed."""

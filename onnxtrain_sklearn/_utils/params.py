@@ -117,10 +117,11 @@ class Callbacks:
         """Return True if ``value`` is such a list."""
         if not isinstance(value, list | tuple):
             return False
-        return all((callable(one) or self._has_hooks(one)) and not isinstance(one, type) for one in value)
-
-    def _has_hooks(self, value: object) -> bool:
-        return all(callable(getattr(value, name, None)) for name in self._hooks)
+        return all(
+            (callable(one) or all(callable(getattr(one, name, None)) for name in self._hooks))
+            and not isinstance(one, type)
+            for one in value
+        )
 
     def __str__(self) -> str:
         return "a list of callables"
@@ -174,11 +175,18 @@ def check_parameters(owner: object, rules: Rules) -> None:
         kind = type(value)
         if kind in _SIMPLE and (id(allowed), kind, value) in _found_valid:
             continue  # an estimator has dozens, most with the values of the last fit
-        if allowed and not _accepted(allowed, value):
+        if not allowed:
+            continue
+        if not any(accepts(rule, value) for rule in allowed):
+            expected = ("a bool" if rule is bool else str(rule) for rule in allowed)
+            names = [n for rule in allowed if isinstance(rule, OneOf) for n in rule.values if isinstance(n, str)]
+            hint = nearest(value, names) if isinstance(value, str) and len(names) > 1 else ""
             raise InvalidParameterError(
-                f"The {name!r} parameter of {type(owner).__name__} must be {' or '.join(map(_expected, allowed))}. "
-                f"Got {value!r} instead.{_hint(value, allowed)}"
+                f"The {name!r} parameter of {type(owner).__name__} must be {' or '.join(expected)}. "
+                f"Got {value!r} instead.{hint}"
             )
+        if kind in _SIMPLE and len(_found_valid) < 4096:
+            _found_valid[id(allowed), kind, value] = allowed
 
 
 _SIMPLE = frozenset({bool, int, float, str, type(None)})
@@ -187,28 +195,11 @@ _found_valid: dict[tuple[int, type, object], tuple[Rule, ...]] = {}
 """Simple values that rules accepted, by the address of the rules, which stays valid as they are held here."""
 
 
-def _accepted(allowed: tuple[Rule, ...], value: object) -> bool:
-    """Return True if one of the rules accepts a value; remember it if it is simple."""
-    kind, valid = type(value), any(accepts(rule, value) for rule in allowed)
-    if valid and kind in _SIMPLE and len(_found_valid) < 4096:
-        _found_valid[id(allowed), kind, value] = allowed
-    return valid
-
-
 def accepts(rule: Rule, value: object) -> bool:
     """Return True if a rule accepts a value."""
     if rule is None:
         return value is None
     return isinstance(value, bool | np.bool_) if isinstance(rule, type) else rule.accepts(value)
-
-
-def _expected(rule: Rule) -> str:
-    return "a bool" if rule is bool else str(rule)
-
-
-def _hint(value: object, rules: tuple[Rule, ...]) -> str:
-    names = [name for rule in rules if isinstance(rule, OneOf) for name in rule.values if isinstance(name, str)]
-    return nearest(value, names) if isinstance(value, str) and len(names) > 1 else ""
 
 
 # Parameters of scikit-learn's objects, read and copied in a fraction of scikit-learn's time.
@@ -330,14 +321,11 @@ def resolve(role: str, value: Any, registry: Mapping[str, type[C]], base: Any, *
         return registry[value]()
     if not isinstance(value, base):
         article = "an" if (kind or base.__name__)[0] in "AEIOU" else "a"
-        hint = f" The rate itself is learning_rate_init={value!r}." if _is_rate(role, value) else ""
+        is_rate = role == "learning_rate" and isinstance(value, Real)
+        hint = f" The rate itself is learning_rate_init={value!r}." if is_rate else ""
         raise TypeError(
             f"{role} must be a name or {article} {kind or base.__name__} object, {instead_of(value)}.{hint}"
         )
     component: C = value
     component.validate()
     return component
-
-
-def _is_rate(role: str, value: object) -> bool:
-    return role == "learning_rate" and isinstance(value, Real)
