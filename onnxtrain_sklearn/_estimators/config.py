@@ -1,9 +1,14 @@
-"""Validate the parameters of an estimator, and resolve those of the loop and of the step."""
+"""The configuration of a training: the parameters of an estimator, checked and resolved once.
+
+What follows reads the configuration, not the parameters: this is the only place that knows their defaults and names.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -15,7 +20,7 @@ from .._inference.graph import Head
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device, resolve_device
 from .._ort.operator_libraries import know_libraries
-from .._training.loss_graph import Scheduled, StepSettings, TotalLoss, TrainedPositions
+from .._training.loss_graph import StepSettings, TotalLoss, TrainedPositions
 from .._training.parameters import NO_FACTORS, Factors, Trainable, matches
 from .._training.programs import COMPILED, require_compiler
 from .._training.trainer import TrainerSettings
@@ -29,7 +34,7 @@ from ..models import GraphModel, resolve_builder
 from ..models.given import bare_model, resolve_graph_model
 from ..optimizers import LBFGS, BaseOptimizer, resolve_optimizer
 from ..optimizers.base import rule_of
-from ..runtime import resolve_runtime
+from ..runtime import Runtime, resolve_runtime
 from ..schedules import resolve_schedule
 from .parameters import Parameters
 
@@ -38,6 +43,168 @@ AUTO_BATCH = 200
 
 LBFGS_PIECE = 4096
 """Rows of the pieces from which L-BFGS accumulates the full batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingConfig:
+    """The parameters of an estimator, checked and resolved once for a call.
+
+    Attributes
+    ----------
+    loop : TrainerSettings
+        Epochs, learning rates, stopping.
+    optimizer : BaseOptimizer
+        The optimizer with the options of its steps.
+    runtime : Runtime
+    builder : Builder or None
+        What builds the graph, whose patterns of factors come before those of the optimizer.
+    trainable : str, list of str or callable
+    alpha, l1_ratio : float
+    batch_size : int
+        Rows of a minibatch; the data may have fewer.
+    shuffle, drop_last : bool
+    given_engine, given_device : str
+        As the estimator was given them.
+    """
+
+    loop: TrainerSettings
+    optimizer: BaseOptimizer
+    runtime: Runtime
+    builder: Any
+    trainable: Trainable
+    alpha: float
+    l1_ratio: float
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    given_engine: str
+    given_device: str
+
+    @classmethod
+    def of(cls, estimator: Parameters) -> TrainingConfig:
+        """Return the configuration of an estimator; TypeError or ValueError names an invalid parameter."""
+        check_estimator_parameters(estimator)
+        optimizer, runtime = resolve_optimizer(estimator.optimizer), resolve_runtime(estimator.runtime)
+        know_libraries(runtime.session_options)  # before the graph is read, in sessions of its own
+        loop = TrainerSettings(
+            learning_rate_init=float(estimator.learning_rate_init),
+            schedule=resolve_schedule(estimator.learning_rate),
+            max_iter=int(estimator.max_iter),
+            tol=float(estimator.tol),
+            n_iter_no_change=float(estimator.n_iter_no_change),
+            early_stopping=bool(estimator.early_stopping),
+            accumulate=int(optimizer.accumulate),
+            all_epochs=isinstance(estimator.early_stopping, str),
+            verbose=int(estimator.verbose),
+            callbacks=[one for one in estimator.callbacks or () if callable(one) and not has_hooks(one)],
+            decay_schedule=resolve_schedule(optimizer.weight_decay_schedule, "weight_decay_schedule"),
+            dropout_schedule=resolve_schedule(estimator.dropout_schedule, "dropout_schedule"),
+        )
+        batch_size = AUTO_BATCH if isinstance(estimator.batch_size, str) else int(estimator.batch_size)
+        by_minibatch = not isinstance(optimizer, LBFGS)
+        return cls(
+            loop,
+            optimizer,
+            runtime,
+            resolve_builder(estimator.model),
+            estimator.trainable,
+            alpha=float(estimator.alpha),
+            l1_ratio=float(estimator.l1_ratio),
+            batch_size=batch_size if by_minibatch else LBFGS_PIECE,
+            shuffle=bool(estimator.shuffle) and by_minibatch,
+            drop_last=bool(estimator.drop_last),
+            given_engine=estimator.engine,
+            given_device=estimator.device,
+        )
+
+    @cached_property
+    def device(self) -> Device:
+        """The device, or the execution providers that replace it.
+
+        It is looked up on first use: a training graph is exported where the device is missing, too.
+        """
+        return resolve_device(self.given_device, self.runtime.providers, self.runtime.provider_options)
+
+    @cached_property
+    def engine(self) -> str:
+        """The name of the engine; only the portable one recomputes activations."""
+        compiled = self.given_engine == COMPILED
+        if compiled:
+            require_compiler(self.device)
+        chosen = COMPILED if compiled else choose_engine(self.given_engine, [COMPILED])
+        if not self.runtime.checkpoint_activations:
+            return chosen
+        if chosen in (COMPILED, "ort-training"):
+            raise ValueError(
+                f"checkpoint_activations=True needs the portable engine, and engine={self.given_engine!r} keeps all "
+                "activations. Set engine='auto' or 'portable'."
+            )
+        return "portable"
+
+    # The settings of a step are known in two parts: most with the head, those by parameter once the graph is known.
+
+    def with_head(
+        self, loss: Loss | TotalLoss, head: Head, seed: int, positions: TrainedPositions | None = None
+    ) -> StepSettings:
+        """Return the settings of a step that need no graph; ``positions``: None for whole rows."""
+        return self._step(loss, head, seed, positions, device=self.device, engine=self.engine)
+
+    def for_export(
+        self, loss: Loss | TotalLoss, head: Head, seed: int, positions: TrainedPositions | None, device: Device
+    ) -> StepSettings:
+        """Return the settings of a step that is exported: of all rows of its minibatches, in ONNX's own operators."""
+        step = self._step(loss, head, seed, positions, device=device, engine="portable")
+        return replace(step, session_options=None, accumulate=1)
+
+    def _step(
+        self,
+        loss: Loss | TotalLoss,
+        head: Head,
+        seed: int,
+        positions: TrainedPositions | None,
+        *,
+        device: Device,
+        engine: str,
+    ) -> StepSettings:
+        optimizer = self.optimizer
+        return StepSettings(
+            loss=loss,
+            task=head.task,
+            link=head.link,
+            n_outputs=head.n_outputs,
+            groups=head.groups,
+            positions=positions,
+            optimizer=rule_of(optimizer),
+            alpha=self.alpha,
+            l1_ratio=self.l1_ratio,
+            max_grad_norm=None if optimizer.max_grad_norm is None else float(optimizer.max_grad_norm),
+            engine=engine,
+            device=device,
+            accumulate=int(optimizer.accumulate),
+            ema_decay=None if optimizer.ema_decay is None else float(optimizer.ema_decay),
+            session_options=self.runtime.session_options,
+            seed=seed,
+            checkpoint_activations=bool(self.runtime.checkpoint_activations),
+            lazy_rows=lazy_rows_of(optimizer, device),
+        )
+
+    def with_graph(self, settings: StepSettings, source: TrainableModel) -> StepSettings:
+        """Return the settings with those that depend on the parameters of the graph; raise if one has no effect."""
+        factors = factors_of(self.optimizer, self.builder, self.trainable, source)
+        scheduled, kind = self.loop.scheduled, type(settings.optimizer).__name__
+        if scheduled.dropout and isinstance(settings.optimizer, LBFGS):
+            raise ValueError(
+                f"dropout_schedule has no effect with {kind}, which takes no minibatch steps. Set it to 'constant'."
+            )
+        if scheduled.decay and not hasattr(settings.optimizer, "weight_decay"):
+            raise ValueError(
+                f"weight_decay_schedule multiplies the parameter weight_decay of the optimizer, which {kind} lacks. "
+                f"Set it to 'constant', or take another optimizer, such as AdamW()."
+            )
+        return with_attributes(settings, factors=factors, scheduled=scheduled)
+
+
+# Checks of parameters that no data make valid.
 
 
 def check_estimator_parameters(estimator: Parameters) -> None:
@@ -128,158 +295,32 @@ def _check_class_weight(class_weight: ClassWeight) -> None:
         raise ValueError(f"class_weight must contain non-negative numbers, got {wrong[0]!r}.")
 
 
-def trainer_settings(estimator: Parameters) -> TrainerSettings:
-    """Return the settings of the loop; TypeError or ValueError names an invalid parameter."""
-    check_estimator_parameters(estimator)
-    optimizer, runtime = resolve_optimizer(estimator.optimizer), resolve_runtime(estimator.runtime)
-    know_libraries(runtime.session_options)  # before the graph is read, in sessions of its own
-    return TrainerSettings(
-        learning_rate_init=float(estimator.learning_rate_init),
-        schedule=resolve_schedule(estimator.learning_rate),
-        max_iter=int(estimator.max_iter),
-        tol=float(estimator.tol),
-        n_iter_no_change=float(estimator.n_iter_no_change),
-        early_stopping=bool(estimator.early_stopping),
-        accumulate=int(optimizer.accumulate),
-        all_epochs=isinstance(estimator.early_stopping, str),
-        verbose=int(estimator.verbose),
-        callbacks=[one for one in estimator.callbacks or () if callable(one) and not has_hooks(one)],
-        decay_schedule=resolve_schedule(optimizer.weight_decay_schedule, "weight_decay_schedule"),
-        dropout_schedule=resolve_schedule(estimator.dropout_schedule, "dropout_schedule"),
-    )
-
-
-def batch_limit(batch_size: int | str, optimizer: BaseOptimizer) -> int:
-    """Return the largest number of rows per batch; the data may have fewer."""
-    if isinstance(optimizer, LBFGS):
-        return LBFGS_PIECE
-    return AUTO_BATCH if isinstance(batch_size, str) else int(batch_size)
-
-
-# The settings of a training step, by the parameters of the estimator: for training, and for training graphs.
-#
-# They are known in two parts: most with the head, those about parameters by name once the graph is known.
-
-
-def settings_with_head(
-    estimator: Parameters,
-    loss: Loss | TotalLoss,
-    head: Head,
-    device: Device,
-    engine: str,
-    seed: int,
-    positions: TrainedPositions | None = None,
-) -> StepSettings:
-    """Return the settings that need no graph; ``positions``: None for whole rows."""
-    optimizer, runtime = resolve_optimizer(estimator.optimizer), resolve_runtime(estimator.runtime)
-    return StepSettings(
-        loss=loss,
-        task=head.task,
-        link=head.link,
-        n_outputs=head.n_outputs,
-        groups=head.groups,
-        positions=positions,
-        optimizer=rule_of(optimizer),
-        alpha=float(estimator.alpha),
-        l1_ratio=float(estimator.l1_ratio),
-        max_grad_norm=None if optimizer.max_grad_norm is None else float(optimizer.max_grad_norm),
-        engine=engine,
-        device=device,
-        accumulate=int(optimizer.accumulate),
-        ema_decay=None if optimizer.ema_decay is None else float(optimizer.ema_decay),
-        session_options=runtime.session_options,
-        seed=seed,
-        checkpoint_activations=bool(runtime.checkpoint_activations),
-        lazy_rows=lazy_rows_of(optimizer, device),
-    )
-
-
-def settings_with_graph(
-    estimator: Parameters, settings: StepSettings, source: TrainableModel, scheduled: Scheduled
-) -> StepSettings:
-    """Return the settings with those that depend on the parameters of the graph."""
-    factors = factors_of(estimator, source)
-    require_schedulable(scheduled, settings.optimizer)
-    return with_attributes(settings, factors=factors, scheduled=scheduled)
-
-
-def device_of(estimator: Parameters) -> Device:
-    """Return the device, or the execution providers that replace it."""
-    runtime = resolve_runtime(estimator.runtime)
-    return resolve_device(estimator.device, runtime.providers, runtime.provider_options)
-
-
-def engine_of(estimator: Parameters, device: Device) -> str:
-    """Return the name of the engine; only the portable one recomputes activations."""
-    if estimator.engine == COMPILED:
-        require_compiler(device)
-        _require_all_activations(estimator)
-        return COMPILED
-    chosen = choose_engine(estimator.engine, [COMPILED])
-    if not resolve_runtime(estimator.runtime).checkpoint_activations:
-        return chosen
-    if chosen == "ort-training":
-        _require_all_activations(estimator)
-    return "portable"
-
-
-def _require_all_activations(estimator: Parameters) -> None:
-    """Raise if activations are to be computed again, which neither ort-training nor compiled code does."""
-    if resolve_runtime(estimator.runtime).checkpoint_activations:
-        raise ValueError(
-            f"checkpoint_activations=True needs the portable engine, and engine={estimator.engine!r} keeps all "
-            "activations. Set engine='auto' or 'portable'."
-        )
-
-
 # Factors by parameter: the glob patterns of the builder and of the user, resolved to names.
 
 
 RATE, DECAY = "learning_rate_factors", "weight_decay_factors"
 
 
-def factors_of(estimator: Parameters, source: TrainableModel) -> Mapping[str, Factors]:
+def factors_of(
+    optimizer: BaseOptimizer, builder: Any, trainable: Trainable, source: TrainableModel
+) -> Mapping[str, Factors]:
     """Return the factors of the parameters by name, where any of them is not one.
 
     The patterns of a builder, its attributes of the same names, come before those of the optimizer: the last pattern
     that matches counts.
     """
-    optimizer = resolve_optimizer(estimator.optimizer)
     if optimizer.weight_decay_factors and not hasattr(optimizer, "weight_decay"):
         raise ValueError(
             f"{DECAY} multiplies the parameter weight_decay of the optimizer, which {type(optimizer).__name__} lacks. "
             f"Set it to None, or take another optimizer, such as AdamW()."
         )
-    builder: Any = resolve_builder(estimator.model)
     owners = [] if builder is None or isinstance(optimizer, LBFGS) else [builder]
-    names = _parameter_names(source, estimator.trainable)
+    names = _parameter_names(source, trainable)
     rates, decays = (_resolved(attribute, [*owners, optimizer], names) for attribute in (RATE, DECAY))
     if not (rates or decays):
         return NO_FACTORS
     every = {name: Factors(rates.get(name, 1.0), decays.get(name, 1.0)) for name in names}
     return {name: factors for name, factors in every.items() if factors != Factors()}
-
-
-def require_schedulable(scheduled: Scheduled, optimizer: BaseOptimizer) -> None:
-    """Raise if a schedule is given to an optimizer that takes no steps, or has no weight decay."""
-    kind = type(optimizer).__name__
-    if scheduled.dropout and isinstance(optimizer, LBFGS):
-        raise ValueError(
-            f"dropout_schedule has no effect with {kind}, which takes no minibatch steps. Set it to 'constant'."
-        )
-    if scheduled.decay and not hasattr(optimizer, "weight_decay"):
-        raise ValueError(
-            f"weight_decay_schedule multiplies the parameter weight_decay of the optimizer, which {kind} lacks. Set it "
-            f"to 'constant', or take another optimizer, such as AdamW()."
-        )
-
-
-def require_steps(estimator: Parameters, optimizer: BaseOptimizer) -> None:
-    """Raise if minibatches are to be dropped, and the optimizer takes none."""
-    if estimator.drop_last and isinstance(optimizer, LBFGS):
-        raise ValueError(
-            f"drop_last has no effect with {type(optimizer).__name__}, which takes no minibatch steps. Set it to False."
-        )
 
 
 def lazy_rows_of(optimizer: BaseOptimizer, device: Device) -> bool:

@@ -20,6 +20,7 @@ from .._utils.untrusted_text import printable
 from ..losses import LossSource
 from ..models import ModelSource, resolve_builder
 from ..models.given import bare_model, resolve_graph_model
+from ..optimizers import resolve_optimizer
 from ..runtime import resolve_runtime
 from .adaptation import adapted
 from .config import factors_of
@@ -170,7 +171,9 @@ def _of_state(state: FittedState, estimator: Parameters) -> Description:
 
 def _with_factors(described: Description, source: TrainableModel, estimator: Parameters) -> Description:
     """Return the description with the factors of the trained parameters."""
-    factors = factors_of(estimator, source)
+    factors = factors_of(
+        resolve_optimizer(estimator.optimizer), resolve_builder(estimator.model), estimator.trainable, source
+    )
     entries = (
         replace(entry, learning_rate_factor=found.rate, weight_decay_factor=found.decay)
         if entry.status == "trained" and (found := factors.get(entry.name))

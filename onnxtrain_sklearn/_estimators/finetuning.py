@@ -192,7 +192,7 @@ def tuning_trainer(
     old_rows = None if old is None else _objective_of(state, settings, old)
     damping = None if plan.head_names else _damping(plan.estimator, state, examples, rows)
     tuning = Tuning(plan.tuner, scores, state.rng, old_rows, plan.head_names, damping)
-    return FineTuningTrainer(tuning, plan.loop, searched.step, searched.batches, state.history, validate)
+    return FineTuningTrainer(tuning, plan.config.loop, searched.step, searched.batches, state.history, validate)
 
 
 def _damping(estimator: Parameters, state: FittedState, examples: Examples, rows: np.ndarray) -> np.ndarray | None:

@@ -14,7 +14,7 @@ from .._fitted.skl2onnx_bridge import register_waiting
 from .._training.trainer import Trainer
 from .._utils.cache import with_attributes
 from .callbacks import train_watched
-from .config import trainer_settings
+from .config import TrainingConfig
 from .describe import announce
 from .examples import Call, TrainingRows, balanced_weights, training_examples
 from .finetuning import tuner_of
@@ -82,7 +82,7 @@ def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     """
     if call.y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
-    loop = trainer_settings(estimator)
+    config = TrainingConfig.of(estimator)
     old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
 
     # The graph, if it is known before the data: a given one, or that of an earlier call.
@@ -100,10 +100,10 @@ def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     if source is None:
         rows.choose_scale(examples)
         source, examples = built_for(estimator, call, examples, rows, rng)
-    plan = Plan(estimator, call, loop, old, rng, rows, fitted, tuner, body, names)
+    plan = Plan(estimator, call, config, old, rng, rows, fitted, tuner, body, names)
 
     # What follows the scores, and the state to train, which must predict what a given model does.
-    chosen = choose_head(estimator, old, source, fitted, examples, rng, is_new=body is not None)
+    chosen = choose_head(estimator, config, old, source, fitted, examples, rng, is_new=body is not None)
     state, settings = run_for(plan, chosen, examples)
     state.balanced = balanced_weights(estimator._task(), call.sample_weight, examples.targets)
     scores = own_scores(plan, state, chosen, examples)

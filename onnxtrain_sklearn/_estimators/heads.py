@@ -34,13 +34,12 @@ from .._model.trainable import TrainableModel, trainable_model
 from .._ort import devices
 from .._ort.devices import Device
 from .._training.loss_graph import StepSettings, n_classes_of
-from .._training.trainer import TrainerSettings
 from ..exceptions import ModelError
 from ..finetuning import FineTuner
 from ..losses import LOSSES, Loss, resolve_loss
 from ..models import resolve_builder
 from ..models.given import bare_model, resolve_graph_model
-from .config import device_of, engine_of, settings_with_head
+from .config import TrainingConfig
 from .examples import Call, Examples, TrainingRows, ignoring, positions_of, trained_positions
 from .fitted_state import Columns, FittedState
 from .parameters import Parameters
@@ -73,6 +72,7 @@ class HeadChoice:
 
 def choose_head(
     estimator: Any,
+    config: TrainingConfig,
     old: FittedState | None,
     source: TrainableModel,
     fitted: FittedModel | None,
@@ -88,7 +88,7 @@ def choose_head(
     task: Task = estimator._task()
     loss = loss_of(task, fitted, source)
     loss.check_targets(examples.targets.values)
-    device = device_of(estimator)
+    device = config.device
     own = None
     if source.members is not None or is_new:
         _require_scores(task)
@@ -107,7 +107,7 @@ def choose_head(
     seen, head = head_for(source, loss, examples.targets, n_columns, positions)
     seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
     known = trained_positions(head, examples.targets)
-    settings = settings_with_head(estimator, loss, head, device, engine_of(estimator, device), seed, known)
+    settings = config.with_head(loss, head, seed, known)
     return HeadChoice(source, seen, head, ignoring(settings, examples.targets), own)
 
 
@@ -211,9 +211,9 @@ class Plan:
     ----------
     estimator : BaseOrtGradient
     call : Call
-    loop : TrainerSettings
+    config : TrainingConfig
     old : FittedState or None
-        The run that the call continues.
+        The state that the call continues.
     rng : numpy.random.RandomState
     rows : TrainingRows
     fitted : FittedModel or None
@@ -228,7 +228,7 @@ class Plan:
 
     estimator: Any
     call: Call
-    loop: TrainerSettings
+    config: TrainingConfig
     old: FittedState | None
     rng: np.random.RandomState
     rows: TrainingRows

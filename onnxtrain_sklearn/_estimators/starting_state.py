@@ -17,7 +17,6 @@ from .._training.step import in_trainable_type
 from ..losses import Loss
 from ..optimizers import LBFGS
 from .adaptation import adapted
-from .config import require_steps, settings_with_graph
 from .examples import Examples
 from .finetuning import tuned_names
 from .fitted_state import Columns, FittedState, LiveSessions, Start, sparse_inputs, trained_form
@@ -28,8 +27,10 @@ def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[FittedS
     """Return a new state with this head, or the old one with the current parameters, and the settings of its step."""
     estimator, old, columns = plan.estimator, plan.old, examples.columns
     seen = chosen.seen if old is not None else adapted(estimator, chosen.seen, plan.rng)
-    settings = settings_with_graph(estimator, chosen.settings, seen, plan.loop.scheduled)
-    require_steps(estimator, settings.optimizer)
+    settings = plan.config.with_graph(chosen.settings, seen)
+    if plan.config.drop_last and isinstance(settings.optimizer, LBFGS):
+        kind = type(settings.optimizer).__name__
+        raise ValueError(f"drop_last has no effect with {kind}, which takes no minibatch steps. Set it to False.")
     trainable = estimator.trainable
     if plan.tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph

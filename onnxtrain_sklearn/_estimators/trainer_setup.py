@@ -19,7 +19,6 @@ from .._utils.cache import content
 from .._utils.errors import refusing
 from ..optimizers import LBFGS
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of
-from .config import batch_limit
 from .examples import Examples, batches_for, ignoring
 from .finetuning import TUNED_PIECE, old_examples, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
@@ -41,9 +40,9 @@ def trainer_for(
     old = old_examples(estimator, state, call, tuner)
     settings = settings if old is None else ignoring(settings, old.targets)
     rows = plan.rng.permutation(rows) if tuner else rows  # the first rows stand for all
-    limit = TUNED_PIECE if tuner else batch_limit(estimator.batch_size, settings.optimizer)
-    shuffle = bool(estimator.shuffle) and not isinstance(settings.optimizer, LBFGS)
-    drop_last = bool(estimator.drop_last) and tuner is None
+    config = plan.config
+    limit = TUNED_PIECE if tuner else config.batch_size
+    shuffle, drop_last = config.shuffle and tuner is None, config.drop_last and tuner is None
     rows_meet = meeting(state.model, settings) is not None
     if rows_meet and isinstance(examples.targets, SeveralTargets):
         _require_labels(outputs_that_meet(state.model, settings), examples.targets, rows)
@@ -59,7 +58,7 @@ def trainer_for(
         state.sparse = sparse_inputs(examples.columns, every=True)
         sparse = state.sparse if settings.lazy_rows else sparse_inputs(examples.columns)
         step = prepare_step(state, settings, room, most, sparse, _planned_steps(plan, batches.steps))
-        trainer = new_trainer(plan.loop, step, batches, state.history, validate)
+        trainer = new_trainer(config.loop, step, batches, state.history, validate)
     if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, state, call):
         trainer.validation_loss = loss_of_rows(state, settings, scored, validate.predictor)
     if hooks_of(estimator):
@@ -89,7 +88,7 @@ def _planned_steps(plan: Plan, steps: int) -> int:
     """Return the minibatches that a new run is likely to have, ``steps`` in each epoch; 0 for calls that go on."""
     if plan.old is not None or plan.call.one_pass:
         return 0
-    loop = plan.loop
+    loop = plan.config.loop
     return steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))
 
 

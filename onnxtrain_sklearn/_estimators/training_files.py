@@ -33,21 +33,21 @@ from .._fitted.text_encoder import encoding_graph
 from .._inference.graph import Head
 from .._ir.queries import constant, every_node
 from .._ort.adapter_files import read_adapter
-from .._training.loss_graph import StepSettings, TotalLoss, TrainedPositions
+from .._training.loss_graph import StepSettings, TotalLoss
 from .._training.parameters import FlatParameters, state_slots
 from .._training.randomness import draws_numbers
 from .._training.row_dependence import outputs_that_meet
 from .._training.state import OptimizerState
 from .._training.step import StepParts
-from .._training.trainer import TrainerSettings
 from .._utils.errors import refusing
 from .._utils.typing import MatrixLike
 from ..adapters import without_low_rank
 from ..exceptions import ModelError, instead_of, nearest
+from ..losses import Loss
 from ..optimizers import BaseOptimizer, Slot, resolve_optimizer
 from ..optimizers.options import OPTIONS
 from ..schedules import Progress, resolve_schedule
-from .config import batch_limit, settings_with_graph, settings_with_head, trainer_settings
+from .config import TrainingConfig
 from .examples import FitRows
 from .fitted_state import FittedState
 from .heads import loss_of
@@ -72,16 +72,25 @@ def export_source(
     outputs: tuple[OutputSource, ...] = (),
 ) -> ExportSource:
     """Return the source of training graphs that go on as ``partial_fit`` would; ``outputs``: of several trained."""
-    loop = trainer_settings(estimator)
-    total = TotalLoss(tuple(one.loss for one in outputs), has_factors=True) if outputs else None
-    settings = _step_settings(estimator, state, loop, total)
+    config = TrainingConfig.of(estimator)
+    loss: Loss | TotalLoss = (
+        loss_of(estimator._task(), state.fitted, state.source)
+        if not outputs
+        else TotalLoss(tuple(one.loss for one in outputs), has_factors=True)
+    )
+    positions = None if state.head.positions is None else settings_of_step(state).positions
+    settings = config.for_export(loss, state.head, state.seed, positions, state.device)
+    settings = replace(settings, n_outputs=loss.width) if isinstance(loss, TotalLoss) else settings
+    settings = config.with_graph(settings, state.source)
     parameters = state.parameters
     if parameters.averages != (settings.ema_decay is not None):
         parameters = parameters.with_averages(settings.ema_decay is not None)
-    rows = loop.accumulate * batch_limit(estimator.batch_size, settings.optimizer)
+    rows = config.loop.accumulate * config.batch_size
     rows = rows if batch_size is None else _checked_batch(batch_size)
-    optimizer = resolve_optimizer(estimator.optimizer)
-    held = {name: getattr(optimizer if name in OPTIONS else estimator, name) for name in (*SCHEDULE_PARAMETERS, *FACTS)}
+    held = {
+        name: getattr(config.optimizer if name in OPTIONS else estimator, name)
+        for name in (*SCHEDULE_PARAMETERS, *FACTS)
+    }
     facts = {
         "generator": "onnxtrain-sklearn",
         "estimator": type(estimator).__name__,
@@ -96,22 +105,12 @@ def export_source(
             f"Output {found[0]!r}: rows meet in its loss. In training graphs of several outputs, rows without a label "
             f"for an output would meet those with one: train it in Python, or take a loss of single rows."
         )
-    minibatches = _separate_minibatches(parts, loop.accumulate)
+    minibatches = _separate_minibatches(parts, config.loop.accumulate)
     ignored = None if state.head.positions is None or outputs else estimator._task().ignore_label
     weights = None if outputs else exported_class_weights(estimator._task(), state.head, state.balanced)
     table = None if state.fitted is None else state.fitted.parts
     front = None if table is None else encoding_graph(table)
     return ExportSource(parts, state.head, facts, weights, ignored, target, outputs, front, minibatches)
-
-
-def _step_settings(estimator: Any, state: FittedState, loop: TrainerSettings, total: TotalLoss | None) -> StepSettings:
-    """Return the settings of a step on all rows of its minibatches."""
-    loss = loss_of(estimator._task(), state.fitted, state.source) if total is None else total
-    positions = _trained_positions(state)
-    found = settings_with_head(estimator, loss, state.head, state.device, "portable", state.seed, positions)
-    found = replace(found, session_options=None, accumulate=1)
-    found = found if total is None else replace(found, n_outputs=total.width)
-    return settings_with_graph(estimator, found, state.source, loop.scheduled)
 
 
 def _checked_batch(batch_size: object) -> int:
@@ -159,12 +158,6 @@ def _required_balance(balanced: tuple[float, ...] | None) -> tuple[float, ...]:
             "sklearn.utils.class_weight.compute_class_weight makes."
         )
     return balanced
-
-
-def _trained_positions(state: FittedState) -> TrainedPositions | None:
-    if state.head.positions is None:
-        return None
-    return settings_of_step(state).positions
 
 
 def settings_of_step(state: FittedState) -> StepSettings:

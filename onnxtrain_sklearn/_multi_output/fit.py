@@ -28,11 +28,8 @@ from .._data.validation import faults_of_validation_data, require_scorable
 from .._estimators.base import BaseOrtGradient
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.config import (
+    TrainingConfig,
     check_estimator_parameters,
-    device_of,
-    engine_of,
-    settings_with_head,
-    trainer_settings,
 )
 from .._estimators.examples import (
     Call,
@@ -122,15 +119,15 @@ def prepared_outputs(estimator: Parameters, call: Call) -> tuple[FittedState, Tr
     """Validate everything; return the run and the loop that will train it."""
     if call.y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
-    loop, tasks = trainer_settings(estimator), output_tasks(estimator)
+    config, tasks = TrainingConfig.of(estimator), output_tasks(estimator)
     old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
     source = _known_outputs(estimator, old, tasks)
     examples = several_examples(estimator, tasks, call, source, old)
     rng = generator_for(estimator, call, examples) if old is None else old.rng
     rows = TrainingRows(estimator, call, old, rng)
     examples = with_factors(examples, rows.split(examples)[0])
-    plan = Plan(estimator, call, loop, old, rng, rows, None, None, None, ())
-    chosen, owns = choose_heads(estimator, tasks, old, source, examples, rng)
+    plan = Plan(estimator, call, config, old, rng, rows, None, None, None, ())
+    chosen, owns = choose_heads(estimator, config, tasks, old, source, examples, rng)
     state, settings = run_for(plan, chosen, examples)
     state.balanced_outputs = balanced_outputs(tasks, call, examples)
     scores = require_own_starts(state, owns, examples.columns)
@@ -188,6 +185,7 @@ class _Part:
 
 def choose_heads(
     estimator: Parameters,
+    config: TrainingConfig,
     tasks: Tasks,
     old: FittedState | None,
     source: TrainableModel,
@@ -195,7 +193,7 @@ def choose_heads(
     rng: np.random.RandomState,
 ) -> tuple[HeadChoice, list[OwnOutput | None]]:
     """Return the heads as one, and the output of the given graph for each of them on some rows of the data."""
-    device = device_of(estimator)
+    device = config.device
     targets, views, parts = examples.targets, source.views, list[_Part]()
     assert isinstance(targets, SeveralTargets)
     heads = [None] * len(views) if old is None else old.head.parts
@@ -209,7 +207,7 @@ def choose_heads(
     model = replace(source, model=whole.model)
     seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
     total = TotalLoss(_losses_of_parts(estimator, tasks, parts, targets), targets.has_factors)
-    settings = settings_with_head(estimator, total, joined, device, engine_of(estimator, device), seed)
+    settings = config.with_head(total, joined, seed)
     given, seen = ([getattr(part, which) for part in parts] for which in ("source", "seen"))
     choice = HeadChoice(with_outputs_of(model, given), with_outputs_of(model, seen), joined, settings, None)
     return choice, [part.own for part in parts]
