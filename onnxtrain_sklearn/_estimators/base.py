@@ -32,7 +32,7 @@ from .artifact_files import read_checkpoint, write_artifacts
 from .available_methods import is_on
 from .coefficients import coefficients_of, intercept_of
 from .describe import Description, describe
-from .examples import Call, FitRows
+from .examples import Call, together
 from .fit import initialize, prepared, train
 from .fitted_attributes import Recorded, best_validation_score, fine_tuning_columns
 from .fitted_state import FittedState
@@ -492,8 +492,11 @@ class BaseOrtGradient(GraphEstimator):
         DivergenceError
             The loss became NaN or infinite; the estimator holds the last finite weights.
         """
-        rows = FitRows((X, y, sample_weight), (X_val, y_val, sample_weight_val), (X_old, y_old, sample_weight_old))
-        return train(self, rows.call(None, resume=is_on(self.warm_start)))
+        validation, old = (
+            together("val", X_val, y_val, sample_weight_val),
+            together("old", X_old, y_old, sample_weight_old),
+        )
+        return train(self, Call(X, y, sample_weight, None, validation, resume=is_on(self.warm_start), old=old))
 
     def initialize(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Prepare everything that :meth:`fit` prepares, and take no step.
@@ -524,8 +527,7 @@ class BaseOrtGradient(GraphEstimator):
         >>> bool((other.predict_proba(X) == trained.predict_proba(X)).all())
         True
         """
-        rows = FitRows((X, y, sample_weight), (None, None, None), (None, None, None))
-        return initialize(self, rows.call(None, resume=False))
+        return initialize(self, Call(X, y, sample_weight, None))
 
     @property
     def coef_(self) -> np.ndarray:

@@ -221,7 +221,7 @@ class ActiveTraining(StatefulTraining):
         self._names = dict(zip(map(id, callbacks), names, strict=True))
 
     def memory(self, callback: Callback) -> dict[str, Any]:
-        """Return what a callback remembers of this run."""
+        """Return what a callback remembers of this training."""
         return self._state.history.memories.setdefault(self._names[id(callback)], {})
 
     def measure(self, name: str, scoring: Scoring, on: Part) -> float:

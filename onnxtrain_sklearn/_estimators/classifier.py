@@ -32,7 +32,7 @@ from ..runtime import Runtime
 from ..schedules import Schedule
 from .available_methods import check_one_pass, gives_probabilities, is_on, trains_in_minibatches
 from .base import BaseOrtGradient
-from .examples import Call, FitRows
+from .examples import Call, together
 from .fit import initialize, train
 from .parameters import CLASSIFIER, attributes
 from .tasks import (
@@ -168,8 +168,11 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         (1797, 10)
         """
         known = known_classes(self, classes, fitted=is_on(self.warm_start) and hasattr(self, "_state"))
-        rows = FitRows((X, y, sample_weight), (X_val, y_val, sample_weight_val), (X_old, y_old, sample_weight_old))
-        return train(self, rows.call(known, resume=is_on(self.warm_start)))
+        validation, old = (
+            together("val", X_val, y_val, sample_weight_val),
+            together("old", X_old, y_old, sample_weight_old),
+        )
+        return train(self, Call(X, y, sample_weight, known, validation, resume=is_on(self.warm_start), old=old))
 
     def initialize(
         self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None, *, classes: ArrayLike | None = None
@@ -204,8 +207,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         >>> bool((other.predict_proba(X) == trained.predict_proba(X)).all())
         True
         """
-        rows = FitRows((X, y, sample_weight), (None, None, None), (None, None, None))
-        return initialize(self, rows.call(known_classes(self, classes, fitted=False), resume=False))
+        return initialize(self, Call(X, y, sample_weight, known_classes(self, classes, fitted=False)))
 
     @available_if(trains_in_minibatches)
     def partial_fit(

@@ -160,7 +160,7 @@ def describe(estimator: Parameters) -> Description:
 
 
 def _of_state(state: FittedState, estimator: Parameters) -> Description:
-    """Return the description of a run of the estimator."""
+    """Return the description of a fitted state of the estimator."""
     title, parameters = _title(estimator.model), state.parameters
     described = _described(state.source, title, parameters.names, parameters.running_statistics)
     choice = None if state.live.step is None else state.live.step.choice

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -81,29 +81,13 @@ class Call:
     old: Validation | None = None
 
 
-GivenRows: TypeAlias = "tuple[MatrixLike | None, ArrayLike | None, ArrayLike | None]"
-
-
-@dataclass(frozen=True)
-class FitRows:
-    """The arguments of ``fit``: X, y and sample_weight of the training, the validation and the old rows."""
-
-    training: tuple[MatrixLike, ArrayLike, ArrayLike | None]
-    validation: GivenRows
-    old: GivenRows
-
-    def call(self, classes: Classes, *, resume: bool) -> Call:
-        """Return the call; ValueError if ``X`` and ``y`` of a part are not given together, or weights without them."""
-        validation, old = _together(self.validation, "val"), _together(self.old, "old")
-        return Call(*self.training, classes, validation, resume=resume, old=old)
-
-
-def _together(rows: GivenRows, suffix: str) -> Validation | None:
-    if (rows[0] is None) != (rows[1] is None):
-        raise ValueError(f"X_{suffix} and y_{suffix} belong together: give both or neither.")
-    if rows[0] is None and rows[2] is not None:
-        raise ValueError(f"sample_weight_{suffix} holds the weights of X_{suffix} and y_{suffix}: give them too.")
-    return None if rows[0] is None or rows[1] is None else (rows[0], rows[1], rows[2])
+def together(name: str, X: Any, y: Any, sample_weight: Any) -> Validation | None:
+    """Return data that belong together, such as ``X_val``, ``y_val`` and their weights; None if none are given."""
+    if (X is None) != (y is None):
+        raise ValueError(f"X_{name} and y_{name} belong together: give both or neither.")
+    if X is None and sample_weight is not None:
+        raise ValueError(f"sample_weight_{name} holds the weights of X_{name} and y_{name}: give them too.")
+    return None if X is None else (X, y, sample_weight)
 
 
 @dataclass(frozen=True)
@@ -286,7 +270,7 @@ class TrainingRows:
     estimator : BaseOrtGradient
     call : Call
     old : FittedState or None
-        The run that the call continues. Its targets keep their scale.
+        The state that the call continues. Its targets keep their scale.
     rng : numpy.random.RandomState
         Draws the rows that are held out.
     """

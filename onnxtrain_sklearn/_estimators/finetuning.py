@@ -167,7 +167,7 @@ def tuning_trainer(
     batches: ArrayBatches,
     validate: Callable[[], float] | None,
 ) -> Trainer:
-    """Return the trainer that fine-tunes the parameters of ``run`` on ``rows``, beside the ``old`` ones."""
+    """Return the trainer that fine-tunes the parameters of ``state`` on ``rows``, beside the ``old`` ones."""
     assert plan.tuner is not None
     where = meeting(state.model, settings)
     if where is not None:

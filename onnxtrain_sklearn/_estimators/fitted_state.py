@@ -276,7 +276,7 @@ def trained_form(
     return fixed if dtype in (None, fixed.dtype) else as_float32(fixed)
 
 
-# The ``model`` from which a run was started. Later calls continue with its graph; another model is refused.
+# The ``model`` from which a training was started. Later calls continue with its graph; another model is refused.
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,7 @@ def _message(name: str, first: object, now: object) -> str:
 
 
 class RunOfMembers(Protocol):
-    """Attributes required of a run; ``snapshots`` are buffers of its parameters."""
+    """Attributes required of a state; ``snapshots`` are buffers of its parameters."""
 
     source: TrainableModel
     head: Head
@@ -359,7 +359,7 @@ class RunOfMembers(Protocol):
 
 
 def predicting_model(state: RunOfMembers) -> tuple[TrainableModel, dict[str, np.ndarray]]:
-    """Return the graph that predicts, and its weights: those of the run, or of each of its snapshots."""
+    """Return the graph that predicts, and its weights: those of the state, or of each of its snapshots."""
     if not state.snapshots:
         return state.deployed, state.weights()
     return ensemble_of(state.deployed, [_weights_at(state, buffer) for buffer in state.snapshots])

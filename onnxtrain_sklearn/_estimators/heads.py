@@ -49,7 +49,7 @@ from .tasks import Task
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """The head of a run and related decisions.
+    """The head of a training and related decisions.
 
     Attributes
     ----------
@@ -200,7 +200,7 @@ def _task(targets: Targets, n_columns: int) -> TaskName:
     return targets.task
 
 
-# Decisions about the training of a call, made before its run exists.
+# Decisions about the training of a call, made before its state exists.
 
 
 @dataclass(frozen=True, eq=False)

@@ -149,7 +149,7 @@ def _copied(array: np.ndarray | None) -> np.ndarray | None:
 
 
 class StatefulTraining:
-    """The run and its loop.
+    """The state and its loop.
 
     Attributes
     ----------

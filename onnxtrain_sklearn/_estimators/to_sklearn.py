@@ -14,7 +14,7 @@ from .fitted_state import FittedState
 
 
 def trained_estimator(estimator: Any, state: FittedState, X: MatrixLike | None) -> Any:
-    """Return a copy of the fitted model with the numbers of ``run``; both predict the same on rows of data."""
+    """Return a copy of the fitted model with the numbers of ``state``; both predict the same on rows of data."""
     if state.fitted is None or isinstance(state.fitted, FittedFile):
         raise ModelError(
             "to_sklearn() needs model= to be a fitted scikit-learn estimator; this one was built or given as ONNX. "

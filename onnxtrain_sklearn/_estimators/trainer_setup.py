@@ -85,7 +85,7 @@ def _require_labels(meeting: Collection[str], targets: SeveralTargets, rows: np.
 
 
 def _planned_steps(plan: Plan, steps: int) -> int:
-    """Return the minibatches that a new run is likely to have, ``steps`` in each epoch; 0 for calls that go on."""
+    """Return the minibatches that a new training is likely to have, ``steps`` in each epoch; 0 for calls that go on."""
     if plan.old is not None or plan.call.one_pass:
         return 0
     loop = plan.config.loop
@@ -99,12 +99,12 @@ def _planned_steps(plan: Plan, steps: int) -> int:
 def prepare_step(
     state: FittedState, settings: StepSettings, batch: int, limit: int, sparse: Collection[str] = (), steps: int = 0
 ) -> TrainingStep:
-    """Return the step of a run; make a new one only if the existing one does not fit.
+    """Return the step of a state; make a new one only if the existing one does not fit.
 
     It fits if it has these settings and at least ``batch``, but at most ``limit`` rows: padding costs as much as other
     rows. A new step takes over the rows of the last one, which pickles lack: the padded shape decides rounding and the
     masks of dropout. Inputs named in ``sparse`` come sparse; steps on a device take dense rows. ``steps`` are
-    those that a new run plans, by which "auto" chooses; a run goes on with the engine that it began with.
+    those that a new training plans, by which "auto" chooses; a later call goes on with the engine that it began with.
     """
     sparse = () if settings.device.memory is not None else tuple(sparse)
     shapes = tuple(spec.shape for spec in state.model.inputs)

@@ -48,7 +48,7 @@ from ..optimizers import BaseOptimizer, Slot, resolve_optimizer
 from ..optimizers.options import OPTIONS
 from ..schedules import Progress, resolve_schedule
 from .config import TrainingConfig
-from .examples import FitRows
+from .examples import Call
 from .fitted_state import FittedState
 from .heads import loss_of
 from .tasks import Task
@@ -171,10 +171,9 @@ def settings_of_step(state: FittedState) -> StepSettings:
 
 
 def untrained_state(estimator: Any, X: MatrixLike, y: MatrixLike) -> FittedState:
-    """Return the run that a fit of a copy of ``estimator`` would begin from."""
+    """Return the state that a fit of a copy of ``estimator`` would begin from."""
     twin = clone(estimator)
-    rows = (X, cast("ArrayLike", y), None)
-    state, _ = twin._prepare(FitRows(rows, (None, None, None), (None, None, None)).call(None, resume=False))
+    state, _ = twin._prepare(Call(X, cast("ArrayLike", y)))
     prepared: FittedState = state
     return prepared
 
@@ -222,7 +221,7 @@ def _unscaled(arrays: dict[str, np.ndarray], state: FittedState) -> dict[str, np
 
 
 def load_arrays(state: FittedState, arrays: Arrays, optimizer: BaseOptimizer) -> None:
-    """Set the weights, and the optimizer's state where it is among the arrays; an error leaves the run unchanged."""
+    """Set the weights, and the optimizer's state where it is among the arrays; an error leaves the state unchanged."""
     slots = state_slots(optimizer, state.parameters)
     if not arrays:
         raise ModelError("The state is empty: give the trained arrays by name.")
@@ -439,7 +438,7 @@ def _fact(array: np.ndarray) -> dict[str, Any]:
 
 
 def require_same_constants(state: FittedState, given: object) -> None:
-    """Raise ModelError if the graph of a state has other constants than the one of a run."""
+    """Raise ModelError if the graph of a state has other constants than the one of a fitted state."""
     known = constants_of(state)
     facts = given if isinstance(given, Mapping) else {}
     names = [*known, *(str(name) for name in facts if name not in known)]

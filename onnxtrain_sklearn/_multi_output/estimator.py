@@ -16,7 +16,7 @@ from .._data.metrics import r2_of_maps
 from .._data.targets import checked_weights, rows_that_count
 from .._estimators.available_methods import check_one_pass, is_on, links_classes, trains_in_minibatches
 from .._estimators.base import GraphEstimator
-from .._estimators.examples import Call, FitRows, GivenRows, graph_inputs
+from .._estimators.examples import Call, graph_inputs, together
 from .._estimators.fit import initialize, train
 from .._estimators.fitted_state import FittedState
 from .._estimators.parameters import Parameters, output_attributes
@@ -246,9 +246,9 @@ class OrtGradientMultiOutput(GraphEstimator):
             The loss became NaN or infinite; the estimator holds the last finite weights.
         """
         known: Any = classes
-        training: Any = (X, y, sample_weight)
-        rows = FitRows(training, cast(GivenRows, (X_val, y_val, sample_weight_val)), (None, None, None))
-        return train(self, rows.call(known, resume=is_on(self.warm_start)))
+        training: tuple[Any, Any, Any] = (X, y, sample_weight)
+        validation = together("val", X_val, y_val, sample_weight_val)
+        return train(self, Call(*training, known, validation, resume=is_on(self.warm_start)))
 
     def initialize(
         self,
@@ -272,9 +272,8 @@ class OrtGradientMultiOutput(GraphEstimator):
         self
         """
         known: Any = classes
-        training: Any = (X, y, sample_weight)
-        rows = FitRows(training, (None, None, None), (None, None, None))
-        return initialize(self, rows.call(known, resume=False))
+        training: tuple[Any, Any, Any] = (X, y, sample_weight)
+        return initialize(self, Call(*training, known))
 
     @available_if(trains_in_minibatches)
     def partial_fit(

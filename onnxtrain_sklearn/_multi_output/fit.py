@@ -116,7 +116,7 @@ by the weights of that epoch. It needs validation data: ``early_stopping=True``,
 
 
 def prepared_outputs(estimator: Parameters, call: Call) -> tuple[FittedState, Trainer]:
-    """Validate everything; return the run and the loop that will train it."""
+    """Validate everything; return the state and the loop that will train it."""
     if call.y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     config, tasks = TrainingConfig.of(estimator), output_tasks(estimator)
