@@ -1,9 +1,9 @@
 """Run a call of ``fit`` or ``partial_fit``: prepare, train, publish or roll back.
 
-:func:`prepared` is the way of ``X`` up to the first step: ``source`` finds the graph, ``examples`` checks the data,
-``heads`` chooses the head, ``starting_state`` makes the state and compares its start with a given model, and
-``trainer_setup`` the minibatches, the step and the epoch loop of ``_training``. :func:`train` runs the loop;
-``transaction`` publishes the result, or takes the call back.
+:func:`prepared` is the way of ``X`` up to the first step: ``config`` resolves the parameters, ``source`` finds the
+graph, ``examples`` checks the data, ``heads`` chooses the head, ``starting_state`` makes the state, ``start_checks``
+compares it with a given model, and ``trainer_setup`` makes minibatches, step and epoch loop of ``_training``.
+:func:`train` runs the loop; ``transaction`` publishes the result, or takes the call back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .random_generator import generator_for
 from .scoring import validation_rows, validation_score
 from .source import built_for, known_source
 from .start_checks import compare_training, own_scores, require_equal_start, require_fit
-from .starting_state import run_for
+from .starting_state import starting_state
 from .trainer_setup import trainer_for
 from .transaction import Transaction
 
@@ -104,7 +104,7 @@ def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
 
     # What follows the scores, and the state to train, which must predict what a given model does.
     chosen = choose_head(estimator, config, old, source, fitted, examples, rng, is_new=body is not None)
-    state, settings = run_for(plan, chosen, examples)
+    state, settings = starting_state(plan, chosen, examples)
     state.balanced = balanced_weights(estimator._task(), call.sample_weight, examples.targets)
     scores = own_scores(plan, state, chosen, examples)
     require_equal_start(plan, state, examples)

@@ -23,7 +23,7 @@ from .fitted_state import Columns, FittedState, LiveSessions, Start, sparse_inpu
 from .heads import HeadChoice, Plan
 
 
-def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
+def starting_state(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
     """Return a new state with this head, or the old one with the current parameters, and the settings of its step."""
     estimator, old, columns = plan.estimator, plan.old, examples.columns
     seen = chosen.seen if old is not None else adapted(estimator, chosen.seen, plan.rng)
@@ -31,7 +31,7 @@ def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[FittedS
     if plan.config.drop_last and isinstance(settings.optimizer, LBFGS):
         kind = type(settings.optimizer).__name__
         raise ValueError(f"drop_last has no effect with {kind}, which takes no minibatch steps. Set it to False.")
-    trainable = estimator.trainable
+    trainable = plan.config.trainable
     if plan.tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
         fitted = plan.fitted if plan.body is None else plan.body.fitted
@@ -40,14 +40,14 @@ def run_for(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[FittedS
         plan.rows.require_same_units(settings.loss)
     head = chosen.head if plan.rows.scale is None else replace(chosen.head, target_scale=plan.rows.scale)
     if old is not None:
-        return _resumed_run(old, seen, head, settings, trainable, columns), settings
-    state = _new_run(chosen.source, seen, head, settings, trainable, columns, plan.rng, plan.fitted)
+        return _resumed_state(old, seen, head, settings, trainable, columns), settings
+    state = _new_state(chosen.source, seen, head, settings, trainable, columns, plan.rng, plan.fitted)
     state.began = Start.by(estimator)
-    warn_of_doubtful(state.source, state.parameters.names, estimator.trainable)
+    warn_of_doubtful(state.source, state.parameters.names, plan.config.trainable)
     return state, settings
 
 
-def _new_run(
+def _new_state(
     given: TrainableModel,
     source: TrainableModel,
     head: Head,
@@ -80,7 +80,7 @@ def _new_run(
     )
 
 
-def _resumed_run(
+def _resumed_state(
     old: FittedState, source: TrainableModel, head: Head, settings: StepSettings, trainable: Trainable, columns: Columns
 ) -> FittedState:
     """Return the state that continues from the weights of ``old`` with the current settings."""

@@ -35,30 +35,40 @@ def trainer_for(
     validate: Callable[[], float] | None,
 ) -> Trainer:
     """Return the loop over the training rows; ``validate`` scores the validation rows ``scored``."""
-    estimator, call, tuner = plan.estimator, plan.call, plan.tuner
+    estimator, config, call, tuner = plan.estimator, plan.config, plan.call, plan.tuner
     rows, _ = plan.rows.split(examples)
     old = old_examples(estimator, state, call, tuner)
     settings = settings if old is None else ignoring(settings, old.targets)
-    rows = plan.rng.permutation(rows) if tuner else rows  # the first rows stand for all
-    config = plan.config
+
+    # Minibatches. A search takes all rows, in pieces, and cross-validates on the first of them: they stand for all.
+    rows = plan.rng.permutation(rows) if tuner else rows
     limit = TUNED_PIECE if tuner else config.batch_size
-    shuffle, drop_last = config.shuffle and tuner is None, config.drop_last and tuner is None
     rows_meet = meeting(state.model, settings) is not None
     if rows_meet and isinstance(examples.targets, SeveralTargets):
         _require_labels(outputs_that_meet(state.model, settings), examples.targets, rows)
     if rows_meet and isinstance(settings.optimizer, LBFGS) and tuner is None:
         limit = len(rows)  # the full batch is no sum over pieces
     size = min(len(rows), limit)
+    shuffle, drop_last = config.shuffle and tuner is None, config.drop_last and tuner is None
     batches = batches_for(state, examples, rows, size, shuffle=shuffle, drop_last=drop_last, rows_meet=rows_meet)
+
+    # The step, and the loop around it.
     if tuner is not None:
         trainer = tuning_trainer(plan, state, settings, examples, rows, old, batches, validate)
     else:
         # calls of partial_fit may bring more or fewer rows
-        room, most = (min(len(rows), limit), limit) if call.one_pass else (batches.size, batches.size)
+        room, most = (size, limit) if call.one_pass else (batches.size, batches.size)
         state.sparse = sparse_inputs(examples.columns, every=True)
         sparse = state.sparse if settings.lazy_rows else sparse_inputs(examples.columns)
-        step = prepare_step(state, settings, room, most, sparse, _planned_steps(plan, batches.steps))
-        trainer = new_trainer(config.loop, step, batches, state.history, validate)
+        # A new training plans this many steps, by which "auto" chooses; it is likely to stop before max_iter. A call
+        # that goes on keeps its engine.
+        loop, planned = config.loop, 0
+        if plan.old is None and not call.one_pass:
+            planned = batches.steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))
+        step = prepare_step(state, settings, room, most, sparse, planned)
+        trainer = new_trainer(loop, step, batches, state.history, validate)
+
+    # Who watches: early stopping the loss on validation rows, callbacks everything.
     if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, state, call):
         trainer.validation_loss = loss_of_rows(state, settings, scored, validate.predictor)
     if hooks_of(estimator):
@@ -84,14 +94,6 @@ def _require_labels(meeting: Collection[str], targets: SeveralTargets, rows: np.
             )
 
 
-def _planned_steps(plan: Plan, steps: int) -> int:
-    """Return the minibatches that a new training is likely to have, ``steps`` in each epoch; 0 for calls that go on."""
-    if plan.old is not None or plan.call.one_pass:
-        return 0
-    loop = plan.config.loop
-    return steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))
-
-
 # The training step, on the host or on a device; it is reused while settings and shapes are equal.
 
 
@@ -107,16 +109,23 @@ def prepare_step(
     those that a new training plans, by which "auto" chooses; a later call goes on with the engine that it began with.
     """
     sparse = () if settings.device.memory is not None else tuple(sparse)
-    shapes = tuple(spec.shape for spec in state.model.inputs)
+    objects = tuple(map(content, (settings.loss, settings.optimizer, settings.session_options)))
+    numbers = (settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.accumulate, settings.ema_decay)
     key = (
-        sessions.forks(),
-        _settings_key(settings),
-        state.head.task,
-        state.head.link,
+        sessions.forks(),  # sessions do not survive a fork
+        objects,
+        numbers,
+        (*settings.factors.items(), settings.scheduled),
+        settings.lazy_rows,
+        settings.checkpoint_activations,
+        settings.engine,
+        settings.device,
         settings.positions,
         settings.ignores,
+        state.head.task,
+        state.head.link,
         state.parameters.names,
-        shapes,
+        tuple(spec.shape for spec in state.model.inputs),
         sparse,
     )
     rows = batch if state.rows is None or not batch <= state.rows <= limit else state.rows
@@ -125,18 +134,3 @@ def prepare_step(
         state.live.step = new_step(parts, steps, compiled=state.engine == COMPILED)
     state.live.step_key, state.engine, state.rows = key, state.live.step.engine, rows
     return state.live.step
-
-
-def _settings_key(settings: StepSettings) -> tuple[object, ...]:
-    """Return a key that is equal for settings of equal content."""
-    objects = tuple(map(content, (settings.loss, settings.optimizer, settings.session_options)))
-    numbers = (settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.accumulate, settings.ema_decay)
-    return (
-        objects,
-        numbers,
-        (*settings.factors.items(), settings.scheduled),
-        settings.lazy_rows,
-        settings.checkpoint_activations,
-        settings.engine,
-        settings.device,
-    )

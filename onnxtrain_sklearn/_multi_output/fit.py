@@ -58,7 +58,7 @@ from .._estimators.scoring import (
 )
 from .._estimators.source import source_of
 from .._estimators.start_checks import compare_training
-from .._estimators.starting_state import run_for
+from .._estimators.starting_state import starting_state
 from .._estimators.tasks import Task
 from .._estimators.trainer_setup import trainer_for
 from .._fitted.fitted_model import is_estimator, listed
@@ -128,7 +128,7 @@ def prepared_outputs(estimator: Parameters, call: Call) -> tuple[FittedState, Tr
     examples = with_factors(examples, rows.split(examples)[0])
     plan = Plan(estimator, call, config, old, rng, rows, None, None, None, ())
     chosen, owns = choose_heads(estimator, config, tasks, old, source, examples, rng)
-    state, settings = run_for(plan, chosen, examples)
+    state, settings = starting_state(plan, chosen, examples)
     state.balanced_outputs = balanced_outputs(tasks, call, examples)
     scores = require_own_starts(state, owns, examples.columns)
     _warn_of_rounding(state, by_output(call.y, tasks, "y"))
