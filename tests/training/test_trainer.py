@@ -80,6 +80,15 @@ def test_scores_that_are_no_numbers_are_a_divergence(early_stopping):
     assert (history.loss_curve, history.validation_scores, history.progress.epoch) == ([1.0], [0.5], 1)
 
 
+def test_infinite_optimizer_state_is_a_divergence():
+    """An infinite second moment would stop the training without a word: steps are divided by it."""
+    step = Step([1.0] * 9)
+    step.state.slots["second_moment"] = np.array([np.inf], np.float32)
+    with pytest.raises(DivergenceError, match="the optimizer's state"):
+        trainer(step).fit()
+    assert step.forgotten == 1
+
+
 def test_patience_without_an_end():
     step = Step([1.0] * 50)
     trainer(step, n_iter_no_change=math.inf, max_iter=50).fit()
@@ -94,6 +103,17 @@ def test_going_on_scores_the_weights_it_starts_from():
     trainer(step, history=history, early_stopping=True, validate=iter([0.2, 0.3, 0.1, 0.1, 0.1]).__next__).fit()
     assert step.parameters.vector == 2
     assert history.best_score == 0.3
+    assert len(history.loss_curve) == 4 + 3  # patience begins anew
+
+
+def test_later_fit_improves_on_the_validation_loss_it_starts_from():
+    history = History()
+    for start, vector in (([], 2), ([2.0], 1)):
+        step = Step([1.0] * 9)
+        running = trainer(step, history=history, early_stopping=True, validate=lambda: 0.5, n_iter_no_change=1)
+        running.validation_loss = iter([*start, 1.5, 1.6, 1.7] if start else [3.0, 2.0, 2.5, 2.5]).__next__
+        running.fit()
+        assert step.parameters.vector == vector
 
 
 def test_going_on_judges_improvement_anew():
