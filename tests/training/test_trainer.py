@@ -103,7 +103,16 @@ def test_going_on_scores_the_weights_it_starts_from():
     trainer(step, history=history, early_stopping=True, validate=iter([0.2, 0.3, 0.1, 0.1, 0.1]).__next__).fit()
     assert step.parameters.vector == 2
     assert history.best_score == 0.3
-    assert len(history.loss_curve) == 4 + 3  # patience begins anew
+
+
+def test_later_fit_begins_its_patience_anew():
+    history, scores = History(), iter([0.9, 0.1, 0.1, 0.2, 0.25, 0.1, 0.1])
+    for epochs in (3, 9):  # the first call ends before its patience does
+        running = trainer(
+            Step([1.0] * 9), history=history, early_stopping=True, validate=scores.__next__, max_iter=epochs
+        )
+        running.fit()
+    assert len(history.loss_curve) == 3 + 3
 
 
 def test_later_fit_improves_on_the_validation_loss_it_starts_from():
