@@ -15,6 +15,7 @@ from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientReg
 from onnxtrain_sklearn._model.precision import in_dtype
 from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
+from tests.combinations.steps import STEPS
 from tests.combinations.tape import ACTIVATIONS
 from tests.contracts import test_losses, test_optimizers
 from tests.helpers.step_options import configured
@@ -215,7 +216,7 @@ def drawn_parameters(dice: Dice, draw: Draw, engine: str) -> dict[str, Any]:
 
 
 def drawn_optimizer(dice: Dice) -> Optimizer:
-    name = dice.one(*test_optimizers.MINIBATCH)
+    name = dice.one(*sorted(STEPS))
     settings = dict(dice.one(*test_optimizers.SETTINGS[name]))
     if name in ("adagrad", "adam", "adamw", "rmsprop"):  # else rounding decides the steps of tiny gradients
         settings["epsilon"] = 0.01
