@@ -1,6 +1,6 @@
 """Time of an optimizer's update by NumPy, by machine code and by sessions of one and two threads, for sizes of vectors.
 
-    python -m benchmarks.update_choice [--optimizers adamw,sgd] [--sizes 1000,10000]
+    python benchmarks/update_choice.py [--optimizers adamw,sgd] [--sizes 1000,10000]
 
 The executors alternate, and the minimum of each counts; their results are compared, to the bit. ``UpdateTuning`` of
 ``_training/formula_updates.py`` holds the constants that were read from this table.

@@ -28,7 +28,7 @@ from ..optimizers import UpdateGraph
 
 @dataclass(frozen=True)
 class UpdateTuning:
-    """Constants by which the executor of an update is chosen, as ``python -m benchmarks.update_choice`` measured them.
+    """Constants by which the executor of an update is chosen, as ``python benchmarks/update_choice.py`` measured them.
 
     Microseconds of AdamW's update on two cores of a busy machine, with NumPy 2.5 and onnxruntime 1.32, minima:
 
