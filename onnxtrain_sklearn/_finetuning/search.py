@@ -1,4 +1,10 @@
-"""Search how far to fine-tune: candidates, folds, and paths of weights between old and new."""
+"""Search how far to fine-tune: candidates, folds, and paths of weights between old and new.
+
+:class:`Paths` finds the weights of each candidate: from an anchor, with a pull of some strength towards it, on some of
+the rows. :func:`cross_validated` finds them for each fold, compares their losses on the rows held out, and returns a
+:class:`Choice`. The old model is a candidate: it stays where nothing else is better by more than the noise of the
+comparison.
+"""
 
 from __future__ import annotations
 

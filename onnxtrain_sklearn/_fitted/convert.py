@@ -1,4 +1,13 @@
-"""Convert fitted scikit-learn models to ONNX, by the converters of this package and of skl2onnx."""
+"""Convert fitted scikit-learn models to ONNX, by the converters of this package and of skl2onnx.
+
+:func:`converted` is the entry. skl2onnx orders the estimators and calls one converter for each: that of this package
+where :data:`CONVERTERS` has one for the settings and the types of data, else its own. The nodes and initializers that
+each converter adds are recorded with the estimator, so that parameters can be traced to attributes. The graph has one
+input, a numeric matrix, or one input per column where some columns hold text.
+
+:func:`convert` runs a converter of this package inside skl2onnx; :func:`parsers` and :func:`shape_calculators` declare
+its outputs there. :func:`converters_of_boosters` lends skl2onnx the converters of LightGBM and XGBoost.
+"""
 
 from __future__ import annotations
 
@@ -56,13 +65,6 @@ def converter_of(estimator: Estimator) -> Converter | None:
     return found if found is not None and found.takes(estimator) else None
 
 
-# Conversion of fitted scikit-learn models to ONNX graphs, by the converters of this package and of skl2onnx.
-#
-# skl2onnx orders the estimators and calls the converter of each: that of this package where there is one for the
-# settings and the types of data, else its own. The nodes and initializers that each converter adds are recorded with
-# the estimator. The graph has one input, a numeric matrix, or one input per column where some columns hold text.
-
-
 def converted(
     estimator: Estimator, columns: Mapping[str, bool] | None = None, marks: Mapping[str, str] | None = None
 ) -> tuple[ir.Model, list[ConversionRecord]]:
@@ -79,7 +81,7 @@ def converted(
     skl2onnx = skl2onnx_bridge.package()
     estimator = _with_counted_classes(unwrapped(estimator))
     records: list[ConversionRecord] = []
-    parts, inputs = list(_parts(estimator)), _inputs(estimator, columns)
+    parts, inputs = [part for _, part in walk(estimator)], _inputs(estimator, columns)
     _require_no_network(estimator, parts)
     watching = _recording(skl2onnx_bridge.converter, records, marks or {})
     try:
@@ -154,13 +156,11 @@ def _options(estimator: Estimator) -> dict[int, dict[str, Any]] | None:
     last = record_of(estimator).last
     if "zipmap" in skl2onnx_bridge.allowed_options(type(last)):
         return {id(last): {"zipmap": False}}
-    return {id(step): {} for step in _last_steps(estimator)} or None
-
-
-def _last_steps(estimator: Estimator) -> Iterator[Estimator]:
+    options: dict[int, dict[str, Any]] = {}
     while isinstance(estimator, Pipeline):
         estimator = estimator.steps[-1][1]
-        yield estimator
+        options[id(estimator)] = {}
+    return options or None
 
 
 def _with_marks(estimator: Estimator, marks: Mapping[str, str]) -> Any:
@@ -189,12 +189,6 @@ def _convertible(estimator: Estimator, marks: Mapping[str, str]) -> Any:
     twin = copy.copy(estimator) if changed else estimator
     vars(twin).update(changed)
     return twin
-
-
-def _parts(root: Estimator) -> Iterator[Any]:
-    """Yield the estimators within ``root``, itself included."""
-    for _, part in walk(root):
-        yield part
 
 
 def _stamped(model: ir.Model) -> ir.Model:
@@ -286,7 +280,13 @@ def convert(scope: Scope, operator: Operator, container: Container) -> Source | 
     options = container.get_options(estimator, {"raw_scores": False}, fail=False) or {}
 
     def convert_inner(estimator: Estimator, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
-        variable = operator.inputs[0] if x is inputs[0] else _variable(scope, estimator, op.Identity(x))
+        variable: Any = operator.inputs[0]
+        if x is not inputs[0]:  # rows that the converter computes become a variable, for the nested converter
+            computed = op.Identity(x)
+            columns = skl2onnx_bridge.types().FloatTensorType([None, estimator.n_features_in_])
+            variable = scope.declare_local_variable("rows", columns)
+            variable.init_status(is_fed=True)  # skl2onnx finds no inputs that only constants lead to
+            computed.name = variable.full_name
         outputs = _declared(scope, container, estimator, variable, raw_scores)
         graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
         return list(graph.inputs[-len(outputs) :])
@@ -310,16 +310,6 @@ def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -
         return op.Concat(*parts, axis=1)
     parts[0].shape = ir.Shape(["N", columns])
     return parts[0]
-
-
-def _variable(scope: Scope, estimator: Estimator, rows: ir.Value) -> Any:
-    """Return rows that a converter computes as a variable of skl2onnx, for another converter."""
-    variable = scope.declare_local_variable(
-        "rows", skl2onnx_bridge.types().FloatTensorType([None, estimator.n_features_in_])
-    )
-    variable.init_status(is_fed=True)  # skl2onnx does not find inputs behind constants
-    rows.name = variable.full_name
-    return variable
 
 
 def _declared(scope: Scope, container: Container, estimator: Estimator, rows: Variable, raw_scores: bool) -> list[Any]:
@@ -396,7 +386,12 @@ def _behind_encoders(
 ) -> list[Any]:
     """Parse a histogram booster behind encoders of the columns of text that it encodes itself."""
     if any(type(variable.type).__name__ == "StringTensorType" for variable in inputs):
-        columns = [_encoded_column(scope, booster, i, one) for i, one in enumerate(inputs)]
+        columns = []
+        for i, variable in enumerate(inputs):  # of text, the places of the categories
+            encoder = encoder_of_text(booster, i)
+            if encoder is not None:
+                variable = skl2onnx_bridge.parse(scope, encoder, [variable], parsers())[0]
+            columns.append(variable)
         operator = scope.declare_local_operator("SklearnConcat")
         operator.inputs = columns
         operator.outputs.append(
@@ -416,14 +411,6 @@ def _behind_steps(
             inputs = list(skl2onnx_bridge.parse(scope, inner[:-1], inputs, parsers()))
         inner = unwrapped(inner.steps[-1][1])
     return _declared_outputs(scope, regressor, inputs, custom_parsers)
-
-
-def _encoded_column(scope: Scope, booster: Estimator, column: int, variable: Variable) -> Any:
-    """Return a column as numbers: of text, the places of the categories."""
-    encoder = encoder_of_text(booster, column)
-    if encoder is None:
-        return variable
-    return skl2onnx_bridge.parse(scope, encoder, [variable], parsers())[0]
 
 
 def _parsed_by_skl2onnx(

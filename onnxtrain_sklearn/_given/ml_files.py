@@ -1,4 +1,9 @@
-"""Recognize fitted models in ONNX files, as skl2onnx and onnxmltools write them, and read their graphs."""
+"""Recognize fitted models in ONNX files, as skl2onnx and onnxmltools write them, and read what the graphs say of them.
+
+:func:`is_fitted_graph` recognizes such a file, and :class:`FittedFile` holds what is known of it. The other functions
+read graphs without changing a result: the table that one takes, the classes that it names, the output that is trained.
+``ml_conversion`` makes the graph trainable, and ``comparison`` holds the result to the file.
+"""
 
 from __future__ import annotations
 
