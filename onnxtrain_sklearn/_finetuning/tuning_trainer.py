@@ -92,14 +92,14 @@ class FineTuningTrainer(Trainer):
         self._kept.note()
         objective, old = self._objective, self._vector.astype(np.float64)
         before = objective.loss(old, objective.weights)
-        if self._record(before):
+        if self._record(before, self.batches.n_rows):
             return self._settle(True)
         vector = self._tuned(old)
         loss = objective.loss(vector, objective.weights)
         if not (np.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
         self._kept.renew()
-        self._record(loss)
+        self._record(loss, self.batches.n_rows)
         return self._settle(True)
 
     def _tuned(self, old: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from .._data.batches import Batches, filled
 from .._data.finite import is_finite
 from .._utils.errors import ignores_float_errors
 from ..exceptions import DivergenceError, warn
-from ..optimizers import LBFGS, MinimizeResult
+from ..optimizers import LBFGS
 from ..schedules import Constant, Schedule
 from .history import Epoch, EpochTable, History, report_of
 from .loss_graph import Scheduled
@@ -201,7 +201,7 @@ class Trainer:
         history.best = None
         self._recorded = time.perf_counter()
         self._step_hook: Callable[[float], bool] | None = None
-        self._stopped, self._epoch_start = False, history.progress.step
+        self._stopped = False
         self._report = report_of(settings.verbose, settings.max_iter)
         self.first_epoch = history.progress.epoch
         self.rates = ScheduledRates(
@@ -253,7 +253,7 @@ class Trainer:
 
         def one_epoch() -> bool:
             if self.history.progress.epoch == self.first_epoch:  # the end of the pass may have been restored
-                self._settle(self._record(self._epoch()))
+                self._settle(self._record(*self._epoch()))
             return True
 
         self._guarded(lambda: self._watched(one_epoch))
@@ -324,22 +324,28 @@ class Trainer:
         """Train for up to ``max_iter`` epochs; return whether training ended earlier."""
         done = self.history.progress.epoch - self.first_epoch  # of this call, where a state was restored
         for _ in range(self._settings.max_iter - done):
-            ended = self._record(self._epoch())
-            if self._settle(ended or (self._idle() and self._ends_at_plateau())):
+            ended = self._record(*self._epoch())
+            if not ended and self._idle():  # a schedule may lower the rate at a plateau instead of ending there
+                ended = self.rates.stops_at_plateau() and not self._settings.all_epochs
+            if self._settle(ended):
                 return True
         return False
 
-    def _epoch(self) -> float:
-        """Train on all data once, or until the hook of a step ends training; return the mean loss."""
+    def _epoch(self) -> tuple[float, int]:
+        """Train on all data once, or until the hook of a step ends training; return the mean loss, and rows seen."""
         if self.watcher is not None:
             self.watcher.begin_epoch()
         self._kept.begin_epoch()
-        self._epoch_start = self.history.progress.step
+        first_step = self.history.progress.step
         after = None if self._step_hook is None else self._after_step
         total, seen = _trained(self.step.train(self.batches, self.rates.advance, after), self._kept)
         if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
-        return total / (seen if self.batches.weight is None or self._stopped else self.batches.weight)
+        rows = self.batches.n_rows
+        if self._stopped and self.batches.steps is not None:  # perhaps before the end; the last minibatch may be short
+            rows = min(rows, (self.history.progress.step - first_step) * self._settings.accumulate * self.batches.size)
+        # The weights of minibatches, added up, round otherwise than the sum of all, which no order of the rows changes.
+        return total / (seen if self.batches.weight is None or self._stopped else self.batches.weight), rows
 
     def _after_step(self, loss: float) -> bool:
         """Call the hook of a step; return whether training ends."""
@@ -364,12 +370,8 @@ class Trainer:
             self.history.loss_curve,
         )
 
-    def _record(self, loss: float) -> bool:
-        """Record an epoch and call the callbacks; return whether one of them ends training."""
-        rows = self.batches.n_rows
-        if self._stopped and self.batches.steps is not None:  # perhaps before the end of the epoch
-            steps = self.history.progress.step - self._epoch_start
-            rows = min(rows, steps * self._settings.accumulate * self.batches.size)
+    def _record(self, loss: float, rows: int) -> bool:
+        """Record an epoch over ``rows`` rows and call the callbacks; return whether one of them ends training."""
         score = None if self._validate is None else self._validate()
         if score is not None and math.isnan(score):
             self._diverge()
@@ -393,15 +395,14 @@ class Trainer:
         epoch = Epoch(self.history.progress.epoch, loss, score, rate)
         answers += [callback(epoch) for callback in settings.callbacks]
         if self.watcher is not None:
+            before = None if self.step.updates_after_loss else self._buffer.copy()
             answers.append(self.watcher.end_epoch())
+            if before is not None and not np.array_equal(before, self._buffer):
+                self.step.reload()  # a device has weights of its own, which do not follow those that a callback changed
         return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
 
     def _idle(self) -> bool:
         return self.history.idle_epochs > self._settings.n_iter_no_change
-
-    def _ends_at_plateau(self) -> bool:
-        """Return True if training ends at a plateau; the schedule may lower the rate instead."""
-        return self.rates.stops_at_plateau() and not self._settings.all_epochs
 
 
 @ignores_float_errors
@@ -453,7 +454,13 @@ class FullBatchTrainer(Trainer):
         start = self._vector.copy()
         self._reached[...] = start
         try:
-            end = self._search()
+            end = self._optimizer.minimize(
+                self._objective,
+                self._reached,
+                max_iter=self._settings.max_iter,
+                tol=self._settings.tol,
+                callback=self._after_iteration,
+            )
         finally:
             self._vector[...] = self._reached
         if not math.isfinite(end.loss) or (self._met_overflow and np.array_equal(end.vector, start)):
@@ -463,12 +470,6 @@ class FullBatchTrainer(Trainer):
         self.history.idle_epochs = 0
         self._settle(True)
         return not end.limited
-
-    def _search(self) -> MinimizeResult:
-        max_iter, tol = self._settings.max_iter, self._settings.tol
-        return self._optimizer.minimize(
-            self._objective, self._reached, max_iter=max_iter, tol=tol, callback=self._after_iteration
-        )
 
     def _objective(self, vector: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the loss of all rows and its gradient, both in float64."""
@@ -495,6 +496,6 @@ class FullBatchTrainer(Trainer):
                     f"A callback changed weights in after_step, but {type(self._optimizer).__name__} goes on from its "
                     f"own. Change them at the end, or set an optimizer of minibatch steps, such as AdamW()."
                 )
-        ended = self._record(loss)
+        ended = self._record(loss, self.batches.n_rows)
         stops = self._settings.early_stopping and not self._settings.all_epochs
         return ended or (stops and self._idle())
