@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 from sklearn.base import clone
 
-from onnxtrain_sklearn import SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, losses
+from onnxtrain_sklearn import SGD, GraphModel, Linear, OrtGradientClassifier, OrtGradientRegressor, losses
 from onnxtrain_sklearn.classic import onnxblock
 from tests.classic.test_onnxblock import WeightedAverageLoss
 from tests.helpers.environment import available_engines
@@ -95,7 +95,7 @@ def test_the_loss_of_two_outputs_is_weighted_as_the_block_says():
 
 
 def test_one_output_of_two_by_name():
-    regressor = OrtGradientRegressor(two_outputs(), loss=onnxblock.loss.MSELoss(), output="Y2", **SETTINGS)
+    regressor = OrtGradientRegressor(GraphModel(two_outputs(), output="Y2"), loss=onnxblock.loss.MSELoss(), **SETTINGS)
     assert regressor.fit(X, Y[:, 2]).predict(X).shape == (53,)
 
 
