@@ -20,12 +20,12 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 import onnx_ir as ir
 
-from ._model.activation import LINKS as LINKS
-from ._model.activation import Link as Link
-from ._model.activation import TargetScaling as TargetScaling
-from ._model.activation import Task as Task
-from ._model.activation import apply_link as apply_link
-from ._model.activation import row_sum
+from ._model.links import LINKS as LINKS
+from ._model.links import Link as Link
+from ._model.links import TargetScaling as TargetScaling
+from ._model.links import Task as Task
+from ._model.links import apply_link as apply_link
+from ._model.links import row_sum
 from ._model.loss_terms import append_loss as append_loss
 from ._model.loss_terms import append_pairwise_loss as append_pairwise_loss
 from ._model.loss_terms import append_penalty as append_penalty

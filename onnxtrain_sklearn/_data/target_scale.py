@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._model.activation import TargetScaling
+from .._model.links import TargetScaling
 from .._utils.typing import DType
 from .columns import COARSE, warn_of_steps
 from .statistics import Extremes, Moments

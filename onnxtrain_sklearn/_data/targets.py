@@ -22,7 +22,7 @@ from sklearn.utils.class_weight import compute_class_weight, compute_sample_weig
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_non_negative
 
-from .._model.activation import Task
+from .._model.links import Task
 from .._utils.typing import ClassWeight, SparseLike
 from .columns import require_unmasked
 from .statistics import balanced_weights

@@ -16,7 +16,7 @@ from .._data.target_scale import TargetScale
 from .._ir.edits import keep_outputs, swap_initializers
 from .._ir.protobuf import to_proto
 from .._ir.shapes import infer_shapes
-from .._model.heads import repeated_rows
+from .._model.score_axes import repeated_rows
 from .._training.loss_graph import as_float32, ir_type, one_hot
 from .._training.programs import differentiating_engine
 from .._training.state import OptimizerState

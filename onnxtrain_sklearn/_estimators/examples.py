@@ -38,7 +38,7 @@ from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, a
 from .._given.comparison import OwnOutput
 from .._given.ml_files import FittedFile
 from .._inference.graph import Head
-from .._model.activation import Positions
+from .._model.score_axes import Positions
 from .._model.trainable import TensorSpec, TrainableModel
 from .._training.loss_graph import TARGET, StepSettings, TrainedPositions, target_layout
 from .._utils.cache import with_attributes

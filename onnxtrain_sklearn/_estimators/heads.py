@@ -27,9 +27,10 @@ from .._given.ml_files import is_fitted_graph
 from .._importers.load import LABELS, given_graph
 from .._inference.graph import Head
 from .._ir.shapes import infer_shapes
-from .._model.activation import Link, Positions
-from .._model.activation import Task as TaskName
-from .._model.heads import SAME_TYPES, HeadTypes, graph_of_features, types_of_head, with_head
+from .._model.links import Link
+from .._model.links import Task as TaskName
+from .._model.new_head import SAME_TYPES, HeadTypes, graph_of_features, types_of_head, with_head
+from .._model.score_axes import Positions
 from .._model.trainable import TrainableModel, trainable_model
 from .._ort import devices
 from .._ort.devices import Device

@@ -28,7 +28,7 @@ from .._data.validation import faults_of_validation_data, require_scorable
 from .._fitted import sklearn_private
 from .._inference.graph import Head
 from .._inference.predictor import Predictor
-from .._model.activation import Task
+from .._model.links import Task
 from .._training.loss_graph import StepSettings, TotalLoss, settings_of_output
 from .._training.score_loss import SCORED_PIECE, ScoreLoss, weighted_mean
 from .._utils.typing import MatrixLike

@@ -22,7 +22,7 @@ from .._importers.load import LABELS, given_graph, load
 from .._ir.files import without_program
 from .._ir.limits import current_limits
 from .._ir.protobuf import erase_initializers
-from .._model.heads import join_outputs
+from .._model.joined_outputs import join_outputs
 from .._model.modes import in_training_mode
 from .._model.trainable import TrainableModel, trainable_model
 from .._utils.cache import Cache, content, is_plain

@@ -26,7 +26,7 @@ from .._given.ml_files import FittedFile
 from .._ir.protobuf import from_bytes, to_proto
 from .._model.modes import inference_form, normalizes_by_batch
 from .._model.reference import first_difference
-from .._model.weights import form_of
+from .._model.reweighted import form_of
 from .._ort import devices
 from .._training.loss_graph import WEIGHT, Scheduled, StepSettings, TotalLoss, settings_of_output
 from .._training.parameters import FlatParameters

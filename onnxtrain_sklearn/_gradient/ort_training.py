@@ -40,7 +40,7 @@ from .._ir.queries import (
 )
 from .._ir.shapes import infer_shapes
 from .._ir.supported import ANY, PADDING, Supported
-from .._model.precision import bound_of, is_open
+from .._model.clip_derivative import bound_of, is_open
 from .._ort import gradient_builder
 from .._utils.errors import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from .._ir.edits import copy_initializer, replace_node, replace_value
 from .._ir.queries import operand
-from .._model.precision import RELU6, bound_of
+from .._model.clip_derivative import RELU6, bound_of
 from .._model.roles import EXPORTER
 from .._model.weights import array_of, is_setting
 from ..exceptions import warn

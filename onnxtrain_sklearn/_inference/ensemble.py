@@ -13,7 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .._ir.edits import append_nodes
-from .._model.activation import Task, as_rows
+from .._model.activation import as_rows
+from .._model.links import Task
 from .._model.trainable import TrainableModel
 from ..graph import GraphBuilder
 from .graph import class_constant

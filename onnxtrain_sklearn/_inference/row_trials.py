@@ -1,7 +1,7 @@
 """Find out whether the rows of a minibatch meet in a graph: by analysis, and by trials where that does not tell.
 
 :func:`where_rows_meet` asks about a trainable model, :func:`meeting_in` about any graph. Both ask the analysis of
-``_model/row_dependence`` first. Where it is not certain, :func:`meet_in_numbers` tries: it changes one row after the
+``_model/row_axis`` first. Where it is not certain, :func:`meet_in_numbers` tries: it changes one row after the
 other, and if the results of other rows change, rows meet. They meet too if results change where rows are added, as
 those of a graph that divides by the number of rows. Answers are kept for graphs of equal structure.
 """
@@ -21,9 +21,9 @@ from .._ir.protobuf import to_proto
 from .._ir.queries import describe, structure
 from .._model.batch_axis import with_batch
 from .._model.modes import inference_form, normalizes_by_batch
-from .._model.row_dependence import Verdict, meeting_of_rows
+from .._model.reweighted import form_of
+from .._model.row_axis import Verdict, meeting_of_rows
 from .._model.trainable import TrainableModel
-from .._model.weights import form_of
 from .._ort import devices, sessions
 from .._utils.cache import Cache
 from .._utils.typing import DType

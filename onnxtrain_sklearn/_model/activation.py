@@ -1,26 +1,39 @@
-"""The final activation of a graph: its link, the scores before it, and the axis of classes.
+"""The final activation of a graph: its link, and the scores before it.
 
-:func:`activation_of` reads a graph backwards from its output and returns the :class:`Activation` that it recognizes.
-:func:`scores_of` and :func:`apply_link` go from an output to scores and from scores to predictions.
-:class:`Positions` handles scores at each position of a row.
-
-An :class:`Activation` holds for every value of the weights: its link, applied to the scores, is the output of the
-graph, up to bounds that only keep probabilities off 0 and 1.
+:func:`activation_of` reads a graph backwards from its output, with one reader per operator, and returns the
+:class:`Activation` that it recognizes. An activation holds for every value of the weights: its link, applied to the
+scores, is the output of the graph, up to bounds that only keep probabilities off 0 and 1. Where the output is said to
+hold probabilities and no activation is recognized, :func:`scores_of` computes scores from the output itself.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
-import numpy as np
 import onnx_ir as ir
 
 from .._ir.queries import int_attribute
-from ..exceptions import ModelError, nearest
 from ..graph import GraphBuilder
+from .expressions import (
+    MAX_DEPTH,
+    NARROW,
+    SHAPE_ONLY,
+    clip_bound,
+    is_per_position,
+    is_per_row,
+    is_row_sum,
+    keeps_layout,
+    negation_operand,
+    neutral_operand,
+    number_of,
+    reduced_axes,
+    same_expression,
+    without_bound,
+    without_epsilon,
+    without_maximum,
+    without_reshaping,
+)
 
 LOG_EPSILON = 1e-7
 """Added to probabilities and means before their logarithm."""
@@ -59,38 +72,6 @@ class Activation:
         return scores
 
 
-def as_rows(op: GraphBuilder, value: ir.Value) -> ir.Value:
-    """Return a value of more than two axes as a matrix with one row per row of the batch.
-
-    It is left as it is where more than two axes have sizes other than one.
-    """
-    long = [] if value.shape is None else [size for size in value.shape if size != 1]
-    if value.shape is None or len(value.shape) < 3 or len(long) > 2:
-        return value
-    width = long[1] if len(long) == 2 else 1
-    return op.Reshape(value, [-1, width]) if isinstance(width, int) else op.Flatten(value, axis=1)
-
-
-def scores_of(op: GraphBuilder, output: ir.Value, link: str, *, log: bool) -> ir.Value:
-    """Emit scores whose ``link`` is the output of the graph: logarithms of its probabilities, or their log-odds.
-
-    An epsilon keeps the logarithm finite at zero; negative numbers have no gradient.
-    """
-    output = as_rows(op, output)
-    numbers = op.Exp(output) if log else output
-    logs = _log_of_probability(op, numbers)
-    return op.Sub(logs, _log_of_probability(op, op.Sub(1.0, numbers))) if link == "sigmoid" else logs
-
-
-def _log_of_probability(op: GraphBuilder, numbers: ir.Value) -> ir.Value:
-    return op.Log(op.Add(op.Relu(numbers), LOG_EPSILON))
-
-
-def _score_difference(op: GraphBuilder, scores: ir.Value, first: int) -> ir.Value:
-    one, other = (op.Gather(scores, [i], axis=1) for i in (first, 1 - first))
-    return op.Sub(one, other)
-
-
 SCORE_FORMS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "same": lambda op, s: s,
     "negative": lambda op, s: op.Neg(s),
@@ -101,327 +82,12 @@ SCORE_FORMS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
 """Scores computed from the input of an activation: for 1 - p, one of two columns, sigmoids over their sum."""
 
 
+def _score_difference(op: GraphBuilder, scores: ir.Value, first: int) -> ir.Value:
+    one, other = (op.Gather(scores, [i], axis=1) for i in (first, 1 - first))
+    return op.Sub(one, other)
+
+
 OPPOSITE = {"same": "negative", "negative": "same", "first": "second", "second": "first"}
-
-
-# Links, which map scores to predictions, and tasks.
-
-
-Task: TypeAlias = Literal["regression", "binary", "multiclass", "multilabel", "multioutput"]
-Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "hard_sigmoid", "clipped_margin"]
-TargetScaling: TypeAlias = Literal["standard", "mean"]
-
-
-def split_columns(op: GraphBuilder, value: ir.Value, groups: Sequence[int]) -> list[ir.Value]:
-    """Emit the columns of each group, in order."""
-    ends = np.cumsum(groups).tolist()
-    return [op.Slice(value, [end - size], [end], [1]) for size, end in zip(groups, ends, strict=True)]
-
-
-def apply_link(op: GraphBuilder, link: Link, scores: ir.Value) -> ir.Value:
-    """Emit the predictions of scores of the shape (N, k); for prediction only, not to be differentiated.
-
-    "hard_sigmoid" is ``(clip(s, -1, 1) + 1) / 2``. "clipped_margin" is the same for one column; several columns are
-    divided by their sum, and if that is 0 all classes are equally likely. The other names are the usual functions.
-    """
-    if link not in LINKS:
-        raise ValueError(f"Unknown link {link!r}.{nearest(link, LINKS)}")
-    return LINKS[link](op, scores)
-
-
-def _emit_hard_sigmoid(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    if op.dtype == ir.DataType.DOUBLE:  # onnxruntime's kernel supports only float32
-        return op.Clip(op.Add(op.Mul(scores, 0.5), 0.5), 0.0, 1.0)
-    return op.HardSigmoid(scores, alpha=0.5, beta=0.5)
-
-
-def _clipped_margin(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    margins, shape = _emit_hard_sigmoid(op, scores), op.shape(scores)
-    if shape is not None and shape[-1] == 1:
-        return margins
-    empty = op.Equal(row_sum(op, margins), 0.0)
-    margins = op.Where(empty, 1.0, margins)
-    return op.Div(margins, row_sum(op, margins))
-
-
-LINKS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
-    "identity": lambda op, scores: scores,
-    "exp": lambda op, scores: op.Exp(scores),
-    "sigmoid": lambda op, scores: op.Sigmoid(scores),
-    "softmax": lambda op, scores: op.Softmax(scores, axis=-1),
-    "hard_sigmoid": _emit_hard_sigmoid,
-    "clipped_margin": _clipped_margin,
-}
-
-
-def row_sum(op: GraphBuilder, x: ir.Value) -> ir.Value:
-    """Emit the sum of each row, a column (N, 1)."""
-    return op.ReduceSum(x, axes=[-1], keepdims=True)
-
-
-# Classes at each position of a row: of the words of a text, the pixels of an image.
-#
-# The scores of a row have an axis of classes, the last one or the first, beside those of the positions. Loss and labels
-# take one row per position, (N * positions, k).
-
-
-@dataclass(frozen=True)
-class Positions:
-    """The axes of scores at each position.
-
-    Attributes
-    ----------
-    rank : int
-        Number of axes of the positions.
-    axis : {1, -1}
-        Axis of the classes in the scores; they may lack it where there is one score per position.
-    """
-
-    rank: int
-    axis: int
-
-    def classes_last(self, scores: np.ndarray) -> np.ndarray:
-        """Return scores as an array of the shape (N, *positions, k)."""
-        if scores.ndim == self.rank + 1:
-            return scores[..., None]
-        return np.moveaxis(scores, self.axis, -1)
-
-    def emit_classes_last(self, op: GraphBuilder, scores: ir.Value) -> ir.Value:
-        """Emit scores as a value of the shape (N, *positions, k)."""
-        shape = op.shape(scores)
-        if shape is None or len(shape) not in (self.rank + 1, self.rank + 2):
-            raise ModelError(
-                f"The scores {scores.name!r} have {'an unknown shape' if shape is None else f'the shape {shape}'}, "
-                f"but for labels at positions with {self.rank} axes they must have {self.rank + 2}."
-            )
-        if len(shape) == self.rank + 1:
-            return op.Unsqueeze(scores, axes=[len(shape)])
-        return scores if self.axis == -1 else op.Transpose(scores, perm=[0, *range(2, len(shape)), 1])
-
-
-def as_position_rows(
-    op: GraphBuilder, scores: ir.Value, positions: Positions, columns: int
-) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
-    """Emit one row per position, and return the function that puts the results of rows back in their places."""
-    whole = positions.emit_classes_last(op, scores)
-    places = op.Slice(op.Shape(whole), [0], [-1], [0])
-
-    def in_places(result: ir.Value) -> ir.Value:
-        shape = op.shape(result)
-        matrix = shape is not None and len(shape) == 2
-        return op.Reshape(result, op.Concat(places, [shape[1]], axis=0) if matrix and shape is not None else places)
-
-    return op.Reshape(whole, [-1, columns]), in_places
-
-
-def position_weights(op: GraphBuilder, y: ir.Value, label_weights: tuple[float, ...]) -> ir.Value:
-    """Emit the share of each position in its row: in proportion to the weight of its label; -1 has none.
-
-    Rows without weights have shares of 0.
-    """
-    table = np.array([*label_weights, 0.0], op.dtype.numpy())  # the index -1 is the last
-    own = op.Gather(table, y)
-    total = op.ReduceSum(own, axes=[1], keepdims=True)
-    return op.Div(own, op.Max(total, float(np.finfo(np.float32).tiny)))
-
-
-# Subexpressions that exporters write around a final activation.
-#
-# The functions look through operators that change only the shape of a value, or nothing, and through tiny bounds and
-# summands that keep a number off zero. They read constants of the graph and no number that it computes.
-
-
-NARROW = 1e-4
-"""Bounds within this distance of 0 and 1 only keep logarithms finite; they are not part of the model."""
-
-
-MAX_DEPTH = 32
-"""Operators that are followed at most; those behind real final activations are fewer."""
-
-
-SHAPE_ONLY = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that may change only the shape of their first input; :func:`keeps_layout` tells."""
-
-
-_FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-
-
-_NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Pow": 1.0, "Add": 0.0, "Sub": 0.0}
-"""The constant operand with which an operator returns its other input."""
-
-
-def keeps_layout(node: ir.Node) -> bool:
-    """Return True if a node of ``SHAPE_ONLY`` returns the same floats, in the same order and rows."""
-    x = node.inputs[0]
-    if x is None or node.op_type == "Identity":
-        return x is not None
-    if node.op_type == "Cast":
-        return bool(x.dtype and x.dtype.is_floating_point() and node.outputs[0].dtype in _FLOAT_TYPES)
-    if node.op_type == "Dropout":
-        return len(node.inputs) < 3 or node.inputs[2] is None or number_of(node.inputs[2]) == 0.0
-    if node.op_type == "Transpose":
-        return _keeps_order(node, x)
-    return True
-
-
-def _keeps_order(node: ir.Node, x: ir.Value) -> bool:
-    """Return True if a Transpose moves only axes of size one."""
-    if x.shape is None:
-        return False
-    order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(x.shape))[::-1]
-    long = [axis for axis in order if x.shape[axis] != 1]
-    return long == sorted(long)
-
-
-def neutral_operand(node: ir.Node) -> ir.Value | None:
-    """Return the input that a sum, product or power with a neutral constant leaves unchanged."""
-    number = _NEUTRAL.get(node.op_type)
-    if number is None or node.domain:
-        return None
-    sides = (0, 1) if node.op_type in ("Mul", "Add") else (0,)
-    return next((node.inputs[i] for i in sides if number_of(node.inputs[1 - i]) == number), None)
-
-
-def number_of(value: ir.Value | None) -> float | None:
-    """Return the value of a constant with one element."""
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return float(tensor.numpy().ravel()[0]) if tensor is not None and tensor.size == 1 else None
-
-
-def same_expression(one: ir.Value | None, other: ir.Value | None, depth: int = 4) -> bool:
-    """Return True if two values are computed by the same expression, which some exporters write twice."""
-    if one is other or one is None or other is None:
-        return one is other
-    a, b = one.producer(), other.producer()
-    if a is None or b is None or not depth or (a.op_type, a.domain) != (b.op_type, b.domain):
-        number = number_of(one)
-        return number is not None and number == number_of(other)
-    alike = len(a.inputs) == len(b.inputs) and {k: str(v) for k, v in a.attributes.items()} == {
-        k: str(v) for k, v in b.attributes.items()
-    }
-    return alike and all(same_expression(x, y, depth - 1) for x, y in zip(a.inputs, b.inputs, strict=True))
-
-
-def negation_operand(value: ir.Value) -> ir.Value | None:
-    """Return x where ``value`` is -x, by Neg, by a product with -1 or by 0 - x."""
-    node = value.producer()
-    if node is None or node.domain:
-        return None
-    if node.op_type == "Mul" and -1.0 in (numbers := [number_of(x) for x in node.inputs]):
-        return node.inputs[1 - numbers.index(-1.0)]
-    zero = node.op_type == "Sub" and number_of(node.inputs[0]) == 0.0
-    return node.inputs[0] if node.op_type == "Neg" else node.inputs[1] if zero else None
-
-
-def without_bound(value: ir.Value) -> ir.Value:
-    """Return x where ``value`` is min(x, b), and b is the bound below which an exponential is finite."""
-    node = value.producer()
-    if node is None or node.domain or node.op_type != "Min" or len(node.inputs) != 2 or node.inputs[0] is None:
-        return value
-    return node.inputs[0] if number_of(node.inputs[1]) in (88.0, 709.0) else value
-
-
-def is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = False) -> bool:
-    """Return True if a reduction over ``axes`` covers each whole row; with ``flattens``, over all later axes too."""
-    if x is None or x.shape is None or len(axes) != 1:
-        return False
-    rank = len(x.shape)
-    axis = axes[0] + rank if axes[0] < 0 else axes[0]
-    long = [i for i in range(rank) if x.shape[i] != 1]
-    rest = [i for i in long if i < axis] if flattens else [i for i in long if i != axis]
-    return rank > 1 and len(rest) == 1 and rest[0] < axis
-
-
-def is_per_position(x: ir.Value | None, axis: int, flattens: bool) -> bool:
-    """Return True if ``axis`` may be the axis of classes at each position of a row; the data show which axis is."""
-    if x is None or x.shape is None or flattens:
-        return False
-    return len(x.shape) > 2 and axis % len(x.shape) in (1, len(x.shape) - 1)
-
-
-def reduced_axes(node: ir.Node) -> Sequence[int]:
-    """Return the axes of a reduction where they are constant, else none."""
-    if "axes" in node.attributes:
-        return node.attributes["axes"].as_ints()
-    tensor = ir.convenience.get_const_tensor(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else None
-    return () if tensor is None else [int(axis) for axis in tensor.numpy().ravel()]
-
-
-def clip_bound(node: ir.Node, name: str, position: int) -> float | None:
-    """Return a bound of Clip, None where it is left out; a computed bound counts as the tightest."""
-    if name in node.attributes:
-        return node.attributes[name].as_float()
-    if len(node.inputs) <= position or node.inputs[position] is None:
-        return None
-    number = number_of(node.inputs[position])
-    return (float("inf") if name == "min" else -float("inf")) if number is None else number
-
-
-def without_epsilon(value: ir.Value | None) -> ir.Value | None:
-    """Return the other summand where ``value`` is a sum with a tiny constant; else ``value``."""
-    node = None if value is None else value.producer()
-    if node is None or node.domain or node.op_type != "Add":
-        return value
-    tiny = [x is not None and 0 < (number_of(x) or 0) <= NARROW for x in node.inputs]
-    return node.inputs[1 - tiny.index(True)] if any(tiny) else value
-
-
-def without_reshaping(value: ir.Value) -> ir.Value:
-    """Return the value before changes of its shape, and before tiny bounds or summands."""
-    for _ in range(MAX_DEPTH):
-        node = value.producer()
-        if node is None or node.domain or not node.inputs or node.inputs[0] is None:
-            return value
-        tiny = node.op_type in ("Clip", "Max", "Add") and _keeps_off_zero(node)
-        if node.op_type != "Expand" and not tiny and not (node.op_type in SHAPE_ONLY and keeps_layout(node)):
-            return value
-        value = node.inputs[0]
-    return value
-
-
-def _keeps_off_zero(node: ir.Node) -> bool:
-    if node.op_type == "Clip":
-        return (clip_bound(node, "min", 1) or 0) <= NARROW and clip_bound(node, "max", 2) is None
-    return len(node.inputs) == 2 and 0 <= (number_of(node.inputs[1]) or -1) <= NARROW
-
-
-def is_row_sum(value: ir.Value, *, of: ir.Value | None) -> bool:
-    """Return True if ``value`` is the sum over each row (or the L1 norm), of ``of`` where that is given."""
-    node = without_reshaping(value).producer()
-    if node is None or node.domain or node.op_type not in ("ReduceL1", "ReduceSum"):
-        return False
-    x = node.inputs[0]
-    if x is None or not is_per_row(x, reduced_axes(node)):
-        return False
-    return of is None or same_expression(without_reshaping(x), without_reshaping(of))
-
-
-def without_maximum(exponent: ir.Value) -> ir.Value:
-    """Return the scores before the subtraction of their row maximum, which does not change a softmax."""
-    node = exponent.producer()
-    if node is None or node.domain or node.op_type != "Sub" or node.inputs[1] is None:
-        return exponent
-    bounded = without_reshaping(node.inputs[1])
-    largest = without_reshaping(_without_lower_bound(bounded)).producer()
-    own = largest is not None and largest.op_type == "ReduceMax" and same_expression(largest.inputs[0], node.inputs[0])
-    return node.inputs[0] if own and node.inputs[0] is not None else exponent
-
-
-def _without_lower_bound(value: ir.Value) -> ir.Value:
-    """Return x where ``value`` is max(x, -inf), as JAX writes a maximum."""
-    node = value.producer()
-    if node is None or node.domain or node.op_type != "Max" or len(node.inputs) != 2:
-        return value
-    for bound, other in (node.inputs, node.inputs[::-1]):
-        if other is not None and number_of(bound) == -math.inf:
-            return other
-    return value
-
-
-# Recognition of the final activation: the softmax, sigmoid or exponential that computes the output.
-#
-# Read the graph backwards from its output, one function per operator. Each returns the activation of the node's
-# output, or None where it recognizes none.
 
 
 def activation_of(final: ir.Value) -> Activation | None:
@@ -696,3 +362,30 @@ _READERS: dict[str, Callable[[ir.Node, int], Activation | None]] = {
     "Softmax": _read_softmax,
     "Sub": _read_sub,
 }
+
+
+def scores_of(op: GraphBuilder, output: ir.Value, link: str, *, log: bool) -> ir.Value:
+    """Emit scores whose ``link`` is the output of the graph: logarithms of its probabilities, or their log-odds.
+
+    An epsilon keeps the logarithm finite at zero; negative numbers have no gradient.
+    """
+    output = as_rows(op, output)
+    numbers = op.Exp(output) if log else output
+    logs = _log_of_probability(op, numbers)
+    return op.Sub(logs, _log_of_probability(op, op.Sub(1.0, numbers))) if link == "sigmoid" else logs
+
+
+def _log_of_probability(op: GraphBuilder, numbers: ir.Value) -> ir.Value:
+    return op.Log(op.Add(op.Relu(numbers), LOG_EPSILON))
+
+
+def as_rows(op: GraphBuilder, value: ir.Value) -> ir.Value:
+    """Return a value of more than two axes as a matrix with one row per row of the batch.
+
+    It is left as it is where more than two axes have sizes other than one.
+    """
+    long = [] if value.shape is None else [size for size in value.shape if size != 1]
+    if value.shape is None or len(value.shape) < 3 or len(long) > 2:
+        return value
+    width = long[1] if len(long) == 2 else 1
+    return op.Reshape(value, [-1, width]) if isinstance(width, int) else op.Flatten(value, axis=1)

@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from ..exceptions import ModelError, instead_of
 from ..graph import GraphBuilder, Operand, operators_of
-from .activation import Link, Task, row_sum, split_columns
-from .row_dependence import ROW_LOSSES
+from .links import Link, Task, row_sum, split_columns
+from .row_axis import ROW_LOSSES
 
 SHARES = "shares"
 """Key in the ``meta`` of weights that are divided by their sum."""

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .._importers.torch_program import call_of
 from .._ir.edits import KEPT_TYPE, bypass, insert_behind
 from .._ir.limits import require_one_message
-from .._ir.queries import all_values, constant, operand
+from .._ir.queries import all_values
 from ..exceptions import ModelError
 from ..graph import GraphBuilder, copy_type
 from .weights import TRAINED_TYPES, array_of
 
 NARROW_TYPES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
 
 TYPES_OF_FILE = "onnxtrain_sklearn.types_of_file"
 """Metadata of a widened model: the narrow types that its tensors have in the file, by name."""
@@ -210,26 +210,3 @@ def _attributes_in_dtype(node: ir.Node, dtype: ir.DataType) -> None:
         if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in TRAINED_TYPES:
             array = attribute.value.numpy().astype(TRAINED_TYPES[dtype])
             node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))
-
-
-# Derivative of Clip at its bounds: a function that clips has 1 there, ReLU6 and hardtanh have 0 as ReLU does.
-#
-# Zeros at which it matters are common: BatchNormalization without a shift keeps those of a ReLU6 before it.
-
-
-RELU6 = (0.0, 6.0)
-
-
-def is_open(node: ir.Node) -> bool:
-    """Return True if a Clip has no derivative at its bounds: by the PyTorch function, else by the bounds of ReLU6."""
-    call = call_of(node)
-    if call is not None:
-        return call.function.rstrip("_") in ("hardtanh", "relu6")
-    return tuple(bound_of(node, index) for index in (1, 2)) == RELU6
-
-
-def bound_of(node: ir.Node, index: int) -> float | None:
-    """Return a constant bound, None where there is none."""
-    bound = operand(node, index)
-    array = None if bound is None else constant(bound)
-    return None if array is None or array.size != 1 else float(array.item())

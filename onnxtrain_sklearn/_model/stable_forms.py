@@ -16,7 +16,7 @@ import onnx_ir as ir
 from .._ir.edits import remove_unread, replace_value
 from .._ir.queries import operand
 from ..graph import GraphBuilder
-from .activation import negation_operand, number_of, same_expression, without_bound
+from .expressions import negation_operand, number_of, same_expression, without_bound
 
 
 def use_stable_forms(model: ir.Model) -> bool:

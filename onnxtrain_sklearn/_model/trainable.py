@@ -30,11 +30,13 @@ from ..graph import GraphBuilder
 from .activation import activation_of, scores_of
 from .batch_axis import free_batch_axis, infer_anew
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
+from .low_rank import LowRank
 from .modes import normalizes_by_batch, separate_running_statistics, separate_stored_statistics, use_running_statistics
 from .precision import NOTHING_KEPT, KeptTypes, kept_types
 from .ranges import range_of
+from .reweighted import form_of, initial_value, reweighted
 from .roles import EXPORTER, Verdict
-from .weights import common_dtype, form_of, initial_value, listing, parameters_of, reweighted, statistics_of
+from .weights import common_dtype, listing, parameters_of, statistics_of
 
 
 @dataclass(frozen=True)
@@ -419,54 +421,3 @@ def spec_of(value: ir.Value) -> TensorSpec:
         raise ModelError(f"Graph input {value.name!r} must be a tensor of a declared type and shape with a batch axis.")
     shape = tuple(d if isinstance(d, int) else None for d in value.shape)
     return TensorSpec(value.name or "", value.dtype.numpy(), shape)
-
-
-# Low-rank changes of matrices: the factors of each matrix, and the matrices with the changes merged into them.
-#
-# A matrix W becomes W + scale · L R, where L has as many rows as W and R as many columns.
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """The change of one matrix.
-
-    Attributes
-    ----------
-    matrix : str
-        The initializer that stays as it is.
-    left, right : str
-        Names of the factors L and R. Of a convolution they are kernels: (out, r, 1, ...) and (r, in, k, ...).
-    scale : float
-    first : str
-        The factor that the input is multiplied by, which begins random: the other begins at zero.
-    sums : tuple of str
-        The nodes that add the change.
-    """
-
-    matrix: str
-    left: str
-    right: str
-    scale: float
-    first: str
-    sums: tuple[str, ...]
-
-    @property
-    def factors(self) -> tuple[str, str]:
-        """The names of both factors, the first one first."""
-        return (self.left, self.right) if self.first == self.left else (self.right, self.left)
-
-
-def factors_of_matrices(changes: Sequence[LowRank]) -> set[str]:
-    """Return the names of all factors."""
-    return {name for one in changes for name in one.factors}
-
-
-def merged(weights: Mapping[str, np.ndarray], changes: Sequence[LowRank]) -> dict[str, np.ndarray]:
-    """Return the weights without factors, which are multiplied and added to the matrices, rounded once."""
-    factors = factors_of_matrices(changes)
-    result = {name: array for name, array in weights.items() if name not in factors}
-    for one in changes:
-        given, left, right = (np.asarray(weights[name], np.float64) for name in (one.matrix, one.left, one.right))
-        change = left.reshape(len(left), -1) @ right.reshape(len(right), -1)
-        result[one.matrix] = (given + one.scale * change.reshape(given.shape)).astype(weights[one.matrix].dtype)
-    return result

@@ -1,25 +1,24 @@
-"""Collect weights, settings and statistics of a graph, and rebuild it with other weights.
+"""Tell the weights of a graph from settings of its operators and from running statistics.
 
-:func:`parameters_of` finds the weights; :func:`reweighted` returns the same graph with other values. Nothing here
-changes a graph.
+:func:`parameters_of` finds the weights of a graph of known make; ``roles`` judges the constants of foreign ones with
+the same tables. Nothing here changes a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from .._ir.edits import swap_initializers
-from .._ir.queries import reaching, share_structure
+from .._ir.queries import reaching
 from ..exceptions import ModelError
 
 TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
     ir.DataType.FLOAT: np.dtype(np.float32),
     ir.DataType.DOUBLE: np.dtype(np.float64),
 }
+
 
 NOT_WEIGHTS: dict[str, frozenset[int]] = {
     "BatchNormalization": frozenset({3, 4}),
@@ -38,10 +37,13 @@ NOT_WEIGHTS: dict[str, frozenset[int]] = {
 }
 """Float inputs that are settings or statistics, not weights: operator -> positions."""
 
+
 BOUNDS: dict[str, int] = {"Max": 1, "Min": 1, "Where": 0}
 """Operators for which a single number is a bound or a filler, not a weight: operator -> most axes of the number."""
 
+
 _EPSILON_FEEDS = frozenset({("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1)})
+
 
 RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset({3, 4})}
 
@@ -93,69 +95,3 @@ def array_of(value: ir.Value) -> np.ndarray:
 
 def listing(graph: ir.Graph) -> str:
     return ", ".join(f"{name!r} ({value.dtype})" for name, value in graph.initializers.items()) or "none"
-
-
-# Models with the form of another and other weights. Graphs of small models are copied only when first requested.
-#
-# Before its first step, a fit of a known structure reads the form of its graph and its initial weights. Neither takes a
-# copy of the graph, which costs more than all other parts of that time.
-
-
-COPIED_AT_ONCE = 2**23
-"""Bytes of weights from which on a graph is copied at once: beside a template, its weights are held too."""
-
-
-class ReweightedModel(ir.Model):
-    """A model as ``template``, which must not be changed later, with the values ``arrays`` of some initializers."""
-
-    __slots__ = ("_copies", "arrays", "template")
-
-    def __init__(self, template: ir.Model, arrays: Mapping[str, np.ndarray]) -> None:
-        super().__init__(
-            template.graph,
-            ir_version=template.ir_version,
-            producer_name=template.producer_name,
-            producer_version=template.producer_version,
-            domain=template.domain,
-            model_version=template.model_version,
-            doc_string=template.doc_string,
-            functions=tuple(template.functions.values()),
-            metadata_props=dict(template.metadata_props),
-        )
-        self.template, self.arrays = template, arrays
-        self._copies: dict[str, ir.Graph] = {}
-        del self.graph  # so that its first reader comes to __getattr__
-
-    def __getattr__(self, name: str) -> ir.Graph:
-        """Return the graph, which is made here; other attributes exist."""
-        if name != "graph":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        graph = self.template.graph.clone()
-        swap_initializers(graph, self.arrays)
-        self.graph = self._copies.setdefault(name, graph)  # one for all of several threads that come at once
-        return self.graph
-
-
-def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:
-    """Return ``model``, which must not be changed later, with other values of some initializers, of their types."""
-    template = form_of(model)
-    before = model.arrays if isinstance(model, ReweightedModel) else {}
-    values = {**before, **arrays}
-    if sum(array.nbytes for array in values.values()) < COPIED_AT_ONCE:
-        result: ir.Model = ReweightedModel(template, values)
-    else:
-        result = template.clone()
-        swap_initializers(result.graph, values)
-    share_structure(result, template)
-    return result
-
-
-def form_of(model: ir.Model) -> ir.Model:
-    """Return a model equal to ``model`` but for the values of weights, to be read only: no graph is copied for it."""
-    return model.template if isinstance(model, ReweightedModel) else model
-
-
-def initial_value(model: ir.Model, name: str) -> np.ndarray:
-    """Return the value of an initializer."""
-    own = model.arrays.get(name) if isinstance(model, ReweightedModel) else None
-    return array_of(form_of(model).graph.initializers[name]) if own is None else own

@@ -65,7 +65,7 @@ from .._fitted.fitted_model import is_estimator, listed
 from .._given.comparison import OwnOutput, own_output, require_own_start, settled
 from .._inference.graph import Head, inference_model
 from .._inference.predictor import Predictor
-from .._model.activation import Task as TaskName
+from .._model.links import Task as TaskName
 from .._model.trainable import TrainableModel, with_outputs_of
 from .._ort.devices import Device
 from .._training.loss_graph import OutputLoss, TotalLoss

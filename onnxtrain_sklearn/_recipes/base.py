@@ -30,7 +30,7 @@ from .._estimators.scoring import Scoring
 from .._export.folder import require_known_form, training_folder, write_folder
 from .._fitted.skl2onnx_bridge import register_waiting
 from .._inference.predictor import Predictor, prediction_graph
-from .._model.activation import Task
+from .._model.links import Task
 from .._ort import devices, sessions
 from .._ort.devices import Device
 from .._training.history import EpochRows

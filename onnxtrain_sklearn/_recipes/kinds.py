@@ -10,7 +10,7 @@ from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 
 from .._data.inputs import prediction_type
 from .._data.targets import Targets, class_targets, regression_targets
-from .._model.activation import Task
+from .._model.links import Task
 from .._utils.typing import ClassWeight, MatrixLike
 from .base import BaseRecipe
 

@@ -18,7 +18,7 @@ from .._inference.predictor import PredictionGraph, prediction_graph
 from .._ir.edits import append_graph
 from .._ir.protobuf import from_bytes
 from .._ir.shapes import infer_shapes
-from .._model.activation import Task
+from .._model.links import Task
 from .._ort.devices import Device
 from .._utils.cache import digest
 from ..graph import GraphBuilder

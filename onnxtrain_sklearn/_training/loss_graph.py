@@ -17,9 +17,8 @@ import onnx_ir.passes.common as common
 from .._gradient.engine import differentiate
 from .._ir.edits import swap_initializers
 from .._ir.queries import Dims, attribute, dims, operand
-from .._model.activation import Link, Positions, Task, position_weights, split_columns
 from .._model.batch_axis import with_batch
-from .._model.heads import repeated_rows, rows_of_members
+from .._model.links import Link, Task, split_columns
 from .._model.loss_terms import (
     RowLoss,
     append_loss,
@@ -32,8 +31,9 @@ from .._model.loss_terms import (
 )
 from .._model.modes import follow_torch
 from .._model.precision import in_dtype
+from .._model.reweighted import form_of
+from .._model.score_axes import Positions, position_weights, repeated_rows, rows_of_members
 from .._model.trainable import TrainableModel
-from .._model.weights import form_of
 from .._ort.devices import Device
 from .._utils.typing import DType
 from ..exceptions import ModelError

@@ -19,8 +19,10 @@ import onnx_ir as ir
 
 from .._ir.queries import operand
 from .._model.constants import rounded
-from .._model.trainable import TrainableModel, factors_of_matrices, why_quantized
-from .._model.weights import TRAINED_TYPES, form_of
+from .._model.low_rank import factors_of_matrices
+from .._model.reweighted import form_of
+from .._model.trainable import TrainableModel, why_quantized
+from .._model.weights import TRAINED_TYPES
 from .._utils.typing import DType
 from ..exceptions import ModelError, nearest, warn
 from ..optimizers import BaseOptimizer, Optimizer, Parameter, Slot

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from .._inference.row_trials import ADDED_ROWS, TRIED_ROWS, meet_in_numbers, numbers_of_type, where_rows_meet
 from .._ir.protobuf import to_proto
 from .._ir.queries import all_values, structure
-from .._model.row_dependence import ROW_LOSSES, meeting_of_rows
+from .._model.row_axis import ROW_LOSSES, meeting_of_rows
 from .._model.trainable import TrainableModel
 from .._ort import devices, sessions
 from .._utils.cache import Cache

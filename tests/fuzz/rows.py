@@ -20,7 +20,7 @@ import onnxruntime
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.shapes import infer_shapes
 from onnxtrain_sklearn._model.batch_axis import with_batch
-from onnxtrain_sklearn._model.row_dependence import meeting_of_rows
+from onnxtrain_sklearn._model.row_axis import meeting_of_rows
 from onnxtrain_sklearn.graph import GraphBuilder
 
 ROWS = 5

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ..._importers.quantization import is_fake
 from ..._ir.queries import constant, dims, fixed
 from ..._ir.supported import ANY, Supported
-from ..._model.precision import is_open
+from ..._model.clip_derivative import is_open
 from ...graph import GraphBuilder, Operand
 from ..context import GradientRule, Reverse, Thunk, filled_like, mask, reshape_to, sum_to
 from ..singularities import MISSING, STEEP, is_norm

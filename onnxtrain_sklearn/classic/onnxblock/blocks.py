@@ -20,7 +20,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from ..._ir.files import read
-from ..._model.activation import Link, Task
+from ..._model.links import Link, Task
 from ..._ort import devices, sessions
 from ..._ort.gradient_builder import CUSTOM_OPERATORS, require_library
 from ..._utils.errors import refusing

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 
-from ..._model.activation import Link, Task
+from ..._model.links import Link, Task
 from . import blocks
 from .blocks import current_accessor
 

@@ -1,0 +1,76 @@
+"""A graph with other weights, which is copied only when it is first read.
+
+:func:`reweighted` returns the model, :func:`form_of` and :func:`initial_value` read its structure and its weights
+without a copy. Before its first step, a fit of a known structure reads no more than these; copying the graph would cost
+more than all other parts of that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from .._ir.edits import swap_initializers
+from .._ir.queries import share_structure
+from .weights import array_of
+
+COPIED_AT_ONCE = 2**23
+"""Bytes of weights from which on a graph is copied at once: beside a template, its weights are held too."""
+
+
+def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:
+    """Return ``model``, which must not be changed later, with other values of some initializers, of their types."""
+    template = form_of(model)
+    before = model.arrays if isinstance(model, ReweightedModel) else {}
+    values = {**before, **arrays}
+    if sum(array.nbytes for array in values.values()) < COPIED_AT_ONCE:
+        result: ir.Model = ReweightedModel(template, values)
+    else:
+        result = template.clone()
+        swap_initializers(result.graph, values)
+    share_structure(result, template)
+    return result
+
+
+def form_of(model: ir.Model) -> ir.Model:
+    """Return a model equal to ``model`` but for the values of weights, to be read only: no graph is copied for it."""
+    return model.template if isinstance(model, ReweightedModel) else model
+
+
+def initial_value(model: ir.Model, name: str) -> np.ndarray:
+    """Return the value of an initializer."""
+    own = model.arrays.get(name) if isinstance(model, ReweightedModel) else None
+    return array_of(form_of(model).graph.initializers[name]) if own is None else own
+
+
+class ReweightedModel(ir.Model):
+    """A model as ``template``, which must not be changed later, with the values ``arrays`` of some initializers."""
+
+    __slots__ = ("_copies", "arrays", "template")
+
+    def __init__(self, template: ir.Model, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__(
+            template.graph,
+            ir_version=template.ir_version,
+            producer_name=template.producer_name,
+            producer_version=template.producer_version,
+            domain=template.domain,
+            model_version=template.model_version,
+            doc_string=template.doc_string,
+            functions=tuple(template.functions.values()),
+            metadata_props=dict(template.metadata_props),
+        )
+        self.template, self.arrays = template, arrays
+        self._copies: dict[str, ir.Graph] = {}
+        del self.graph  # so that its first reader comes to __getattr__
+
+    def __getattr__(self, name: str) -> ir.Graph:
+        """Return the graph, which is made here; other attributes exist."""
+        if name != "graph":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        graph = self.template.graph.clone()
+        swap_initializers(graph, self.arrays)
+        self.graph = self._copies.setdefault(name, graph)  # one for all of several threads that come at once
+        return self.graph
