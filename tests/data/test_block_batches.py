@@ -141,6 +141,13 @@ def test_rows_that_fill_no_minibatch_are_left_out():
     assert len(set(rows)) == len(rows) == stream.n_rows == 48
 
 
+def test_stream_of_fewer_rows_than_a_minibatch_keeps_them_with_drop_last():
+    """Where the rows are not counted before, the minibatch cannot shrink to them."""
+    stream = BlockBatches(ListedBlocks(numbered(5), borders=(2,), counted=False), 6, None, drop_last=True)
+    assert trained_rows(stream, 6) == [0, 1, 2, 3, 4]
+    assert stream.n_rows == 5
+
+
 def test_sparse_rows_are_gathered_across_blocks():
     X = sp.random_array((40, 300), density=0.02, format="csr", dtype=np.float32, rng=np.random.default_rng(0))
     stream = BlockBatches(ListedBlocks(X, borders=(7, 20)), 6, None, buffer_rows=15)
