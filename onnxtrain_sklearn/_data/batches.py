@@ -37,7 +37,7 @@ class BatchBuffers:
         self.forget()
 
     def forget(self) -> None:
-        """Let nothing be known of the rows: whoever holds the buffers may change them."""
+        """Forget what is known of the rows: the holder of the buffers may change them."""
         self.has_ones, self.count = False, len(self.sample_weight)
 
 

@@ -147,6 +147,8 @@ CASES = {
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", CASES)
 def test_loaded_state_goes_on_to_the_same_bits(case, engine):
+    if engine == "ort-training" and CASES[case].get("model") is BATCH_NORM:
+        pytest.skip("ort-training does not differentiate the statistics of minibatches")
     if engine == "compiled":
         pytest.importorskip("llvmlite")
     settings = CASES[case] | {"engine": engine}
@@ -240,7 +242,8 @@ SCRIPT = textwrap.dedent("""
     from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier
     warnings.simplefilter("ignore")
     data = np.load(sys.argv[1])
-    net = OrtGradientClassifier(MLP((6,), dropout=0.2, normalization="batch"), batch_size=16,
+    normalization = None if sys.argv[3] == "ort-training" else "batch"
+    net = OrtGradientClassifier(MLP((6,), dropout=0.2, normalization=normalization), batch_size=16,
                                 optimizer=AdamW(ema_decay=0.9, accumulate=2), learning_rate="adaptive",
                                 random_state=0, engine=sys.argv[3])
     net.initialize(data["X"], data["y"])
@@ -261,7 +264,8 @@ def test_another_process_goes_on_to_the_same_bits(engine, tmp_path):
         pytest.importorskip("llvmlite")
     np.savez(tmp_path / "data.npz", X=X, y=LABELS)
     arguments = [tmp_path / "data.npz", "go on", engine, tmp_path / "first.npz", tmp_path / "second.npz"]
-    model = MLP((6,), dropout=0.2, normalization="batch")
+    normalization = None if engine == "ort-training" else "batch"  # whose statistics it does not differentiate
+    model = MLP((6,), dropout=0.2, normalization=normalization)
     settings = {
         "model": model,
         "optimizer__ema_decay": 0.9,
