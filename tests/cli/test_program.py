@@ -208,6 +208,44 @@ sys.meta_path.insert(0, Block())
 from onnxtrain_sklearn.__main__ import main
 sys.exit(main())
 """
+WITHOUT_TWO = """
+import sys
+sys.modules["sklearn"] = sys.modules["onnx_ir"] = None
+sys.argv = [{argument!r}, "doctor"]
+from onnxtrain_sklearn._cli.program import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("script", ["onnxtrain-sklearn", "onnxtrain-sklearn.exe"])
+def test_program_without_dependencies_names_all_of_them_in_a_sentence(script):
+    code = WITHOUT_TWO.format(argument=str(Path("bin", script)))
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: onnxtrain_sklearn needs packages that ")
+    assert ran.stderr.endswith(" does not find: pip install onnx-ir scikit-learn\n")
+    assert ran.stderr.count("\n") == 1
+    assert not ran.stdout
+
+
+def test_module_run_without_dependencies_names_them_in_a_sentence():
+    # -S hides the installed packages; the working directory leads to this one
+    ran = subprocess.run(
+        [sys.executable, "-S", "-m", "onnxtrain_sklearn", "--version"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.endswith(": pip install numpy onnx onnx-ir scipy scikit-learn\n")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_import_without_dependencies_raises_an_error_that_names_them():
+    code = WITHOUT_TWO.format(argument="other.py")
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "Traceback" in ran.stderr
+    error = ran.stderr.splitlines()[-1]
+    assert error.startswith("ModuleNotFoundError: onnxtrain_sklearn needs packages that ")
+    assert error.endswith("pip install onnx-ir scikit-learn")
 
 
 @pytest.mark.slow
