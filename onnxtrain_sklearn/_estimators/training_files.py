@@ -297,8 +297,14 @@ def _of_vectors(
     known = {PARAMETERS: size, AVERAGE: size, STATISTICS: (old.statistics.size,), STEP: ()}
     moments = {name: array for name, array in arrays.items() if name not in known}
     shapes = known | {name: slot.shape for name, slot in slots.items()}
-    for name in arrays.keys() & shapes.keys():  # others are no vectors of this optimizer, as is said below
-        _require_fitting_array(name, arrays[name], shapes[name], old.vector.dtype)
+    for name, array in arrays.items():
+        if name in shapes:
+            _require_fitting_array(name, array, shapes[name], old.vector.dtype)
+        elif array.shape != size and name.partition("/")[2] not in old.names:  # nor a vector of another optimizer
+            raise ModelError(
+                f"The state holds {name!r} of shape {[*array.shape]}, which is neither a parameter of the graph nor a "
+                f"vector of an optimizer.{nearest(name, [*old.views(), *shapes])}"
+            )
     t = _steps_of_state(arrays.get(STEP, np.array(0)))
     if moments.keys() != set(slots) and (moments or t):
         raise ModelError(
