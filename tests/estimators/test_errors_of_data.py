@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
 
-from onnxtrain_sklearn import LBFGS, OrtGradientRegressor
+from onnxtrain_sklearn import LBFGS, Linear, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import Huber, Quantile
 from tests.helpers.refusals import X, assert_unchanged_by, fresh, parsed, y
@@ -217,3 +217,9 @@ def test_dicts_of_inputs(data, error, message):
     with pytest.raises(error, match=message):
         estimator.fit(data, y)
     assert vars(estimator) == before
+
+
+def test_negative_targets_of_a_given_graph_are_refused_by_poisson():
+    rows, targets = np.ones((4, 2)), np.array([1.0, 2.0, -2.0, 0.0])
+    with pytest.raises(ValueError, match="Poisson needs targets that are not negative, got 1 of 4"):
+        OrtGradientRegressor(Linear().build(2, 1, 0), loss="poisson").fit(rows, targets)
