@@ -14,7 +14,7 @@ from typing import Any
 
 from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 
-from .._given.comparison import is_foreign
+from .._given.given_output import is_foreign
 from .._gradient.engine import choose_engine
 from .._inference.graph import Head
 from .._model.trainable import TrainableModel

@@ -35,7 +35,7 @@ from .._data.targets import (
 )
 from .._data.validation import split_rows
 from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, as_trained, table_columns
-from .._given.comparison import OwnOutput
+from .._given.given_output import OwnOutput
 from .._given.ml_files import FittedFile
 from .._inference.graph import Head
 from .._model.score_axes import Positions

@@ -17,7 +17,7 @@ from .callbacks import train_watched
 from .config import TrainingConfig
 from .describe import announce
 from .examples import Call, TrainingRows, balanced_weights, training_examples
-from .finetuning import tuner_of
+from .finetuning_setup import tuner_of
 from .fitted_state import FittedState
 from .heads import Plan, body_of, choose_head, gets_new_head, headed
 from .interrupts import raise_or_warn

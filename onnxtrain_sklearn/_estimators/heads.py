@@ -13,7 +13,7 @@ import numpy as np
 
 from .._data.targets import Targets
 from .._fitted.fitted_model import FittedModel, is_estimator
-from .._given.comparison import (
+from .._given.given_output import (
     OwnOutput,
     as_columns,
     own_output,

@@ -16,8 +16,8 @@ from sklearn.base import is_classifier
 
 from .._data.columns import Column
 from .._fitted.fitted_model import FittedModel, holds_text, is_estimator
-from .._given.comparison import of_kind
 from .._given.ml_files import is_fitted_graph, is_plain_graph_of_text
+from .._given.same_start import of_kind
 from .._importers.load import LABELS, given_graph, load
 from .._ir.files import without_program
 from .._ir.limits import current_limits

@@ -20,9 +20,10 @@ from .._data.columns import warn_of_rounding
 from .._data.several_targets import SeveralTargets
 from .._data.target_scale import require_in_range, warn_of_equal_targets
 from .._fitted.fitted_model import sample_rows
-from .._given.comparison import SOME_STEPS, OwnOutput, is_quantized, require_own_start, started
 from .._given.file_as_given import FileCompared
+from .._given.given_output import OwnOutput, is_quantized
 from .._given.ml_files import FittedFile
+from .._given.same_start import SOME_STEPS, require_own_start, started
 from .._ir.protobuf import from_bytes, to_proto
 from .._model.modes import inference_form, normalizes_by_batch
 from .._model.reference import first_difference

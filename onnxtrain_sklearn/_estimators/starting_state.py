@@ -18,7 +18,7 @@ from ..losses import Loss
 from ..optimizers import LBFGS
 from .adaptation import adapted
 from .examples import Examples
-from .finetuning import tuned_names
+from .finetuning_setup import tuned_names
 from .fitted_state import Columns, FittedState, LiveSessions, Start, sparse_inputs, trained_form
 from .heads import HeadChoice, Plan
 

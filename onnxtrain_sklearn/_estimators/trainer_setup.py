@@ -20,7 +20,7 @@ from .._utils.errors import refusing
 from ..optimizers import LBFGS
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of
 from .examples import Examples, batches_for, ignoring
-from .finetuning import TUNED_PIECE, old_examples, tuning_trainer
+from .finetuning_setup import TUNED_PIECE, old_examples, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
 from .heads import Plan
 from .scoring import Measures, OwnScore, ScoredRows, loss_of_rows, scored_rows, watches_loss

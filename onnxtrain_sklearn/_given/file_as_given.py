@@ -60,9 +60,12 @@ def require_file_as_given(
     batch, feeds_of = _feeds(proto, columns)
     names, cuts = [name or graph.graph.outputs[0].name or ""], list[int]()
     if joined:
-        names = [value.name for value in proto.graph.output if _is_float(value)]
+        kinds = {value.name: value.type.tensor_type.elem_type for value in proto.graph.output}
+        names = [name for name, kind in kinds.items() if kind and ir.DataType(kind).is_floating_point()]
         cuts = list(accumulate(joined))[:-1]
-    for part in _parts(rows, batch):
+    # A file for minibatches of one size gets them filled up; batch is 0 where it takes any number of rows.
+    parts = [np.resize(rows[i : i + batch], batch) for i in range(0, len(rows), batch)] if batch else [rows]
+    for part in parts:
         try:
             ours = found if part is rows else run(part)
         except ModelError:
@@ -78,18 +81,6 @@ def require_file_as_given(
         if outcome.reason:
             return FileCompared(outcome.reason)
     return FileCompared(without=without)
-
-
-def _is_float(value: onnx.ValueInfoProto) -> bool:
-    kind = value.type.tensor_type.elem_type
-    return bool(kind) and ir.DataType(kind).is_floating_point()
-
-
-def _parts(rows: np.ndarray, batch: int) -> list[np.ndarray]:
-    """Return the rows in minibatches of the size that the file is for, filled up; 0: it takes any number."""
-    if not batch:
-        return [rows]
-    return [np.resize(rows[i : i + batch], batch) for i in range(0, len(rows), batch)]
 
 
 def _feeds(

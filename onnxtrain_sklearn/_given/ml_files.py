@@ -2,7 +2,7 @@
 
 :func:`is_fitted_graph` recognizes such a file, and :class:`FittedFile` holds what is known of it. The other functions
 read graphs without changing a result: the table that one takes, the classes that it names, the output that is trained.
-``ml_conversion`` makes the graph trainable, and ``comparison`` holds the result to the file.
+``ml_conversion`` makes the graph trainable, and ``same_start`` holds the result to the file.
 """
 
 from __future__ import annotations

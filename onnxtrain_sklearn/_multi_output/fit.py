@@ -62,7 +62,8 @@ from .._estimators.starting_state import starting_state
 from .._estimators.tasks import Task
 from .._estimators.trainer_setup import trainer_for
 from .._fitted.fitted_model import is_estimator, listed
-from .._given.comparison import OwnOutput, own_output, require_own_start, settled
+from .._given.given_output import OwnOutput, own_output, settled
+from .._given.same_start import require_own_start
 from .._inference.graph import Head, inference_model
 from .._inference.predictor import Predictor
 from .._model.links import Task as TaskName

@@ -19,11 +19,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._anchored_search.objective import OutputWeights, anchors, no_output_weights
+from onnxtrain_sklearn._anchored_search.search import Candidate, Paths, metric, shares
+from onnxtrain_sklearn._anchored_search.tuning_trainer import FineTuningTrainer
 from onnxtrain_sklearn._estimators.examples import Call
 from onnxtrain_sklearn._estimators.fit import prepared
-from onnxtrain_sklearn._finetuning.objective import OutputWeights, anchors, no_output_weights
-from onnxtrain_sklearn._finetuning.search import Candidate, Paths, metric, shares
-from onnxtrain_sklearn._finetuning.tuning_trainer import FineTuningTrainer
 from tests.helpers.environment import each_engine
 
 X, Y = load_diabetes(return_X_y=True)

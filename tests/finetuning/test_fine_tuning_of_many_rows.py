@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._finetuning.search import UNUSED, folds_of
+from onnxtrain_sklearn._anchored_search.search import UNUSED, folds_of
 from onnxtrain_sklearn._training.step import HostStep
 
 RNG = np.random.RandomState(0)

@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._finetuning.search import Candidate, chosen
+from onnxtrain_sklearn._anchored_search.search import Candidate, chosen
 from tests.helpers.environment import each_engine
 
 X, Y = load_diabetes(return_X_y=True)

@@ -1,0 +1,1 @@
+"""Fine-tuning: the search of weights near an anchor, its objective, folds, trainer."""

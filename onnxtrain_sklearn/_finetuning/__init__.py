@@ -1,1 +1,0 @@
-"""Fine-tuning of fitted models: objective, search, trainer."""
