@@ -124,7 +124,8 @@ class FunctionPlan:
         for i in range(max(after, 0), len(self.stages)):
             stage = self.stages[i]
             if isinstance(stage, Elementwise) and stage.shape == shape:
-                # It must have computed the operands that it writes itself, element by element in the same order.
+                # An operand that this stage writes must be one of its whole results, in the same element order; a view
+                # of one may read elements that are not computed yet.
                 own, computed = [v for v in given if self._written.get(v.buffer, -1) == i], stage.results()
                 if all(view in computed for view in own):
                     break
@@ -151,7 +152,7 @@ class FunctionPlan:
     def output(self, value: ir.Value, taken: Iterable[Buffer]) -> View:
         """Return the view of an output of the graph, which has a buffer of its own."""
         view = self.view(value)
-        # Not a part of another value, an input or a constant, nor the buffer of another output.
+        # The view can be returned as it is only if it fills a buffer that stages write and no other output uses.
         own = view.is_contiguous and view.size == view.buffer.size and view.buffer in self._written
         return view if own and view.buffer not in taken else self.copy(view)
 

@@ -24,7 +24,7 @@ class BatchBuffers:
     """Buffers for one minibatch: its columns by name, each with the rows on its first axis, and the rows' weights.
 
     Columns whose rows stay sparse have a place in ``sparse`` instead. ``has_ones``: all weights are known to be one.
-    ``count``: the rows from there on are known to have the weight zero.
+    ``count``: the first ``count`` rows are data; those after them, if any, are padding of weight zero.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -173,7 +173,7 @@ class ArrayBatches:
         return self._n_rows - (len(self._rows) % self.size if self.drop_last else 0)
 
     def epoch(self) -> Iterator[Minibatch]:
-        """Return the minibatches of the next epoch; the rows of the epoch after it are in the same memory."""
+        """Return the minibatches of the next epoch, as views into one array that the epoch after it overwrites."""
         if self.size == len(self._rows):  # their order does not matter: nothing is drawn
             if not self._minibatches:
                 self._minibatches = [self._source.minibatch(self._order)._replace(fill=self._fill_once)]

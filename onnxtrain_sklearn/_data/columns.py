@@ -533,14 +533,14 @@ def multiplied_columns(rows: Any, factors: np.ndarray | None) -> Any:
 
 
 COARSE = 8
-"""Steps of the type in a standard deviation from which on the error of rounding does not matter: its variance is 1/768
-of that of the numbers."""
+"""If a standard deviation spans at least this many steps of the type, rounding does not matter: the variance of its
+error is 1/768 of that of the numbers."""
 
 
 def warn_of_steps(numbers: np.ndarray, dtype: DType, name: str) -> None:
     """Warn where ``dtype`` has fewer than eight numbers in a standard deviation of ``numbers``, which are float64.
 
-    Numbers that ``dtype`` has, as they were float32 before, lose nothing, nor do those that differ by rounding alone.
+    Do not warn where the numbers are exact in ``dtype``, as if they were float32 before, or differ only by rounding.
     """
     there = numbers[~np.isnan(numbers)]
     if not there.size or np.abs(there).max() > np.finfo(str(dtype)).max:
@@ -580,7 +580,7 @@ def warn_of_rounding(data: ArrayLike | SparseLike, dtype: DType, name: str) -> N
 
 
 def warn_of_rounded_columns(X: MatrixLike, array: ArrayLike | SparseLike, dtype: DType) -> None:
-    """Warn of the columns of a data frame by their names, in which integers may stand beside floats; else of arrays."""
+    """Warn for each integer column of a data frame, by name; warn once for any other data."""
     if not (hasattr(X, "columns") and hasattr(X, "dtypes") and hasattr(X, "iloc")):
         warn_of_rounding(array, dtype, "X")
         return

@@ -54,8 +54,8 @@ class Targets:
     label_weights : ndarray of shape (n_classes,), or None
         Weights of the labels at positions by class; None: there are no positions.
     counts : ndarray of bool of shape (n_samples,) or (n_samples, n_labels), or None
-        Which labels of rows count, where some do not; None: all do. The values of one of several labels that does not
-        are -1, those of rows with one label are of any class.
+        Which labels count; None: all do. A label that does not count has the value -1 where rows have several labels;
+        where they have one, its value is arbitrary.
     """
 
     values: np.ndarray
@@ -174,7 +174,7 @@ def encoded_labels(
 
 
 def sorted_classes(classes: ArrayLike) -> np.ndarray | list[np.ndarray]:
-    """Return the classes that a user names without repetition, in order; of each of several labels a row."""
+    """Return the distinct classes, sorted; a list of such arrays if classes are given for each of several labels."""
     with sortable_labels(classes, "classes"):
         if isinstance(classes, list | tuple) and all(np.ndim(known) == 1 for known in classes):
             return [np.unique(known) for known in classes]
@@ -602,7 +602,10 @@ def _weights_of_counted_labels(targets: Targets, counted: np.ndarray, class_weig
 def rows_that_count(
     y: ArrayLike, predicted: np.ndarray, sample_weight: ArrayLike | None, ignore_label: object
 ) -> tuple[ArrayLike, np.ndarray, ArrayLike | None]:
-    """Return labels, predictions and weights of the rows with a label that counts; others are as they are predicted."""
+    """Return labels, predictions and weights, for a score, of the rows that have a label that counts.
+
+    Ignored labels in these rows are replaced by their predictions, so that they are never errors.
+    """
     found = ignored_in(y, ignore_label)
     if found is None:
         return y, predicted, sample_weight

@@ -83,8 +83,8 @@ def gradient_graph(
     of : str, default=None
         Name of the output that is differentiated, a scalar; None: the first output.
     engine : {"auto", "ort-training", "portable"}, default="auto"
-        The gradient engine. "auto": of the installed engines whose gradients are verified for every operator
-        between the names and the output the faster one, by a measured table of operators.
+        The gradient engine. "auto": the faster of the installed engines that are verified for every operator between
+        the names and the output, by a measured table of operators.
 
     Returns
     -------
@@ -107,8 +107,8 @@ def gradient_graph(
     The outputs are compared once, on normal or on positive numbers, indices 0 and 1, and 3 for every free size. They
     are not compared where the model draws random numbers, has inputs of text or bfloat16 or of unknown rank, takes more
     than a million numbers, is larger than 2 GB, or where onnxruntime does not run it on such inputs, as with operators
-    of your own domain or sizes that must fit each other. The gradients themselves are not compared: of each operator
-    they are tested with the package.
+    of your own domain or sizes that must fit each other. The gradients themselves are not compared here; the tests of
+    the package check those of each operator.
 
     Examples
     --------
@@ -279,8 +279,8 @@ def _require_free_names(graph: ir.Graph, names: Sequence[str]) -> None:
 def _engines_to_try(model: ir.Model, nodes: Sequence[ir.Node], engine: str) -> Sequence[str]:
     """Return the engines to try in turn, the faster one first; ``nodes`` are those on the path.
 
-    With "auto", onnxruntime-training is left out for float64, for which it lacks most gradient kernels, and where a
-    Where drops a result with an infinite derivative, for which its gradients are NaN.
+    With "auto", onnxruntime-training is left out for float64, for which it lacks most gradient kernels, and for graphs
+    in which a Where hides an infinite derivative: its gradient is NaN there.
     """
     if choose_engine(engine) != "auto":
         return [engine]

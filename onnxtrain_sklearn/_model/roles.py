@@ -405,7 +405,10 @@ def _is_shifted(scale: ir.Node, size: int) -> bool:
 
 
 def _is_in_units_of_targets(value: ir.Value) -> bool:
-    """Return True if a value is an output but for shape, type and limits: a graph ends by scaling its targets back."""
+    """Return True if only reshapes, casts or clips lie between a value and an output.
+
+    A node that computes such a value scales predictions back to units of the targets, and is no layer.
+    """
     if value.is_graph_output():
         return True
     users = [node for node, _ in value.uses()]

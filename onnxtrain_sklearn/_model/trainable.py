@@ -1,8 +1,7 @@
 """The trainable model: a graph pruned to the trained output, its parameters, inputs and scores.
 
-:func:`trainable_model` makes a :class:`TrainableModel` from a loaded model. :class:`LowRank` describes low-rank changes
-of its matrices, and :func:`merged` adds them up. Losses, data and sessions are not known here, and no function changes
-the model that it is given.
+:func:`trainable_model` makes a :class:`TrainableModel` from a loaded model. It knows no loss, no data and no session,
+and no function here changes the model that it is given.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ class TrainableModel:
 
     @property
     def views(self) -> tuple[TrainableModel, ...]:
-        """The model as one of each of several outputs; the graph and its parameters are those of all."""
+        """One model for each of the trained outputs, over the same graph and parameters."""
         return tuple(replace(self, forms=(), **vars(form)) for form in self.forms)
 
     @property
@@ -192,18 +191,18 @@ class TrainableModel:
     def with_frozen_statistics(self, trained: Collection[str]) -> TrainableModel:
         """Return the model with BatchNormalization in inference mode where neither scale nor bias is trained.
 
-        One without parameters of its own stays in training mode where the layers before it are trained.
+        A BatchNormalization without parameters of its own stays in training mode if a layer before it is trained.
         """
 
-        def stays(node: ir.Node) -> bool:
+        def is_frozen(node: ir.Node) -> bool:
             own = {x.name for x in node.inputs[1:3] if x is not None}.intersection(self.parameters)
             before = own or reaching(node.outputs[0]).intersection(self.parameters)
             return (before or set(self.parameters)).isdisjoint(trained)
 
-        if not any(normalizes_by_batch(node) and stays(node) for node in form_of(self.model).graph):
+        if not any(normalizes_by_batch(node) and is_frozen(node) for node in form_of(self.model).graph):
             return self
         model = self.model.clone()
-        for node in [n for n in model.graph if normalizes_by_batch(n) and stays(n)]:
+        for node in [n for n in model.graph if normalizes_by_batch(n) and is_frozen(n)]:
             use_running_statistics(node)
         return replace(self, model=model)
 
@@ -243,7 +242,7 @@ class TrainableModel:
 
 
 def with_outputs_of(source: TrainableModel, views: Sequence[TrainableModel]) -> TrainableModel:
-    """Return the model with the forms of these outputs of it."""
+    """Return ``source`` with the output forms that ``views`` describe."""
     names = [field.name for field in fields(OutputForm)]
     forms = [OutputForm(*(getattr(view, name) for name in names)) for view in views]
     return replace(source, forms=tuple(forms), **vars(forms[0]))
@@ -338,7 +337,10 @@ def _end(graph: ir.Graph, final: ir.Value, pairs: ir.Value | None, *, foreign: b
 
 
 def _has_weights_behind(graph: ir.Graph, final: ir.Value, base: ir.Value) -> bool:
-    """Return True if weights behind an activation must stay ones or zeros for it to be that activation."""
+    """Return True if there are weights between ``base`` and the output.
+
+    Training would change them, and the function would no longer be this activation.
+    """
     return not set(_foreign_parameters(graph, final)) <= {*_foreign_parameters(graph, base)}
 
 

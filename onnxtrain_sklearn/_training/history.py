@@ -208,6 +208,10 @@ class History:
 
         The best epoch is that of the highest score, or of the least ``validation_loss``; of equal ones the first, or
         the ``latest``. ``rate`` is the learning rate of the last step.
+
+        The estimator's own stopping reads ``idle_epochs`` and ``best``. It follows scikit-learn's MLP, whose parameters
+        and defaults it has: it watches the training loss, or with ``early_stopping`` the validation score. The callback
+        ``EarlyStopping`` is a second rule, with defaults of its own, for any other loss or score.
         """
         progress, improved = self.progress, loss <= self.best_loss - tol
         changed: dict[str, Any] = {}

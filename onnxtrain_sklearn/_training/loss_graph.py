@@ -293,7 +293,10 @@ def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType, *
 
 
 def one_hot_table(n_classes: int) -> np.ndarray:
-    """Return the one-hot rows of the classes, and as many of NaN: those of -1 and others, counted from the end."""
+    """Return the one-hot rows of the classes, then as many rows of NaN.
+
+    An invalid index such as -1 reads NaN, because Gather counts negative indices from the end.
+    """
     identity = np.eye(n_classes)
     return np.vstack([identity, np.full_like(identity, np.nan)])
 
@@ -333,10 +336,10 @@ def buffer_shape(shape: Sequence[int | None], batch: int) -> tuple[int, ...]:
 
 # The loss on several outputs of a graph: the weighted sum of the loss on each.
 #
-# A row has one weight, and a factor of it for each output where the outputs weigh it differently. With factors whose
-# weighted mean over the trained rows is one, the mean over rows of the sum of the losses is the sum of the weighted
-# means of each output, and that of a minibatch estimates it without bias. Padding, accumulation and full batches are
-# then those of a single loss.
+# Each output may weigh rows differently: the weight of the row times a factor of the output. If the weighted mean of
+# each factor over the training rows is one, the mean over rows of the summed losses equals the sum of the outputs'
+# weighted means, and a minibatch estimates it without bias. So padding, accumulation and full batches work as for a
+# single loss.
 #
 # The targets of all outputs are columns of one matrix, in the order of the outputs; the factors follow them.
 
@@ -435,7 +438,10 @@ def _row_losses_of_output(
 
 
 def as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) -> ir.Value:
-    """Return scores as a matrix of a row for each input row; sizes that inference does not know are taken for these."""
+    """Return scores as a matrix with a row for each input row.
+
+    Sizes that shape inference left unknown are assumed to be ``(batch, n_outputs)``.
+    """
     shape = op.shape(scores)
     if shape is not None and isinstance(shape[0] if shape else None, int) and shape[0] != batch:
         raise ModelError(
@@ -506,7 +512,11 @@ class LossOfLabels:
 
 
 def takes_labels(loss: Loss, n_classes: int) -> bool:
-    """Return True if the loss takes class indices: a subclass may override the form for one-hot rows alone."""
+    """Return True if there are many classes, and the loss takes their indices.
+
+    The class that defines ``__call__`` must also define ``of_labels``: a subclass that overrides ``__call__`` alone is
+    called with one-hot rows.
+    """
     both = {"__call__", "of_labels"}
     owner = next(c for c in type(loss).__mro__ if both & vars(c).keys())
     return n_classes >= MANY_CLASSES and owner is not Loss and "of_labels" in vars(owner)

@@ -164,8 +164,8 @@ class HostPass:
 def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
     """Return the pass, bound to buffers of its own and to views into the vectors.
 
-    ``tables`` are the gradients of the matrices that the graph reads by rows, and of those that sparse rows are
-    multiplied by where only the columns that occur are updated.
+    ``tables`` holds, by name, the gradients of matrices that are updated row by row: embeddings, and matrices
+    multiplied by sparse data of which only some columns occur.
     """
     source, buffers, uniform = graph.source, graph.buffers, graph.uniform
     parameters, loss = source.parameters, np.zeros((), source.parameters.vector.dtype)
@@ -258,10 +258,14 @@ FEW = 8
 """If fewer than one row in so many was written, those alone are set to zero, else the whole gradient."""
 
 SPARE = 128
-"""Columns of the data per nonzero number of a minibatch from which updating single numbers is faster."""
+"""Rows of the matrix per index of a step, times the width of a row, from which updating single rows is faster.
+
+Updating only the rows that occur pays where the matrix has at least ``SPARE // width`` rows for each index of a step,
+and never with fewer than ``SPARE_ROWS``.
+"""
 
 SPARE_ROWS = 16
-"""The same for the update of rows of 8 numbers and more."""
+"""Rows per index of a step below which updating the whole matrix is faster, however wide its rows are."""
 
 
 class RowGradients:
@@ -274,11 +278,12 @@ class RowGradients:
     count : int
         Indices of a full minibatch; 0 where minibatches differ.
     rewritten : bool
-        Whether the vector of gradients is changed behind the pass, in any row.
+        Whether penalty, clipping or accumulation rewrite the gradients after the pass: all rows must be cleared.
     axis : int, default=0
         1: the rows are the columns of the matrix, which is stored transposed.
     most : int, default=None
-        Indices of a step above which all rows are taken to occur; None: the others have to stay as they are.
+        If a step names more indices, all rows count as occurring, and the matrix is updated whole. None: they never do;
+        with ``lazy_rows``, rows that do not occur must not change.
     """
 
     def __init__(
@@ -306,9 +311,9 @@ class RowGradients:
         return self.most is not None and sum(map(len, self._named)) > self.most
 
     def rows(self, repeated: int) -> np.ndarray:
-        """Return the rows that an index named since :meth:`begin`; the row that stands for padding is none.
+        """Return the rows that occurred since :meth:`begin`, without the padding row.
 
-        Up to ``repeated`` indices are returned as they are: rows may occur several times in them.
+        Up to ``repeated`` indices are returned as they are, and may name a row several times.
         """
         named = self._named
         places = named[0] if len(named) == 1 else np.concatenate([np.empty(0, np.intp), *named])
@@ -329,7 +334,7 @@ class RowGradients:
         self._written = []
 
     def note(self, places: np.ndarray, occurring: np.ndarray) -> None:
-        """Note that the gradients of the rows at ``places`` are added behind this call, and which of them occur."""
+        """Record rows that the caller adds gradients to itself: ``places`` are written, ``occurring`` have data."""
         named = occurring.astype(np.intp)  # other integers take twice as long
         self._written.append(named if occurring is places else places)
         self._named.append(named)

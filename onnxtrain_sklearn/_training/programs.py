@@ -63,9 +63,10 @@ class PassProgram:
     stateless : bool
         Whether runs do not depend on earlier ones.
     products : sequence of FirstProduct
-        The products that are computed outside the graph, which has their gradients in place of those of the matrices.
+        Products of sparse data with a matrix, computed on the host. The graph takes each product as an input, and
+        returns its gradient in place of the gradient of the matrix.
     lookups : sequence of Lookup
-        The reads of rows whose gradients the graph has in place of those of the matrices.
+        Reads of rows of matrices: the graph returns the gradient of the rows read in place of that of the matrix.
     segments : int
         The segments of the forward pass that the backward pass computes again.
     repeated_shares : int
@@ -307,7 +308,7 @@ class PassSize(NamedTuple):
 
 
 def differentiating_engine(engine: str) -> str:
-    """Return the engine that differentiates the graphs of another: what is compiled is the portable one's."""
+    """Return the engine that differentiates: "compiled" runs gradient graphs of the portable engine."""
     return "portable" if engine == COMPILED else engine
 
 
@@ -356,10 +357,10 @@ def auto_compiles() -> bool:
 
 
 def pays(size: PassSize, steps: int) -> bool:
-    """Return True if this many steps save more time than compiling a graph takes.
+    """Return True if this many steps save ``MARGIN`` times what compiling takes, and a session would use one thread.
 
-    Ignore the number of threads and what the process compiled before: a seed must always give the same bits. A session
-    runs larger graphs on all cores.
+    The answer depends on the graph and the steps alone, not on the number of threads or on what the process compiled
+    before: a seed must always give the same bits. A session runs larger graphs on all cores.
     """
     saved = steps * (NODE * size.nodes + ELEMENT * size.elements)
     return size.work < PARALLEL_WORK and saved >= MARGIN * (LOADING + COMPILING + COMPILING_NODE * size.nodes)

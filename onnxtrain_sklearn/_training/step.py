@@ -1,7 +1,7 @@
 """The training step in host memory: pass, penalty, clipping, update, average.
 
-A step runs up to four graphs in this order: the gradient, the gradient of the penalty, the clipping of the norm, the
-update. The subclasses decide where the arrays are and when they are bound.
+A step runs those of these graphs that it needs, in this order: gradient, accumulation, penalty, clipping, update,
+average. The subclasses decide where the arrays are and when they are bound.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class BaseStep:
     def __init__(self, parts: StepParts, place: ToMemory, layout: FlatParameters | None = None) -> None:
         self.settings, self.parameters, self.state = parts.settings, parts.parameters, parts.state
         self.batch, self.engine = parts.batch, parts.settings.engine
-        self._pads = parts.meeting is None  # rows that fill a minibatch up would meet the others
+        self._pads = parts.meeting is None  # padding rows would change the results of the others
         self._parts, self._bindings = parts, VectorBindings(parts.settings, layout or parts.parameters, place)
         self._penalizes = bool(parts.settings.alpha and parts.parameters.penalized.stop)
         self._slots = state_slots(parts.settings.optimizer, parts.parameters)
@@ -188,6 +188,9 @@ class HostStep(BaseStep):
         self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
     ) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one pass; before its update, yield the sum of its weights and its loss."""
+        # Per step: compute the gradients, yield the loss, update when the caller asks for the next loss. While this
+        # generator waits, the weights are those that gave the loss: the trainer copies them if the loss is finite
+        # (``KeptWeights``), and abandons the pass before the update if not. ``updates_after_loss`` promises this order.
         if self._updates is not None:
             self._updates.prepare((batches.steps or 0) // self.settings.accumulate)
         if self._group is not None:
@@ -229,8 +232,8 @@ class HostStep(BaseStep):
     def gradients(self, weight: float, dropout: float = 1.0) -> float:
         """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included.
 
-        The penalty is divided by ``weight``, the sum of the weights of the rows that the gradients stand for. Scheduled
-        dropout ratios are multiplied by ``dropout``.
+        ``weight`` divides the penalty: the sum of the weights of the minibatch, or of all rows for L-BFGS. ``dropout``
+        multiplies the scheduled dropout ratios.
         """
         if self._tables:
             self._begin()

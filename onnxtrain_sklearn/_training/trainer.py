@@ -28,9 +28,9 @@ from .state import GradientStep, TrainingStep
 
 # Rollback of the weights when training fails.
 #
-# A step in the host's memory tells its loss before it updates the weights. So weights are copied when their loss is
-# known to be finite, over those kept before: a large network has one copy beside the weights. A step on a device tells
-# the losses of an epoch at its end, and its weights are copied when the epoch begins.
+# A step in the host's memory yields its loss before it updates the weights. So weights are copied only once their loss
+# is finite, and into the same buffer: at most one copy beside the weights. A step on a device yields the losses of an
+# epoch at its end, so its weights are copied when the epoch begins.
 
 
 class KeptWeights:
@@ -106,7 +106,7 @@ class Watcher(Protocol):
     """Watches a run; where there are no callbacks, there is none."""
 
     def begin(self) -> bool:
-        """Begin training; return whether a restored state is that of its end."""
+        """Begin training; return True if a callback restored a state in which training had ended already."""
 
     def step_hook(self) -> Callable[[float], bool] | None:
         """Return the function to call with the loss of each step, True ends training; None: there is none."""
@@ -118,10 +118,10 @@ class Watcher(Protocol):
         """Handle the epoch just recorded; return whether training is to end."""
 
     def settle(self, *, ended: bool) -> None:
-        """Note that all is decided on the epoch, and whether training ends with it."""
+        """Handle the final outcome of an epoch; ``ended``: training stops after it."""
 
     def end(self) -> None:
-        """Note that training has ended, with its final weights."""
+        """Handle the end of training, with its final weights."""
 
 
 # The epoch loop: minibatches, learning rate, validation, early stopping, divergence.
@@ -267,7 +267,7 @@ class Trainer:
         self._keep_best()
 
     def _watched(self, train: Callable[[], bool]) -> bool:
-        """Begin and train; return what ``train`` returns, or True if a restored state is that of the end."""
+        """Begin, and train unless a callback restored a state in which training had ended; return True if it ended."""
         if self.watcher is not None:
             if self.watcher.begin():
                 return True
@@ -275,7 +275,7 @@ class Trainer:
         return train()
 
     def _settle(self, ended: bool) -> bool:
-        """Return ``ended``, which is told first."""
+        """Tell the watcher whether training ends here; return ``ended`` unchanged."""
         if self.watcher is not None:
             self.watcher.settle(ended=ended)
         return ended
@@ -344,7 +344,7 @@ class Trainer:
         rows = self.batches.n_rows
         if self._stopped and self.batches.steps is not None:  # perhaps before the end; the last minibatch may be short
             rows = min(rows, (self.history.progress.step - first_step) * self._settings.accumulate * self.batches.size)
-        # The weights of minibatches, added up, round otherwise than the sum of all, which no order of the rows changes.
+        # Divide by the total weight where it is known: a sum over minibatches rounds differently in each order of rows.
         return total / (seen if self.batches.weight is None or self._stopped else self.batches.weight), rows
 
     def _after_step(self, loss: float) -> bool:
@@ -447,8 +447,8 @@ class FullBatchTrainer(Trainer):
     def _train(self) -> bool:
         """Search for the minimum; return whether it ended before a limit.
 
-        There is no warning if a line search finds no lower loss: in float32 this happens at a minimum. But where the
-        first one met losses that are not finite and found no other weights, nothing was trained.
+        There is no warning if a line search finds no lower loss: in float32 this happens at a minimum. But if the
+        search met losses that are not finite and ended at its start, nothing was trained: that is divergence.
         """
         self._kept.note()
         start = self._vector.copy()

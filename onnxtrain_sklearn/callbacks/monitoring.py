@@ -90,9 +90,10 @@ class EarlyStopping(Callback):
 
     Notes
     -----
-    Training also ends by the parameters of the estimator, by default when the training loss stops falling:
-    ``n_iter_no_change=np.inf`` leaves the decision to the callback. ``partial_fit`` makes one pass, which is neither
-    ended nor undone.
+    The estimator's parameters stop training too, by scikit-learn's rules: by default when the training loss stops
+    falling, with ``early_stopping=True`` when the validation score stops rising. They can watch nothing else, which is
+    why there is this callback. Set ``n_iter_no_change=np.inf`` to leave the decision to it. ``partial_fit`` makes one
+    pass, which is neither ended nor undone.
 
     Examples
     --------

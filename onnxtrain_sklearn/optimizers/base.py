@@ -31,7 +31,7 @@ Step: TypeAlias = "tuple[Value, dict[str, Value]]"
 
 
 class BaseOptimizer(Component):
-    """Base class of :class:`Optimizer` and :class:`LBFGS`; the latter has the options of a step at their defaults."""
+    """Base class of :class:`Optimizer` and :class:`LBFGS`; LBFGS does not take the options, these are their values."""
 
     max_grad_norm: float | None = None
     ema_decay: float | None = None
@@ -175,13 +175,13 @@ class Optimizer(BaseOptimizer, ABC):
         state : mapping of str to value
             The arrays that :meth:`slots` declares.
         k : mapping of str to scalar value
-            The scalars that :meth:`scalars` returns. Where a schedule changes the weight decay, "weight_decay" is
-            one of them too: an optimizer that uses the parameter of that name takes this scalar instead, unless its
-            own scalars depend on the parameter.
+            The scalars that :meth:`scalars` returns, and "weight_decay" if a schedule changes the weight decay. Use
+            this scalar in place of the parameter ``weight_decay`` when it is there, unless :meth:`scalars` already
+            uses the parameter.
         """
 
     def for_parameter(self, p: Parameter) -> Optimizer:
-        """Return the optimizer of a parameter: this one, or another for parameters that this one does not fit."""
+        """Return self, or the optimizer to use for this parameter instead."""
         return self
 
     @property
