@@ -8,16 +8,15 @@ column that had missing numbers in training gets a further column of codes: 1 fo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
-from sklearn.preprocessing import QuantileTransformer
 
 from .._data.columns import Column
-from .._data.statistics import KEPT_VALUES, LabelCounts, Moments, Quantiles
+from .._data.statistics import Extremes, LabelCounts, Moments, exact_quantiles
 from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
 from .._ort import sessions
 from .._ort.devices import Device
@@ -222,7 +221,11 @@ def fit_preprocessing(
     """
     arrays = {i: column for i, column in enumerate(table.columns) if not categorical[i]}
     numbers = {i: _as_numbers(table.names[i], a).astype(np.float32).astype(np.float64) for i, a in arrays.items()}
-    medians = {i: _median(column) for i, column in numbers.items()}
+    middle = np.array([0.5])
+    medians = {
+        i: float(exact_quantiles(a[:, np.newaxis]).at(middle).astype(np.float32)[0, 0]) for i, a in numbers.items()
+    }
+    medians = {i: 0.0 if np.isnan(median) else median for i, median in medians.items()}  # a column without a number
     filled = {i: np.where(np.isnan(column), medians[i], column) for i, column in numbers.items()}
     varying = {i: column for i, column in filled.items() if column.min() < column.max()}
     categories = tuple(_categories(i, table) for i in range(len(table.names)) if categorical[i])
@@ -237,22 +240,17 @@ def fit_preprocessing(
     )
 
 
-def _median(column: np.ndarray) -> float:
-    there = column[~np.isnan(column)]
-    return float(np.median(there).astype(np.float32)) if len(there) else 0.0
-
-
 def _categories(place: int, table: RawTable) -> Categories:
     name, column = table.names[place], table.columns[place]
     if column.dtype != object:
         return _numeric_categories(place, name, column)
-    given = {value for value in column.tolist() if value is not None}
-    if all(isinstance(value, str) for value in given):
-        known = tuple(sorted(given))
-        return Categories(place, known, _free_text(given))
-    if any(isinstance(value, str | bytes) for value in given):
-        kinds = ", ".join(sorted({type(value).__name__ for value in given}))
-        raise ValueError(f"Column {name!r} of X mixes categories of type {kinds}; write all of them as text.")
+    kinds = set(map(type, column.tolist())) - {type(None)}
+    if all(issubclass(kind, str) for kind in kinds):
+        known = tuple(LabelCounts().update(column).labels.tolist())
+        return Categories(place, known, _free_text(known))
+    if any(issubclass(kind, str | bytes) for kind in kinds):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"Column {name!r} of X mixes categories of type {names}; write all of them as text.")
     return _numeric_categories(place, name, _as_numbers(name, column))
 
 
@@ -267,7 +265,7 @@ def _numeric_categories(place: int, name: str, column: np.ndarray) -> Categories
     return Categories(place, tuple(map(float, known)), None)
 
 
-def _free_text(known: set[str]) -> str:
+def _free_text(known: Collection[str]) -> str:
     """Return what stands for missing text: the empty string, or another that is no category."""
     return next(text for text in ("", *(f"nan{'_' * i}" for i in range(len(known) + 1))) if text not in known)
 
@@ -349,9 +347,8 @@ class Robust(Affine):
 
     @classmethod
     def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Robust:
-        quartiles = Quantiles(max(len(numbers), KEPT_VALUES)).update(numbers)  # exact
-        low, median, high = quartiles.at(np.array([0.25, 0.5, 0.75]))
-        spread = np.where(high > low, high - low, 0.5 * np.ptp(numbers, axis=0))
+        low, median, high = exact_quantiles(numbers).at(np.array([0.25, 0.5, 0.75]))
+        spread = np.where(high > low, high - low, 0.5 * Extremes().update(numbers).spread)
         return cls(median, _reciprocal(spread))
 
     def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
@@ -383,10 +380,11 @@ class Quantile(Scaling):
 
     @classmethod
     def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Quantile:
-        noise = NOISE * numbers.std(axis=0) * rng.standard_normal(numbers.shape)
+        noise = NOISE * Moments().update(numbers).deviation * rng.standard_normal(numbers.shape)
         count = min(len(numbers), max(min(len(numbers) // 30, 1000), 10))
-        fitted = QuantileTransformer(n_quantiles=count, subsample=10**9).fit(numbers + noise)
-        return cls.of(fitted.quantiles_, fitted.references_)
+        references = np.linspace(0, 1, count)
+        # scikit-learn takes percentiles: the product and the quotient round.
+        return cls.of(exact_quantiles(numbers + noise).at(references * 100 / 100), references)
 
     @classmethod
     def of(cls, quantiles: np.ndarray, references: np.ndarray) -> Quantile:

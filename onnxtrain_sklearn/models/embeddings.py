@@ -19,6 +19,7 @@ import onnx_ir as ir
 import scipy.sparse as sp
 from sklearn.utils import check_random_state
 
+from .._data.statistics import exact_quantiles
 from .._importers.load import load
 from .._ir.edits import replace_input
 from .._ir.protobuf import erase_initializers, fill_initializers, to_proto
@@ -561,12 +562,11 @@ def by_row(op: GraphBuilder, y: ir.Value, width: int) -> ir.Value:
 
 def quantile_edges(X: np.ndarray, n_bins: int) -> list[np.ndarray]:
     """Return the edges of the bins of each column, increasing; a constant column has one edge and no bin."""
-    return [_column_edges(column, n_bins + 1) for column in np.asarray(X, np.float64).T]
+    return [_column_edges(*column, n_bins + 1) for column in exact_quantiles(np.asarray(X, np.float64)).distinct()]
 
 
-def _column_edges(column: np.ndarray, n_edges: int) -> np.ndarray:
+def _column_edges(values: np.ndarray, counts: np.ndarray, n_edges: int) -> np.ndarray:
     """Return the frequent values of a column, and quantiles of its other values."""
-    values, counts = np.unique(column, return_counts=True)
     frequent = _frequent(counts, n_edges)
     others = np.repeat(values[~frequent], counts[~frequent])
     levels = np.linspace(0.0, 1.0, n_edges - int(frequent.sum()))

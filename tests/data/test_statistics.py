@@ -11,7 +11,14 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.utils.class_weight import compute_class_weight
 
-from onnxtrain_sklearn._data.statistics import Extremes, LabelCounts, Moments, Quantiles, balanced_weights
+from onnxtrain_sklearn._data.statistics import (
+    Extremes,
+    LabelCounts,
+    Moments,
+    Quantiles,
+    balanced_weights,
+    exact_quantiles,
+)
 
 RNG = np.random.default_rng(0)
 BORDERS = (0, 1, 1, 40, 700, 999)
@@ -231,3 +238,30 @@ def test_quantiles_of_no_numbers_are_missing():
 def test_same_blocks_give_the_same_sketch():
     one, other = (Quantiles(64).update(NORMAL).update(NORMAL[::-1]).at(SHARES) for _ in range(2))
     assert_array_equal(one, other)
+
+
+@each_way
+def test_distinct_numbers_are_counted_exactly_where_all_are_kept(join):
+    values = np.where(RNG.uniform(size=(1000, 2)) < 0.2, np.nan, RNG.integers(0, 9, (1000, 2)))
+    for (found, counts), column in zip(join(Quantiles, values).distinct(), values.T, strict=True):
+        assert dict(zip(found.tolist(), counts.tolist(), strict=True)) == {
+            value: int((column == value).sum()) for value in range(9)
+        }
+
+
+def test_counts_of_sketched_numbers_are_within_twice_the_rank_error():
+    column = np.where(RNG.uniform(size=100_000) < 0.3, 0.5, RNG.normal(size=100_000))
+    sketch = Quantiles(512)
+    for part in np.split(column, 100):
+        sketch.update(part[:, np.newaxis])
+    ((found, counts),) = sketch.distinct()
+    assert counts.sum() == 100_000
+    error = abs(int(counts[found == 0.5][0]) - int((column == 0.5).sum())) / 100_000
+    assert error <= 2 * sketch.rank_error[0] < 0.05
+
+
+def test_exact_quantiles_keep_more_numbers_than_a_level_of_a_sketch():
+    values = RNG.normal(size=(40_000, 1))
+    found = exact_quantiles(values)
+    assert_array_equal(found.at(SHARES), np.quantile(values, SHARES, axis=0))
+    assert not found.rank_error.any()
