@@ -6,7 +6,7 @@ ort-training, in CPU time on one thread: below 1, the portable engine is faster.
 its networks. The figures are those of ``FAMILIES`` in ``onnxtrain_sklearn/_gradient/engine.py``.
 
 With ``--compiled`` it compares what a step of compiled code saves, and what it takes to compile it, with the estimates
-by which ``engine="auto"`` takes it, ``onnxtrain_sklearn/_training/programs.py``.
+by which ``engine="auto"`` takes it, ``onnxtrain_sklearn/_training/machine_code.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn._ort.llvm import features
-from onnxtrain_sklearn._training.programs import COMPILED, COMPILING, COMPILING_NODE, ELEMENT, NODE
+from onnxtrain_sklearn._training.machine_code import COMPILED, COMPILING, COMPILING_NODE, ELEMENT, NODE
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -25,8 +25,9 @@ from onnxtrain_sklearn._gradient.engine import available_engines, differentiate
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model.trainable import TrainableModel, trainable_model
 from onnxtrain_sklearn._ort import devices, packages
-from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET, StepSettings, training_graph
+from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET, training_graph
 from onnxtrain_sklearn._training.parameters import FlatParameters
+from onnxtrain_sklearn._training.settings import StepSettings
 from onnxtrain_sklearn._training.state import OptimizerState, Rates
 from onnxtrain_sklearn._training.step import HostStep, StepParts
 from onnxtrain_sklearn.losses import LogLoss

@@ -68,6 +68,8 @@ class TuningResult:
 class FineTuningTrainer(Trainer):
     """Fine-tune the parameters of ``step``; the other arguments are those of :class:`~.trainer.Trainer`."""
 
+    is_resumable = False
+
     def __init__(
         self,
         tuning: Tuning,

@@ -30,7 +30,7 @@ from .._ort import devices, llvm, packages, sessions
 from .._ort.integer_products import saturate
 from .._training.formula_updates import compiled_update, formula_of, numpy_update
 from .._training.history import Epoch
-from .._training.programs import COMPILED, auto_compiles, can_compile
+from .._training.machine_code import COMPILED, auto_compiles, can_compile
 from ..exceptions import ModelError, RuntimeNotFoundError
 from ..models import MLP
 from ..optimizers import AdamW, update_graph

@@ -18,7 +18,7 @@ from .._ir.protobuf import to_proto
 from .._ir.shapes import infer_shapes
 from .._model.score_axes import repeated_rows
 from .._training.loss_graph import as_float32, ir_type, one_hot
-from .._training.programs import differentiating_engine
+from .._training.machine_code import differentiating_engine
 from .._training.state import OptimizerState
 from .._utils.errors import refusing
 from ..exceptions import ModelError

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from .._data.inputs import Inputs
-from .._training.step import HostStep
 from .._training.trainer import Trainer, Watcher
 from ..callbacks.base import ACTIVE, EPOCH, Callback, Hooked, Part, TaskContext, Values, has_hooks
 from .examples import Call
@@ -201,12 +200,12 @@ class ActiveTraining(StatefulTraining):
     @property
     def is_resumable(self) -> bool:
         """True if training goes in epochs of minibatches, so that its state after each is known."""
-        return type(self._trainer) is Trainer
+        return self._trainer.is_resumable
 
     @property
     def holds_gradient(self) -> bool:
         """True if the gradient of the last step is in the host's memory."""
-        return self.is_resumable and isinstance(self._trainer.step, HostStep)
+        return self.is_resumable and self._trainer.step.in_host_memory
 
     @property
     def epochs_done(self) -> int:

@@ -20,9 +20,9 @@ from .._inference.graph import Head
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device, resolve_device
 from .._ort.operator_libraries import know_libraries
-from .._training.loss_graph import StepSettings, TotalLoss, TrainedPositions
+from .._training.machine_code import COMPILED, require_compiler
 from .._training.parameters import NO_FACTORS, Factors, Trainable, matches
-from .._training.programs import COMPILED, require_compiler
+from .._training.settings import StepSettings, TotalLoss, TrainedPositions
 from .._training.trainer import TrainerSettings
 from .._utils.cache import with_attributes
 from .._utils.params import FACTORS, check_parameters
@@ -32,7 +32,7 @@ from ..exceptions import InvalidParameterError, ModelError, nearest
 from ..losses import Loss
 from ..models import GraphModel, resolve_builder
 from ..models.given import bare_model, resolve_graph_model
-from ..optimizers import LBFGS, BaseOptimizer, resolve_optimizer
+from ..optimizers import BaseOptimizer, resolve_optimizer
 from ..optimizers.base import rule_of
 from ..runtime import Runtime, resolve_runtime
 from ..schedules import resolve_schedule
@@ -101,7 +101,7 @@ class TrainingConfig:
             dropout_schedule=resolve_schedule(estimator.dropout_schedule, "dropout_schedule"),
         )
         batch_size = AUTO_BATCH if isinstance(estimator.batch_size, str) else int(estimator.batch_size)
-        by_minibatch = not isinstance(optimizer, LBFGS)
+        by_minibatch = optimizer.takes_minibatches
         return cls(
             loop,
             optimizer,
@@ -192,7 +192,7 @@ class TrainingConfig:
         """Return the settings with those that depend on the parameters of the graph; raise if one has no effect."""
         factors = factors_of(self.optimizer, self.builder, self.trainable, source)
         scheduled, kind = self.loop.scheduled, type(settings.optimizer).__name__
-        if scheduled.dropout and isinstance(settings.optimizer, LBFGS):
+        if scheduled.dropout and not settings.optimizer.takes_minibatches:
             raise ValueError(
                 f"dropout_schedule has no effect with {kind}, which takes no minibatch steps. Set it to 'constant'."
             )
@@ -314,7 +314,7 @@ def factors_of(
             f"{DECAY} multiplies the parameter weight_decay of the optimizer, which {type(optimizer).__name__} lacks. "
             f"Set it to None, or take another optimizer, such as AdamW()."
         )
-    owners = [] if builder is None or isinstance(optimizer, LBFGS) else [builder]
+    owners = [] if builder is None or not optimizer.takes_minibatches else [builder]
     names = _parameter_names(source, trainable)
     rates, decays = (_resolved(attribute, [*owners, optimizer], names) for attribute in (RATE, DECAY))
     if not (rates or decays):

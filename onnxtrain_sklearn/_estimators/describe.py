@@ -81,7 +81,7 @@ class Description:
         After ``fit`` of an ONNX file: whether its outputs, run by onnxruntime, were compared with those of the graph
         that was read, and the graph that is trained with the one that predicts; what was left out, and why.
     step : str
-        After training in this process: who runs the passes of a step, who updates the parameters, and why.
+        After training: who runs the passes of a step, who updates the parameters, and why.
     restored : tuple of str
         Changes of an ONNX file when it was read: what an exporter merged, folded or fused, and other forms of its
         operators.
@@ -163,9 +163,8 @@ def _of_state(state: FittedState, estimator: Parameters) -> Description:
     """Return the description of a fitted state of the estimator."""
     title, parameters = _title(estimator.model), state.parameters
     described = _described(state.source, title, parameters.names, parameters.running_statistics)
-    choice = None if state.live.step is None else state.live.step.choice
     found = _with_factors(described, state.source, estimator)
-    step = "" if choice is None else str(choice)
+    step = "" if state.choice is None else str(state.choice)
     return replace(found, engine=state.engine, compared=state.compared, step=step)
 
 

@@ -40,7 +40,8 @@ from .._given.ml_files import FittedFile
 from .._inference.graph import Head
 from .._model.score_axes import Positions
 from .._model.trainable import TensorSpec, TrainableModel
-from .._training.loss_graph import TARGET, StepSettings, TrainedPositions, target_layout
+from .._training.loss_graph import TARGET, target_layout
+from .._training.settings import StepSettings, TrainedPositions
 from .._utils.cache import with_attributes
 from .._utils.typing import MatrixLike, Validation
 from ..exceptions import ModelError

@@ -27,9 +27,9 @@ from .._given.ml_files import FittedFile
 from .._ir.queries import int_attribute, mixes_positions, reaching
 from .._model.new_head import graph_of_features
 from .._model.trainable import TrainableModel
-from .._training.loss_graph import StepSettings
 from .._training.parameters import Trainable
 from .._training.row_dependence import meeting
+from .._training.settings import StepSettings
 from .._training.trainer import Trainer
 from ..exceptions import ModelError, instead_of, warn
 from ..finetuning import FineTuner

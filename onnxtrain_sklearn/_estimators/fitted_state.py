@@ -32,7 +32,7 @@ from .._ort.devices import Device
 from .._training.history import History
 from .._training.loss_graph import as_float32
 from .._training.parameters import FlatParameters
-from .._training.state import OptimizerState, TrainingStep
+from .._training.state import Choice, OptimizerState, TrainingStep
 from .._utils.cache import content
 from .._utils.params import copied
 from .._utils.typing import DType
@@ -104,6 +104,8 @@ class FittedState:
         Rows of a full minibatch in the last step, to which a later call pads. None: not known.
     sparse : tuple of str
         The inputs that were sparse matrices in the last call.
+    choice : Choice or None
+        The kind of the last step and the reason, for users; None: no step was made.
     compared : str
         What was compared before the first step of a given file, for users.
     live : LiveSessions
@@ -130,6 +132,7 @@ class FittedState:
     balanced_outputs: tuple[tuple[float, ...] | None, ...] = ()
     rows: int | None = None
     sparse: tuple[str, ...] = ()
+    choice: Choice | None = None
     compared: str = ""
     live: LiveSessions = field(default_factory=LiveSessions)
 

@@ -17,7 +17,7 @@ from .._fitted.skl2onnx_bridge import register_waiting
 from .._ir.files import without_program
 from .._ort import devices, packages
 from .._ort.devices import Device
-from .._training.programs import is_usable
+from .._training.machine_code import is_usable
 from .._utils.params import copied
 from ..callbacks.base import ACTIVE
 from ..exceptions import warn

@@ -23,8 +23,9 @@ from .._inference.predictor import Predictor
 from .._model.frozen_part import FrozenPart, frozen_part
 from .._model.trainable import TensorSpec, TrainableModel
 from .._ort.devices import Device
-from .._training.loss_graph import TARGET, StepSettings
+from .._training.loss_graph import TARGET
 from .._training.parameters import FlatParameters
+from .._training.settings import StepSettings
 from .._training.state import GradientStep, OptimizerState
 from .._training.step import StepParts
 from .._training.step_choice import new_step

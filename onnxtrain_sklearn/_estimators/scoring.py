@@ -29,8 +29,8 @@ from .._fitted import sklearn_private
 from .._inference.graph import Head
 from .._inference.predictor import Predictor
 from .._model.links import Task
-from .._training.loss_graph import StepSettings, TotalLoss, settings_of_output
 from .._training.score_loss import SCORED_PIECE, ScoreLoss, weighted_mean
+from .._training.settings import StepSettings, TotalLoss, settings_of_output
 from .._utils.typing import MatrixLike
 from ..callbacks.base import Part
 from ..exceptions import ModelError, nearest

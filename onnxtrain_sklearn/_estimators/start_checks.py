@@ -29,12 +29,14 @@ from .._model.modes import inference_form, normalizes_by_batch
 from .._model.reference import first_difference
 from .._model.reweighted import form_of
 from .._ort import devices
-from .._training.loss_graph import WEIGHT, Scheduled, StepSettings, TotalLoss, settings_of_output
+from .._training.loss_graph import WEIGHT
+from .._training.machine_code import COMPILED
 from .._training.parameters import FlatParameters
-from .._training.programs import COMPILED, PassProgram, PassSource, pass_program
+from .._training.programs import PassProgram, PassSource, pass_program
 from .._training.randomness import draws_numbers
 from .._training.row_dependence import meeting
 from .._training.score_loss import ScoreLoss
+from .._training.settings import Scheduled, StepSettings, TotalLoss, settings_of_output
 from .._training.state import OptimizerState
 from .._training.step import HostStep, StepParts
 from .._training.trainer import Trainer

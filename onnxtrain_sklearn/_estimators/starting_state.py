@@ -10,8 +10,8 @@ import numpy as np
 from .._fitted.fitted_model import FittedModel
 from .._inference.graph import Head
 from .._model.trainable import TrainableModel
-from .._training.loss_graph import StepSettings
 from .._training.parameters import FlatParameters, Trainable, selected, warn_of_doubtful
+from .._training.settings import StepSettings
 from .._training.state import OptimizerState
 from .._training.step import in_trainable_type
 from ..losses import Loss
@@ -28,7 +28,7 @@ def starting_state(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[
     estimator, old, columns = plan.estimator, plan.old, examples.columns
     seen = chosen.seen if old is not None else adapted(estimator, chosen.seen, plan.rng)
     settings = plan.config.with_graph(chosen.settings, seen)
-    if plan.config.drop_last and isinstance(settings.optimizer, LBFGS):
+    if plan.config.drop_last and not settings.optimizer.takes_minibatches:
         kind = type(settings.optimizer).__name__
         raise ValueError(f"drop_last has no effect with {kind}, which takes no minibatch steps. Set it to False.")
     trainable = plan.config.trainable

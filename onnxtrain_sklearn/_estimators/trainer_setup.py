@@ -8,16 +8,15 @@ import numpy as np
 
 from .._data.several_targets import SeveralTargets
 from .._ort import sessions
-from .._training.loss_graph import StepSettings
-from .._training.programs import COMPILED, LIKELY_EPOCHS
+from .._training.machine_code import COMPILED, LIKELY_EPOCHS
 from .._training.row_dependence import meeting, outputs_that_meet
+from .._training.settings import StepSettings
 from .._training.state import TrainingStep
 from .._training.step import StepParts
 from .._training.step_choice import new_step, new_trainer
 from .._training.trainer import Trainer
 from .._utils.cache import content
 from .._utils.errors import refusing
-from ..optimizers import LBFGS
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of
 from .examples import Examples, batches_for, ignoring
 from .finetuning_setup import TUNED_PIECE, old_examples, tuning_trainer
@@ -46,7 +45,7 @@ def trainer_for(
     rows_meet = meeting(state.model, settings) is not None
     if rows_meet and isinstance(examples.targets, SeveralTargets):
         _require_labels(outputs_that_meet(state.model, settings), examples.targets, rows)
-    if rows_meet and isinstance(settings.optimizer, LBFGS) and tuner is None:
+    if rows_meet and not settings.optimizer.takes_minibatches and tuner is None:
         limit = len(rows)  # the full batch is no sum over pieces
     size = min(len(rows), limit)
     shuffle, drop_last = config.shuffle and tuner is None, config.drop_last and tuner is None
@@ -132,5 +131,6 @@ def prepare_step(
     if state.live.step is None or state.live.step_key != key or state.live.step.batch != rows:
         parts = StepParts(state.model, settings, state.parameters, state.frozen, state.optimizer, rows, sparse)
         state.live.step = new_step(parts, steps, compiled=state.engine == COMPILED)
+        state.choice = state.live.step.choice
     state.live.step_key, state.engine, state.rows = key, state.live.step.engine, rows
     return state.live.step

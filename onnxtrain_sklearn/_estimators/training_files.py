@@ -33,10 +33,10 @@ from .._fitted.text_encoder import encoding_graph
 from .._inference.graph import Head
 from .._ir.queries import constant, every_node
 from .._ort.adapter_files import read_adapter
-from .._training.loss_graph import StepSettings, TotalLoss
 from .._training.parameters import FlatParameters, state_slots
 from .._training.randomness import draws_numbers
 from .._training.row_dependence import outputs_that_meet
+from .._training.settings import StepSettings, TotalLoss
 from .._training.state import OptimizerState
 from .._training.step import StepParts
 from .._utils.errors import refusing

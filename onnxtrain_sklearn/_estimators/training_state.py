@@ -17,8 +17,8 @@ import numpy as np
 from .._data.target_scale import TargetRange
 from .._gradient.engine import available_engines
 from .._ir.protobuf import to_proto
+from .._training.machine_code import COMPILED, auto_compiles
 from .._training.parameters import state_slots
-from .._training.programs import COMPILED, auto_compiles
 from .._training.state import OptimizerState
 from .._utils.cache import digest, with_attributes
 from .._utils.errors import refusing

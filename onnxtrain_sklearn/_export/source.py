@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .._inference.graph import Head
-from .._training.loss_graph import OutputLoss
 from .._training.parameters import FlatParameters
+from .._training.settings import OutputLoss
 from .._training.step import StepParts
 from ..graph import GraphBuilder
 

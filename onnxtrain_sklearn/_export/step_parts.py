@@ -16,7 +16,7 @@ import onnx_ir as ir
 from .._ir.edits import append_nodes, append_output, initializers_to_inputs, replace_inputs
 from .._model.loss_terms import penalty_factors, weighted_penalty
 from .._model.row_reads import FirstProduct, Lookup
-from .._training.loss_graph import TARGET, WEIGHT, OutputLoss, StepSettings, TrainedPositions, target_layout
+from .._training.loss_graph import TARGET, WEIGHT, target_layout
 from .._training.parameters import (
     Factors,
     FlatParameters,
@@ -25,6 +25,7 @@ from .._training.parameters import (
     segments,
     state_name,
 )
+from .._training.settings import OutputLoss, StepSettings, TrainedPositions
 from ..exceptions import ModelError, UnsupportedOperatorError
 from ..graph import GraphBuilder
 from ..optimizers import Optimizer, update_graph

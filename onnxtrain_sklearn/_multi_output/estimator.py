@@ -37,7 +37,7 @@ from .._estimators.training_files import (
 )
 from .._export.source import ExportSource, OutputSource
 from .._inference.graph import Head, OutputOptions
-from .._training.loss_graph import OutputLoss, TotalLoss
+from .._training.settings import OutputLoss, TotalLoss
 from .._training.trainer import Trainer
 from .._utils.declared import documented
 from .._utils.typing import MatrixLike

@@ -69,7 +69,7 @@ from .._inference.predictor import Predictor
 from .._model.links import Task as TaskName
 from .._model.trainable import TrainableModel, with_outputs_of
 from .._ort.devices import Device
-from .._training.loss_graph import OutputLoss, TotalLoss
+from .._training.settings import OutputLoss, TotalLoss
 from .._training.trainer import Trainer
 from .._utils.declared import Parameter
 from .._utils.params import Instance, OneOf

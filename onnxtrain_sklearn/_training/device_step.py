@@ -16,10 +16,11 @@ import numpy as np
 from .._data.batches import BatchBuffers, Batches, Minibatch
 from .._ort.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
-from .loss_graph import LOSS, PENALTY, WEIGHT, StepSettings
+from .loss_graph import LOSS, PENALTY, WEIGHT
 from .parameters import FlatParameters
 from .pass_rewrites import DATA, ROW_NUMBERS
 from .randomness import UniformNumbers
+from .settings import StepSettings
 from .state import Choice, OptimizerState, Rates
 from .step import BaseStep, StepParts
 from .update_bindings import SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight

@@ -1,4 +1,4 @@
-"""Build the loss graph of one or several outputs, and the settings of a training step.
+"""Build the graph of a loss, on one output or several, and that of the penalty.
 
 Nothing here runs a graph or holds data. The batch size is fixed; target and row weights are inputs.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -34,13 +34,11 @@ from .._model.precision import in_dtype
 from .._model.reweighted import form_of
 from .._model.score_axes import Positions, position_weights, repeated_rows, rows_of_members
 from .._model.trainable import TrainableModel
-from .._ort.devices import Device
 from .._utils.typing import DType
 from ..exceptions import ModelError
 from ..graph import GraphBuilder, new_graph
 from ..losses import Loss
-from ..optimizers import BaseOptimizer
-from .parameters import Factors
+from .settings import OutputLoss, StepSettings, TotalLoss, TrainedPositions
 
 PARALLEL_WORK = 4_000_000
 """Multiply-adds of one forward pass above which more than one thread pays; below, a second core would only spin."""
@@ -50,52 +48,6 @@ PENALTY, SQUARES, ABSOLUTES = "penalty", "squares", "absolutes"
 
 TABLE_CLASSES = 64
 """Classes up to which one-hot rows are read from a table."""
-
-
-class Scheduled(NamedTuple):
-    """Flags for weight decay and dropout: True if schedules change them."""
-
-    decay: bool = False
-    dropout: bool = False
-
-
-class TrainedPositions(NamedTuple):
-    """The axes of scores at each position of a row, the shape of the positions, and the weights of labels by class."""
-
-    axes: Positions
-    shape: tuple[int, ...]
-    label_weights: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """The settings of a training step, beside the model and its parameters.
-
-    With a loss on several outputs, ``n_outputs`` are the columns of all targets, which are numbers. ``ignores`` says
-    that some of several labels a row do not count: their targets are -1.
-    """
-
-    loss: Loss | TotalLoss
-    task: Task
-    link: Link
-    n_outputs: int
-    optimizer: BaseOptimizer
-    alpha: float
-    l1_ratio: float
-    max_grad_norm: float | None
-    engine: str
-    device: Device
-    session_options: Mapping[str, Any] | None
-    seed: int
-    groups: tuple[int, ...] = ()
-    factors: Mapping[str, Factors] = field(default_factory=dict)
-    scheduled: Scheduled = field(default_factory=Scheduled)
-    accumulate: int = 1
-    ema_decay: float | None = None
-    positions: TrainedPositions | None = None
-    ignores: bool = False
-    checkpoint_activations: bool = False
-    lazy_rows: bool = False
 
 
 def training_graph(
@@ -196,23 +148,6 @@ def _mean_loss_of_members(
     columns = rows_of_members(op, scores, members, settings.n_outputs, batch)
     y = repeated_rows(op, y, members, None if settings.task == "multiclass" else settings.n_outputs)
     return _mean_loss(op, settings, columns, y, repeated_rows(op, sample_weight, members, None), of_pairs=False)
-
-
-def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
-    """Return the settings of a step on one of several outputs alone."""
-    positions = None
-    if one.positions is not None:
-        positions = TrainedPositions(one.positions, one.places, one.label_weights)
-    return replace(
-        settings,
-        loss=one.loss,
-        task=one.task,
-        link=one.link,
-        n_outputs=one.n_outputs,
-        groups=one.groups,
-        positions=positions,
-        ignores=one.ignores,
-    )
 
 
 def score_loss_graph(
@@ -342,69 +277,6 @@ def buffer_shape(shape: Sequence[int | None], batch: int) -> tuple[int, ...]:
 # single loss.
 #
 # The targets of all outputs are columns of one matrix, in the order of the outputs; the factors follow them.
-
-
-@dataclass(frozen=True)
-class OutputLoss:
-    """The loss on one of several outputs.
-
-    Attributes
-    ----------
-    name : str
-        Name of the output, for messages.
-    loss : Loss
-    task, link, n_outputs, groups
-        As in :class:`StepSettings`.
-    weight : float
-        What the loss is multiplied by in the sum.
-    positions : Positions or None
-        The axes of scores at each position of a row.
-    places : tuple of int
-        The shape of the positions.
-    label_weights : tuple of float
-        The weights of labels at positions, by class.
-    ignores : bool
-        Whether some of several labels a row do not count: their targets are -1.
-    """
-
-    name: str
-    loss: Loss
-    task: Task
-    link: Link
-    n_outputs: int
-    groups: tuple[int, ...] = ()
-    weight: float = 1.0
-    positions: Positions | None = None
-    places: tuple[int, ...] = ()
-    label_weights: tuple[float, ...] = ()
-    ignores: bool = False
-
-    @property
-    def width(self) -> int:
-        """Columns of its targets: class indices, or numbers."""
-        if self.positions is not None:
-            return math.prod(self.places)
-        return 1 if self.task == "multiclass" else self.n_outputs
-
-
-@dataclass(frozen=True)
-class TotalLoss:
-    """The sum of the losses on several outputs.
-
-    Attributes
-    ----------
-    outputs : tuple of OutputLoss
-    has_factors : bool
-        Whether the targets are followed by a factor of the weight of the row for each output.
-    """
-
-    outputs: tuple[OutputLoss, ...]
-    has_factors: bool = False
-
-    @property
-    def width(self) -> int:
-        """Columns of the matrix of targets."""
-        return sum(one.width for one in self.outputs) + (len(self.outputs) if self.has_factors else 0)
 
 
 def append_total_loss(

@@ -7,24 +7,18 @@ the graph before it is differentiated, so that no number of theirs can become pa
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from .._compiler.code import GraphCode, graph_code
-from .._compiler.functions import supported
-from .._compiler.kernels import tile_of
-from .._compiler.plan import NotCompiledError
+from .._compiler.code import GraphCode
 from .._compiler.rows import RowInputs
-from .._gradient.engine import available_engines, differentiate_own
+from .._gradient.engine import differentiate_own
 from .._gradient.recomputation import recompute_activations
 from .._importers.torch_program import is_from_torch
-from .._ir.control_flow import fold
 from .._ir.edits import initializers_to_inputs
 from .._ir.limits import bytes_per_element
 from .._ir.protobuf import to_proto
@@ -33,15 +27,15 @@ from .._model.modes import is_stateless
 from .._model.reweighted import form_of
 from .._model.row_reads import LARGE, FirstProduct, Lookup, put_back_lookups, take_first_products, take_lookups
 from .._model.trainable import TrainableModel
-from .._ort.devices import Device
-from .._ort.llvm import features, is_installed
 from .._utils.cache import Cache, content, is_plain
-from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError
-from .loss_graph import LOSS, PARALLEL_WORK, TARGET, WEIGHT, StepSettings, training_graph, work
+from ..exceptions import ModelError
+from .loss_graph import LOSS, TARGET, WEIGHT, training_graph, work
+from .machine_code import COMPILED, PassSize, compiled_code, differentiating_engine
 from .parameters import FlatParameters
 from .pass_rewrites import gather_rows, last_layer_last, return_before_reshapes, transpose_operands
 from .randomness import FACTOR, expose_dropout, expose_random
 from .row_weights import LABELED, REPEATED, repeat_shares, take_labeled_shares
+from .settings import StepSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,106 +265,3 @@ def _nbytes(value: ir.Value) -> float:
     if sizes is None or value.dtype is None or not all(isinstance(d, int) for d in sizes):
         return 0.0
     return float(math.prod(sizes)) * bytes_per_element(value.dtype)
-
-
-# Passes over a fixed number of rows as machine code.
-#
-# A session of onnxruntime spends most of the step of a small network on calling its nodes. Code for one graph spends it
-# on computing, and has all sizes as constants. With ``engine="auto"`` a graph is compiled where the steps that a fit
-# plans would save several times what compiling takes. This is computed, not timed: a seed gives the same bits.
-
-
-COMPILED = "compiled"
-"""Name of the engine."""
-
-NODE, ELEMENT = 5e-7, 1.2e-10
-"""Seconds that a step saves for each node of the gradient graph, and for each element that it computes.
-
-``python benchmarks/engine_families.py --compiled`` compares them with what steps save.
-"""
-
-LOADING, COMPILING, COMPILING_NODE = 0.1, 0.05, 7e-4
-"""Seconds that it takes to load the compiler, to compile a graph, and each of its nodes."""
-
-MARGIN = 3.0
-"""How many times these seconds a fit is to save, as it may end before its last epoch."""
-
-LIKELY_EPOCHS = 200
-"""Epochs that count at most, unless all are planned: ``max_iter`` is often far more than a fit needs."""
-
-
-class PassSize(NamedTuple):
-    """Size of a pass: multiply-adds forward, nodes with their gradients, elements of all values."""
-
-    work: float
-    nodes: int
-    elements: float
-
-
-def differentiating_engine(engine: str) -> str:
-    """Return the engine that differentiates: "compiled" runs gradient graphs of the portable engine."""
-    return "portable" if engine == COMPILED else engine
-
-
-def can_compile() -> bool:
-    """Return True if llvmlite is installed and the processor has the instructions that compiled functions use."""
-    return is_installed() and is_supported()
-
-
-def is_usable(engine: str) -> bool:
-    """Return True if an estimator can be trained with an engine; llvmlite is loaded for the compiled one alone."""
-    return can_compile() if engine == COMPILED else engine in ("auto", *available_engines())
-
-
-def require_compiler(device: Device) -> None:
-    """Raise if nothing can be compiled in this environment, or for this device."""
-    if device.providers != ("CPUExecutionProvider",):
-        raise ValueError(f"engine='compiled' computes on the CPU, got device={device.name!r}. Set device='cpu'.")
-    if not is_installed():
-        raise RuntimeNotFoundError(
-            "engine='compiled' needs llvmlite, which is not installed. Install the extra onnxtrain-sklearn[compiled], "
-            "or use engine='auto'."
-        )
-    if not is_supported():
-        raise RuntimeNotFoundError("engine='compiled' needs a processor with FMA. Use engine='auto'.")
-
-
-@cache
-def is_supported() -> bool:
-    """Return True if the processor has the instructions that the functions need."""
-    return supported(features(), platform.machine())
-
-
-@cache
-def is_measured() -> bool:
-    """Return True if the code can run, and was measured on such processors."""
-    try:
-        known = {"+avx2", "+avx512vl"}.intersection(features().split(","))
-        return bool(known) and platform.machine().lower() in {"x86_64", "amd64"} and is_supported()
-    except (ImportError, OSError, RuntimeError):  # a broken or old llvmlite
-        return False
-
-
-def auto_compiles() -> bool:
-    """Return True if ``engine="auto"`` may compile a graph in this environment; loads the compiler."""
-    return is_installed() and is_measured()
-
-
-def pays(size: PassSize, steps: int) -> bool:
-    """Return True if this many steps save ``MARGIN`` times what compiling takes, and a session would use one thread.
-
-    The answer depends on the graph and the steps alone, not on the number of threads or on what the process compiled
-    before: a seed must always give the same bits. A session runs larger graphs on all cores.
-    """
-    saved = steps * (NODE * size.nodes + ELEMENT * size.elements)
-    return size.work < PARALLEL_WORK and saved >= MARGIN * (LOADING + COMPILING + COMPILING_NODE * size.nodes)
-
-
-def compiled_code(model: ir.Model, rows: RowInputs | None = None) -> GraphCode:
-    """Return the code of a gradient graph; shapes that it computes are put into it as constants, in place."""
-    try:
-        return graph_code(fold(model).graph, tile_of(features()), rows)
-    except NotCompiledError as error:
-        raise UnsupportedOperatorError(
-            f"engine='compiled' cannot run the graph: {error}. Use engine='auto' or 'portable'."
-        ) from None

@@ -22,7 +22,8 @@ from .._utils.cache import Cache
 from .._utils.typing import DType
 from ..exceptions import ModelError
 from ..losses import LOSSES
-from .loss_graph import TARGET, WEIGHT, StepSettings, TotalLoss, score_loss_graph, settings_of_output, target_layout
+from .loss_graph import TARGET, WEIGHT, score_loss_graph, target_layout
+from .settings import StepSettings, TotalLoss, settings_of_output
 
 _known: Cache[list[bool]] = Cache(256, 2**20, lambda found: 256)
 _recent: deque[tuple[StepSettings, object, list[tuple[str, StepSettings]]]] = deque(maxlen=4)

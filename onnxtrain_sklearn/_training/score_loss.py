@@ -11,8 +11,9 @@ import numpy as np
 from .._ir.protobuf import to_proto
 from .._ort import devices, sessions
 from .._utils.typing import DType
-from .loss_graph import LOSS, TARGET, WEIGHT, StepSettings, score_loss_graph, target_layout
+from .loss_graph import LOSS, TARGET, WEIGHT, score_loss_graph, target_layout
 from .row_dependence import meet_in_loss, require_separate_labels
+from .settings import StepSettings
 
 SCORED_PIECE = 8192
 """Rows whose losses are computed at once."""

@@ -93,8 +93,9 @@ class TrainingStep(Protocol):
         ``"compiled"`` where machine code runs the graph, else the engine that differentiated it.
     choice : Choice or None
         Why it is of its kind.
-    updates_after_loss : bool
-        Whether ``train`` updates the weights of a minibatch after it has yielded their loss.
+    in_host_memory : bool
+        Whether the host's arrays are trained in place. Then ``train`` yields a loss before the update of the weights
+        that gave it, and ``parameters.gradient`` is the gradient of the last step.
     """
 
     parameters: FlatParameters
@@ -102,7 +103,7 @@ class TrainingStep(Protocol):
     batch: int
     engine: str
     choice: Choice | None
-    updates_after_loss: ClassVar[bool]
+    in_host_memory: ClassVar[bool]
 
     def train(
         self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None

@@ -21,12 +21,14 @@ from ..exceptions import warn
 from ..optimizers import Optimizer
 from ..optimizers.in_place import moves_without_gradient
 from .host_updates import HostAccumulation, HostAverage, HostPenalty, HostUpdates, RowChoice
-from .loss_graph import Scheduled, StepSettings, as_float32
+from .loss_graph import as_float32
+from .machine_code import COMPILED, PassSize
 from .parameters import FlatParameters, state_slots
 from .passes import HostPass, PassGraph, RowGradients, host_pass, pass_graph, product_gradients, row_gradients
-from .programs import COMPILED, PassProgram, PassSize, PassSource
+from .programs import PassProgram, PassSource
 from .randomness import FACTOR
 from .row_dependence import meeting
+from .settings import Scheduled, StepSettings
 from .state import Choice, OptimizerState, Rates
 from .update_bindings import SegmentUpdate, ToMemory, VectorBindings
 
@@ -86,7 +88,7 @@ class BaseStep:
     for_cpu: ClassVar[bool] = False
     """True if the graph has the matrix products that are the fastest on a CPU."""
 
-    updates_after_loss: ClassVar[bool] = False
+    in_host_memory: ClassVar[bool] = False
 
     def __init__(self, parts: StepParts, place: ToMemory, layout: FlatParameters | None = None) -> None:
         self.settings, self.parameters, self.state = parts.settings, parts.parameters, parts.state
@@ -136,7 +138,7 @@ class HostStep(BaseStep):
     adds_rows = True
     gives_shares = True
     for_cpu = True
-    updates_after_loss = True
+    in_host_memory = True
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts, np.asarray)
@@ -190,7 +192,7 @@ class HostStep(BaseStep):
         """Train on each minibatch of one pass; before its update, yield the sum of its weights and its loss."""
         # Per step: compute the gradients, yield the loss, update when the caller asks for the next loss. While this
         # generator waits, the weights are those that gave the loss: the trainer copies them if the loss is finite
-        # (``KeptWeights``), and abandons the pass before the update if not. ``updates_after_loss`` promises this order.
+        # (``KeptWeights``), and abandons the pass before the update if not. ``in_host_memory`` promises this order.
         if self._updates is not None:
             self._updates.prepare((batches.steps or 0) // self.settings.accumulate)
         if self._group is not None:

@@ -13,11 +13,12 @@ from .._data.batches import Batches
 from ..exceptions import UnsupportedOperatorError
 from ..optimizers import LBFGS
 from .device_step import DeviceStep
+from .full_batch import FullBatchTrainer
 from .history import History
-from .programs import COMPILED, auto_compiles, pays
+from .machine_code import COMPILED, auto_compiles, pays
 from .state import Choice, TrainingStep
 from .step import HostStep, StepParts
-from .trainer import FullBatchTrainer, Trainer, TrainerSettings
+from .trainer import Trainer, TrainerSettings
 
 DEVICE, SESSION, CODE = "a session on the device", "a session", "machine code"
 """Who runs a pass."""
@@ -46,7 +47,7 @@ class Situation:
     @property
     def is_full_batch(self) -> bool:
         """True if the optimizer takes all rows at once."""
-        return isinstance(self.parts.settings.optimizer, LBFGS)
+        return not self.parts.settings.optimizer.takes_minibatches
 
     @cached_property
     def session_step(self) -> HostStep:

@@ -21,9 +21,10 @@ from ..graph import new_graph
 from ..optimizers import Optimizer, Parameter, Slot, clip_graph, update_graph
 from ..optimizers.in_place import moves_without_gradient, slots_for, update_rule
 from .formula_updates import Formula, formula_of
-from .loss_graph import ABSOLUTES, PARALLEL_WORK, SQUARES, StepSettings, ir_type, penalty_graph, work
+from .loss_graph import ABSOLUTES, PARALLEL_WORK, SQUARES, ir_type, penalty_graph, work
+from .machine_code import differentiating_engine
 from .parameters import FlatParameters, Segment, segments, state_name
-from .programs import differentiating_engine
+from .settings import StepSettings
 from .state import Rates
 
 X = TypeVar("X")

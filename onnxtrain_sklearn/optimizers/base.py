@@ -33,6 +33,9 @@ Step: TypeAlias = "tuple[Value, dict[str, Value]]"
 class BaseOptimizer(Component):
     """Base class of :class:`Optimizer` and :class:`LBFGS`; LBFGS does not take the options, these are their values."""
 
+    takes_minibatches: ClassVar[bool] = True
+    """False if each evaluation sees all rows."""
+
     max_grad_norm: float | None = None
     ema_decay: float | None = None
     accumulate: int = 1

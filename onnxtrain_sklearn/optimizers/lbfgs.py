@@ -58,6 +58,7 @@ class LBFGS(BaseOptimizer):
     """
 
     name = "lbfgs"
+    takes_minibatches = False
     valid: ClassVar[Rules] = dict.fromkeys(("history_size", "max_line_searches", "max_fun"), (COUNT,))
 
     def __init__(self, history_size: int = 10, max_line_searches: int = 20, max_fun: int = 15000) -> None:

@@ -24,8 +24,8 @@ from onnxtrain_sklearn._ir.edits import append_output
 from onnxtrain_sklearn._ort import devices, gradient_builder, llvm
 from onnxtrain_sklearn._training import formula_updates
 from onnxtrain_sklearn._training.host_updates import HostUpdates, RowChoice
-from onnxtrain_sklearn._training.loss_graph import Scheduled
 from onnxtrain_sklearn._training.parameters import FlatParameters, state_slots
+from onnxtrain_sklearn._training.settings import Scheduled
 from onnxtrain_sklearn._training.state import OptimizerState, Rates
 from onnxtrain_sklearn._training.update_bindings import VectorBindings
 from onnxtrain_sklearn.graph import new_graph

@@ -18,7 +18,7 @@ from onnxtrain_sklearn.schedules import resolve_schedule
 class Step:
     """A step whose losses are given; each adds one to its single weight."""
 
-    updates_after_loss = False
+    in_host_memory = False
 
     def __init__(self, losses: list[float]) -> None:
         self.losses = iter(losses)
@@ -48,7 +48,7 @@ class Step:
 class LateStep(Step):
     """Adds one after it has told the loss; running statistics, its second number, have changed before."""
 
-    updates_after_loss = True
+    in_host_memory = True
 
     def __init__(self, losses: list[float]) -> None:
         super().__init__(losses)

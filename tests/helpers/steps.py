@@ -11,8 +11,9 @@ from onnxtrain_sklearn import MLP, SGD
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import devices
-from onnxtrain_sklearn._training.loss_graph import TARGET, StepSettings
+from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.parameters import FlatParameters
+from onnxtrain_sklearn._training.settings import StepSettings
 from onnxtrain_sklearn._training.state import OptimizerState, Rates
 from onnxtrain_sklearn._training.step import HostStep, StepParts
 from onnxtrain_sklearn.losses import SquaredError

@@ -23,7 +23,7 @@ from onnxtrain_sklearn import (
 from onnxtrain_sklearn._estimators import config as estimator_settings
 from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn._inference.row_trials import where_rows_meet
-from onnxtrain_sklearn._training.programs import can_compile
+from onnxtrain_sklearn._training.machine_code import can_compile
 from onnxtrain_sklearn._training.row_dependence import meet_in_loss
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.exceptions import ModelError

@@ -11,8 +11,8 @@ import scipy.sparse as sp
 from onnxtrain_sklearn import MLP, ConvNet, Linear, OrtGradientClassifier, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ort import devices
-from onnxtrain_sklearn._training import programs, step_choice
-from onnxtrain_sklearn._training.programs import is_measured
+from onnxtrain_sklearn._training import machine_code, step_choice
+from onnxtrain_sklearn._training.machine_code import is_measured
 from tests.helpers.data import line
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -34,9 +34,12 @@ def test_short_fit_is_run_by_a_session():
     assert f"\nstep: {SHORT}\n" in str(fitted().describe())
 
 
-def test_estimator_before_training_or_after_unpickling_has_no_step():
+def test_estimator_before_training_has_no_step():
     assert OrtGradientRegressor(MLP((6,))).describe().step == ""
-    assert pickle.loads(pickle.dumps(fitted())).describe().step == ""
+
+
+def test_step_is_described_after_unpickling():
+    assert pickle.loads(pickle.dumps(fitted())).describe().step == SHORT
 
 
 def test_named_engine_is_a_session():
@@ -63,7 +66,7 @@ def test_named_compiler_is_machine_code():
 class TestLongFits:
     @pytest.fixture(autouse=True)
     def _any_fit_is_long(self, monkeypatch):
-        monkeypatch.setattr(programs, "MARGIN", 1e-12)
+        monkeypatch.setattr(machine_code, "MARGIN", 1e-12)
 
     def test_long_fit_is_machine_code(self):
         first = fitted()
