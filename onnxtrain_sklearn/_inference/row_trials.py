@@ -22,7 +22,7 @@ from .._ir.queries import describe, structure
 from .._model.batch_axis import with_batch
 from .._model.modes import inference_form, normalizes_by_batch
 from .._model.reweighted import form_of
-from .._model.row_axis import Verdict, meeting_of_rows
+from .._model.row_axis import Finding, meeting_of_rows
 from .._model.trainable import TrainableModel
 from .._ort import devices, sessions
 from .._utils.cache import Cache
@@ -98,7 +98,7 @@ def meeting_in(
     return next(iter(_of_structures.get(key, decided)), None)
 
 
-def _of_fixed_batch(form: ir.Model, by_row: Sequence[str], ends: Sequence[str]) -> Verdict | None:
+def _of_fixed_batch(form: ir.Model, by_row: Sequence[str], ends: Sequence[str]) -> Finding | None:
     """Return what is found where the number of rows is known, and with it the sizes that depend on it."""
     try:
         fixed = with_batch(form, KNOWN_ROWS)

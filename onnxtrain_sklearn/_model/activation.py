@@ -46,8 +46,9 @@ class Activation:
     Attributes
     ----------
     link : {"softmax", "sigmoid", "exp"}
+        The function.
     base : onnx_ir.Value
-        Its input.
+        The value upstream of the activation.
     form : str
         How the scores are computed from ``base``: a key of ``SCORE_FORMS``.
     log : bool
@@ -72,6 +73,40 @@ class Activation:
         return scores
 
 
+def activation_of(final: ir.Value) -> Activation | None:
+    """Return the final activation whose output is ``final``; None if there is none, or an unknown one."""
+    found = _activation_of(final, MAX_DEPTH)
+    # log(exp(s)) is s, which the loss reads as it is
+    return found if found is None or found.link != "exp" or not found.log else None
+
+
+def scores_of(op: GraphBuilder, output: ir.Value, link: str, *, log: bool) -> ir.Value:
+    """Emit scores whose ``link`` is the output of the graph: logarithms of its probabilities, or their log-odds.
+
+    An epsilon keeps the logarithm finite at zero; negative numbers count as zero and have no gradient.
+    """
+    output = as_rows(op, output)
+    numbers = op.Exp(output) if log else output
+    logs = _log_of_probability(op, numbers)
+    return op.Sub(logs, _log_of_probability(op, op.Sub(1.0, numbers))) if link == "sigmoid" else logs
+
+
+def _log_of_probability(op: GraphBuilder, numbers: ir.Value) -> ir.Value:
+    return op.Log(op.Add(op.Relu(numbers), LOG_EPSILON))
+
+
+def as_rows(op: GraphBuilder, value: ir.Value) -> ir.Value:
+    """Return a value of more than two axes as a matrix with one row per row of the minibatch.
+
+    Only axes of size one are dropped: a value with three longer axes stays as it is.
+    """
+    long = [] if value.shape is None else [size for size in value.shape if size != 1]
+    if value.shape is None or len(value.shape) < 3 or len(long) > 2:
+        return value
+    width = long[1] if len(long) == 2 else 1
+    return op.Reshape(value, [-1, width]) if isinstance(width, int) else op.Flatten(value, axis=1)
+
+
 SCORE_FORMS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "same": lambda op, s: s,
     "negative": lambda op, s: op.Neg(s),
@@ -79,7 +114,8 @@ SCORE_FORMS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "second": lambda op, s: _score_difference(op, s, 1),
     "log_sigmoid": lambda op, s: op.Neg(op.Softplus(op.Neg(s))),
 }
-"""Scores computed from the input of an activation: for 1 - p, one of two columns, sigmoids over their sum."""
+"""Scores computed from the value upstream of an activation, by form: "negative" for 1 - p, "first" and "second" for one
+of two columns of a softmax, "log_sigmoid" for sigmoids that are divided by their sum."""
 
 
 def _score_difference(op: GraphBuilder, scores: ir.Value, first: int) -> ir.Value:
@@ -88,12 +124,11 @@ def _score_difference(op: GraphBuilder, scores: ir.Value, first: int) -> ir.Valu
 
 
 OPPOSITE = {"same": "negative", "negative": "same", "first": "second", "second": "first"}
+"""The form of 1 - p by that of p."""
 
 
-def activation_of(final: ir.Value) -> Activation | None:
-    """Return the final activation with the output ``final``; None: there is none, or an unknown one."""
-    found = _activation_of(final, MAX_DEPTH)
-    return found if found is None or found.link != "exp" or not found.log else None
+# Readers: each returns the activation of a node's output, or None where it recognizes none. ``depth`` is the number of
+# operators that may still be followed.
 
 
 def _activation_of(value: ir.Value | None, depth: int) -> Activation | None:
@@ -118,6 +153,7 @@ def _read_sigmoid(node: ir.Node, depth: int) -> Activation | None:
 
 def _read_softmax(node: ir.Node, depth: int) -> Activation | None:
     x = node.inputs[0]
+    # before opset 13, a softmax runs over its axis and all later ones
     flattens = node.graph is not None and node.graph.opset_imports.get("", 0) < 13
     axis = int_attribute(node, "axis", 1 if flattens else -1)
     shaped = x if x is None or x.shape is not None else node.outputs[0]
@@ -140,7 +176,7 @@ def _read_log(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _read_bound(node: ir.Node, depth: int) -> Activation | None:
-    """Look through bounds that leave probabilities unchanged but for tiny ones."""
+    """Look through bounds that leave all probabilities unchanged but those near 0 or 1."""
     at = next((i for i, x in enumerate(node.inputs) if x is not None and number_of(x) is None), 0)
     if node.op_type == "Clip":
         low, high = clip_bound(node, "min", 1), clip_bound(node, "max", 2)
@@ -159,7 +195,7 @@ def _read_bound(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _read_sub(node: ir.Node, depth: int) -> Activation | None:
-    """Read 1 - p, or the logarithm of a softmax, s - log(sum(exp(s)))."""
+    """Match 1 - p, or the logarithm of a softmax, s - log(sum(exp(s)))."""
     first, second = node.inputs
     if number_of(first) == 1.0:
         return _complement(_activation_of(second, depth))
@@ -181,7 +217,7 @@ def _read_sub(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _read_add(node: ir.Node, depth: int) -> Activation | None:
-    """Read 1 - p, written as a sum."""
+    """Match 1 - p written as Add."""
     for one, p in (node.inputs, node.inputs[::-1]):
         operand = None if p is None else negation_operand(p)
         if number_of(one) == 1.0 and operand is not None:
@@ -200,15 +236,12 @@ def _read_div(node: ir.Node, depth: int) -> Activation | None:
     if above is not None and below is not None and is_row_sum(below, of=above):
         return _read_normalized(above, depth)
     p, total = _without_mask(above), _without_mask(below)
-    if p is not None and total is not None and is_row_sum(total, of=p) and _is_sigmoid(p):
-        return _read_normalized(p, depth)
+    if p is not None and total is not None and is_row_sum(total, of=p):
+        # the mask changes rows whose sum is zero: sums of sigmoids are so by underflow alone
+        inner = _activation_of(p, MAX_DEPTH)
+        if inner is not None and inner.link == "sigmoid" and not inner.log:
+            return _read_normalized(p, depth)
     return _hand_written_sigmoid(above, below)
-
-
-def _is_sigmoid(value: ir.Value) -> bool:
-    """Return True if the value is a sigmoid: a sum of such is zero by underflow alone."""
-    found = _activation_of(value, MAX_DEPTH)
-    return found is not None and found.link == "sigmoid" and not found.log
 
 
 def _without_mask(value: ir.Value | None) -> ir.Value | None:
@@ -229,7 +262,7 @@ def _without_mask(value: ir.Value | None) -> ir.Value | None:
 
 
 def _read_mul(node: ir.Node, depth: int) -> Activation | None:
-    """Read a quotient, written as a product with a reciprocal."""
+    """Match a quotient written as a product with a reciprocal."""
     for above, factor in (node.inputs, node.inputs[::-1]):
         maker = None if factor is None else without_reshaping(factor).producer()
         if maker is not None and maker.op_type == "Reciprocal" and not maker.domain and above is not None:
@@ -239,12 +272,8 @@ def _read_mul(node: ir.Node, depth: int) -> Activation | None:
     return None
 
 
-def _read_reciprocal(node: ir.Node, depth: int) -> Activation | None:
-    return _hand_written_sigmoid(None, node.inputs[0])
-
-
 def _read_norm(node: ir.Node, depth: int) -> Activation | None:
-    """Read a normalization by the L1 norm."""
+    """Match a normalization by the L1 norm."""
     x, axis = node.inputs[0], int_attribute(node, "axis", -1)
     if x is None or int_attribute(node, "p", 2) != 1 or not is_per_row(x, [axis]):
         return None
@@ -252,7 +281,10 @@ def _read_norm(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _read_normalized(above: ir.Value, depth: int) -> Activation | None:
-    """Return the softmax that ``above``, divided by its row sum, is: exponentials, sigmoids, or a softmax already."""
+    """Return the softmax that results where ``above`` is divided by its row sum.
+
+    ``above`` are exponentials, sigmoids, whose logarithms are the scores, or a softmax already.
+    """
     maker, inner = without_reshaping(above).producer(), _activation_of(above, depth)
     if maker is not None and maker.op_type == "Exp" and not maker.domain and inner is not None and inner.link == "exp":
         return Activation("softmax", without_maximum(inner.base))
@@ -265,7 +297,7 @@ def _read_normalized(above: ir.Value, depth: int) -> Activation | None:
 
 
 def _hand_written_sigmoid(above: ir.Value | None, below: ir.Value | None) -> Activation | None:
-    """Read 1 / (1 + exp(-s)), or exp(s) / (1 + exp(s))."""
+    """Match 1 / (1 + exp(-s)), or exp(s) / (1 + exp(s))."""
     node = None if below is None else below.producer()
     if node is None or node.domain or node.op_type != "Add":
         return None
@@ -287,7 +319,7 @@ def _sigmoid_of_negation(x: ir.Value) -> Activation:
 
 
 def _read_neg(node: ir.Node, depth: int) -> Activation | None:
-    """Read the logarithm of a sigmoid, -softplus(-s)."""
+    """Match the logarithm of a sigmoid, -softplus(-s)."""
     maker = None if node.inputs[0] is None else node.inputs[0].producer()
     if maker is None or maker.domain or maker.op_type != "Softplus" or maker.inputs[0] is None:
         return None
@@ -295,7 +327,7 @@ def _read_neg(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _read_concat(node: ir.Node, depth: int) -> Activation | None:
-    """Read the columns 1 - p and p in either order, or their logarithms."""
+    """Match the columns 1 - p and p in either order, or their logarithms."""
     if len(node.inputs) != 2 or not is_per_row(node.outputs[0], [int_attribute(node, "axis", 0)]):
         return None
     if any(x is None or x.shape is None or x.shape[int_attribute(node, "axis", 0)] != 1 for x in node.inputs):
@@ -308,7 +340,7 @@ def _read_concat(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _read_column(node: ir.Node, depth: int) -> Activation | None:
-    """Read one of the two columns of a softmax, or of 1 - p and p."""
+    """Match one of the two columns of a softmax, or of 1 - p and p."""
     x, index = node.inputs[0], _selected_column(node)
     if x is None or x.shape is None or list(x.shape[1:]) != [2] or index not in (0, 1):
         return None
@@ -324,11 +356,11 @@ def _read_column(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _selected_column(node: ir.Node) -> int | None:
-    """Return the column that a Gather or Slice selects from two."""
+    """Return the only column that a Gather or Slice selects from two, 0 or 1."""
     if node.op_type == "Gather":
         number = number_of(node.inputs[1]) if int_attribute(node, "axis", 0) in (1, -1) else None
         return None if number is None else int(number) % 2
-    if "starts" in node.attributes:
+    if "starts" in node.attributes:  # Slice before opset 10
         starts, ends = (list(node.attributes[k].as_ints()) for k in ("starts", "ends"))
         axes = list(node.attributes["axes"].as_ints()) if "axes" in node.attributes else [0]
         steps = [1]
@@ -356,36 +388,9 @@ _READERS: dict[str, Callable[[ir.Node, int], Activation | None]] = {
     "Min": _read_bound,
     "Mul": _read_mul,
     "Neg": _read_neg,
-    "Reciprocal": _read_reciprocal,
+    "Reciprocal": lambda node, depth: _hand_written_sigmoid(None, node.inputs[0]),
     "Sigmoid": _read_sigmoid,
     "Slice": _read_column,
     "Softmax": _read_softmax,
     "Sub": _read_sub,
 }
-
-
-def scores_of(op: GraphBuilder, output: ir.Value, link: str, *, log: bool) -> ir.Value:
-    """Emit scores whose ``link`` is the output of the graph: logarithms of its probabilities, or their log-odds.
-
-    An epsilon keeps the logarithm finite at zero; negative numbers have no gradient.
-    """
-    output = as_rows(op, output)
-    numbers = op.Exp(output) if log else output
-    logs = _log_of_probability(op, numbers)
-    return op.Sub(logs, _log_of_probability(op, op.Sub(1.0, numbers))) if link == "sigmoid" else logs
-
-
-def _log_of_probability(op: GraphBuilder, numbers: ir.Value) -> ir.Value:
-    return op.Log(op.Add(op.Relu(numbers), LOG_EPSILON))
-
-
-def as_rows(op: GraphBuilder, value: ir.Value) -> ir.Value:
-    """Return a value of more than two axes as a matrix with one row per row of the batch.
-
-    It is left as it is where more than two axes have sizes other than one.
-    """
-    long = [] if value.shape is None else [size for size in value.shape if size != 1]
-    if value.shape is None or len(value.shape) < 3 or len(long) > 2:
-        return value
-    width = long[1] if len(long) == 2 else 1
-    return op.Reshape(value, [-1, width]) if isinstance(width, int) else op.Flatten(value, axis=1)

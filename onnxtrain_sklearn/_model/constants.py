@@ -1,8 +1,9 @@
 """Store the weights of a foreign graph as float initializers of its main graph.
 
 Files also hold weights in Constant nodes, in the bodies of If, Loop and Scan, in float16 before a Cast, and in integers
-before a DequantizeLinear. :func:`store_weights` moves them, in place, and :func:`verdicts` tells weights from other
-constants. The result of the graph stays the same.
+before a DequantizeLinear. :func:`store_weights` and :func:`dequantize` move them, in place; the result of the graph
+stays the same. :func:`verdicts` then asks ``roles`` which constants are weights, :func:`narrow_weights` and
+:func:`quantized_nodes` list those that could not be moved, for messages.
 """
 
 from __future__ import annotations
@@ -23,11 +24,18 @@ from .weights import TRAINED_TYPES, array_of
 
 def store_weights(graph: ir.Graph) -> None:
     """Store all weights as initializers of the main graph, in place."""
+    # Narrow floats that are only read through a Cast take the type of the Cast.
     for value in [*(v for g in _with_bodies(graph) for v in g.initializers.values()), *_constant_values(graph)]:
         _without_cast(value)
-    for body in _with_bodies(graph):
-        if body is not graph:
-            _lift_weights(graph, body)
+
+    # Initializers of bodies move to the main graph, whose values bodies can read. Outputs of a body stay.
+    for body in _with_bodies(graph)[1:]:
+        for value in [v for v in body.initializers.values() if v.dtype in TRAINED_TYPES and v not in body.inputs]:
+            if not value.is_graph_output():
+                del body.initializers[value.name or ""]
+                _store_weight(graph, value, array_of(value))
+
+    # Constant nodes become initializers where they hold weights; the others stay what they are.
     roles = Roles(graph)
     for value, array in [(v, _float_array(v)) for v in _constant_values(graph)]:
         if array is not None and array.size and roles.verdict(value, array).is_weight:
@@ -36,10 +44,9 @@ def store_weights(graph: ir.Graph) -> None:
 
 
 def dequantize(model: ir.Model) -> bool:
-    """Put float arrays in place of integer constants and their DequantizeLinear, in place.
+    """Replace integer constants and their DequantizeLinear by float arrays, in place; return True if there were any.
 
-    Return True if there are such nodes. The standard defines these numbers; some releases of onnxruntime compute with
-    integers instead.
+    The standard defines these numbers; some releases of onnxruntime compute with integers instead.
     """
     nodes = every_node(model.graph)
     found = [n for n in nodes if n.op_type == "DequantizeLinear" and not n.domain and not is_dynamic(n)]
@@ -64,17 +71,6 @@ def narrow_weights(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
     values = [v for name, v in graph.initializers.items() if name in reached and v.dtype not in TRAINED_TYPES]
     floats = [v for v in values if v.dtype is not None and v.dtype.is_floating_point()]
     return tuple(v.name or "" for v in floats if roles.verdict(v, array_of(v).astype(np.float32)).is_weight)
-
-
-def _float_constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, np.ndarray]]:
-    """Yield the float32 and float64 constants of the main graph with their arrays, Constant nodes last."""
-    for value in graph.initializers.values():
-        if value.dtype in TRAINED_TYPES:
-            yield value, array_of(value)
-    for value in _constant_values(graph):
-        array = _float_array(value)
-        if array is not None:
-            yield value, array
 
 
 def quantized_nodes(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
@@ -106,20 +102,11 @@ def rounded(value: ir.Value) -> bool:
     return False
 
 
-def _constant_values(graph: ir.Graph) -> list[ir.Value]:
-    """Return the outputs of the Constant nodes with dense tensors of numbers; onnx_ir reads no others."""
-    nodes = [n for n in every_node(graph) if n.op_type == "Constant" and not n.domain]
-    return [n.outputs[0] for n in nodes if set(n.attributes) <= {"value", "value_float", "value_floats"}]
-
-
-def _float_array(value: ir.Value) -> np.ndarray | None:
-    """Return the float32 or float64 array of a constant, None if it holds something else."""
-    tensor = tensor_of(value)
-    return None if tensor is None or tensor.dtype not in TRAINED_TYPES else tensor.numpy()
-
-
 def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
-    """Return the tensor of a constant; onnx_ir's function would rename it, and the user's model shares it."""
+    """Return the tensor of a constant.
+
+    onnx_ir's own function renames the tensor, which is shared with the model that the user holds.
+    """
     node = value.producer()
     if node is None or node.op_type != "Constant" or node.domain:
         return value.const_value
@@ -129,39 +116,6 @@ def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
         if name in ("value_float", "value_floats"):
             return ir.tensor(np.asarray(attribute.value, np.float32))
     return None
-
-
-def _remove_producer(node: ir.Node | None) -> None:
-    assert node is not None
-    assert node.graph is not None
-    node.graph.remove(node, safe=True)
-
-
-def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
-    return [graph, *(body for node in every_node(graph) for body in graphs_in(node))]
-
-
-def _store_weight(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:
-    """Replace ``value`` by an initializer of the main graph, under a new name."""
-    free = _other_names(graph, value).free(name or value.name or "weight")
-    value.const_value = None  # else the tensor would be renamed, and the user's model shares it
-    if value.name == free:
-        value.name = f"{free}/constant"
-    replace_by_initializer(graph, value, array, free)
-
-
-def _other_names(graph: ir.Graph, but: ir.Value) -> Names:
-    """Return the names of all other values, including those in bodies."""
-    own = [v for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())]
-    made = (v for node in every_node(graph) for v in node.outputs)
-    return Names(v.name for v in (*own, *made) if v is not but and v.name)
-
-
-def _lift_weights(graph: ir.Graph, body: ir.Graph) -> None:
-    for value in [v for v in body.initializers.values() if v.dtype in TRAINED_TYPES and v not in body.inputs]:
-        if not value.is_graph_output():
-            del body.initializers[value.name or ""]
-            _store_weight(graph, value, array_of(value))
 
 
 def _without_cast(value: ir.Value) -> None:
@@ -196,7 +150,8 @@ def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> bool:
     if scale.dtype not in TRAINED_TYPES.values():
         return False
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
-    if not _fit_together(x, axis, scale, *zero):
+    along = -x.ndim <= axis < x.ndim and x.shape[axis] == scale.size
+    if not (scale.size == 1 or along) or any(one.size != scale.size for one in zero):
         raise ModelError(
             f"{describe(node)} is not valid: a scale of shape {scale.shape}"
             f"{f' and a zero point of shape {zero[0].shape}' if zero else ''} do not fit integers of shape {x.shape}."
@@ -215,7 +170,50 @@ def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> bool:
     return True
 
 
-def _fit_together(x: np.ndarray, axis: int, scale: np.ndarray, *zero: np.ndarray) -> bool:
-    """Return True if there is one scale and zero point for all integers, or one per index along the axis."""
-    along = -x.ndim <= axis < x.ndim and x.shape[axis] == scale.size
-    return (scale.size == 1 or along) and all(one.size == scale.size for one in zero)
+def _store_weight(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:
+    """Replace ``value`` by an initializer of the main graph, under a new name."""
+    free = _other_names(graph, value).free(name or value.name or "weight")
+    value.const_value = None  # else onnx_ir would rename the tensor, which is shared with the user's model
+    if value.name == free:
+        value.name = f"{free}/constant"
+    replace_by_initializer(graph, value, array, free)
+
+
+def _other_names(graph: ir.Graph, but: ir.Value) -> Names:
+    """Return the names of all other values, including those in bodies."""
+    own = [v for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())]
+    made = (v for node in every_node(graph) for v in node.outputs)
+    return Names(v.name for v in (*own, *made) if v is not but and v.name)
+
+
+def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
+    return [graph, *(body for node in every_node(graph) for body in graphs_in(node))]
+
+
+def _float_constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, np.ndarray]]:
+    """Yield the float32 and float64 constants of the main graph with their arrays, Constant nodes last."""
+    for value in graph.initializers.values():
+        if value.dtype in TRAINED_TYPES:
+            yield value, array_of(value)
+    for value in _constant_values(graph):
+        array = _float_array(value)
+        if array is not None:
+            yield value, array
+
+
+def _constant_values(graph: ir.Graph) -> list[ir.Value]:
+    """Return the outputs of the Constant nodes with dense tensors of numbers; onnx_ir reads no others."""
+    nodes = [n for n in every_node(graph) if n.op_type == "Constant" and not n.domain]
+    return [n.outputs[0] for n in nodes if set(n.attributes) <= {"value", "value_float", "value_floats"}]
+
+
+def _float_array(value: ir.Value) -> np.ndarray | None:
+    """Return the float32 or float64 array of a constant; None if it has another type."""
+    tensor = tensor_of(value)
+    return None if tensor is None or tensor.dtype not in TRAINED_TYPES else tensor.numpy()
+
+
+def _remove_producer(node: ir.Node | None) -> None:
+    assert node is not None
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)

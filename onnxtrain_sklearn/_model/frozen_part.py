@@ -17,7 +17,7 @@ from .._ir.queries import reads
 from .modes import is_random
 
 MOST_VALUES = 4
-"""Most values at which a graph is cut; each is computed on its own."""
+"""Values at which a graph is cut, at most; each is computed for all rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +39,12 @@ class FrozenPart:
 def frozen_part(
     model: ir.Model, scores: str, trained: Collection[str], weights: Mapping[str, np.ndarray]
 ) -> FrozenPart | None:
-    """Return the graph in two parts, cut where the weights ``trained`` begin; None: there is nothing before them.
+    """Return the graph in two parts, cut where the weights ``trained`` begin; None if there is nothing to compute once.
 
     ``weights`` are the current values of the others.
     """
     names = _cut(model.graph, trained)
+    # random numbers differ from step to step
     if not 0 < len(names) <= MOST_VALUES or any(is_random(node) for node in model.graph.all_nodes()):
         return None
     first, second = model.clone(), model.clone()

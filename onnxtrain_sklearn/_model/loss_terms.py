@@ -1,7 +1,9 @@
 """Terms of the loss of a minibatch: losses of rows, their weighted mean, the penalty, one-hot labels.
 
-:func:`append_loss` emits the mean over the rows, :func:`append_penalty` the penalty on the weights. A row of weight
-zero has no effect: its loss, which must be finite, is multiplied by zero.
+:func:`append_loss` calls a loss for its rows and emits their weighted mean; :func:`append_pairwise_loss` does so for
+pairs of classes, :func:`row_means` without the mean over the rows. :func:`append_penalty` emits the penalty on the
+weights. Expressions that several losses share (:func:`margin` and its neighbors) are below. A row of weight zero has no
+effect: its loss, which must be finite, is multiplied by zero.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from .links import Link, Task, row_sum, split_columns
 from .row_axis import ROW_LOSSES
 
 SHARES = "shares"
-"""Key in the ``meta`` of weights that are divided by their sum."""
+"""Key in the ``meta`` of weights that are made from their shares in the sum of all weights."""
+
 
 LEAST_TOTAL = float(np.finfo(np.float32).tiny)
-"""Bound of the sum of the weights, by which they are divided."""
+"""Lower bound of the sum of the weights, so that a minibatch of weights of zero has the loss 0, not NaN."""
 
 
 class RowLoss(Protocol):
@@ -67,54 +70,12 @@ def row_means(
     groups: Sequence[int] = (),
     ignores: bool = False,
 ) -> ir.Value:
-    """Emit the loss of each row as a column (N, 1), the mean over its columns or labels; ``weight`` says which count.
+    """Emit the loss of each row as a column (N, 1), the mean over its columns or labels.
 
-    The operands are those of :func:`append_loss`, and so are the losses, but for the weights.
+    The operands are those of :func:`append_loss`. Losses are not multiplied by ``weight``, which tells rows that count.
     """
     rows, columns = _losses_of_rows(op, loss, scores, y, weight, link, groups, ignores=ignores)
     return rows if columns == 1 else op.Mul(row_sum(op, rows), 1.0 / columns)
-
-
-def _losses_of_rows(
-    op: GraphBuilder,
-    loss: RowLoss,
-    scores: ir.Value,
-    y: ir.Value,
-    weight: ir.Value,
-    link: Link,
-    groups: Sequence[int],
-    *,
-    ignores: bool,
-) -> tuple[ir.Value, int]:
-    """Return the losses of the rows and their number of columns."""
-    if ignores:
-        return _losses_of_counted(op, loss, scores, y, link, groups), 1
-    if link == "exp":  # 0 · exp(100) is NaN in float32, and so is 0 · 3e38 / 0.5
-        nonzero = _nonzero(op, weight)
-        scores, y = op.Mul(scores, nonzero), op.Mul(y, nonzero)
-    if groups:
-        return _group_losses(op, loss, scores, y, link, groups)
-    return _row_losses(op, loss, scores, y, link)
-
-
-def _losses_of_counted(
-    op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
-) -> ir.Value:
-    """Return by row the mean loss of the labels whose targets are not -1; scores of others are zero for the loss."""
-    counted = op.Cast(op.Greater(y, -0.5), to=op.dtype)
-    scores, y = op.Mul(scores, counted), op.Mul(y, counted)
-    find = _group_losses if groups else _row_losses
-    rows, columns = find(op, loss, scores, y, link, *([groups] if groups else []))
-    labels = len(groups) or (op.shape(scores) or (0, 0))[1]
-    if columns != labels:
-        raise ModelError(
-            f"{type(loss).__name__} gives one loss for all {labels} labels of a row, and labels of y that do not count "
-            f"(ignore_label) have a part in it: return a loss for each label, (N, {labels}), or leave these rows out."
-        )
-    if groups:
-        counted = op.Gather(counted, np.cumsum([0, *groups[:-1]]).astype(np.int64), axis=1)
-    total = op.Max(row_sum(op, counted), 1.0)
-    return row_sum(op, op.Mul(rows, op.Div(counted, total)))
 
 
 def append_pairwise_loss(
@@ -126,7 +87,10 @@ def append_pairwise_loss(
     score predicts j. ``y`` (N,) are class indices. The loss of a row is the mean of the binary losses of the
     ``n_classes - 1`` pairs that contain its class, as each binary classifier minimizes it.
     """
-    second, member = (op.Gather(table, y) for table in _class_pairs(n_classes))
+    # by class and pair: whether the class is the second of the pair, and whether it is in the pair
+    pairs, classes = np.array(list(combinations(range(n_classes), 2))), np.arange(n_classes)[:, None]
+    second = op.Gather(pairs[:, 1] == classes, y)
+    member = op.Gather((pairs[:, 0] == classes) | (pairs[:, 1] == classes), y)
     with operators_of(type(loss).__name__):
         rows = loss(op, scores, op.Cast(second, to=op.dtype), loss.link("binary"))
     if op.shape(rows) != op.shape(scores):
@@ -134,16 +98,11 @@ def append_pairwise_loss(
     return weighted_row_mean(op, op.Mul(rows, op.Cast(member, to=op.dtype)), sample_weight, n_classes - 1)
 
 
-def _class_pairs(n_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return by class and pair whether the class is second in the pair, and whether it is in the pair."""
-    pairs, classes = np.array(list(combinations(range(n_classes), 2))), np.arange(n_classes)[:, None]
-    return pairs[:, 1] == classes, (pairs[:, 0] == classes) | (pairs[:, 1] == classes)
-
-
 def weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, columns: int) -> ir.Value:
     """Emit the weighted mean over rows of the plain mean over their columns."""
     rows.meta[ROW_LOSSES] = True
-    share = _known_shares(sample_weight)
+    made = sample_weight.producer()
+    share = made.inputs[0] if made is not None and SHARES in sample_weight.meta else None
     if share is None:
         total = op.Max(op.ReduceSum(sample_weight, keepdims=False), LEAST_TOTAL)
         share = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
@@ -154,43 +113,13 @@ def weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value,
 
 
 def weights_of_shares(op: GraphBuilder, shares: ir.Value, batch: int) -> ir.Value:
-    """Return the weights (N,) of rows whose ``shares`` (N, 1) in the sum of all weights are known."""
+    """Return the weights (N,) of rows whose ``shares`` (N, 1) in the sum of all weights are known.
+
+    :func:`weighted_row_mean` then takes the shares and divides by no sum.
+    """
     weights = op.Reshape(shares, [batch])
     weights.meta[SHARES] = True
     return weights
-
-
-def _known_shares(weights: ir.Value) -> ir.Value | None:
-    """Return the column of the weights divided by their sum, if they are."""
-    made = weights.producer()
-    return made.inputs[0] if made is not None and SHARES in weights.meta else None
-
-
-def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:
-    """Return the losses of the rows and their number of columns."""
-    with operators_of(type(loss).__name__):
-        rows: object = loss(op, scores, y, link)
-    if not isinstance(rows, ir.Value):
-        raise ModelError(
-            f"{type(loss).__name__} must return the result of an operator (op.Abs(x)), {instead_of(rows)}."
-        )
-    if rows.dtype not in (None, op.dtype):
-        raise ModelError(
-            f"{type(loss).__name__} must return losses of the type of the scores, {op.dtype}, got {rows.dtype}: "
-            f"op.Cast(x, to={int(op.dtype)})."
-        )
-    return rows, _loss_columns(op, loss, scores, rows)
-
-
-def _group_losses(
-    op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
-) -> tuple[ir.Value, int]:
-    """Return the loss of each label, computed from its columns, as one column."""
-    parts = []
-    for own, true in zip(*(split_columns(op, value, groups) for value in (scores, y)), strict=True):
-        rows, columns = _row_losses(op, loss, own, true, link)
-        parts.append(rows if columns == 1 else op.Mul(row_sum(op, rows), 1.0 / columns))
-    return op.Concat(*parts, axis=1), len(groups)
 
 
 def append_penalty(op: GraphBuilder, weights: ir.Value, *, alpha: float, l1_ratio: float) -> ir.Value:
@@ -212,6 +141,65 @@ def weighted_penalty(op: GraphBuilder, weights: ir.Value, squares: Operand, abso
     return op.Add(square, op.Mul(op.ReduceSum(op.Abs(weights), keepdims=False), absolutes))
 
 
+def _losses_of_rows(
+    op: GraphBuilder,
+    loss: RowLoss,
+    scores: ir.Value,
+    y: ir.Value,
+    weight: ir.Value,
+    link: Link,
+    groups: Sequence[int],
+    *,
+    ignores: bool,
+) -> tuple[ir.Value, int]:
+    """Return the losses of the rows and their number of columns."""
+    if ignores:
+        return _losses_of_counted(op, loss, scores, y, link, groups), 1
+    if link == "exp":  # 0 · exp(100) is NaN in float32, and so is 0 · 3e38 / 0.5
+        nonzero = op.Cast(op.Cast(weight, to=ir.DataType.BOOL), to=op.dtype)
+        nonzero = op.Unsqueeze(nonzero, axes=[1])
+        scores, y = op.Mul(scores, nonzero), op.Mul(y, nonzero)
+    if groups:
+        return _group_losses(op, loss, scores, y, link, groups)
+    return _row_losses(op, loss, scores, y, link)
+
+
+def _losses_of_counted(
+    op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
+) -> ir.Value:
+    """Return by row the mean loss of the labels whose targets are not -1; the loss sees scores of 0 for the others."""
+    counted = op.Cast(op.Greater(y, -0.5), to=op.dtype)
+    scores, y = op.Mul(scores, counted), op.Mul(y, counted)
+    find = _group_losses if groups else _row_losses
+    rows, columns = find(op, loss, scores, y, link, *([groups] if groups else []))
+    labels = len(groups) or (op.shape(scores) or (0, 0))[1]
+    if columns != labels:
+        raise ModelError(
+            f"{type(loss).__name__} gives one loss for all {labels} labels of a row, and labels of y that do not count "
+            f"(ignore_label) have a part in it: return a loss for each label, (N, {labels}), or leave these rows out."
+        )
+    if groups:
+        counted = op.Gather(counted, np.cumsum([0, *groups[:-1]]).astype(np.int64), axis=1)
+    total = op.Max(row_sum(op, counted), 1.0)
+    return row_sum(op, op.Mul(rows, op.Div(counted, total)))
+
+
+def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:
+    """Return the losses of the rows and their number of columns."""
+    with operators_of(type(loss).__name__):
+        rows: object = loss(op, scores, y, link)
+    if not isinstance(rows, ir.Value):
+        raise ModelError(
+            f"{type(loss).__name__} must return the result of an operator (op.Abs(x)), {instead_of(rows)}."
+        )
+    if rows.dtype not in (None, op.dtype):
+        raise ModelError(
+            f"{type(loss).__name__} must return losses of the type of the scores, {op.dtype}, got {rows.dtype}: "
+            f"op.Cast(x, to={int(op.dtype)})."
+        )
+    return rows, _loss_columns(op, loss, scores, rows)
+
+
 def _loss_columns(op: GraphBuilder, loss: RowLoss, scores: ir.Value, rows: ir.Value) -> int:
     """Return the number of columns of the losses ``rows``; raise if their shape is wrong."""
     expected, got = op.shape(scores), op.shape(rows)
@@ -223,14 +211,19 @@ def _loss_columns(op: GraphBuilder, loss: RowLoss, scores: ir.Value, rows: ir.Va
     )
 
 
-def _nonzero(op: GraphBuilder, sample_weight: ir.Value) -> ir.Value:
-    """Return a column (N, 1) of 1 where the weight is not zero, else 0."""
-    nonzero = op.Cast(op.Cast(sample_weight, to=ir.DataType.BOOL), to=op.dtype)
-    return op.Unsqueeze(nonzero, axes=[1])
+def _group_losses(
+    op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
+) -> tuple[ir.Value, int]:
+    """Return the loss of each label, computed from its columns, as one column."""
+    parts = []
+    for own, true in zip(*(split_columns(op, value, groups) for value in (scores, y)), strict=True):
+        rows, columns = _row_losses(op, loss, own, true, link)
+        parts.append(rows if columns == 1 else op.Mul(row_sum(op, rows), 1.0 / columns))
+    return op.Concat(*parts, axis=1), len(groups)
 
 
 def margin(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
-    """Emit the score of a target that is 1, its negative for one that is 0."""
+    """Emit the margin ``(2 y - 1) s``: the score where the target is 1, minus the score where it is 0."""
     return op.Mul(op.Sub(op.Mul(y, 2.0), 1.0), scores)
 
 
@@ -256,7 +249,7 @@ _ONE_HOT = "onnxtrain/one_hot"
 
 
 def mark_one_hot(value: ir.Value) -> ir.Value:
-    """Mark the result of a node: each of its rows is one in one column and zero in the others; return it."""
+    """Mark the result of a node as one-hot rows, one in one column and zero in the others; return it."""
     node = value.producer()
     assert node is not None
     node.meta[_ONE_HOT] = True

@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class LowRank:
-    """The change of one matrix.
+    """The change of one matrix, and the names of its parts in the graph.
 
     Attributes
     ----------
@@ -23,8 +23,9 @@ class LowRank:
     left, right : str
         Names of the factors L and R. Of a convolution they are kernels: (out, r, 1, ...) and (r, in, k, ...).
     scale : float
+        Factor of the change, alpha / rank.
     first : str
-        The factor that the input is multiplied by, which begins random: the other begins at zero.
+        The factor that the input is multiplied by. It begins random and the other at zero.
     sums : tuple of str
         The nodes that add the change.
     """
@@ -48,7 +49,7 @@ def factors_of_matrices(changes: Sequence[LowRank]) -> set[str]:
 
 
 def merged(weights: Mapping[str, np.ndarray], changes: Sequence[LowRank]) -> dict[str, np.ndarray]:
-    """Return the weights without factors, which are multiplied and added to the matrices, rounded once."""
+    """Return the weights with the factors merged into their matrices: computed in float64 and rounded once."""
     factors = factors_of_matrices(changes)
     result = {name: array for name, array in weights.items() if name not in factors}
     for one in changes:

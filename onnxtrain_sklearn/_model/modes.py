@@ -2,6 +2,11 @@
 
 :func:`in_training_mode` and :func:`inference_form` return the two forms. Nodes that the exporter folded into others or
 left out are not in the graph any more: :func:`folded_normalizations` reports them, and nothing is guessed.
+
+A BatchNormalization in training mode updates its running statistics, which must then be initializers that it shares
+with no operand: :func:`separate_running_statistics` and :func:`separate_stored_statistics` see to that when a graph is
+read, :func:`follow_torch` makes the update that of PyTorch. Random nodes draw in training; in the inference form
+:func:`replace_random` puts the mean in their place, or refuses.
 """
 
 from __future__ import annotations
@@ -25,7 +30,9 @@ from .constants import tensor_of
 _FIRST_OPSETS = {"BatchNormalization": 14, "Dropout": 12}
 """The first opsets in which these operators have a training mode of their own."""
 
+
 _FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+"""Products into which exporters fold a BatchNormalization."""
 
 
 def in_training_mode(model: ir.Model) -> ir.Model:
@@ -50,34 +57,12 @@ def in_training_mode(model: ir.Model) -> ir.Model:
             _drop(result.graph, node)
         else:
             _normalize_by_batch(result.graph, node)
+            # the next running statistics, which the training step reads by name
             for value, kind in zip(node.outputs[1:], ("mean", "variance"), strict=True):
                 value.name = names.free(f"{node.name}/{kind}")
     if folded:
         warn(f"training_mode=True switches over {len(nodes)} node(s).{_told(folded)} {_ADVICE} to train it too.")
     return result
-
-
-_ADVICE = (
-    "Export the model without folding (in PyTorch: torch.onnx.export(..., dynamo=True, optimize=False), or "
-    "dynamo=False with training=TrainingMode.TRAINING and do_constant_folding=False, which keeps Dropout too)"
-)
-
-
-_OF_KERAS = (
-    "tf2onnx makes a factor and a summand of the four arrays of a BatchNormalization, which cannot be told apart "
-    "again. Export from Keras on PyTorch (torch.onnx.export(model, (example,), path, dynamo=False, "
-    "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False))"
-)
-
-
-def _told(folded: list[str]) -> str:
-    if not folded:
-        return ""
-    more = f" and {len(folded) - 3} more" if len(folded) > 3 else ""
-    return (
-        f" The exporter folded the BatchNormalization of {', '.join(map(repr, folded[:3]))}{more} into the products "
-        f"before it: it is gone."
-    )
 
 
 def folded_normalizations(model: ir.Model) -> list[str]:
@@ -87,22 +72,17 @@ def folded_normalizations(model: ir.Model) -> list[str]:
         call = call_of(node)
         if call is not None and "batch_norm" in call.function:
             found.append(scope_of(node) or node.name or "")
-        elif call is None and _has_made_up_weights(model, node):
-            found.append(node.name or "")
+        elif call is None and model.producer_name == PRODUCER:
+            # the older exporter names weight and bias after the operator where it computed both, from a convolution and
+            # the BatchNormalization that followed
+            operands = [value.name or "" for value in node.inputs[1:3] if value is not None]
+            if len(operands) == 2 and all(name.startswith("onnx::Conv") for name in operands):
+                found.append(node.name or "")
     return found
 
 
-def _has_made_up_weights(model: ir.Model, node: ir.Node) -> bool:
-    """Return True if the older exporter of PyTorch named the weight and the bias of a convolution after the operator.
-
-    It does so where it computed both: from a convolution and the BatchNormalization behind it.
-    """
-    operands = [value.name or "" for value in node.inputs[1:3] if value is not None]
-    return model.producer_name == PRODUCER and len(operands) == 2 and all(n.startswith("onnx::Conv") for n in operands)
-
-
 def _in_opset_of_training(model: ir.Model) -> ir.Model:
-    """Return a clone, in a newer opset where the operators have no training mode yet."""
+    """Return a clone; in a newer opset if the operators have no training mode in that of ``model``."""
     opset = model.graph.opset_imports[""]
     kinds = {node.op_type for node in every_node(model.graph) if not node.domain}
     if all(opset >= first for kind, first in _FIRST_OPSETS.items() if kind in kinds):
@@ -115,7 +95,7 @@ def _in_opset_of_training(model: ir.Model) -> ir.Model:
 
 
 def _evaluates(node: ir.Node) -> bool:
-    """Return True if a node is a BatchNormalization or a Dropout that can be switched to training mode."""
+    """Return True if a node is a BatchNormalization or Dropout in inference mode that can be switched over."""
     if node.domain or node.op_type not in _FIRST_OPSETS or _trains(node):
         return False
     mode = operand(node, 2)
@@ -132,6 +112,7 @@ def _trains(node: ir.Node) -> bool:
 
 
 def _drop(graph: ir.Graph, node: ir.Node) -> None:
+    """Switch a Dropout over, by its input ``training_mode``."""
     ratio = operand(node, 1)
     if ratio is not None and constant(ratio) is None:
         raise ModelError(f"{describe(node)} cannot be switched to training mode: its ratio is not a constant.")
@@ -153,15 +134,30 @@ def _normalize_by_batch(graph: ir.Graph, node: ir.Node) -> None:
         value.type = node.outputs[0].type
 
 
+def _told(folded: list[str]) -> str:
+    if not folded:
+        return ""
+    more = f" and {len(folded) - 3} more" if len(folded) > 3 else ""
+    return (
+        f" The exporter folded the BatchNormalization of {', '.join(map(repr, folded[:3]))}{more} into the products "
+        f"before it: it is gone."
+    )
+
+
+_ADVICE = (
+    "Export the model without folding (in PyTorch: torch.onnx.export(..., dynamo=True, optimize=False), or "
+    "dynamo=False with training=TrainingMode.TRAINING and do_constant_folding=False, which keeps Dropout too)"
+)
+
+
+_OF_KERAS = (
+    "tf2onnx makes a factor and a summand of the four arrays of a BatchNormalization, which cannot be told apart "
+    "again. Export from Keras on PyTorch (torch.onnx.export(model, (example,), path, dynamo=False, "
+    "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False))"
+)
+
+
 # Inference form: Dropout and BatchNormalization in inference mode, no random numbers.
-
-
-def alone(source: ir.Model, output: str) -> ir.Model:
-    """Return the inference form of ``source`` with one output."""
-    model = inference_form(source)
-    free_batch_axis(model)
-    keep_outputs(model, [v for v in model.graph.outputs if v.name == output], inputs=True)
-    return model
 
 
 def inference_form(model: ir.Model) -> ir.Model:
@@ -176,7 +172,16 @@ def inference_form(model: ir.Model) -> ir.Model:
     return clone
 
 
+def alone(source: ir.Model, output: str) -> ir.Model:
+    """Return the inference form of ``source`` pruned to one output."""
+    model = inference_form(source)
+    free_batch_axis(model)
+    keep_outputs(model, [v for v in model.graph.outputs if v.name == output], inputs=True)
+    return model
+
+
 def _bypass(node: ir.Node) -> None:
+    """Remove a Dropout; an output of the graph keeps its name."""
     source, dropped, graph = node.inputs[0], node.outputs[0], node.graph
     assert source is not None
     assert graph is not None
@@ -208,9 +213,10 @@ def use_running_statistics(node: ir.Node) -> None:
 
 
 def separate_running_statistics(graph: ir.Graph) -> None:
-    """Give each BatchNormalization in training mode statistics of its own: exporters merge equal initializers.
+    """Give each BatchNormalization in training mode statistics of its own, in place.
 
-    In a fresh network of PyTorch the running mean is the bias, and the running variance is the scale.
+    Exporters merge equal initializers. In a fresh network of PyTorch the running mean is the bias, both zeros, and the
+    running variance is the scale, both ones: training one would change the other.
     """
     nodes = [n for n in every_node(graph) if normalizes_by_batch(n)]
     program, seen = TorchProgram(graph) if nodes else None, set[ir.Value]()
@@ -222,9 +228,9 @@ def separate_running_statistics(graph: ir.Graph) -> None:
 
 
 def separate_stored_statistics(graph: ir.Graph) -> None:
-    """Let each BatchNormalization in inference mode read statistics that no other operand of a node is.
+    """Give each BatchNormalization in inference mode statistics that are no operands of other nodes, in place.
 
-    A fresh network of PyTorch has zeros for the mean and for biases, ones for the variance and for scales.
+    They are merged as those of training mode are; an initializer that is a statistic and a bias could not be trained.
     """
     nodes = [n for n in every_node(graph) if n.op_type == "BatchNormalization" and not n.domain]
     stored = [(n, i) for n in nodes if not normalizes_by_batch(n) for i in (3, 4)]
@@ -244,7 +250,9 @@ def _is_operand_too(graph: ir.Graph, x: ir.Value) -> bool:
 
 
 def _separate_statistic(graph: ir.Graph, node: ir.Node, index: int, own: str | None, seen: set[ir.Value]) -> None:
-    """Make a node the only reader of its statistic; ``own`` is its name in the module."""
+    """Make a node the only reader of its statistic; ``own`` is the name of the statistic in the PyTorch module."""
+    # The first node keeps the initializer, and other readers get a copy. Where the name of the initializer is that of
+    # the other operand, or another node has it already, the copy goes to this node instead.
     x = node.inputs[index]
     assert x is not None
     others = [use for use in x.uses() if not (use.idx in (3, 4) and normalizes_by_batch(use.node))]
@@ -258,6 +266,7 @@ def _separate_statistic(graph: ir.Graph, node: ir.Node, index: int, own: str | N
 
 
 def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
+    """Raise UnsupportedOperatorError where running statistics of a node cannot be updated."""
     statistics, updated = node.inputs[3:5], node.outputs[1:]
     reason = ""
     if node.graph is not graph:
@@ -278,26 +287,23 @@ def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
 def follow_torch(model: ir.Model, prefix: str) -> None:
     """Average unbiased variances in the running variances of a graph from PyTorch, as PyTorch does, in place.
 
-    ONNX's operator averages the variances of batches as those of populations.
+    ONNX's operator averages the biased variances of minibatches, divided by n instead of n - 1.
     """
     found = [n for n in model.graph if normalizes_by_batch(n)] if is_from_torch(model) else []
     nodes = [n for n in found if not (n.name or "").startswith(OF_KERAS)]
     op = GraphBuilder(model.graph, prefix=prefix)
     for node in nodes:
-        _average_unbiased(op, node)
+        # Divide the old average by n / (n - 1), and multiply the new one by it. The new average is not computed from
+        # the old one after the node: kernels may overwrite it.
+        old, new = node.inputs[4], node.outputs[2]
+        assert old is not None
+        op.dtype = old.dtype or op.dtype
+        factor = _unbiased_factor(op, node)
+        node.replace_input_with(4, op.Div(old, factor))
+        name, new.name = new.name, op.name("population")
+        copy_type(op.Mul(new, factor), new).name = name
     if nodes:
         model.graph.sort()
-
-
-def _average_unbiased(op: GraphBuilder, node: ir.Node) -> None:
-    """Scale the input of the average, and the average back: kernels may overwrite the old average itself."""
-    old, new = node.inputs[4], node.outputs[2]
-    assert old is not None
-    op.dtype = old.dtype or op.dtype
-    factor = _unbiased_factor(op, node)
-    node.replace_input_with(4, op.Div(old, factor))
-    name, new.name = new.name, op.name("population")
-    copy_type(op.Mul(new, factor), new).name = name
 
 
 def _unbiased_factor(op: GraphBuilder, node: ir.Node) -> ir.Value | float:
@@ -307,7 +313,7 @@ def _unbiased_factor(op: GraphBuilder, node: ir.Node) -> ir.Value | float:
     if sizes is not None and all(isinstance(d, int) for d in sizes):
         count = math.prod(int(d or 1) for i, d in enumerate(sizes) if i != 1)
         return count / max(count - 1, 1)
-    total = op.Cast(op.Div(op.Size(x), op.Size(scale)), to=op.dtype)
+    total = op.Cast(op.Div(op.Size(x), op.Size(scale)), to=op.dtype)  # a scale has one number per channel
     return op.Div(total, op.Max(op.Sub(total, 1.0), 1.0))
 
 
@@ -318,13 +324,22 @@ def _unbiased_factor(op: GraphBuilder, node: ir.Node) -> ir.Value | float:
 
 
 UNIFORM, NORMAL = frozenset({"RandomUniform", "RandomUniformLike"}), frozenset({"RandomNormal", "RandomNormalLike"})
+
+
 DRAWING = UNIFORM | NORMAL | {"Bernoulli", "Multinomial"}
+
 
 _WITH_GENERATOR = DRAWING | set("Dropout BiasDropout BitmaskDropout BitmaskBiasDropout Sampling".split())
 """Operators with a generator of random numbers that belongs to the session."""
 
+
 _LESS = frozenset({("Less", 0), ("LessOrEqual", 0), ("Greater", 1), ("GreaterOrEqual", 1)})
+"""Operands, by operator and position, that a comparison requires to be the smaller one."""
+
+
 _MORE = frozenset({("Less", 1), ("LessOrEqual", 1), ("Greater", 0), ("GreaterOrEqual", 0)})
+
+
 _LINEAR = frozenset("Add Cast Div Expand Identity Mul Neg Reshape Sub Sum Unsqueeze".split())
 
 
@@ -345,26 +360,22 @@ def replace_random(graph: ir.Graph) -> None:
         if node.graph is not graph:
             raise _refused(node, "it is in a subgraph")
         op = GraphBuilder(graph, dtype=node.outputs[0].dtype or ir.DataType.FLOAT, prefix="mean", constant_nodes=True)
-        _replace_draw(op, node)
+        if node.op_type == "Bernoulli":
+            p = node.inputs[0]
+            assert p is not None
+            replace_node(op, node, [op.Cast(p, to=op.dtype)])
+        elif node.op_type in NORMAL and _is_linear(node.outputs[0]):
+            replace_node(op, node, [_of_drawn_shape(op, node, attribute(node, "mean", 0.0))])
+        elif node.op_type in UNIFORM:
+            _replace_uniform(op, node)
+        else:
+            raise _refused(node, "its numbers do not only scale or shift others")
     if nodes:
         graph.sort()
 
 
-def _replace_draw(op: GraphBuilder, node: ir.Node) -> None:
-    if node.op_type == "Bernoulli":
-        p = node.inputs[0]
-        assert p is not None
-        replace_node(op, node, [op.Cast(p, to=op.dtype)])
-    elif node.op_type in NORMAL and _is_linear(node.outputs[0]):
-        replace_node(op, node, [_of_drawn_shape(op, node, attribute(node, "mean", 0.0))])
-    elif node.op_type in UNIFORM:
-        _replace_uniform(op, node)
-    else:
-        raise _refused(node, "its numbers do not only scale or shift others")
-
-
 def _is_linear(value: ir.Value, depth: int = 8) -> bool:
-    """Return True if all results computed from ``value`` are linear in it, up to a sum with another value."""
+    """Return True if ``value`` enters all results linearly, up to where another value is added to it."""
     if not depth or value.is_graph_output():
         return not value.is_graph_output()
     for node, index in value.uses():
@@ -383,7 +394,7 @@ def _of_drawn_shape(op: GraphBuilder, node: ir.Node, number: float) -> ir.Value:
 
 
 def _replace_uniform(op: GraphBuilder, node: ir.Node) -> None:
-    """Replace what numbers of a uniform distribution decide by its probability."""
+    """Replace decisions by uniform numbers by their probability: comparisons, and floors of p + u for u in [0, 1)."""
     low, high = attribute(node, "low", 0.0), attribute(node, "high", 1.0)
     for user, index in list(node.outputs[0].uses()):
         other = operand(user, 1 - index) if len(user.inputs) == 2 else None
@@ -397,7 +408,7 @@ def _replace_uniform(op: GraphBuilder, node: ir.Node) -> None:
             floors = [n for n, _ in user.outputs[0].uses()]
             if not floors or any(n.op_type != "Floor" for n in floors):
                 raise _refused(node, f"{describe(user)} reads its numbers")
-            for floor in floors:  # 1 with the probability ``other``
+            for floor in floors:  # floor(p + u) is 1 with probability p
                 replace_node(op, floor, [op.Mul(other, _of_drawn_shape(op, node, 1.0))])
         else:
             raise _refused(node, f"{describe(user)} reads its numbers")
@@ -406,7 +417,7 @@ def _replace_uniform(op: GraphBuilder, node: ir.Node) -> None:
 
 
 def _replace_decision(op: GraphBuilder, source: ir.Node, decision: ir.Node, share: ir.Value) -> None:
-    """Replace the results that a random condition selects by their mean."""
+    """Replace the results that a random condition selects by their mean; ``share`` is its probability."""
     for user, index in list(decision.outputs[0].uses()):
         if user.op_type == "Cast" and (user.outputs[0].dtype or op.dtype).is_floating_point():
             replace_node(op, user, [op.Cast(share, to=user.attributes["to"].as_int())])

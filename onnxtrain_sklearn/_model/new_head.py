@@ -25,16 +25,16 @@ FEATURES_OUTPUT = "features"
 
 
 KEEPS_NUMBERS = frozenset({"Cast", "Flatten", "Identity", "Reshape"})
-"""Operators behind the last layer that change no number."""
+"""Operators after the last layer that change no number."""
 
 
 LISTED = 8
-"""Number of tensors that a message lists."""
+"""Tensors that a message lists, at most."""
 
 
 @dataclass(frozen=True)
 class HeadTypes:
-    """The narrow types of features and output in the file, which a new head takes; None: those of the graph."""
+    """The narrow types of weights and output in the file, which a new head takes; None: the type of the graph."""
 
     weights: str | None = None
     output: str | None = None
@@ -44,7 +44,7 @@ SAME_TYPES = HeadTypes()
 
 
 def types_of_head(model: ir.Model, output: str | None) -> HeadTypes:
-    """Return the types of a new head: those of the layer that it replaces, else of the tensor ``output`` it reads."""
+    """Return the types of a new head: those of the layer that it replaces, else that of its features, ``output``."""
     final = _first_float(model.graph)
     layer = _last_layer(final)
     weight = None if layer is None else _stored_weight(layer.inputs[1])
@@ -65,7 +65,11 @@ def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | Non
     final : onnx_ir.Value, optional
         The output of ``model`` that the last layer is looked for from; by default the first float one.
     """
-    name = _last_features(final or _first_float(model.graph)) if output is None else output
+    name = output
+    if name is None:
+        layer = _last_layer(final or _first_float(model.graph))
+        last = None if layer is None else layer.inputs[0]
+        name = None if last is None or last.producer() is None else last.name
     model = infer_shapes(model.clone())
     values = {v.name or "": v for node in model.graph for v in node.outputs if _may_be_features(v)}
     if name is None:
@@ -92,15 +96,29 @@ def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | Non
     return model, features.name or ""
 
 
+def with_head(
+    model: ir.Model, features: str, n_features: int, n_outputs: int, types: HeadTypes
+) -> tuple[ir.Model, tuple[str, str]]:
+    """Return the graph with a linear layer of zeros on the features, and the names of its weights and its bias."""
+    model = model.clone()
+    graph, taken = model.graph, names_of(model.graph)
+    output = next(v for v in graph.outputs if v.name == features)
+    dtype = output.dtype or ir.DataType.FLOAT
+    op, zeros = GraphBuilder(graph, dtype=dtype, prefix="head"), np.zeros((n_features, n_outputs), dtype.numpy())
+    names = taken.free("head.weight"), taken.free("head.bias")
+    weight, bias = op.parameter(names[0], zeros), op.parameter(names[1], np.zeros(n_outputs, dtype.numpy()))
+    scores = op.Add(op.MatMul(output, weight), bias)
+    scores.name = taken.free("scores")
+    for value, kept in ((weight, types.weights), (bias, types.weights), (scores, types.output)):
+        if kept is not None:
+            value.metadata_props[KEPT_TYPE] = kept
+    graph.outputs[:] = [scores]
+    keep_outputs(model, graph.outputs, inputs=True)
+    return infer_shapes(model), names
+
+
 def _first_float(graph: ir.Graph) -> ir.Value:
     return next((v for v in graph.outputs if v.producer() is not None and is_float(v)), graph.outputs[0])
-
-
-def _last_features(final: ir.Value) -> str | None:
-    """Return the name of the input of the layer that computes the scores; None where it is not certain."""
-    layer = _last_layer(final)
-    features = None if layer is None else layer.inputs[0]
-    return None if features is None or features.producer() is None else features.name
 
 
 def _last_layer(final: ir.Value) -> ir.Node | None:
@@ -124,7 +142,7 @@ def _before_forms(value: ir.Value) -> ir.Node | None:
 
 
 def _stored_weight(value: ir.Value | None) -> ir.Value | None:
-    """Return the value itself if the file stores it, or the one that it is cast or rounded from."""
+    """Return the stored value that ``value`` is, or is cast or rounded from; None if it is computed."""
     value = None if value is None else before_rounding(value)
     node = None if value is None else value.producer()
     while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
@@ -134,32 +152,13 @@ def _stored_weight(value: ir.Value | None) -> ir.Value | None:
 
 
 def _may_be_features(value: ir.Value) -> bool:
+    """Return True if a value is computed, of floats, and no intermediate step of a rounding."""
     node = value.producer()
     return is_float(value) and not is_within_fakes(value) and node is not None and node.op_type != "Constant"
 
 
 def _listing(graph: ir.Graph) -> str:
+    """Return the names of the last tensors that may be features, for a message."""
     values = [v for node in graph for v in node.outputs if _may_be_features(v)]
     names = [v.name for v in values if v.shape is not None and len(v.shape) > 1]
     return ", ".join(repr(name) for name in names[::-1][:LISTED])
-
-
-def with_head(
-    model: ir.Model, features: str, n_features: int, n_outputs: int, types: HeadTypes
-) -> tuple[ir.Model, tuple[str, str]]:
-    """Return the graph with a linear layer of zeros behind the features, and the names of its weights and its bias."""
-    model = model.clone()
-    graph, taken = model.graph, names_of(model.graph)
-    output = next(v for v in graph.outputs if v.name == features)
-    dtype = output.dtype or ir.DataType.FLOAT
-    op, zeros = GraphBuilder(graph, dtype=dtype, prefix="head"), np.zeros((n_features, n_outputs), dtype.numpy())
-    names = taken.free("head.weight"), taken.free("head.bias")
-    weight, bias = op.parameter(names[0], zeros), op.parameter(names[1], np.zeros(n_outputs, dtype.numpy()))
-    scores = op.Add(op.MatMul(output, weight), bias)
-    scores.name = taken.free("scores")
-    for value, kept in ((weight, types.weights), (bias, types.weights), (scores, types.output)):
-        if kept is not None:
-            value.metadata_props[KEPT_TYPE] = kept
-    graph.outputs[:] = [scores]
-    keep_outputs(model, graph.outputs, inputs=True)
-    return infer_shapes(model), names

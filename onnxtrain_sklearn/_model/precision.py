@@ -1,8 +1,9 @@
-"""Train float16, bfloat16 and float64 graphs, and keep the gradient of Clip at its bounds.
+"""Train graphs of float16 and bfloat16 in float32, and change a graph to another floating-point type.
 
-:func:`widen` makes the graph that is trained and records the types in the metadata of values. :func:`narrowed` gives
-them back to the graph that is exported: its weights are cast where they are read, so that it computes the numbers that
-the estimator predicts, on every runtime.
+:func:`widen` makes the graph that is trained and records the types in the metadata of values; :func:`kept_types`
+collects them. :func:`narrowed` gives them back to the graph that is exported: its weights are cast where they are read,
+so that it computes the numbers that the estimator predicts, on every runtime. :func:`in_dtype` converts a whole graph,
+from float32 to float64 or back.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..graph import GraphBuilder, copy_type
 from .weights import TRAINED_TYPES, array_of
 
 NARROW_TYPES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+"""The types that are trained in float32."""
 
 
 TYPES_OF_FILE = "onnxtrain_sklearn.types_of_file"
@@ -47,7 +49,7 @@ class KeptTypes:
         if name not in self.weights:
             return array
         with np.errstate(over="ignore"):
-            result: np.ndarray = array.astype(_numpy(self.weights[name])).astype(array.dtype)
+            result: np.ndarray = array.astype(ir.DataType[self.weights[name]].numpy()).astype(array.dtype)
         if not np.isfinite(result[np.isfinite(array)]).all():
             raise ModelError(
                 f"The trained weight {name!r} holds {float(np.abs(array).max()):g}, which is beyond the range of "
@@ -61,7 +63,7 @@ NOTHING_KEPT = KeptTypes()
 
 
 def widen(model: ir.Model) -> bool:
-    """Put float32 in place of float16 and bfloat16, in place; return True if the model has such values.
+    """Replace float16 and bfloat16 by float32, in place; return True if the model has such values.
 
     The graph then rounds its inputs to the types that they had.
     """
@@ -70,9 +72,10 @@ def widen(model: ir.Model) -> bool:
     model.meta[TYPES_OF_FILE] = {v.name: v.dtype.name for v in all_values(model) if v.dtype in NARROW_TYPES}
     kept = [v for v in model.graph.inputs if v.dtype in NARROW_TYPES]
     for value in (*model.graph.outputs, *all_values(model)):
-        if value.dtype in NARROW_TYPES and (
-            value.const_value is not None or _is_constant_node(value) or _is_border(value)
-        ):
+        # constants, inputs and outputs get their types back on export; values in between are computed in float32
+        border = value.is_graph_input() or value.is_graph_output()
+        constant_node = (node := value.producer()) is not None and node.op_type == "Constant" and not node.domain
+        if value.dtype in NARROW_TYPES and (value.const_value is not None or constant_node or border):
             value.metadata_props[KEPT_TYPE] = value.dtype.name
     for value in all_values(model):
         _widen(value)
@@ -85,7 +88,7 @@ def widen(model: ir.Model) -> bool:
 
 
 def kept_types(graph: ir.Graph, output: ir.Value) -> KeptTypes:
-    """Return the types that :func:`widen` recorded, of the initializers, the inputs and the trained output."""
+    """Return the types that :func:`widen` recorded for the initializers, the inputs and the trained output."""
 
     def of(values: Any) -> dict[str, str]:
         return {v.name: v.metadata_props[KEPT_TYPE] for v in values if KEPT_TYPE in v.metadata_props}
@@ -95,37 +98,43 @@ def kept_types(graph: ir.Graph, output: ir.Value) -> KeptTypes:
 
 
 def narrowed(model: ir.Model, kept: KeptTypes) -> ir.Model:
-    """Give weights, inputs and outputs the types in which the file keeps them, in place."""
+    """Give weights, inputs and outputs the types in which the file keeps them, in place; return the model."""
     graph = model.graph
     if not kept:
         return model
     op = GraphBuilder(graph, prefix="kept", constant_nodes=True)
     for value in list(graph.inputs):
         if value.name is not None and value.name in kept.inputs:
-            _narrow_input(op, value, ir.DataType[kept.inputs[value.name]])
+            _narrow_input(value, ir.DataType[kept.inputs[value.name]])
     for name, type_name in kept.weights.items():
         if name in graph.initializers:
             _narrow_weight(op, graph.initializers[name], ir.DataType[type_name])
     if kept.output is not None:
+        dtype = ir.DataType[kept.output]
         for value in list(graph.outputs):
-            _narrow_output(op, value, ir.DataType[kept.output])
+            if isinstance(value.type, ir.TensorType) and value.dtype in TRAINED_TYPES:
+                insert_behind(op, value, lambda x: op.Cast(x, to=dtype)).type = ir.TensorType(dtype)
     for value in (*graph.inputs, *all_values(model)):
         value.metadata_props.pop(KEPT_TYPE, None)
     graph.sort()
     return model
 
 
-def _numpy(name: str) -> np.dtype[Any]:
-    return ir.DataType[name].numpy()
-
-
-def _is_constant_node(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is not None and node.op_type == "Constant" and not node.domain
-
-
-def _is_border(value: ir.Value) -> bool:
-    return value.is_graph_input() or value.is_graph_output()
+def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
+    """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
+    clone = model.clone()
+    for value in all_values(clone):
+        # operators of ai.onnx.ml before version 5 always return float32
+        maker = value.producer()
+        single = maker is not None and maker.domain == "ai.onnx.ml" and maker.op_type != "TreeEnsemble"
+        if value.dtype in TRAINED_TYPES and not single:
+            value.type = ir.TensorType(dtype)  # setting value.dtype would change the original, which shares the object
+        if value.const_value is not None and value.const_value.dtype in TRAINED_TYPES:
+            array = array_of(value).astype(TRAINED_TYPES[dtype])
+            value.const_value = ir.tensor(array, name=value.name)
+    for node in clone.graph.all_nodes():
+        _attributes_in_dtype(node, dtype)
+    return clone
 
 
 def _widen(value: ir.Value) -> None:
@@ -148,7 +157,7 @@ def _widen_attributes(node: ir.Node) -> None:
 
 
 def _round(graph: ir.Graph, value: ir.Value) -> None:
-    """Let the nodes that read an input read its numbers rounded to the type that it had."""
+    """Rewire consumers of an input to its numbers rounded to the type that it had."""
     op = GraphBuilder(graph, prefix="rounded", constant_nodes=True)
     users = list(value.uses())
     dtype = ir.DataType[value.metadata_props[KEPT_TYPE]]
@@ -158,19 +167,16 @@ def _round(graph: ir.Graph, value: ir.Value) -> None:
     graph.sort()
 
 
-def _narrow_input(op: GraphBuilder, value: ir.Value, dtype: ir.DataType) -> None:
+def _narrow_input(value: ir.Value, dtype: ir.DataType) -> None:
+    """Give an input its type back; the Cast to this type, which :func:`widen` put after it, goes."""
     value.type = ir.TensorType(dtype)
     for node, _ in list(value.uses()):
         if node.op_type == "Cast" and node.attributes["to"].as_int() == dtype.value:
             bypass(node, value)
 
 
-def _narrow_output(op: GraphBuilder, value: ir.Value, dtype: ir.DataType) -> None:
-    if isinstance(value.type, ir.TensorType) and value.dtype in TRAINED_TYPES:
-        insert_behind(op, value, lambda x: op.Cast(x, to=dtype)).type = ir.TensorType(dtype)
-
-
 def _narrow_weight(op: GraphBuilder, value: ir.Value, dtype: ir.DataType) -> None:
+    """Store a weight in a narrow type, and cast it where it is read."""
     assert value.const_value is not None
     users = list(value.uses())
     array = value.const_value.numpy().astype(dtype.numpy())
@@ -178,28 +184,6 @@ def _narrow_weight(op: GraphBuilder, value: ir.Value, dtype: ir.DataType) -> Non
     wide = op.Cast(value, to=ir.DataType.FLOAT)
     for node, index in users:
         node.replace_input_with(index, wide)
-
-
-# A graph in another floating-point type.
-
-
-def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
-    """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
-    clone = model.clone()
-    for value in all_values(clone):
-        if value.dtype in TRAINED_TYPES and not _is_single(value.producer()):
-            value.type = ir.TensorType(dtype)  # setting value.dtype would change the original, which shares the object
-        if value.const_value is not None and value.const_value.dtype in TRAINED_TYPES:
-            array = array_of(value).astype(TRAINED_TYPES[dtype])
-            value.const_value = ir.tensor(array, name=value.name)
-    for node in clone.graph.all_nodes():
-        _attributes_in_dtype(node, dtype)
-    return clone
-
-
-def _is_single(node: ir.Node | None) -> bool:
-    """Return True if a node always returns float32, as the operators of ai.onnx.ml before version 5 do."""
-    return node is not None and node.domain == "ai.onnx.ml" and node.op_type != "TreeEnsemble"
 
 
 def _attributes_in_dtype(node: ir.Node, dtype: ir.DataType) -> None:

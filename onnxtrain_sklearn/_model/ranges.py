@@ -1,12 +1,14 @@
 """Interval arithmetic: bounds of a value that hold for all weights of its graph.
 
-:func:`range_of` returns them. Trained values, and the results of operators without a rule, are unbounded.
+:func:`range_of` returns them, from the operators upstream. Each operator of ``_FIXED``, ``_SELECTING`` and
+``_INTERVAL_RULES`` maps the intervals of its inputs to that of its output. Trained values, and the results of operators
+without a rule, are unbounded: an interval may be too wide, and is never too narrow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -20,7 +22,7 @@ UNBOUNDED: Interval = (-math.inf, math.inf)
 UNIT: Interval = (0.0, 1.0)
 _POSITIVE: Interval = (0.0, math.inf)
 _UP_TO_ONE: Interval = (-1.0, 1.0)
-_MAX_OPERATORS = 24
+_MAX_OPERATORS = 24  # operators that are followed, at most
 
 
 def range_of(value: ir.Value | None) -> Interval:
@@ -39,7 +41,12 @@ def _known_range(value: ir.Value | None, depth: int, known: dict[ir.Value, Inter
 def _computed_range(value: ir.Value, depth: int, known: dict[ir.Value, Interval]) -> Interval:
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is not None:
-        return _range_of_constant(value, tensor)
+        # an initializer of several numbers may be trained, so it is unbounded
+        trained = value.is_initializer() and tensor.size > 1
+        if tensor.size == 0 or trained or not tensor.dtype.is_floating_point():
+            return UNBOUNDED
+        numbers = tensor.numpy()
+        return float(numbers.min()), float(numbers.max())
     node = value.producer()
     if node is None or node.domain or not depth:
         return UNBOUNDED
@@ -52,14 +59,6 @@ def _computed_range(value: ir.Value, depth: int, known: dict[ir.Value, Interval]
         return _known_range(node.inputs[0], depth - 1, known)
     rule = _INTERVAL_RULES.get(node.op_type)
     return UNBOUNDED if rule is None else rule(node, [_known_range(x, depth - 1, known) for x in node.inputs])
-
-
-def _range_of_constant(value: ir.Value, tensor: ir.TensorProtocol) -> Interval:
-    """Return the range of a constant; an initializer of several numbers may be trained, so it is unbounded."""
-    if tensor.size == 0 or (value.is_initializer() and tensor.size > 1) or not tensor.dtype.is_floating_point():
-        return UNBOUNDED
-    numbers = tensor.numpy()
-    return float(numbers.min()), float(numbers.max())
 
 
 _FIXED: dict[str, Interval] = {
@@ -78,6 +77,7 @@ _FIXED: dict[str, Interval] = {
     "Sqrt": _POSITIVE,
     "Tanh": _UP_TO_ONE,
 }
+"""The range of operators whatever their inputs are."""
 
 _SELECTING = frozenset(
     "Cast Dropout Expand Flatten Gather GatherElements GatherND GlobalAveragePool GlobalMaxPool Identity "
@@ -86,25 +86,12 @@ _SELECTING = frozenset(
 """Operators that select numbers of their first input, or average them."""
 
 
-def _hull(numbers: Sequence[float]) -> Interval:
-    known = [0.0 if math.isnan(x) else x for x in numbers]  # 0 times infinity
-    return min(known), max(known)
-
-
-def _range_of_product(a: Interval, b: Interval) -> Interval:
-    return _hull([x * y for x in a for y in b])
-
-
-def _range_of_sum(node: ir.Node, given: list[Interval]) -> Interval:
+def _range_of_add(node: ir.Node, given: list[Interval]) -> Interval:
     return sum(low for low, _ in given), sum(high for _, high in given)
 
 
-def _range_of_sub(node: ir.Node, given: list[Interval]) -> Interval:
-    return given[0][0] - given[1][1], given[0][1] - given[1][0]
-
-
 def _range_of_mul(node: ir.Node, given: list[Interval]) -> Interval:
-    if node.inputs[0] is node.inputs[1]:
+    if node.inputs[0] is node.inputs[1]:  # a square is not negative
         return 0.0, max(given[0][0] ** 2, given[0][1] ** 2)
     return _range_of_product(*given)
 
@@ -120,17 +107,19 @@ def _range_of_div(node: ir.Node, given: list[Interval]) -> Interval:
     return _range_of_product(given[0], inverse)
 
 
+def _range_of_product(a: Interval, b: Interval) -> Interval:
+    products = [x * y for x in a for y in b]
+    known = [0.0 if math.isnan(x) else x for x in products]  # 0 times infinity is a bound of 0 times finite numbers
+    return min(known), max(known)
+
+
 def _range_of_mean(node: ir.Node, given: list[Interval]) -> Interval:
-    low, high = _range_of_sum(node, given)
+    low, high = _range_of_add(node, given)
     return low / len(given), high / len(given)
 
 
 def _range_of_union(node: ir.Node, given: list[Interval]) -> Interval:
     return min(low for low, _ in given), max(high for _, high in given)
-
-
-def _range_of_where(node: ir.Node, given: list[Interval]) -> Interval:
-    return _range_of_union(node, given[1:])
 
 
 def _range_of_clip(node: ir.Node, given: list[Interval]) -> Interval:
@@ -145,18 +134,6 @@ def _operand_range(node: ir.Node, given: list[Interval], position: int) -> Inter
     return given[position] if there else UNBOUNDED
 
 
-def _range_of_neg(node: ir.Node, given: list[Interval]) -> Interval:
-    return -given[0][1], -given[0][0]
-
-
-def _range_of_relu(node: ir.Node, given: list[Interval]) -> Interval:
-    return max(given[0][0], 0.0), max(given[0][1], 0.0)
-
-
-def _range_of_reduced_sum(node: ir.Node, given: list[Interval]) -> Interval:
-    return _POSITIVE if given[0][0] >= 0 else UNBOUNDED
-
-
 def _range_of_reduced_product(node: ir.Node, given: list[Interval]) -> Interval:
     low, high = given[0]
     return UNIT if low >= 0 and high <= 1 else _POSITIVE if low >= 0 else UNBOUNDED
@@ -164,46 +141,34 @@ def _range_of_reduced_product(node: ir.Node, given: list[Interval]) -> Interval:
 
 def _range_of_pow(node: ir.Node, given: list[Interval]) -> Interval:
     low, high = given[1]
-    if low != high or not math.isfinite(low):
+    if low != high or not math.isfinite(low):  # the exponent varies
         return UNBOUNDED
     even = low % 2 == 0
     return _POSITIVE if even or given[0][0] >= 0 else UNBOUNDED
 
 
-def _range_of_max(node: ir.Node, given: list[Interval]) -> Interval:
-    return max(low for low, _ in given), max(high for _, high in given)
-
-
-def _range_of_min(node: ir.Node, given: list[Interval]) -> Interval:
-    return min(low for low, _ in given), min(high for _, high in given)
-
-
 def _range_of_exp(node: ir.Node, given: list[Interval]) -> Interval:
-    low, high = (math.exp(min(bound, 700.0)) for bound in given[0])
+    low, high = (math.exp(min(bound, 700.0)) for bound in given[0])  # math.exp raises OverflowError beyond 709
     return low, high if given[0][1] < 700 else math.inf
 
 
-def _range_of_log(node: ir.Node, given: list[Interval]) -> Interval:
-    return -math.inf, math.log(given[0][1]) if 0 < given[0][1] < math.inf else math.inf
-
-
 _INTERVAL_RULES: dict[str, Callable[[ir.Node, list[Interval]], Interval]] = {
-    "Add": _range_of_sum,
+    "Add": _range_of_add,
     "Clip": _range_of_clip,
     "Concat": _range_of_union,
     "Div": _range_of_div,
     "Exp": _range_of_exp,
-    "Log": _range_of_log,
-    "Max": _range_of_max,
+    "Log": lambda node, x: (-math.inf, math.log(x[0][1]) if 0 < x[0][1] < math.inf else math.inf),
+    "Max": lambda node, x: (max(low for low, _ in x), max(high for _, high in x)),
     "Mean": _range_of_mean,
-    "Min": _range_of_min,
+    "Min": lambda node, x: (min(low for low, _ in x), min(high for _, high in x)),
     "Mul": _range_of_mul,
-    "Neg": _range_of_neg,
+    "Neg": lambda node, x: (-x[0][1], -x[0][0]),
     "Pow": _range_of_pow,
     "ReduceProd": _range_of_reduced_product,
-    "ReduceSum": _range_of_reduced_sum,
-    "Relu": _range_of_relu,
-    "Sub": _range_of_sub,
-    "Sum": _range_of_sum,
-    "Where": _range_of_where,
+    "ReduceSum": lambda node, x: _POSITIVE if x[0][0] >= 0 else UNBOUNDED,
+    "Relu": lambda node, x: (max(x[0][0], 0.0), max(x[0][1], 0.0)),
+    "Sub": lambda node, x: (x[0][0] - x[1][1], x[0][1] - x[1][0]),
+    "Sum": _range_of_add,
+    "Where": lambda node, x: _range_of_union(node, x[1:]),  # x[0] is the condition
 }

@@ -1,7 +1,10 @@
 """Compare a file as given, run by onnxruntime, with the graph that was made from it.
 
 Reading, converting and rewriting may go wrong; the file itself, in its own opset and with its own functions, is right.
-:func:`compared` computes the same outputs with both, and :func:`first_difference` names the first value that differs.
+:func:`plain_session` runs it without optimizations, on rows of the data or on :func:`random_feeds`. :func:`compared`
+compares its outputs with those of the graph, and :func:`first_difference` names the first value that differs. A file
+that draws random numbers (:func:`draws`) cannot be compared; Dropout and BatchNormalization in training mode are first
+switched off (:func:`in_predicting_form`).
 """
 
 from __future__ import annotations
@@ -22,19 +25,26 @@ from ..exceptions import ModelError
 from .modes import DRAWING
 
 LARGEST = 2**31 - 1
-"""Bytes of a file that onnxruntime takes as a message."""
+"""Bytes of a file that onnxruntime reads from memory, at most: the limit of a protobuf message."""
+
 
 ROUNDED = 0.1
-"""Largest difference, in parts of the largest number, where the file computes with few bits."""
+"""Largest difference, relative to the largest number, where the file computes with few bits."""
+
 
 FREE_SIZE = 3
-"""The size of axes that a file leaves free, in random inputs."""
+"""Size in random inputs of the axes that a file leaves free."""
+
 
 MOST_NUMBERS = 2**20
-"""Numbers of random inputs up to which a graph is run on them."""
+"""Numbers that random inputs hold, at most; a graph with larger inputs is not run on them."""
+
 
 _PLAIN = {"graph_optimization_level": "ORT_DISABLE_ALL"}
+
+
 _FEW_BITS = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -50,7 +60,7 @@ class PlainSession:
         self._session = sessions.create_session(proto.SerializeToString(), resolve_device(), options=_PLAIN)
 
     def run(self, names: Sequence[str], feeds: Feeds) -> list[np.ndarray] | None:
-        """Return outputs, None if the graph does not run; of the inputs, those that it has are taken."""
+        """Return outputs, or None if the graph does not run; feeds for inputs that it lacks are ignored."""
         own = {value.name for value in self.proto.graph.input}
         try:
             found = sessions.run_session(self._session, names, {n: x for n, x in feeds.items() if n in own})
@@ -64,35 +74,10 @@ def plain_session(proto: onnx.ModelProto) -> PlainSession | None:
     if proto.ByteSize() > LARGEST:
         return None
     try:
-        # onnxruntime takes reductions over no axes for those over all, against the standard
+        # onnxruntime reduces over all axes where a reduction has an empty list of them, against the standard
         return PlainSession(_with_plain_ends(without_empty_reductions(proto)))
     except ModelError:
         return None
-
-
-def _with_plain_ends(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model that takes and gives float32 in place of bfloat16, for which NumPy has no type."""
-    inputs, outputs = (
-        {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16}
-        for values in (inputs_of(proto), proto.graph.output)
-    )
-    if not inputs and not outputs:
-        return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    graph, inner = result.graph, {name: f"{name}/bfloat16" for name in inputs | outputs}
-    for node in nodes_of(graph):
-        for names in (node.input, node.output):
-            names[:] = [inner.get(name, name) for name in names]
-    for value in (*graph.input, *graph.output):
-        if value.name in inner:
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-    nodes = [onnx.helper.make_node("Cast", [n], [inner[n]], to=onnx.TensorProto.BFLOAT16) for n in sorted(inputs)]
-    nodes += [*graph.node]
-    nodes += [onnx.helper.make_node("Cast", [inner[n]], [n], to=onnx.TensorProto.FLOAT) for n in sorted(outputs)]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    return result
 
 
 class Compared(NamedTuple):
@@ -110,20 +95,22 @@ def compared(
     found: Sequence[np.ndarray] | None,
     made: Callable[[], onnx.ModelProto],
 ) -> Compared:
-    """Compare outputs of a file with ``found``, those of the graph that ``made`` returns, up to what rounding does.
+    """Compare outputs of a file with ``found``, those of the graph that ``made`` returns, up to rounding.
 
-    ``where`` says what the inputs are.
+    ``where`` names the inputs for messages, such as "rows of X".
     """
     expected = given.run(names, feeds)
     if expected is None:
         return Compared(reason=f"onnxruntime does not run it on {where}")
     if found is None:
-        return Compared(reason=f"what was made of it does not run on {where}")
+        return Compared(reason=f"the graph made from it does not run on {where}")
     few_bits = _has_few_bits(given.proto)
     pairs = list(zip(names, expected, found, strict=True))
     if not any(_differ(a, b, few_bits) for _, a, b in pairs):
         without = all(a.size and not np.isfinite(a).any() for a in expected if _is_numeric(a))
         return Compared(reason=f"its outputs are not finite on {where}" if without else "")
+    # The outputs differ. They do so in every run if the file draws numbers, and by rounding if it amplifies that of its
+    # inputs: ten times the change that moved inputs cause is allowed.
     again, moved = given.run(names, feeds), given.run(names, moved_feeds(feeds))
     for (name, a, b), same, other in zip(pairs, again or expected, moved or expected, strict=True):
         if _differ(a, same, few_bits):  # an operator of another domain may draw random numbers
@@ -134,8 +121,51 @@ def compared(
     return Compared(reason=f"its outputs change with the rounding of its inputs on {where}")
 
 
+def first_difference(given: onnx.ModelProto, made: onnx.ModelProto, feeds: Feeds) -> str:
+    """Return a sentence that names the first node of a file whose result differs in the graph made from it.
+
+    Only values whose names the graph kept can be compared.
+    """
+    few_bits = _has_few_bits(given)
+    known = {name for node in made.graph.node for name in node.output if name}
+    nodes = {name: node for node in given.graph.node for name in node.output if name in known}
+    shown = [plain_session(_showing(one, nodes)) for one in (given, made)]
+    theirs, ours = (None if one is None else one.run(list(nodes), feeds) for one in shown)
+    for name, a, b in zip(nodes, theirs or (), ours or (), strict=False):
+        if _differ(a, b, few_bits):
+            node = nodes[name]
+            return f" The first node that differs is {node.name or name!r} ({node.op_type}), by its result {name!r}."
+    last = given.graph.node[-1]
+    return f" No value before it shows where; the last node is {last.name or last.output[0]!r} ({last.op_type})."
+
+
+def random_feeds(proto: onnx.ModelProto, trial: int) -> dict[str, np.ndarray] | None:
+    """Return random inputs, in odd trials positive ones; None if the file has inputs that cannot be drawn.
+
+    Free axes all have one size. Integers are 0 and 1, which are valid indices of most tables, and 1 in odd trials.
+    """
+    rng, feeds = np.random.RandomState(trial), dict[str, np.ndarray]()
+    for value in inputs_of(proto):
+        kind = value.type.tensor_type
+        if value.type.WhichOneof("value") != "tensor_type" or not kind.HasField("shape") or not kind.elem_type:
+            return None
+        dtype = ir.DataType(kind.elem_type).numpy()
+        if dtype.kind not in "fiub":
+            return None
+        shape = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else FREE_SIZE for d in kind.shape.dim]
+        if np.prod(shape, dtype=float) + sum(array.size for array in feeds.values()) > MOST_NUMBERS:
+            return None
+        numbers: np.ndarray
+        if dtype.kind == "f":
+            numbers = rng.uniform(0.1, 1.0, shape) if trial % 2 else rng.normal(size=shape)
+        else:
+            numbers = np.ones(shape) if trial % 2 else rng.randint(0, 2, shape)
+        feeds[value.name] = np.asarray(numbers, dtype)
+    return feeds
+
+
 def moved_feeds(feeds: Feeds) -> dict[str, np.ndarray]:
-    """Return inputs that are off by some rounding, which shows what becomes of it; whole numbers stay exact."""
+    """Return inputs moved by 1e-6 of their size, to show the effect of rounding; whole numbers stay exact."""
     rng, result = np.random.RandomState(0), dict(feeds)
     for name, array in feeds.items():
         if array.dtype.kind == "f":
@@ -144,13 +174,34 @@ def moved_feeds(feeds: Feeds) -> dict[str, np.ndarray]:
     return result
 
 
+def drawn_input(value: onnx.ValueInfoProto, rows: int) -> np.ndarray:
+    """Return zeros, or empty strings, for an input that the compared outputs do not depend on."""
+    kind = value.type.tensor_type
+    sizes = [d.dim_value if d.dim_value > 0 else FREE_SIZE for d in kind.shape.dim]
+    if sizes and kind.shape.dim[0].dim_value <= 0:
+        sizes[0] = rows
+    if kind.elem_type == onnx.TensorProto.STRING:
+        return np.full(sizes, "", object)
+    dtype = np.dtype(np.float32) if kind.elem_type == onnx.TensorProto.BFLOAT16 else ir.DataType(kind.elem_type).numpy()
+    return np.zeros(sizes, dtype)
+
+
+def inputs_of(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Return the inputs of a file that have no default among its initializers."""
+    held = {tensor.name for tensor in proto.graph.initializer}
+    return [value for value in proto.graph.input if value.name not in held]
+
+
 def draws(proto: onnx.ModelProto) -> bool:
     """Return True if a file draws random numbers."""
     return _any_node(proto, lambda node: node.op_type in DRAWING or _drops(node))
 
 
 def in_predicting_form(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
-    """Return a file with its Dropout and BatchNormalization in the form for predictions, and what that leaves out."""
+    """Return a file with Dropout and BatchNormalization in inference mode, and a phrase for the parts left out.
+
+    The phrase is empty if nothing was changed.
+    """
     without = "Dropout" if _any_node(proto, _drops) else ""
     if _any_node(proto, _takes_statistics):
         without += f"{' and ' if without else ''}statistics of minibatches"
@@ -181,49 +232,29 @@ def _takes_statistics(node: onnx.NodeProto) -> bool:
     return node.op_type == "BatchNormalization" and not node.domain and (mode or len(node.output) > 1)
 
 
-def inputs_of(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """Return the inputs of a file that no initializer stands for."""
-    held = {tensor.name for tensor in proto.graph.initializer}
-    return [value for value in proto.graph.input if value.name not in held]
-
-
-def random_feeds(proto: onnx.ModelProto, trial: int) -> dict[str, np.ndarray] | None:
-    """Return random inputs, in odd trials positive ones; None if the file has inputs that cannot be drawn.
-
-    Axes that are free are all of one size. Integers are 0 and 1, which most tables and lists have, in odd trials 1.
-    """
-    rng, feeds = np.random.RandomState(trial), dict[str, np.ndarray]()
-    for value in inputs_of(proto):
-        kind = value.type.tensor_type
-        if value.type.WhichOneof("value") != "tensor_type" or not kind.HasField("shape") or not _is_drawn(kind):
-            return None
-        shape = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else FREE_SIZE for d in kind.shape.dim]
-        if np.prod(shape, dtype=float) + sum(array.size for array in feeds.values()) > MOST_NUMBERS:
-            return None
-        feeds[value.name] = _numbers(rng, ir.DataType(kind.elem_type).numpy(), shape, trial)
-    return feeds
-
-
-def drawn_input(value: onnx.ValueInfoProto, rows: int) -> np.ndarray:
-    """Return zeros for an input that nothing of interest depends on."""
-    kind = value.type.tensor_type
-    sizes = [d.dim_value if d.dim_value > 0 else FREE_SIZE for d in kind.shape.dim]
-    if sizes and kind.shape.dim[0].dim_value <= 0:
-        sizes[0] = rows
-    if kind.elem_type == onnx.TensorProto.STRING:
-        return np.full(sizes, "", object)
-    dtype = np.dtype(np.float32) if kind.elem_type == onnx.TensorProto.BFLOAT16 else ir.DataType(kind.elem_type).numpy()
-    return np.zeros(sizes, dtype)
-
-
-def _is_drawn(kind: onnx.TypeProto.Tensor) -> bool:
-    return bool(kind.elem_type) and ir.DataType(kind.elem_type).numpy().kind in "fiub"
-
-
-def _numbers(rng: np.random.RandomState, kind: np.dtype[Any], shape: Sequence[int], trial: int) -> np.ndarray:
-    if kind.kind == "f":
-        return np.asarray(rng.uniform(0.1, 1.0, shape) if trial % 2 else rng.normal(size=shape), kind)
-    return np.asarray(np.ones(shape) if trial % 2 else rng.randint(0, 2, shape), kind)
+def _with_plain_ends(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model with inputs and outputs of float32 instead of bfloat16, for which NumPy has no type."""
+    inputs, outputs = (
+        {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16}
+        for values in (inputs_of(proto), proto.graph.output)
+    )
+    if not inputs and not outputs:
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    graph, inner = result.graph, {name: f"{name}/bfloat16" for name in inputs | outputs}
+    for node in nodes_of(graph):
+        for names in (node.input, node.output):
+            names[:] = [inner.get(name, name) for name in names]
+    for value in (*graph.input, *graph.output):
+        if value.name in inner:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    nodes = [onnx.helper.make_node("Cast", [n], [inner[n]], to=onnx.TensorProto.BFLOAT16) for n in sorted(inputs)]
+    nodes += [*graph.node]
+    nodes += [onnx.helper.make_node("Cast", [inner[n]], [n], to=onnx.TensorProto.FLOAT) for n in sorted(outputs)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return result
 
 
 def _has_few_bits(proto: onnx.ModelProto) -> bool:
@@ -259,23 +290,8 @@ def _is_numeric(*values: Any) -> bool:
     return all(isinstance(value, np.ndarray) and value.dtype.kind in "fiub" for value in values)
 
 
-def first_difference(given: onnx.ModelProto, made: onnx.ModelProto, feeds: Feeds) -> str:
-    """Return a sentence: the first node of a file whose result differs in another graph, as far as names survived."""
-    few_bits = _has_few_bits(given)
-    known = {name for node in made.graph.node for name in node.output if name}
-    nodes = {name: node for node in given.graph.node for name in node.output if name in known}
-    shown = [plain_session(_showing(one, nodes)) for one in (given, made)]
-    theirs, ours = (None if one is None else one.run(list(nodes), feeds) for one in shown)
-    for name, a, b in zip(nodes, theirs or (), ours or (), strict=False):
-        if _differ(a, b, few_bits):
-            node = nodes[name]
-            return f" The first node that differs is {node.name or name!r} ({node.op_type}), by its result {name!r}."
-    last = given.graph.node[-1]
-    return f" No value before it shows where; the last node is {last.name or last.output[0]!r} ({last.op_type})."
-
-
 def _showing(proto: onnx.ModelProto, names: Mapping[str, Any]) -> onnx.ModelProto:
-    """Return the graph with further values among its outputs; onnxruntime infers their types."""
+    """Return the graph with more values among its outputs; onnxruntime infers their types."""
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     shown = {value.name for value in result.graph.output}

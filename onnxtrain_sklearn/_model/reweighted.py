@@ -17,14 +17,14 @@ from .._ir.queries import share_structure
 from .weights import array_of
 
 COPIED_AT_ONCE = 2**23
-"""Bytes of weights from which on a graph is copied at once: beside a template, its weights are held too."""
+"""Bytes of weights from which on a graph is copied at once; a late copy keeps the template's weights in memory too."""
 
 
 def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:
-    """Return ``model``, which must not be changed later, with other values of some initializers, of their types."""
+    """Return a model with other values of some initializers, in their types; ``model`` must not change afterwards."""
     template = form_of(model)
-    before = model.arrays if isinstance(model, ReweightedModel) else {}
-    values = {**before, **arrays}
+    # always one step from a template: a chain of models would keep all earlier weights in memory
+    values = {**(model.arrays if isinstance(model, ReweightedModel) else {}), **arrays}
     if sum(array.nbytes for array in values.values()) < COPIED_AT_ONCE:
         result: ir.Model = ReweightedModel(template, values)
     else:
@@ -35,7 +35,7 @@ def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:
 
 
 def form_of(model: ir.Model) -> ir.Model:
-    """Return a model equal to ``model`` but for the values of weights, to be read only: no graph is copied for it."""
+    """Return a model of the same structure, perhaps with other weights, without copying a graph; read only."""
     return model.template if isinstance(model, ReweightedModel) else model
 
 
@@ -46,7 +46,10 @@ def initial_value(model: ir.Model, name: str) -> np.ndarray:
 
 
 class ReweightedModel(ir.Model):
-    """A model as ``template``, which must not be changed later, with the values ``arrays`` of some initializers."""
+    """A model like ``template``, which must not change afterwards, with the values ``arrays`` of some initializers.
+
+    The attribute ``graph`` is missing until it is first read; then ``__getattr__`` makes the copy.
+    """
 
     __slots__ = ("_copies", "arrays", "template")
 
@@ -64,13 +67,13 @@ class ReweightedModel(ir.Model):
         )
         self.template, self.arrays = template, arrays
         self._copies: dict[str, ir.Graph] = {}
-        del self.graph  # so that its first reader comes to __getattr__
+        del self.graph  # the first read then reaches __getattr__
 
     def __getattr__(self, name: str) -> ir.Graph:
-        """Return the graph, which is made here; other attributes exist."""
+        """Make and return the graph; the other attributes exist, so that only errors reach the first branch."""
         if name != "graph":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         graph = self.template.graph.clone()
         swap_initializers(graph, self.arrays)
-        self.graph = self._copies.setdefault(name, graph)  # one for all of several threads that come at once
+        self.graph = self._copies.setdefault(name, graph)  # setdefault is atomic: all threads get one graph
         return self.graph

@@ -4,14 +4,18 @@ Exporters store more than weights as initializers: fillers of initial states, sc
 statistics of the data. :class:`Roles` gives each float constant a :class:`Verdict`. It follows the constant through the
 nodes that only change its shape, to the nodes that compute with it. Operands of products and normalizations, biases
 after them and lookup tables are weights. Settings, masks and tabulated sines are not. For elementwise arithmetic the
-name decides: a generated name indicates a constant of the exporter, any other name a weight.
+name decides: a generated name indicates a constant of the exporter, any other name a weight. Last, a record that the
+exporter left (parameters and buffers of a PyTorch module) overrules the graph.
+
+The questions are asked in one order, in ``_of_use`` and ``_of_arithmetic``: the first that has an answer decides.
+Functions below the class answer questions about single nodes, arrays, names and numbers.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -60,7 +64,11 @@ _WITHOUT_BIAS = {"Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Gemm": 2, "MatMul"
 """Products, with their number of inputs without a bias."""
 
 LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND"})
+"""Operators that read entries of a table, their first input."""
+
 FILLED = frozenset({"ConstantOfShape", "Expand", "Pad", "ScatterElements", "ScatterND", "Tile"})
+"""Operators that a single 0 or 1 enters as a filler."""
+
 MOVES = frozenset({"Cast", "CastLike", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that return the numbers of their first input in another shape, order or type."""
 
@@ -68,6 +76,7 @@ COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN",
 """Operators without a gradient, whose operands are no weights."""
 
 PARTS = frozenset({"Slice", "Split"})
+"""Operators that return a part of their first input."""
 
 EXPORTER = "exporter"
 """Key of the name of the program that wrote the file, in the metadata of a graph in memory."""
@@ -100,58 +109,15 @@ class Roles:
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
 
-    @cached_property
-    def _varying(self) -> set[ir.Value]:
-        """The values that depend on an input of the graph; all results of nodes in subgraphs count as such."""
-        found = set(self._graph.inputs)
-        for node in self._graph.all_nodes():
-            inner = node.graph is not self._graph or graphs_in(node)
-            if inner or node.op_type.startswith("Random") or any(x in found for x in node.inputs):
-                found.update(node.outputs)
-        return found
-
     def verdict(self, value: ir.Value, array: np.ndarray) -> Verdict:
         """Return whether the constant ``value``, with the content ``array``, is a weight."""
         uses = list(dict.fromkeys(self._uses(value)))
         verdicts = [self._of_use(*use, value, array) for use in uses]
+        # exporters merge equal constants: where one use is that of a weight, the others read it too
         found = next((v for v in verdicts if v.is_weight), next(iter(verdicts), Verdict(False, "nothing reads it")))
         found = self._as_recorded(value, found, uses)
-        found = replace(found, reason=f"{found.reason}, held as integers") if is_held_as_integers(value) else found
-        return replace(found, reason=f"{found.reason}, shared by {len(uses)} nodes") if len(uses) > 1 else found
-
-    @cached_property
-    def _program(self) -> TorchProgram:
-        return TorchProgram(self._graph)
-
-    def _as_recorded(self, value: ir.Value, found: Verdict, uses: list[tuple[ir.Node, int]]) -> Verdict:
-        """Return the verdict by the record of PyTorch's exporter, or ``found`` where there is none."""
-        status = self._program.status(value)
-        if found.is_weight and (status == "constant" or (status is None and is_buffer(value))):
-            return Verdict(False, "a constant or buffer of the PyTorch module")
-        if status == "parameter" and found.is_doubtful:
-            return replace(found, is_doubtful=False)
-        if status == "parameter" and not found.is_weight:
-            trained = [node.op_type for node, index in uses if _differentiates(node, index)]
-            return Verdict(True, f"parameter of the PyTorch module, in {trained[0]}") if trained else found
-        if not found.is_weight and ("Pow", 1) in _kinds(uses) and _is_of_module(value, self._graph, self._program):
-            return Verdict(True, "parameter of the PyTorch module, an exponent")
-        return found
-
-    def _is_made_up(self, value: ir.Value) -> bool:
-        """Return True if an exporter made up the name of a constant, and nothing says that it comes from a parameter.
-
-        All arrays that a JAX function reads have such names: parameters, and few others.
-        """
-        of_jax = self._graph.meta.get(EXPORTER) == "jax2onnx" and value.producer() is None
-        if of_jax and value.const_value is not None and value.const_value.size > 1:
-            return False
-        if (
-            value.const_value is not None
-            and value.const_value.size == 1
-            and _is_of_module(value, self._graph, self._program)
-        ):
-            return False
-        return is_made_up(value) and self._program.status(value) not in ("parameter", "folded")
+        reason = found.reason + (", held as integers" if is_held_as_integers(value) else "")
+        return replace(found, reason=f"{reason}, shared by {len(uses)} nodes" if len(uses) > 1 else reason)
 
     def _uses(self, value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
         """Yield the nodes that compute with a constant, and its position among their inputs.
@@ -168,7 +134,9 @@ class Roles:
                 yield node, index
 
     def _of_use(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
+        """Return the verdict by one use of a constant: the first question that has an answer decides."""
         kind = node.op_type
+        # Settings: whatever the constant is called.
         sources = [_computing_node(x) for x in node.inputs if x is not None] if kind == "Mul" else []
         if is_fake(node):
             return Verdict(False, "a scale of integers")
@@ -182,6 +150,7 @@ class Roles:
             return Verdict(False, "filled in for a Gemm without a bias")
         if _is_of_code(value, self._graph):
             return Verdict(False, "a constant of the code: TensorFlow names variables otherwise")
+        # Products, then scales, biases and tables of layers.
         if not node.domain and index in PRODUCTS.get(kind, ()):
             return Verdict(True, "slope of PRelu" if kind == "PRelu" else f"weight of {kind}")
         if array.size == 1 and says_its_number(value.name or "", float(array.ravel()[0])):
@@ -195,7 +164,8 @@ class Roles:
         if self._is_made_up(value) and role_in_affine(node, index, array) == "mean":
             return Verdict(False, "the stored mean of a normalization")
         if not node.domain and self._is_affine(node, index, value):
-            return Verdict(True, f"{'scale' if kind == 'Mul' else 'bias'} behind a product or normalization")
+            return Verdict(True, f"{'scale' if kind == 'Mul' else 'bias'} after a product or normalization")
+        # Constants of architectures, after biases: those of a fresh network also hold only zeros and ones.
         if _is_mask(array, value.name or ""):
             return Verdict(False, "a mask: it holds two values, and one of them is zero")
         if _is_sinusoidal(array):
@@ -206,7 +176,7 @@ class Roles:
 
     def _of_normalization(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
         scale, _ = SCALE_AND_BIAS[node.op_type]
-        neutral = float(index == scale)
+        neutral = float(index == scale)  # a scale of ones, a bias of zeros
         if self._is_made_up(value) and (array == neutral).all():
             return Verdict(False, f"filled in for a {node.op_type} without a {'scale' if index == scale else 'bias'}")
         return Verdict(True, f"{'scale' if index == scale else 'bias'} of {node.op_type}")
@@ -214,6 +184,7 @@ class Roles:
     def _is_affine(self, node: ir.Node, index: int, value: ir.Value) -> bool:
         """Return True if a constant is added to a product with weights, or scales or shifts a normalized value."""
         other = node.inputs[1 - index] if len(node.inputs) == 2 else None
+        # a single number under a made-up name is an epsilon or a constant of the code
         number = value.shape is not None and not len(value.shape)
         if other is None or (number and self._is_made_up(value)) or (node.op_type == "Sub" and index == 0):
             return False
@@ -228,13 +199,14 @@ class Roles:
         sources = [_computing_node(x) for x in node.inputs if x is not None]
         if node.op_type == "Mul":
             return any(_is_normalization(source) for source in sources)
-        if node.op_type == "Add":
+        if node.op_type == "Add":  # a sum of products, which share one bias
             varying = all(x in self._varying for x in node.inputs)
             return varying and all(self._wants_bias(source, depth - 1) for source in sources)
         constant = any(x is not None and x not in self._varying for x in node.inputs)
         return constant and len(node.inputs) <= _WITHOUT_BIAS.get(node.op_type, 0)
 
     def _of_arithmetic(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
+        """Return the verdict on an operand of elementwise arithmetic, where names and numbers decide."""
         kind, made_up = node.op_type, self._is_made_up(value)
         other = node.inputs[1 - index] if len(node.inputs) == 2 else None
         role = role_in_affine(node, index, array) if made_up and not self._is_raw(other) else None
@@ -257,11 +229,13 @@ class Roles:
             return Verdict(True, f"operand of {kind}, if it is no constant: a single number", is_doubtful=True)
         return Verdict(True, f"operand of {kind}")
 
-    def _is_known_to_be_learned(self, value: ir.Value) -> bool:
-        """Return True if a name, or the record of the program that wrote the file, says that a number is learned."""
-        name, status = value.name or "", self._program.status(value)
-        by_name = says_it_is_a_weight(name) or is_paddle_parameter(value) or is_tensorflow_variable(name)
-        return by_name or status in ("parameter", "folded") or _is_of_module(value, self._graph, self._program)
+    def _scales_scores(self, node: ir.Node) -> bool:
+        """Return True if a product of two activations is directly before or after ``node``, as in attention."""
+        before = [_computing_node(x) for x in node.inputs if x is not None]
+        return any(
+            n is not None and n.op_type in ("MatMul", "Einsum") and all(x in self._varying for x in n.inputs)
+            for n in [*before, *_readers(node.outputs[0])]
+        )
 
     def _is_raw(self, value: ir.Value | None) -> bool:
         """Return True if a value is a graph input, at most reshaped, cast, or shifted and scaled by constants."""
@@ -273,14 +247,56 @@ class Roles:
             value = varying[0] if len(varying) == 1 else None
         return value is not None
 
-    def _scales_scores(self, node: ir.Node) -> bool:
-        """Return True if a product of two activations is directly before or after ``node``, as in attention."""
-        before = [_computing_node(x) for x in node.inputs if x is not None]
-        return any(self._is_of_activations(n) for n in [*before, *_readers(node.outputs[0])])
+    def _is_known_to_be_learned(self, value: ir.Value) -> bool:
+        """Return True if a name, or the record of the program that wrote the file, says that a number is learned."""
+        name, status = value.name or "", self._program.status(value)
+        by_name = says_it_is_a_weight(name) or is_paddle_parameter(value) or is_tensorflow_variable(name)
+        return by_name or status in ("parameter", "folded") or _is_of_module(value, self._graph, self._program)
 
-    def _is_of_activations(self, node: ir.Node | None) -> bool:
-        product = node is not None and node.op_type in ("MatMul", "Einsum")
-        return product and all(x in self._varying for x in node.inputs)  # type: ignore[union-attr]
+    def _is_made_up(self, value: ir.Value) -> bool:
+        """Return True if an exporter made up the name of a constant, and nothing says that it comes from a parameter.
+
+        All arrays that a JAX function reads have such names: parameters, and few others.
+        """
+        of_jax = self._graph.meta.get(EXPORTER) == "jax2onnx" and value.producer() is None
+        if of_jax and value.const_value is not None and value.const_value.size > 1:
+            return False
+        if (
+            value.const_value is not None
+            and value.const_value.size == 1
+            and _is_of_module(value, self._graph, self._program)
+        ):
+            return False
+        return is_made_up(value) and self._program.status(value) not in ("parameter", "folded")
+
+    def _as_recorded(self, value: ir.Value, found: Verdict, uses: list[tuple[ir.Node, int]]) -> Verdict:
+        """Return the verdict by the record of PyTorch's exporter, or ``found`` where there is none."""
+        status = self._program.status(value)
+        if found.is_weight and (status == "constant" or (status is None and is_buffer(value))):
+            return Verdict(False, "a constant or buffer of the PyTorch module")
+        if status == "parameter" and found.is_doubtful:
+            return replace(found, is_doubtful=False)
+        if status == "parameter" and not found.is_weight:
+            trained = [node.op_type for node, index in uses if _differentiates(node, index)]
+            return Verdict(True, f"parameter of the PyTorch module, in {trained[0]}") if trained else found
+        exponent = any((node.op_type, index, node.domain) == ("Pow", 1, "") for node, index in uses)
+        if not found.is_weight and exponent and _is_of_module(value, self._graph, self._program):
+            return Verdict(True, "parameter of the PyTorch module, an exponent")
+        return found
+
+    @cached_property
+    def _program(self) -> TorchProgram:
+        return TorchProgram(self._graph)
+
+    @cached_property
+    def _varying(self) -> set[ir.Value]:
+        """The values that depend on an input of the graph; all results of nodes in subgraphs count as such."""
+        found = set(self._graph.inputs)
+        for node in self._graph.all_nodes():
+            inner = node.graph is not self._graph or graphs_in(node)
+            if inner or node.op_type.startswith("Random") or any(x in found for x in node.inputs):
+                found.update(node.outputs)
+        return found
 
 
 def _is_of_module(value: ir.Value, graph: ir.Graph, program: TorchProgram) -> bool:
@@ -300,10 +316,6 @@ def _is_of_code(value: ir.Value, graph: ir.Graph) -> bool:
     if graph.meta.get(EXPORTER) != TF2ONNX or not (is_number or is_tensorflow_constant(name)):
         return False
     return not is_tensorflow_variable(name) and any(map(is_tensorflow_variable, graph.initializers))
-
-
-def _kinds(uses: Iterable[tuple[ir.Node, int]]) -> Iterator[tuple[str, int]]:
-    yield from ((node.op_type, index) for node, index in uses if not node.domain)
 
 
 def _enlarges(node: ir.Node) -> bool:
@@ -429,7 +441,7 @@ def _combines(node: ir.Node, kind: str, size: int) -> bool:
     return any(array is not None and array.size == size and _is_per_channel(array) for array in arrays)
 
 
-# Numbers of formulas, told from numbers that training leaves behind.
+# Numbers of formulas, told from numbers that result from training.
 
 
 LARGEST_DIMENSION = 16384
@@ -447,6 +459,8 @@ _NAMED = re.compile(
     r"(?:_*\d+)?(?::\d+)?",
     re.IGNORECASE,
 )
+"""Names of exporters and of PyTorch's code for a number: ``one``, ``const_minus_half``, ``eps_1``."""
+
 _OF_WEIGHTS = re.compile(r"(?:.*[._/])?(?:[wb]|weight|bias|kernel|slope|logit_(?:scale|bias))\d*(?::0)?", re.IGNORECASE)
 _LARGEST_EPSILON = 1e-2
 _CONSTANTS = (math.pi, math.e, math.log(2), math.log(10), math.sqrt(2 / math.pi), math.sqrt(math.pi), math.sqrt(2))
@@ -490,5 +504,5 @@ def is_root(number: float) -> bool:
 
 
 def _equal(number: float, other: float) -> bool:
-    """Return True if numbers are the same in float32."""
+    """Return True if numbers are the same in float32, which has a precision of 1.2e-7."""
     return bool(np.isclose(number, other, rtol=1.2e-7, atol=0.0))

@@ -1,8 +1,13 @@
-"""Find out where rows of a minibatch meet: where the result of a row depends on other rows too.
+"""Follow the axis of the rows through a graph, to find where rows meet: where one row affects the result of another.
 
-:func:`meeting_of_rows` follows the position of the rows in each value: their axis, and how many elements of that axis
-belong to one row. An operator that reduces, sorts, multiplies or moves along that axis lets rows meet. Nothing is
-claimed of an operator or a setting that is not known here: the caller may try it with numbers.
+:func:`meeting_of_rows` goes through the nodes in order and notes the place of the rows in each value: their axis, and
+how many elements of that axis belong to one row. ``RULES`` has a function per operator from the places in its inputs to
+those in its outputs. It raises :class:`RowsMeet` if the operator reduces, sorts, multiplies or moves along the axis of
+the rows, and :class:`Unknown` if that cannot be told. Nothing is claimed of an operator or a setting without a rule:
+the caller may try it with numbers (``_inference/row_trials``).
+
+Numbers that depend on the number of rows, such as the results of Shape, are followed apart: an operator may read them
+as sizes, but not as numbers among others, by which every row would depend on how many there are.
 """
 
 from __future__ import annotations
@@ -35,11 +40,19 @@ Place: TypeAlias = "Rows | None"
 """None: the value does not depend on the rows."""
 
 BATCH = 1_000_003
-"""Stands for the number of rows where it is free: a prime number, which is no size of anything else."""
+"""Stands for the number of rows where it is free: a large prime number, which is the size of nothing else."""
 
 
-class Verdict(NamedTuple):
-    """Result: ``certain`` and no ``node``: rows do not meet; a ``node``: they meet there, or it is unknown."""
+class Finding(NamedTuple):
+    """The result of the search.
+
+    Attributes
+    ----------
+    certain : bool
+        Whether it is proven; otherwise rows may meet at ``node`` or not.
+    node : str
+        The node where rows meet, or whose effect is unknown; empty if rows do not meet.
+    """
 
     certain: bool
     node: str = ""
@@ -53,8 +66,8 @@ class Unknown(Exception):
     """The effect of a node on rows is not known."""
 
 
-def meeting_of_rows(graph: ir.Graph, by_row: Collection[str], ends: Iterable[ir.Value], batch: int = 0) -> Verdict:
-    """Return whether rows meet on the way to ``ends``, whose first axis is to be that of the rows.
+def meeting_of_rows(graph: ir.Graph, by_row: Collection[str], ends: Iterable[ir.Value], batch: int = 0) -> Finding:
+    """Return where rows meet on the way to ``ends``, whose first axis must be that of the rows.
 
     Parameters
     ----------
@@ -63,30 +76,32 @@ def meeting_of_rows(graph: ir.Graph, by_row: Collection[str], ends: Iterable[ir.
     by_row : collection of str
         The inputs that have a row for each row of the minibatch on their first axis; others do not depend on it.
     ends : iterable of onnx_ir.Value
+        The scores, or the losses of rows.
     batch : int, default=0
-        The number of rows; 0: it is the first size of these inputs, a name.
+        The number of rows; 0 if it is free, a name in the shapes of these inputs.
     """
     ends = list(ends)
     search = _Search(graph, by_row, batch)
     nodes = _before(ends)
-    first: Verdict | None = None
+    first: Finding | None = None
     for node in (node for node in graph if node in nodes):
         try:
             search.add(node)
         except RowsMeet:
-            return Verdict(True, describe(node))
-        except Unknown:  # a node behind it, whose inputs are known, may be one at which rows certainly meet
-            first = first or Verdict(False, describe(node))
+            return Finding(True, describe(node))
+        except Unknown:  # go on: at a later node, whose inputs are known, rows may certainly meet
+            first = first or Finding(False, describe(node))
     if first is not None:
         return first
     for end in ends:
         place = search.places.get(end)
         if place is not None and (place.axis, place.before) != (0, 1):
-            return Verdict(False, f"The value {end.name!r}")
-    return Verdict(True)
+            return Finding(False, f"The value {end.name!r}")
+    return Finding(True)
 
 
 def _before(ends: Iterable[ir.Value]) -> set[ir.Node]:
+    """Return the nodes upstream of ``ends``."""
     front, found = list(ends), set[ir.Node]()
     while front:
         node = front.pop().producer()
@@ -97,7 +112,21 @@ def _before(ends: Iterable[ir.Value]) -> set[ir.Node]:
 
 
 class _Search:
-    """The places of the rows in the values of a graph, node by node."""
+    """The places of the rows in the values of a graph, found node by node.
+
+    Attributes
+    ----------
+    places : dict of onnx_ir.Value to Rows or None
+        Where the rows lie; None in values that do not depend on them.
+    unknown : set of onnx_ir.Value
+        Values whose place is not known.
+    counts : set of onnx_ir.Value
+        Values that hold numbers computed from the number of rows.
+    known : dict of onnx_ir.Value to ndarray
+        Values of known integers, as far as they are.
+    batch : int
+        The number of rows, or :data:`BATCH`.
+    """
 
     def __init__(self, graph: ir.Graph, by_row: Collection[str], batch: int) -> None:
         self.places: dict[ir.Value, Rows | None] = {}
@@ -122,6 +151,7 @@ class _Search:
             found = self._outputs(node)
         except RowsMeet:
             raise
+        # a rule may fail on an invalid or unusual node; the search then knows nothing of it
         except (Unknown, ArithmeticError, IndexError, KeyError, TypeError, ValueError) as error:
             self.unknown.update(node.outputs)
             raise Unknown from error
@@ -161,7 +191,10 @@ class _Search:
             self.counts.add(value)
 
     def _require_sizes(self, node: ir.Node) -> None:
-        """Let sizes be computed from sizes and be read as such; as numbers among others they would count the rows."""
+        """Raise Unknown if a node reads numbers that depend on the number of rows in another way than as sizes.
+
+        Sizes computed from such sizes are added to :attr:`counts`.
+        """
         name, value = kind(node), node.outputs[0]
         allowed = _SIZE_OPERANDS.get(name, ())
         if name != "Range" and all(x not in self.counts or i in allowed for i, x in enumerate(node.inputs)):
@@ -177,7 +210,7 @@ class _Search:
         self.counts.update(node.outputs)
 
     def _place_of_sizes(self, node: ir.Node) -> Rows | None:
-        """Return where the rows lie in numbers that are the same for each, and as many as they are."""
+        """Return where the rows lie in a value made from a size alone, such as zeros of that size."""
         sizes = self.sizes(node.outputs[0])
         if None in sizes or not all(sizes):
             raise Unknown
@@ -187,6 +220,7 @@ class _Search:
         return Rows(axes[0]) if axes else None
 
     def place(self, value: ir.Value | None) -> Rows | None:
+        """Return the place of the rows in a value."""
         if value is None:
             return None
         if value not in self.places and value.producer() is None:
@@ -194,6 +228,7 @@ class _Search:
         return self.places[value]
 
     def of(self, node: ir.Node, index: int) -> Rows | None:
+        """Return the place of the rows in an operand of a node."""
         return self.place(operand(node, index))
 
     def rank(self, value: ir.Value | None) -> int:
@@ -213,12 +248,12 @@ class _Search:
         return sizes
 
     def fixed(self, *values: ir.Value | None) -> None:
-        """Require that values do not depend on the rows."""
+        """Raise Unknown if a value depends on the rows."""
         if any(self.place(x) is not None for x in values):
             raise Unknown
 
     def integers(self, value: ir.Value | None) -> list[int]:
-        """Return known integers."""
+        """Return the integers of a value, which must be known."""
         array = None if value is None else self.known.get(value)
         if array is None and value is not None:
             array = constant(value)
@@ -227,19 +262,16 @@ class _Search:
         return [int(x) for x in array.ravel()]
 
     def aligned(self, node: ir.Node, values: Sequence[ir.Value | None]) -> Rows | None:
-        """Return the place in the result of an operation on single elements, whose operands are broadcast."""
-        rank, found = self.rank_of_result(node, values), set[Rows]()
+        """Return the place in the result of an elementwise operation, whose operands are broadcast."""
+        sizes, found = dims(node.outputs[0]), set[Rows]()
+        rank = len(sizes) if sizes is not None else max(self.rank(x) for x in values if x is not None)
         for value in values:
             place = self.place(value)
             if place is not None:
                 found.add(place._replace(axis=place.axis + rank - self.rank(value)))
-        if len(found) > 1:
+        if len(found) > 1:  # rows along two axes: each of one operand meets each of the other
             raise RowsMeet if len({place.axis for place in found}) > 1 else Unknown
         return next(iter(found), None)
-
-    def rank_of_result(self, node: ir.Node, values: Sequence[ir.Value | None]) -> int:
-        sizes = dims(node.outputs[0])
-        return len(sizes) if sizes is not None else max(self.rank(x) for x in values if x is not None)
 
 
 def _along(place: Rows, axes: Iterable[int]) -> None:
@@ -249,6 +281,7 @@ def _along(place: Rows, axes: Iterable[int]) -> None:
 
 
 def _required(place: Place) -> Rows:
+    """Return the place of the rows; raise Unknown if a value does not depend on them, which no rule expects there."""
     if place is None:
         raise Unknown
     return place
@@ -256,10 +289,6 @@ def _required(place: Place) -> Rows:
 
 Result: TypeAlias = "Rows | list[Rows | None] | None"
 Rule: TypeAlias = "Callable[[_Search, ir.Node], Result]"
-
-
-def _elements(s: _Search, node: ir.Node) -> Result:
-    return s.aligned(node, node.inputs)
 
 
 def _first_alone(s: _Search, node: ir.Node) -> Result:
@@ -319,7 +348,7 @@ def _softmax(s: _Search, node: ir.Node) -> Result:
 
 
 def _over_last_axes(default: int) -> Rule:
-    """Normalization over an axis and all behind it; scales and shifts do not depend on rows."""
+    """Normalization over an axis and all later ones; scales and shifts do not depend on rows."""
 
     def rule(s: _Search, node: ir.Node) -> Result:
         s.fixed(*node.inputs[1:])
@@ -352,7 +381,7 @@ def _along_axis_input(s: _Search, node: ir.Node) -> Result:
 def _batch_normalization(s: _Search, node: ir.Node) -> Result:
     place = _first_alone(s, node)
     assert isinstance(place, Rows)
-    # by stored statistics, as graphs predict: whoever asks for training knows those of the minibatch
+    # as in inference, with stored statistics; in training, the caller knows that statistics mix the rows
     return [place] + [None] * (len(node.outputs) - 1)
 
 
@@ -453,7 +482,10 @@ def _target_sizes(s: _Search, node: ir.Node) -> list[int | None]:
 
 
 def _reshaped(place: Rows, given: list[int | None], found: list[int | None], batch: int) -> Rows:
-    """Return where the rows lie after a reshape: as many elements are before and behind them as in the value before."""
+    """Return where the rows lie after a reshape, which keeps the number of elements before and after them.
+
+    ``given`` and ``found`` are the sizes before and after it.
+    """
     if place == Rows(0) and found[:1] == given[:1] == [batch]:
         return place
     if None in given or None in found:
@@ -634,13 +666,8 @@ def _einsum(s: _Search, node: ir.Node) -> Result:
     return place._replace(axis=result.index(letter))
 
 
-def _like(s: _Search, node: ir.Node) -> Result:
-    """Numbers in the shape of a value."""
-    return s.of(node, 0)
-
-
 def _dynamic_range(s: _Search, node: ir.Node) -> Result:
-    """Quantize by the range of all rows, which rows that occur twice do not change: rounding is no meeting of rows."""
+    """Quantize by the range of all rows. Padding repeats rows, which does not change it: rounding is no meeting."""
     return [_required(s.of(node, 0)), None, None]
 
 
@@ -729,7 +756,7 @@ _SIZE_OPERANDS: Mapping[str, Collection[int]] = {
 """The operands that operators read as sizes."""
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE.split(), _elements),
+    **dict.fromkeys(_ELEMENTWISE.split(), lambda s, node: s.aligned(node, node.inputs)),
     **dict.fromkeys(_BY_FIRST_AXIS.split(), _on_first_axis),
     **dict.fromkeys(_BY_FIRST_AXIS_OF_FIRST.split(), _first_with_fixed),
     **dict.fromkeys(_REDUCTIONS.split(), _reduction),
@@ -739,7 +766,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _first_alone),
     **dict.fromkeys(("MatMul", "MatMulInteger"), _product),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
-    **dict.fromkeys(("EyeLike", "RandomNormalLike", "RandomUniformLike"), _like),
+    **dict.fromkeys(("EyeLike", "RandomNormalLike", "RandomUniformLike"), lambda s, node: s.of(node, 0)),
     **dict.fromkeys(("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"), _row_loss),
     **dict.fromkeys(("Resize", "Upsample"), _resize),
     "Attention": _attention,

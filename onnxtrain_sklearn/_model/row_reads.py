@@ -2,9 +2,9 @@
 
 The gradient of an embedding matrix is zero but for the rows that are read, and an engine would write all of it.
 :func:`take_lookups` removes the Gather: the graph reads the rows from an input, whose gradient has a row for each
-index, and the indices become an output. The caller that runs the graph adds these rows up.
+index, and the indices become an output. The pass that runs the graph adds these rows up.
 
-:func:`take_first_products` removes products of inputs with matrices, for callers that multiply sparse rows.
+:func:`take_first_products` removes products of inputs with matrices, for a pass that multiplies sparse rows itself.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .._ir.queries import attribute, constant, dims, fixed, operand
 from ..graph import GraphBuilder
 
 LARGE = 4096
-"""Elements from which on it is faster to add up the gradient outside: scattering takes 50 ns an element and more."""
+"""Elements from which on it is faster to add up the gradient outside the graph: scattering takes 50 ns per element."""
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A Gather of rows, which a graph reads from an input while it is differentiated.
+    """A Gather of rows that was taken out of a graph, which reads the rows from an input instead.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Lookup:
     rows, indices : str
         Names of the input for the rows, (count, width), and of the output for the indices, (count,) of int64.
     padding : int or None
-        The row that is read without a gradient.
+        The row that is read without a gradient, as PyTorch's ``padding_idx``.
     """
 
     weight: str
@@ -75,7 +75,7 @@ def take_lookups(model: ir.Model, names: Collection[str], least: int = LARGE) ->
 
 
 def _is_looked_up(graph: ir.Graph, value: ir.Value) -> bool:
-    """Return True if nodes read whole rows of ``value``, as many as is known, and nothing else reads it."""
+    """Return True if ``value`` is read by row alone, in the main graph, by a known number of indices."""
     if value.is_graph_output() or not value.uses() or not fixed(dims(value)) or not dims(value):
         return False
     return all(use.node.graph is graph and use.idx == 0 and _reads_rows(use.node) for use in value.uses())
@@ -106,7 +106,7 @@ def _taken_rows(op: GraphBuilder, value: ir.Value, node: ir.Node) -> Lookup:
 
 
 def put_back_lookups(model: ir.Model, lookups: Sequence[Lookup]) -> None:
-    """Put the Gathers back into ``model``, a gradient graph, in place; the matrices become inputs."""
+    """Put the Gathers back into ``model``, a gradient graph, in place; the embedding matrices become inputs."""
     graph = model.graph
     op = GraphBuilder(graph, prefix="lookup", constant_nodes=True)
     outputs = {value.name: value for value in graph.outputs}
@@ -125,9 +125,8 @@ def put_back_lookups(model: ir.Model, lookups: Sequence[Lookup]) -> None:
         graph.sort()
 
 
-# First products: products of inputs with matrices, for callers that multiply sparse rows outside the graph.
-#
-# The graph then reads each product from an input of its own, and has neither the input nor the matrix any more.
+# First products. The graph reads each product from an input of its own, and has neither the original input nor the
+# matrix any more.
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +144,7 @@ class FirstProduct:
     name : str
         The input from which the graph reads the product.
     factors : ndarray of shape (n_features,) or None
-        What each column of the input is multiplied by before.
+        The factor of each column of the input, which the graph multiplied it by first; None: ones.
     """
 
     input: str
@@ -178,7 +177,7 @@ def take_first_products(model: ir.Model, names: Collection[str]) -> list[FirstPr
 
 
 class _Rows(NamedTuple):
-    """An input, or its only use: a product with a number for each column."""
+    """An input, or its product with a factor for each column where nothing else reads the input."""
 
     value: ir.Value
     factors: np.ndarray | None

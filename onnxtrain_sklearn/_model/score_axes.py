@@ -38,13 +38,13 @@ class Positions:
     axis: int
 
     def classes_last(self, scores: np.ndarray) -> np.ndarray:
-        """Return scores as an array of the shape (N, *positions, k)."""
+        """Return scores as an array of shape (N, *positions, k)."""
         if scores.ndim == self.rank + 1:
             return scores[..., None]
         return np.moveaxis(scores, self.axis, -1)
 
     def emit_classes_last(self, op: GraphBuilder, scores: ir.Value) -> ir.Value:
-        """Emit scores as a value of the shape (N, *positions, k)."""
+        """Emit scores as a value of shape (N, *positions, k)."""
         shape = op.shape(scores)
         if shape is None or len(shape) not in (self.rank + 1, self.rank + 2):
             raise ModelError(
@@ -59,7 +59,7 @@ class Positions:
 def as_position_rows(
     op: GraphBuilder, scores: ir.Value, positions: Positions, columns: int
 ) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
-    """Emit one row per position, and return the function that puts the results of rows back in their places."""
+    """Emit one row per position; also return the function that emits results of these rows at their positions."""
     whole = positions.emit_classes_last(op, scores)
     places = op.Slice(op.Shape(whole), [0], [-1], [0])
 

@@ -1,9 +1,9 @@
 """Rewrite sigmoids and softplus made of exponentials, whose gradients are NaN where the exponential overflows.
 
-:func:`use_stable_forms` bounds the exponent. ``1 / (1 + exp(z))`` is 0 for z > 88.7 in float32, and right. Its
-gradient, ``-exp(z) / (1 + exp(z))²``, is computed as infinity times zero. With z bounded by 88 the value is the same
-but for 6e-39, and the gradient is finite. The operator ``Sigmoid`` is no substitute: onnxruntime's is never below
-1.5e-8.
+:func:`use_stable_forms` bounds the exponent, with a rule for each operator that may end such an expression.
+``1 / (1 + exp(z))`` is 0 for z > 88.7 in float32, and right. Its gradient, ``-exp(z) / (1 + exp(z))²``, is computed as
+infinity times zero. With z bounded by 88 the value is the same but for 6e-39, and the gradient is finite. The operator
+``Sigmoid`` is no substitute: onnxruntime's is never below 1.5e-8.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from .expressions import negation_operand, number_of, same_expression, without_b
 
 
 def use_stable_forms(model: ir.Model) -> bool:
-    """Bound the exponents of sigmoids and softplus in the main graph, so that they do not overflow, in place.
-
-    Return True if there were any.
-    """
+    """Bound the exponents of sigmoids and softplus in the main graph, in place; return True if there were any."""
     graph = model.graph
     if graph.opset_imports.get("", 0) < 8 or not any(node.op_type == "Exp" for node in graph):
         return False  # before opset 8, Min does not broadcast
@@ -41,13 +38,13 @@ def use_stable_forms(model: ir.Model) -> bool:
 
 
 def _reciprocal(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """1 / (1 + exp(z))."""
+    """Match 1 / (1 + exp(z))."""
     z = _exponent_of_sum(operand(node, 0))
     return None if z is None else _bounded(op, z)
 
 
 def _quotient(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """1 / (1 + exp(z)), or exp(z) / (1 + exp(z))."""
+    """Match 1 / (1 + exp(z)), or exp(z) / (1 + exp(z))."""
     above, z = operand(node, 0), _exponent_of_sum(operand(node, 1))
     if z is None or above is None:
         return None
@@ -57,7 +54,7 @@ def _quotient(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def _product(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """exp(z) * (1 / (1 + exp(z))); the second factor was replaced before."""
+    """Match exp(z) * (1 / (1 + exp(z))), whose second factor has been replaced already."""
     for above, factor in ((operand(node, 0), operand(node, 1)), (operand(node, 1), operand(node, 0))):
         maker = None if factor is None else factor.producer()
         if above is None or maker is None or maker.domain or maker.op_type != "Reciprocal":
@@ -70,7 +67,7 @@ def _product(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def _power(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """(1 + exp(z)) ** -1."""
+    """Match (1 + exp(z)) ** -1."""
     exponent = operand(node, 1)
     if exponent is None or number_of(exponent) != -1.0:
         return None
@@ -79,7 +76,7 @@ def _power(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def _logarithm(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """log(1 + exp(z)); onnxruntime has no Softplus of float64, whose exponentials overflow beyond 709."""
+    """Match log(1 + exp(z)) of float32; onnxruntime has no Softplus of float64, where 709 is the limit."""
     z = _exponent_of_sum(operand(node, 0))
     return op.Softplus(z) if z is not None and z.dtype is ir.DataType.FLOAT else None
 

@@ -1,7 +1,9 @@
 """The trainable model: a graph pruned to the trained output, its parameters, inputs and scores.
 
-:func:`trainable_model` makes a :class:`TrainableModel` from a loaded model. It knows no loss, no data and no session,
-and no function here changes the model that it is given.
+:func:`trainable_model` makes a :class:`TrainableModel` from a loaded model; its steps call the other modules of this
+room. The methods of the class, :func:`with_outputs_of` and :func:`with_output_for` return variants of a model. No
+function changes the model that it is given, so that models may share graphs. Losses, data and sessions are unknown
+here.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class OutputForm:
-    """Computation of one of several trained outputs from its scores; the attributes are those of the model."""
+    """How one of several trained outputs follows from its scores; :class:`TrainableModel` documents the attributes."""
 
     output: str
     scores: str
@@ -83,7 +85,7 @@ class TrainableModel:
     normalised : bool
         Whether the link normalizes numbers that may stop being probabilities during training.
     reference : onnx_ir.Model or None
-        The graph as given, for comparison before training.
+        The graph as given, which the output is compared with before training.
     joined : tuple of int
         Columns of each output, where ``output`` is all of them side by side.
     members : int or None
@@ -93,7 +95,7 @@ class TrainableModel:
     parameters : tuple of str
         Names of the float initializers that are weights and on which ``scores`` depends.
     statistics : tuple of str
-        Names of the running statistics.
+        Names of the running statistics of BatchNormalization, in training mode or not.
     dtype : numpy.dtype
         Type of the parameters.
     choice : str or None
@@ -110,7 +112,7 @@ class TrainableModel:
     low_rank : tuple of LowRank
         The matrices that low-rank factors change; the factors are among the parameters.
     forms : tuple of OutputForm
-        Of a graph that is trained on several outputs: each of them, the first of which is ``output``.
+        The outputs, where several are trained; the first is ``output``.
     doubtful : tuple of str
         Of a foreign graph: the parameters that are single numbers and may as well be constants of formulas.
     restored : tuple of str
@@ -144,7 +146,7 @@ class TrainableModel:
 
     @property
     def activation(self) -> dict[str, Any]:
-        """Computation of the output from the scores, or of each of several outputs."""
+        """The attributes that say how the output follows from the scores, or each of several outputs."""
         names = ("scores", "link", "log_output", "paired", "normalised", "forms")
         return {name: getattr(self, name) for name in names}
 
@@ -210,7 +212,8 @@ class TrainableModel:
         """Return the model with other values of some of its weights, in the types that they have."""
         initializers = form_of(self.model).graph.initializers
         typed = {name: array.astype(initializers[name].dtype.numpy()) for name, array in weights.items()}  # type: ignore[union-attr]
-        return with_attributes(self, model=reweighted(self.model, typed))  # with the same running statistics
+        # unlike replace(), this keeps the cached running_statistics, which depend on the structure alone
+        return with_attributes(self, model=reweighted(self.model, typed))
 
     def ignoring_activation(self) -> TrainableModel:
         """Return the model with the loss computed directly from its output."""
@@ -218,9 +221,6 @@ class TrainableModel:
         if form == (self.output, None, False, False, False):
             return self
         return replace(self, **vars(OutputForm(self.output, self.output, None)))
-
-    def _value(self, name: str) -> ir.Value:
-        return next(v for v in self.model.graph.outputs if v.name == name)
 
     def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> TrainableModel:
         """Return the model with the axes after the batch axis fixed to ``shapes``, by input name."""
@@ -232,8 +232,12 @@ class TrainableModel:
         inputs = tuple(replace(spec, shape=(None, *shapes[spec.name])) for spec in self.inputs)
         return replace(self, model=infer_anew(model), inputs=inputs)
 
+    def _value(self, name: str) -> ir.Value:
+        return next(v for v in self.model.graph.outputs if v.name == name)
+
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self).items() if name != "running_statistics"}  # read anew
+        # running_statistics is a cache, and the reference is compared before training only
+        state = {name: value for name, value in vars(self).items() if name != "running_statistics"}
         return {**state, "model": ir.to_proto(self.model).SerializeToString(), "reference": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -261,13 +265,6 @@ def with_output_for(
     return replace(found, log_output=log, normalised=normalised)
 
 
-def _store_foreign_weights(model: ir.Model) -> None:
-    """Make the weights of a foreign graph its initializers, in place."""
-    model.graph.meta[EXPORTER] = model.producer_name
-    run_importers(model, RESTORATIONS)
-    store_weights(model.graph)
-
-
 @refusing("The graph cannot be prepared for training")
 def trainable_model(
     source: ir.Model,
@@ -285,12 +282,17 @@ def trainable_model(
     graph itself chooses, ``pairs`` the output with scores of pairs of classes, if the trained output is a decision
     function computed from them.
     """
+    # A copy with a free batch axis, whose weights are initializers of the main graph.
     model = source.clone()
     record(model, *restored(source))
     free_batch_axis(model)
     graph, initializers = model.graph, listing(model.graph)
     if foreign:
-        _store_foreign_weights(model)
+        model.graph.meta[EXPORTER] = model.producer_name  # Roles judges names by the exporter that gave them
+        run_importers(model, RESTORATIONS)
+        store_weights(model.graph)
+
+    # The trained outputs, and the scores upstream of each; everything else goes.
     find = _foreign_parameters if foreign else parameters_of
     named = {v.name: v for v in graph.outputs}
     wanted: Sequence[str | None] = several or [output]
@@ -302,11 +304,19 @@ def trainable_model(
     if not graph.inputs:
         name = finals[0].name
         raise ModelError(f"Output {name!r} depends on no input of the graph: there are no data to train it on.")
+
+    # Parameters, after statistics have initializers of their own: else those would be judged as weights too.
     separate_running_statistics(graph)
     separate_stored_statistics(graph)
-    judged = _with_own_names(graph, verdicts(graph, *every)) if foreign else {}
+    judged = verdicts(graph, *every) if foreign else {}
+    renamed = own_names(graph, _names_of_weights(graph, judged)) if foreign else {}  # the names that PyTorch has
+    judged = {renamed.get(name, name): verdict for name, verdict in judged.items()}
     parameters = _names_of_weights(graph, judged) if foreign else parameters_of(graph, every[0])
-    _require_parameters(parameters, every[0], initializers)
+    if not parameters:
+        raise ModelError(
+            f"Output {every[0].name!r} depends on no float parameter. Initializers of the graph: {initializers}. "
+            f"Weights must be float32 or float64 initializers of the main graph."
+        )
     return TrainableModel(
         model=model,
         inputs=tuple(spec_of(v) for v in graph.inputs),
@@ -324,67 +334,6 @@ def trainable_model(
         restored=restored(model),
         doubtful=tuple(name for name, verdict in judged.items() if name in parameters and verdict.is_doubtful),
     )
-
-
-def _end(graph: ir.Graph, final: ir.Value, pairs: ir.Value | None, *, foreign: bool) -> tuple[ir.Value, OutputForm]:
-    """Return the scores that an output is computed from, and how; ``pairs`` are those of pairs of classes."""
-    name, activation = final.name or "", activation_of(final) if pairs is None else None
-    if activation is None or (foreign and _has_weights_behind(graph, final, activation.base)):
-        scores = final if pairs is None else pairs
-        return scores, OutputForm(name, scores.name or "", None if pairs is None else "votes")
-    scores = activation.scores(graph, final)
-    return scores, OutputForm(name, scores.name or "", activation.link, activation.log, activation.paired)
-
-
-def _has_weights_behind(graph: ir.Graph, final: ir.Value, base: ir.Value) -> bool:
-    """Return True if there are weights between ``base`` and the output.
-
-    Training would change them, and the function would no longer be this activation.
-    """
-    return not set(_foreign_parameters(graph, final)) <= {*_foreign_parameters(graph, base)}
-
-
-def _require_parameters(parameters: Sequence[str], scores: ir.Value, initializers: str) -> None:
-    if not parameters:
-        raise ModelError(
-            f"Output {scores.name!r} depends on no float parameter. Initializers of the graph: {initializers}. Weights "
-            f"must be float32 or float64 initializers of the main graph."
-        )
-
-
-def first_nodes(nodes: Sequence[str]) -> str:
-    """Return the first of the names of nodes, for a message."""
-    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
-    return ", ".join(nodes[:3]) + more
-
-
-def why_quantized(nodes: Sequence[str]) -> str:
-    """Return why quantized nodes are not trained, and what to do, as the beginning of a message."""
-    said = (
-        f"The graph is quantized: {first_nodes(nodes)}. Rounding has no gradient; a straight-through estimate takes "
-        f"its place in pairs of a QuantizeLinear and a DequantizeLinear with constant scales in float32, and in the "
-        f"products of integers of quantize_dynamic, MatMulInteger and ConvInteger. Train the float model that the file "
-        f"was made from and quantize the trained one again"
-    )
-    if any("LSTM" in name for name in nodes):
-        return f"{said}, or quantize it without its LSTMs: quantize_dynamic(..., op_types_to_quantize=['MatMul'])"
-    if any("QLinear" in name for name in nodes):
-        return f"{said}, or quantize it in pairs: quantize_static(..., quant_format=QuantFormat.QDQ)"
-    return said
-
-
-def _foreign_parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
-    return _names_of_weights(graph, verdicts(graph, scores))
-
-
-def _names_of_weights(graph: ir.Graph, judged: Mapping[str, Verdict]) -> list[str]:
-    return [name for name, verdict in judged.items() if verdict.is_weight and name in graph.initializers]
-
-
-def _with_own_names(graph: ir.Graph, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
-    """Give the weights the names that PyTorch has for them, in place; return the verdicts by these names."""
-    renamed = own_names(graph, _names_of_weights(graph, judged))
-    return {renamed.get(name, name): verdict for name, verdict in judged.items()}
 
 
 def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Graph, ir.Value], list[str]]) -> ir.Value:
@@ -408,6 +357,28 @@ def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Grap
     )
 
 
+def _end(graph: ir.Graph, final: ir.Value, pairs: ir.Value | None, *, foreign: bool) -> tuple[ir.Value, OutputForm]:
+    """Return the scores that an output is computed from, and how; ``pairs`` are those of pairs of classes."""
+    name, activation = final.name or "", activation_of(final) if pairs is None else None
+    if activation is not None and foreign:
+        # training would change weights between the scores and the output, which would not be this activation any more
+        weights = _foreign_parameters(graph, final)
+        activation = activation if set(weights) <= {*_foreign_parameters(graph, activation.base)} else None
+    if activation is None:
+        scores = final if pairs is None else pairs
+        return scores, OutputForm(name, scores.name or "", None if pairs is None else "votes")
+    scores = activation.scores(graph, final)
+    return scores, OutputForm(name, scores.name or "", activation.link, activation.log, activation.paired)
+
+
+def _foreign_parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:
+    return _names_of_weights(graph, verdicts(graph, scores))
+
+
+def _names_of_weights(graph: ir.Graph, judged: Mapping[str, Verdict]) -> list[str]:
+    return [name for name, verdict in judged.items() if verdict.is_weight and name in graph.initializers]
+
+
 def spec_of(value: ir.Value) -> TensorSpec:
     """Return name, type and shape of a graph input, whose first axis is the batch."""
     if value.shape is not None and not len(value.shape) and value.dtype is not None:
@@ -423,3 +394,24 @@ def spec_of(value: ir.Value) -> TensorSpec:
         raise ModelError(f"Graph input {value.name!r} must be a tensor of a declared type and shape with a batch axis.")
     shape = tuple(d if isinstance(d, int) else None for d in value.shape)
     return TensorSpec(value.name or "", value.dtype.numpy(), shape)
+
+
+def why_quantized(nodes: Sequence[str]) -> str:
+    """Return why quantized nodes are not trained, and what to do, as the beginning of a message."""
+    said = (
+        f"The graph is quantized: {first_nodes(nodes)}. Rounding has no gradient; a straight-through estimate takes "
+        f"its place in pairs of a QuantizeLinear and a DequantizeLinear with constant scales in float32, and in the "
+        f"products of integers of quantize_dynamic, MatMulInteger and ConvInteger. Train the float model that the file "
+        f"was made from and quantize the trained one again"
+    )
+    if any("LSTM" in name for name in nodes):
+        return f"{said}, or quantize it without its LSTMs: quantize_dynamic(..., op_types_to_quantize=['MatMul'])"
+    if any("QLinear" in name for name in nodes):
+        return f"{said}, or quantize it in pairs: quantize_static(..., quant_format=QuantFormat.QDQ)"
+    return said
+
+
+def first_nodes(nodes: Sequence[str]) -> str:
+    """Return the first of the names of nodes, for a message."""
+    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return ", ".join(nodes[:3]) + more

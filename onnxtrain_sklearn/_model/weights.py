@@ -43,9 +43,11 @@ BOUNDS: dict[str, int] = {"Max": 1, "Min": 1, "Where": 0}
 
 
 _EPSILON_FEEDS = frozenset({("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1)})
+"""Operators and positions that a small summand keeps finite: an Add that only they read adds an epsilon."""
 
 
 RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset({3, 4})}
+"""Inputs that are running statistics: operator -> positions."""
 
 
 def parameters_of(graph: ir.Graph, scores: ir.Value) -> list[str]:
@@ -54,12 +56,12 @@ def parameters_of(graph: ir.Graph, scores: ir.Value) -> list[str]:
     return [
         name
         for name, value in graph.initializers.items()
-        if name in reached and value.dtype in TRAINED_TYPES and _is_weight(value) and array_of(value).size
+        if name in reached
+        and value.dtype in TRAINED_TYPES
+        # one reader is enough; operators of other domains have no known settings
+        and any(node.domain or not is_setting(array_of(value), node, index) for node, index in value.uses())
+        and array_of(value).size
     ]
-
-
-def _is_weight(value: ir.Value) -> bool:
-    return any(node.domain or not is_setting(array_of(value), node, index) for node, index in value.uses())
 
 
 def is_setting(array: np.ndarray, node: ir.Node, index: int) -> bool:
@@ -74,6 +76,7 @@ def is_setting(array: np.ndarray, node: ir.Node, index: int) -> bool:
 
 
 def statistics_of(graph: ir.Graph) -> list[str]:
+    """Return the names of the initializers that are running statistics."""
     return [
         name
         for name, value in graph.initializers.items()
@@ -82,6 +85,7 @@ def statistics_of(graph: ir.Graph) -> list[str]:
 
 
 def common_dtype(graph: ir.Graph, parameters: list[str]) -> np.dtype[Any]:
+    """Return the type of all parameters; raise ModelError where there are two."""
     dtypes = {TRAINED_TYPES[graph.initializers[name].dtype] for name in parameters}
     if len(dtypes) > 1:
         raise ModelError("The graph mixes float32 and float64 parameters; cast it to one type before training.")
@@ -89,9 +93,11 @@ def common_dtype(graph: ir.Graph, parameters: list[str]) -> np.dtype[Any]:
 
 
 def array_of(value: ir.Value) -> np.ndarray:
+    """Return the array of an initializer."""
     assert value.const_value is not None
     return value.const_value.numpy()
 
 
 def listing(graph: ir.Graph) -> str:
+    """Return names and types of the initializers, for a message."""
     return ", ".join(f"{name!r} ({value.dtype})" for name, value in graph.initializers.items()) or "none"
