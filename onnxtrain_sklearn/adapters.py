@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from ._ir.edits import bypass, insert_behind, remove_unread_initializers
+from ._ir.edits import bypass, insert_after, remove_unread_initializers
 from ._ir.queries import attribute, int_attribute
 from ._ir.shapes import infer_shapes
 from ._model.low_rank import LowRank, factors_of_matrices
@@ -225,7 +225,7 @@ def _read_sum(
     """Rewire consumers of the matrix to the sum of matrix and change; return the name of the addition."""
     change = _times_scale(op, op.MatMul(*factors), scale)
     change = change if len(shape) == 2 else op.Reshape(change, list(shape))
-    return _name_of_sum(insert_behind(op, matrix, lambda w: op.Add(w, change)))
+    return _name_of_sum(insert_after(op, matrix, lambda w: op.Add(w, change)))
 
 
 def _with_change(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], scale: float) -> str:
@@ -233,7 +233,7 @@ def _with_change(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], sc
     change = {"Conv": _convolved_with_factors, "Gemm": _gemm_with_factors}.get(
         one.node.op_type, _multiplied_by_factors
     )(op, one, factors, scale)
-    return _name_of_sum(insert_behind(op, one.node.outputs[0], lambda y: op.Add(y, change)))
+    return _name_of_sum(insert_after(op, one.node.outputs[0], lambda y: op.Add(y, change)))
 
 
 def _name_of_sum(value: ir.Value) -> str:

@@ -153,9 +153,10 @@ class BoundCode:
         self._argument = ctypes.c_void_p(self._arrays[1].ctypes.data)
 
     def compute_rows(self, rows: int) -> None:
-        """Make runs compute the first ``rows`` and 1 to ``LANES`` more, if they may; the others have the weight zero.
+        """Compute only the first ``rows`` rows and 1 to ``LANES`` more, if the code allows it; the rest weigh zero.
 
-        At least one row of weight zero is computed, as it turns a sum that underflowed to -0 into 0, like all of them.
+        At least one row of weight zero is computed: like all of them together, it turns a sum that underflowed to -0
+        into 0.
         """
         if self._batch and rows != self._rows:
             self._rows = rows

@@ -59,7 +59,7 @@ TILES = {
 
 
 class Masked(NamedTuple):
-    """A part of a row in a register: its lanes, and the mask of those that exist; empty if all do."""
+    """A part of a row in a register: its lanes, and the mask of the lanes that exist; empty: all exist."""
 
     lanes: int
     mask: str = ""
@@ -196,7 +196,7 @@ class Dots:
     Attributes
     ----------
     rows, columns : int
-        Of a tile; the rows are a power of two.
+        Size of a tile; the rows are a power of two.
     lanes : int
     whole : bool
         True if rows are longer than a register; the argument ``k`` is where their last register begins.
@@ -259,7 +259,7 @@ class Dots:
         return [text.call("fma", [*pair, one], self.lanes) for pair, one in zip(pairs, sums, strict=True)]
 
     def _totals(self, text: Text, sums: list[str]) -> list[str]:
-        """Add the lanes of each register, those of several registers at once as long as their halves fill one."""
+        """Add up the lanes of each register, for several registers at once as long as their halves fill one."""
         size = self.lanes
         while len(sums) > 1:
             pairs = zip(sums[::2], sums[1::2], strict=True)

@@ -31,7 +31,7 @@ def integers(width: int) -> str:
 
 
 def literal(number: float, width: int) -> str:
-    """Return a number of float32, or a vector of equal ones, as an operand."""
+    """Return a float32 number, or a vector of copies of it, as an operand."""
     bits = f"0x{np.float64(np.float32(number)).view(np.uint64):016X}"
     return bits if width == 1 else f"splat (float {bits})"
 

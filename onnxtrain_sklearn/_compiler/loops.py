@@ -41,7 +41,7 @@ class Placement(NamedTuple):
 
 @dataclass(eq=False)
 class RowBound:
-    """How many of the first rows of a minibatch a run computes, as a value of the compiled function.
+    """The number of rows that a run computes, counted from the first, as a value of the compiled function.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class RowBound:
 
 
 def stop_of(bound: RowBound | None, text: Text, total: int) -> Index:
-    """Return where a loop over ``total`` indices ends: after those of the rows that are computed, if it is bounded."""
+    """Return the end of a loop over ``total`` indices: if it is bounded, after the rows that are computed."""
     return total if bound is None else bound.of(text, total)
 
 

@@ -132,7 +132,7 @@ def _reduction(rule: Joining, mean: bool, plan: FunctionPlan, node: ir.Node) -> 
     axes = _reduced_axes(node, len(source.shape))
     if not axes:
         return source
-    # The stage reduces one block of axes, between those before and those after it.
+    # The stage reduces one block of axes, with other axes before and after it.
     kept = [i for i in range(len(source.shape)) if i not in axes]
     split = kept.index(axes[-1] + 1) if axes[-1] + 1 in kept else len(kept)
     if axes != list(range(axes[0], axes[-1] + 1)):  # move the axes to the end, next to each other

@@ -157,7 +157,7 @@ class FunctionPlan:
         return view if own and view.buffer not in taken else self.copy(view)
 
     def keep(self, outputs: Iterable[View]) -> None:
-        """Mark the results that elementwise stages must write to memory: the outputs, and what other stages read."""
+        """Mark the results that elementwise stages must write to memory: outputs, and views that other stages read."""
         wanted = {view.buffer for view in outputs}.union(view.buffer for stage in self.stages for view in stage.read())
         for stage in self.stages:
             if isinstance(stage, Elementwise):
@@ -208,7 +208,7 @@ def loaded(plan: FunctionPlan, view: View) -> View:
     return view if view.buffer.number is None else plan.copy(view)
 
 
-# --- Memory: a buffer takes the place of others that no later stage reads ---
+# --- Memory: a buffer reuses the place of buffers that no later stage reads ---
 
 
 LINE_NUMBERS = 16

@@ -183,7 +183,7 @@ def add_product(
     ----------
     text : Text
     tile : RegisterTile
-        What the processor computes at once.
+        The tile that the processor computes at once.
     sizes : tuple of int
         Rows of the left matrix, its columns, and columns of the right one; none is 0.
     left, right : Matrix
@@ -192,7 +192,7 @@ def add_product(
     scratch : str
         Name of a pointer to as many elements as ``scratch_elements`` returns.
     bias : str, optional
-        Name of a pointer to what is added to each row.
+        Name of a pointer to the vector that is added to each row.
     used : Used, optional
         By default all is computed.
     """

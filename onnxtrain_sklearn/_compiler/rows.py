@@ -116,7 +116,7 @@ class _RowStates:
         return self.states[view.buffer]
 
     def write(self, view: View, state: RowState) -> None:
-        """Record the state of elements; others of their buffer may have been written before."""
+        """Record the state of elements; other elements of their buffer may have been written before."""
         if state.has_rows:
             self.require_rows(view)
         old = self.states.get(view.buffer, state)
@@ -199,7 +199,7 @@ class _RowStates:
             self.whole.add(stage.result.buffer)
 
     def check(self, stage: RangeCheck) -> None:
-        """Refuse to check rows that are not computed: the check would report what is left in memory."""
+        """Refuse to check rows that are not computed: the check would read stale memory."""
         if self.of(stage.source).has_rows and stage.source.buffer not in self.whole:
             raise RowsMeetError
 

@@ -220,10 +220,11 @@ class Selection:
     Attributes
     ----------
     table, indices, elements : View
-        Of one shape; the table has the stride 0 along the axis. Negative indices count from the end. Indices outside
-        the table select its first element, so that no foreign memory is touched: a check reports them after the run.
+        They have one shape; the table has the stride 0 along the axis. Negative indices count from the end. Indices
+        outside the table select its first element, so that no foreign memory is touched: a check reports them after
+        the run.
     length, step : int
-        Of the axis.
+        Length and stride of the axis.
     scatters : bool
         True if the table is written.
     join : callable or None

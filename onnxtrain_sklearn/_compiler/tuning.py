@@ -1,4 +1,4 @@
-"""Numbers by which the compiler chooses between forms that compute the same.
+"""Numbers by which the compiler chooses between equivalent forms.
 
 ``python benchmarks/products.py`` times matrix products of compiled code beside those of libraries: run it after a
 change of a bound on products. A form decides the order in which numbers are added, and so the last bits of a result.

@@ -46,7 +46,7 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 
-from .._ir.edits import insert_behind
+from .._ir.edits import insert_after
 from .._ir.queries import constant
 from .._ir.shapes import infer_shapes
 from .._ml_operators.preprocessing import is_imputed_later, restore_missing, split_missing
@@ -101,7 +101,7 @@ def _leave_missing_values_out(graph: ir.Graph, estimator: Estimator, nodes: list
         for i, value in enumerate(node.inputs):
             if value is given[0]:
                 node.replace_input_with(i, known)
-    insert_behind(op, made[0], lambda value: restore_missing(op, missing, value))
+    insert_after(op, made[0], lambda value: restore_missing(op, missing, value))
     graph.sort()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.base import BaseEstimator
 
-from .._ir.edits import insert_behind
+from .._ir.edits import insert_after
 from .._ml_operators.context import Role
 from .._utils.typing import Estimator
 from ..exceptions import ModelError
@@ -208,7 +208,7 @@ def _hold_as_attribute(graph: ir.Graph, name: str, form: str, numbers: np.ndarra
     op = GraphBuilder(graph, prefix=f"{name}/{form}", constant_nodes=True)
     shape = value.shape if form == "transposed" else ir.Shape(held.shape)
     value.const_value, value.shape = ir.tensor(np.ascontiguousarray(held), name=name), ir.Shape(held.shape)
-    insert_behind(op, value, lambda v: COMPUTED[form](op, v)).shape = shape
+    insert_after(op, value, lambda v: COMPUTED[form](op, v)).shape = shape
     graph.sort()
     return "same"
 

@@ -20,7 +20,7 @@ from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from sklearn.neighbors import NearestCentroid
 from sklearn.tree import DecisionTreeClassifier
 
-from .._ir.edits import bypass, insert_behind, keep_outputs, replace_node
+from .._ir.edits import bypass, insert_after, keep_outputs, replace_node
 from .._ir.queries import attribute, constant, dims
 from .._model.activation import activation_of
 from .._utils.typing import Estimator
@@ -103,7 +103,7 @@ def normalize_leaves(model: ir.Model, name: str, share: float, groups: np.ndarra
             total = op.MatMul(size, groups) if several else op.ReduceSum(size, axes=[1], keepdims=True)
         return op.Mul(op.Div(size, total), share)
 
-    insert_behind(op, value, normalized)
+    insert_after(op, value, normalized)
     model.graph.sort()
     return True
 

@@ -27,7 +27,7 @@ from .context import Cotangents, unsupported, zeros_like
 from .path import PathNode, dependent, path_between
 
 Backward: TypeAlias = Callable[[GraphBuilder, Sequence[PathNode], Cotangents], Cotangents]
-"""Differentiate nodes in reverse order: from cotangents of some values to those of the values before them."""
+"""Differentiate nodes in reverse order: from cotangents of some values to cotangents of the values upstream."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Body:
         self._flow = flow
 
     def _rename(self, op: GraphBuilder) -> None:
-        """Give all values and nodes new names: their own would shadow those of outer values."""
+        """Rename all values and nodes, because their names would shadow outer values."""
         for graph in (self.graph, *self.graph.subgraphs()):
             for value in [*graph.inputs, *graph.initializers.values()]:
                 value.name = op.name(value.name or "value")
@@ -143,7 +143,7 @@ class _Scanned:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Correspondence of the values of a Loop or Scan to those of its body.
+    """Correspondence between the values of a Loop or Scan and the values of its body.
 
     Attributes
     ----------

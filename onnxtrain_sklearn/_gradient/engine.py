@@ -140,7 +140,7 @@ def gradient_graph(
         output = _scalar_output(source.graph, of)
         result = ir.to_proto(_differentiate_lowered(multiply_by_columns(source), names, output, engine).model)
 
-        # The rewritten outputs must be those of the model as given; the gradients are tested with the package.
+        # The rewritten graph must compute the outputs of the given model; the tests of the package check the gradients.
         session = plain_session(result)
         if session is None:
             require_result_loads(result, proto)
@@ -277,7 +277,7 @@ def _require_free_names(graph: ir.Graph, names: Sequence[str]) -> None:
 
 
 def _engines_to_try(model: ir.Model, nodes: Sequence[ir.Node], engine: str) -> Sequence[str]:
-    """Return the engines to try in turn, the faster one first; ``nodes`` are those on the path.
+    """Return the engines to try in turn, the faster one first; ``nodes`` are the nodes on the path.
 
     With "auto", onnxruntime-training is left out for float64, for which it lacks most gradient kernels, and for graphs
     in which a Where hides an infinite derivative: its gradient is NaN there.

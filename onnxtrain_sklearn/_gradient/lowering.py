@@ -49,7 +49,7 @@ def expand(model: ir.Model, sources: Collection[ir.Value], end: ir.Value, known:
 
 
 def _unknown_nodes(steps: Sequence[PathNode], known: Collection[str]) -> Iterator[PathNode]:
-    """Yield the nodes on the path that are not ``known``, including those in subgraphs."""
+    """Yield the nodes on the path that are not ``known``, including nodes of subgraphs."""
     for step in steps:
         for body in graphs_in(step.node):
             sources = step.sources | set(filter(is_float, body.inputs))
@@ -445,7 +445,7 @@ def _body(
 
 
 def _activations(node: ir.Node, cell: _Cell) -> list[_Activation]:
-    """Return the activations of all directions; those with parameters consume alphas and betas in order."""
+    """Return the activations of all directions; activations with parameters consume alphas and betas in order."""
     count = 2 if attribute(node, "direction", "forward") == "bidirectional" else 1
     names = attribute(node, "activations", None) or list(cell.activations) * count
     alphas, betas = (iter(attribute(node, f"activation_{k}", None) or []) for k in ("alpha", "beta"))

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from .._importers.ort_fusions import refusal
 from .._importers.quantization import is_fake
 from .._importers.torch_program import padding_row
-from .._ir.edits import insert_behind, read_through_identity, remove_unread_initializers, replace_node, replace_value
+from .._ir.edits import insert_after, read_through_identity, remove_unread_initializers, replace_node, replace_value
 from .._ir.queries import (
     Dims,
     attribute,
@@ -535,7 +535,7 @@ def _flatten_norm(op: GraphBuilder, step: PathNode) -> None:
     dtype = x.dtype.numpy()
     is_zero = copy_type(op.Cast(op.Equal(x, op.constant(np.zeros((), dtype))), to=int(x.dtype)), x)
     apart = copy_type(op.Sub(op.constant(np.ones((), dtype)), is_zero), x)
-    insert_behind(op, y, lambda root: op.Mul(root, apart))
+    insert_after(op, y, lambda root: op.Mul(root, apart))
     node.replace_input_with(0, copy_type(op.Add(x, is_zero), x))
 
 

@@ -235,7 +235,7 @@ def _drop_factor_one(node: ir.Node, trained: Collection[ir.Value]) -> None:
         array = None if one is None or one in trained else constant(one)
         product = node.outputs[0]
         if array is not None and array.size == 1 and array.item() == 1 and other is not None:
-            # The one may have more axes, to which the other factor is broadcast.
+            # The constant may have more axes, to which the other factor is broadcast.
             same = dims(other) == dims(product) and fixed(dims(other)) and other.dtype is product.dtype
             if same and not product.is_graph_output():
                 bypass(node, other)

@@ -97,7 +97,7 @@ STEEP = frozenset("Acos Acosh Asin Atanh Cosh Exp Log Reciprocal Sinh Sqrt Tan".
 """Unary operators with an unbounded derivative."""
 
 _INFINITE = frozenset({"Acos", "Acosh", "Asin", "Atanh", "Log", "Reciprocal", "Sqrt"})
-"""Those of them with an infinite derivative at a finite number."""
+"""Steep operators with an infinite derivative at a finite number."""
 
 OTHERS = frozenset("Div LogSoftmax Mul Pow ReduceL2 ReduceLogSum ReduceLogSumExp Softmax".split())
 """Further operators whose rules multiply by numbers that may be infinite or NaN."""

@@ -1,4 +1,4 @@
-"""Measured numbers by which the gradient chooses between forms that compute the same.
+"""Measured numbers by which the gradient chooses between equivalent forms.
 
 Each group names the command that measured it; docs/convolutions.md holds the timings. Results do not depend on these
 numbers but for rounding. After a change, run the command and the tests of the forms.

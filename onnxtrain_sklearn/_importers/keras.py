@@ -65,12 +65,12 @@ def _separate_layers(graph: ir.Graph) -> bool:
 
 
 def is_drawn(array: np.ndarray) -> bool:
-    """Return True if all numbers of an array differ, as those that a random initialization or training gives."""
+    """Return True if all numbers of an array differ, as after a random initialization or training."""
     return array.size > 1 and np.unique(array).size == array.size
 
 
 def layer_of(node: ir.Node) -> str:
-    """Return the path of the layer that a node belongs to; the name of the node where it holds none."""
+    """Return the path of the layer that a node belongs to; the name of the node if it contains no path."""
     path, _, name = (node.name or "").rpartition("/")
     return path or name
 

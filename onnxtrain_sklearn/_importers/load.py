@@ -342,7 +342,7 @@ CONVERSIONS = (
     Importer("float16 and bfloat16 widened to float32", widen),
     Importer("dynamic quantization computed with floats", use_float_products),
     Importer("static quantization computed with floats", use_fake_quantization),
-    # What is left are constants in integers that nothing rounds.
+    # The rest are integer constants that no QuantizeLinear rounds.
     Importer("integer constants dequantized", dequantize),
     Importer("BatchNormalization of Keras joined", join_normalizations),
 )

@@ -507,7 +507,7 @@ REASONS = {
     "model with ORT_ENABLE_EXTENDED in place of ORT_ENABLE_ALL, or train the file that it was made from",
     "com.microsoft.nhwc": "onnxruntime's optimizer laid it out for one device; train the file that it was made from",
 }
-"""Domains whose operators have no rule, and why."""
+"""Domains whose operators have no rule, with the reason."""
 
 _QUANTIZED_OPERATORS = re.compile(
     r"Q[A-Z]|Dequantize|DynamicQuantize|Quantize|MatMul(Integer|NBits|Bnb4|FpQ4)|GatherBlockQuantized"

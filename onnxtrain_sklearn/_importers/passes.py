@@ -17,7 +17,7 @@ _RESTORED = "onnxtrain/restored"
 
 
 class Importer(NamedTuple):
-    """A pass over a model: its name, as ``describe()`` prints it, and a function that returns True if it changed it."""
+    """A pass over a model: its name, as ``describe()`` prints it, and its function: True if it changed the model."""
 
     name: str
     run: Callable[[ir.Model], bool]

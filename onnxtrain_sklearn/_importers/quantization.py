@@ -52,7 +52,7 @@ def is_dynamic(node: ir.Node) -> bool:
 
 
 def use_float_products(model: ir.Model) -> bool:
-    """Replace integer products by float ones, in place; return True if there were any. Those of another form stay."""
+    """Replace integer products by float products, in place; return True if there were any. Other forms stay."""
     graph = model.graph
     if not any(node.op_type in _FLOAT_PRODUCTS and not node.domain for node in graph):
         return False
@@ -122,7 +122,7 @@ def _write_float_product(op: GraphBuilder, product: _Product, rounded: dict[ir.N
 
 
 def _rounded_by_range(op: GraphBuilder, rounding: ir.Node) -> ir.Value:
-    """Return the numbers that the integers stand for, with the gradient of those before the rounding."""
+    """Return the numbers that the integers stand for, with the gradient of the numbers before rounding."""
     x, (integers, scale, zero) = rounding.inputs[0], rounding.outputs
     assert x is not None
     numbers = copy_type(op.DequantizeLinear(integers, scale, zero), x)

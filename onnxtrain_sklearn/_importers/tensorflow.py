@@ -54,7 +54,7 @@ def without_tensorflow_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
         nodes: list[onnx.NodeProto] = []
         for node in graph.node:
             if _is_unknown(node):
-                # ONNX infers no type behind an operator that it does not know: pass it on from node to node.
+                # ONNX infers no type downstream of an unknown operator: pass the type on from node to node.
                 known = (types[name] for name in (*node.input, *node.output) if name in types)
                 types[node.output[0]] = next(known, onnx.TensorProto.FLOAT)
                 writer = _Writer(node, names, types[node.output[0]])

@@ -3,15 +3,15 @@
 :func:`separate_merged` splits them in files of the newer exporter, :func:`separate_identities` and
 :class:`TracedModules` handle those of the older one.
 
-Two layers that normalize one input are one node in the file of a fresh network. The calls behind the second still name
+Two layers that normalize one input are one node in the file of a fresh network. Calls that read the second still name
 its result, and the signature lists its parameters, which no call reads. A module that is called twice on one input is
 merged too, but leaves no such parameters: it stays one.
 
-The exporter also removes calls that do nothing. A reader behind one, as in ``norm(x) + 0``, names neither layer. The
-value that both layers read tells then: its record counts the calls that read it, and the file lacks one of them.
+The exporter also removes calls that do nothing. A reader of such a result, as of ``norm(x) + 0``, names neither layer.
+Then the value that both layers read decides: its record counts the calls that read it, and the file lacks one of them.
 
-The same numbers also show where there never were two layers: where the file lacks a reader of the result of a layer,
-and none of the layer's input, the calls behind it were made twice, on one result.
+These counts also show where there never were two layers: if the file lacks a reader of the layer's result, and no
+reader of the layer's input, then the calls downstream were made twice, on one result.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ FindReads: TypeAlias = "Callable[[ir.Node, TorchProgram], Iterator[tuple[str, st
 _READ_NAME, _NUMBERED_NAME = re.compile(r"%(\w+)"), re.compile(r"(.*?)(?:_(\d+))?")
 
 MERGED_CALLS = 3
-"""Calls without parameters, such as an activation, that may be merged behind one that reads parameters."""
+"""Calls without parameters, such as an activation, that may be merged downstream of a call with parameters."""
 
 
 @dataclass(frozen=True)
 class MergedCall:
-    """A call that stands for others too.
+    """A call into which the exporter merged equal calls.
 
     ``calls``: the names of the calls from one that reads ``parameters`` to this one. ``missing``: the nodes that should
     read the results of the others, by the names of these results.
@@ -128,14 +128,14 @@ def _stands_for_one(merged: MergedCall, nodes: NodesByCall) -> bool:
 
 
 def _repeats_one_result(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> bool:
-    """Return True if the call that reads parameters lost no reader, and those behind it lost all the missing ones."""
+    """Return True if the call with parameters lost no reader, and the calls downstream lost all the missing readers."""
     lost, before = _lost_readers(merged.calls[0], nodes), _lost_before(merged, nodes, program)
-    return lost == 0 and (before or 0) <= 0 and _lost_behind(merged, nodes) >= len(merged.missing)
+    return lost == 0 and (before or 0) <= 0 and _lost_downstream(merged, nodes) >= len(merged.missing)
 
 
 def _stands_for_others(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> bool:
     """Return True if a differently named call stands for calls that read other parameters, as far as is known."""
-    return _lost_before(merged, nodes, program) != 0 and not _lost_behind(merged, nodes)
+    return _lost_before(merged, nodes, program) != 0 and not _lost_downstream(merged, nodes)
 
 
 def _lost_before(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> int | None:
@@ -152,7 +152,7 @@ def _lost_before(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) 
     return 0
 
 
-def _lost_behind(merged: MergedCall, nodes: NodesByCall) -> int:
+def _lost_downstream(merged: MergedCall, nodes: NodesByCall) -> int:
     """Return how many readers are lost of the results from the call that reads parameters on."""
     return sum(max(0, _lost_readers(call, nodes) or 0) for call in merged.calls[1:])
 
@@ -431,13 +431,13 @@ class TracedModules:
         modules = self.readers(value) - {""}
         if not _FOLDED.fullmatch(value.name or "") or len(modules) != 1:
             return None
-        bias = self._bias_behind(value)
+        bias = self._bias_after(value)
         if bias is not None and all((node.op_type, i) == ("MatMul", 1) for node, i in value.uses()):
             return f"{bias.removesuffix('bias')}weight.T"
         return f"{modules.pop()}/{value.name}"
 
-    def _bias_behind(self, value: ir.Value) -> str | None:
-        """Return the name of the bias that is added to a product with a matrix in the same module."""
+    def _bias_after(self, value: ir.Value) -> str | None:
+        """Return the name of the bias that the same module adds to a product with a matrix."""
         for node, _ in value.uses():
             for user, _ in node.outputs[0].uses():
                 names = [x.name or "" for x in user.inputs if x is not None and x.name in self._graph.initializers]

@@ -55,7 +55,7 @@ _FUNCTION = re.compile(r"(?:.*/)?(\w+?)(?:_\d+)?")
 
 
 def recompute_folded(graph: ir.Graph, program: TorchProgram) -> bool:
-    """Compute each folded constant from its parameter, in place; warn of those trained otherwise than in PyTorch."""
+    """Compute each folded constant from its parameter, in place; warn if training would differ from PyTorch."""
     parameters = [v for v in graph.initializers.values() if program.status(v) == "parameter" and v.uses()]
     read = {v.name or "" for v in parameters}
     folded = [v for v in graph.initializers.values() if v not in parameters and _is_folded(v, program, read)]
@@ -83,7 +83,7 @@ def recompute_folded(graph: ir.Graph, program: TorchProgram) -> bool:
 def _is_folded(value: ir.Value, program: TorchProgram, parameters: AbstractSet[str]) -> bool:
     """Return True if the exporter made a constant of floats, which no graph input names and no output returns.
 
-    The calls behind it name it. Where it is a result within a call, the file says that a parameter is its source.
+    The calls that read it name it. If it is a result within a call, the file says that a parameter is its source.
     """
     floats = value.dtype is not None and value.dtype.is_floating_point() and value.const_value is not None
     free = not value.is_graph_output() and not value.is_graph_input()
@@ -216,7 +216,7 @@ Key = tuple[str, str]
 
 
 def separate_folded(graph: ir.Graph, program: TorchProgram) -> bool:
-    """Give each folded result an initializer of its own, in place; what cannot be told apart stays one."""
+    """Give each folded result an initializer of its own, in place; indistinguishable results keep one."""
     folded = [v for v in graph.initializers.values() if program.status(v) == "folded" and _holds_floats(v)]
     aliases = _aliases(graph, program) if folded else {}
     uses = {value: list(_known_uses(value, program, aliases)) for value in folded}
@@ -403,7 +403,7 @@ def _is_float_constant(value: ir.Value) -> bool:
 
 
 def _uncast(value: ir.Value | None) -> ir.Value | None:
-    """Return what conversions of the type stand behind: the older exporter writes them where it folds nothing."""
+    """Return the value before its casts, which the older exporter writes where it folds nothing."""
     while value is not None and (node := value.producer()) is not None and node.op_type == "Cast":
         value = node.inputs[0]
     return value

@@ -94,7 +94,7 @@ _NUMBER = re.compile(r"-?[\d.]+(?:e-?\d+)?")
 
 
 def _read_copy(graph: ir.Graph, value: ir.Value, name: str, readers: Sequence[tuple[ir.Node, int]]) -> bool:
-    """Let these readers of an initializer read a copy of it under another name; return False if there are none."""
+    """Make these readers of an initializer read a renamed copy of it; return False if there are no readers."""
     if not readers:
         return False
     is_transposed = all(_transposes(*use) for use in readers)
@@ -131,7 +131,7 @@ def _restore_biases(graph: ir.Graph, program: TorchProgram) -> bool:
 
 
 def _share_copies(graph: ir.Graph, program: TorchProgram) -> bool:
-    """Let a layer that is called twice read one matrix: the exporter copies the large ones that it transposes.
+    """Make a layer that is called twice read one matrix: the exporter copies large matrices that it transposes.
 
     Only matrices that are equal and not constant are shared: slices of one parameter may all be zeros.
     """
@@ -160,7 +160,7 @@ def _share_copies(graph: ir.Graph, program: TorchProgram) -> bool:
 
 
 def _share_tables(graph: ir.Graph) -> bool:
-    """Let products with the transposed table of an embedding read that table: the exporter copied it.
+    """Make products with the transposed table of an embedding read the table itself: the exporter copied it.
 
     The numbers of tables are drawn at random: two equal ones are the same.
     """
@@ -261,7 +261,7 @@ _MAY_CHANGE_NOTHING = re.compile(r"(?:add|addcmul|addmm|div|lerp|mul|pow|rsub|su
 
 
 def warn_of_lost(graph: ir.Graph, program: TorchProgram) -> None:
-    """Warn of parameters that, as far as the file tells, are not trained, or not as in PyTorch."""
+    """Warn of parameters that apparently are not trained, or not as in PyTorch."""
     unclear = any(program.status(v) == "folded" and not sources_of(v, program) for v in graph.initializers.values())
     removed = set[str]() if unclear else {*_removed_calls(graph, program)}  # else these may come from the parameters
     held = {name.removesuffix(".T") for name in graph.initializers}

@@ -118,13 +118,13 @@ def _split(text: str) -> Iterator[str]:
 
 
 def call_of(node: ir.Node) -> TracedCall | None:
-    """Return the call that a node was made for, None where the file does not tell."""
+    """Return the call that a node was made for; None if the file does not record it."""
     text = node.metadata_props.get(CALL)
     return None if text is None else _traced_call(text)
 
 
 def names_read(node: ir.Node) -> list[str]:
-    """Return the names of the values that a node's call reads; none where the file does not tell."""
+    """Return the names of the values that a node's call reads; empty if the file does not record them."""
     call = call_of(node)
     return [] if call is None else call.names
 
@@ -305,7 +305,7 @@ class TorchProgram:
 
 
 def folded_from(value: ir.Value) -> list[str]:
-    """Return the names of the values that a constant was folded from; none where the file does not tell."""
+    """Return the names of the values that a constant was folded from; empty if the file does not record them."""
     return _QUOTED.findall(value.metadata_props.get(FOLDED_FROM, ""))
 
 
@@ -316,7 +316,7 @@ def sources_of(value: ir.Value, program: TorchProgram) -> list[str]:
 
 
 def _names_seen_by(node: ir.Node, targets: Mapping[str, str]) -> list[str]:
-    """Return the names that a node's call reads; of a loop's, those that it reads itself."""
+    """Return the names that a node's call reads; for a loop, only the names that it reads itself."""
     call = call_of(node)
     if call is None or not graphs_in(node):
         return [] if call is None else list(call.names)
@@ -387,7 +387,7 @@ def is_buffer(value: ir.Value) -> bool:
 
 
 def is_tensorflow_constant(name: str) -> bool:
-    """Return True if the name is that of ``tf.constant``; TensorFlow itself gives it, and not to variables."""
+    """Return True if a constant has the name of ``tf.constant``, which TensorFlow never gives to variables."""
     return _TENSORFLOW_CONSTANT.fullmatch(name) is not None
 
 

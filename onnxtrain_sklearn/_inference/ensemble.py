@@ -23,7 +23,7 @@ MemberWeights = Mapping[str, np.ndarray]
 
 
 def ensemble_of(model: TrainableModel, each: Sequence[MemberWeights]) -> tuple[TrainableModel, dict[str, np.ndarray]]:
-    """Return a model with a member for each of these weights, and the weights of all, under the names of that model."""
+    """Return a model with one member per set of weights, and the weights of all members under its names."""
     whole = model.model.clone()
     op = GraphBuilder(whole.graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="ensemble", constant_nodes=True)
     scores = []

@@ -68,13 +68,13 @@ class Head:
     classes : ndarray, list of ndarray or None
         Labels that the label indices stand for; a list for several labels a row, each with classes of its own.
     target_scale : TargetScale or None
-        What the targets were scaled by for training; predictions are scaled back.
+        Scale of the targets in training; predictions are scaled back.
     target_range : TargetRange or None
-        Of a regressor, the range of the targets that were trained on, and whether predictions are clipped to it.
+        For a regressor: the range of the training targets, and whether predictions are clipped to it.
     row_shape : tuple of int
         Shape of a row of numeric targets that has several axes, such as an image; else empty.
     positions : Positions or None
-        Of a classifier that predicts a label at each position of a row; ``n_outputs`` are scores of one position.
+        For a classifier with a label at each position of a row; ``n_outputs`` counts the scores of one position.
     parts : tuple of Head
         The heads of a graph with several outputs; ``n_outputs`` are then the columns of all targets.
     """
@@ -123,7 +123,7 @@ def inference_model(
     swap_initializers(graph, weights)
     outputs = {v.name or "": v for v in graph.outputs}
     graph.outputs.clear()
-    # Constant nodes: whoever trains the exported graph further finds weights alone among its initializers.
+    # Constant nodes: then the initializers of the exported graph are weights alone, for further training.
     op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
     if head.parts:
         for view, part in zip(model.views, head.parts, strict=True):
@@ -179,7 +179,7 @@ def target_numbers(head: Head, dtype: DType) -> dict[str, np.ndarray]:
 
 
 class OutputNames(NamedTuple):
-    """The name of predicted numbers, and what precedes that of labels, probabilities and scores."""
+    """The name of predicted numbers, and the prefix of the names of labels, probabilities and scores."""
 
     numbers: str = "variable"
     prefix: str = ""
@@ -328,7 +328,7 @@ def _further_outputs(
     if head.groups:
         return {name: _sequence(op, scores, head, form)}
     if head.has_probabilities and not form.raw_scores:
-        # ``own`` are the graph's own probabilities: of two classes that of the second one, or both.
+        # ``own`` are the graph's own probabilities; for two classes only the second one's, or both.
         values = apply_link(op, head.link, scores) if own is None else _as_score_columns(op, own)
         if head.task == "binary" and (op.shape(values) or [1])[-1] != 2:
             values = op.Concat(op.Sub(1.0, values), values, axis=1)
@@ -380,7 +380,7 @@ def _decision_columns(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Valu
 
 
 def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | None) -> None:
-    """Make ``value`` an output; the user's own output keeps its name, others get ``name``."""
+    """Make ``value`` an output; the user's own output keeps its name, any other gets ``name``."""
     if value is not keep:
         if value.producer() is None or value in op.graph.outputs:
             value = op.Identity(value)

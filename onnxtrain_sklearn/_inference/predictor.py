@@ -71,7 +71,7 @@ class PredictionGraph:
     widest : int
         Numbers for each row of its largest value.
     is_large : bool
-        Whether its weights are so many that several threads pay.
+        Whether it has enough weights for several threads to pay.
     is_shared : bool
         Whether other estimators may use its session too.
     """
@@ -168,7 +168,7 @@ class Predictor:
     def run_finite(self, name: str, rows: np.ndarray, dtype: DType, output: int = 0) -> np.ndarray | None:
         """Return output number ``output`` for rows of the only input that are one chunk.
 
-        None: they are more, for which the shorter check does not pay, or a number is not finite in ``dtype``.
+        None: there are too many for the shorter check to pay, or a number is not finite in ``dtype``.
         """
         one_chunk = len(self._pieces(len(rows), math.prod(rows.shape[1:]))) == 1
         piece = finite_rows(rows, dtype) if one_chunk else None
@@ -233,7 +233,7 @@ def _as_rows(found: Any, n_rows: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class _Template:
-    """An inference graph in protobuf whose weights and numbers of targets have no values.
+    """An inference graph in protobuf without values for its weights and the numbers of its targets.
 
     It was made with zeros in place of the weights. Every graph is made from a template, also the first: a graph whose
     form depended on a weight would predict wrongly at once, not only where the template is used again.

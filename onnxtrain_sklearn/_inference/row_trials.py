@@ -43,7 +43,7 @@ _lock = Lock()
 
 
 class Meeting(NamedTuple):
-    """Node where rows meet; not ``seen``: that is unknown, as the graph does not run on the numbers of a trial."""
+    """Node where rows meet; not ``seen``: it is unknown, because the graph does not run on the numbers of a trial."""
 
     node: str
     seen: bool
@@ -99,7 +99,7 @@ def meeting_in(
 
 
 def _of_fixed_batch(form: ir.Model, by_row: Sequence[str], ends: Sequence[str]) -> Finding | None:
-    """Return what is found where the number of rows is known, and with it the sizes that depend on it."""
+    """Return the answer for a fixed number of rows, which fixes the sizes that depend on it too."""
     try:
         fixed = with_batch(form, KNOWN_ROWS)
     except Exception:  # a graph may take other numbers of rows only
@@ -116,7 +116,7 @@ def _meet_in_trial(
         rng = np.random.RandomState(0)
         every = graph.graph.initializers
         weights = {name: _numbers(rng, every[name], 0) for name in trained if name in every}
-        swap_initializers(graph.graph, weights)  # those of a new model may be zero, which hides what is behind them
+        swap_initializers(graph.graph, weights)  # a new model may have zeros, which hide everything upstream of them
         keep_outputs(graph, [value for value in graph.graph.outputs if value.name in ends], inputs=True)
         content, device = to_proto(graph).SerializeToString(), devices.resolve_device()
         session = sessions.create_session(content, device, options=options)

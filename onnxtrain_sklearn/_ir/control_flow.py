@@ -35,7 +35,7 @@ _LEADING = {"Loop": (2, 1), "Scan": (0, 0)}
 
 
 def read_constant_states(model: ir.Model) -> bool:
-    """Let bodies read unchanged states from outside, in place: JAX's loops take their weights as states.
+    """Make bodies read unchanged states from outside, in place: JAX's loops take their weights as states.
 
     Return True if there were such states.
     """
@@ -458,7 +458,7 @@ def _name_lengths_of_stacks(graph: ir.Graph) -> None:
     """Give the results that a Loop stacks the number of its iterations as their length, or a name, in place.
 
     ONNX's inference makes up a name for each of these lengths, which counts as unknown, even where a constant tells the
-    number. Of a Loop behind such a result, nothing would tell that its states keep their size.
+    number. A Loop downstream of such a result could not be seen to keep the sizes of its states.
     """
     found: dict[str, int | str] = {}
     for node in every_node(graph):

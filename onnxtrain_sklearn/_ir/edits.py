@@ -58,7 +58,7 @@ def bypass(node: ir.Node, source: ir.Value) -> None:
     node.graph.remove(node, safe=True)
 
 
-def insert_behind(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Value], ir.Value]) -> ir.Value:
+def insert_after(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Value], ir.Value]) -> ir.Value:
     """Replace ``value`` by ``function(value)``, of the same type and shape, where it is read; return the result.
 
     If ``value`` is an output of the graph, the result gets its name.
@@ -111,7 +111,7 @@ def append_nodes(op: GraphBuilder, graph: ir.Graph, inputs: Sequence[ir.Value]) 
 
 
 def append_graph(op: GraphBuilder, graph: ir.Graph, inputs: Sequence[ir.Value], prefix: str = "") -> list[ir.Value]:
-    """Move all of ``graph`` to that of ``op``, where it reads ``inputs``; return the outputs.
+    """Move all nodes of ``graph`` into the graph of ``op``, reading ``inputs``; return the outputs.
 
     Nodes get new names. Initializers get ``prefix`` and their own name, numbered if that is taken.
     """
@@ -234,14 +234,14 @@ def append_output(graph: ir.Graph, value: ir.Value, name: str, like: ir.Value) -
 
 
 def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node]) -> None:
-    """Remove those of ``nodes`` whose outputs nothing reads; they are in the order in which they run."""
+    """Remove the ``nodes`` whose outputs nothing reads; ``nodes`` are in the order in which they run."""
     for node in reversed(list(nodes)):
         if not any(is_read(value) for value in node.outputs):
             graph.remove(node, safe=True)
 
 
 def remove_unread_initializers(graph: ir.Graph, kept: Container[str] = ()) -> None:
-    """Remove the initializers that no node reads, but for those named in ``kept``."""
+    """Remove the initializers that no node reads, except the names in ``kept``."""
     for name in [name for name, value in graph.initializers.items() if name not in kept and not value.uses()]:
         del graph.initializers[name]
 
@@ -373,7 +373,7 @@ def _empty_constants(graph: onnx.GraphProto) -> Iterator[str]:
 def remove_identity_transposes(model: ir.Model) -> bool:
     """Remove transpositions that keep all axes in place; return True if there were any.
 
-    One whose result a graph returns becomes an Identity.
+    A transposition whose result a graph returns becomes an Identity.
     """
 
     def keeps_axes(node: ir.Node) -> bool:

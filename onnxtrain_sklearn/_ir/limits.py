@@ -439,7 +439,7 @@ CRASHES: dict[str, Callable[[Any, dict[str, int]], str | None]] = {
 
 
 def operand_error(node: ir.Node) -> str | None:
-    """Return the error in the operands of a node, None where none is known."""
+    """Return the error in the operands of a node; None: no error is known."""
     rule = None if node.domain else OPERAND_RULES.get(node.op_type)
     return None if rule is None else rule(node)
 

@@ -212,7 +212,7 @@ def _kept(
     opset: int,
     types: Mapping[str, onnx.TypeProto.Tensor],
 ) -> list[onnx.NodeProto]:
-    """Return nodes that mean what ``node`` means, before and after the converter; ModelError where there are none."""
+    """Return nodes equivalent to ``node`` before and after the converter; ModelError if there are none."""
     if node.op_type in COERCING:
         kind = types.get(node.input[0])
         rank = len(kind.shape.dim) if kind is not None and kind.HasField("shape") else None
@@ -235,7 +235,7 @@ def _kept(
 def _kept_softmax(
     node: onnx.NodeProto, nodes: list[onnx.NodeProto], upwards: bool, rank: int | None
 ) -> list[onnx.NodeProto]:
-    """Return a softmax along the same axes; ``nodes`` are those of its graph."""
+    """Return a softmax along the same axes; ``nodes`` are the nodes of its graph."""
     given = next((a.i for a in node.attribute if a.name == "axis"), 1 if upwards else -1)
     axis = given + rank if given < 0 and rank is not None else given
     is_last = given == -1 or (rank is not None and axis == rank - 1)

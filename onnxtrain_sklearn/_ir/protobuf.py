@@ -1,7 +1,7 @@
 """Convert models between onnx-ir and protobuf.
 
-:func:`from_proto` and :func:`from_bytes` read a model of this package's own or one that is validated already;
-``_importers/load`` reads those of users. :func:`to_proto` writes one, and :func:`fill_initializers` and
+:func:`from_proto` and :func:`from_bytes` read models that this package made or has validated; ``_importers/load`` reads
+the models of users. :func:`to_proto` writes one, and :func:`fill_initializers` and
 :func:`erase_initializers` change the weights of a written one, so that fits of one structure share all the rest.
 """
 

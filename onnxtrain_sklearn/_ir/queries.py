@@ -86,7 +86,7 @@ def int_attribute(node: ir.Node, name: str, default: int) -> int:
 def reaching(output: ir.Value) -> set[str]:
     """Return the names of ``output`` and of the values that it depends on through floating-point values.
 
-    The ratio of a Dropout is none of them: it has no gradient, and nothing reads it in inference.
+    The ratio of a Dropout is not included: it has no gradient, and nothing reads it in inference.
     """
     front, seen = [output], set()
     while front:

@@ -95,7 +95,7 @@ def _reshaped_sizes(given: list[Dimension] | None, wanted: np.ndarray, allowzero
 
 
 def _remaining_size(given: list[Dimension] | None, others: list[Dimension]) -> int | str | None:
-    """Return the size for -1: that of ``given`` divided by ``others``, in which equal names cancel."""
+    """Return the size for -1: the product of ``given`` divided by that of ``others``; equal names cancel."""
     if given is None or None in given or None in others:
         return None
     names = Counter(d for d in given if isinstance(d, str))
@@ -375,7 +375,7 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 
 @contextmanager
 def _without_groups(graph: ir.Graph) -> Iterator[None]:
-    """Let GroupNormalization be inferred as InstanceNormalization: ONNX has no shape inference for it."""
+    """Infer GroupNormalization as InstanceNormalization: ONNX has no shape inference for it."""
     nodes = [node for node in every_node(graph) if node.op_type == "GroupNormalization" and not node.domain]
     for node in nodes:
         node.op_type = "InstanceNormalization"
@@ -397,7 +397,7 @@ def infer_over_declared(model: ir.Model) -> ir.Model:
 
 @contextmanager
 def _without_nodes_of_trees(graph: ir.Graph) -> Iterator[None]:
-    """Remove the long attributes of tree ensembles meanwhile: inference copies them twice and needs none."""
+    """Remove the long attributes of tree ensembles during inference, which copies them twice and needs none."""
     kept = [(node, list(node.attributes.items())) for node in graph if node.op_type in _TREES]
     for node, attributes in kept:
         for name, _ in attributes:
@@ -457,7 +457,7 @@ def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
 
 
 def is_custom_domain(domain: str) -> bool:
-    """Return True if neither ONNX nor onnxruntime has operators of this domain: only a library has them."""
+    """Return True if neither ONNX nor onnxruntime has operators of this domain: they come from a library."""
     return domain not in _KNOWN_DOMAINS and not domain.startswith("com.microsoft")
 
 

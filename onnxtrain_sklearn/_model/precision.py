@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .._ir.edits import KEPT_TYPE, bypass, insert_behind
+from .._ir.edits import KEPT_TYPE, bypass, insert_after
 from .._ir.limits import require_one_message
 from .._ir.queries import all_values
 from ..exceptions import ModelError
@@ -113,7 +113,7 @@ def narrowed(model: ir.Model, kept: KeptTypes) -> ir.Model:
         dtype = ir.DataType[kept.output]
         for value in list(graph.outputs):
             if isinstance(value.type, ir.TensorType) and value.dtype in TRAINED_TYPES:
-                insert_behind(op, value, lambda x: op.Cast(x, to=dtype)).type = ir.TensorType(dtype)
+                insert_after(op, value, lambda x: op.Cast(x, to=dtype)).type = ir.TensorType(dtype)
     for value in (*graph.inputs, *all_values(model)):
         value.metadata_props.pop(KEPT_TYPE, None)
     graph.sort()

@@ -1,4 +1,4 @@
-"""Rewrite graphs around wrong CUDA kernels, and check indices that those kernels do not check.
+"""Rewrite graphs around wrong CUDA kernels, and check indices that CUDA kernels do not check.
 
 :func:`for_device` does both for the graph of a session. On CUDA, ``Sum``, ``Max`` and ``Min`` of three or more operands
 are wrong where two of the operands are broadcast along different axes: in 96 of 241 combinations of three shapes, with
@@ -21,7 +21,7 @@ from .runtime_errors import beyond_table
 NodeOwner: TypeAlias = "onnx.GraphProto | onnx.FunctionProto"
 
 PAIRWISE = {"Sum": "Add", "Max": "Max", "Min": "Min"}
-"""Operators of any number of operands, and those that combine two."""
+"""Operators of any number of operands, and their forms for two operands."""
 
 
 def in_pairs(proto: onnx.ModelProto) -> bool:
@@ -78,7 +78,7 @@ _SAME_VALUES = frozenset("Cast Expand Flatten Identity Reshape Squeeze Transpose
 def index_sizes(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the integer inputs that are indices as a whole, with the size of the smallest axis that they index.
 
-    An input of which only parts are indices, such as a column of a table, is not among them.
+    An input of which only some columns are indices, as of a table, is not included.
     """
     sizes = {  # 0 stands for a dimension that is not fixed
         value.name: [d.dim_value for d in value.type.tensor_type.shape.dim]

@@ -48,7 +48,7 @@ def resolve_device(
     providers: Sequence[str] | None = None,
     provider_options: Sequence[Mapping[str, object]] | None = None,
 ) -> Device:
-    """Return the execution providers of a device name, or check those that are given; there is no fallback."""
+    """Return the execution providers of a device name, or check given providers; there is no fallback."""
     if type(device) is str and device == _CPU.name and providers is None and provider_options is None:
         return _CPU
     kind, _, index = str(device).partition(":")

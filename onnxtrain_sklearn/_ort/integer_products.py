@@ -188,7 +188,7 @@ class _Signed:
         return int(self.kinds[name])
 
     def _note_weights(self, node: onnx.NodeProto, place: int, zero: int) -> None:
-        """Note weights and their zero point; where there is none, it becomes 128."""
+        """Record weights and their zero point; a missing zero point becomes 128."""
         if not self._is_signed(node, place):
             return
         if not (len(node.input) > zero and node.input[zero]) and not self._add_zero(node, place, zero):
@@ -215,7 +215,7 @@ class _Signed:
         return True
 
     def _note_pair(self, node: onnx.NodeProto) -> None:
-        """Note the zero points of a QuantizeLinear and of all that read it, if these are DequantizeLinear."""
+        """Record the zero points of a QuantizeLinear and of its readers, if all of them are DequantizeLinear."""
         readers = self.readers[node.output[0]]
         both = [node, *readers]
         held = all(self._is_signed(one, 2) and one.input[2] in self.constants for one in both)

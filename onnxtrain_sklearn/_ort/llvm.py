@@ -74,7 +74,7 @@ _lock_at_fork = local()
 
 
 def _take_lock() -> None:
-    """Wait until no other thread compiles: in a forked child nobody releases a lock that one held."""
+    """Wait until no other thread compiles: in a forked child, a lock that another thread held is never released."""
     library = getattr(sys.modules.get(f"{COMPILER}.binding.ffi"), "lib", None)
     _lock_at_fork.lock = getattr(library, "_lock", nullcontext())
     _lock_at_fork.lock.__enter__()

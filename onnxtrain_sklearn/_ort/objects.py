@@ -84,7 +84,7 @@ def is_vector(value: object) -> bool:
 
 
 def unwrapped_value(value: object) -> OrtValue | None:
-    """Return the value of onnxruntime that ``value`` is or wraps, None where it is neither."""
+    """Return the onnxruntime value that ``value`` is or wraps; None if it is neither."""
     if isinstance(value, onnxruntime.OrtValue):
         return value._ortvalue
     return value if isinstance(value, C.OrtValue) else None
@@ -171,7 +171,7 @@ def options_from(kind: str, values: Mapping[str, object] | None) -> Any:
 
 @contextmanager
 def keeping_activations(options: object) -> Iterator[Any]:
-    """Let a session made within keep every value until the backward pass has read it."""
+    """Make a session created within keep every value until the backward pass has read it."""
     names = ("enable_mem_pattern", "enable_mem_reuse")
     before = {name: getattr(options, name) for name in names}
     for name in names:
@@ -184,7 +184,7 @@ def keeping_activations(options: object) -> Iterator[Any]:
 
 
 def quiet_options() -> Any:
-    """Return session options of one thread that log nothing: what goes wrong is raised."""
+    """Return session options of one thread that log nothing: every problem is raised."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads, options.inter_op_num_threads = 4, 1, 1
     return options

@@ -1,4 +1,4 @@
-"""Libraries of custom operators: those that estimators name in ``session_options``, for all sessions that need one.
+"""Libraries of custom operators: named in an estimator's ``session_options``, used by every session that needs one.
 
 An estimator reads, compares, trains and exports its graph in several sessions, and most of them are created where the
 options of the estimator are not known. So :func:`know_libraries` records the libraries for the whole process, and a
@@ -35,7 +35,7 @@ def libraries_of(options: Mapping[str, object] | None) -> tuple[str, ...]:
 
 
 def know_libraries(options: Mapping[str, object] | None) -> None:
-    """Let later sessions of this process use the libraries that session options name.
+    """Make the libraries that session options name available to later sessions of this process.
 
     Raises
     ------

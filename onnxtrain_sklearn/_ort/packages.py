@@ -146,7 +146,7 @@ ADVICE = (
 
 @cache
 def load_libraries() -> str:
-    """Load CUDA and cuDNN from NVIDIA's packages, or from where the system has them; return what was not found."""
+    """Load CUDA and cuDNN from NVIDIA's packages or from the system; return the libraries that were not found."""
     preload = getattr(onnxruntime, "preload_dlls", None)
     if preload is None:  # before 1.21: only the paths of the system count
         return ""

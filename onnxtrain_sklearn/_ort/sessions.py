@@ -138,7 +138,7 @@ def run_session(session: InferenceSession, outputs: Sequence[str], feeds: Mappin
         raise not_run(error) from error
 
 
-# Sessions that fits share: one for each graph, device, number of threads and options.
+# Sessions shared between fits: one for each graph, device, number of threads and options.
 #
 # A session may run in several threads at once: each of its users binds the arrays that it reads and writes. Sessions
 # whose options or graphs give them a state or a file of their own are not shared.
@@ -155,7 +155,7 @@ OVERHEAD = 2**19
 """Bytes of a session beside its graph and what it allocates when it runs."""
 
 DEVICE_OVERHEAD = 2**24
-"""The same for a device with memory of its own: CUDA's libraries get workspaces there for each session."""
+"""The same on a device with its own memory, where CUDA's libraries allocate workspaces for each session."""
 
 _cache: Cache[tuple[InferenceSession, int]] = Cache(128, 2**28, lambda entry: entry[1])
 
@@ -251,7 +251,7 @@ OLDEST = {"opset": 21, "ml_opset": 5, "ir_version": 10}
 
 
 def versions_for(**versions: int) -> SupportedVersions:
-    """Return the newest supported versions, as far as they matter for a graph of the given ones.
+    """Return the newest supported versions, as far as they matter for a graph of the given versions.
 
     Most graphs have versions that every onnxruntime accepts: they get :data:`OLDEST`, because finding out the newest
     versions takes a quarter of the first ``fit`` of a process. ``versions`` have the names of the attributes of

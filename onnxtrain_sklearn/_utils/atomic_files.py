@@ -24,9 +24,9 @@ ABANDONED = 60.0
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of ``path`` at the end of the block; an error leaves what was there.
+    """Open a file that replaces ``path`` at the end of the block; an error leaves the earlier file.
 
-    Its name is its own: threads and machines that share a folder do not write into each other's.
+    It has a unique name until then: threads and machines that share a folder do not write into each other's files.
     """
     target = Path(os.path.realpath(path))  # a link goes on to lead to the file
     unfinished = _unfinished(target)
@@ -49,9 +49,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Give a new folder that takes the place of ``path`` at the end of the block; an error leaves what was there.
+    """Yield a new folder that replaces ``path`` at the end of the block; an error leaves the earlier folder.
 
-    What processes that ended left of earlier ones is removed.
+    Unfinished folders that processes left behind when they ended are removed.
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,9 +76,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_files(folder: Path) -> Iterator[Path]:
-    """Give a new folder whose files move into ``folder`` at the end of the block; an error leaves all as it was.
+    """Yield a new folder whose files move into ``folder`` at the end of the block; an error changes nothing.
 
-    ``folder`` and those around it are made if they are missing.
+    ``folder`` and its parents are made if they are missing.
     """
     made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
@@ -104,7 +104,7 @@ def whole_files(folder: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path, start: str) -> None:
-    """Remove the unfinished files and folders, with names that begin with ``start``, of processes that have ended."""
+    """Remove unfinished files and folders whose names begin with ``start`` and whose processes have ended."""
     for path in folder.glob(f".{glob.escape(start)}*{ENDING}"):
         with suppress(FileNotFoundError):  # another thread was faster
             is_folder = path.is_dir() and not path.is_symlink()

@@ -54,7 +54,7 @@ def check_declared(estimator: object) -> None:
 
 @lru_cache(maxsize=64)
 def _rules_of(kind: Hashable) -> Rules:
-    """Return the rules of those parameters of a class that have some."""
+    """Return the rules of the parameters of a class that have rules."""
     declared: Mapping[str, Parameter] = cast("Any", kind).declared
     return {name: parameter.rules for name, parameter in declared.items() if parameter.rules}
 

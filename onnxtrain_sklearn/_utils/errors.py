@@ -58,11 +58,11 @@ _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 _SETTINGS_MEET = np.lib.NumpyVersion(np.__version__) < "2.0.0"
-"""Whether all calls of what ``np.errstate`` decorates share one memory of the settings, also those of other threads."""
+"""Whether all calls of a function decorated by ``np.errstate`` share one memory of the settings, in all threads."""
 
 
 def ignores_float_errors(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Let ``function`` ignore all floating-point errors; a ``with`` in it takes twice the time with NumPy 2."""
+    """Make ``function`` ignore all floating-point errors; a ``with`` in it takes twice the time with NumPy 2."""
     if not _SETTINGS_MEET:
         return np.errstate(all="ignore")(function)
 

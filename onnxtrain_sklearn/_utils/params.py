@@ -1,8 +1,8 @@
 """Base class of components, and the rules that check the parameters of their constructors.
 
 A component stores the arguments of its constructor and nothing else, as scikit-learn requires; its class declares in
-:attr:`Component.valid` which values each parameter may have. Whatever uses a component calls :meth:`Component.validate`
-first, most simply by :func:`resolve`.
+:attr:`Component.valid` which values each parameter may have. Call :meth:`Component.validate` before the first use of a
+component, most simply by :func:`resolve`.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Parametrized(BaseEstimator):
         Parameters
         ----------
         deep : bool, default=True
-            Whether to return those of the parameters that are objects too, as ``NAME__PARAMETER``.
+            Whether to return the parameters of parameters too, as ``NAME__PARAMETER``.
 
         Returns
         -------
@@ -236,7 +236,7 @@ class Parametrized(BaseEstimator):
         return found
 
     def _own_names(self) -> tuple[str, ...]:
-        """Return the names of the parameters, without those of objects among them."""
+        """Return the names of the parameters, without the parameters of parameters."""
         kind = type(self)
         if kind not in _names:
             _names[kind] = tuple(super().get_params(deep=False))
@@ -262,8 +262,8 @@ class Component(Parametrized):
     name : str
         The name by which the estimators take it. A component of the package declares one; :func:`registered` finds it.
     valid : mapping of str to tuple
-        What each parameter may be: rules of :mod:`onnxtrain_sklearn._utils.params`, ``bool`` for True and False, and
-        None. Parameters that are not listed are checked in :meth:`validate`, or not at all.
+        The valid values of each parameter: rules of :mod:`onnxtrain_sklearn._utils.params`, ``bool`` for True and
+        False, and None. Parameters that are not listed are checked in :meth:`validate`, or not at all.
     """
 
     name: ClassVar[str]
@@ -289,7 +289,7 @@ def registered(base: type, namespace: Mapping[str, object]) -> dict[str, type[C]
     Parameters
     ----------
     base : type
-        What they derive from. A class that inherits its name, as a user's may, is not one of them.
+        Their base class. A class that inherits its name, as a user's may, is not included.
     namespace : mapping of str to object
         The ``vars()`` of the module. It becomes the module by which pickles name the classes.
     """
@@ -313,7 +313,7 @@ def resolve(role: str, value: Any, registry: Mapping[str, type[C]], base: Any, *
     registry : mapping of str to type
         The components by name.
     base : type
-        What objects must derive from; ``kind`` is its name in the message, by default that of the class.
+        The base class of valid objects; ``kind`` is its name in the message, by default the name of the class.
     """
     if isinstance(value, str):
         if value not in registry:

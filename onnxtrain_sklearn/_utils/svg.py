@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 420, 150
-"""Of the area that curves are drawn in, in pixels."""
+"""Size of the area that curves are drawn in, in pixels."""
 LEFT, TOP, BOTTOM = 70, 10, 22
 """Margins, for labels."""
 

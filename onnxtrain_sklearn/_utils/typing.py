@@ -1,4 +1,4 @@
-"""Types of what comes from libraries without type hints: data, scikit-learn's estimators, what skl2onnx hands over.
+"""Types for libraries without type hints: data, scikit-learn's estimators, arguments that skl2onnx passes.
 
 They are structural: nothing here imports those libraries, and nothing checks an object at run time.
 """
@@ -48,7 +48,7 @@ class FrameLike(Protocol):
 
 
 MatrixLike: TypeAlias = "ArrayLike | SparseLike | FrameLike | Mapping[str, ArrayLike | SparseLike]"
-"""What ``fit`` and ``predict`` take as ``X``."""
+"""Data that ``fit`` and ``predict`` take as ``X``."""
 
 Validation: TypeAlias = "tuple[MatrixLike, ArrayLike, ArrayLike | None]"
 """``X_val``, ``y_val`` and ``sample_weight_val``."""
@@ -63,7 +63,7 @@ ClassWeight: TypeAlias = "Mapping[Any, float] | Sequence[Mapping[Any, float]] | 
 class Estimator(Protocol):
     """An estimator of scikit-learn, or of a library that follows it.
 
-    What it has learned are attributes that differ from class to class, which no library declares.
+    Its learned attributes differ from class to class, and no library declares them.
     """
 
     def get_params(self, deep: bool = ...) -> dict[str, Any]: ...
@@ -98,7 +98,7 @@ class Options(Protocol):
 
 
 Parsers: TypeAlias = "Mapping[type, Callable[..., Any]] | None"
-"""What declares the outputs of estimators, by class."""
+"""Functions that declare the outputs of estimators, by class."""
 
 
 class Scope(Options, Protocol):

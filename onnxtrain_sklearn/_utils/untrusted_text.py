@@ -15,7 +15,7 @@ from typing import Any
 from ..exceptions import ModelError
 
 _FORMULA = "=+-@\t\r\n"
-"""The first characters by which spreadsheets know a formula, and those that they skip before one."""
+"""Characters that begin a formula in a spreadsheet, and characters that it skips before them."""
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|infinity|nan)", re.IGNORECASE)
 

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from sklearn.utils import check_random_state
 
-from .._ir.edits import insert_behind
+from .._ir.edits import insert_after
 from .._utils.cache import content
 from .._utils.params import BELOW_ONE, CODE_COLUMNS, COUNT, Instance, OneOf, Rules, Sizes
 from ..graph import GraphBuilder
@@ -174,7 +174,7 @@ def insert_dropout(op: GraphBuilder, hidden: Sequence[ir.Value], ratio: float) -
     if not ratio:
         return
     for value in hidden:
-        insert_behind(op, value, lambda v: op.Dropout(v, np.float32(ratio), np.array(True)))
+        insert_after(op, value, lambda v: op.Dropout(v, np.float32(ratio), np.array(True)))
     op.graph.sort()
 
 

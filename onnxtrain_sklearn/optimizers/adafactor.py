@@ -1,4 +1,4 @@
-"""Adafactor: steps scaled by the root of averaged squares, of which a matrix keeps a vector for each side."""
+"""Adafactor: steps scaled by the root of averaged squares; a matrix keeps one vector of them for each side."""
 
 from __future__ import annotations
 

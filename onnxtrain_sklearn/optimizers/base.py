@@ -1,4 +1,4 @@
-"""The interface of optimizers: the base classes, what an optimizer is told of a parameter, and terms that they share.
+"""The interface of optimizers: base classes, the description of a parameter, and terms that several of them use.
 
 A step maps parameters, gradients and state to new ones. An elementwise optimizer states it for one element: it is given
 vectors of any length, so that one graph updates all parameters at once, or a piece of them. Any other is given each
@@ -46,7 +46,7 @@ class BaseOptimizer(Component):
 
 
 def rule_of(optimizer: BaseOptimizer) -> BaseOptimizer:
-    """Return an optimizer without options: what maps parameters, gradients and state to new ones."""
+    """Return an optimizer without options: the rule that maps parameters, gradients and state to new ones."""
     rule = copy.copy(optimizer)
     for name in OPTIONS:
         vars(rule).pop(name, None)  # the defaults are attributes of the class
@@ -152,7 +152,7 @@ class Optimizer(BaseOptimizer, ABC):
     def slots(self, p: Parameter) -> dict[str, Slot]:
         """Return the arrays of the state for a parameter, by name.
 
-        Those of an elementwise optimizer have the shape of the parameter, and equal fills for all parameters.
+        The slots of an elementwise optimizer have the shape of the parameter, and the same fill for all parameters.
         """
         return {}
 
@@ -196,7 +196,7 @@ class Optimizer(BaseOptimizer, ABC):
         return True
 
     def fused(self) -> Optimizer | None:
-        """Return an equal optimizer that uses onnxruntime-training's float32 kernels, where those are faster."""
+        """Return an equal optimizer that uses onnxruntime-training's float32 kernels, if they are faster."""
         return None
 
 

@@ -110,7 +110,7 @@ def update_graph(
 
 
 def slots_for(rule: UpdateRule, parameter: Parameter) -> dict[str, Slot]:
-    """Return the slots of a parameter; raise where their names cannot be those of arrays, or shapes do not fit."""
+    """Return the slots of a parameter; raise if their names cannot name arrays, or their shapes do not fit."""
     found, author = rule.slots(parameter), f"{type(rule).__name__}.slots"
     for name, slot in found.items():
         if not isinstance(slot, Slot):
@@ -128,7 +128,7 @@ def slots_for(rule: UpdateRule, parameter: Parameter) -> dict[str, Slot]:
 def update_rule(
     optimizer: UpdateRule, dtype: ir.DataType, *, fused: bool = False, scheduled: bool = False
 ) -> UpdateRule:
-    """Return the rule whose step the update graph computes, of :func:`update_graph`'s arguments."""
+    """Return the rule whose step the update graph computes; the arguments are those of :func:`update_graph`."""
     fused = fused and dtype == ir.DataType.FLOAT and _belongs_to_rule(optimizer, "fused")
     plain = _with_plain_numbers(optimizer)
     rule = (plain.fused() if fused else None) or plain
@@ -159,8 +159,8 @@ def _belongs_to_rule(optimizer: UpdateRule, name: str) -> bool:
 class ScheduledDecay:
     """An optimizer whose weight decay is multiplied by a factor at each step.
 
-    :meth:`scalars` are those of the optimizer with the weight decay of the step, and that number itself under the name
-    "weight_decay". The optimizer uses either.
+    :meth:`scalars` returns the scalars of the optimizer, computed with the weight decay of the step, and this weight
+    decay itself as "weight_decay". The optimizer uses one or the other.
     """
 
     moves_without_gradient = True

@@ -51,7 +51,7 @@ class Muon(Optimizer):
     epsilon : float, default=1e-7
         The least norm that X is divided by, in [0, inf).
     beta_1, beta_2 : float, default=0.9 and 0.999
-        Of :class:`AdamW`, in [0, 1).
+        Parameters of :class:`AdamW`, in [0, 1).
     {options}
 
     Notes

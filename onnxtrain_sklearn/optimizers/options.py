@@ -1,4 +1,4 @@
-"""Options of the step that all optimizers share, around the rule that each of them states: documented and checked once.
+"""Options of the step that all optimizers share, documented and checked once; each optimizer adds its own rule.
 
 An estimator reads them; no rule sees them. Clipping and accumulation precede the update, the average follows it, and
 factors and schedules scale its numbers.

@@ -109,7 +109,7 @@ def test_bypass(model):
 
 
 def test_insert_behind_an_output_that_others_read(model, op):
-    edits.insert_behind(op, edited_value(model, "H"), lambda v: op.Mul(v, 2.0))
+    edits.insert_after(op, edited_value(model, "H"), lambda v: op.Mul(v, 2.0))
     found = run_edited(model)
     np.testing.assert_array_equal(found["H"], [[2, 8]])
     np.testing.assert_allclose(found["Y"], np.exp([[-2.0, -8.0]]), rtol=1e-6)

@@ -99,7 +99,7 @@ def _shape_with_lead(op: GraphBuilder, lead: list[int], sizes: Operand) -> Opera
 
 
 def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.Value:
-    """Correlate input and cotangents over the batch: channels and batch are swapped, as are strides and dilations."""
+    """Correlate input and cotangents over the batch: swap channels with the batch, and strides with dilations."""
     op, spatial = r.op, list(range(2, 2 + len(w.kernel)))
     cotangents = op.Transpose(g, perm=[1, 0, *spatial])
     rows = op.Transpose(x, perm=[1, 0, *spatial]) if group == 1 else _grouped(r, x, group)

@@ -67,7 +67,7 @@ def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> i
 
 
 def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value | None:
-    """Return the gradient of the input in a form faster than a transposed convolution, None where there is none."""
+    """Return the gradient of the input in a form faster than a transposed convolution; None: there is none."""
     if _in_tiles(op, c):
         return winograd.input_cotangent_by_tiles(op, c, kernel, g)
     if _in_whole_matrices(c):
@@ -123,7 +123,7 @@ def _swapped(op: GraphBuilder, value: ir.Value, rank: int) -> ir.Value:
 def _slices(
     op: GraphBuilder, padded: ir.Value, w: Windows, steps: Sequence[int], axes: Sequence[int]
 ) -> list[ir.Value]:
-    """Return what each element of the windows reads along ``axes``, which are the first of the spatial ones."""
+    """Return, for each element of the windows along ``axes`` (the first spatial axes), the pixels that it reads."""
     found, n = [], len(axes)
     for tap in itertools.product(*(range(k) for k in w.kernel[:n])):
         start = [i * d for i, d in zip(tap, w.dilations, strict=False)]
@@ -249,7 +249,7 @@ def _flipped(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
 
 
 def _turned(c: Layout) -> Layout:
-    """Return the layout of the convolution that maps cotangents of the output to those of the input."""
+    """Return the layout of the convolution that maps cotangents of the output to cotangents of the input."""
     w, axes = c.windows, range(len(c.sizes))
     begin = [w.span(i) - 1 - w.begin[i] for i in axes]
     end = [w.span(i) - 1 - w.end[i] for i in axes]
@@ -329,7 +329,7 @@ def _lines(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
 
 
 def _lines_read(c: Layout) -> np.ndarray:
-    """Return which of the padded lines of an image are read: those of the first window, of the second, and so on."""
+    """Return the padded lines of an image that windows read: by the first window, by the second, and so on."""
     w, axes = c.windows, range(len(c.sizes) - 1)
     sizes = [c.sizes[i] + w.begin[i] + w.end[i] for i in axes]
     lines = np.arange(math.prod(sizes)).reshape(sizes)

@@ -161,7 +161,7 @@ def _tensor_scatter_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _read_back(r: Reverse, axis: int) -> ir.Value:
-    """Return the gradient of the update: that of the output at the positions where it was written."""
+    """Return the gradient of the update: the gradient of the output at the positions that it wrote."""
     op, rank, shape = r.op, r.rank(), shape_of(r.op, r.x(1))
     length = op.Gather(shape_of(op, r.x()), np.array([axis]))
     steps = op.Range(np.array(0), op.Gather(shape, np.array(axis)), np.array(1))

@@ -141,7 +141,7 @@ def _seen(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, set[S
 def _fit_to_operand(
     r: Reverse, operands: Sequence[ir.Value], others: Sequence[str], term: str, sizes: dict[str, Size], x: ir.Value
 ) -> ir.Value:
-    """Sum over the indices of size 1 in ``x``, and repeat along those that only ``x`` has."""
+    """Sum over indices that have size 1 in ``x``, and repeat along indices that only ``x`` has."""
     op, shape = r.op, dims(x) or [None] * len(term)
     kept = [axis for axis, letter in enumerate(term) if letter in sizes and shape[axis] != 1]
     lost = [axis for axis in range(len(term)) if axis not in kept]

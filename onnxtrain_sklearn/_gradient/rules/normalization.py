@@ -228,7 +228,7 @@ class _PerChannel:
 
     @property
     def axes(self) -> list[int]:
-        """All axes but that of the channels."""
+        """All axes but the channel axis."""
         return [0, *range(2, self.rank)]
 
     def sums(self, value: ir.Value) -> ir.Value:
@@ -271,7 +271,7 @@ def _per_channel(r: Reverse) -> _PerChannel:
 
 
 def _in_training_mode(r: Reverse) -> bool:
-    """Return True in training mode: before opset 14, that of a node with more than one output."""
+    """Return True in training mode: before opset 14, if the node has more than one output."""
     further = r.opset < 14 and any(output.name for output in r.node.outputs[1:])
     return further or bool(r.attribute("training_mode", 0))
 
@@ -284,7 +284,7 @@ def _batch_moments(r: Reverse, c: _PerChannel) -> tuple[ir.Value, ir.Value, ir.V
 
 
 def _running(r: Reverse, output: int, new: ir.Value) -> ir.Value | None:
-    """Return a running statistic averaged with that of the batch; None if the node has no such output."""
+    """Return a running statistic averaged with the batch statistic; None if the node has no such output."""
     if len(r.node.outputs) <= output or not r.node.outputs[output].name:
         return None
     old = r.attribute("momentum", 0.9)
@@ -292,7 +292,7 @@ def _running(r: Reverse, output: int, new: ir.Value) -> ir.Value | None:
 
 
 def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
-    """The rule in training mode; outputs 1 and 2 are the running statistics, averaged with those of the batch."""
+    """The rule in training mode; outputs 1 and 2 are the running statistics, averaged with the batch statistics."""
     op, g, c, old = r.op, r.cotangents[0], _per_channel(r), r.attribute("momentum", 0.9)
     if any(cotangent is not None for cotangent in r.cotangents[3:]):
         r.refuse("runtimes disagree on what its saved statistics are")

@@ -287,7 +287,7 @@ def _stft_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _frame_length(r: Reverse, signal: int | str | None) -> int:
-    """Return the frame length: the given one, else that of the window, else that of the signal."""
+    """Return the frame length: as given, else the length of the window, else of the signal."""
     if r.has(3):
         return int(r.constant(3, "the length of its frames").item())
     length = (dims(r.x(2)) or [None])[0] if r.has(2) else signal

@@ -100,7 +100,7 @@ def _tile(c: Layout, axis: int) -> Tile:
 
 
 def count_numbers(c: Layout) -> int:
-    """Return the number of entries of a tile: the products that replace those of its outputs."""
+    """Return the number of sums in a tile; each takes one product, in place of the products of the tile's outputs."""
     return math.prod(len(_tile(c, i).kernel) for i in range(len(c.sizes)))
 
 
