@@ -17,7 +17,8 @@ from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from tests.combinations.steps import STEPS
 from tests.combinations.tape import ACTIVATIONS
-from tests.contracts import test_losses, test_optimizers
+from tests.contracts import test_losses
+from tests.helpers.optimizers import SETTINGS
 from tests.helpers.step_options import configured
 from tests.helpers.training import NEVER
 
@@ -217,7 +218,7 @@ def drawn_parameters(dice: Dice, draw: Draw, engine: str) -> dict[str, Any]:
 
 def drawn_optimizer(dice: Dice) -> Optimizer:
     name = dice.one(*sorted(STEPS))
-    settings = dict(dice.one(*test_optimizers.SETTINGS[name]))
+    settings = dict(dice.one(*SETTINGS[name]))
     if name in ("adagrad", "adam", "adamw", "rmsprop"):  # else rounding decides the steps of tiny gradients
         settings["epsilon"] = 0.01
     return OPTIMIZERS[name](**settings)

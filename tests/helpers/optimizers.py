@@ -1,7 +1,8 @@
 """Every optimizer in float64 NumPy, one array at a time, written from its paper or PyTorch's documented pseudo-code.
 
 ``RULES[name](**settings)`` returns the step of one array: a function of the array, its gradient, the learning rate and,
-unless it is that of the settings, the weight decay. It keeps the state.
+unless it is that of the settings, the weight decay. It keeps the state. A new optimizer has an entry in :data:`RULES`
+and :data:`SETTINGS`, and in :data:`ROSENBROCK` if the default there is too slow.
 """
 
 from __future__ import annotations
@@ -178,6 +179,59 @@ RULES: dict[str, Callable[..., Update]] = {
     "rmsprop": rmsprop,
     "sgd": sgd,
 }
+
+
+SETTINGS: dict[str, list[dict[str, object]]] = {
+    "sgd": [
+        {},
+        {"weight_decay": 0.1},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+        {"momentum": 0.8, "dampening": 0.5},
+    ],
+    "adam": [
+        {},
+        {"weight_decay": 0.1},
+        {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 0.01},
+        {"beta_1": 0.0, "beta_2": 0.0},
+    ],
+    "adamw": [{}, {"weight_decay": 0.0}, {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 0.01, "weight_decay": 1.0}],
+    "rmsprop": [
+        {},
+        {"alpha": 0.9, "epsilon": 0.01, "weight_decay": 0.1},
+        {"momentum": 0.9},
+        {"centered": True},
+        {"alpha": 0.9, "momentum": 0.5, "centered": True, "epsilon": 0.01, "weight_decay": 0.1},
+    ],
+    "adagrad": [{}, {"lr_decay": 0.1, "initial_accumulator_value": 0.5, "epsilon": 0.01, "weight_decay": 0.1}],
+    "lion": [{}, {"weight_decay": 0.1}, {"beta_1": 0.5, "beta_2": 0.8}],
+    "lamb": [{}, {"weight_decay": 0.0}, {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 0.01, "weight_decay": 1.0}],
+    "muon": [
+        {},
+        {"nesterov": False, "weight_decay": 0.0},
+        {"momentum": 0.6, "scale": "original", "steps": 2, "epsilon": 30.0, "beta_1": 0.5, "beta_2": 0.9},
+    ],
+    "adafactor": [
+        {},
+        {"decay_rate": 0.5, "epsilon_1": 0.01, "epsilon_2": 1.0, "clip_threshold": 2.0, "weight_decay": 0.1},
+    ],
+}
+"""Settings that the tests try."""
+
+ROSENBROCK: dict[str, tuple[dict[str, object], float, int]] = {
+    "sgd": ({"momentum": 0.9}, 3e-4, 5000),
+    "adam": ({}, 0.02, 2500),
+    "adamw": ({}, 0.02, 2500),
+    "rmsprop": ({"momentum": 0.5}, 0.002, 5000),
+    "adagrad": ({}, 0.5, 4000),
+    "lamb": ({}, 0.02, 2500),
+    "muon": ({"weight_decay": 0.01}, 0.02, 2500),
+    "adafactor": ({}, 0.01, 5000),
+}
+"""Settings, learning rate and steps with which an optimizer minimizes Rosenbrock's function.
+
+Where they are not these: none, 0.002 and 5000.
+"""
 
 
 def trained_by(
