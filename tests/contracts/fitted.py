@@ -1,6 +1,7 @@
 """Which fitted scikit-learn models are trained, found by training them: the page docs/fitted.md and the data behind it.
 
     python -m tests.contracts.fitted
+    python -m tests.contracts.fitted KMeans "SVR("    # only the settings in which one of the texts occurs
 
 An outcome is only an outcome if everything holds that was promised with it: :func:`outcome` raises where a model is
 trained wrongly. So no page can be written while one is.
@@ -275,7 +276,7 @@ def named_classes() -> set[str]:
 
 
 def main(only: list[str]) -> int:
-    """Find every outcome and write file and page; with parts of keys, only print those."""
+    """Find every outcome, or those of the keys with one of the parts, and write file and page."""
     found, wrong = {}, []
     for key, setting in SETTINGS.items():
         if only and not any(part in key for part in only):
@@ -288,8 +289,12 @@ def main(only: list[str]) -> int:
         except Exception as error:
             wrong.append(key)
             print(key, "-> WRONG:", type(error).__name__, " ".join(str(error).split())[:600])
-    if not only and not wrong:
-        write(found)
+    known = found if not only else read() | found
+    missing = [key for key in SETTINGS if key not in known]
+    if not wrong and not missing:
+        write({key: known[key] for key in SETTINGS})
+    elif missing:
+        print("Nothing is written, as these have no outcome:", *missing, sep="\n    ")
     print(Counter(one.kind for one in found.values()), f"{len(wrong)} wrong")
     return len(wrong)
 
