@@ -72,6 +72,12 @@ def test_every_public_name_has_a_page(module):
     assert not missing
 
 
+@pytest.mark.parametrize(("module", "registry"), [("losses", "LOSSES"), ("schedules", "SCHEDULES")])
+def test_every_component_is_public(module, registry):
+    loaded = importlib.import_module(full_name(module))
+    assert {kind.__name__ for kind in getattr(loaded, registry).values()} <= set(loaded.__all__)
+
+
 def test_modules_that_list_their_names_list_those_with_pages():
     for name in listed():
         module, _, own = name.rpartition(".")
