@@ -34,7 +34,7 @@ from .training_files import constants_of, require_same_constants
 FORMAT = 1
 """The number of the format of a state."""
 
-GROUPS = ("slots", "counts", "rng", "progress", "history", "fine_tuning", "log", "ranges")
+GROUPS = ("slots", "counts", "rng", "progress", "history", "fine_tuning", "log", "ranges", "balanced")
 """The parts of a state with several entries, named ``part/entry``."""
 
 OWN = ("format", "graph", "constants", "engine", "seed", "minibatch_rows")
@@ -54,6 +54,8 @@ def training_state(state: FittedState) -> dict[str, Any]:
         for i, one in enumerate(_ranges(state))
         if one is not None
     }
+    balanced = state.balanced_outputs if state.head.parts else (state.balanced,)
+    nested["balanced"] = {f"{i}": np.array(one) for i, one in enumerate(balanced) if one is not None}
     if state.snapshots:
         nested["snapshots"] = np.stack(state.snapshots)
     own = {
@@ -90,6 +92,7 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
         _require_numbers(nested)
         seed, rows = _count(values, "seed"), _count(values, "minibatch_rows")
         ranges = _read_ranges(state, nested.pop("ranges"))
+        balanced = _read_balanced(state, nested.pop("balanced"))
         snapshots = _read_snapshots(state, nested.pop("snapshots", None))
         # An optimizer that has not begun is one with its initial vectors.
         slots = state_slots(resolve_optimizer(estimator.optimizer), state.parameters)
@@ -112,7 +115,9 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
     if head.parts:
         parts = tuple(with_attributes(one, target_range=own) for one, own in zip(head.parts, ranges, strict=True))
         head = with_attributes(head, parts=parts)
+        state.balanced_outputs = balanced
     else:
+        (state.balanced,) = balanced
         head = with_attributes(head, target_range=ranges[0])
     vars(state).update(optimizer=optimizer, head=head, engine=engine, seed=seed, rows=rows or None, snapshots=snapshots)
 
@@ -223,7 +228,7 @@ def _count(values: Mapping[str, Any], name: str) -> int:
     return value
 
 
-# The range of the targets, and the networks that predict together.
+# The range of the targets, balanced weights of classes, and the networks that predict together.
 
 
 def _ranges(state: FittedState) -> list[TargetRange | None]:
@@ -250,6 +255,29 @@ def _read_ranges(state: FittedState, stored: Mapping[str, Any]) -> list[TargetRa
             raise ValueError("its range of the targets is none")
         found.append(TargetRange(low.copy(), high.copy(), **flags))
     return found
+
+
+def _read_balanced(state: FittedState, stored: Mapping[str, Any]) -> tuple[tuple[float, ...] | None, ...]:
+    """Return the weights of the classes of each output that ``class_weight="balanced"`` came to; None: there are none.
+
+    They belong to the rows of the fit, which the estimator that loads the state need not have seen.
+    """
+    heads = state.head.parts or (state.head,)
+    if not stored.keys() <= {f"{i}" for i in range(len(heads))}:
+        raise ValueError("it holds balanced weights of other outputs")
+    found: list[tuple[float, ...] | None] = []
+    for i, head in enumerate(heads):
+        weights = stored.get(f"{i}")
+        if weights is None:
+            found.append(None)
+            continue
+        shape = (len(head.classes),) if isinstance(head.classes, np.ndarray) else None
+        if not isinstance(weights, np.ndarray) or (weights.dtype, weights.shape) != (np.float64, shape):
+            raise ValueError("it holds balanced weights of other classes")
+        if not (np.isfinite(weights).all() and (weights >= 0).all()):
+            raise ValueError("its balanced weights must be finite and not negative")
+        found.append(tuple(weights.tolist()))
+    return tuple(found)
 
 
 def _read_snapshots(state: FittedState, stored: np.ndarray | None) -> tuple[np.ndarray, ...]:

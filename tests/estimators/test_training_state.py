@@ -22,6 +22,7 @@ from onnxtrain_sklearn import (
     OrtGradientClassifier,
     OrtGradientMultiOutput,
     OrtGradientRegressor,
+    load_training,
 )
 from onnxtrain_sklearn.callbacks import EpochScoring, LearningRateFinder, SnapshotEnsemble
 from onnxtrain_sklearn.exceptions import ModelError
@@ -233,6 +234,25 @@ def test_average_of_two_states_is_that_of_their_weights():
         np.testing.assert_allclose(one.weights_[name], array, rtol=1e-6)
 
 
+def test_balanced_weights_of_a_fit_are_part_of_the_state(tmp_path):
+    """Training graphs hold the weight of each class, which comes from the rows of the fit."""
+    settings = {"class_weight": "balanced", "max_iter": 2}
+    trained = classifier(**settings).fit(X, LABELS)
+    other = classifier(**settings).initialize(X[10:], LABELS[10:])
+    other.load_training_state(through_file(trained.training_state()))
+    assert_same(trained, other)
+    trainings = []
+    for i, net in enumerate((trained, other)):
+        net.export_training(tmp_path / str(i))
+        trainings.append(load_training(tmp_path / str(i), shuffle=False))
+    expected = 20 / np.bincount(LABELS)
+    for training in trainings:
+        np.testing.assert_allclose(training.manifest["target"]["label_weights"], expected, rtol=1e-12)
+        training.partial_fit(X, LABELS)
+    for name, array in trainings[0].state.items():
+        assert_array_equal(array, trainings[1].state[name])
+
+
 # Another process.
 
 
@@ -307,6 +327,21 @@ def test_state_of_several_outputs_goes_on_to_the_same_bits():
     other.partial_fit(X[:30], {"a": NUMBERS[:30], "b": LABELS[:30]})
     other.load_training_state(through_file(trained.partial_fit(X, y).training_state()))
     assert_same(trained.partial_fit(X, y), other.partial_fit(X, y))
+
+
+def test_state_of_several_outputs_holds_the_balanced_weights_of_each(tmp_path):
+    def made(rows):
+        losses = {"a": "squared_error", "b": "log_loss"}
+        several = OrtGradientMultiOutput(
+            onnx.parser.parse_model(SEVERAL), loss=losses, batch_size=16, max_iter=1, class_weight="balanced"
+        )
+        return several.initialize(X[rows], {"a": NUMBERS[rows], "b": LABELS[rows]})
+
+    trained, other = made(slice(None)), made(slice(20, None))
+    other.load_training_state(through_file(trained.training_state()))
+    other.export_training(tmp_path / "folder")
+    found = load_training(tmp_path / "folder").manifest["targets"][1]["label_weights"]
+    np.testing.assert_allclose(found, 20 / np.bincount(LABELS), rtol=1e-12)
 
 
 # States that do not fit.
@@ -441,6 +476,9 @@ HOSTILE = {
     "graph": (changed("graph", "0" * 32), "another graph"),
     "engine": (changed("engine", "other"), "engine 'other'"),
     "snapshots": (lambda s: {**s, "snapshots": np.ones((2, 3), np.float32)}, "'snapshots' in another shape"),
+    "balanced weights": (lambda s: {**s, "balanced/0": np.ones(2)}, "balanced weights of other classes"),
+    "negative weights": (lambda s: {**s, "balanced/0": -np.ones(3)}, "finite and not negative"),
+    "weights of another output": (lambda s: {**s, "balanced/1": np.ones(3)}, "balanced weights of other outputs"),
     "ranges": (lambda s: {**s, "ranges/0/low": np.ones(1)}, "ranges of other targets"),
 }
 
