@@ -1,7 +1,11 @@
-"""Record the history of a training, and print its progress.
+"""The history of a training, recorded after each epoch, and its progress as ``verbose`` prints it.
 
-An interrupt may come between any two lines. Therefore values that belong together are set by one update of a dict, and
-a curve is immutable: a longer one replaces it. The time of an update does not depend on the number of epochs.
+The epoch loop calls :meth:`History.add_epoch` and then a :class:`ProgressReport`, which :func:`report_of` chooses. The
+estimators' ``loss_curve_``, ``history_`` and other records are read from the history.
+
+Ctrl-C may interrupt between any two lines. So that a history is never half updated, values that belong together are set
+by one update of a dict (:meth:`History.change`), and curves and logs are immutable: a longer one replaces them. It
+shares their buffer, so that the time of an update does not grow with the number of epochs.
 """
 
 from __future__ import annotations
@@ -18,10 +22,10 @@ import numpy as np
 from ..schedules import Progress
 
 KEPT = 100_000
-"""Number of epochs that a curve keeps; it drops the earliest of a longer history."""
+"""Most epochs that a curve keeps; it drops the earliest ones."""
 
 KEPT_ROWS = 10_000
-"""Number of epochs of which a log keeps the whole row."""
+"""Most epochs whose whole row a log keeps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,18 +46,18 @@ class Curve:
         return Curve(buffer, size + 1)
 
     def values(self) -> list[float]:
-        """Return the numbers kept, the latest last."""
+        """Return the numbers that are kept, in order of the epochs."""
         return [float(value) for value in self._kept()]
 
     def last(self) -> float:
-        """Return the latest number, NaN where there is none."""
+        """Return the latest number, or NaN if there is none."""
         return float(self.buffer[self.size - 1]) if self.size else math.nan
 
     def _kept(self) -> np.ndarray:
         return self.buffer[max(0, self.size - KEPT) : self.size]
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = self._kept().copy()
+        kept = self._kept().copy()  # without the spare capacity
         return {"buffer": kept, "size": len(kept)}
 
 
@@ -67,17 +71,18 @@ class EpochLog:
     def plus(self, row: dict[str, Any]) -> EpochLog:
         """Return the log with one more row; it may share the list."""
         rows = self.rows
+        # Copy where another log has appended to the list already, and, now and then, to drop the rows that are too old.
         if self.size != len(rows) or self.size >= 2 * KEPT_ROWS:
             rows = self.kept()
         rows.append(row)
         return EpochLog(rows, len(rows))
 
     def last(self) -> dict[str, Any]:
-        """Return the latest row itself."""
+        """Return the latest row, not a copy: callbacks add entries to it."""
         return self.rows[self.size - 1]
 
     def kept(self) -> list[dict[str, Any]]:
-        """Return the rows kept, the latest last."""
+        """Return the rows that are kept, in order of the epochs."""
         return self.rows[max(0, self.size - KEPT_ROWS) : self.size]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,22 +94,22 @@ class EpochRows(list[dict[str, Any]]):
     """The rows of a history: a list of dicts, one for each epoch."""
 
     def to_frame(self) -> Any:
-        """Return the rows as a pandas DataFrame; a number that an epoch lacks is NaN there."""
-        import pandas
+        """Return the rows as a pandas DataFrame; entries that an epoch lacks are NaN."""
+        import pandas  # an optional dependency
 
         return pandas.DataFrame(self)
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """The argument of callbacks after an epoch.
+    """An epoch that has ended, as callbacks that are functions receive it.
 
     Attributes
     ----------
     number : int
         Epochs trained, over all calls.
     loss : float
-        Mean loss of the epoch, the penalty included.
+        Mean loss of the epoch, including the penalty.
     validation_score : float or None
         Score on the validation data after the epoch; None without such data.
     learning_rate : float or None
@@ -124,33 +129,33 @@ class History:
     Attributes
     ----------
     losses : Curve
-        Mean loss over the rows of each epoch, the penalty included.
+        Mean loss over the rows of each epoch, including the penalty.
     scores : Curve
-        Score of each epoch on the validation data, empty where there are none.
+        Score of each epoch on the validation data; empty without such data.
     least_loss : float
-        Least of all losses.
+        The smallest of all losses.
     best_loss : float
-        The baseline of improvement of the loss.
+        The loss that the next epoch must improve on.
     best_score : float
-        With early stopping the score of the best epoch, else the best of all scores.
+        With early stopping, the score of the best epoch, otherwise the best of all scores.
     best_watched : float
-        The baseline of improvement on validation data: the best score, or minus the least validation loss.
+        What the next epoch must improve on with validation data: the best score, or minus the smallest validation loss.
     idle_epochs : int
-        Epochs in a row that did not improve by ``tol``.
+        Consecutive epochs that did not improve by ``tol``.
     early_stopping : bool
-        Whether the validation score had to improve, in the latest call.
+        True if the validation score, rather than the loss, must improve in the latest call.
     warned_of_end : bool
-        Whether a warning has said that a schedule is at its end.
+        True once a warning has said that the schedule has ended.
     last_finite : ndarray or None
-        The latest parameters seen to give a finite loss; not pickled.
+        The latest parameters whose loss was finite, for a rollback; not pickled.
     best : ndarray or None
         The parameters of the best epoch; not pickled.
     fine_tuning : dict of str to ndarray, or None
         The candidates of the latest fine-tuning, in columns.
     log : EpochLog
-        What is known of each epoch, with what callbacks add.
+        A row for each epoch, with the entries that callbacks add.
     memories : dict of str to dict
-        What callbacks remember from one call to the next, by callback.
+        The memory of each callback, which lasts from one call to the next.
     """
 
     progress: Progress = field(default_factory=Progress)
@@ -171,24 +176,24 @@ class History:
 
     @property
     def loss_curve(self) -> list[float]:
-        """The losses kept."""
+        """The losses that are kept."""
         return self.losses.values()
 
     @property
     def validation_scores(self) -> list[float]:
-        """The scores kept."""
+        """The scores that are kept."""
         return self.scores.values()
 
     @property
     def rows(self) -> EpochRows:
-        """A row for each epoch that the curve of losses holds; of those before the log only the loss is known."""
+        """A row for each epoch whose loss is kept; rows that the log has dropped hold only number and loss."""
         known, losses = self.log.kept(), self.loss_curve
         first, missing = self.progress.epoch - len(losses) + 1, max(0, len(losses) - len(known))
         earlier = [{"epoch": first + i, "loss": loss} for i, loss in enumerate(losses[:missing])]
         return EpochRows([*earlier, *map(dict, known)])
 
     def change(self, **values: object) -> None:
-        """Set several attributes at once."""
+        """Set several attributes in one step that Ctrl-C cannot split."""
         self.__dict__.update(values)
 
     def add_epoch(
@@ -204,14 +209,14 @@ class History:
         rate: float | None = None,
         seconds: float = 0.0,
     ) -> None:
-        """Add an epoch over ``rows`` rows that ended with these ``parameters``; the best ones are copied.
+        """Add an epoch over ``rows`` rows that ended with ``parameters``, which are copied if they are the best so far.
 
-        The best epoch is that of the highest score, or of the least ``validation_loss``; of equal ones the first, or
-        the ``latest``. ``rate`` is the learning rate of the last step.
+        The best epoch has the highest score, or the smallest ``validation_loss`` if one is given; among equal ones it
+        is the first, or with ``latest`` the last. ``rate`` is the learning rate of the last step.
 
-        The estimator's own stopping reads ``idle_epochs`` and ``best``. It follows scikit-learn's MLP, whose parameters
-        and defaults it has: it watches the training loss, or with ``early_stopping`` the validation score. The callback
-        ``EarlyStopping`` is a second rule, with defaults of its own, for any other loss or score.
+        The estimator's own stopping reads ``idle_epochs`` and ``best``. It follows scikit-learn's MLP, with the same
+        parameters and defaults: it watches the training loss, or with ``early_stopping`` the validation score. The
+        callback ``EarlyStopping`` is a separate rule, with defaults of its own, for any other loss or score.
         """
         progress, improved = self.progress, loss <= self.best_loss - tol
         changed: dict[str, Any] = {}
@@ -246,28 +251,37 @@ class History:
         return {**self.__dict__, "last_finite": None, "best": None}
 
 
-# Output of ``verbose``: a line that shows the progress, in a terminal or a notebook, or a table of epochs.
+# The output of ``verbose``: a progress line that is rewritten, in a terminal or a notebook, or a table of epochs.
 
 
 WIDTH = 20
-"""Characters of the bar."""
+"""Width of the progress bar in characters."""
 
 INTERVAL = 0.1
-"""Seconds from one change of the line to the next."""
+"""Seconds between two updates of the line."""
 
 
 class ProgressReport(Protocol):
-    """Report of progress, updated after each epoch."""
+    """A report of progress that is updated after each epoch."""
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
         """Report the last epoch, number ``done`` of the call."""
 
     def end(self) -> None:
-        """Restore the output for other writers."""
+        """Finish the line, so that others can print."""
+
+
+def report_of(verbose: int, epochs: int) -> ProgressReport:
+    """Return the report for ``verbose``: none for 0, a line for 1 where it can be rewritten, else a table."""
+    if not verbose:
+        return NoReport()
+    output = sys.stdout
+    can_rewrite = output.isatty() or type(output).__module__.partition(".")[0] == "ipykernel"  # a notebook cell
+    return ProgressLine(epochs) if verbose == 1 and can_rewrite else EpochTable()
 
 
 class NoReport:
-    """Silent report."""
+    """Print nothing."""
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
         """Do nothing."""
@@ -277,7 +291,7 @@ class NoReport:
 
 
 class EpochTable:
-    """Prints a line for each epoch, below the head of the table; ``goes_on``: the table of an earlier call does."""
+    """Print a line for each epoch below a heading; ``goes_on`` continues the table of an earlier call."""
 
     def __init__(self, *, goes_on: bool = False) -> None:
         self._began, self._has_head = time.perf_counter(), goes_on
@@ -297,7 +311,7 @@ class EpochTable:
 
 
 class ProgressLine:
-    """Shows the progress of ``epochs`` epochs in one line, which is written over."""
+    """Show the progress of ``epochs`` epochs in one line that is rewritten."""
 
     def __init__(self, epochs: int) -> None:
         self._epochs, self._shown = epochs, 0
@@ -305,7 +319,7 @@ class ProgressLine:
         self._changed, self._line, self._length = -INTERVAL, "", 0
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
-        """Show the last epoch, unless another one was shown just before."""
+        """Show the last epoch, unless the line was updated just before."""
         self._shown += 1
         elapsed = time.perf_counter() - self._began
         bar = "#" * (WIDTH * done // self._epochs)
@@ -321,29 +335,16 @@ class ProgressLine:
             self._write()
 
     def end(self) -> None:
-        """Show the last epoch, and begin a new line."""
+        """Show the last epoch, and start a new line."""
         if self._line:
             self._write()
             print(flush=True)
         self._line, self._length = "", 0
 
     def _write(self) -> None:
-        line = self._line[: shutil.get_terminal_size().columns - 1]
+        line = self._line[: shutil.get_terminal_size().columns - 1]  # a wrapped line could not be rewritten
         print(f"\r{line:{self._length}}", end="", flush=True)
         self._length = len(line)
-
-
-def report_of(verbose: int, epochs: int) -> ProgressReport:
-    """Return what tells of a call of ``fit``; 1 is a line where it can be written over, more always a table."""
-    if not verbose:
-        return NoReport()
-    return ProgressLine(epochs) if verbose == 1 and _can_be_written_over() else EpochTable()
-
-
-def _can_be_written_over() -> bool:
-    """Return True if the output is a terminal or a notebook cell."""
-    output = sys.stdout
-    return output.isatty() or type(output).__module__.partition(".")[0] == "ipykernel"
 
 
 def _clock(seconds: float) -> str:

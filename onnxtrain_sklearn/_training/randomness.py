@@ -1,9 +1,11 @@
 """Random numbers of Dropout and of random nodes, drawn on the host.
 
-The random state of onnxruntime's kernel belongs to its session: a pickled estimator would continue with other masks
-than the original. Here each Dropout in training mode becomes a product with a mask. The mask is made from uniform
-numbers that are an input of the graph. They depend on the seed and on the number of earlier draws; pickles hold both.
-Where a schedule changes the ratios, the factor of the step is another input.
+onnxruntime's own kernels keep their random state in the session, so that an unpickled estimator would go on with other
+masks than the original, and each engine would draw its own. Instead :func:`expose_dropout` replaces each Dropout in
+training mode by a product with a mask, and :func:`expose_random` computes the results of random nodes such as
+RandomNormalLike, both from uniform numbers that are inputs of the graph. :class:`UniformNumbers` fills these inputs
+before each pass. The numbers depend only on the seed and on the number of earlier draws, which pickles hold; a ``seed``
+attribute in the graph is ignored. Where a schedule changes the dropout ratios, the factor of the step is an input too.
 """
 
 from __future__ import annotations
@@ -23,16 +25,19 @@ from ..graph import GraphBuilder
 STEM, FACTOR = "onnxtrain/uniform", "onnxtrain/dropout_factor"
 
 LARGEST = "largest ratio"
-"""Key of the largest known ratio, in the metadata of the input for the factor."""
+"""Metadata key of the factor's input: the largest ratio that the graph knows."""
+
+NewInput = Callable[[], ir.Value]
+"""Add an input with uniform numbers in [0, 1), in the shape of the result of a node, and return it."""
 
 
 class UniformNumbers:
-    """The random inputs of one graph.
+    """The random numbers that one graph takes as inputs.
 
     Parameters
     ----------
     inputs : sequence of onnx_ir.Value
-        As :func:`expose_dropout` and :func:`expose_random` return them.
+        The inputs that :func:`expose_dropout` and :func:`expose_random` returned.
     seed : int
 
     Attributes
@@ -45,14 +50,18 @@ class UniformNumbers:
 
     def __init__(self, inputs: Sequence[ir.Value], seed: int) -> None:
         self._seed = seed
-        self.buffers = {v.name or "": np.zeros(_fixed_sizes(v), np.float32) for v in inputs if v.name != FACTOR}
+        self.buffers = {
+            v.name or "": np.zeros([d for d in dims(v) or [] if isinstance(d, int)], np.float32)
+            for v in inputs
+            if v.name != FACTOR
+        }
         scheduled = [v for v in inputs if v.name == FACTOR]
         self._factor = np.ones((), np.float32) if scheduled else None
         self._largest = max((v.meta[LARGEST] for v in scheduled), default=0.0)
         self.arrays = self.buffers if self._factor is None else {**self.buffers, FACTOR: self._factor}
 
     def draw(self, count: int, factor: float = 1.0) -> None:
-        """Fill the buffers with the numbers of draw number ``count``; scheduled ratios are multiplied by ``factor``."""
+        """Fill the buffers with the numbers of draw ``count``, and multiply scheduled ratios by ``factor``."""
         if self._factor is not None:
             if factor * self._largest >= 1:
                 raise ValueError(
@@ -62,27 +71,21 @@ class UniformNumbers:
             self._factor[()] = factor
         random = np.random.SFC64([self._seed, count])
         for buffer in self.buffers.values():
-            _fill(random, buffer)
-
-
-def _fill(random: np.random.SFC64, buffer: np.ndarray) -> None:
-    """Fill an array with numbers of [0, 1): 16 random bits each, and 8 bits below them that all share.
-
-    A mask needs no more. That takes a quarter of the time of independent numbers of 24 bits, which for large layers
-    is a tenth of a step; each number alone is uniform among the multiples of 2 ** -24.
-    """
-    words = random.random_raw(1 + -(-buffer.size // 4))
-    bits = words[1:].view(np.uint16)[: buffer.size].reshape(buffer.shape)
-    np.add(bits, np.float32((int(words[0]) & 0xFF) / 256), out=buffer)
-    np.multiply(buffer, np.float32(2**-16), out=buffer)
+            # Each number has 16 random bits of its own, above 8 bits that the whole buffer shares: uniform among the
+            # multiples of 2**-24, and enough for a mask. It takes a quarter of the time of independent 24 bits, which
+            # for large layers is a tenth of a step.
+            words = random.random_raw(1 + -(-buffer.size // 4))
+            bits = words[1:].view(np.uint16)[: buffer.size].reshape(buffer.shape)
+            np.add(bits, np.float32((int(words[0]) & 0xFF) / 256), out=buffer)
+            np.multiply(buffer, np.float32(2**-16), out=buffer)
 
 
 def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value]:
     """Replace Dropout in training mode by products with masks, in place; return the new inputs of the graph.
 
-    With ``scheduled`` the last of them is a factor of all ratios.
+    With ``scheduled``, the last one is a factor that multiplies all ratios.
     """
-    if model.graph.opset_imports[""] < 12:  # there it has no training mode
+    if model.graph.opset_imports[""] < 12:  # Dropout has no training mode there
         return []
     dropouts = [node for node in every_node(model.graph) if _drops(node)]
     op = GraphBuilder(model.graph, prefix="onnxtrain/dropout")
@@ -96,80 +99,8 @@ def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value
     return inputs
 
 
-def draws_numbers(model: ir.Model) -> bool:
-    """Return True if training a graph reads random numbers: it has Dropout in training mode, or random nodes."""
-    return any(is_random(node) or _drops(node) for node in every_node(model.graph))
-
-
-def _drops(node: ir.Node) -> bool:
-    """Return True if a node is a Dropout that can drop anything."""
-    mode = operand(node, 2)
-    if node.op_type != "Dropout" or node.domain or mode is None:
-        return False
-    known = constant(mode)
-    return known is None or bool(known)
-
-
-def _expose(op: GraphBuilder, node: ir.Node, name: str, factor: ir.Value | None = None) -> ir.Value:
-    x = node.inputs[0]
-    assert x is not None
-    _require_shape(op.graph, node)
-    uniform = ir.val(name, ir.DataType.FLOAT, x.shape)
-    op.graph.inputs.append(uniform)
-    op.dtype = x.dtype or ir.DataType.FLOAT
-    ratio = _ratio(op, node) if factor is None else _scheduled(op, _ratio(op, node), factor)
-    kept = op.GreaterOrEqual(uniform, op.Cast(ratio, to=ir.DataType.FLOAT))
-    scale = op.Div(op.Cast(kept, to=op.dtype), op.Sub(1.0, op.Cast(ratio, to=op.dtype)))
-    mode = operand(node, 2)
-    if mode is not None and constant(mode) is None:
-        scale, kept = op.Where(mode, scale, 1.0), op.Or(kept, op.Not(mode))
-    replace_node(op, node, [op.Mul(x, scale), kept])
-    return uniform
-
-
-def _scheduled(op: GraphBuilder, ratio: ir.Value, factor: ir.Value) -> ir.Value:
-    """Return the ratio multiplied by the factor of the step, whose largest multiple is recorded."""
-    known = constant(ratio)
-    share = 0.0 if known is None else float(known.item())
-    factor.meta[LARGEST] = max(factor.meta.get(LARGEST, 0.0), share)
-    return op.Mul(op.Cast(ratio, to=ir.DataType.FLOAT), factor)
-
-
-def _require_shape(graph: ir.Graph, node: ir.Node) -> None:
-    """Refuse a node whose mask cannot have a buffer."""
-    if node.graph is not graph or not fixed(dims(node.inputs[0])):
-        reason = "it is in a subgraph" if node.graph is not graph else "the shape of its input cannot be inferred"
-        raise UnsupportedOperatorError(
-            f"{describe(node)} cannot be trained: {reason}, so its mask cannot be drawn. Take it out, or export the "
-            f"model in evaluation mode."
-        )
-
-
-def _fixed_sizes(value: ir.Value) -> list[int]:
-    return [d for d in dims(value) or [] if isinstance(d, int)]
-
-
-def _ratio(op: GraphBuilder, node: ir.Node) -> ir.Value:
-    given = operand(node, 1)
-    value = op.constant(np.array(0.5, op.dtype.numpy())) if given is None else given
-    known = constant(value)
-    if known is not None and not 0 <= known.item() < 1:
-        raise ModelError(f"{describe(node)} drops a share of {known.item()}; it must be at least 0 and below 1.")
-    return value
-
-
-# Random nodes of a graph that is trained: their numbers come from the host, as those of Dropout do.
-#
-# So they follow ``random_state``, on all engines, and an unpickled estimator goes on with the numbers that would have
-# come. A ``seed`` in the graph does not count.
-
-
-NewInput = Callable[[], ir.Value]
-"""Adds an input with uniform numbers of [0, 1) in the shape of what a node draws."""
-
-
 def expose_random(model: ir.Model) -> list[ir.Value]:
-    """Compute the numbers of random nodes from uniform ones, in place; return the new inputs that hold these."""
+    """Compute the results of random nodes from uniform numbers, in place; return the new inputs of the graph."""
     nodes = [n for n in every_node(model.graph) if is_random(n) and n.op_type != "Multinomial"]
     inputs: list[ir.Value] = []
     op = GraphBuilder(model.graph, prefix="onnxtrain/random")
@@ -182,7 +113,54 @@ def expose_random(model: ir.Model) -> list[ir.Value]:
     return inputs
 
 
+def draws_numbers(model: ir.Model) -> bool:
+    """Return True if training a graph needs random numbers: for Dropout in training mode, or random nodes."""
+    return any(is_random(node) or _drops(node) for node in every_node(model.graph))
+
+
+def _drops(node: ir.Node) -> bool:
+    """Return True if a node is a Dropout in training mode, or one whose mode is computed."""
+    mode = operand(node, 2)
+    if node.op_type != "Dropout" or node.domain or mode is None:
+        return False
+    known = constant(mode)
+    return known is None or bool(known)
+
+
+def _expose(op: GraphBuilder, node: ir.Node, name: str, factor: ir.Value | None = None) -> ir.Value:
+    """Replace a Dropout by a product with a mask; return the input with the numbers of the mask."""
+    x = node.inputs[0]
+    assert x is not None
+    if node.graph is not op.graph or not fixed(dims(x)):
+        reason = "it is in a subgraph" if node.graph is not op.graph else "the shape of its input cannot be inferred"
+        raise UnsupportedOperatorError(
+            f"{describe(node)} cannot be trained: {reason}, so its mask cannot be drawn. Take it out, or export the "
+            f"model in evaluation mode."
+        )
+    uniform = ir.val(name, ir.DataType.FLOAT, x.shape)
+    op.graph.inputs.append(uniform)
+    op.dtype = x.dtype or ir.DataType.FLOAT
+
+    # The ratio is 0.5 if the node has none. It may be computed; draw() checks the largest of the known ones.
+    ratio = operand(node, 1) or op.constant(np.array(0.5, op.dtype.numpy()))
+    known = constant(ratio)
+    if known is not None and not 0 <= known.item() < 1:
+        raise ModelError(f"{describe(node)} drops a share of {known.item()}; it must be at least 0 and below 1.")
+    if factor is not None:
+        factor.meta[LARGEST] = max(factor.meta.get(LARGEST, 0.0), 0.0 if known is None else float(known.item()))
+        ratio = op.Mul(op.Cast(ratio, to=ir.DataType.FLOAT), factor)
+
+    kept = op.GreaterOrEqual(uniform, op.Cast(ratio, to=ir.DataType.FLOAT))
+    scale = op.Div(op.Cast(kept, to=op.dtype), op.Sub(1.0, op.Cast(ratio, to=op.dtype)))
+    mode = operand(node, 2)
+    if mode is not None and constant(mode) is None:  # the graph computes whether it drops anything
+        scale, kept = op.Where(mode, scale, 1.0), op.Or(kept, op.Not(mode))
+    replace_node(op, node, [op.Mul(x, scale), kept])
+    return uniform
+
+
 def _expose_node(op: GraphBuilder, node: ir.Node, inputs: list[ir.Value]) -> None:
+    """Replace a random node by the transform of uniform numbers, whose inputs are appended."""
     drawn = node.outputs[0]
     sizes = dims(drawn)
     if node.graph is not op.graph or not fixed(sizes):
@@ -201,11 +179,11 @@ def _expose_node(op: GraphBuilder, node: ir.Node, inputs: list[ir.Value]) -> Non
 
 
 def _distributed(op: GraphBuilder, node: ir.Node, draw: NewInput) -> ir.Value:
-    """Return float32 numbers of the distribution of a node."""
+    """Return float32 numbers from the distribution of a node."""
     if node.op_type in UNIFORM:
         low, high = attribute(node, "low", 0.0), attribute(node, "high", 1.0)
         return op.Add(op.Mul(draw(), high - low), low)
-    if node.op_type in NORMAL:  # by Box and Muller
+    if node.op_type in NORMAL:  # the Box-Muller transform
         radius = op.Sqrt(op.Mul(op.Log(op.Sub(1.0, draw())), -2.0))
         standard = op.Mul(radius, op.Cos(op.Mul(draw(), 2 * np.pi)))
         return op.Add(op.Mul(standard, attribute(node, "scale", 1.0)), attribute(node, "mean", 0.0))

@@ -1,4 +1,8 @@
-"""Learning rate, weight decay and dropout of each step, and sweeps of growing rates."""
+"""Learning rate, weight decay and dropout of each step, and sweeps over learning rates.
+
+The epoch loop asks :meth:`ScheduledRates.advance` for the :class:`~.state.Rates` of each step. :func:`swept_losses`
+takes steps at given rates instead, for the callback ``LearningRateFinder``.
+"""
 
 from __future__ import annotations
 
@@ -15,38 +19,26 @@ from .history import History
 from .state import Rates, TrainingStep
 
 NEGLIGIBLE_FACTOR = 1e-3
-"""Factor of a schedule below which a step has practically no effect."""
-
-
-def _factor(schedule: Schedule, progress: Progress) -> float:
-    factor: object = schedule.factor(progress)
-    if isinstance(factor, np.ndarray | np.generic) and not factor.ndim:  # such as np.where returns
-        factor = factor.item()
-    if isinstance(factor, Real) and 0 <= (number := float(factor)) < math.inf:
-        return number
-    raise ValueError(
-        f"{schedule!r}.factor must return a finite number >= 0, by which the initial value is multiplied; for step "
-        f"{progress.step} it returned {factor!r}."
-    )
+"""Factor of a finished schedule below which further training has practically no effect."""
 
 
 class ScheduledRates:
-    """The rates of a run; :meth:`advance` counts its steps.
+    """The rates of the steps of a run.
 
     Parameters
     ----------
     history : History
-        Its progress is advanced.
+        Its progress says which step is next, and :meth:`advance` counts it.
     learning_rate_init : float
     schedule, decay, dropout : Schedule
-        Of the learning rate, of weight decay and of dropout.
+        The schedules of the learning rate, of weight decay and of dropout.
 
     Attributes
     ----------
     initial : float
-        The rate that the schedule starts from.
+        The learning rate that the schedule starts from.
     learning_rate : float or None
-        That of the last step; None before the first one.
+        The rate of the last step; None before the first one.
     """
 
     def __init__(
@@ -60,7 +52,8 @@ class ScheduledRates:
         self._latest = Rates(math.nan)
 
     def advance(self) -> Rates:
-        """Return the rates of the next step."""
+        """Return the rates of the next step, and count it."""
+        # This runs in every step: constant schedules are not called, and equal rates are the same object.
         progress = self._history.progress
         rate = self.initial * (1.0 if self._is_constant else _factor(self._schedule, progress))
         if self._changes_more:
@@ -72,7 +65,7 @@ class ScheduledRates:
         return self._latest
 
     def warn_if_finished(self) -> None:
-        """Warn once if the schedule is at its end, so that further training has practically no effect."""
+        """Warn once if the schedule has ended near a rate of 0, so that training on has practically no effect."""
         history, schedule, progress = self._history, self._schedule, self._history.progress
         if history.warned_of_end or not schedule.finished(progress) or schedule.factor(progress) >= NEGLIGIBLE_FACTOR:
             return
@@ -86,7 +79,7 @@ class ScheduledRates:
         )
 
     def follow(self, schedule: Schedule) -> None:
-        """Take another schedule of the learning rate."""
+        """Switch to another schedule of the learning rate."""
         self._schedule, self._is_constant = schedule, type(schedule) is Constant
 
     @property
@@ -95,17 +88,18 @@ class ScheduledRates:
         return self._schedule.finished(self._history.progress)
 
     def stops_at_plateau(self) -> bool:
-        """Notify the schedule of a plateau; return whether training ends."""
+        """Notify the schedule of a plateau; return True if training ends with it."""
         self._history.add_plateau()
         return self._schedule.stops_at_plateau(self._history.progress, self.initial)
 
 
-# Steps at growing learning rates, which show where training begins to learn and where it diverges.
-
-
 @ignores_float_errors
 def swept_losses(step: TrainingStep, batches: Batches, rates: np.ndarray) -> np.ndarray:
-    """Return the losses of steps at these rates, NaN from the first that is not finite on; the step is changed."""
+    """Return the losses of steps at these rates; NaN from the first one on that is not finite.
+
+    Growing rates show where training begins to learn and where it diverges. The steps change weights and state: the
+    caller restores them.
+    """
     losses, remaining = np.full(len(rates), np.nan), iter(rates.tolist())
     count = 0
     while count < len(rates):
@@ -117,3 +111,16 @@ def swept_losses(step: TrainingStep, batches: Batches, rates: np.ndarray) -> np.
             if count == len(rates):
                 break
     return losses
+
+
+def _factor(schedule: Schedule, progress: Progress) -> float:
+    """Return the factor of a schedule, which may be the user's, as a float."""
+    factor: object = schedule.factor(progress)
+    if isinstance(factor, np.ndarray | np.generic) and not factor.ndim:  # a scalar array, as np.where returns it
+        factor = factor.item()
+    if isinstance(factor, Real) and 0 <= (number := float(factor)) < math.inf:
+        return number
+    raise ValueError(
+        f"{schedule!r}.factor must return a finite number >= 0, by which the initial value is multiplied; for step "
+        f"{progress.step} it returned {factor!r}."
+    )

@@ -1,7 +1,10 @@
-"""Callbacks: hooks that run in the course of training, by the protocol of ``sklearn.callback``.
+"""Callbacks: hooks that run during training, by the protocol of ``sklearn.callback``.
 
-Estimators take them in their parameter ``callbacks``. Where scikit-learn has ``set_callbacks`` (1.9), it sets those
-that are told of the levels of a pipeline or a search around the estimator, such as scikit-learn's ``ProgressBar``.
+Estimators take them in their parameter ``callbacks``. Where scikit-learn has ``set_callbacks`` (1.9), that method sets
+callbacks that also follow a pipeline or a search around the estimator, such as scikit-learn's ``ProgressBar``.
+
+``base`` has the class to derive from and the interface of the training, ``monitoring`` the callbacks that watch,
+``weights`` those that change or keep weights, ``checkpoint`` the files from which a training resumes.
 """
 
 from __future__ import annotations

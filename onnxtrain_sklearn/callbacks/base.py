@@ -1,9 +1,11 @@
-"""The base class of callbacks, the interface of the training that they see, and scikit-learn's protocol of tasks.
+"""The base class of callbacks, their view of the training, and the contexts that call them.
 
-Derive from :class:`Callback`, whose hooks receive a :class:`TrainingInProgress`. A callback keeps nothing of a training
-on itself: one instance may serve several fits at a time, in a search for example. It stores its state in
-:meth:`TrainingInProgress.memory`, which checkpoints and pickles hold. :class:`TaskContext` calls callbacks in the form
-of scikit-learn.
+Derive from :class:`Callback`: its hooks receive a :class:`TrainingInProgress`. A callback stores no state on itself, as
+one instance may serve several fits at a time, in a search for example. Its state belongs in
+:meth:`TrainingInProgress.memory`, which checkpoints and pickles hold.
+
+Callbacks follow the protocol of ``sklearn.callback``. :class:`TaskContext` calls those in an estimator's parameter
+``callbacks``, on every version of scikit-learn; those that ``set_callbacks`` takes are called by scikit-learn.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 from .._utils.params import Component
 
 CALLBACKS_MODULE = "onnxtrain_sklearn.callbacks"
-"""The module by which pickles name the callbacks."""
+"""The module under which pickles store the callbacks."""
 
 ACTIVE = "_training"
 """The attribute of an estimator that holds the training in progress."""
@@ -35,18 +37,18 @@ State: TypeAlias = "dict[str, Any]"
 
 
 class TaskOfHook(Protocol):
-    """The context of a task, of scikit-learn or of this module."""
+    """The context of a task: scikit-learn's, or a :class:`TaskContext`."""
 
     task_name: str
 
 
 class TrainedVectors(Protocol):
-    """The trained parameters.
+    """The trained parameters, as callbacks see them.
 
     Attributes
     ----------
     buffer : ndarray
-        All that training changes: parameters, running statistics, moving average.
+        Everything that training changes in one vector: parameters, running statistics, moving average.
     vector, gradient : ndarray of shape (P,)
         The parameters, a view into ``buffer``, and the gradients of the last minibatch.
     names, running_statistics : tuple of str
@@ -60,23 +62,23 @@ class TrainedVectors(Protocol):
 
     @property
     def averages(self) -> bool:
-        """True if there is a moving average of the parameters, which predicts in their place."""
+        """True if the estimator predicts by a moving average of the parameters."""
 
     def gradient_view(self, name: str) -> np.ndarray:
-        """Return the gradient of ``name``."""
+        """Return the gradient of the parameter ``name``, a view."""
 
 
 class TrainingOfMembers(Protocol):
-    """A training whose weights of several moments may predict together."""
+    """A training that can end in an ensemble of its weights at several epochs."""
 
     def restart_rates(self, ends: Sequence[int]) -> None:
-        """Lower the learning rate to 0 by half a cosine up to each of these epochs of this call, then restart it."""
+        """Lower the learning rate to 0 by half a cosine until each of these epochs of this call, then restart it."""
 
     def require_ensemble(self) -> None:
-        """Raise ValueError if :meth:`predict_by` cannot be."""
+        """Raise ValueError if :meth:`predict_by` is not possible."""
 
     def predict_by(self, snapshots: Sequence[np.ndarray]) -> None:
-        """Predict by the mean of networks, whose parameters are copies of the buffer, until training goes on."""
+        """Predict by the mean of networks, whose weights are copies of the buffer, until training continues."""
 
 
 class TrainingInProgress(TrainingOfMembers, Protocol):
@@ -86,13 +88,13 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
     ----------
     estimator : estimator
     row : dict
-        The entries of the last epoch in ``history_``; a callback may add numbers.
+        The entries of the last epoch in ``history_``; callbacks may add numbers.
     max_iter : int
-        Epochs of the call, at most; ``epochs_done`` are behind it.
+        Most epochs of the call; ``epochs_done`` of them are done.
     ended : bool
-        Whether training ends with this epoch, where that is decided.
+        True if training ends with this epoch; decided when deferred calls run (:meth:`defer`).
     one_pass : bool
-        Whether the call is one of ``partial_fit``.
+        True if the call is one of ``partial_fit``.
     parameters : TrainedVectors
     """
 
@@ -107,66 +109,69 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
     def parameters(self) -> TrainedVectors: ...
     @property
     def step(self) -> int:
-        """Steps of the optimizer, over all calls; L-BFGS takes none: its iterations are epochs."""
+        """Steps of the optimizer over all calls; L-BFGS has iterations instead, which are its epochs."""
 
     @property
     def is_resumable(self) -> bool:
-        """True if training goes in epochs of minibatches, so that its state after each is known."""
+        """True if training runs in epochs of minibatches, whose state after each epoch can be stored."""
 
     @property
     def holds_gradient(self) -> bool:
-        """True if the gradient of the last step is in the host's memory."""
+        """True if the gradient of the last step is in the memory of the host."""
 
     @property
     def epochs_done(self) -> int:
-        """Epochs of this call."""
+        """Epochs that this call has trained."""
 
     def memory(self, callback: Callback) -> dict[str, Any]:
-        """Return the memory of a callback in this run: numbers, texts, arrays; it is kept from call to call."""
+        """Return the memory of a callback: numbers, texts and arrays, kept from call to call."""
 
     def measure(self, name: str, scoring: str | Callable[..., float], on: Part) -> float:
-        """Return an entry of ``row``; if it is missing, it is a score of scikit-learn or "loss" on these rows."""
+        """Return the entry ``name`` of ``row``; compute it first if it is missing.
+
+        ``scoring`` is a scorer of scikit-learn or "loss", computed on the rows that ``on`` names.
+        """
 
     def state(self) -> State:
-        """Return a copy of all that a training goes on from, in dicts, lists, arrays, numbers and texts."""
+        """Return a copy of the complete state of the training, in dicts, lists, arrays, numbers and texts."""
 
     def restore(self, state: State) -> None:
-        """Go on from a state."""
+        """Continue from a state that :meth:`state` returned."""
 
     def identity(self) -> str:
-        """Return a text that two calls share whose training is the same to the bit."""
+        """Return a text that is equal for two calls whose training gives the same bits."""
 
     def defer(self, call: Callable[[], None]) -> None:
-        """Call ``call`` when all callbacks have been told, and all is decided on the epoch."""
+        """Call ``call`` after the hooks of all callbacks, when it is decided whether training ends."""
 
     def sweep(self, rates: np.ndarray) -> np.ndarray:
-        """Return the losses of steps at these learning rates, NaN where they diverged; all weights stay as they are."""
+        """Return the losses of trial steps at these learning rates, NaN where they diverged; nothing is changed."""
 
     def refresh_statistics(self) -> None:
-        """Update running statistics to the weights, by a pass over the data that changes no weight."""
+        """Recompute running statistics for the current weights, by a pass over the data."""
 
     def set_learning_rate(self, rate: float) -> None:
-        """Start the schedule from this learning rate, in this call."""
+        """Use this as the initial learning rate of the schedule, for the rest of the call."""
 
 
 class Callback(Component):
     """Base class of the callbacks; derive from it to write your own.
 
-    It has the hooks of scikit-learn's protocol (``setup``, ``on_fit_task_begin``, ``on_fit_task_end``,
-    ``teardown``), and calls :meth:`begin`, :meth:`after_epoch` and :meth:`end`, which do nothing until they are
-    overridden; :meth:`after_step` is called in a class that overrides it, and costs nothing in others. Estimators
-    take callbacks in their parameter ``callbacks``, or by ``set_callbacks`` where scikit-learn has it (1.9).
+    Override :meth:`begin`, :meth:`after_step`, :meth:`after_epoch` or :meth:`end`, which do nothing here. They are
+    called by the hooks of scikit-learn's protocol (``setup``, ``on_fit_task_begin``, ``on_fit_task_end``,
+    ``teardown``). A class that does not override :meth:`after_step` pays nothing for it. Estimators take callbacks in
+    their parameter ``callbacks``, or by ``set_callbacks`` where scikit-learn has it (1.9).
 
     Attributes
     ----------
     steers : bool
-        Whether the weights depend on the callback, by default True: a callback may end training or change weights. A
-        :class:`Checkpoint` then takes a fit with the callback, or with other settings of it, for another fit, which
-        starts from the beginning. Set ``steers = False`` in a class that only measures, stores or logs: it may then be
-        added, changed or left out when a fit goes on.
+        True, the default, if the weights depend on the callback, because it may end training or change weights. A
+        :class:`Checkpoint` then regards a fit with the callback, or with other settings of it, as a different fit,
+        which starts from the beginning. Set ``steers = False`` in a class that only measures, stores or logs: it may
+        then be added, changed or removed before a fit is resumed.
     passing : tuple of str
-        Names of entries of ``training.memory(self)`` that are of use in training only, such as copies of weights. They
-        are dropped when training has ended, also by Ctrl-C.
+        Names of entries of ``training.memory(self)`` that are used only during training, such as copies of weights.
+        They are dropped when training ends, also after Ctrl-C.
 
     Examples
     --------
@@ -186,40 +191,41 @@ class Callback(Component):
 
     __module__ = CALLBACKS_MODULE
     steers: ClassVar[bool] = True
-    """True if the weights depend on the callback: a checkpoint of a training with other settings of it does not fit."""
+    """True if the weights depend on the callback, so that its settings are part of a checkpoint's identity."""
     passing: ClassVar[tuple[str, ...]] = ()
-    """The entries of its memory that are dropped with the end of training, also after an interrupt."""
+    """Entries of the memory that are dropped when training ends, also after Ctrl-C."""
 
     def begin(self, training: TrainingInProgress) -> None:
-        """Called before the first epoch."""
+        """Run before the first epoch."""
 
     def after_step(self, training: TrainingInProgress, loss: float) -> bool | None:
-        """Called after each step of the optimizer, with the loss of its rows before it; True ends training.
+        """Run after each step of the optimizer; return True to end training.
 
-        With ``accumulate`` a step is that of a group of minibatches, with L-BFGS an iteration, whose ``loss`` is that
-        of the new weights. Fine-tuning takes no steps and refuses callbacks that override the hook. An epoch that ends
-        early is recorded with the rows that it has seen, and ``after_epoch`` is called. On a device each step is
-        awaited, and the vectors are copied to the host and back.
+        ``loss`` is the loss of the step's rows before the update. With ``accumulate``, a step is one update from a
+        group of minibatches. With L-BFGS, it is an iteration, and ``loss`` that of the new weights. Fine-tuning takes
+        no steps and refuses callbacks that override this hook. An epoch that ends early is recorded with the rows that
+        it has seen, and ``after_epoch`` is called. On a device, each step is awaited, and the vectors are copied to the
+        host and back.
         """
 
     def after_epoch(self, training: TrainingInProgress) -> bool | None:
-        """Called after each epoch; True ends training."""
+        """Run after each epoch; return True to end training."""
 
     def end(self, training: TrainingInProgress) -> None:
-        """Called after the last epoch, with the final weights; its changes of them are kept."""
+        """Run after the last epoch; changes of the final weights are kept."""
 
     def setup(self, estimator: object, context: TaskOfHook) -> None:
-        """Check the parameters, and that the estimator is one of this package."""
+        """Check the parameters, and that an estimator of this package calls."""
         self.validate()
         training_of(estimator, self)
 
     def on_fit_task_begin(self, estimator: object, context: TaskOfHook) -> None:
-        """Call :meth:`begin` for the task of the whole call."""
+        """Call :meth:`begin` when the task of the whole fit begins."""
         if context.task_name != EPOCH:
             self.begin(training_of(estimator, self))
 
     def on_fit_task_end(self, estimator: object, context: TaskOfHook) -> bool:
-        """Call :meth:`after_epoch` or :meth:`end`; return whether training is to end."""
+        """Call :meth:`after_epoch` or :meth:`end`; return True to end training."""
         training = training_of(estimator, self)
         if context.task_name == EPOCH:
             return bool(self.after_epoch(training))
@@ -227,7 +233,7 @@ class Callback(Component):
         return False
 
     def teardown(self, estimator: object, context: TaskOfHook) -> None:
-        """Drop everything that is of use in training only."""
+        """Drop the entries of the memory that are used only during training."""
         memory = training_of(estimator, self).memory(self) if self.passing else {}
         for name in self.passing:
             memory.pop(name, None)
@@ -245,22 +251,22 @@ def training_of(estimator: object, callback: Callback) -> TrainingInProgress:
     return training
 
 
-# Contexts of tasks for callbacks that an estimator holds itself, in the form of ``sklearn.callback``.
+# Contexts of tasks, for the callbacks in an estimator's parameter ``callbacks``.
 #
-# It is that of scikit-learn's CallbackContext as far as callbacks read it, on versions that have none too. The tasks of
-# a fit are a tree of their own here: callbacks that take part in the nested levels of a search are set by
+# They have those attributes of scikit-learn's CallbackContext that callbacks read, also on versions without it. Here,
+# the tasks of a fit are a tree of their own: callbacks that take part in the nested levels of a search are set by
 # ``set_callbacks``, whose contexts are scikit-learn's.
 
 
 HOOKS = ("setup", "on_fit_task_begin", "on_fit_task_end", "teardown")
-"""The methods by which an object is a callback in the form of scikit-learn; another callable is a function."""
+"""The methods that make an object a callback of scikit-learn's protocol; any other callable is a function."""
 
 PASSED = ("X", "y", "metadata", "fitted_estimator")
-"""Values that a hook may ask for by keyword-only parameters."""
+"""Values that hooks may request by keyword-only parameters."""
 
 
 class Hooked(Protocol):
-    """A callback in the form of scikit-learn; its hooks may ask for more by keywords."""
+    """A callback of scikit-learn's protocol; its hooks may request more values (:data:`PASSED`)."""
 
     def setup(self, estimator: object, context: TaskContext) -> object: ...
     def on_fit_task_begin(self, estimator: object, context: TaskContext) -> object: ...
@@ -269,18 +275,18 @@ class Hooked(Protocol):
 
 
 Values = Mapping[str, Callable[[], object]]
-"""Values that hooks may ask for, computed when the first one does."""
+"""Values that hooks may request, computed for the first one that does."""
 
 _signature = lru_cache(maxsize=256)(inspect.signature)
 
 
 def has_hooks(value: object) -> bool:
-    """Return True if an object, not a class, has the hooks of scikit-learn's callbacks."""
+    """Return True if an object has the hooks of scikit-learn's callbacks and is not a class."""
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in HOOKS)
 
 
 class TaskContext:
-    """A task, and the callbacks that are told of it; the attributes are those of scikit-learn's context."""
+    """A task and the callbacks that its hooks call; the attributes are those of scikit-learn's context."""
 
     def __init__(
         self,
@@ -306,14 +312,16 @@ class TaskContext:
         return child
 
     def call(self, hook: str, estimator: object, values: Values) -> bool:
-        """Call a hook of all callbacks with what each asks for; return whether one of them returned True."""
+        """Call a hook of all callbacks with the values that each requests; return True if one of them did."""
         known: dict[str, object] = {}
+        # A list, not a generator: all callbacks are called, even after one has returned True.
         answers = [self._answer(callback, hook, estimator, values, known) for callback in self._callbacks]
         return any(map(bool, answers))
 
     def _answer(
         self, callback: Hooked, hook: str, estimator: object, values: Values, known: dict[str, object]
     ) -> object:
+        """Call the hook of one callback; ``known`` collects the values that are computed."""
         method = getattr(callback, hook)
         parameters = _signature(getattr(method, "__func__", method)).parameters.values()
         names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
