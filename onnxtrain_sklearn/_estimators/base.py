@@ -29,18 +29,16 @@ from ..models import GraphModel
 from ..models.given import bare_model
 from .adaptation import adaptable_graph, adapters_of, save_adapter
 from .artifact_files import read_checkpoint, write_artifacts
-from .available_methods import is_on
-from .coefficients import coefficients_of, intercept_of
+from .coefficients import coefficients_of, intercept_of, trained_estimator
+from .config import is_on
 from .describe import Description, describe
 from .examples import Call, together
 from .fit import initialize, prepared, train
-from .fitted_attributes import Recorded, best_validation_score, fine_tuning_columns
-from .fitted_state import FittedState
+from .fitted_state import FittedState, Recorded, best_validation_score, fine_tuning_columns
 from .parameters import CallbackSupportMixin, Parameters, resolved
 from .pickling import cloned, restore_copy, state_of_copy
 from .predict import predicted
 from .tasks import Task
-from .to_sklearn import trained_estimator
 from .training_files import constants_of, export_folder, export_source, load_state, training_onnx
 from .training_state import load_training_state, training_state
 

@@ -18,8 +18,8 @@ from ..callbacks.base import ACTIVE, EPOCH, Callback, Hooked, Part, TaskContext,
 from .examples import Call
 from .fitted_state import FittedState
 from .parameters import Parameters, call_with_teardown, set_callbacks_of
-from .resumable_state import StatefulTraining, identity_of
 from .scoring import Measures, ScoredRows, Scoring, rows_of
+from .training_state import StatefulTraining, identity_of
 
 SharedContext: TypeAlias = Any
 """A context of scikit-learn."""

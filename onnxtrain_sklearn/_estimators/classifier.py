@@ -30,20 +30,16 @@ from ..models.given import bare_model, resolve_graph_model
 from ..optimizers import BaseOptimizer
 from ..runtime import Runtime
 from ..schedules import Schedule
-from .available_methods import check_one_pass, gives_probabilities, is_on, trains_in_minibatches
 from .base import BaseOrtGradient
+from .config import check_one_pass, is_on, trains_in_minibatches
 from .examples import Call, together
 from .fit import initialize, train
 from .parameters import CLASSIFIER, attributes
+from .predict import accuracy_of_labels, accuracy_of_several, by_label, decisions, has_one_label, typed_labels
 from .tasks import (
     LabelTask,
     Task,
-    accuracy_of_labels,
-    accuracy_of_several,
-    by_label,
-    decisions,
-    has_one_label,
-    typed_labels,
+    gives_probabilities,
 )
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from functools import cached_property
 from numbers import Real
 from typing import Any
 
+import numpy as np
 from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 
 from .._given.given_output import is_foreign
@@ -293,6 +294,35 @@ def _check_class_weight(class_weight: ClassWeight) -> None:
     numbers = [w for one in dicts if isinstance(one, Mapping) for w in one.values()]
     if wrong := [w for w in numbers if not isinstance(w, Real) or not 0 <= float(w) < math.inf]:
         raise ValueError(f"class_weight must contain non-negative numbers, got {wrong[0]!r}.")
+
+
+# Calls that are valid depending on the parameters.
+
+
+def trains_in_minibatches(estimator: Parameters) -> bool:
+    if isinstance(estimator.optimizer, LBFGS) or estimator.optimizer == "lbfgs":
+        raise AttributeError("partial_fit trains on minibatches; optimizer='lbfgs' takes all data at once.")
+    return True
+
+
+def check_one_pass(estimator: Parameters) -> None:
+    stopping = estimator.early_stopping
+    if is_on(stopping) or isinstance(stopping, str):
+        raise ValueError(
+            f"partial_fit does not support early_stopping={stopping!r}; it makes one pass and cannot stop earlier."
+        )
+    given = getattr(estimator, "class_weight", None)
+    balances = given.values() if isinstance(given, Mapping) else [given]  # by output, where there are several
+    if any(isinstance(one, str) and one == "balanced" for one in balances):
+        raise ValueError(
+            "class_weight='balanced' needs all data at once, partial_fit sees a part of them: give a dict, such as "
+            "sklearn.utils.class_weight.compute_class_weight makes."
+        )
+
+
+def is_on(switch: object) -> bool:
+    """Return True if a boolean parameter is true; invalid values are refused when all parameters are validated."""
+    return isinstance(switch, bool | np.bool_) and bool(switch)
 
 
 # Factors by parameter: the glob patterns of the builder and of the user, resolved to names.

@@ -1,33 +1,51 @@
 """Run a call of ``fit`` or ``partial_fit``: prepare, train, publish or roll back.
 
 :func:`prepared` is the way of ``X`` up to the first step: ``config`` resolves the parameters, ``source`` finds the
-graph, ``examples`` checks the data, ``heads`` chooses the head, ``starting_state`` makes the state, ``start_checks``
-compares it with a given model, and ``trainer_setup`` makes minibatches, step and epoch loop of ``_training``.
+graph, ``examples`` checks the data, ``heads`` chooses the head, ``starting_state`` makes the state and compares it with
+a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of ``_training``.
 :func:`train` runs the loop; ``transaction`` publishes the result, or takes the call back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
+import numpy as np
+
+from .._data.several_targets import SeveralTargets
 from .._fitted.skl2onnx_bridge import register_waiting
+from .._ort import sessions
+from .._training.machine_code import COMPILED, LIKELY_EPOCHS
+from .._training.row_dependence import meeting, outputs_that_meet
+from .._training.settings import StepSettings
+from .._training.state import TrainingStep
+from .._training.step import StepParts
+from .._training.step_choice import new_step, new_trainer
 from .._training.trainer import Trainer
-from .._utils.cache import with_attributes
-from .callbacks import train_watched
+from .._utils.cache import content, with_attributes
+from .._utils.errors import refusing
+from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
 from .config import TrainingConfig
 from .describe import announce
-from .examples import Call, TrainingRows, balanced_weights, training_examples
-from .finetuning_setup import tuner_of
-from .fitted_state import FittedState
+from .examples import Call, Examples, TrainingRows, balanced_weights, batches_for, ignoring, training_examples
+from .finetuning_setup import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
+from .fitted_state import FittedState, sparse_inputs
 from .heads import Plan, body_of, choose_head, gets_new_head, headed
-from .interrupts import raise_or_warn
 from .random_generator import generator_for
-from .scoring import validation_rows, validation_score
+from .scoring import (
+    Measures,
+    OwnScore,
+    ScoredRows,
+    loss_of_rows,
+    scored_rows,
+    validation_rows,
+    validation_score,
+    watches_loss,
+)
 from .source import built_for, known_source
-from .start_checks import compare_training, own_scores, require_equal_start, require_fit
-from .starting_state import starting_state
-from .trainer_setup import trainer_for
-from .transaction import Transaction
+from .starting_state import compare_training, own_scores, require_equal_start, require_fit, starting_state
+from .transaction import Transaction, raise_or_warn
 
 EstimatorT = TypeVar("EstimatorT")
 
@@ -119,3 +137,117 @@ def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     trainer = trainer_for(plan, state, settings, examples, scored, validate)
     compare_training(state, settings, examples, [chosen.own], scores, trainer)
     return state, trainer
+
+
+# The epoch loop of a call: its minibatches, its step, the score of the validation rows, its callbacks.
+
+
+def trainer_for(
+    plan: Plan,
+    state: FittedState,
+    settings: StepSettings,
+    examples: Examples,
+    scored: ScoredRows | None,
+    validate: Callable[[], float] | None,
+) -> Trainer:
+    """Return the loop over the training rows; ``validate`` scores the validation rows ``scored``."""
+    estimator, config, call, tuner = plan.estimator, plan.config, plan.call, plan.tuner
+    rows, _ = plan.rows.split(examples)
+    old = old_examples(estimator, state, call, tuner)
+    settings = settings if old is None else ignoring(settings, old.targets)
+
+    # Minibatches. A search takes all rows, in pieces, and cross-validates on the first of them: they stand for all.
+    rows = plan.rng.permutation(rows) if tuner else rows
+    limit = TUNED_PIECE if tuner else config.batch_size
+    rows_meet = meeting(state.model, settings) is not None
+    if rows_meet and isinstance(examples.targets, SeveralTargets):
+        _require_labels(outputs_that_meet(state.model, settings), examples.targets, rows)
+    if rows_meet and not settings.optimizer.takes_minibatches and tuner is None:
+        limit = len(rows)  # the full batch is no sum over pieces
+    size = min(len(rows), limit)
+    shuffle, drop_last = config.shuffle and tuner is None, config.drop_last and tuner is None
+    batches = batches_for(state, examples, rows, size, shuffle=shuffle, drop_last=drop_last, rows_meet=rows_meet)
+
+    # The step, and the loop around it.
+    if tuner is not None:
+        trainer = tuning_trainer(plan, state, settings, examples, rows, old, batches, validate)
+    else:
+        # calls of partial_fit may bring more or fewer rows
+        room, most = (size, limit) if call.one_pass else (batches.size, batches.size)
+        state.sparse = sparse_inputs(examples.columns, every=True)
+        sparse = state.sparse if settings.lazy_rows else sparse_inputs(examples.columns)
+        # A new training plans this many steps, by which "auto" chooses; it is likely to stop before max_iter. A call
+        # that goes on keeps its engine.
+        loop, planned = config.loop, 0
+        if plan.old is None and not call.one_pass:
+            planned = batches.steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))
+        step = prepare_step(state, settings, room, most, sparse, planned)
+        trainer = new_trainer(loop, step, batches, state.history, validate)
+
+    # Who watches: early stopping the loss on validation rows, callbacks everything.
+    if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, state, call):
+        trainer.validation_loss = loss_of_rows(state, settings, scored, validate.predictor)
+    if hooks_of(estimator):
+        trained = scored_rows(state, examples, np.sort(rows), call)
+        measures = Measures(estimator, state, settings, {"train": trained, "validation": scored})
+        training = ActiveTraining(estimator, state, trainer, call, measures, scored)
+        trainer.watcher = CallbackWatcher(training, HookValues(estimator, state, trainer, call, trained))
+    return trainer
+
+
+def _require_labels(meeting: Collection[str], targets: SeveralTargets, rows: np.ndarray) -> None:
+    """Raise where rows without a label of an output would meet others in its loss."""
+    ones = np.ones(len(targets.values))
+    weights = {name: ones if w is None else w for name, w in zip(targets.names, targets.weights, strict=True)}
+    counted = np.max([own[rows] for own in weights.values()], axis=0) > 0
+    for name in meeting:
+        missing = int(np.sum(counted & (weights[name][rows] == 0)))
+        if missing:
+            raise ValueError(
+                f"Output {name!r}: rows meet in its loss, and {missing} of {int(counted.sum())} rows have weight zero "
+                f"for it but not for another output: they would meet the others without a label. Give it labels for "
+                f"all rows, or a loss of single rows."
+            )
+
+
+# The training step, on the host or on a device; it is reused while settings and shapes are equal.
+
+
+@refusing("The graph cannot be trained")
+def prepare_step(
+    state: FittedState, settings: StepSettings, batch: int, limit: int, sparse: Collection[str] = (), steps: int = 0
+) -> TrainingStep:
+    """Return the step of a state; make a new one only if the existing one does not fit.
+
+    It fits if it has these settings and at least ``batch``, but at most ``limit`` rows: padding costs as much as other
+    rows. A new step takes over the rows of the last one, which pickles lack: the padded shape decides rounding and the
+    masks of dropout. Inputs named in ``sparse`` come sparse; steps on a device take dense rows. ``steps`` are
+    those that a new training plans, by which "auto" chooses; a later call goes on with the engine that it began with.
+    """
+    sparse = () if settings.device.memory is not None else tuple(sparse)
+    objects = tuple(map(content, (settings.loss, settings.optimizer, settings.session_options)))
+    numbers = (settings.alpha, settings.l1_ratio, settings.max_grad_norm, settings.accumulate, settings.ema_decay)
+    key = (
+        sessions.forks(),  # sessions do not survive a fork
+        objects,
+        numbers,
+        (*settings.factors.items(), settings.scheduled),
+        settings.lazy_rows,
+        settings.checkpoint_activations,
+        settings.engine,
+        settings.device,
+        settings.positions,
+        settings.ignores,
+        state.head.task,
+        state.head.link,
+        state.parameters.names,
+        tuple(spec.shape for spec in state.model.inputs),
+        sparse,
+    )
+    rows = batch if state.rows is None or not batch <= state.rows <= limit else state.rows
+    if state.live.step is None or state.live.step_key != key or state.live.step.batch != rows:
+        parts = StepParts(state.model, settings, state.parameters, state.frozen, state.optimizer, rows, sparse)
+        state.live.step = new_step(parts, steps, compiled=state.engine == COMPILED)
+        state.choice = state.live.step.choice
+    state.live.step_key, state.engine, state.rows = key, state.live.step.engine, rows
+    return state.live.step

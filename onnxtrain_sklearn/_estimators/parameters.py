@@ -15,7 +15,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from .._training.parameters import Trainable
-from .._utils.declared import Parameter, switch
+from .._utils.declared import Parameter, check_declared, switch
 from .._utils.params import (
     COUNT,
     FRACTION,
@@ -23,6 +23,7 @@ from .._utils.params import (
     Callbacks,
     Instance,
     OneOf,
+    Parametrized,
     Range,
 )
 from ..adapters import LoRA
@@ -34,7 +35,7 @@ from ..models import MODELS, GraphModel, ModelSource, resolve_builder
 from ..optimizers import OPTIMIZERS, BaseOptimizer, resolve_optimizer
 from ..runtime import Runtime
 from ..schedules import SCHEDULES, Schedule, resolve_schedule
-from .declared_estimator import DeclaredEstimator
+from . import html
 
 
 def _listed(registry: Mapping[str, object]) -> str:
@@ -191,6 +192,36 @@ Weight of the rows of each class by label, multiplied with ``sample_weight``, fo
         (Instance(Mapping, "a dict from labels to weights"), Instance(list, "a list of such dicts"),
          OneOf(("balanced",)), None)),
 }  # fmt: skip
+
+
+class DeclaredEstimator(Parametrized):
+    """An estimator with declared parameters: the constructor stores them, training first validates them."""
+
+    declared: ClassVar[Mapping[str, Parameter]] = {}
+
+    def _store(self, arguments: Mapping[str, object]) -> None:
+        """Store the arguments of the constructor unchanged; ``vars()`` there includes ``self``."""
+        vars(self).update({name: value for name, value in arguments.items() if name != "self"})
+
+    def check_declared(self) -> None:
+        """Raise InvalidParameterError if a parameter violates its declared rules."""
+        check_declared(self)
+
+    _doc_link_module = html.PACKAGE
+
+    def _get_doc_link(self) -> str:
+        return html.page_of(type(self))
+
+    def _repr_html_inner(self) -> str:
+        base: Any = super()
+        return f"{base._repr_html_inner()}{html.meanings(self)}{html.pictures(self)}"
+
+    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
+        base: Any = super()
+        bundle: dict[str, str] = base._repr_mimebundle_(**kwargs)
+        if "text/html" in bundle:
+            bundle["text/html"] += f"{html.meanings(self)}{html.pictures(self)}"
+        return bundle
 
 
 class Parameters(DeclaredEstimator):

@@ -1,4 +1,7 @@
-"""Predict with a fitted estimator of one output: plain arrays directly, all other data by scikit-learn's checks."""
+"""Predict with a fitted estimator: from data through the graph to labels and numbers, and the accuracy of these.
+
+Plain arrays go to the graph directly, all other data by scikit-learn's checks.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,13 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
+from .._data.inputs import prediction_type
+from .._data.metrics import accuracy
+from .._data.targets import accuracy_at_positions
+from .._inference.graph import Head
 from .._utils.typing import MatrixLike
 from .examples import graph_inputs, require_numbers
 
@@ -59,3 +67,72 @@ def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: boo
     # None where a number is not finite: which ones are allowed depends on the model
     result: np.ndarray | None = predictor.run_finite(spec.name, X, spec.dtype, output)
     return result
+
+
+# From the outputs of the graph to predictions, and the accuracy of these.
+
+
+def typed_labels(head: Head, labels: np.ndarray) -> np.ndarray:
+    """Return the labels that the graph gives in the type that they had in ``y``; indicators stay integers."""
+    if head.task == "multilabel":
+        return labels
+    several: Any = head.classes if isinstance(head.classes, list) else [head.classes]
+    return np.asarray(labels).astype(np.result_type(*several))
+
+
+def numbers_in_rows(head: Head, prediction: np.ndarray, X: MatrixLike) -> np.ndarray:
+    """Return the numbers that the graph gives in rows of the shape of the targets, in a type that follows ``X``."""
+    prediction, row = prediction.astype(prediction_type(X), copy=False), head.row_shape
+    if row:  # a graph that takes rows of several sizes gives them
+        return prediction if prediction.ndim == len(row) + 1 else prediction.reshape(len(prediction), *row)
+    return prediction.ravel() if head.n_outputs == 1 else prediction.reshape(len(prediction), -1)
+
+
+def by_label(head: Head, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
+    """Return the columns of each label separately, if there are several."""
+    return np.split(numbers, np.cumsum(head.groups)[:-1], axis=1) if head.groups else numbers
+
+
+def decisions(head: Head, numbers: np.ndarray, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
+    """Return the scores of the labels from those of the graph, in a type that follows ``X``."""
+    scores = by_label(head, numbers.astype(np.result_type(prediction_type(X), numbers), copy=False))
+    if isinstance(scores, list):
+        share = 1.0 if head.has_probabilities else 0.5  # the margins of two classes are -s and s
+        return [_decisions(own) * (share if own.shape[1] == 2 else 1.0) for own in scores]
+    return scores if head.task == "multilabel" else _decisions(scores)
+
+
+def _decisions(scores: np.ndarray) -> np.ndarray:
+    """Return the scores of one label; a single column for two classes."""
+    if scores.shape[-1] == 1:
+        return scores[..., 0]
+    return scores[..., 1] - scores[..., 0] if scores.shape[-1] == 2 else scores
+
+
+def has_one_label(head: Head) -> bool:
+    """Return True if scikit-learn's accuracy applies: rows have one label, or several that are 0 or 1."""
+    return head.positions is None and head.task != "multioutput"
+
+
+def accuracy_of_labels(y: ArrayLike, predicted: np.ndarray, sample_weight: ArrayLike | None) -> float:
+    """Return the accuracy of scikit-learn, whose checks take longer than a small network predicts.
+
+    Whole numbers and texts of equal kind and number need no checks.
+    """
+    if type(y) is np.ndarray and sample_weight is None and y.shape == predicted.shape and y.ndim == 1 and len(y):
+        kinds = y.dtype.kind, predicted.dtype.kind
+        if kinds == ("U", "U") or all(kind in "iu" for kind in kinds):
+            return accuracy(y, predicted, None)
+    from sklearn.metrics import accuracy_score  # needs a fifth of scikit-learn
+
+    return float(accuracy_score(y, predicted, sample_weight=sample_weight))
+
+
+def accuracy_of_several(
+    head: Head, y: ArrayLike, predicted: np.ndarray, ignore_label: object, sample_weight: ArrayLike | None
+) -> float:
+    """Return the share of right labels at positions, else that of the rows of which all labels are right."""
+    if head.positions is not None:
+        return accuracy_at_positions(y, predicted, ignore_label, sample_weight)
+    right = (predicted == np.asarray(y)).all(axis=1)
+    return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))

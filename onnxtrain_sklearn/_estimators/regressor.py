@@ -24,12 +24,13 @@ from ..models.given import resolve_graph_model
 from ..optimizers import BaseOptimizer
 from ..runtime import Runtime
 from ..schedules import Schedule
-from .available_methods import check_one_pass, takes_negative_numbers, trains_in_minibatches
 from .base import BaseOrtGradient
+from .config import check_one_pass, trains_in_minibatches
 from .examples import Call
 from .fit import train
 from .parameters import REGRESSOR, attributes
-from .tasks import NumberTask, Task, numbers_in_rows
+from .predict import numbers_in_rows
+from .tasks import NumberTask, Task, takes_negative_numbers
 
 if TYPE_CHECKING:
     from typing_extensions import Self

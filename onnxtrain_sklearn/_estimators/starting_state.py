@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .._fitted.fitted_model import FittedModel
+from .._data.batches import ArrayBatches
+from .._data.columns import warn_of_rounding
+from .._data.several_targets import SeveralTargets
+from .._data.target_scale import require_in_range, warn_of_equal_targets
+from .._fitted.fitted_model import FittedModel, sample_rows
+from .._given.file_as_given import FileCompared
+from .._given.given_output import OwnOutput, is_quantized
+from .._given.ml_files import FittedFile
+from .._given.same_start import SOME_STEPS, require_own_start, started
 from .._inference.graph import Head
+from .._ir.protobuf import from_bytes, to_proto
+from .._model.modes import inference_form, normalizes_by_batch
+from .._model.reference import first_difference
+from .._model.reweighted import form_of
 from .._model.trainable import TrainableModel
+from .._ort import devices
+from .._training.loss_graph import WEIGHT
+from .._training.machine_code import COMPILED
 from .._training.parameters import FlatParameters, Trainable, selected, warn_of_doubtful
-from .._training.settings import StepSettings
+from .._training.programs import PassProgram, PassSource, pass_program
+from .._training.randomness import draws_numbers
+from .._training.row_dependence import meeting
+from .._training.score_loss import ScoreLoss
+from .._training.settings import Scheduled, StepSettings, TotalLoss, settings_of_output
 from .._training.state import OptimizerState
-from .._training.step import in_trainable_type
+from .._training.step import HostStep, StepParts, in_trainable_type
+from .._training.trainer import Trainer
+from ..exceptions import ModelError, UnsupportedOperatorError, warn
 from ..losses import Loss
+from ..models.given import bare_model
 from ..optimizers import LBFGS
 from .adaptation import adapted
-from .examples import Examples
+from .examples import Examples, graph_inputs, predictions_on, require_numbers, scaled_values
 from .finetuning_setup import tuned_names
 from .fitted_state import Columns, FittedState, LiveSessions, Start, sparse_inputs, trained_form
 from .heads import HeadChoice, Plan
@@ -124,3 +149,241 @@ def _divided(
 
 def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ...]]:
     return {spec.name: columns[spec.name].shape[1:] for spec in source.inputs}
+
+
+# Compare the untrained estimator with the model that was given.
+#
+# A fitted model is compared by its predictions of some rows, an ONNX file by its output.
+
+_GIVE = "Otherwise give another model, or none: a network is trained then."
+
+
+def own_scores(plan: Plan, state: FittedState, chosen: HeadChoice, examples: Examples) -> list[np.ndarray]:
+    """Raise if the untrained estimator does not predict what the given graph does; return its scores of some rows."""
+    if chosen.own is None:
+        return []
+    predictor = state.plain_predictor()
+    return [require_own_start(chosen.own, chosen.seen, state.head, predictor, examples.columns, state.device)]
+
+
+def require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> None:
+    """Raise if the graph of a fitted model does not reproduce its predictions; keep some rows for later comparisons."""
+    fitted = state.fitted
+    if plan.old is not None or fitted is None:
+        return
+    if isinstance(fitted, FittedFile):
+        columns = examples.columns
+        if fitted.table is not None:  # of which training takes the encoded columns
+            columns = graph_inputs(plan.estimator, plan.call.X, state.source.inputs, fitted, reset=False)
+        state.fitted = started(fitted, bare_model(plan.estimator.model), columns, state.predictions)
+        return
+    from .._fitted.corrections import where_float32_is_coarse
+    from .._fitted.equivalence import (
+        require_equal,  # both need much of scikit-learn
+        tied_rows,
+    )
+
+    X, splits_words = plan.call.X, fitted.table is not None and fitted.table.splits_words
+    rows = X if splits_words else sample_rows(X)  # words may differ in every row
+    what = "It is refused, as training would begin from another model: its ONNX form"
+    found = predictions_on(plan.estimator, state, rows)
+    model: Any = bare_model(plan.estimator.model)
+    share, step = tied_rows(model, rows)
+    ties = f"{share:.0%} of the rows have training points at equal distances where n_neighbors of {step} ends"
+    whole = "models of neighbors within a radius count all of them."
+    advice = f"{ties}, and which of them count depends on their order; {whole}" if share else ""
+    advice = advice or where_float32_is_coarse(model)
+    doubles = any(spec.dtype == "float64" for spec in state.deployed.inputs)
+    require_equal(
+        model,
+        rows,
+        found,
+        what=what,
+        tolerance=1e-4,
+        reads_float64=doubles,
+        advice=f"{advice} {_GIVE}",
+    )
+    if share:
+        warn(f"{ties}: which of them count depends on their order, so predictions of such rows may differ.")
+    state.live.sample = sample_rows(X)
+
+
+def require_fit(plan: Plan, state: FittedState, examples: Examples) -> None:
+    """Raise if the data contain values that the model cannot take; warn if its type rounds them."""
+    require_numbers(plan.estimator, state, examples.columns)
+    if examples.targets.task == "regression":
+        warn_of_rounding(plan.call.y, state.model.dtype, "y")
+        if plan.rows.scale is not None:
+            require_in_range(plan.rows.scale, examples.targets.values, state.model.dtype)
+            warn_of_equal_targets(plan.rows.scale, examples.targets.values, state.model.dtype)
+
+
+# The graph that is trained, beside the one that predicts: of the scores of a given graph, both have the same loss.
+#
+# Each is made of the given graph by itself: the trained one is cut to a minibatch, gets the loss, perhaps another
+# opset, and is differentiated. Before the first step of a given file the loss of some rows is computed by both.
+
+
+NEAR = 1e-3
+"""How far apart scores may be, in parts of the largest: the losses may differ by what this does to them."""
+
+Scores = Sequence[np.ndarray]
+
+_of_programs: WeakKeyDictionary[PassProgram, FileCompared] = WeakKeyDictionary()
+"""What was compared of a program: fits of an equal structure share it."""
+
+
+def _of_both(file: FileCompared, training: FileCompared) -> str:
+    """Return what came of the comparisons of the file and of the graph that is trained, for users."""
+    return f"{_told('file as given', file)}; {_told('training graph', training)}"
+
+
+def _told(what: str, found: FileCompared) -> str:
+    if found.reason:
+        return f"{what} not compared: {found.reason}"
+    return f"{what} compared{f' without {found.without}' if found.without else ''}"
+
+
+def compare_training(
+    state: FittedState,
+    settings: StepSettings,
+    examples: Examples,
+    owns: Sequence[OwnOutput | None],
+    scores: Scores,
+    trainer: Trainer,
+) -> None:
+    """Compare the trained graph with the one that predicts, where a file was given; keep what was compared."""
+    known = [own for own in owns if own is not None and own.file is not None]
+    if isinstance(state.fitted, FittedFile) and state.fitted.compared is not None:
+        state.compared = _of_both(state.fitted.compared, FileCompared("it is that of a fitted model"))
+    elif known:
+        own = min(known, key=lambda one: len(one.rows))
+        file = max(one.file for one in known if one.file is not None)
+        program = trainer.step.program if isinstance(trainer.step, HostStep) else None
+        found = None if program is None else _of_programs.get(program)
+        if found is None:
+            found = _compared(state, settings, examples, own, scores, trainer)
+        if program is not None:
+            _of_programs[program] = found
+        state.compared = _of_both(file, found)
+
+
+def _compared(
+    state: FittedState, settings: StepSettings, examples: Examples, own: OwnOutput, scores: Scores, trainer: Trainer
+) -> FileCompared:
+    """Raise ModelError if the trained graph has another loss than the scores of the graph that predicts.
+
+    ``scores`` are those of the rows of ``own``, of each output.
+    """
+    left_out, step, batches = _left_out(state), trainer.step, trainer.batches
+    if not isinstance(batches, ArrayBatches):
+        return FileCompared("its rows come as a stream")
+    if left_out or not isinstance(step, HostStep) or meeting(state.model, settings) is not None:
+        try:
+            parts = _parts_in_form(state, settings, len(own.rows))
+            step = HostStep(parts)
+        except (ModelError, UnsupportedOperatorError) as reason:
+            return FileCompared(f"it has no form without {left_out or 'its device'}: {reason}")
+    else:
+        parts = StepParts(state.model, step.settings, state.parameters, state.frozen, state.optimizer, step.batch)
+    count = min(len(own.rows), step.batch)
+    rows = own.rows[:count]
+    found = _loss_of_step(step, batches, rows)
+    by_scores = _loss_by_scores(state, settings, examples, rows)
+    scores = [one[:count] for one in scores]
+    expected = by_scores(scores)
+    if not math.isfinite(expected):
+        return FileCompared("its loss is not finite at the start")
+    error = SOME_STEPS if is_quantized(own.graph.graph) else NEAR
+    if abs(found - expected) <= _allowed(by_scores, scores, expected, error):
+        return FileCompared(without=left_out)
+    raise ModelError(
+        f"Training would not start from the given graph: the graph that is trained has a loss of {found:.5g} for "
+        f"{count} rows of X, and the scores of the graph that predicts have one of {expected:.5g}."
+        f"{_node(own, step, parts)} Set engine= to another engine, or export the model with "
+        f"another opset (18 is a good choice) or without that operator, and please report it."
+    )
+
+
+def _left_out(state: FittedState) -> str:
+    """Return what makes the trained graph another function than the one that predicts."""
+    model = form_of(state.model.model)
+    found = ["random numbers"] if draws_numbers(model) else []
+    found += ["statistics of minibatches"] * any(normalizes_by_batch(node) for node in model.graph)
+    return " and ".join(found)
+
+
+def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> StepParts:
+    """Return what makes a step of the trained graph in the form in which it predicts, with copies of the weights."""
+    parameters, model = state.parameters, state.model
+    statistics = {name: parameters.view(name).copy() for name in parameters.running_statistics}
+    plain = replace(
+        settings,
+        optimizer=LBFGS(),  # it has no update graph
+        alpha=0.0,
+        max_grad_norm=None,
+        engine=state.engine,
+        device=devices.resolve_device(),
+        scheduled=Scheduled(),
+        accumulate=1,
+        ema_decay=None,
+    )
+    trained = FlatParameters(
+        {name: parameters.view(name) for name in parameters.names}, parameters.vector.dtype, {}, settings.factors
+    )
+    model = replace(model, model=inference_form(model.model))
+    return StepParts(model, plain, trained, {**state.frozen, **statistics}, OptimizerState(), batch, state.sparse)
+
+
+def _loss_of_step(step: HostStep, batches: ArrayBatches, rows: np.ndarray) -> float:
+    buffers = step.buffers(len(rows))
+    batches.gather(rows, buffers)
+    buffers.sample_weight[: len(rows)], buffers.sample_weight[len(rows) :] = 1.0, 0.0
+    buffers.has_ones = False
+    return step.loss()
+
+
+def _loss_by_scores(
+    state: FittedState, settings: StepSettings, examples: Examples, rows: np.ndarray
+) -> Callable[[Scores], float]:
+    """Return the function from the scores of rows to their mean loss, without the graph."""
+    dtype, targets, total = state.parameters.buffer.dtype, examples.targets.take(rows), settings.loss
+    if not isinstance(total, TotalLoss):
+        mean, y = ScoreLoss(settings, dtype, len(rows)), scaled_values(state, targets)
+        return lambda scores: mean(scores[0], y, None)
+    assert isinstance(targets, SeveralTargets)
+    means = [ScoreLoss(settings_of_output(settings, one), dtype, len(rows)) for one in total.outputs]
+    columns = targets.values[:, -len(means) :] if total.has_factors else np.ones((len(rows), len(means)))
+    each = list(zip(total.outputs, means, targets.parts, columns.T, strict=True))
+
+    def loss(scores: Scores) -> float:
+        parts = [
+            one.weight * w.mean() * mean(s, part.values, w)
+            for s, (one, mean, part, w) in zip(scores, each, strict=True)
+            if w.any()
+        ]
+        return float(np.sum(parts))
+
+    return loss
+
+
+def _allowed(by_scores: Callable[[Scores], float], scores: Scores, expected: float, error: float) -> float:
+    """Return how far losses may be apart: what they change by where the scores do by ``error``, and rounding."""
+    rng, changes = np.random.RandomState(0), [0.0]
+    for _ in range(4):
+        moved = [one + error * np.abs(one).max(initial=0.0) * rng.choice([-1.0, 1.0], one.shape) for one in scores]
+        changes.append(abs(by_scores([m.astype(s.dtype) for m, s in zip(moved, scores, strict=True)]) - expected))
+    return 3 * max(c for c in changes if math.isfinite(c)) + 1e-5 * abs(expected) + 1e-6
+
+
+def _node(own: OwnOutput, step: HostStep, parts: StepParts) -> str:
+    """Return which node is the first whose result is another one in the trained graph, for the rows in the buffers."""
+    buffers = step.buffers(parts.batch)
+    if buffers.sparse:
+        return ""
+    settings = parts.settings
+    settings = replace(settings, engine="portable") if settings.engine == COMPILED else settings
+    source = PassSource(parts.model, settings, parts.parameters, parts.frozen, len(buffers.sample_weight))
+    made = to_proto(from_bytes(pass_program(source).graph))
+    feeds = {**buffers.columns, WEIGHT: buffers.sample_weight, **parts.parameters.views()}
+    return first_difference(to_proto(own.graph.clone()), made, feeds)

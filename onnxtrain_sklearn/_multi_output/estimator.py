@@ -14,21 +14,17 @@ from sklearn.utils.validation import check_is_fitted
 from .._data.inputs import prediction_type
 from .._data.metrics import r2_of_maps
 from .._data.targets import checked_weights, rows_that_count
-from .._estimators.available_methods import check_one_pass, is_on, links_classes, trains_in_minibatches
 from .._estimators.base import GraphEstimator
+from .._estimators.config import check_one_pass, is_on, trains_in_minibatches
 from .._estimators.examples import Call, graph_inputs, together
 from .._estimators.fit import initialize, train
 from .._estimators.fitted_state import FittedState
 from .._estimators.parameters import Parameters, output_attributes
+from .._estimators.predict import accuracy_of_several, by_label, decisions, has_one_label, numbers_in_rows, typed_labels
 from .._estimators.scoring import numbers_of_outputs, rows_of
 from .._estimators.tasks import (
     Task,
-    accuracy_of_several,
-    by_label,
-    decisions,
-    has_one_label,
-    numbers_in_rows,
-    typed_labels,
+    links_classes,
 )
 from .._estimators.training_files import (
     export_source,

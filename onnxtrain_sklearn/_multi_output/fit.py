@@ -42,6 +42,7 @@ from .._estimators.examples import (
     trained_positions,
     weighted_targets,
 )
+from .._estimators.fit import trainer_for
 from .._estimators.fitted_state import Columns, FittedState
 from .._estimators.heads import HeadChoice, Plan, head_for, of_whole_rows, places_of_labels
 from .._estimators.parameters import CLASSIFIER, SHARED, Parameters
@@ -57,10 +58,8 @@ from .._estimators.scoring import (
     scored_rows,
 )
 from .._estimators.source import source_of
-from .._estimators.start_checks import compare_training
-from .._estimators.starting_state import starting_state
+from .._estimators.starting_state import compare_training, starting_state
 from .._estimators.tasks import Task
-from .._estimators.trainer_setup import trainer_for
 from .._fitted.fitted_model import is_estimator, listed
 from .._given.given_output import OwnOutput, own_output, settled
 from .._given.same_start import require_own_start

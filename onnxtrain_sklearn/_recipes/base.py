@@ -22,11 +22,10 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from .._data.targets import Targets, row_weights
 from .._estimators import parameters
-from .._estimators.declared_estimator import DeclaredEstimator
-from .._estimators.interrupts import raise_or_warn
-from .._estimators.parameters import CallbackSupportMixin
+from .._estimators.parameters import CallbackSupportMixin, DeclaredEstimator
 from .._estimators.pickling import resumed_device
 from .._estimators.scoring import Scoring
+from .._estimators.transaction import raise_or_warn
 from .._export.folder import require_known_form, training_folder, write_folder
 from .._fitted.skl2onnx_bridge import register_waiting
 from .._inference.predictor import Predictor, prediction_graph
