@@ -50,7 +50,8 @@ class Column:
         self._data: Any = _converted_rows(data.tocsr(), dtype) if sp.issparse(data) else _converted(data, dtype)
         self._dtype = dtype
         # ndarray.take copies all of an array that is not contiguous or not aligned
-        self._direct = not self._sparse and self._data.dtype == dtype and _is_plain(self._data)
+        flags = None if self._sparse else self._data.flags
+        self._direct = flags is not None and self._data.dtype == dtype and flags.c_contiguous and flags.aligned
 
     def __len__(self) -> int:
         return int(self._data.shape[0])
@@ -133,11 +134,6 @@ class Column:
         if self._sparse:
             return lambda rows: self.sparse_rows(rows).toarray(out=out)
         return lambda rows: np.copyto(out, self.rows(rows).reshape(out.shape))
-
-
-def _is_plain(data: np.ndarray) -> bool:
-    """Return True if memory holds the elements in order and aligned; it may be read-only."""
-    return bool(data.flags.c_contiguous and data.flags.aligned)
 
 
 def _converted(data: np.ndarray, dtype: DType) -> np.ndarray:

@@ -181,7 +181,12 @@ def input_columns(
 
     ``missing`` says whether numbers may be missing; it is asked where X is not plainly finite.
     """
-    _refuse_texts(specs or ())
+    for text in (spec for spec in specs or () if spec.dtype.kind in "OSU"):
+        raise ModelError(
+            f"The graph's input {text.name!r} takes text, and training takes numbers. Run the part of the graph "
+            f"that reads text once, with onnxruntime, and train the part behind it on its results: "
+            f"onnx.utils.extract_model(file, new_file, input_names, output_names) writes each part."
+        )
     X = as_frame(X)
     if isinstance(X, Inputs):
         X = X.arrays
@@ -204,29 +209,12 @@ def input_columns(
     return {spec.name: Column(shaped(array, spec), spec.dtype)}
 
 
-def _refuse_texts(specs: Sequence[TensorSpec]) -> None:
-    for spec in specs:
-        if spec.dtype.kind in "OSU":
-            raise ModelError(
-                f"The graph's input {spec.name!r} takes text, and training takes numbers. Run the part of the graph "
-                f"that reads text once, with onnxruntime, and train the part behind it on its results: "
-                f"onnx.utils.extract_model(file, new_file, input_names, output_names) writes each part."
-            )
-
-
 def _is_plain_matrix(X: object) -> TypeGuard[np.ndarray]:
     """Return True if scikit-learn would take ``X`` as it is: a plain NumPy matrix of native, finite floats."""
     if type(X) is not np.ndarray or X.dtype not in NATIVE_FLOATS or X.ndim != 2 or not X.size:
         return False
     with np.errstate(all="ignore"):  # a sum of finite numbers may overflow: scikit-learn looks at each then
         return bool(np.isfinite(X.sum()))
-
-
-def _set_features(estimator: Any, count: int) -> None:
-    """Set the attributes that scikit-learn sets for data whose features have no names."""
-    estimator.n_features_in_ = count
-    if hasattr(estimator, "feature_names_in_"):
-        del estimator.feature_names_in_
 
 
 def _validated(
@@ -237,7 +225,9 @@ def _validated(
         X = np.asanyarray(X)
         rows, X = X.shape, X.reshape(len(X), math.prod(X.shape[1:]))
     if reset and rank > 1 and _is_plain_matrix(X):
-        _set_features(estimator, X.shape[1])
+        # what scikit-learn sets for data whose features have no names
+        vars(estimator)["n_features_in_"] = X.shape[1]
+        vars(estimator).pop("feature_names_in_", None)
         return X if rows is None else X.reshape(rows)
     require_no_times(X)
     checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if missing() else True}

@@ -6,7 +6,7 @@ What follows reads the configuration, not the parameters: this is the only place
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
@@ -27,13 +27,12 @@ from .._training.settings import StepSettings, TotalLoss, TrainedPositions
 from .._training.trainer import TrainerSettings
 from .._utils.cache import with_attributes
 from .._utils.params import FACTORS, check_parameters
-from .._utils.typing import ClassWeight
 from ..callbacks.base import has_hooks
 from ..exceptions import InvalidParameterError, ModelError, nearest
 from ..losses import Loss
-from ..models import GraphModel, resolve_builder
+from ..models import resolve_builder
 from ..models.given import bare_model, resolve_graph_model
-from ..optimizers import BaseOptimizer, resolve_optimizer
+from ..optimizers import LBFGS, BaseOptimizer, resolve_optimizer
 from ..optimizers.base import rule_of
 from ..runtime import Runtime, resolve_runtime
 from ..schedules import resolve_schedule
@@ -214,21 +213,15 @@ def check_estimator_parameters(estimator: Parameters) -> None:
     Names of losses, optimizers, schedules, engines and devices are checked where they are looked up.
     """
     estimator.check_declared()
-    given = resolve_graph_model(estimator.model)
-    _check_output(estimator, given)
-    _check_output_kind(estimator, given)
-    _check_training_mode(given)
-    _check_class_axis(estimator, given)
-    if not isinstance(estimator.loss, Mapping):  # else each output checks its own
-        _check_class_weight(getattr(estimator, "class_weight", None))
+    given, name = resolve_graph_model(estimator.model), type(estimator).__name__
+    model, output, kind, axis = given.graph, given.output, given.output_kind, given.class_axis
+    by_output = isinstance(estimator.loss, Mapping)
 
-
-def _check_output(estimator: Parameters, given: GraphModel) -> None:
-    output, model = given.output, given.graph
-    if output is not None and isinstance(estimator.loss, Mapping):
+    # Which output is trained, and what it holds.
+    if output is not None and by_output:
         raise ValueError(
-            f"output={output!r} names one output of the graph; the keys of loss name those that "
-            f"{type(estimator).__name__} trains. Leave output=None."
+            f"output={output!r} names one output of the graph; the keys of loss name those that {name} trains. Leave "
+            f"output=None."
         )
     if output is not None and resolve_builder(model) is not None:
         builder = "None (MLP())" if model is None else repr(model) if isinstance(model, str) else type(model).__name__
@@ -236,36 +229,34 @@ def _check_output(estimator: Parameters, given: GraphModel) -> None:
             f"output={output!r} names an output of a given ONNX graph; model is {builder}, whose graph has one output. "
             f"Leave output=None."
         )
-
-
-def _check_output_kind(estimator: Parameters, given: GraphModel) -> None:
-    kind, name = given.output_kind, type(estimator).__name__
     if isinstance(kind, Mapping):
         _require_several_outputs(estimator, "output_kind", kind)
     elif kind not in estimator._output_kinds:
         valid = ", ".join(map(repr, estimator._output_kinds))
         raise InvalidParameterError(f"output_kind={kind!r} is not for {name}, which takes {valid}.")
-    if kind != "auto" and not is_foreign(given.graph):
+    if kind != "auto" and not is_foreign(model):
         raise ValueError(
             f"output_kind={kind!r} is for given ONNX graphs: what a fitted model or a builder of this package gives is "
             f"known. Leave output_kind='auto'."
         )
 
-
-def _check_training_mode(given: GraphModel) -> None:
-    if given.training_mode and (not is_foreign(given.graph) or resolve_builder(given.graph) is not None):
+    # How the graph is read.
+    if given.training_mode and (not is_foreign(model) or resolve_builder(model) is not None):
         raise ValueError(
             "training_mode=True is for given ONNX graphs: a builder decides in which mode its graph is trained, and "
             "fitted models have none. Leave training_mode=False."
         )
-
-
-def _check_class_axis(estimator: Parameters, given: GraphModel) -> None:
-    axis = given.class_axis
     if isinstance(axis, Mapping):
         _require_several_outputs(estimator, "class_axis", axis)
     elif axis != "auto" and is_regressor(estimator):
         raise ValueError(f"class_axis={axis!r} is for classification. Leave class_axis='auto'.")
+
+    # What the classes weigh; of several outputs each checks its own.
+    weights = None if by_output else getattr(estimator, "class_weight", None)
+    dicts = weights if isinstance(weights, list) else [weights]
+    numbers = [w for one in dicts if isinstance(one, Mapping) for w in one.values()]
+    if wrong := [w for w in numbers if not isinstance(w, Real) or not 0 <= float(w) < math.inf]:
+        raise ValueError(f"class_weight must contain non-negative numbers, got {wrong[0]!r}.")
 
 
 def _require_several_outputs(estimator: Parameters, name: str, value: object) -> None:
@@ -287,13 +278,6 @@ def require_own_kind(estimator: Parameters) -> None:
         )
     if is_regressor(model) and not is_regressor(estimator):
         raise ModelError(f"{name} is a regressor: take OrtGradientRegressor to train it.")
-
-
-def _check_class_weight(class_weight: ClassWeight) -> None:
-    dicts = class_weight if isinstance(class_weight, list) else [class_weight]
-    numbers = [w for one in dicts if isinstance(one, Mapping) for w in one.values()]
-    if wrong := [w for w in numbers if not isinstance(w, Real) or not 0 <= float(w) < math.inf]:
-        raise ValueError(f"class_weight must contain non-negative numbers, got {wrong[0]!r}.")
 
 
 # Calls that are valid depending on the parameters.
@@ -344,12 +328,27 @@ def factors_of(
             f"{DECAY} multiplies the parameter weight_decay of the optimizer, which {type(optimizer).__name__} lacks. "
             f"Set it to None, or take another optimizer, such as AdamW()."
         )
+    # Constants are parameters too where ``trainable`` names them in full.
+    named = {trainable} if isinstance(trainable, str) else set(trainable) if isinstance(trainable, Iterable) else set()
+    names = [*source.parameters, *(name for name in source.constants if name in named)]
+
+    found: dict[str, dict[str, float]] = {RATE: {}, DECAY: {}}
     owners = [] if builder is None or not optimizer.takes_minibatches else [builder]
-    names = _parameter_names(source, trainable)
-    rates, decays = (_resolved(attribute, [*owners, optimizer], names) for attribute in (RATE, DECAY))
-    if not (rates or decays):
+    for attribute, factors in found.items():
+        for owner in (*owners, optimizer):
+            if not getattr(owner, attribute, None):
+                continue
+            check_parameters(owner, {attribute: (FACTORS, None)})
+            for pattern, factor in getattr(owner, attribute).items():
+                matched = [name for name in names if matches(name, pattern)]
+                if not matched:
+                    raise ValueError(
+                        f"{attribute}: {pattern!r} matches no parameter of the graph.{nearest(pattern, names)}"
+                    )
+                factors |= dict.fromkeys(matched, float(factor))
+    if not any(found.values()):
         return NO_FACTORS
-    every = {name: Factors(rates.get(name, 1.0), decays.get(name, 1.0)) for name in names}
+    every = {name: Factors(found[RATE].get(name, 1.0), found[DECAY].get(name, 1.0)) for name in names}
     return {name: factors for name, factors in every.items() if factors != Factors()}
 
 
@@ -361,28 +360,3 @@ def lazy_rows_of(optimizer: BaseOptimizer, device: Device) -> bool:
             f"optimizer__lazy_rows=False, or device='cpu'."
         )
     return bool(optimizer.lazy_rows)
-
-
-def _parameter_names(source: TrainableModel, trainable: Trainable) -> list[str]:
-    """Return the names of all parameters, of constants too where ``trainable`` names them in full."""
-    if isinstance(trainable, str):
-        trainable = [trainable]
-    named = set(trainable) if isinstance(trainable, Iterable) else set()
-    return [*source.parameters, *(name for name in source.constants if name in named)]
-
-
-def _resolved(attribute: str, owners: Sequence[object], names: Sequence[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for owner in owners:
-        if getattr(owner, attribute, None):
-            check_parameters(owner, {attribute: (FACTORS, None)})
-            for pattern, factor in getattr(owner, attribute).items():
-                found |= dict.fromkeys(_matched(attribute, pattern, names), float(factor))
-    return found
-
-
-def _matched(attribute: str, pattern: str, names: Sequence[str]) -> list[str]:
-    matched = [name for name in names if matches(name, pattern)]
-    if not matched:
-        raise ValueError(f"{attribute}: {pattern!r} matches no parameter of the graph.{nearest(pattern, names)}")
-    return matched

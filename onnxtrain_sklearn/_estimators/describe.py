@@ -137,9 +137,8 @@ def _line(entry: Entry, width: int) -> str:
 
 
 def announce(estimator: Parameters, state: FittedState) -> None:
-    """Print the description of a new state if the estimator is verbose."""
-    if estimator.verbose:
-        print(printable(str(_of_state(state, estimator)), keep="\n"))
+    """Print the description of a new state."""
+    print(printable(str(_of_state(state, estimator)), keep="\n"))
 
 
 def describe(estimator: Parameters) -> Description:

@@ -112,14 +112,16 @@ def training_examples(
     if old is None and fitted is not None:
         take_features(estimator, fitted)
     reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
-    columns = as_trained(graph_inputs(estimator, call.X, specs, fitted, reset=reset), fitted, specs)
+    columns = graph_inputs(estimator, call.X, specs, fitted, reset=reset)
+    columns = columns if fitted is None else as_trained(columns, fitted, specs)
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
     at_positions = old is None and fitted is None and takes_positions(task, source, call.y)
     if call.one_pass and old is None:
         require_known_labels(task, call.y, known, at_positions=at_positions)
-    if old is not None:
-        return _checked(task, columns, call.y, call.sample_weight, old.head.classes, old.head)
-    return _checked(task, columns, call.y, call.sample_weight, known, None, at_positions=at_positions)
+    head, known = (None, known) if old is None else (old.head, old.head.classes)
+    n_rows = len(next(iter(columns.values())))
+    found = weighted_targets(task, n_rows, call.y, call.sample_weight, known, head, at_positions=at_positions)
+    return Examples(columns, *found)
 
 
 def require_known_labels(task: Task, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
@@ -135,23 +137,9 @@ def validation_examples(
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.source.inputs, state.fitted, reset=False)
-    columns = as_trained(columns, state.fitted, state.source.inputs)
-    return _checked(estimator._task(), columns, y, sample_weight, state.head.classes, state.head)
-
-
-def _checked(
-    task: Task,
-    columns: Columns,
-    y: ArrayLike,
-    sample_weight: ArrayLike | None,
-    classes: Classes,
-    head: Head | None,
-    *,
-    at_positions: bool = False,
-) -> Examples:
-    """Return checked examples; targets must match ``head``, the head of the first call."""
-    n_rows = len(next(iter(columns.values())))
-    found = weighted_targets(task, n_rows, y, sample_weight, classes, head, at_positions=at_positions)
+    columns = columns if state.fitted is None else as_trained(columns, state.fitted, state.source.inputs)
+    n_rows, head = len(next(iter(columns.values()))), state.head
+    found = weighted_targets(estimator._task(), n_rows, y, sample_weight, head.classes, head, at_positions=False)
     return Examples(columns, *found)
 
 
@@ -165,7 +153,10 @@ def weighted_targets(
     *,
     at_positions: bool,
 ) -> tuple[Targets, np.ndarray | None]:
-    """Return checked targets of ``n_rows`` rows and their weights; None: all are one."""
+    """Return checked targets of ``n_rows`` rows and their weights; None: all are one.
+
+    Targets must match ``head``, the head of the first call.
+    """
     if at_positions or (head is not None and head.positions is not None):
         targets = position_targets(y, classes, task.ignore_label)
         _require_rows(n_rows, targets)
@@ -283,18 +274,19 @@ class TrainingRows:
         self._split: tuple[np.ndarray, np.ndarray | None] | None = None
 
     def split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the training rows and the rows held out for early stopping; the first call draws them."""
-        if self._split is None:
-            self._split = self._new_split(examples)
-        return self._split
+        """Return the training rows and the rows held out for early stopping; the first call draws them.
 
-    def _new_split(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
-        """Draw both parts; rows of weight zero are in neither."""
-        weights, estimator = examples.weights, self._estimator
-        rows = np.arange(len(examples)) if weights is None else np.flatnonzero(weights)
-        if not estimator.early_stopping or self._call.validation is not None or self._call.one_pass:
-            return rows, None
-        return split_rows(rows, examples.targets, float(estimator.validation_fraction), self._rng)
+        Rows of weight zero are in neither.
+        """
+        if self._split is None:
+            weights, estimator, call = examples.weights, self._estimator, self._call
+            rows = np.arange(len(examples)) if weights is None else np.flatnonzero(weights)
+            if not estimator.early_stopping or call.validation is not None or call.one_pass:
+                self._split = rows, None
+            else:
+                fraction = float(estimator.validation_fraction)
+                self._split = split_rows(rows, examples.targets, fraction, self._rng)
+        return self._split
 
     def choose_scale(self, examples: Examples) -> None:
         """Choose the scale in which a graph that is built for these targets is trained."""

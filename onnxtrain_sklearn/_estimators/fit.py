@@ -32,7 +32,7 @@ from .examples import Call, Examples, TrainingRows, balanced_weights, batches_fo
 from .finetuning_setup import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
 from .heads import Plan, body_of, choose_head, gets_new_head, headed
-from .random_generator import generator_for
+from .random_generator import bytes_of, generator_of
 from .scoring import (
     Measures,
     OwnScore,
@@ -59,7 +59,7 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
     state, trainer = None, None
     try:
         state, trainer = estimator._prepare(call)
-        if old is None:
+        if old is None and estimator.verbose:
             announce(estimator, state)
         transaction.begin_training(trainer, one_pass=call.one_pass)
         train_watched(trainer.watcher, trainer.one_pass if call.one_pass else trainer.fit)
@@ -84,7 +84,8 @@ def initialize(fitted: EstimatorT, call: Call) -> EstimatorT:
     transaction, state = Transaction(estimator, None), None
     try:
         state, _ = estimator._prepare(call)
-        announce(estimator, state)
+        if estimator.verbose:
+            announce(estimator, state)
         transaction.publish(state)
     except BaseException as error:
         transaction.fail(error, None)
@@ -109,7 +110,7 @@ def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
 
     # The data, as inputs of the graph, and targets; a builder builds its graph for them.
     examples = training_examples(estimator, call, source, fitted, old)
-    rng = generator_for(estimator, call, examples) if old is None else old.rng
+    rng = generator_of(estimator, lambda: bytes_of(examples, call)) if old is None else old.rng
     tuner = None if call.one_pass else tuner_of(estimator, fitted)
     rows = TrainingRows(estimator, call, old, rng)
     names: tuple[str, ...] = ()

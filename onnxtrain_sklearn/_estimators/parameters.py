@@ -15,7 +15,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from .._training.parameters import Trainable
-from .._utils.declared import Parameter, check_declared, switch
+from .._utils.declared import Parameter, rules_of, switch
 from .._utils.params import (
     COUNT,
     FRACTION,
@@ -25,6 +25,7 @@ from .._utils.params import (
     OneOf,
     Parametrized,
     Range,
+    check_parameters,
 )
 from ..adapters import LoRA
 from ..callbacks.base import HOOKS
@@ -205,7 +206,8 @@ class DeclaredEstimator(Parametrized):
 
     def check_declared(self) -> None:
         """Raise InvalidParameterError if a parameter violates its declared rules."""
-        check_declared(self)
+        kind: Any = type(self)
+        check_parameters(self, rules_of(kind))
 
     _doc_link_module = html.PACKAGE
 

@@ -70,11 +70,6 @@ def seeded(seed: int | np.random.RandomState | None) -> np.random.RandomState:
     return generator
 
 
-def generator_for(estimator: Seeded, call: Call, examples: Examples) -> np.random.RandomState:
-    """Return the generator of a call of an estimator that trains a graph."""
-    return generator_of(estimator, lambda: bytes_of(examples, call))
-
-
 def bytes_of(examples: Examples, call: Call) -> Iterable[bytes]:
     """Yield the kind of the call and all rows, a few at a time."""
     yield str(call.one_pass).encode()

@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from .._data.metrics import log_loss_of_labels, squared_error_of_labels
 from .._data.several_targets import SeveralTargets
 from .._data.targets import (
     IGNORED,
@@ -24,7 +23,7 @@ from .._data.targets import (
     rows_with_labels,
     weights_without_shares,
 )
-from .._data.validation import faults_of_validation_data, require_scorable
+from .._data.validation import faults_of_validation_data, log_loss_of_labels, require_scorable, squared_error_of_labels
 from .._fitted import sklearn_private
 from .._inference.graph import Head
 from .._inference.predictor import Predictor

@@ -132,7 +132,7 @@ def built_for(
     """Return the graph that the builder of an estimator builds for the data, and the data as its input."""
     builder = resolve_builder(estimator.model)
     assert builder is not None
-    trained = rows.split(examples)[0] if needs_rows(builder) else None
+    trained = None if NEEDS_ROWS.isdisjoint(keywords_of(builder)) else rows.split(examples)[0]
     scale = scale_for(estimator, builder, examples, rows)
     source = built_source(builder, scaled(examples, rows.scale), trained, rng, scale)
     (column,) = examples.columns.values()
@@ -140,11 +140,6 @@ def built_for(
         return source, replace(examples, columns={source.inputs[0].name: column})
     columns = graph_inputs(estimator, call.X, source.inputs, None, reset=False)
     return source, replace(examples, columns=columns)
-
-
-def needs_rows(builder: Builder) -> bool:
-    """Return True if the builder uses the training rows."""
-    return not NEEDS_ROWS.isdisjoint(keywords_of(builder))
 
 
 def built_source(
@@ -160,10 +155,18 @@ def built_source(
     """
     (column,) = examples.columns.values()
     n_features, n_outputs = math.prod(column.shape[1:]), examples.targets.n_outputs
-    keywords = _keywords(builder, column, examples, rows)
+    every = np.arange(len(examples)) if rows is None else np.sort(rows)
+    targets, weights = examples.targets.values, examples.weights
+    makers: dict[str, Callable[[], object]] = {
+        "row_shape": lambda: column.shape[1:],
+        "X": lambda: column.read_only(every),
+        "y": lambda: targets[every],
+        "sample_weight": lambda: None if weights is None else weights[every],
+    }
+    keywords = {name: makers[name]() for name in keywords_of(builder)}  # those that the builder declares
     if is_plain(builder) and makes_drafts(builder):
         draft = builder.draft(n_features, n_outputs, rng, **keywords)
-        numbers = None if scale is None else scale.key
+        numbers = None if scale is None else (scale.center.tobytes(), scale.divisor.tobytes())
         key = content(builder), n_features, n_outputs, draft.form, numbers, current_limits()
         source = _sources.get(key, lambda: _form_of_source(builder, draft, scale))
         _require_one_input(source, column, f"{type(builder).__name__}.build")
@@ -214,19 +217,6 @@ def _require_one_input(source: TrainableModel, column: Column, name: str) -> Non
         )
 
 
-def _keywords(builder: Builder, column: Column, examples: Examples, rows: np.ndarray | None) -> dict[str, Any]:
-    """Return the arguments that the builder declares."""
-    every = np.arange(len(examples)) if rows is None else np.sort(rows)
-    targets, weights = examples.targets.values, examples.weights
-    makers: dict[str, Callable[[], object]] = {
-        "row_shape": lambda: column.shape[1:],
-        "X": lambda: column.read_only(every),
-        "y": lambda: targets[every],
-        "sample_weight": lambda: None if weights is None else weights[every],
-    }
-    return {name: makers[name]() for name in keywords_of(builder)}
-
-
 # Large numbers in the rows: the networks that are built for them subtract a center and divide by a power of two.
 #
 # A network of initial weights gives outputs as large as its inputs, and follows the largest column alone. Both numbers
@@ -257,18 +247,11 @@ class InputScale:
     center: np.ndarray
     divisor: np.ndarray
 
-    @property
-    def key(self) -> bytes:
-        """The numbers as a comparable value."""
-        return self.center.tobytes() + self.divisor.tobytes()
-
 
 def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows: TrainingRows) -> InputScale | None:
-    """Return what the graph of a builder scales its rows by; None: nothing.
-
-    Without scaled targets a regressor is in the units of its data. The weights of other builders may have been chosen
-    for the rows as they are. What a penalty on a linear model means depends on the units of the columns.
-    """
+    """Return what the graph of a builder scales its rows by; None: nothing."""
+    # Without scaled targets a regressor is in the units of its data. The weights of other builders may have been chosen
+    # for the rows as they are. What a penalty on a linear model means depends on the units of the columns.
     unscaled = examples.targets.task == "regression" and rows.scale is None
     kind = getattr(builder, "scales_rows", None)
     if kind is None or unscaled or not is_plain(builder):
@@ -276,61 +259,52 @@ def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows:
     linear = kind != BY_CHANNEL and not np.size(getattr(builder, "hidden_layer_sizes", ()))
     if estimator.alpha and linear:
         return None
+
+    # Rows that tell the size of the numbers: evenly chosen, and in order, as they may be read from a file.
     (column,) = examples.columns.values()
-    centered = bool(getattr(builder, "fit_intercept", True)) and not column.is_sparse
-    # rows that tell the size of the numbers: evenly chosen, and in order, as they may be read from a file
-    most = min(LOOKED_AT_ROWS, max(LEAST_ROWS, LOOKED_AT_NUMBERS // math.prod(column.shape[1:])))
+    row_shape, n_numbers = column.shape[1:], math.prod(column.shape[1:])
+    most = min(LOOKED_AT_ROWS, max(LEAST_ROWS, LOOKED_AT_NUMBERS // n_numbers))
     trained = np.sort(rows.split(examples)[0])
     chosen = trained[:: max(1, -(-len(trained) // most))]
     shares = np.ones(len(chosen)) if examples.weights is None else examples.weights[chosen].astype(np.float64)
-    if _are_small(column, chosen, shares):
-        return None
-    return _scale_of(_spread(column, chosen, shares, kind), centered=centered)
+    if not column.is_sparse and len(chosen) * n_numbers <= _NUMBERS_AT_ONCE:
+        numbers = np.asarray(column.read_only(chosen)).reshape(-1, n_numbers)
+        if _are_small(numbers, shares):
+            return None
 
-
-@dataclass(frozen=True, eq=False)
-class _Spread:
-    """Mean, standard deviation and root mean square of the numbers of each column, or channel."""
-
-    mean: np.ndarray
-    deviation: np.ndarray
-    size: np.ndarray
-
-
-@ignores_float_errors
-def _are_small(column: Column, chosen: np.ndarray, shares: np.ndarray) -> bool:
-    """Return True if a sample of rows shows no large column: all mean squares are far below the limit."""
-    numbers = math.prod(column.shape[1:])
-    if column.is_sparse or len(chosen) * numbers > _NUMBERS_AT_ONCE:
-        return False
-    rows = np.asarray(column.read_only(chosen)).reshape(-1, numbers)
-    mean_squares = shares.astype(rows.dtype) @ (rows * rows) / shares.sum()
-    return bool((mean_squares < CLEARLY_SMALL).all())
-
-
-def _spread(column: Column, chosen: np.ndarray, shares: np.ndarray, kind: str) -> _Spread:
-    n_numbers = math.prod(column.shape[1:])
-    origin, axes = _origin(column, chosen[:1], kind), _joined_axes(column, kind)
-    sums = np.zeros((2, *column.shape[1:]))
+    # Mean, deviation and root mean square of each column; of images, of each channel. Squares are summed up around the
+    # first row: far from 0 they would lose the spread.
+    every_axis = tuple(range(len(row_shape)))
+    axes = () if kind == BY_COLUMN else every_axis[1:] if len(every_axis) == 3 else every_axis
+    origin: Any = 0.0
+    if not column.is_sparse and len(chosen):
+        first_row = np.asarray(column.read_only(chosen[:1]), np.float64)[0]
+        origin = first_row.mean(axis=axes, keepdims=True)
+    sums = np.zeros((2, *row_shape))
     for piece in np.array_split(np.arange(len(chosen)), max(1, len(chosen) * n_numbers // _NUMBERS_AT_ONCE)):
         sums += _weighted_sums(column.read_only(chosen[piece]), shares[piece], origin)
     first, second = (sums / shares.sum()).mean(axis=tuple(axis + 1 for axis in axes), keepdims=True)
     variance, mean = np.maximum(second - first**2, 0.0), origin + first
-    return _Spread(mean, np.sqrt(variance), np.sqrt(variance + mean**2))
+    deviation, size = np.sqrt(variance), np.sqrt(variance + mean**2)
+
+    # Large columns are scaled by their deviation where they are centered. Deviations below 1 are not scaled up, unless
+    # all numbers of a column are equal: its deviation is not known.
+    large = (size >= LEAST_SIZE) & np.isfinite(size)
+    if not large.any():
+        return None
+    centered = bool(getattr(builder, "fit_intercept", True)) and not column.is_sparse
+    around = np.where(deviation > 0, np.maximum(deviation, 1.0), size)
+    sizes = np.where(large, around if centered else size, 1.0)
+    divisor = np.ldexp(1.0, np.minimum(np.frexp(sizes)[1] - 1, _LARGEST_EXPONENT))
+    center = np.where(large & centered, np.round(mean / divisor) * divisor, 0.0)
+    return InputScale(center.astype(np.float32), divisor.astype(np.float32))
 
 
-def _joined_axes(column: Column, kind: str) -> tuple[int, ...]:
-    """Return the axes of a row whose numbers are scaled alike: those of images, without the axis of channels."""
-    axes = range(len(column.shape) - 1)
-    return () if kind == BY_COLUMN else tuple(axes[1:] if len(axes) == 3 else axes)
-
-
-def _origin(column: Column, row: np.ndarray, kind: str) -> Any:
-    """Return numbers that squares are summed up around: far from 0 they would lose the spread."""
-    if column.is_sparse or not len(row):
-        return 0.0
-    first = np.asarray(column.read_only(row), np.float64)[0]
-    return first.mean(axis=_joined_axes(column, kind), keepdims=True)
+@ignores_float_errors
+def _are_small(rows: np.ndarray, shares: np.ndarray) -> bool:
+    """Return True if no column is large: all mean squares are far below the limit."""
+    mean_squares = shares.astype(rows.dtype) @ (rows * rows) / shares.sum()
+    return bool((mean_squares < CLEARLY_SMALL).all())
 
 
 def _weighted_sums(numbers: Any, shares: np.ndarray, origin: Any) -> np.ndarray:
@@ -341,21 +315,6 @@ def _weighted_sums(numbers: Any, shares: np.ndarray, origin: Any) -> np.ndarray:
         return np.stack([np.ravel(shares @ matrix), np.ravel(shares @ matrix.multiply(matrix))])
     numbers = np.asarray(numbers, np.float64) - origin
     return np.stack([np.tensordot(shares, numbers, 1), np.tensordot(shares, numbers * numbers, 1)])
-
-
-def _scale_of(spread: _Spread, *, centered: bool) -> InputScale | None:
-    """Return the scale of large columns, by their deviation where they are centered; None: no column is large.
-
-    Smaller deviations than 1 are not scaled up, unless all numbers of a column are equal: its deviation is not known.
-    """
-    around = np.where(spread.deviation > 0, np.maximum(spread.deviation, 1.0), spread.size)
-    large = (spread.size >= LEAST_SIZE) & np.isfinite(spread.size)
-    if not large.any():
-        return None
-    sizes = np.where(large, around if centered else spread.size, 1.0)
-    divisor = np.ldexp(1.0, np.minimum(np.frexp(sizes)[1] - 1, _LARGEST_EXPONENT))
-    center = np.where(large & centered, np.round(spread.mean / divisor) * divisor, 0.0)
-    return InputScale(center.astype(np.float32), divisor.astype(np.float32))
 
 
 def with_scaled_rows(model: ir.Model, scale: InputScale | None) -> ir.Model:

@@ -51,7 +51,9 @@ from .heads import HeadChoice, Plan
 def starting_state(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
     """Return a new state with this head, or the old one with the current parameters, and the settings of its step."""
     estimator, old, columns = plan.estimator, plan.old, examples.columns
-    seen = chosen.seen if old is not None else adapted(estimator, chosen.seen, plan.rng)
+    seen = chosen.seen
+    if old is None and estimator.adapters is not None:
+        seen = adapted(estimator, seen, plan.rng)
     settings = plan.config.with_graph(chosen.settings, seen)
     if plan.config.drop_last and not settings.optimizer.takes_minibatches:
         kind = type(settings.optimizer).__name__

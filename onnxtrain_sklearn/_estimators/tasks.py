@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._data.metrics import accuracy, r2_of_rows
 from .._data.targets import (
     Classes,
     Targets,
@@ -23,6 +22,7 @@ from .._data.targets import (
     validation_accuracy,
     weights_without_shares,
 )
+from .._data.validation import accuracy, r2_of_rows
 from .._utils.typing import ClassWeight
 from ..exceptions import warn
 from ..losses import LOSSES, Loss

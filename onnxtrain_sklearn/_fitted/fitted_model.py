@@ -144,9 +144,9 @@ def _column(array: np.ndarray, spec: TensorSpec | None) -> Column:
     return Column(array.ravel() if is_vector else array, np.dtype(np.float32) if spec is None else spec.dtype)
 
 
-def as_trained(columns: InputColumns, fitted: FittedModel | None, specs: Specs) -> InputColumns:
+def as_trained(columns: InputColumns, fitted: FittedModel, specs: Specs) -> InputColumns:
     """Return the inputs ``specs`` of the trained part of the graph."""
-    parts = None if fitted is None else fitted.parts
+    parts = fitted.parts
     if parts is None or specs is None:
         return columns
     arrays: dict[str, Any] = {} if parts.encoder is None else _encoded(columns, parts.encoder)

@@ -17,7 +17,6 @@ import onnx_ir as ir
 
 from .._data import columns as data_columns
 from .._data.columns import Column
-from .._data.finite import finite_rows
 from .._importers.quantization import holds_fakes, requantized
 from .._ir.edits import initializers_to_inputs
 from .._ir.protobuf import fill_initializers, to_proto
@@ -30,6 +29,7 @@ from .._ort import devices, sessions
 from .._ort.devices import Device
 from .._ort.sessions import shared_session
 from .._utils.cache import Cache, content, with_attributes
+from .._utils.errors import ignores_float_errors
 from .._utils.typing import DType
 from ..exceptions import ModelError
 from .graph import Head, inference_model, target_numbers
@@ -171,7 +171,7 @@ class Predictor:
         None: there are too many for the shorter check to pay, or a number is not finite in ``dtype``.
         """
         one_chunk = len(self._pieces(len(rows), math.prod(rows.shape[1:]))) == 1
-        piece = finite_rows(rows, dtype) if one_chunk else None
+        piece = _finite_rows(rows, dtype) if one_chunk else None
         return None if piece is None else self._computed({name: piece}, len(piece), output)
 
     def pieces_of(self, columns: Mapping[str, Column], rows: np.ndarray | None = None) -> list[slice]:
@@ -288,3 +288,15 @@ def filled_graph(
     proto.CopyFrom(found.proto)
     fill_initializers(proto, {**weights, **numbers})
     return replace(found.graph, content=proto.SerializeToString())
+
+
+def _finite_rows(rows: np.ndarray, dtype: DType) -> np.ndarray | None:
+    """Return ``rows`` contiguous and in ``dtype``; None if one of the numbers is not finite, or too large for it."""
+    found = np.ascontiguousarray(rows) if rows.dtype == dtype else _in_graph_type(rows, dtype)
+    squares = np.vdot(found, found)  # is finite only if all are, and takes less time than to look at each
+    return found if math.isfinite(squares) or np.isfinite(found).all() else None
+
+
+@ignores_float_errors
+def _in_graph_type(rows: np.ndarray, dtype: DType) -> np.ndarray:
+    return np.ascontiguousarray(rows, dtype)

@@ -46,7 +46,7 @@ from .._estimators.fit import trainer_for
 from .._estimators.fitted_state import Columns, FittedState
 from .._estimators.heads import HeadChoice, Plan, head_for, of_whole_rows, places_of_labels
 from .._estimators.parameters import CLASSIFIER, SHARED, Parameters
-from .._estimators.random_generator import generator_for
+from .._estimators.random_generator import bytes_of, generator_of
 from .._estimators.regressor import OrtGradientRegressor
 from .._estimators.scoring import (
     ScoredRows,
@@ -123,7 +123,7 @@ def prepared_outputs(estimator: Parameters, call: Call) -> tuple[FittedState, Tr
     old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
     source = _known_outputs(estimator, old, tasks)
     examples = several_examples(estimator, tasks, call, source, old)
-    rng = generator_for(estimator, call, examples) if old is None else old.rng
+    rng = generator_of(estimator, lambda: bytes_of(examples, call)) if old is None else old.rng
     rows = TrainingRows(estimator, call, old, rng)
     examples = with_factors(examples, rows.split(examples)[0])
     plan = Plan(estimator, call, config, old, rng, rows, None, None, None, ())

@@ -16,7 +16,6 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from .._data.batches import Batches
-from .._data.finite import is_finite
 from .._utils.errors import ignores_float_errors
 from ..exceptions import DivergenceError, warn
 from ..schedules import Constant, Schedule
@@ -419,3 +418,18 @@ def _trained(steps: Iterable[tuple[float, float]], kept: KeptWeights) -> tuple[f
             kept.keep()
         seen += weight
     return total, seen
+
+
+SHORT = 10_000
+"""Numbers up to which BLAS takes one thread for their squares."""
+
+BLOCK_OF_ANSWERS = 2**20
+"""Numbers that are looked at together: the answers for a whole large vector take memory."""
+
+
+def is_finite(vector: np.ndarray) -> bool:
+    """Return True if all numbers of a vector are finite."""
+    if len(vector) <= SHORT and math.isfinite(np.vdot(vector, vector)):  # takes less time; dot would tell of overflow
+        return True
+    blocks = (vector[i : i + BLOCK_OF_ANSWERS] for i in range(0, len(vector), BLOCK_OF_ANSWERS))
+    return all(bool(np.isfinite(block).all()) for block in blocks)

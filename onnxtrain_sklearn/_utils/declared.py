@@ -7,13 +7,13 @@ parameter without rules is checked where it is used.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from textwrap import indent
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from .params import Rule, Rules, check_parameters
+from .params import Rule, Rules
 
 K = TypeVar("K", bound=type)
 
@@ -47,15 +47,10 @@ def switch(text: str) -> Parameter:
     return Parameter("bool", text, (bool,))
 
 
-def check_declared(estimator: object) -> None:
-    """Raise InvalidParameterError if a parameter violates the rules that the class declares."""
-    check_parameters(estimator, _rules_of(cast("Hashable", type(estimator))))
-
-
 @lru_cache(maxsize=64)
-def _rules_of(kind: Hashable) -> Rules:
+def rules_of(kind: Any) -> Rules:
     """Return the rules of the parameters of a class that have rules."""
-    declared: Mapping[str, Parameter] = cast("Any", kind).declared
+    declared: Mapping[str, Parameter] = kind.declared
     return {name: parameter.rules for name, parameter in declared.items() if parameter.rules}
 
 

@@ -8,8 +8,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._data.finite import BLOCK_OF_ANSWERS, SHORT, is_finite
 from onnxtrain_sklearn._training.step import HostStep
+from onnxtrain_sklearn._training.trainer import BLOCK_OF_ANSWERS, SHORT, is_finite
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Progress, Schedule
 from tests.helpers.data import blobs, line
