@@ -20,8 +20,10 @@ from .._given.ml_files import is_fitted_graph, is_plain_graph_of_text
 from .._given.same_start import of_kind
 from .._importers.load import LABELS, given_graph, load
 from .._ir.files import without_program
-from .._ir.limits import current_limits
+from .._ir.limits import current_limits, require_within_limits
+from .._ir.opsets import readable
 from .._ir.protobuf import erase_initializers
+from .._ir.shapes import infer_declared
 from .._model.joined_outputs import join_outputs
 from .._model.modes import in_training_mode
 from .._model.trainable import TrainableModel, trainable_model
@@ -186,7 +188,11 @@ def _form_of_source(builder: Builder, draft: Draft, scale: InputScale | None) ->
     """Return the graph of a draft with zeros in place of the weights of this fit."""
     proto = draft.graph()
     erase_initializers(proto, draft.weights)
-    source = _source_built_by(builder, with_scaled_rows(load(proto), scale))
+    # A draft needs none of the repairs of files: it has no functions, no fused operators and no declared types to mend.
+    require_within_limits(proto)
+    with refusing("The graph that the builder builds is not valid"):
+        whole = infer_declared(readable(proto))
+    source = _source_built_by(builder, with_scaled_rows(whole, scale))
     return source.with_weights(source.weights())  # as arrays: those of a file are read anew each time
 
 
