@@ -94,10 +94,58 @@ class LoRA(Component):
 
 # Factors in a graph, beside the frozen matrices of products and convolutions.
 #
-# They have the layout of the matrix in the graph, L its rows and R its columns. A product multiplies by the factors one
-# after the other, so that the matrix needs no gradient. Where a product cannot (convolutions in groups, tables that are
-# looked up as well), the sum of matrix and change is computed and read. Either way the change ends in an addition,
-# without which the graph is the one that was given.
+# They have the layout of the matrix in the graph: L has its rows, R its columns. A product multiplies by the factors
+# one after the other, so that the matrix needs no gradient. Where that is impossible (convolutions in groups, embedding
+# matrices that are looked up as well), nodes read the computed sum of matrix and change. Either way the change ends in
+# an addition: without it the graph is the one that was given.
+
+
+def with_low_rank(
+    source: TrainableModel, names: Sequence[str], rank: int, scale: float, rng: np.random.RandomState | None
+) -> TrainableModel:
+    """Return the model with trained factors beside the matrices of these names; their product is zero.
+
+    ``rng`` draws the first factors from a uniform distribution, bounded by the inverse root of the inputs that a
+    number is the sum of (Kaiming's with a slope of √5, as in peft). If it is None, they are zero too.
+    """
+    model = source.model.clone()
+    graph = model.graph
+    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(source.dtype), prefix="lora", constant_nodes=True)
+    found = [_changed(op, graph.initializers[name], rank, scale, rng) for name in names]
+    graph.sort()
+    infer_shapes(model)
+    factors = tuple(name for one in found for name in one.factors)
+    roles = {name: f"low-rank factor of {one.matrix!r}" for one in found for name in one.factors}
+    parameters = (*source.parameters, *factors)
+    return replace(source, model=model, parameters=parameters, roles={**source.roles, **roles}, low_rank=tuple(found))
+
+
+def without_low_rank(source: TrainableModel) -> TrainableModel:
+    """Return the model without the factors: the graph that :func:`with_low_rank` was given."""
+    if not source.low_rank:
+        return source
+    model, factors = source.model.clone(), factors_of_matrices(source.low_rank)
+    graph = model.graph
+    sums = {name for one in source.low_rank for name in one.sums}
+    for node in [node for node in graph if node.name in sums]:
+        given, result = node.inputs[0], node.outputs[0]
+        assert given is not None
+        name, is_output = result.name, result.is_graph_output()
+        bypass(node, given)
+        if is_output:
+            given.name = name
+    common.RemoveUnusedNodesPass()(model)
+    remove_unread_initializers(graph, [name for name in graph.initializers if name not in factors])
+    kept = {n: reason for n, reason in source.roles.items() if n not in factors}
+    parameters = tuple(name for name in source.parameters if name not in factors)
+    return replace(source, model=model, parameters=parameters, roles=kept, low_rank=())
+
+
+def matrices_of(source: TrainableModel) -> list[str]:
+    """Return the names of the parameters by which a Gemm, MatMul or Conv multiplies, and that can be changed."""
+    initializers = source.model.graph.initializers
+    values = [initializers[name] for name in source.parameters]
+    return [v.name or "" for v in values if not v.is_graph_output() and next(_products_with(v), None) is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,11 +171,29 @@ class Product:
         return self.node.op_type != "Conv" and (self.index == 1) != self.transposed
 
 
-def matrices_of(source: TrainableModel) -> list[str]:
-    """Return the names of the parameters by which a Gemm, MatMul or Conv multiplies, and that can be changed."""
-    initializers = source.model.graph.initializers
-    values = [initializers[name] for name in source.parameters]
-    return [v.name or "" for v in values if not v.is_graph_output() and next(_products_with(v), None) is not None]
+def _changed(op: GraphBuilder, matrix: ir.Value, rank: int, scale: float, rng: np.random.RandomState | None) -> LowRank:
+    """Add factors to the matrix, or to the products with it; return the names of the parts."""
+    products, whole = list(_products_with(matrix)), _needs_sum(matrix)
+    shape, name = array_of(matrix).shape, matrix.name or ""
+    begins_left = products[0].begins_left
+    kernel = len(shape) > 2 and not whole
+    left = (shape[0], rank, *(1 for _ in shape[2:] if kernel))
+    right = (rank, *shape[1:]) if kernel else (rank, math.prod(shape[1:]))
+    first = op.taken.free(f"{name}.lora_A")
+    last = op.taken.free(f"{name}.lora_B")
+    names, dtype = ((first, last) if begins_left else (last, first)), op.dtype.numpy()
+    inputs = shape[0] if begins_left else math.prod(shape[1:])
+    first_shape, bound = left if begins_left else right, 1 / math.sqrt(inputs)
+    drawn = np.zeros(first_shape) if rng is None else rng.uniform(-bound, bound, first_shape)
+    arrays = (drawn, np.zeros(right)) if begins_left else (np.zeros(left), drawn)
+    factors = [op.parameter(n, a.astype(dtype)) for n, a in zip(names, arrays, strict=True)]
+    if whole:  # rewire consumers of the matrix to the sum of matrix and change
+        change = _times_scale(op, op.MatMul(*factors), scale)
+        change = change if len(shape) == 2 else op.Reshape(change, list(shape))
+        sums = [_name_of_sum(insert_after(op, matrix, lambda w: op.Add(w, change)))]
+    else:
+        sums = [_with_change(op, one, factors, scale) for one in products]
+    return LowRank(name, *names, scale, first, tuple(sums))
 
 
 def _products_with(value: ir.Value, *, transposed: bool = False) -> Iterator[Product]:
@@ -155,7 +221,10 @@ def _passes_on(node: ir.Node) -> bool:
 
 
 def _needs_sum(value: ir.Value) -> bool:
-    """Return True if nodes need the sum of matrix and change: products in groups or with itself, or other readers."""
+    """Return True if nodes need the sum of matrix and change.
+
+    These are convolutions in groups, products of the matrix with itself, and nodes other than products.
+    """
     products = list(_products_with(value))
     known = {(id(one.node), one.index) for one in products}
     grouped = any(int_attribute(one.node, "group", 1) != 1 for one in products)
@@ -173,77 +242,12 @@ def _reads_otherwise(value: ir.Value, known: set[tuple[int, int]]) -> bool:
     return False
 
 
-def with_low_rank(
-    source: TrainableModel, names: Sequence[str], rank: int, scale: float, rng: np.random.RandomState | None
-) -> TrainableModel:
-    """Return the model with trained factors beside the matrices of these names; their product is zero.
-
-    ``rng`` draws the first factors from a uniform distribution, bounded by the inverse root of the inputs that a
-    number is the sum of (Kaiming's with a slope of √5, as in peft). None: they are zero too.
-    """
-    model = source.model.clone()
-    graph = model.graph
-    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(source.dtype), prefix="lora", constant_nodes=True)
-    found = [_changed(op, graph.initializers[name], rank, scale, rng) for name in names]
-    graph.sort()
-    infer_shapes(model)
-    factors = tuple(name for one in found for name in one.factors)
-    roles = {name: f"low-rank factor of {one.matrix!r}" for one in found for name in one.factors}
-    parameters = (*source.parameters, *factors)
-    return replace(source, model=model, parameters=parameters, roles={**source.roles, **roles}, low_rank=tuple(found))
-
-
-def _changed(op: GraphBuilder, matrix: ir.Value, rank: int, scale: float, rng: np.random.RandomState | None) -> LowRank:
-    products, whole = list(_products_with(matrix)), _needs_sum(matrix)
-    shape, name = array_of(matrix).shape, matrix.name or ""
-    begins_left = products[0].begins_left
-    kernel = len(shape) > 2 and not whole
-    left = (shape[0], rank, *(1 for _ in shape[2:] if kernel))
-    right = (rank, *shape[1:]) if kernel else (rank, math.prod(shape[1:]))
-    first = op.taken.free(f"{name}.lora_A")
-    last = op.taken.free(f"{name}.lora_B")
-    names, dtype = ((first, last) if begins_left else (last, first)), op.dtype.numpy()
-    inputs = shape[0] if begins_left else math.prod(shape[1:])
-    drawn = _drawn(left if begins_left else right, inputs, rng)
-    arrays = (drawn, np.zeros(right)) if begins_left else (np.zeros(left), drawn)
-    factors = [op.parameter(n, a.astype(dtype)) for n, a in zip(names, arrays, strict=True)]
-    if whole:
-        sums = [_read_sum(op, matrix, shape, factors, scale)]
-    else:
-        sums = [_with_change(op, one, factors, scale) for one in products]
-    return LowRank(name, *names, scale, first, tuple(sums))
-
-
-def _drawn(shape: tuple[int, ...], inputs: int, rng: np.random.RandomState | None) -> np.ndarray:
-    bound = 1 / math.sqrt(inputs)
-    return np.zeros(shape) if rng is None else rng.uniform(-bound, bound, shape)
-
-
-def _read_sum(
-    op: GraphBuilder, matrix: ir.Value, shape: tuple[int, ...], factors: Sequence[ir.Value], scale: float
-) -> str:
-    """Rewire consumers of the matrix to the sum of matrix and change; return the name of the addition."""
-    change = _times_scale(op, op.MatMul(*factors), scale)
-    change = change if len(shape) == 2 else op.Reshape(change, list(shape))
-    return _name_of_sum(insert_after(op, matrix, lambda w: op.Add(w, change)))
-
-
 def _with_change(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], scale: float) -> str:
     """Add the product with the factors to that with the matrix; return the name of the addition."""
     change = {"Conv": _convolved_with_factors, "Gemm": _gemm_with_factors}.get(
         one.node.op_type, _multiplied_by_factors
     )(op, one, factors, scale)
     return _name_of_sum(insert_after(op, one.node.outputs[0], lambda y: op.Add(y, change)))
-
-
-def _name_of_sum(value: ir.Value) -> str:
-    node = value.producer()
-    assert node is not None
-    return node.name or ""
-
-
-def _times_scale(op: GraphBuilder, value: ir.Value, scale: float) -> ir.Value:
-    return value if scale == 1 else op.Mul(value, float(scale))
 
 
 def _convolved_with_factors(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], scale: float) -> ir.Value:
@@ -272,22 +276,11 @@ def _multiplied_by_factors(op: GraphBuilder, one: Product, factors: Sequence[ir.
     return op.MatMul(last, _times_scale(op, op.MatMul(first, one.node.inputs[1]), scale))
 
 
-def without_low_rank(source: TrainableModel) -> TrainableModel:
-    """Return the model without the factors: the graph that :func:`with_low_rank` was given."""
-    if not source.low_rank:
-        return source
-    model, factors = source.model.clone(), factors_of_matrices(source.low_rank)
-    graph = model.graph
-    sums = {name for one in source.low_rank for name in one.sums}
-    for node in [node for node in graph if node.name in sums]:
-        given, result = node.inputs[0], node.outputs[0]
-        assert given is not None
-        name, is_output = result.name, result.is_graph_output()
-        bypass(node, given)
-        if is_output:
-            given.name = name
-    common.RemoveUnusedNodesPass()(model)
-    remove_unread_initializers(graph, [name for name in graph.initializers if name not in factors])
-    kept = {n: reason for n, reason in source.roles.items() if n not in factors}
-    parameters = tuple(name for name in source.parameters if name not in factors)
-    return replace(source, model=model, parameters=parameters, roles=kept, low_rank=())
+def _times_scale(op: GraphBuilder, value: ir.Value, scale: float) -> ir.Value:
+    return value if scale == 1 else op.Mul(value, float(scale))
+
+
+def _name_of_sum(value: ir.Value) -> str:
+    node = value.producer()
+    assert node is not None
+    return node.name or ""

@@ -124,9 +124,10 @@ class Loss(Component, ABC):
         """
 
     def of_labels(self, op: GraphBuilder, scores: ir.Value, labels: ir.Value) -> ir.Value | None:
-        """Emit the loss (N, 1) of every row from its class index, ``labels`` (N,): for many classes.
+        """Emit the loss (N, 1) of every row from its class index, ``labels`` (N,).
 
-        One-hot rows of many classes take memory. None, the default: the loss takes them.
+        It saves the memory that one-hot rows of many classes take. Return None, as the default does, if the loss needs
+        these rows.
         """
         return None
 
@@ -185,7 +186,10 @@ class LogLoss(_LikelihoodLoss):
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         if self.label_smoothing:
-            y = self._smoothed(op, y, link)
+            share, shape = float(self.label_smoothing), op.shape(y)
+            assert shape is not None
+            classes = int(str(shape[-1])) if link == "softmax" else 2
+            y = op.Add(op.Mul(y, 1.0 - share), share / classes)
         if link == "softmax":
             return op.Neg(row_sum(op, op.Mul(y, op.LogSoftmax(scores, axis=-1))))
         return op.Sub(op.Softplus(scores), op.Mul(scores, y))
@@ -196,12 +200,6 @@ class LogLoss(_LikelihoodLoss):
         if not share:
             return loss
         return op.Sub(op.Mul(loss, 1.0 - share), op.Mul(op.ReduceMean(log_p, axes=[-1], keepdims=True), share))
-
-    def _smoothed(self, op: GraphBuilder, y: ir.Value, link: Link) -> ir.Value:
-        share, shape = float(self.label_smoothing), op.shape(y)
-        assert shape is not None
-        classes = int(str(shape[-1])) if link == "softmax" else 2
-        return op.Add(op.Mul(y, 1.0 - share), share / classes)
 
 
 class Hinge(_ClassificationLoss):
@@ -258,7 +256,7 @@ class ModifiedHuber(_ClassificationLoss):
 
 
 class Focal(_LikelihoodLoss):
-    r"""Log loss that discounts rows which are right already, :math:`-(1 - p_t)^\gamma \log p_t`.
+    r"""Log loss that discounts rows predicted well already, :math:`-(1 - p_t)^\gamma \log p_t`.
 
     :math:`p_t` is the probability of the true class under a softmax, or of the true label under a sigmoid of each
     score. With its log-odds :math:`t` the loss is :math:`e^{-\gamma \mathrm{softplus}(t)} \mathrm{softplus}(-t)`,
@@ -392,7 +390,7 @@ class Quantile(_RegressionLoss):
 class Poisson(_ExponentialLoss):
     r"""Poisson deviance of counts, :math:`e^s - y s`; the prediction is :math:`e^s`.
 
-    Half the deviance but for a term of :math:`y` alone; the definition of ``torch.nn.PoissonNLLLoss``.
+    Half the deviance, up to a term in :math:`y` alone; the definition of ``torch.nn.PoissonNLLLoss``.
     The targets must not be negative.
 
     References
@@ -412,7 +410,7 @@ class Poisson(_ExponentialLoss):
 class Gamma(_ExponentialLoss):
     r"""Gamma deviance of positive amounts, :math:`s + y e^{-s}`; the prediction is :math:`e^s`.
 
-    Half the deviance but for a term of :math:`y` alone; the definition of scikit-learn's ``HalfGammaLoss``.
+    Half the deviance, up to a term in :math:`y` alone; the definition of scikit-learn's ``HalfGammaLoss``.
     The targets must be positive.
 
     References
@@ -430,7 +428,7 @@ class Gamma(_ExponentialLoss):
 
 
 class Tweedie(_ExponentialLoss):
-    r"""Tweedie deviance of amounts of which many are zero, such as insurance claims; the prediction is :math:`e^s`.
+    r"""Tweedie deviance of amounts that are often zero, such as insurance claims; the prediction is :math:`e^s`.
 
     :math:`e^{(2 - p) s} / (2 - p) - y e^{(1 - p) s} / (1 - p)`: half the deviance of a distribution whose variance is
     the p-th power of its mean, but for a term of :math:`y` alone; the definition of scikit-learn's ``HalfTweedieLoss``.
@@ -467,7 +465,7 @@ class Tweedie(_ExponentialLoss):
         if self.power in (1, 2):
             return (Poisson() if self.power == 1 else Gamma())(op, scores, y, link)
         first, second = 1.0 - float(self.power), 2.0 - float(self.power)
-        exponent = op.Mul(op.Mul(scores, op.Sign(y)), first)  # y = 0 has no such term: 0 · exp(100) is NaN
+        exponent = op.Mul(op.Mul(scores, op.Sign(y)), first)  # 0 for y = 0: 0 · exp(100) would be NaN in float32
         term = op.Mul(op.Mul(y, op.Exp(exponent)), -1.0 / first)
         return op.Add(op.Mul(op.Exp(op.Mul(scores, second)), 1.0 / second), term)
 

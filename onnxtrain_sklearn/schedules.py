@@ -43,7 +43,7 @@ __all__ = [
 
 
 PUBLIC = "onnxtrain_sklearn.schedules"
-"""The module by which pickles name the schedules."""
+"""The module that pickles name as that of the schedules."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Schedule(Component, ABC):
         return True
 
     def finished(self, progress: Progress) -> bool:
-        """Return True if a plan has come to its end, so that training that ends there has not failed to converge."""
+        """Return True if the planned steps are done: training that ends there needs no warning of convergence."""
         return False
 
 
@@ -116,7 +116,7 @@ total_steps : int or None, default=None
 final : float, default=0.0
     f, in [0, inf).""",
 }
-"""Entries of the documentation that several schedules share."""
+"""Entries of docstrings that several schedules share."""
 
 
 class Planned(Schedule):
@@ -181,9 +181,9 @@ class Restarts(Schedule):
     Parameters
     ----------
     start : int
-        The step that the first one begins with.
+        The first step of the first half cosine.
     ends : sequence of int
-        The steps up to which they last.
+        The step at which each of them ends.
 
     References
     ----------
@@ -427,7 +427,7 @@ class InverseScaling(Schedule):
 class Adaptive(Schedule):
     r"""The learning rate is divided at every plateau: :math:`d^{-k}` after k plateaus.
 
-    Training ends at the first plateau at which the rate is at most ``min_rate``. With the defaults it
+    Training ends at the first plateau that a rate of at most ``min_rate`` reaches. With the defaults it
     is ``learning_rate="adaptive"`` of scikit-learn's MLP.
 
     Parameters
@@ -458,12 +458,12 @@ class Adaptive(Schedule):
         return self.divisor**-progress.plateaus
 
     def stops_at_plateau(self, progress: Progress, learning_rate_init: float) -> bool:
-        # The rate that led to the plateau just counted decides, not the one that would follow.
+        # progress counts the new plateau already; the rate that led to it decides, not the one that would follow
         return learning_rate_init * self.divisor ** (1 - progress.plateaus) <= self.min_rate
 
 
 class StepDecay(Schedule):
-    r"""The learning rate is multiplied with γ every so many steps: :math:`γ^{⌊t / s⌋}` after t steps.
+    r"""The learning rate is multiplied by γ every so many steps: :math:`γ^{⌊t / s⌋}` after t steps.
 
     Parameters
     ----------
@@ -491,7 +491,7 @@ class StepDecay(Schedule):
 
 
 class Exponential(Schedule):
-    r"""The learning rate is multiplied with γ after each step: :math:`γ^t` after t steps.
+    r"""The learning rate is multiplied by γ after each step: :math:`γ^t` after t steps.
 
     Parameters
     ----------

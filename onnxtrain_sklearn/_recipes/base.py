@@ -38,7 +38,7 @@ from .._utils.errors import refusing
 from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Sizes
 from .._utils.typing import MatrixLike
 from ..losses import LogLoss
-from ..models.tables import RealMLP, TabM
+from ..models.tabular import RealMLP, TabM
 from .members import (
     MemberRecipe,
     MemberTasks,

@@ -14,7 +14,7 @@ from .._utils.declared import documented
 from .._utils.typing import ClassWeight
 from ..losses import LogLoss
 from ..models.embeddings import Embedding
-from ..models.tables import RealMLP
+from ..models.tabular import RealMLP
 from ..optimizers import AdamW
 from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, LABEL_SMOOTHING, REALMLP
 from .kinds import ClassifierRecipe, RegressorRecipe

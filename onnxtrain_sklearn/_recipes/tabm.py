@@ -12,7 +12,7 @@ from .._estimators.regressor import OrtGradientRegressor
 from .._utils.declared import documented
 from .._utils.typing import ClassWeight
 from ..models.embeddings import Embedding
-from ..models.tables import TabM
+from ..models.tabular import TabM
 from ..optimizers import AdamW
 from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, TABM, even_batch
 from .kinds import ClassifierRecipe, RegressorRecipe

@@ -4,6 +4,10 @@ A builder has one method, ``build(n_features, n_outputs, random_state) -> onnx.M
 object that has it, and the names in :data:`MODELS`. The graph maps ``X`` (N, n_features) to ``scores`` (N, n_outputs),
 without a final activation: the loss brings its own. Random numbers are drawn here, from ``random_state``, and nowhere
 else. :class:`Builder` documents further arguments that a builder may ask for: the shape of a row, the training data.
+
+``base`` holds the interface; ``layers`` linear, dense and convolutional networks and what they are made of;
+``embeddings`` the embeddings of numeric columns; ``tabular`` the networks for tables; ``given`` the settings of a graph
+that is given instead of built.
 """
 
 from __future__ import annotations
@@ -27,8 +31,8 @@ from .layers import INITIALIZATIONS as INITIALIZATIONS
 from .layers import MLP as MLP
 from .layers import ConvNet as ConvNet
 from .layers import Linear as Linear
-from .tables import RealMLP as RealMLP
-from .tables import TabM as TabM
+from .tabular import RealMLP as RealMLP
+from .tabular import TabM as TabM
 
 MODELS: dict[str, type[BaseBuilder]] = registered(BaseBuilder, vars())
 """The builders imported above, by the names that the estimators take as ``model``."""

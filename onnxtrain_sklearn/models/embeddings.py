@@ -1,8 +1,9 @@
 """Embeddings of numeric columns, and the builder that puts one before any network.
 
-:class:`Embedded` puts an :class:`Embedding` before another builder. :class:`PeriodicEmbedding` and
-:class:`PiecewiseLinearEmbedding` start from rows of the training data. :class:`DrawnColumns` lets networks for tables
-draw their columns before a graph exists.
+:class:`Embedded` puts an :class:`Embedding` before another builder: it emits the embedding into the builder's graph and
+rewires the consumers of its input. Networks for tables (``tabular``) draw all weights before a graph exists:
+:func:`drawn_embedding` returns the embedding as :class:`DrawnColumns`, weights now and nodes later, and
+:class:`GraphPart` runs such parts on rows, for initial weights that depend on the data.
 """
 
 from __future__ import annotations
@@ -32,91 +33,9 @@ from ..graph import GraphBuilder
 from .base import BaseBuilder, Builder, is_builder, keywords_of
 from .layers import MLP, empty_graph, finish
 
-MAX_ROWS = 10_000
-"""Rows from which statistics are computed, at most."""
-
-
-def dense_rows(X: Any) -> np.ndarray:
-    """Return rows as an array of float32; sparse ones become dense."""
-    return np.asarray(X.toarray() if sp.issparse(X) else X, np.float32)
-
-
-def some_rows(X: Any, rng: np.random.RandomState) -> np.ndarray:
-    """Return the rows, or :data:`MAX_ROWS` of them that are drawn at random."""
-    n = X.shape[0]
-    return dense_rows(X if n <= MAX_ROWS else X[np.sort(rng.choice(n, MAX_ROWS, replace=False))])
-
-
-def values_of(graph: ir.Graph, value: ir.Value, X: np.ndarray) -> np.ndarray:
-    """Return a value of a graph with one input, on rows ``X``; the graph stays as it is."""
-    if value is graph.inputs[0]:
-        return X
-    value.dtype = value.dtype or ir.DataType.FLOAT
-    graph.outputs.append(value)
-    model = to_proto(ir.Model(graph, ir_version=8)).SerializeToString()
-    graph.outputs.pop()
-    session = create_session(model, resolve_device())
-    (array,) = run_session(session, [str(value.name)], {str(graph.inputs[0].name): X})
-    return np.asarray(array)
-
-
-@dataclass(frozen=True, eq=False)
-class GraphPart:
-    """A part of a graph, from a table to a value.
-
-    Attributes
-    ----------
-    emit : callable
-        Emits the part, its weights too, and returns the value.
-    weights : mapping of str to ndarray
-        The weights, by which parts of equal form differ.
-    form : hashable or None
-        All else that the part is made from; None: it is unknown.
-    """
-
-    emit: Callable[[GraphBuilder, ir.Value], ir.Value]
-    weights: Mapping[str, np.ndarray]
-    form: Hashable | None
-
-    def values(self, X: np.ndarray) -> np.ndarray:
-        """Return the value for rows."""
-        if self.form is None:
-            proto = self._graph(X.shape[1])
-        else:
-            erased = _part_graphs.get((self.form, X.shape[1]), lambda: self._erased_graph(X.shape[1]))
-            proto = onnx.ModelProto()
-            proto.CopyFrom(erased)
-            fill_initializers(proto, self.weights)
-        session = create_session(proto.SerializeToString(), resolve_device())
-        return np.asarray(run_session(session, ["scores"], {"X": X})[0])
-
-    def _graph(self, width: int) -> onnx.ModelProto:
-        graph, op, x = empty_graph(width)
-        return finish(graph, self.emit(op, x), None)
-
-    def _erased_graph(self, width: int) -> onnx.ModelProto:
-        """Return the graph without the weights of this fit."""
-        proto = self._graph(width)
-        erase_initializers(proto, self.weights)
-        return proto
-
-
-_part_graphs: Cache[onnx.ModelProto] = Cache(64, 2**24, lambda proto: proto.ByteSize())
-
-
-def width_of(op: GraphBuilder, embedded: ir.Value) -> int:
-    """Return the number of columns that an embedding emitted; raise ModelError where it is not fixed."""
-    shape = op.shape(embedded)
-    if shape is None or len(shape) != 2 or not isinstance(shape[1], int):
-        raise ModelError(f"emit must return a value of shape (N, width) of a fixed width, got {shape}.")
-    return shape[1]
-
-
-# The builder that puts an embedding of the columns before any other.
-
 
 class Embedded(BaseBuilder):
-    """A builder behind an embedding of its columns.
+    """A builder whose networks read an embedding of the columns.
 
     Parameters
     ----------
@@ -156,7 +75,7 @@ class Embedded(BaseBuilder):
         self.columns = columns
 
     @property
-    def scales_targets(self) -> bool:  # type: ignore[override]  # what the builder behind the embedding says
+    def scales_targets(self) -> bool:  # type: ignore[override]  # as the embedded builder says
         """True if the builder's graphs may be trained on targets of another unit."""
         return bool(getattr(self._builder(), "scales_targets", False))
 
@@ -230,34 +149,10 @@ class Embedded(BaseBuilder):
         return op.Concat(embedded, op.Gather(x, others, axis=1), axis=1) if len(others) else embedded
 
 
-def _column_numbers(columns: Sequence[int], n_features: int) -> np.ndarray:
-    chosen = np.asarray(columns, np.int64)
-    if chosen.ndim != 1 or not len(chosen) or len(np.unique(chosen)) != len(chosen):
-        raise ValueError(f"columns must be a list of different column numbers, got {columns!r}.")
-    if np.any((chosen < 0) | (chosen >= n_features)):
-        raise ValueError(
-            f"columns must be between 0 and {n_features - 1}, as X has {n_features} columns, got {columns!r}."
-        )
-    return chosen
-
-
-def _put_before(model: ir.Model, n_features: int, emit: Callable[[GraphBuilder, ir.Value], ir.Value]) -> None:
-    """Replace the only input of a graph by the embedding of a new input, in place."""
-    if len(model.graph.inputs) != 1:
-        raise ModelError(f"build made a graph with {len(model.graph.inputs)} inputs, not 1.")
-    (old,) = model.graph.inputs
-    name, dtype = old.name, old.dtype or ir.DataType.FLOAT
-    old.name = f"{name}/embedded"
-    op = GraphBuilder(model.graph, prefix="embedding", constant_nodes=True, dtype=dtype)
-    new = ir.val(op.taken.free(str(name)), dtype, ("N", n_features))
-    replace_input(model.graph, old, new, emit(op, new))
-    model.graph.sort()
-
-
 # Embeddings: each column becomes several, by a trained function of it alone.
 #
-# An embedding emits nodes behind a table (N, n_features), from its parameters and, where it asks for it, the training
-# data. It knows neither the builder behind it nor the loss.
+# An embedding emits nodes that read a table (N, n_features), from its parameters and, if it asks for them, the training
+# data. It knows neither the network downstream nor the loss.
 
 
 class Embedding(Component, ABC):
@@ -353,7 +248,7 @@ class PeriodicEmbedding(_OwnEmbedding):
         Standard deviation of the initial frequencies: 0.1 is a period of ten deviations. Larger ones fit functions
         that change faster.
     form : {"pbld", "pblrd", "pl", "plr"}, default="pbld"
-        p: periodic; b: with phases; l: linear layer; r: a rectifier behind it; d: the column itself is kept beside it.
+        p: periodic; b: with phases; l: linear layer; r: a rectifier after it; d: the column itself is kept beside it.
 
     Notes
     -----
@@ -503,17 +398,6 @@ class PiecewiseLinearEmbedding(_OwnEmbedding):
         )
 
 
-def _piecewise(
-    op: GraphBuilder, x: ir.Value, edges: Sequence[np.ndarray], weights: Mapping[str, np.ndarray]
-) -> ir.Value:
-    n_features, bins, size = weights["weight"].shape
-    codes = _codes(op, by_column(op, x), edges, bins)
-    piecewise = op.MatMul(codes, _parameter(op, "weight", weights["weight"]))
-    straight = op.Mul(op.Unsqueeze(x, axes=[2]), _parameter(op, "slope", weights["slope"]))
-    straight = op.Add(straight, _parameter(op, "bias", weights["bias"]))
-    return op.Reshape(op.Add(straight, op.Transpose(piecewise, perm=[1, 0, 2])), [-1, n_features * size])
-
-
 EMBEDDINGS: dict[str, type[Embedding]] = {"periodic": PeriodicEmbedding, "piecewise_linear": PiecewiseLinearEmbedding}
 """The embeddings that the package brings; builders take their names as ``embedding``."""
 
@@ -539,82 +423,6 @@ def drawn_embedding(
         return embedding.emit(op, x, n_features, equal, X)
 
     return DrawnColumns(width, emit_again, is_own=False)
-
-
-def _embedding_weights(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {f"embedding.{name}": array.astype(np.float32) for name, array in weights.items()}
-
-
-def _cosine_as_sine(op: GraphBuilder, angles: ir.Value, phases: ir.Value | float) -> ir.Value:
-    """By a sine: onnxruntime-training 1.19 has no Cos for float64."""
-    return op.Sin(op.Add(angles, op.Add(phases, np.pi / 2) if isinstance(phases, ir.Value) else phases + np.pi / 2))
-
-
-def by_column(op: GraphBuilder, x: ir.Value) -> ir.Value:
-    """Return a table as (n_features, N, 1)."""
-    return op.Unsqueeze(op.Transpose(x, perm=[1, 0]), axes=[2])
-
-
-def by_row(op: GraphBuilder, y: ir.Value, width: int) -> ir.Value:
-    """Return values (n_features, N, size) as a table (N, width)."""
-    return op.Reshape(op.Transpose(y, perm=[1, 0, 2]), [-1, width])
-
-
-def quantile_edges(X: np.ndarray, n_bins: int) -> list[np.ndarray]:
-    """Return the edges of the bins of each column, increasing; a constant column has one edge and no bin."""
-    return [_column_edges(*column, n_bins + 1) for column in exact_quantiles(np.asarray(X, np.float64)).distinct()]
-
-
-def _column_edges(values: np.ndarray, counts: np.ndarray, n_edges: int) -> np.ndarray:
-    """Return the frequent values of a column, and quantiles of its other values."""
-    frequent = _frequent(counts, n_edges)
-    others = np.repeat(values[~frequent], counts[~frequent])
-    levels = np.linspace(0.0, 1.0, n_edges - int(frequent.sum()))
-    quantiles = np.quantile(others, levels) if len(others) else others
-    return np.unique(np.concatenate([values[frequent], quantiles]).astype(np.float32))
-
-
-def _frequent(counts: np.ndarray, n_edges: int) -> np.ndarray:
-    """Return which values have more rows than an edge has on the mean, where the others share the edges left over.
-
-    Quantiles of all rows would fall on such a value several times, and leave fewer bins than there are edges.
-    Two edges at least are left over for others, their least and their largest: the outer bins go on without a bound,
-    and a rare large number would lie many widths of the last bin beyond it.
-    """
-    frequent = np.zeros(len(counts), bool)
-    while True:
-        share = counts[~frequent].sum() / max(n_edges - frequent.sum(), 1)
-        further = ~frequent & (counts > share)
-        if not further.any():
-            break
-        frequent |= further
-    if frequent.sum() == n_edges - 1 and not frequent.all():
-        frequent[int(np.argmin(np.where(frequent, counts, counts.sum())))] = False
-    return frequent
-
-
-def _codes(op: GraphBuilder, columns: ir.Value, edges: Sequence[np.ndarray], bins: int) -> ir.Value:
-    """Return the vectors of positions in the bins, (n_features, N, bins); the outer bins have no outer bound."""
-    left, slope, low, high = np.zeros((4, len(edges), 1, bins), op.dtype.numpy())
-    high += 1
-    for j, cut in enumerate(edges):
-        n = len(cut) - 1
-        left[j, 0, :n], slope[j, 0, :n] = cut[:-1], 1.0 / np.maximum(np.diff(cut), _LEAST_WIDTH)
-        low[j, 0, :1], high[j, 0, max(n - 1, 0)] = -_UNBOUNDED, _UNBOUNDED
-    positions = op.Mul(op.Sub(columns, left), slope)
-    return op.Max(op.Min(positions, high), low)
-
-
-_UNBOUNDED = np.finfo(np.float32).max
-_LEAST_WIDTH = np.float32(1e-35)  # its inverse is finite
-
-
-def _parameter(op: GraphBuilder, name: str, array: np.ndarray) -> ir.Value:
-    """Return a new parameter ``embedding.name``, with a number where one embedding is behind another."""
-    return op.parameter(op.taken.free(f"embedding.{name}"), array.astype(op.dtype.numpy()))
-
-
-# Drawn columns: the columns of a table as a network takes them, weights first, nodes later.
 
 
 @dataclass(frozen=True, eq=False)
@@ -653,3 +461,193 @@ def side_by_side(parts: Sequence[DrawnColumns]) -> DrawnColumns:
         tuple(array for part in parts for array in part.constants),
         all(part.is_own for part in parts),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class GraphPart:
+    """A part of a graph, from a table to a value.
+
+    Attributes
+    ----------
+    emit : callable
+        Emits the part, its weights too, and returns the value.
+    weights : mapping of str to ndarray
+        The weights, by which parts of equal form differ.
+    form : hashable or None
+        All else that the part is made from; None: it is unknown.
+    """
+
+    emit: Callable[[GraphBuilder, ir.Value], ir.Value]
+    weights: Mapping[str, np.ndarray]
+    form: Hashable | None
+
+    def values(self, X: np.ndarray) -> np.ndarray:
+        """Return the value for rows."""
+        if self.form is None:
+            proto = self._graph(X.shape[1])
+        else:
+            erased = _part_graphs.get((self.form, X.shape[1]), lambda: self._erased_graph(X.shape[1]))
+            proto = onnx.ModelProto()
+            proto.CopyFrom(erased)
+            fill_initializers(proto, self.weights)
+        session = create_session(proto.SerializeToString(), resolve_device())
+        return np.asarray(run_session(session, ["scores"], {"X": X})[0])
+
+    def _graph(self, width: int) -> onnx.ModelProto:
+        graph, op, x = empty_graph(width)
+        return finish(graph, self.emit(op, x), None)
+
+    def _erased_graph(self, width: int) -> onnx.ModelProto:
+        """Return the graph without the weights of this fit."""
+        proto = self._graph(width)
+        erase_initializers(proto, self.weights)
+        return proto
+
+
+_part_graphs: Cache[onnx.ModelProto] = Cache(64, 2**24, lambda proto: proto.ByteSize())
+
+
+MAX_ROWS = 10_000
+"""Rows from which statistics are computed, at most."""
+
+
+def dense_rows(X: Any) -> np.ndarray:
+    """Return rows as an array of float32; sparse ones become dense."""
+    return np.asarray(X.toarray() if sp.issparse(X) else X, np.float32)
+
+
+def some_rows(X: Any, rng: np.random.RandomState) -> np.ndarray:
+    """Return the rows, or :data:`MAX_ROWS` of them that are drawn at random."""
+    n = X.shape[0]
+    return dense_rows(X if n <= MAX_ROWS else X[np.sort(rng.choice(n, MAX_ROWS, replace=False))])
+
+
+def values_of(graph: ir.Graph, value: ir.Value, X: np.ndarray) -> np.ndarray:
+    """Return a value of a graph with one input, on rows ``X``; the graph stays as it is."""
+    if value is graph.inputs[0]:
+        return X
+    value.dtype = value.dtype or ir.DataType.FLOAT
+    graph.outputs.append(value)
+    model = to_proto(ir.Model(graph, ir_version=8)).SerializeToString()
+    graph.outputs.pop()
+    session = create_session(model, resolve_device())
+    (array,) = run_session(session, [str(value.name)], {str(graph.inputs[0].name): X})
+    return np.asarray(array)
+
+
+def width_of(op: GraphBuilder, embedded: ir.Value) -> int:
+    """Return the number of columns that an embedding emitted; raise ModelError where it is not fixed."""
+    shape = op.shape(embedded)
+    if shape is None or len(shape) != 2 or not isinstance(shape[1], int):
+        raise ModelError(f"emit must return a value of shape (N, width) of a fixed width, got {shape}.")
+    return shape[1]
+
+
+def _column_numbers(columns: Sequence[int], n_features: int) -> np.ndarray:
+    chosen = np.asarray(columns, np.int64)
+    if chosen.ndim != 1 or not len(chosen) or len(np.unique(chosen)) != len(chosen):
+        raise ValueError(f"columns must be a list of different column numbers, got {columns!r}.")
+    if np.any((chosen < 0) | (chosen >= n_features)):
+        raise ValueError(
+            f"columns must be between 0 and {n_features - 1}, as X has {n_features} columns, got {columns!r}."
+        )
+    return chosen
+
+
+def _put_before(model: ir.Model, n_features: int, emit: Callable[[GraphBuilder, ir.Value], ir.Value]) -> None:
+    """Replace the only input of a graph by the embedding of a new input, in place."""
+    if len(model.graph.inputs) != 1:
+        raise ModelError(f"build made a graph with {len(model.graph.inputs)} inputs, not 1.")
+    (old,) = model.graph.inputs
+    name, dtype = old.name, old.dtype or ir.DataType.FLOAT
+    old.name = f"{name}/embedded"
+    op = GraphBuilder(model.graph, prefix="embedding", constant_nodes=True, dtype=dtype)
+    new = ir.val(op.taken.free(str(name)), dtype, ("N", n_features))
+    replace_input(model.graph, old, new, emit(op, new))
+    model.graph.sort()
+
+
+def _piecewise(
+    op: GraphBuilder, x: ir.Value, edges: Sequence[np.ndarray], weights: Mapping[str, np.ndarray]
+) -> ir.Value:
+    n_features, bins, size = weights["weight"].shape
+    codes = _codes(op, by_column(op, x), edges, bins)
+    piecewise = op.MatMul(codes, _parameter(op, "weight", weights["weight"]))
+    straight = op.Mul(op.Unsqueeze(x, axes=[2]), _parameter(op, "slope", weights["slope"]))
+    straight = op.Add(straight, _parameter(op, "bias", weights["bias"]))
+    return op.Reshape(op.Add(straight, op.Transpose(piecewise, perm=[1, 0, 2])), [-1, n_features * size])
+
+
+def _codes(op: GraphBuilder, columns: ir.Value, edges: Sequence[np.ndarray], bins: int) -> ir.Value:
+    """Return the vectors of positions in the bins, (n_features, N, bins); the outer bins have no outer bound."""
+    left, slope, low, high = np.zeros((4, len(edges), 1, bins), op.dtype.numpy())
+    high += 1
+    for j, cut in enumerate(edges):
+        n = len(cut) - 1
+        left[j, 0, :n], slope[j, 0, :n] = cut[:-1], 1.0 / np.maximum(np.diff(cut), _LEAST_WIDTH)
+        low[j, 0, :1], high[j, 0, max(n - 1, 0)] = -_UNBOUNDED, _UNBOUNDED
+    positions = op.Mul(op.Sub(columns, left), slope)
+    return op.Max(op.Min(positions, high), low)
+
+
+_UNBOUNDED = np.finfo(np.float32).max
+
+
+_LEAST_WIDTH = np.float32(1e-35)  # its inverse is finite
+
+
+def quantile_edges(X: np.ndarray, n_bins: int) -> list[np.ndarray]:
+    """Return the edges of the bins of each column, increasing; a constant column has one edge and no bin."""
+    return [_column_edges(*column, n_bins + 1) for column in exact_quantiles(np.asarray(X, np.float64)).distinct()]
+
+
+def _column_edges(values: np.ndarray, counts: np.ndarray, n_edges: int) -> np.ndarray:
+    """Return the frequent values of a column, and quantiles of its other values."""
+    frequent = _frequent(counts, n_edges)
+    others = np.repeat(values[~frequent], counts[~frequent])
+    levels = np.linspace(0.0, 1.0, n_edges - int(frequent.sum()))
+    quantiles = np.quantile(others, levels) if len(others) else others
+    return np.unique(np.concatenate([values[frequent], quantiles]).astype(np.float32))
+
+
+def _frequent(counts: np.ndarray, n_edges: int) -> np.ndarray:
+    """Return which values have more rows than an edge has on the mean, where the others share the edges left over.
+
+    Quantiles of all rows would fall on such a value several times, and leave fewer bins than there are edges.
+    Two edges at least are left over for others, their least and their largest: the outer bins go on without a bound,
+    and a rare large number would lie many widths of the last bin beyond it.
+    """
+    frequent = np.zeros(len(counts), bool)
+    while True:
+        share = counts[~frequent].sum() / max(n_edges - frequent.sum(), 1)
+        further = ~frequent & (counts > share)
+        if not further.any():
+            break
+        frequent |= further
+    if frequent.sum() == n_edges - 1 and not frequent.all():
+        frequent[int(np.argmin(np.where(frequent, counts, counts.sum())))] = False
+    return frequent
+
+
+def by_column(op: GraphBuilder, x: ir.Value) -> ir.Value:
+    """Return a table as (n_features, N, 1)."""
+    return op.Unsqueeze(op.Transpose(x, perm=[1, 0]), axes=[2])
+
+
+def by_row(op: GraphBuilder, y: ir.Value, width: int) -> ir.Value:
+    """Return values (n_features, N, size) as a table (N, width)."""
+    return op.Reshape(op.Transpose(y, perm=[1, 0, 2]), [-1, width])
+
+
+def _cosine_as_sine(op: GraphBuilder, angles: ir.Value, phases: ir.Value | float) -> ir.Value:
+    """Emit a cosine as a sine: onnxruntime-training 1.19 has no Cos for float64."""
+    return op.Sin(op.Add(angles, op.Add(phases, np.pi / 2) if isinstance(phases, ir.Value) else phases + np.pi / 2))
+
+
+def _embedding_weights(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {f"embedding.{name}": array.astype(np.float32) for name, array in weights.items()}
+
+
+def _parameter(op: GraphBuilder, name: str, array: np.ndarray) -> ir.Value:
+    """Return a new parameter ``embedding.name``, with a number where one embedding reads another."""
+    return op.parameter(op.taken.free(f"embedding.{name}"), array.astype(op.dtype.numpy()))

@@ -77,7 +77,7 @@ ACTIVATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
 """Activation functions of :class:`MLP`; gelu is the exact form, x Φ(x)."""
 
 DEVIATIONS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {"selu": _selu_minus_x, "mish": _mish_minus_x}
-"""Activation functions minus x, for parametric activations, in forms that are fast forwards and backwards."""
+"""Activation functions minus x, for parametric activations, in forms that are fast in the forward and backward pass."""
 
 
 class Draw(Protocol):
@@ -112,7 +112,6 @@ INITIALIZATIONS: dict[str, Draw] = {
     "zeros": lambda rng, n_in, n_out, shape=None: np.zeros(shape or (n_in, n_out)),
 }
 """Distributions of the initial weights: Glorot and Bengio (2010), He et al. (2015)."""
-
 
 NORMALIZATIONS = ("batch", "layer")
 
@@ -379,7 +378,7 @@ class ConvNet(BaseBuilder):
     kernel_size : int, default=3
         Extent of the kernels along each axis.
     activation : str, default="relu"
-        Activation behind each convolution, a name in :data:`~onnxtrain_sklearn.models.ACTIVATIONS`.
+        Activation after each convolution, a name in :data:`~onnxtrain_sklearn.models.ACTIVATIONS`.
     initialization : str, default="he_uniform"
         Distribution of the initial weights, a name in :data:`~onnxtrain_sklearn.models.INITIALIZATIONS`. Biases start
         at zero.

@@ -177,7 +177,7 @@ PROTOBUF = {
     "models.base": {"ModelProto"},
     "models.embeddings": {"ModelProto"},
     "models.layers": {"ModelProto"},
-    "models.tables": {"ModelProto"},
+    "models.tabular": {"ModelProto"},
 }
 
 PUBLIC = {

@@ -1,7 +1,10 @@
 """RealMLP and TabM, the networks for tables.
 
-Categories come as codes in columns of their own: 0 for a missing or unseen category, 1 and more for the others. Codes
-beyond the number that is declared count as 0. :func:`coded_table` splits the columns for both networks.
+Both first split the columns (:func:`coded_table`) and make inputs of the first layer from each kind: numbers through
+an embedding (:func:`numeric_columns`), categories as :class:`Indicators` or trained vectors (:func:`category_vectors`).
+Then they draw all weights, as a ``Draft``, and emit the graph when it is needed. Categories come as codes in columns of
+their own: 0 for a missing or unseen category, 1 and more for the others. Codes beyond the number that is declared count
+as 0.
 """
 
 from __future__ import annotations
@@ -36,155 +39,19 @@ from .embeddings import (
 )
 from .layers import ACTIVATIONS, DEVIATIONS, empty_graph, finish, layer_sizes
 
-BINARY = 3
-"""Number of codes of a column with two categories."""
-
-NONE = -1.0
-"""A code that no row has."""
-
-
-@dataclass(frozen=True)
-class CodedTable:
-    """The columns of a table: numbers, categories that become indicators, and categories that become vectors.
-
-    Attributes
-    ----------
-    numbers : ndarray of int
-        Indices of the numeric columns.
-    indicators, vectors : tuple of (index, number of codes)
-        The categorical columns.
-    """
-
-    numbers: np.ndarray
-    indicators: tuple[tuple[int, int], ...]
-    vectors: tuple[tuple[int, int], ...]
-
-
-def coded_table(n_features: int, categories: Mapping[int, int] | None, max_one_hot: float = np.inf) -> CodedTable:
-    """Return the columns; categorical ones of more than ``max_one_hot`` codes become vectors."""
-    known = sorted((int(i), int(size)) for i, size in (categories or {}).items())
-    if known and known[-1][0] >= n_features:
-        raise ValueError(f"categories names column {known[-1][0]}, but X has {n_features} columns.")
-    numbers = np.setdiff1d(np.arange(n_features), [i for i, _ in known])
-    few = tuple((i, size) for i, size in known if size <= max_one_hot)
-    return CodedTable(numbers, few, tuple((i, size) for i, size in known if size > max_one_hot))
-
-
-def numeric_columns(
-    table: CodedTable, embedding: Embedding | None, rng: np.random.RandomState, rows: np.ndarray | None
-) -> list[DrawnColumns]:
-    """Return the numeric columns, if there are any, behind an embedding; ``rows`` are those of the whole table."""
-    numbers, is_whole = table.numbers, not table.indicators and not table.vectors
-    if not len(numbers):
-        return []
-    if embedding is None:
-        drawn = DrawnColumns(len(numbers), lambda op, x: x)
-    else:
-        drawn = drawn_embedding(embedding, len(numbers), rng, None if rows is None else rows[:, numbers])
-    if is_whole:
-        return [drawn]
-    return [replace(drawn, emit=lambda op, x: drawn.emit(op, op.Gather(x, numbers, axis=1)))]
-
-
-@dataclass(frozen=True)
-class Indicators:
-    """Columns that tell codes apart: 1 where a column has the code ``plus``, -1 where it has ``minus``, else 0."""
-
-    source: np.ndarray
-    plus: np.ndarray
-    minus: np.ndarray
-
-    def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
-        """Append the columns for a table ``x``."""
-        codes = op.Gather(x, self.source, axis=1)
-        hot = _marked(op, codes, self.plus)
-        return op.Sub(hot, _marked(op, codes, self.minus)) if (self.minus != NONE).any() else hot
-
-    def values(self, X: np.ndarray) -> np.ndarray:
-        """Return the columns for rows."""
-        codes = X[:, self.source]
-        return np.asarray((codes == self.plus).astype(np.float32) - (codes == self.minus))
-
-
-def full_one_hot(columns: Sequence[tuple[int, int]]) -> Indicators:
-    """Return one column for each code, that of missing categories included."""
-    found = [(i, float(code), NONE) for i, size in columns for code in range(size)]
-    return _from_entries(found)
-
-
-def signed_one_hot(columns: Sequence[tuple[int, int]]) -> Indicators:
-    """Return one column for each category, none for missing ones; a single one of 1 and -1 for two categories."""
-    found = []
-    for i, size in columns:
-        found += [(i, 1.0, 2.0)] if size == BINARY else [(i, float(code), NONE) for code in range(1, size)]
-    return _from_entries(found)
-
-
-def _from_entries(found: Sequence[tuple[int, float, float]]) -> Indicators:
-    source, plus, minus = zip(*found, strict=True) if found else ((), (), ())
-    return Indicators(np.array(source, np.int64), np.array(plus, np.float32), np.array(minus, np.float32))
-
-
-def _marked(op: GraphBuilder, codes: ir.Value, wanted: np.ndarray) -> ir.Value:
-    return op.Cast(op.Equal(codes, wanted), to=int(ir.DataType.FLOAT))
-
-
-def category_vectors(columns: Sequence[tuple[int, int]], size: int, rng: np.random.RandomState) -> DrawnColumns:
-    """Return a trained vector of ``size`` numbers for each code, side by side."""
-    places, counts = (np.array(part, np.int64) for part in zip(*columns, strict=True))
-    vectors, width = rng.normal(size=(counts.sum(), size)).astype(np.float32), len(columns) * size
-
-    def emit(op: GraphBuilder, x: ir.Value) -> ir.Value:
-        codes = op.Gather(x, places, axis=1)
-        known = op.And(op.GreaterOrEqual(codes, 0.0), op.Less(codes, counts.astype(np.float32)))
-        codes = op.Cast(op.Where(known, codes, 0.0), to=int(ir.DataType.INT64))
-        starts = np.cumsum(counts) - counts  # all vectors are rows of one matrix
-        weight = op.parameter("categories.weight", vectors)
-        return op.Reshape(op.Gather(weight, op.Add(codes, starts), axis=0), [-1, width])
-
-    return DrawnColumns(width, emit, {"categories.weight": vectors})
-
-
-def robust_scaling(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return medians, and factors to an interquartile range of 1; where that is 0, to a range of 2."""
-    low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
-    spread = np.where(high > low, high - low, np.ptp(values, axis=0) / 2)
-    return median, np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 0)
-
-
-def task_of(y: np.ndarray | None) -> str:
-    """Return the kind of the targets: "classes", "numbers" or "unknown"."""
-    if y is None:
-        return "unknown"
-    return "classes" if np.asarray(y).dtype.kind in "iub" else "numbers"
-
-
-def heads(n_outputs: int, task: str) -> int:
-    """Return the number of outputs to build: two for two classes, which then train as several classes do."""
-    return 2 if task == "classes" and n_outputs == 1 else n_outputs
-
-
-def difference(op: GraphBuilder, outputs: ir.Value) -> ir.Value:
-    """Return the score of the second of two classes: the sigmoid of it is the softmax of ``outputs``."""
-    return op.MatMul(outputs, np.array([[-1], [1]], np.float32))
-
-
-def insert_dropout(op: GraphBuilder, hidden: Sequence[ir.Value], ratio: float) -> None:
-    """Put dropout behind values that nodes read."""
-    if not ratio:
-        return
-    for value in hidden:
-        insert_after(op, value, lambda v: op.Dropout(v, np.float32(ratio), np.array(True)))
-    op.graph.sort()
-
-
-# RealMLP: a multi-layer perceptron for tables.
-
-
 MAX_ONE_HOT = 9
 """Codes of a categorical column that become indicators, at most; the rest become vectors of VECTOR_SIZE numbers."""
 
+
 VECTOR_SIZE = 8
+
+
+BINARY = 3
+"""Number of codes of a column with two categories."""
+
+
+NONE = -1.0
+"""A code that no row has."""
 
 
 class RealMLP(BaseBuilder):
@@ -322,7 +189,7 @@ class RealMLP(BaseBuilder):
         if rows is not None and self.variant == "td":
             own = (content(self), form) if columns.is_own else None
             values = GraphPart(lambda op, x: _scaled_columns(op, x, columns, first), first, own).values(rows)
-        sizes = [columns.width, *layer_sizes(self.hidden_layer_sizes), heads(n_outputs, task)]
+        sizes = [columns.width, *layer_sizes(self.hidden_layer_sizes), outputs_inside(n_outputs, task)]
         weights = first | self._drawn_layers(rng, sizes, values, self._activation(task))
         return Draft(weights, form, lambda: self._graph(n_features, n_outputs, columns, weights, task))
 
@@ -355,7 +222,7 @@ class RealMLP(BaseBuilder):
             hidden.append(h)
         h = _scaled_gemm(op, h, f"layers.{count}", weights)
         insert_dropout(op, hidden, self._ratio())
-        return finish(graph, difference(op, h) if heads(n_outputs, task) > n_outputs else h, n_outputs)
+        return finish(graph, difference(op, h) if outputs_inside(n_outputs, task) > n_outputs else h, n_outputs)
 
     def _ratio(self) -> float:
         return float(self.dropout) if self.dropout != "auto" else 0.15 * (self.variant == "td")
@@ -394,56 +261,6 @@ class RealMLP(BaseBuilder):
         return self.activation
 
 
-def _scaled_columns(
-    op: GraphBuilder, x: ir.Value, columns: DrawnColumns, weights: Mapping[str, np.ndarray]
-) -> ir.Value:
-    """Emit the columns and the scale of each."""
-    return op.Mul(columns.emit(op, x), op.parameter("scale", weights["scale"]))
-
-
-def _hidden(op: GraphBuilder, h: ir.Value, name: str, weights: Mapping[str, np.ndarray], activation: str) -> ir.Value:
-    """Emit a hidden layer, with a parametric activation where it has a weight of this name."""
-    h, own = _scaled_gemm(op, h, name, weights), f"{name}.activation"
-    deviation = DEVIATIONS[activation](op, h) if activation in DEVIATIONS else None
-    if own not in weights:
-        return ACTIVATIONS[activation](op, h) if deviation is None else op.Add(h, deviation)
-    if deviation is None:
-        deviation = op.Sub(ACTIVATIONS[activation](op, h), h)
-    return op.Add(h, op.Mul(deviation, op.parameter(own, weights[own])))
-
-
-def _scaled_gemm(op: GraphBuilder, x: ir.Value, name: str, weights: Mapping[str, np.ndarray]) -> ir.Value:
-    weight, bias = (op.parameter(key, weights[key]) for key in (f"{name}.weight", f"{name}.bias"))
-    return op.Gemm(x, weight, bias, alpha=len(weights[f"{name}.weight"]) ** -0.5)
-
-
-def _scaled_indicators(table: CodedTable, rows: np.ndarray | None) -> DrawnColumns:
-    """Return indicators, centered, scaled and clipped as numbers are: they have two or three values."""
-    indicators = signed_one_hot(table.indicators)
-    if rows is None:
-        return DrawnColumns(len(indicators.source), indicators.emit)
-    median, factor = (part.astype(np.float32) for part in robust_scaling(indicators.values(rows)))
-
-    def emit(op: GraphBuilder, x: ir.Value) -> ir.Value:
-        scaled = op.Mul(op.Sub(indicators.emit(op, x), median), factor)
-        return op.Div(scaled, op.Sqrt(op.Add(op.Mul(op.Mul(scaled, scaled), 1 / 9), 1.0)))
-
-    return DrawnColumns(len(indicators.source), emit, constants=(median, factor))
-
-
-def _convex_combinations(
-    values: np.ndarray, unit: np.ndarray, rng: np.random.RandomState, terms: int = 5
-) -> np.ndarray:
-    """Return a random convex combination of some values of each column, in a unit of its own."""
-    n_rows, n_columns = values.shape
-    chosen = values[rng.randint(n_rows, size=(terms, n_columns)), np.arange(n_columns)] / unit
-    weights = rng.exponential(size=(terms, n_columns))
-    return np.asarray((chosen * weights / weights.sum(axis=0)).sum(axis=0))
-
-
-# TabM: an ensemble of perceptrons for tables that share most of their weights, in one graph.
-
-
 class TabM(BaseBuilder):
     r"""TabM, an ensemble of perceptrons for tables that share most of their weights, in one graph.
 
@@ -457,7 +274,7 @@ class TabM(BaseBuilder):
     n_members : int, default=32
         Members of the ensemble.
     hidden_layer_sizes : int or sequence of int, default="auto"
-        Units of each hidden layer. "auto": three layers of 512, or two behind an embedding.
+        Units of each hidden layer. "auto": three layers of 512, or two after an embedding.
     mini : bool, default=False
         Whether members have a vector of their own before the first layer alone, and share all else up to the last
         layer.
@@ -562,7 +379,7 @@ class TabM(BaseBuilder):
     ) -> Draft:
         self.validate()
         rng, rows = check_random_state(random_state), None if X is None else dense_rows(X)
-        table, outputs = coded_table(n_features, self.categories), heads(n_outputs, task_of(y))
+        table, outputs = coded_table(n_features, self.categories), outputs_inside(n_outputs, task_of(y))
         columns = self._columns(table, rng, rows)
         r = self._first_vectors(table, columns.width, rng)
         weights = {**columns.weights, **({"input_weight": r} if self.mini else {})}
@@ -641,6 +458,188 @@ class TabM(BaseBuilder):
             return op.Add(op.MatMul(h, parameter("weight")), parameter("bias"))
         h = op.MatMul(op.Mul(h, parameter("input_weight")), parameter("weight"))
         return op.Add(op.Mul(h, parameter("output_weight")), parameter("bias"))
+
+
+@dataclass(frozen=True)
+class CodedTable:
+    """The columns of a table: numbers, categories that become indicators, and categories that become vectors.
+
+    Attributes
+    ----------
+    numbers : ndarray of int
+        Indices of the numeric columns.
+    indicators, vectors : tuple of (index, number of codes)
+        The categorical columns.
+    """
+
+    numbers: np.ndarray
+    indicators: tuple[tuple[int, int], ...]
+    vectors: tuple[tuple[int, int], ...]
+
+
+def coded_table(n_features: int, categories: Mapping[int, int] | None, max_one_hot: float = np.inf) -> CodedTable:
+    """Return the columns; categorical ones of more than ``max_one_hot`` codes become vectors."""
+    known = sorted((int(i), int(size)) for i, size in (categories or {}).items())
+    if known and known[-1][0] >= n_features:
+        raise ValueError(f"categories names column {known[-1][0]}, but X has {n_features} columns.")
+    numbers = np.setdiff1d(np.arange(n_features), [i for i, _ in known])
+    few = tuple((i, size) for i, size in known if size <= max_one_hot)
+    return CodedTable(numbers, few, tuple((i, size) for i, size in known if size > max_one_hot))
+
+
+def numeric_columns(
+    table: CodedTable, embedding: Embedding | None, rng: np.random.RandomState, rows: np.ndarray | None
+) -> list[DrawnColumns]:
+    """Return the embedded numeric columns, if there are any; ``rows`` are those of the whole table."""
+    numbers, is_whole = table.numbers, not table.indicators and not table.vectors
+    if not len(numbers):
+        return []
+    if embedding is None:
+        drawn = DrawnColumns(len(numbers), lambda op, x: x)
+    else:
+        drawn = drawn_embedding(embedding, len(numbers), rng, None if rows is None else rows[:, numbers])
+    if is_whole:
+        return [drawn]
+    return [replace(drawn, emit=lambda op, x: drawn.emit(op, op.Gather(x, numbers, axis=1)))]
+
+
+def category_vectors(columns: Sequence[tuple[int, int]], size: int, rng: np.random.RandomState) -> DrawnColumns:
+    """Return a trained vector of ``size`` numbers for each code, side by side."""
+    places, counts = (np.array(part, np.int64) for part in zip(*columns, strict=True))
+    vectors, width = rng.normal(size=(counts.sum(), size)).astype(np.float32), len(columns) * size
+
+    def emit(op: GraphBuilder, x: ir.Value) -> ir.Value:
+        codes = op.Gather(x, places, axis=1)
+        known = op.And(op.GreaterOrEqual(codes, 0.0), op.Less(codes, counts.astype(np.float32)))
+        codes = op.Cast(op.Where(known, codes, 0.0), to=int(ir.DataType.INT64))
+        starts = np.cumsum(counts) - counts  # all vectors are rows of one matrix
+        weight = op.parameter("categories.weight", vectors)
+        return op.Reshape(op.Gather(weight, op.Add(codes, starts), axis=0), [-1, width])
+
+    return DrawnColumns(width, emit, {"categories.weight": vectors})
+
+
+@dataclass(frozen=True)
+class Indicators:
+    """Columns that tell codes apart: 1 where a column has the code ``plus``, -1 where it has ``minus``, else 0."""
+
+    source: np.ndarray
+    plus: np.ndarray
+    minus: np.ndarray
+
+    def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
+        """Append the columns for a table ``x``."""
+        codes = op.Gather(x, self.source, axis=1)
+        hot = _marked(op, codes, self.plus)
+        return op.Sub(hot, _marked(op, codes, self.minus)) if (self.minus != NONE).any() else hot
+
+    def values(self, X: np.ndarray) -> np.ndarray:
+        """Return the columns for rows."""
+        codes = X[:, self.source]
+        return np.asarray((codes == self.plus).astype(np.float32) - (codes == self.minus))
+
+
+def full_one_hot(columns: Sequence[tuple[int, int]]) -> Indicators:
+    """Return one column for each code, that of missing categories included."""
+    found = [(i, float(code), NONE) for i, size in columns for code in range(size)]
+    return _from_entries(found)
+
+
+def signed_one_hot(columns: Sequence[tuple[int, int]]) -> Indicators:
+    """Return one column for each category, none for missing ones; a single one of 1 and -1 for two categories."""
+    found = []
+    for i, size in columns:
+        found += [(i, 1.0, 2.0)] if size == BINARY else [(i, float(code), NONE) for code in range(1, size)]
+    return _from_entries(found)
+
+
+def _from_entries(found: Sequence[tuple[int, float, float]]) -> Indicators:
+    source, plus, minus = zip(*found, strict=True) if found else ((), (), ())
+    return Indicators(np.array(source, np.int64), np.array(plus, np.float32), np.array(minus, np.float32))
+
+
+def _marked(op: GraphBuilder, codes: ir.Value, wanted: np.ndarray) -> ir.Value:
+    return op.Cast(op.Equal(codes, wanted), to=int(ir.DataType.FLOAT))
+
+
+def _scaled_indicators(table: CodedTable, rows: np.ndarray | None) -> DrawnColumns:
+    """Return indicators, centered, scaled and clipped as numbers are: they have two or three values."""
+    indicators = signed_one_hot(table.indicators)
+    if rows is None:
+        return DrawnColumns(len(indicators.source), indicators.emit)
+    median, factor = (part.astype(np.float32) for part in robust_scaling(indicators.values(rows)))
+
+    def emit(op: GraphBuilder, x: ir.Value) -> ir.Value:
+        scaled = op.Mul(op.Sub(indicators.emit(op, x), median), factor)
+        return op.Div(scaled, op.Sqrt(op.Add(op.Mul(op.Mul(scaled, scaled), 1 / 9), 1.0)))
+
+    return DrawnColumns(len(indicators.source), emit, constants=(median, factor))
+
+
+def robust_scaling(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return medians, and factors to an interquartile range of 1; where that is 0, to a range of 2."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
+    spread = np.where(high > low, high - low, np.ptp(values, axis=0) / 2)
+    return median, np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 0)
+
+
+def task_of(y: np.ndarray | None) -> str:
+    """Return the kind of the targets: "classes", "numbers" or "unknown"."""
+    if y is None:
+        return "unknown"
+    return "classes" if np.asarray(y).dtype.kind in "iub" else "numbers"
+
+
+def outputs_inside(n_outputs: int, task: str) -> int:
+    """Return the number of outputs to build: two for two classes, which then train as several classes do."""
+    return 2 if task == "classes" and n_outputs == 1 else n_outputs
+
+
+def difference(op: GraphBuilder, outputs: ir.Value) -> ir.Value:
+    """Return the score of the second of two classes: the sigmoid of it is the softmax of ``outputs``."""
+    return op.MatMul(outputs, np.array([[-1], [1]], np.float32))
+
+
+def insert_dropout(op: GraphBuilder, hidden: Sequence[ir.Value], ratio: float) -> None:
+    """Rewire consumers of hidden values to these values after dropout."""
+    if not ratio:
+        return
+    for value in hidden:
+        insert_after(op, value, lambda v: op.Dropout(v, np.float32(ratio), np.array(True)))
+    op.graph.sort()
+
+
+def _scaled_columns(
+    op: GraphBuilder, x: ir.Value, columns: DrawnColumns, weights: Mapping[str, np.ndarray]
+) -> ir.Value:
+    """Emit the columns and the scale of each."""
+    return op.Mul(columns.emit(op, x), op.parameter("scale", weights["scale"]))
+
+
+def _hidden(op: GraphBuilder, h: ir.Value, name: str, weights: Mapping[str, np.ndarray], activation: str) -> ir.Value:
+    """Emit a hidden layer, with a parametric activation where it has a weight of this name."""
+    h, own = _scaled_gemm(op, h, name, weights), f"{name}.activation"
+    deviation = DEVIATIONS[activation](op, h) if activation in DEVIATIONS else None
+    if own not in weights:
+        return ACTIVATIONS[activation](op, h) if deviation is None else op.Add(h, deviation)
+    if deviation is None:
+        deviation = op.Sub(ACTIVATIONS[activation](op, h), h)
+    return op.Add(h, op.Mul(deviation, op.parameter(own, weights[own])))
+
+
+def _scaled_gemm(op: GraphBuilder, x: ir.Value, name: str, weights: Mapping[str, np.ndarray]) -> ir.Value:
+    weight, bias = (op.parameter(key, weights[key]) for key in (f"{name}.weight", f"{name}.bias"))
+    return op.Gemm(x, weight, bias, alpha=len(weights[f"{name}.weight"]) ** -0.5)
+
+
+def _convex_combinations(
+    values: np.ndarray, unit: np.ndarray, rng: np.random.RandomState, terms: int = 5
+) -> np.ndarray:
+    """Return a random convex combination of some values of each column, in a unit of its own."""
+    n_rows, n_columns = values.shape
+    chosen = values[rng.randint(n_rows, size=(terms, n_columns)), np.arange(n_columns)] / unit
+    weights = rng.exponential(size=(terms, n_columns))
+    return np.asarray((chosen * weights / weights.sum(axis=0)).sum(axis=0))
 
 
 def _uniform_weight(rng: np.random.RandomState, n_in: int, shape: tuple[int, ...]) -> np.ndarray:
