@@ -45,6 +45,7 @@ def test_from_a_shell(folder, tmp_path, monkeypatch, capsys):
     assert "epoch 30 of at most 30" in done.stderr
     assert "warning: Training has not converged" in done.stderr
     monkeypatch.setattr(sys, "argv", [sys.argv[0], "train", "no.csv", "--target", "y"])
+    monkeypatch.delitem(sys.modules, "onnxtrain_sklearn.__main__", raising=False)  # runpy warns of a module run twice
     with pytest.raises(SystemExit) as ended:  # as from a shell, but nothing is imported again
         runpy.run_module("onnxtrain_sklearn", run_name="__main__", alter_sys=True)
     assert ended.value.code == 2

@@ -13,6 +13,7 @@ from tests.combinations import relations
 from tests.combinations.outcomes import applies, difference, near, outcome, same
 from tests.combinations.several_draws import SeveralDraw, split
 from tests.combinations.wide_draws import WIDTH, WideDraw, quiet
+from tests.helpers.step_options import configured
 
 SHARED = (
     "refit_begins_anew", "copies_go_on", "pickles_between_calls_do_not_matter", "calls_add_up", "callbacks_only_watch",
@@ -58,10 +59,9 @@ def columns_are_outputs(draw: SeveralDraw) -> None:
     apart = split(apart, dict.fromkeys(renamed, 1))
     own = {n: v for n, v in draw.parameters.items() if n not in ("loss_weights", "class_weight")}
     kind = OrtGradientRegressor if regression else OrtGradientClassifier
-    single = quiet(kind(model, loss=draw.losses[name], **own).fit, draw.X, draw.y[name], draw.weights)
-    several = OrtGradientMultiOutput(
-        apart, loss=dict.fromkeys(renamed, draw.losses[name]), loss_weights=dict.fromkeys(renamed, 1 / k), **own
-    )
+    single = quiet(configured(kind(model, loss=draw.losses[name]), **own).fit, draw.X, draw.y[name], draw.weights)
+    losses, shares = dict.fromkeys(renamed, draw.losses[name]), dict.fromkeys(renamed, 1 / k)
+    several = configured(OrtGradientMultiOutput(apart, loss=losses, loss_weights=shares), **own)
     y = {one: draw.y[name][:, j] for j, one in enumerate(renamed)}
     known = {} if regression else {"classes": {one: [0, 1] for one in renamed}}
     quiet(several.fit, draw.X, y, draw.weights, **known)

@@ -22,7 +22,7 @@ from onnxtrain_sklearn._utils.params import Component, accepts, registered
 from onnxtrain_sklearn.callbacks import CALLBACKS
 from onnxtrain_sklearn.losses import LOSSES, Loss, resolve_loss
 from onnxtrain_sklearn.models import MODELS
-from onnxtrain_sklearn.optimizers import OPTIMIZERS, resolve_optimizer
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, options, resolve_optimizer
 from onnxtrain_sklearn.schedules import SCHEDULES, resolve_schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -35,7 +35,13 @@ ROLES: dict[str, dict[str, type[BaseEstimator]]] = {
 MODULES = {"model": models, "loss": losses, "optimizer": optimizers, "learning_rate": schedules}
 RESOLVE = {"loss": resolve_loss, "optimizer": resolve_optimizer, "learning_rate": resolve_schedule}
 
-UNDECLARED: dict[str, Any] = {"schedule": "cosine", "categories": {1: 4}}
+UNDECLARED: dict[str, Any] = {
+    "schedule": "cosine",
+    "categories": {1: 4},
+    "weight_decay_schedule": "cosine",
+    "learning_rate_factors": {"*": 0.5},
+    "weight_decay_factors": {"*": 0.5},
+}
 """A valid value, not the default, of every parameter whose values no component declares."""
 
 VALUES = (0.8, 0.3, 3.0, 7, 50, False, True)
@@ -46,7 +52,8 @@ def other(kind: type[BaseEstimator], name: str) -> Any:
     """Return a valid value of a parameter that is not its default, by the values that the component declares."""
     if name in UNDECLARED:
         return UNDECLARED[name]
-    rule, default = kind.valid[name][0], kind().get_params()[name]
+    rules = options.VALID | kind.valid if issubclass(kind, optimizers.Optimizer) else kind.valid
+    rule, default = rules[name][0], kind().get_params()[name]
     return next(v for v in (*getattr(rule, "values", ()), *VALUES) if accepts(rule, v) and v != default)
 
 
@@ -131,6 +138,7 @@ def test_nested_parameters_of_an_estimator(role, kind):
     assert getattr(twin, role).get_params() == getattr(outer, role).get_params()
 
 
+@pytest.mark.filterwarnings("ignore:lazy_rows=True has no effect")
 @pytest.mark.parametrize(("role", "kind"), COMPONENTS)
 def test_training_leaves_a_component_as_it_was_and_its_pickle_trains_alike(role, kind):
     component = kind(**changed_value(kind))
