@@ -32,8 +32,8 @@ from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.parameters import FlatParameters
-from onnxtrain_sklearn._training.state import OptimizerState, Rates
-from onnxtrain_sklearn._training.step import HostStep, StepParts
+from onnxtrain_sklearn._training.state import OptimizerState, Rates, StepParts
+from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.graph import GraphBuilder
 
 Run = Callable[[], object]

@@ -189,7 +189,7 @@ def print_savings(nets: Iterable[Net], repeat: int) -> None:
     features()  # loads the compiler
     print(f"{'':<40} {'auto':>9} {'compiled':>9} {'saved':>8} {'estimate':>8} {'compiling':>9} {'estimate':>8}")
     for one in nets:
-        size, start = new_step(one, "sgd", "auto").size, time.perf_counter()
+        size, start = new_step(one, "sgd", "auto").program.size, time.perf_counter()
         try:
             new_step(one, "sgd", COMPILED)
         except UnsupportedOperatorError as error:

@@ -28,8 +28,8 @@ from onnxtrain_sklearn._ort import devices, packages
 from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET, training_graph
 from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn._training.settings import StepSettings
-from onnxtrain_sklearn._training.state import OptimizerState, Rates
-from onnxtrain_sklearn._training.step import HostStep, StepParts
+from onnxtrain_sklearn._training.state import OptimizerState, Rates, StepParts
+from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.optimizers import Optimizer
 

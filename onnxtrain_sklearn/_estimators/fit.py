@@ -19,8 +19,7 @@ from .._ort import sessions
 from .._training.machine_code import COMPILED, LIKELY_EPOCHS
 from .._training.row_dependence import meeting, outputs_that_meet
 from .._training.settings import StepSettings
-from .._training.state import TrainingStep
-from .._training.step import StepParts
+from .._training.state import StepParts, TrainingStep
 from .._training.step_choice import new_step, new_trainer
 from .._training.trainer import Trainer
 from .._utils.cache import content, with_attributes

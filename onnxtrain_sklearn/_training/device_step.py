@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,12 +18,13 @@ from .._data.batches import BatchBuffers, Batches, Minibatch
 from .._ort.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
 from .loss_graph import LOSS, PENALTY, WEIGHT
-from .parameters import FlatParameters
+from .parameters import FlatParameters, state_slots
 from .pass_rewrites import DATA, ROW_NUMBERS
+from .passes import pass_graph
+from .programs import PassSource
 from .randomness import UniformNumbers
 from .settings import StepSettings
-from .state import Choice, OptimizerState, Rates
-from .step import BaseStep, StepParts
+from .state import Choice, OptimizerState, Rates, StepParts
 from .update_bindings import SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
 
 RESIDENT_LIMIT = 2**31
@@ -39,6 +41,7 @@ class DevicePass:
     The host gathers the minibatch in ``buffers``. If the device gathers it, only their size is used.
     """
 
+    engine: str
     buffers: BatchBuffers
     gradient: Binding
     uniform: UniformNumbers
@@ -67,30 +70,38 @@ class Groups:
         return means
 
 
-class DeviceStep(BaseStep):
+class DeviceStep:
     """Train on the minibatches of whole epochs on a device.
 
     ``parameters`` and ``state`` are the host's copies. They are uploaded when new data arrive, and updated after each
     epoch.
     """
 
-    def __init__(self, parts: StepParts, choice: Choice | None = None) -> None:
-        memory, optimizer = parts.settings.device.memory, parts.settings.optimizer
+    in_host_memory: ClassVar[bool] = False
+
+    def __init__(self, parts: StepParts) -> None:
+        settings, optimizer, memory = parts.settings, parts.settings.optimizer, parts.settings.device.memory
         assert memory is not None
         assert isinstance(optimizer, Optimizer)
+        self.settings, self.parameters, self.state, self.batch = settings, parts.parameters, parts.state, parts.batch
+        self.choice: Choice | None = None
+        self._parts, self._pads = parts, parts.meeting is None  # padding rows would change the results of the others
         layout = parts.parameters.aligned(ALIGNMENT)
-        super().__init__(parts, lambda array: DeviceArray(array, memory), layout)
-        self.choice = choice
-        bindings, segments = self._bindings, self._segment_updates(optimizer)
+        bindings = VectorBindings(settings, layout, lambda array: DeviceArray(array, memory))
+        segments = bindings.segment_updates(optimizer)
+        self._slots = state_slots(optimizer, parts.parameters)
+        parts.state.prepare(self._slots, parts.parameters.vector.dtype)
         self._vectors = vectors = DeviceVectors(parts.parameters, layout, parts.state, memory)
         self._loaded: Batches | None = None
         self._data: dict[str, DeviceArray] = {}
         self._passes: dict[tuple[int, bool], DevicePass] = {}
         start, size = len(layout.vector), layout.statistics.size
         self._copy = bindings.copying(vectors.moved, vectors.buffer.part(start, (size,))) if size else None
-        self._total = bindings.accumulation(vectors.gradient) if parts.settings.accumulate > 1 else None
-        self._update = DeviceUpdate(parts.settings, layout, vectors, bindings, segments)
-        self._pass(parts.batch, resident=True)
+        self._total = bindings.accumulation(vectors.gradient) if settings.accumulate > 1 else None
+        self._update = DeviceUpdate(settings, layout, vectors, bindings, segments)
+        first = self._new_pass(parts.batch, resident=True, first=True)
+        self._passes[parts.batch, True] = first
+        self.engine = first.engine
 
     def train(
         self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
@@ -147,7 +158,7 @@ class DeviceStep(BaseStep):
 
     def forget_state(self) -> None:
         """Reset the optimizer to its state before the first step, on the device too."""
-        super().forget_state()
+        self.state.reset(self._slots)
         self._loaded = None
 
     def _fed(
@@ -206,17 +217,20 @@ class DeviceStep(BaseStep):
         key = (size, resident)
         if key not in self._passes:
             self._passes = {k: known for k, known in self._passes.items() if k[0] == self.batch}
-            self._passes[key] = self._new_pass(size, resident)
+            self._passes[key] = self._new_pass(size, resident=resident)
         return self._passes[key]
 
-    def _new_pass(self, batch: int, resident: bool) -> DevicePass:
-        parameters, vectors, graph = self.parameters, self._vectors, self._pass_graph(batch, resident=resident)
+    def _new_pass(self, batch: int, *, resident: bool, first: bool = False) -> DevicePass:
+        parts, parameters, vectors = self._parts, self.parameters, self._vectors
+        data = parts.model, parts.settings, parameters, parts.frozen, batch
+        source = PassSource(*data, resident=resident, sparse=parts.sparse, any_shape=True)
+        graph = pass_graph(source, first=first)
         buffers, uniform = graph.buffers, graph.uniform
         inputs: dict[str, Array] = {name: vectors.parameter(name) for name in parameters.views()}
         inputs |= {**uniform.arrays, **({} if resident else buffers.columns)}
         gradients = {name: vectors.gradient_of(name) for name in parameters.names}
         moved = {name: vectors.next_of(name) for name in parameters.running_statistics}
-        return DevicePass(buffers, graph.bind(inputs, {}, gradients, moved), uniform)
+        return DevicePass(graph.program.engine, buffers, graph.bind(inputs, {}, gradients, moved), uniform)
 
 
 # Work of a device after the gradient of a step: penalty, clipping, updates, average, with their scalars.

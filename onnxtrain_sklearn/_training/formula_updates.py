@@ -30,19 +30,21 @@ from ..optimizers import UpdateGraph
 class UpdateTuning:
     """Constants by which the executor of an update is chosen, as ``python benchmarks/update_choice.py`` measured them.
 
-    Microseconds of AdamW's update on two cores of a busy machine, with NumPy 2.5 and onnxruntime 1.32, minima:
+    Microseconds of AdamW's update on two cores of a busy machine, with NumPy 2.5 and onnxruntime 1.32, minima of five
+    runs:
 
     ========== ===== ============ ================= ==================
     parameters NumPy machine code session, 1 thread session, 2 threads
     ========== ===== ============ ================= ==================
-    1,000          8            1                 8                  8
-    30,000        47           10                67                 66
-    235,000      412           83               547                372
-    1,000,000  2,014          531             2,789              3,327
+    1,000          7            1                 8                  8
+    30,000        47           10                66                 65
+    235,000      403           86               525                533
+    1,000,000  2,016          517             2,684              2,168
     ========== ===== ============ ================= ==================
 
-    Machine code is the fastest at every size, and NumPy next to it: a second thread of a session gains nothing that
-    lasts, so neither size nor threads matter further. The bits are those of NumPy in all four.
+    Machine code is the fastest at every size, and NumPy next to it. A second thread of a session changes nothing up to
+    235,000 parameters. With 1,000,000 its runs took from 2,168 to 5,836 where one thread took 2,684 to 3,090: it may
+    gain a fifth with a free core, and loses as easily without one.
 
     Attributes
     ----------

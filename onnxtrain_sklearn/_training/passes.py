@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,13 +20,15 @@ from .._ort import devices, sessions
 from .._ort.binding import Array, Binding
 from .._ort.sessions import InferenceSession, shared_session
 from ..exceptions import warn
+from ..optimizers import Optimizer
+from ..optimizers.in_place import moves_without_gradient
 from .loss_graph import LOSS, PARALLEL_WORK, TARGET, WEIGHT, buffer_shape, target_layout
 from .parameters import FlatParameters
 from .pass_rewrites import in_written_shapes
 from .programs import PassProgram, PassSource, pass_program
-from .randomness import UniformNumbers
+from .randomness import FACTOR, UniformNumbers
 from .row_weights import LABELED, REPEATED, LabeledShares, RowShares
-from .state import OptimizerState
+from .state import OptimizerState, StepParts
 
 BACKWARD_IN_ORDER: Mapping[str, object] = {
     "enable_mem_pattern": False,
@@ -95,14 +98,20 @@ class PassGraph:
         return shared_session(program.graph, device, threads=threads, options=options, memory=program.memory)
 
 
-def pass_graph(source: PassSource) -> PassGraph:
-    """Return the gradient graph with buffers of its own; the trained parameters are among its inputs."""
+def pass_graph(source: PassSource, *, first: bool) -> PassGraph:
+    """Return the gradient graph with buffers of its own; the trained parameters are among its inputs.
+
+    The ``first`` of a step warns of settings that have no effect on its graph.
+    """
     settings, batch, dtype = source.settings, source.batch, source.parameters.vector.dtype
     program = pass_program(source)
-    if settings.checkpoint_activations and not program.segments:
+    uniform = UniformNumbers(program.random, settings.seed)
+    if first and settings.scheduled.dropout and FACTOR not in uniform.arrays:
+        warn("dropout_schedule has no effect: the graph has no Dropout in training mode.")
+    if first and settings.checkpoint_activations and not program.segments:
         warn("checkpoint_activations=True has no effect: the graph has too few activations to recompute any.")
     trained = source.parameters.names
-    if settings.lazy_rows and not (program.lookups or any(p.weight in trained for p in program.products)):
+    if first and settings.lazy_rows and not (program.lookups or any(p.weight in trained for p in program.products)):
         warn(
             "lazy_rows=True has no effect: the graph has no trained matrix whose rows only Gather reads, nor "
             "one that sparse data are multiplied by."
@@ -113,10 +122,95 @@ def pass_graph(source: PassSource) -> PassGraph:
     layout = target_layout(settings.task, settings.n_outputs, batch, dtype, settings.positions)
     columns[TARGET] = np.zeros(*layout)
     buffers = BatchBuffers(columns, np.ones(batch, dtype), sparse)
-    return PassGraph(source, program, buffers, UniformNumbers(program.random, settings.seed))
+    return PassGraph(source, program, buffers, uniform)
 
 
-# A forward and backward pass in the host's memory.
+# The passes of a step in the host's memory.
+
+
+class HostPasses:
+    """The forward and backward passes of a step, one for each number of rows.
+
+    The graph of a pass has a fixed number of rows. It reads its minibatch from static buffers and the parameters from
+    views into their vector, and writes the gradients into views of theirs. Minibatches are padded to the size of a full
+    one. Where rows meet, padding rows would change the results of the others: then a shorter minibatch has a pass of
+    its own.
+
+    Attributes
+    ----------
+    program : PassProgram
+        That of a full minibatch.
+    tables : dict of RowGradients
+        The gradients of the matrices of which a minibatch reads some rows, by name.
+    """
+
+    adds_rows: ClassVar[bool] = True
+    """True if gradients of the rows that the graph reads of large matrices are added up outside the graph."""
+
+    gives_shares: ClassVar[bool] = True
+    """True if the graph is given the weights of the rows divided by their sum."""
+
+    for_cpu: ClassVar[bool] = True
+    """True if the graph has the matrix products that are the fastest on a CPU."""
+
+    def __init__(self, parts: StepParts) -> None:
+        self._parts, self._pads = parts, parts.meeting is None
+        graph = self._graph(parts.batch, first=True)
+        self.program = graph.program
+        self.tables = self._row_gradients()
+        self._known = {parts.batch: host_pass(graph, self.tables)}
+        self._current = self._known[parts.batch]
+
+    def buffers(self, rows: int) -> BatchBuffers:
+        """Return the buffers that the next pass reads, for a minibatch of ``rows`` rows.
+
+        Their columns are the graph's inputs and the target (:data:`TARGET`). They hold a full minibatch, whatever
+        ``rows`` is, unless rows meet: then they have exactly ``rows`` rows.
+        """
+        size = self._parts.batch if self._pads else rows
+        if size not in self._known:
+            self._known = {n: known for n, known in self._known.items() if n == self._parts.batch}  # one remainder
+            self._known[size] = host_pass(self._graph(size, first=False), self.tables)
+        self._current = self._known[size]
+        self._current.buffers.forget()
+        return self._current.buffers
+
+    def begin(self) -> None:
+        """Begin a step: no row of a matrix has occurred."""
+        for table in self.tables.values():
+            table.begin()
+
+    def run(self, dropout: float) -> float:
+        """Compute the gradients of the mean loss of the minibatch in the buffers; return the loss."""
+        return self._current.run(self._parts.state, dropout)
+
+    def _graph(self, batch: int, *, first: bool) -> PassGraph:
+        parts = self._parts
+        source = PassSource(
+            parts.model,
+            parts.settings,
+            parts.parameters,
+            parts.frozen,
+            batch,
+            sparse=parts.sparse,
+            adds_rows=self.adds_rows,
+            gives_shares=self.gives_shares,
+            any_shape=True,
+            for_cpu=self.for_cpu,
+        )
+        return pass_graph(source, first=first)
+
+    def _row_gradients(self) -> dict[str, RowGradients]:
+        """Return the gradients of the matrices of which a minibatch reads some rows."""
+        parts, program = self._parts, self.program
+        settings, parameters = parts.settings, parts.parameters
+        rewritten = parts.penalizes or settings.max_grad_norm is not None or settings.accumulate > 1
+        found = row_gradients(parameters, program.lookups, rewritten=rewritten)
+        lazy, optimizer = settings.lazy_rows, settings.optimizer
+        rests = isinstance(optimizer, Optimizer) and not (parts.penalizes or moves_without_gradient(optimizer))
+        if lazy or rests:
+            found |= product_gradients(parameters, program.products, rewritten=rewritten, lazy=lazy)
+        return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,16 +6,20 @@ one for host memory, and one for devices with memory of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from .._data.batches import BatchBuffers, Batches
+from .._model.trainable import TrainableModel
 from .._utils.typing import DType
 from ..optimizers import Slot
 from .parameters import FlatParameters, owned
+from .row_dependence import meeting
+from .settings import StepSettings
 
 
 class Rates(NamedTuple):
@@ -57,6 +61,45 @@ class OptimizerState:
         self.t = self.averaged = 0
         for name, slot in slots.items():
             self.slots[name].fill(slot.fill)
+
+
+@dataclass(frozen=True, eq=False)
+class StepParts:
+    """The arguments from which a step is built.
+
+    Attributes
+    ----------
+    model : TrainableModel
+    settings : StepSettings
+    parameters : FlatParameters
+        Updated in place.
+    frozen : mapping of str to ndarray
+        Values of the parameters that are not trained.
+    state : OptimizerState
+        Updated in place; slots that the optimizer needs are created where they are missing.
+    batch : int
+        Rows of a full minibatch.
+    sparse : collection of str
+        Inputs whose rows come sparse. Their products with weights are computed without making the rows dense.
+    """
+
+    model: TrainableModel
+    settings: StepSettings
+    parameters: FlatParameters
+    frozen: Mapping[str, np.ndarray]
+    state: OptimizerState
+    batch: int
+    sparse: Collection[str] = ()
+
+    @property
+    def penalizes(self) -> bool:
+        """True if the penalty has an effect."""
+        return bool(self.settings.alpha and self.parameters.penalized.stop)
+
+    @cached_property
+    def meeting(self) -> str | None:
+        """Place where the rows of a minibatch meet, in the graph or in the loss; None: nowhere."""
+        return meeting(self.model, self.settings)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from .device_step import DeviceStep
 from .full_batch import FullBatchTrainer
 from .history import History
 from .machine_code import COMPILED, auto_compiles, pays
-from .state import Choice, TrainingStep
-from .step import HostStep, StepParts
+from .state import Choice, StepParts, TrainingStep
+from .step import HostStep
 from .trainer import Trainer, TrainerSettings
 
 DEVICE, SESSION, CODE = "a session on the device", "a session", "machine code"
@@ -57,7 +57,7 @@ class Situation:
     @property
     def is_too_short(self) -> bool:
         """True if compiling takes longer than it saves."""
-        return not self.began_compiled and not pays(self.session_step.size, self.steps)
+        return not self.began_compiled and not pays(self.session_step.program.size, self.steps)
 
 
 Row: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
@@ -101,17 +101,19 @@ def new_step(parts: StepParts, steps: int = 0, *, compiled: bool = False) -> Tra
         Whether the training that goes on began with compiled passes.
     """
     situation = Situation(parts, steps, compiled)
-    choice, step = choose(situation), None
+    choice = choose(situation)
+    step: HostStep | DeviceStep
     if choice.passes == DEVICE:
-        return DeviceStep(parts, choice)
-    if choice.passes == CODE:
+        step = DeviceStep(parts)
+    elif choice.passes == CODE:
         try:
             step = HostStep(replace(parts, settings=replace(parts.settings, engine=COMPILED)))
         except (UnsupportedOperatorError, ImportError, OSError, RuntimeError):  # of the graph, or of a broken llvmlite
             if parts.settings.engine == COMPILED:
                 raise
-            choice = Choice(SESSION, ON_HOST, "the graph cannot be compiled")
-    step = step or situation.session_step
+            step, choice = situation.session_step, Choice(SESSION, ON_HOST, "the graph cannot be compiled")
+    else:
+        step = situation.session_step
     step.choice = choice
     return step
 

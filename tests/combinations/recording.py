@@ -48,7 +48,7 @@ def recording(call: RecordedCall) -> Iterator[None]:
     def note(trainer: Trainer) -> None:
         parameters = trainer.step.parameters
         call.trained, call.statistics = list(parameters.names), list(parameters.running_statistics)
-        frozen = trainer.step._parts.frozen
+        frozen = getattr(trainer.step, "passes", trainer.step)._parts.frozen
         call.initial = {n: np.array(a) for n, a in {**frozen, **parameters.weights()}.items()}
 
     def noted_fit(trainer: Trainer) -> None:

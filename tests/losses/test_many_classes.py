@@ -36,7 +36,7 @@ def new(loss: object = "log_loss", *, places: bool = False, **settings: object) 
 
 
 def operators(fitted: OrtGradientClassifier) -> set[str]:
-    program = onnx.load_from_string(fitted._state.live.step._pass_graph(fitted._state.live.step.batch).program.graph)
+    program = onnx.load_from_string(fitted._state.live.step.program.graph)
     return {node.op_type for node in program.graph.node}
 
 

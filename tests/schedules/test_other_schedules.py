@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import Adam, AdamW, OrtGradientRegressor
 from onnxtrain_sklearn._ort import gradient_builder
 from onnxtrain_sklearn._training.randomness import STEM, UniformNumbers
+from onnxtrain_sklearn._training.update_bindings import VectorBindings
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import Constant, Cosine, FlatCosine, Linear, Progress, StepDecay
@@ -83,7 +84,8 @@ def test_with_factors_by_parameter():
 @pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
 def test_fused_kernels_are_kept():
     fitted = regressor(optimizer__weight_decay_schedule="linear").fit(X, y)
-    (update,) = fitted._state.live.step._segment_updates(AdamW())
+    step = fitted._state.live.step
+    (update,) = VectorBindings(step.settings, step.parameters, np.asarray).segment_updates(AdamW())
     operators = {node.op_type for node in onnx.load_model_from_string(update.program.graph).graph.node}
     assert "AdamOptimizer" in operators
 

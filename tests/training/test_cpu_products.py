@@ -23,7 +23,7 @@ from onnxtrain_sklearn._training.pass_rewrites import (
     MOST_COLUMNS,
     transpose_operands,
 )
-from onnxtrain_sklearn._training.step import HostStep
+from onnxtrain_sklearn._training.passes import HostPasses
 from tests.helpers.sessions import session
 
 MATMUL, GEMM = "s = MatMul(x, w)", "s = Gemm<alpha = {alpha}, transA = {a}, transB = {b}>(x, w)"
@@ -131,10 +131,10 @@ def test_a_fit_on_the_host_has_them_and_learns_the_same(monkeypatch):
     rng, weights = np.random.default_rng(0), []
     X, y = rng.normal(size=(256, LEAST_INPUTS)).astype(np.float32), rng.integers(10, size=256)
     for for_cpu in (True, False):
-        monkeypatch.setattr(HostStep, "for_cpu", for_cpu)
+        monkeypatch.setattr(HostPasses, "for_cpu", for_cpu)
         settings = {"optimizer": SGD(), "batch_size": LEAST_ROWS, "max_iter": 3, "random_state": 0}
         fitted = OrtGradientClassifier(MLP((LEAST_COLUMNS,)), engine="portable", **settings).fit(X, y)
-        program = onnx.load_from_string(fitted._state.live.step._pass_graph(LEAST_ROWS).program.graph)
+        program = onnx.load_from_string(fitted._state.live.step.program.graph)
         others = [node for node in program.graph.node if node.name.startswith("onnxtrain/products/MatMul")]
         assert len(others) == (2 if for_cpu else 0)
         weights.append(fitted.weights_)

@@ -125,7 +125,7 @@ def test_the_log_loss_of_several_classes_reads_them(loss, reads):
     X, y = RNG.normal(size=(40, 5)).astype(np.float32), np.arange(40) % 4
     model = OrtGradientClassifier(MLP(6), loss=loss, engine="portable", batch_size=16, max_iter=2, random_state=0)
     model.fit(X, y)
-    program = model._state.live.step._pass_graph(16).program
+    program = model._state.live.step.program
     assert program.labeled_shares == reads
     inputs = [value.name for value in onnx.load_from_string(program.graph).graph.input]
     assert (LABELED in inputs, TARGET in inputs) == (reads, not reads)

@@ -267,4 +267,4 @@ def test_exact_updates_that_move_every_weight_are_of_the_whole_matrix(optimizer)
     y, settings = (np.arange(N) % 2), {"batch_size": BATCH, "max_iter": 2, "random_state": 0}
     fitted = configured(OrtGradientClassifier(Linear(), optimizer=optimizer), **settings).fit(X, y)
     assert not updated_by_rows(fitted)
-    assert not fitted._state.live.step._tables
+    assert not fitted._state.live.step.passes.tables

@@ -101,7 +101,7 @@ def test_fits_are_those_with_the_column(loss, classes, weights, monkeypatch):
         settings = {"optimizer": SGD(), "learning_rate_init": 0.1, "batch_size": 16, "max_iter": 3, "random_state": 0}
         model = OrtGradientClassifier(MLP(6), loss=loss, engine="portable", **settings)
         found.append(model.fit(X, LABELS, sample_weight=weights))
-        columns.append(model._state.live.step._pass_graph(16).program.repeated_shares)
+        columns.append(model._state.live.step.program.repeated_shares)
     clear_cache()
     assert columns == [classes, 0]
     assert_allclose(found[0].loss_curve_, found[1].loss_curve_, rtol=1e-5)

@@ -13,7 +13,7 @@ from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._estimators.config import lazy_rows_of
 from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn._training.host_updates import RowUpdate
-from onnxtrain_sklearn._training.step import HostStep
+from onnxtrain_sklearn._training.passes import HostPasses
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, Lion, Optimizer, RMSprop
 from tests.helpers.environment import available_engines
@@ -160,10 +160,10 @@ def test_accumulated_minibatches_update_the_rows_of_any_of_them(name):
 def test_exact_updates_are_those_of_all_rows(monkeypatch, optimizer, settings, by_rows, engine):
     sparse = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
     assert updated_by_rows(sparse) == by_rows
-    assert sparse._state.live.step._tables
-    monkeypatch.setattr(HostStep, "adds_rows", False)
+    assert sparse._state.live.step.passes.tables
+    monkeypatch.setattr(HostPasses, "adds_rows", False)
     dense = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
-    assert not dense._state.live.step._tables
+    assert not dense._state.live.step.passes.tables
     for name, weight in dense.weights_.items():
         assert_allclose(sparse.weights_[name], weight, rtol=0, atol=1e-5)
     assert_allclose(sparse.loss_curve_, dense.loss_curve_, rtol=1e-5)
@@ -217,7 +217,7 @@ def test_gradients_are_the_central_differences():
     fitted = new(graph(dtype=np.float64), optimizer=LBFGS(), max_iter=1).fit(X[:8], Y[:8])
     step = fitted._state.live.step
     table = step.parameters.view("T")
-    assert step._tables
+    assert step.passes.tables
     step.gradients(8.0)
     gradient = step.parameters.gradient_view("T").copy()
     assert_array_equal(np.flatnonzero(gradient.any(axis=1)), np.unique(X[:8]))
