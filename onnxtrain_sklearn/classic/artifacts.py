@@ -1,4 +1,4 @@
-"""Writes the four files for on-device training with onnxruntime-training, and reads its checkpoints.
+"""Write the four files for on-device training with onnxruntime-training, and read its checkpoints.
 
 The graphs equal those of ``onnxruntime.training.artifacts``, node for node, if its gradient builder is installed and
 proven right for the graph; else the gradients are standard operators, which a device runs as well.

@@ -348,7 +348,7 @@ def vjp_graph(
 def gradients_from(
     model: ir.Model, starts: Sequence[str], wrt: Sequence[str], one: str, engine: str, *, fill: bool = False
 ) -> ir.Model:
-    """Return the graph with the gradients of ``wrt`` behind its outputs, as onnxruntime's GradientGraphBuilder does.
+    """Return the graph with the gradients of ``wrt`` after its outputs, as onnxruntime's GradientGraphBuilder does.
 
     The derivative starts from ``starts``, which are computed values. The gradient of the one named ``one`` is one in
     every element. That of another is what ``one`` gives it if ``one`` depends on it; else it is an input
@@ -469,13 +469,13 @@ def split(model: ir.Model, outputs: Sequence[str]) -> tuple[ir.Model, ir.Model, 
 def _border(graph: ir.Graph, seeds: Collection[str], gradients: Sequence[ir.Value]) -> list[ir.Value]:
     """Return the activations: values of known type, independent of the seeds, that the backward pass reads."""
     dependent = {v for v in graph.inputs if v.name in seeds}
-    behind = [node for v in gradients if (node := v.producer()) is not None]
+    backward = [node for v in gradients if (node := v.producer()) is not None]
     for node in graph:
         if not dependent.isdisjoint(reads(node)):
             dependent.update(node.outputs)
-            behind.append(node)
+            backward.append(node)
     own = {v for node in graph for v in node.outputs} - dependent
-    front = [v for node in behind for v in reads(node)]
+    front = [v for node in backward for v in reads(node)]
     border: dict[ir.Value, None] = {}
     seen: set[ir.Value] = set()
     while front:

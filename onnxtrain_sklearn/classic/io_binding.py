@@ -1,4 +1,4 @@
-"""Binds inputs and outputs of training sessions to memory, with the methods of onnxruntime's IOBinding."""
+"""Bind inputs and outputs of training sessions to memory, with the methods of onnxruntime's IOBinding."""
 
 from __future__ import annotations
 
