@@ -195,7 +195,7 @@ def _flat(classes: ArrayLike) -> np.ndarray:
 
 
 def require_labels(y: ArrayLike, classes: ArrayLike | None, *, classifies: bool, at_positions: bool) -> None:
-    """Raise at the first of several passes where nothing says which labels later ones will bring."""
+    """Raise at the first ``partial_fit`` if neither ``classes`` nor indicators tell the labels of later calls."""
     if classifies and classes is None and (at_positions or type_of_target(y) != "multilabel-indicator"):
         raise ValueError(
             "classes must be passed on the first call to partial_fit: all labels that any call will bring."
@@ -381,8 +381,8 @@ def weighted_positions(
 
 
 def given_weights(targets: Targets, weights: np.ndarray) -> np.ndarray | None:
-    """Return the weights that rows were given, which the labels multiplied; None where all are one."""
-    shares = position_shares(targets).mean(axis=1)
+    """Return the user's sample weights, undoing their multiplication by label shares; None if all are one."""
+    shares = position_shares(targets).mean(axis=1) if targets.has_positions else share_of_labels(targets)
     given = np.divide(weights, shares, out=np.ones_like(weights), where=shares > 0)
     return None if np.allclose(given, 1.0, rtol=1e-12) else given
 
@@ -547,13 +547,6 @@ def rows_with_labels(targets: Targets) -> np.ndarray:
     if targets.counts is None:
         return np.arange(len(targets.values))
     return np.flatnonzero(share_of_labels(targets))
-
-
-def weights_without_shares(targets: Targets, weights: np.ndarray) -> np.ndarray | None:
-    """Return the weights that rows were given, which the shares of labels multiplied; None where all are one."""
-    shares = share_of_labels(targets)
-    given = np.divide(weights, shares, out=np.ones_like(weights), where=shares > 0)
-    return None if np.allclose(given, 1.0, rtol=1e-12) else given
 
 
 def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The configuration of a training: the parameters of an estimator, checked and resolved once.
 
-What follows reads the configuration, not the parameters: this is the only place that knows their defaults and names.
+The loop and the steps read the configuration, not the parameters. Parameters about data, heads and scores, such as
+``validation_fraction`` or ``scoring``, are read where they are used.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def training_examples(
 
 
 def require_known_labels(task: Task, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
-    """Raise at the first of several passes where nothing says which labels later ones will bring."""
+    """Raise at the first ``partial_fit`` if neither ``classes`` nor indicators tell the labels of later calls."""
     found = None if at_positions else ignored_in(y, task.ignore_label)
     if found is not None and classes is None and found[1].any():
         y = filled_labels(*found, None) if found[0].ndim == 2 else found[0][found[1]]
@@ -203,7 +203,8 @@ def batches_for(
 ) -> ArrayBatches:
     """Return the minibatches of these rows; the target is one of their columns.
 
-    Equal rows of a single minibatch are merged to one of their weight, unless ``rows_meet``: each of them counts then.
+    If few rows make a single minibatch, equal rows are merged to one with the sum of their weights; not with
+    ``rows_meet``, where their number matters.
     """
     examples = scaled(examples, state.head.target_scale)
     values, weights = examples.targets.values, examples.weights
@@ -361,7 +362,10 @@ def _allows_missing(estimator: Any, fitted: FittedModel | None) -> bool:
 
 
 def require_numbers(estimator: Parameters, state: FittedState, columns: Mapping[str, Column]) -> None:
-    """Raise if a fitted model returns NaN for missing values: one step accepts them, the next one does not."""
+    """Raise if the graph predicts NaN for a row with a missing value.
+
+    One step of the pipeline let the value pass, and a later one cannot use it.
+    """
     if state.fitted is None or state.fitted.table is not None or not _allows_missing(estimator, state.fitted):
         return
     rows = np.unique(np.concatenate([column.rows_with_missing() for column in columns.values()]))
@@ -399,7 +403,10 @@ def takes_positions(task: Task, source: TrainableModel | None, y: ArrayLike) -> 
 
 
 def _is_at(places: int | None, labels: np.ndarray) -> bool:
-    """Return True if labels of two classes are at the places of single scores; zeros and ones are indicators."""
+    """Return True if ``labels`` has one label for each score of a row (``places``; None: any number).
+
+    A matrix of only 0 and 1 holds indicators instead.
+    """
     return labels.shape[1] > 1 and places in (None, labels.shape[1]) and not np.isin(labels, (0, 1)).all()
 
 

@@ -3,7 +3,8 @@
 :func:`prepared` is the way of ``X`` up to the first step: ``config`` resolves the parameters, ``source`` finds the
 graph, ``examples`` checks the data, ``heads`` chooses the head, ``starting_state`` makes the state and compares it with
 a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of ``_training``.
-:func:`train` runs the loop; ``transaction`` publishes the result, or takes the call back.
+:func:`train` runs the loop; ``transaction`` publishes the result, or takes the call back. It prepares by the method
+``_prepare`` of the estimator, because the estimator of several outputs has another one (``_multi_output/fit``).
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ EstimatorT = TypeVar("EstimatorT")
 
 
 def train(fitted: EstimatorT, call: Call) -> EstimatorT:
-    """Train an estimator; return it fitted, or raise and leave it as it was, or as ``transaction`` says."""
+    """Train an estimator; return it fitted.
+
+    After an error the estimator is unchanged; after divergence or an interrupt it holds what ``transaction`` says.
+    """
     register_waiting()  # so that skl2onnx, imported by now, converts what is fitted here
     estimator: Any = fitted
     old: FittedState | None = vars(estimator).get("_state") if call.resume else None
@@ -95,8 +99,8 @@ def initialize(fitted: EstimatorT, call: Call) -> EstimatorT:
 def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     """Validate everything; return the state and the loop that will train it.
 
-    Nothing is trained here, and nothing before the training step, which comes last, changes an object that is shared
-    with an earlier state. The feature attributes of the estimator are set.
+    No step is taken here. Until ``trainer_for`` makes the training step, no object that is shared with an earlier state
+    is changed. The feature attributes of the estimator are set.
     """
     if call.y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
@@ -156,7 +160,8 @@ def trainer_for(
     old = old_examples(estimator, state, call, tuner)
     settings = settings if old is None else ignoring(settings, old.targets)
 
-    # Minibatches. A search takes all rows, in pieces, and cross-validates on the first of them: they stand for all.
+    # Minibatches. Fine-tuning takes all rows in pieces and cross-validates on the first ones: shuffled, these are
+    # representative.
     rows = plan.rng.permutation(rows) if tuner else rows
     limit = TUNED_PIECE if tuner else config.batch_size
     rows_meet = meeting(state.model, settings) is not None
@@ -184,7 +189,7 @@ def trainer_for(
         step = prepare_step(state, settings, room, most, sparse, planned)
         trainer = new_trainer(loop, step, batches, state.history, validate)
 
-    # Who watches: early stopping the loss on validation rows, callbacks everything.
+    # Observers: early stopping may watch the validation loss, callbacks may watch anything.
     if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, state, call):
         trainer.validation_loss = loss_of_rows(state, settings, scored, validate.predictor)
     if hooks_of(estimator):
@@ -196,7 +201,7 @@ def trainer_for(
 
 
 def _require_labels(meeting: Collection[str], targets: SeveralTargets, rows: np.ndarray) -> None:
-    """Raise where rows without a label of an output would meet others in its loss."""
+    """Raise if the loss of an output depends on several rows at once, and some of them have no label for it."""
     ones = np.ones(len(targets.values))
     weights = {name: ones if w is None else w for name, w in zip(targets.names, targets.weights, strict=True)}
     counted = np.max([own[rows] for own in weights.values()], axis=0) > 0
@@ -204,9 +209,9 @@ def _require_labels(meeting: Collection[str], targets: SeveralTargets, rows: np.
         missing = int(np.sum(counted & (weights[name][rows] == 0)))
         if missing:
             raise ValueError(
-                f"Output {name!r}: rows meet in its loss, and {missing} of {int(counted.sum())} rows have weight zero "
-                f"for it but not for another output: they would meet the others without a label. Give it labels for "
-                f"all rows, or a loss of single rows."
+                f"Output {name!r}: its loss compares rows with each other, and {missing} of {int(counted.sum())} rows "
+                f"have no label for it (weight zero), though they have one for another output. Label all rows, or set "
+                f"a loss that treats rows separately."
             )
 
 
@@ -219,10 +224,13 @@ def prepare_step(
 ) -> TrainingStep:
     """Return the step of a state; make a new one only if the existing one does not fit.
 
-    It fits if it has these settings and at least ``batch``, but at most ``limit`` rows: padding costs as much as other
-    rows. A new step takes over the rows of the last one, which pickles lack: the padded shape decides rounding and the
-    masks of dropout. Inputs named in ``sparse`` come sparse; steps on a device take dense rows. ``steps`` are
-    those that a new training plans, by which "auto" chooses; a later call goes on with the engine that it began with.
+    The last step is reused if its settings are equal and its minibatch has ``batch`` to ``limit`` rows; larger ones
+    would waste time on padding. A new step keeps the minibatch size of the last call (``state.rows``), because it
+    decides rounding and dropout masks; after unpickling there is only this number, and no step. Inputs named in
+    ``sparse`` come sparse; steps on a device take dense rows. ``steps``: how many a new training plans, by which "auto"
+    chooses the engine; a later call keeps the engine.
+
+    The step and its settings are kept in ``state.live``, its engine and minibatch size in ``state``.
     """
     sparse = () if settings.device.memory is not None else tuple(sparse)
     objects = tuple(map(content, (settings.loss, settings.optimizer, settings.session_options)))

@@ -56,7 +56,7 @@ class LiveSessions:
     step : TrainingStep or None
         The step of the last call; a later one reuses it if ``step_key`` says that nothing has changed.
     predictors : dict of Predictor
-        Those with the current weights: what changes the weights clears it.
+        Predictors of the current weights; code that changes weights must clear the dict.
     sample : data or None
         Some rows as scikit-learn takes them, to compare predictions. It is here because pickles hold no data.
     """
@@ -77,7 +77,7 @@ class FittedState:
     source : TrainableModel
         The graph with the loss placed before or after its final activation. All other forms are derived from it.
     activation : dict
-        How the graph computes its output from the scores: another loss may need the final activation again.
+        The fields of the model that lead from scores to output, as given; a later call with another loss starts there.
     shapes : dict of str to tuple
         The shape of a row of each input, as in the data of the last call.
     frozen : dict of str to ndarray
@@ -95,13 +95,14 @@ class FittedState:
     optimizer : OptimizerState
     history : History
     snapshots : tuple of ndarray
-        The buffers of several moments of training whose networks predict together; empty: the parameters predict.
+        Parameter buffers saved during training (``SnapshotEnsemble``), whose predictions are averaged; empty:
+        ``parameters`` predicts.
     balanced : tuple of float or None
         The weight of each class that ``class_weight="balanced"`` came to in the last fit.
     balanced_outputs : tuple of (tuple of float or None)
         The same for each of several outputs that are trained together.
     rows : int or None
-        Rows of a full minibatch in the last step, to which a later call pads. None: not known.
+        Minibatch size of the last call; later calls pad to it. None: unknown.
     sparse : tuple of str
         The inputs that were sparse matrices in the last call.
     choice : Choice or None
@@ -226,7 +227,7 @@ class FittedState:
     def plain_predictor(self) -> Predictor:
         """Return a predictor for the outputs of the graph itself; the scores are last.
 
-        It reads the parameters where they are, if the graph takes them so: a session has two copies of what it holds.
+        It reads the parameters in place where the graph uses them unchanged: a session would hold two more copies.
         """
         head = replace(self.head, target_scale=None, target_range=None)
         source, dtype = self.source, self.parameters.buffer.dtype

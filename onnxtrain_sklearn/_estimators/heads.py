@@ -56,9 +56,9 @@ class HeadChoice:
     Attributes
     ----------
     source : TrainableModel
-        The graph, with the kind of its output resolved.
+        The graph, knowing what its output holds: scores, probabilities, logarithms.
     seen : TrainableModel
-        The graph with the loss placed before or after its final activation.
+        The same with ``scores`` set to the value that the loss reads: before or after the final activation.
     head : Head
     settings : StepSettings
     own : OwnOutput or None
@@ -219,7 +219,7 @@ class Plan:
     rng : numpy.random.RandomState
     rows : TrainingRows
     fitted : FittedModel or None
-        Description of the fitted model that is trained with its own head.
+        The fitted scikit-learn model that is trained; None if there is none, or it gets a new head (see ``body``).
     tuner : FineTuner or None
         The settings of fine-tuning; None: plain training.
     body : Body or None

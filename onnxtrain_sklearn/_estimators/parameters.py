@@ -158,7 +158,7 @@ normalizations and tables whose rows are selected. ``engine_`` says which one wa
 Execution providers and session options of onnxruntime, and whether activations are recomputed to save memory:
 :class:`~onnxtrain_sklearn.Runtime`. None: its defaults."""),
 }  # fmt: skip
-"""The parameters of both estimators."""
+"""The parameters that the classifier, the regressor and the estimator of several outputs share."""
 
 REGRESSOR: Mapping[str, Parameter] = {
     **SHARED,

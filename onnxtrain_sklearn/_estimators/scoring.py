@@ -21,7 +21,6 @@ from .._data.targets import (
     position_shares,
     require_same_places,
     rows_with_labels,
-    weights_without_shares,
 )
 from .._data.validation import faults_of_validation_data, log_loss_of_labels, require_scorable, squared_error_of_labels
 from .._fitted import sklearn_private
@@ -449,10 +448,8 @@ def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored
             f"scoring={scoring!r} cannot leave out single labels of a row, which are ignored here (ignore_label). Take "
             f"a function (estimator, X, y) -> float, or None, for the accuracy of the labels that count."
         )
-    if weights is not None and targets.has_positions:
+    if weights is not None and (targets.has_positions or targets.lacks_labels):
         weights = given_weights(targets, weights)
-    elif weights is not None and targets.lacks_labels:
-        weights = weights_without_shares(targets, weights)
     return scorer_of(estimator, scoring, state, (X, y, weights), LivePredictions(state, X, scored.live, scored.rows))
 
 

@@ -79,7 +79,8 @@ def source_of(
         )
     whole = given_graph(model)
     whole = in_training_mode(whole) if training_mode else whole
-    plain = is_plain_graph_of_text(whole, output) and (joined or bool(several))  # of which training says what it takes
+    # Text is encoded before the graph for one output only; for others ``input_columns`` refuses it and says why.
+    plain = is_plain_graph_of_text(whole, output) and (joined or bool(several))
     if (labels := whole.meta[LABELS]) or (is_fitted_graph(whole, output) and not plain):
         _require_one_output(several)
         from .._given.ml_conversion import fitted_file  # needs much of scikit-learn
@@ -225,9 +226,9 @@ def _require_one_input(source: TrainableModel, column: Column, name: str) -> Non
 
 # Large numbers in the rows: the networks that are built for them subtract a center and divide by a power of two.
 #
-# A network of initial weights gives outputs as large as its inputs, and follows the largest column alone. Both numbers
-# are constants of the graph, not weights: the exported file takes the columns in their own units. A center is a whole
-# multiple of its divisor, so that neither depends on each row, and graphs of equal constants share what was compiled.
+# With initial weights, outputs are about as large as inputs, so one column of large numbers dominates. Center and
+# divisor are constants of the graph, not weights: the exported file takes the columns in their own units. Both are
+# coarse, a power of two and a multiple of it, so that similar data give equal constants, and share what was compiled.
 
 
 LEAST_SIZE = 2.0
@@ -237,7 +238,7 @@ CLEARLY_SMALL = 0.9 * LEAST_SIZE**2
 """Mean square below which rounding in float32 does not matter."""
 
 LOOKED_AT_ROWS, LOOKED_AT_NUMBERS, LEAST_ROWS = 10_000, 2**23, 100
-"""Rows that tell the size of the numbers, at most, and numbers of them, unless these are of fewer than 100 rows."""
+"""The size of the columns is measured on at most so many rows, and about so many numbers, but on at least 100 rows."""
 
 _NUMBERS_AT_ONCE = 2**17
 """Numbers that are looked at together: rows may be images, and mapped from a file."""
@@ -255,9 +256,9 @@ class InputScale:
 
 
 def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows: TrainingRows) -> InputScale | None:
-    """Return what the graph of a builder scales its rows by; None: nothing."""
-    # Without scaled targets a regressor is in the units of its data. The weights of other builders may have been chosen
-    # for the rows as they are. What a penalty on a linear model means depends on the units of the columns.
+    """Return the scale of the rows in the graph of a builder; None: they are not scaled."""
+    # Nothing is scaled if a regressor trains in the units of ``y``; if the builder is not of this package, because its
+    # weights may suit the rows as they are; or if a linear model has a penalty, whose meaning depends on the units.
     unscaled = examples.targets.task == "regression" and rows.scale is None
     kind = getattr(builder, "scales_rows", None)
     if kind is None or unscaled or not is_plain(builder):
@@ -293,8 +294,8 @@ def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows:
     variance, mean = np.maximum(second - first**2, 0.0), origin + first
     deviation, size = np.sqrt(variance), np.sqrt(variance + mean**2)
 
-    # Large columns are scaled by their deviation where they are centered. Deviations below 1 are not scaled up, unless
-    # all numbers of a column are equal: its deviation is not known.
+    # Large columns are scaled by their deviation if they are centered. A deviation below 1 counts as 1; a constant
+    # column, of deviation 0, is divided by its size.
     large = (size >= LEAST_SIZE) & np.isfinite(size)
     if not large.any():
         return None

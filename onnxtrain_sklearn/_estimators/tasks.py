@@ -16,11 +16,11 @@ from .._data.targets import (
     Classes,
     Targets,
     counted_targets,
+    given_weights,
     labels_of,
     regression_targets,
     rows_with_labels,
     validation_accuracy,
-    weights_without_shares,
 )
 from .._data.validation import accuracy, r2_of_rows
 from .._utils.typing import ClassWeight
@@ -121,7 +121,7 @@ def _accuracy_of_counted(predicted: np.ndarray, targets: Targets, weights: np.nd
     truth = targets.values
     labels = labels_of(truth, targets.classes) if isinstance(targets.classes, list) else truth
     rows, known = rows_with_labels(targets), targets.counts
-    given = None if weights is None else weights_without_shares(targets, weights)
+    given = None if weights is None else given_weights(targets, weights)
     right = (predicted == labels) | ~np.asarray(known)
     return float(np.average(right[rows].all(axis=1), weights=None if given is None else given[rows]))
 

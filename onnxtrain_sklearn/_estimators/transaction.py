@@ -9,9 +9,9 @@ A call has one of four outcomes.
   where it is meant for a caller, such as a search.
 
 A call that resumes an earlier one shares weights, optimizer state, history and random state with it. They are copied
-before the first step, and restored after an error. They are not copied only if weights and optimizer state are large
-for the steps of the call, and none of its callbacks and scores are the user's: then an error of the runtime or the
-device after the first step restores the weights from before the epoch, and nothing else.
+before the first step, and restored after an error. The copy is skipped if weights and optimizer state are large for the
+steps of the call and no callback or score is the user's. An error of the runtime or the device after the first step
+then restores only the weights, as they were before the epoch.
 """
 
 from __future__ import annotations

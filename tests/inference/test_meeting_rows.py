@@ -264,7 +264,7 @@ def test_rows_meet_in_the_loss_of_one_of_several_outputs(engine):
 
 def test_rows_without_a_label_of_an_output_do_not_meet_those_with_one(tmp_path):
     y, weights = {"A": Y, "B": Y[:, 0]}, np.r_[np.zeros(7), np.ones(N - 7)]
-    with pytest.raises(ValueError, match=r"'A': rows meet in its loss, and 7 of 130 rows have weight zero"):
+    with pytest.raises(ValueError, match=r"'A': its loss compares rows with each other, and 7 of 130 rows"):
         of_two_outputs().fit(X, y, sample_weight={"A": weights})
     of_two_outputs().fit(X, y, sample_weight={"B": weights})
     with pytest.raises(ModelError, match=r"'A': rows meet in its loss\. In training graphs"):
