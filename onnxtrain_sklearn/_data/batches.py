@@ -1,8 +1,9 @@
-"""Minibatches: rows of the data gathered into fixed buffers, padded with rows of weight zero.
+"""Minibatches: rows of the data, gathered into fixed buffers and padded with rows of weight zero.
 
-Training reads the protocol :class:`Batches` alone: an epoch is an iterator of minibatches, each of which writes its
-rows into buffers of the step, so that the loop allocates nothing. :class:`ArrayBatches` draws them from arrays,
-:class:`BlockBatches` from a stream of blocks of which a window is in memory at a time.
+Training reads only the protocol :class:`Batches`: an epoch is an iterator of minibatches, and each of them writes its
+rows into buffers of the training step, so that the loop does not allocate memory. :class:`ArrayBatches` draws
+minibatches from arrays, :class:`BlockBatches` from a stream of blocks, of which a window is in memory at a time. Both
+gather rows by :class:`_Rows`. :func:`weighted_rows` and :func:`distinct_rows` choose the rows before training begins.
 """
 
 from __future__ import annotations
@@ -21,10 +22,20 @@ from .columns import Column, SparseRows
 
 @dataclass(eq=False)
 class BatchBuffers:
-    """Buffers for one minibatch: its columns by name, each with the rows on its first axis, and the rows' weights.
+    """Buffers for one minibatch.
 
-    Columns whose rows stay sparse have a place in ``sparse`` instead. ``has_ones``: all weights are known to be one.
-    ``count``: the first ``count`` rows are data; those after them, if any, are padding of weight zero.
+    Attributes
+    ----------
+    columns : mapping of str to ndarray
+        The inputs by name, with the rows on the first axis.
+    sample_weight : ndarray
+        The weights of the rows.
+    sparse : mapping of str to SparseRows
+        The places of inputs whose rows stay sparse; they are not in ``columns``.
+    has_ones : bool
+        True if all weights are known to be one.
+    count : int
+        The first ``count`` rows are data; any rows after them are padding of weight zero.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -37,7 +48,7 @@ class BatchBuffers:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what is known of the rows: the holder of the buffers may change them."""
+        """Reset ``has_ones`` and ``count``, because the owner of the buffers may change the weights."""
         self.has_ones, self.count = False, len(self.sample_weight)
 
 
@@ -47,14 +58,14 @@ class Minibatch(NamedTuple):
     Attributes
     ----------
     rows : ndarray of int
-        Their numbers in the arrays of :meth:`Batches.resident`; of a stream, in the window that is in memory.
+        Indices into the arrays of :meth:`Batches.resident`; for a stream, into the window that is in memory.
     weights : ndarray or None
-        Their weights; None: one each.
+        Weights of the rows; None if all are one.
     weight : float
-        The sum of their weights.
+        Sum of the weights.
     fill : callable
-        Writes the rows into buffers. A minibatch shorter than the buffers is padded with copies of its first row at
-        weight zero: they add nothing to a weighted mean, and are finite where the minibatch is.
+        Function that writes the rows into buffers. If the minibatch is shorter than the buffers, copies of its first
+        row with weight zero pad it: they add nothing to a weighted mean, and are finite if the minibatch is.
     """
 
     rows: np.ndarray
@@ -76,30 +87,33 @@ class Batches(Protocol):
 
     @property
     def steps(self) -> int | None:
-        """Minibatches of an epoch; None: not known before all rows have been read."""
+        """Minibatches of an epoch; None if that is unknown until all rows have been read."""
 
     @property
     def n_rows(self) -> int:
-        """Rows of the data that an epoch stands for; of a stream, those of the last epoch."""
+        """Rows of the data in an epoch; for a stream, in the last epoch."""
 
     @property
     def weight(self) -> float | None:
-        """Sum of the weights of an epoch; None: unknown, or different from epoch to epoch."""
+        """Sum of the weights of an epoch; None if it is unknown, or differs between epochs."""
 
     def epoch(self) -> Iterator[Minibatch]:
-        """Yield the minibatches of the next epoch, to be used before the one after it begins."""
+        """Yield the minibatches of the next epoch; use them before the epoch after it begins."""
 
     def resident(self, limit: int) -> dict[str, np.ndarray] | None:
-        """Return all rows in the graph's types, whose rows minibatches number; None: more than ``limit`` bytes."""
+        """Return all rows, to which the indices of minibatches refer, in the graph's types.
+
+        None if they take more than ``limit`` bytes, or are not in memory together.
+        """
 
     def digest(self, update: Callable[[bytes], object], size: int) -> None:
-        """Call ``update`` with everything that an epoch depends on, ``size`` rows at a time."""
+        """Call ``update`` with all bytes that an epoch depends on, ``size`` rows at a time."""
 
 
 def filled(minibatches: Iterable[Minibatch], buffers: Callable[[int], BatchBuffers]) -> Iterator[float]:
-    """Gather one minibatch after the other; yield the sum of the weights of each.
+    """Write one minibatch after the other into its buffers; yield the sum of the weights of each.
 
-    ``buffers`` returns the buffers for so many rows.
+    ``buffers`` maps a number of rows to the buffers for it.
     """
     count, target = -1, None
     for one in minibatches:
@@ -107,29 +121,29 @@ def filled(minibatches: Iterable[Minibatch], buffers: Callable[[int], BatchBuffe
             count, target = len(one.rows), buffers(len(one.rows))
         one.fill(target)
         weight = one.weight
-        del one  # it may hold the window of a stream, which goes before the next one is read
+        del one  # it may hold the window of a stream, whose memory is released before the next one is read
         yield weight
 
 
 class ArrayBatches:
-    """Minibatches of some rows of arrays.
+    """Minibatches of rows of arrays.
 
     Parameters
     ----------
     columns : mapping of str to Column
-        The graph's inputs, the target among them, by name.
+        The graph's inputs by name, including the target.
     rows : ndarray of int
-        The rows to go through.
+        The rows to train on.
     sample_weight : ndarray of shape (n_samples,) or None
-        Weight of every row of the data; None: one.
+        Weight of every row of the data; None if all are one.
     size : int
         Rows of a minibatch.
     rng : numpy.random.RandomState or None
-        Draws the order of every epoch; None: the order stays as it is.
+        Generator that shuffles every epoch; None keeps the order.
     n_rows : int, optional
-        Rows of the data that one epoch stands for; by default ``len(rows)``.
+        Rows of the data that ``rows`` represent, if equal rows were merged; by default ``len(rows)``.
     drop_last : bool, default=False
-        Whether an epoch leaves out the last rows of its order that do not fill a minibatch.
+        If True, an epoch leaves out the last rows of its order if they do not fill a minibatch.
     """
 
     def __init__(
@@ -159,7 +173,7 @@ class ArrayBatches:
         return ArrayBatches(columns, rows, self._weights, size, rng, n_rows=self._n_rows, drop_last=self.drop_last)
 
     def column(self, name: str) -> Column:
-        """Return the data of one input, or the target."""
+        """Return the data of one input."""
         return self._columns[name]
 
     @property
@@ -169,28 +183,32 @@ class ArrayBatches:
 
     @property
     def n_rows(self) -> int:
-        """Rows of the data that one epoch stands for, without those that it leaves out."""
+        """Rows of the data that an epoch represents, without those that it leaves out."""
         return self._n_rows - (len(self._rows) % self.size if self.drop_last else 0)
 
     def epoch(self) -> Iterator[Minibatch]:
-        """Return the minibatches of the next epoch, as views into one array that the epoch after it overwrites."""
-        if self.size == len(self._rows):  # their order does not matter: nothing is drawn
+        """Return the minibatches of the next epoch, as views into an array that the epoch after it overwrites."""
+        if self.size == len(self._rows):  # the order within a single minibatch does not matter: nothing is drawn
             if not self._minibatches:
                 self._minibatches = [self._source.minibatch(self._order)._replace(fill=self._fill_once)]
         else:
             if self._rng is not None:
                 self._order[...] = self._rows
                 self._rng.shuffle(self._order)
-            # Rows are views into the order. Only what depends on their weights is new in each epoch.
+            # The rows of the minibatches are views into the order, so that the same minibatches serve every epoch.
+            # Their weights are copies: new minibatches are needed where rows have weights and the order changes.
             if not self._minibatches or (self._weights is not None and self._rng is not None):
-                pieces = _minibatches_in(self._order, self.size, drop_last=self.drop_last)
+                whole = len(self._order) // self.size * self.size
+                pieces = list(self._order[:whole].reshape(-1, self.size))  # takes less time than slices
+                if whole < len(self._order) and not self.drop_last:
+                    pieces.append(self._order[whole:])
                 if self._weights is not None:
                     return map(self._source.minibatch, pieces)
                 self._minibatches = list(map(self._source.minibatch, pieces))
         return iter(self._minibatches)
 
     def _fill_once(self, buffers: BatchBuffers) -> None:
-        """Gather all rows, unless these buffers still hold them."""
+        """Write all rows into the buffers, unless these hold them already."""
         if self._loaded is not buffers:
             self.gather(self._order, buffers)
             self._loaded = buffers
@@ -200,20 +218,20 @@ class ArrayBatches:
         self._source.minibatch(rows).fill(buffers)
 
     def resident(self, limit: int) -> dict[str, np.ndarray] | None:
-        """Return all rows of the data, dense and in the graph's types; None: they take more bytes than ``limit``."""
+        """Return all rows of the data, dense and in the graph's types; None if they take more than ``limit`` bytes."""
         if sum(math.prod(column.shape) * column.dtype.itemsize for column in self._columns.values()) > limit:
             return None
         return {name: column.rows(np.arange(len(column))) for name, column in self._columns.items()}
 
     def digest(self, update: Callable[[bytes], object], size: int) -> None:
-        """Call ``update`` with everything that an epoch depends on: rows and their weights, ``size`` rows at a time."""
+        """Call ``update`` with all bytes that an epoch depends on, rows and weights, ``size`` rows at a time."""
         update(f"{self.size} {self.n_rows} {self._rng is None}".encode())
         for start in range(0, len(self._rows), size):
             self._source.digest(self._rows[start : start + size], update)
 
 
 class _Rows:
-    """Rows in memory from which minibatches are gathered, and their weights."""
+    """Rows in memory, and their weights, from which minibatches are gathered."""
 
     def __init__(self, columns: Mapping[str, Column], weights: np.ndarray | None) -> None:
         self.columns, self.weights = columns, weights
@@ -227,6 +245,7 @@ class _Rows:
         return Minibatch(rows, weights, float(weights.sum(dtype=np.float64)), partial(self._gather, rows, weights))
 
     def _gather(self, rows: np.ndarray, weights: np.ndarray | None, buffers: BatchBuffers) -> None:
+        """Write the rows and their weights into the buffers, with padding."""
         count, capacity = len(rows), len(buffers.sample_weight)
         padded = rows
         if count < capacity:
@@ -236,7 +255,7 @@ class _Rows:
             self._writers = buffers, [self._into(name, buffers) for name in self.columns]
         for write in self._writers[1]:
             write(padded)
-        # Most minibatches have weights of one: they are written once, and only remembered from then on.
+        # Most minibatches have weights of one, which are written only once.
         are_ones = weights is None and count == capacity
         if not (are_ones and buffers.has_ones):
             buffers.sample_weight[:count] = 1.0 if weights is None else weights
@@ -245,7 +264,7 @@ class _Rows:
         buffers.count = count
 
     def _into(self, name: str, buffers: BatchBuffers) -> Callable[[np.ndarray], object]:
-        """Return a function that writes rows of one column into its place in the buffers."""
+        """Return a function that writes rows of one input into its place in the buffers."""
         column = self.columns[name]
         if name not in buffers.sparse:
             return column.into(buffers.columns[name])
@@ -260,29 +279,22 @@ class _Rows:
             update(column.rows(rows).tobytes())
 
 
-def _minibatches_in(order: np.ndarray, size: int, *, drop_last: bool = False) -> list[np.ndarray]:
-    """Return the rows of each minibatch as views into the order of an epoch."""
-    whole = len(order) // size * size
-    found = list(order[:whole].reshape(-1, size))  # takes less time than slices
-    return found if whole == len(order) or drop_last else [*found, order[whole:]]
-
-
-# A stream of blocks: files or row groups of a data set that does not fit in memory.
+# A stream of blocks, such as files or row groups of a data set that does not fit into memory.
 
 
 class Block(NamedTuple):
-    """Some rows of a stream: the graph's inputs with the target, and the weights of the rows; None: one each."""
+    """Some rows of a stream: the graph's inputs, including the target, and the weights; None if all are one."""
 
     columns: Mapping[str, Column]
     weights: np.ndarray | None = None
 
 
 class Blocks(Protocol):
-    """A source of blocks that are read again in each epoch."""
+    """A source of blocks that can be read again in each epoch."""
 
     @property
     def n_rows(self) -> int | None:
-        """Rows of weight above zero in all blocks; None: unknown before they have been read."""
+        """Rows of positive weight in all blocks; None if that is unknown before they have been read."""
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -292,12 +304,12 @@ class Blocks(Protocol):
 
 
 class BlockBatches:
-    """Minibatches of a stream: the blocks in random order, and the rows within a window of blocks.
+    """Minibatches of a stream: blocks are read in random order, and rows are shuffled within a window of blocks.
 
-    A window takes whole blocks up to ``buffer_rows`` rows, at least one block, and is shuffled as one. Rows that do not
-    fill a minibatch at its end go into the first one of the next window. So each row comes once in an epoch, and memory
-    holds a window and the block that is read. Where all rows are known to fit into one window, the order is drawn as
-    :class:`ArrayBatches` draws it: both train to the same bits.
+    A window consists of whole blocks, at least one, up to ``buffer_rows`` rows. Rows at its end that do not fill a
+    minibatch begin the first minibatch of the next window. So each row occurs once in an epoch, and memory holds one
+    window and the block that is being read. If all rows are known to fit into one window, the order is drawn as
+    :class:`ArrayBatches` draws it, so that both train to the same bits.
 
     Parameters
     ----------
@@ -305,11 +317,11 @@ class BlockBatches:
     size : int
         Rows of a minibatch.
     rng : numpy.random.RandomState or None
-        Draws the order of every epoch; None: the order of the blocks and their rows.
+        Generator that shuffles every epoch; None keeps the order of the blocks and their rows.
     buffer_rows : int, default=0
-        Rows of a window; 0: each block is one.
+        Rows of a window; with 0, each block is a window.
     drop_last : bool, default=False
-        Whether an epoch leaves out the last rows of its order that do not fill a minibatch.
+        If True, an epoch leaves out the last rows of its order if they do not fill a minibatch.
     """
 
     weight: float | None = None
@@ -330,14 +342,14 @@ class BlockBatches:
 
     @property
     def steps(self) -> int | None:
-        """Minibatches of one epoch, where the source knows its rows."""
+        """Minibatches of an epoch; None if the source does not know its number of rows."""
         known = self._blocks.n_rows
         if known is None:
             return None
         return known // self.size if self.drop_last else -(-known // self.size)
 
     def epoch(self) -> Iterator[Minibatch]:
-        """Yield the minibatches of the next epoch; reading goes on as they are used."""
+        """Yield the minibatches of the next epoch, and read blocks as they are used."""
         known, order = self._blocks.n_rows, np.arange(len(self._blocks))
         rng = None if known == self.size else self._rng  # the order within a single minibatch does not matter
         if rng is not None and len(order) > 1 and (known is None or known > self._buffer_rows):
@@ -348,7 +360,7 @@ class BlockBatches:
             rows = np.arange(_length(window))
             if rng is not None:
                 rng.shuffle(rows)
-            if rest is not None:  # fill the minibatch that the last window began
+            if rest is not None:  # complete the minibatch that the last window began
                 missing = self.size - _length(rest)
                 first = _Window(rest, self.size)
                 first.add(rest)
@@ -376,7 +388,7 @@ class BlockBatches:
         self.n_rows = self._read - (self._weighted - yielded)
 
     def _windows(self, order: np.ndarray) -> Iterator[Block]:
-        """Yield the rows of weight above zero of the blocks in this order, as many blocks together as fit."""
+        """Read the blocks in this order; yield windows of their rows of positive weight."""
         known, window = self._blocks.n_rows, None
         capacity = self._buffer_rows if known is None else min(self._buffer_rows, known)
         for i in order.tolist():
@@ -389,21 +401,21 @@ class BlockBatches:
             if window is not None and window.count + count > capacity:
                 yield window.rows()
                 window = None
-            if window is None and count >= capacity:  # needs no copy
+            if window is None and count >= capacity:  # a window by itself, without a copy
                 if count:
                     yield block
             elif count:
                 window = window or _Window(block, capacity)
                 window.add(block)
-            del block  # before the next one is read
+            del block  # release it before the next one is read
         if window is not None:
             yield window.rows()
 
     def resident(self, limit: int) -> None:
-        """Return None: the rows are not in memory together."""
+        """Return None, as the rows are not in memory together."""
 
     def digest(self, update: Callable[[bytes], object], size: int) -> None:
-        """Call ``update`` with everything that an epoch depends on; this reads all blocks."""
+        """Call ``update`` with all bytes that an epoch depends on; this reads all blocks."""
         update(f"{self.size} {self._buffer_rows} {self.drop_last} {self._rng is None} {len(self._blocks)}".encode())
         for i in range(len(self._blocks)):
             block = self._blocks.block(i)
@@ -425,7 +437,7 @@ def _taken(block: Block, rows: np.ndarray) -> Block:
 
 
 class _Window:
-    """Rows of several blocks, copied into arrays with room for ``capacity`` rows."""
+    """Rows of several blocks, copied into arrays with a capacity of ``capacity`` rows."""
 
     def __init__(self, like: Block, capacity: int) -> None:
         self.count = 0
@@ -440,7 +452,7 @@ class _Window:
         self._is_weighted = False
 
     def add(self, block: Block) -> None:
-        """Copy the rows of a block behind those before."""
+        """Append a copy of the rows of a block."""
         place = slice(self.count, self.count + _length(block))
         for name, array in self._dense.items():
             array[place] = block.columns[name].rows(slice(None))
@@ -451,22 +463,22 @@ class _Window:
         self.count = place.stop
 
     def rows(self) -> Block:
-        """Return all rows."""
+        """Return all rows as one block, views where they are dense."""
         data = {name: array[: self.count] for name, array in self._dense.items()}
         data |= {name: sp.vstack(parts, format="csr") for name, parts in self._sparse.items()}
         columns = {name: Column(data[name], dtype) for name, dtype in self._dtypes.items()}
         return Block(columns, self._weights[: self.count] if self._is_weighted else None)
 
 
-# Rows that add nothing, or the same twice.
+# The choice of rows before training: without those that add nothing, and equal ones merged.
 
 
 MERGE_LIMIT = 200
-"""Rows up to which a single full batch is searched for equal rows."""
+"""Most rows of a single full batch in which equal rows are merged."""
 
 
 def weighted_rows(rows: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the rows without those of weight zero, which add nothing to any mean."""
+    """Return the rows of positive weight; others add nothing to any mean."""
     if weights is None:
         return rows, None
     weighted = rows[weights[rows] > 0]
@@ -478,16 +490,17 @@ def weighted_rows(rows: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndar
 def distinct_rows(
     columns: Mapping[str, Column], rows: np.ndarray, weights: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return one row for each group of equal ones, in an order of their content, and weights that hold their sums.
+    """Return one row of each group of equal ones, ordered by content, and weights that are the sums of the groups.
 
-    For a single full batch this changes no mean, only the order in which it is summed: a row of weight two and the
-    row given twice then lead to the same weights to the bit.
+    For a single full batch, this changes no mean but only the order in which it is summed: a row of weight two and a
+    row that is given twice then train to the same bits.
     """
     ones = np.ones(len(next(iter(columns.values())))) if weights is None else weights
     rows, _ = weighted_rows(rows, ones)
     parts = [column.content(rows) for column in columns.values()]
     content = np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in parts], axis=1)
-    whole = content.view(np.dtype((np.void, content.shape[1]))).ravel()  # np.unique(axis=0) makes a field of each byte
+    # View each row as one item: np.unique(axis=0) would make a field of each byte.
+    whole = content.view(np.dtype((np.void, content.shape[1]))).ravel()
     _, first, group = np.unique(whole, return_index=True, return_inverse=True)
     merged = np.zeros(len(ones))
     merged[rows[first]] = np.bincount(group.ravel(), weights=ones[rows], minlength=len(first))

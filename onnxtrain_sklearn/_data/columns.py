@@ -1,7 +1,11 @@
 """The inputs of the graph as columns of data: arrays, data frames, sparse matrices, memory maps, dicts of inputs.
 
-Rows of a column are gathered into a buffer and converted to the graph's type. Of a sparse matrix or a memory map only
-these rows are densified or read. The data are converted as a whole only if the copy is small.
+A :class:`Column` is the data of one input. Its rows are gathered into a buffer in the graph's type; only these rows of
+a sparse matrix or a memory map are made dense or read. The data are converted as a whole only if the copy is small.
+
+``inputs`` checks ``X`` and makes columns of it; of a dict of arrays, :func:`dict_columns` does. The sections below hold
+what both need: the conversion of other kinds of data (:func:`as_frame`), sparse rows and their products with matrices,
+and warnings where the graph's type cannot represent the numbers.
 """
 
 from __future__ import annotations
@@ -24,32 +28,32 @@ from .._utils.typing import DType, MatrixLike, SparseLike
 from ..exceptions import OnnxTrainWarning
 
 COPY_LIMIT = 2**28
-"""Bytes up to which data of another type is converted once, not batch by batch."""
+"""Most bytes of a copy in the graph's type; larger data are converted minibatch by minibatch."""
 
 MOST_AXES = 5
-"""Axes of a row up to which an order of them is looked for."""
+"""Most axes of a row whose permutations are tried for an error message."""
 
 PIECE_ELEMENTS = 2**20
-"""Elements of the pieces in which large data are checked."""
-
-
-def dimensions(X: MatrixLike) -> int:
-    """Return the number of axes of what may be a dense array; 0: it is none, as its rows differ in length."""
-    data: Any = X
-    try:
-        return 0 if sp.issparse(X) else int(np.ndim(data))
-    except ValueError:
-        return 0
+"""Elements of a piece when large data are checked in pieces."""
 
 
 class Column:
-    """One input of the graph: rows of it can be gathered into a buffer."""
+    """The data of one input of the graph, whose rows can be gathered into a buffer.
+
+    Parameters
+    ----------
+    data : ndarray or sparse matrix
+        With the rows on the first axis.
+    dtype : numpy.dtype
+        The type of the graph's input.
+    """
 
     def __init__(self, data: np.ndarray | SparseLike, dtype: DType) -> None:
         self._sparse = sp.issparse(data)
         self._data: Any = _converted_rows(data.tocsr(), dtype) if sp.issparse(data) else _converted(data, dtype)
         self._dtype = dtype
-        # ndarray.take copies all of an array that is not contiguous or not aligned
+        # Rows can be taken right into a buffer. Of an array that is not contiguous or not aligned, ndarray.take would
+        # copy everything first.
         flags = None if self._sparse else self._data.flags
         self._direct = flags is not None and self._data.dtype == dtype and flags.c_contiguous and flags.aligned
 
@@ -62,7 +66,7 @@ class Column:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the graph's input."""
+        """The type of the graph's input."""
         return self._dtype
 
     @property
@@ -72,25 +76,25 @@ class Column:
 
     @property
     def stays_sparse(self) -> bool:
-        """True if rows are to be multiplied without making them dense."""
+        """True if products with the data are faster when rows stay sparse."""
         return stays_sparse(self._data)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows, then the shape of a row."""
+        """The number of rows, then the shape of a row."""
         return tuple(int(n) for n in self._data.shape)
 
     def rows(self, rows: np.ndarray | slice) -> np.ndarray:
-        """Return the given rows as a dense array of the graph's type; those of a slice are a view where they can be."""
+        """Return the given rows as a dense array in the graph's type; for a slice, a view where possible."""
         if self._sparse:
             return np.asarray(self.sparse_rows(rows).toarray("C"))
         with _no_overflow(self._dtype):
             return np.ascontiguousarray(self._data[rows], dtype=self._dtype)
 
     def read_only(self, rows: np.ndarray) -> np.ndarray | SparseLike:
-        """Return the given rows, sorted, in the graph's type: an array that cannot be written to; sparse data sparse.
+        """Return the given rows, which are sorted, in the graph's type: a read-only array, or a sparse matrix.
 
-        All rows of an array of this type are a view.
+        If all rows are given and the data have the type already, the array is a view.
         """
         if self._sparse:
             return self.sparse_rows(rows)  # type: ignore[no-any-return]
@@ -105,20 +109,20 @@ class Column:
         return spec.dtype == self._dtype and len(spec.shape) == len(self.shape) and all(w in (None, g) for w, g in rows)
 
     def sparse_rows(self, rows: np.ndarray | slice) -> Any:
-        """Return the given rows of sparse data, compressed by rows and in the graph's type."""
+        """Return the given rows of sparse data as a compressed matrix in the graph's type."""
         with _no_overflow(self._dtype):
             return in_type(self._data[rows], self._dtype)
 
     def compressed_rows(self, rows: np.ndarray) -> Any:
-        """Return the given rows of sparse data in the graph's type, for products with matrices."""
+        """Return the given rows of sparse data in the graph's type, only for :func:`product` and its gradient."""
         return gathered(self._data, rows) if self._data.dtype == self._dtype else self.sparse_rows(rows)
 
     def content(self, rows: np.ndarray) -> np.ndarray:
-        """Return a matrix with a row for each of the given ones, equal and ordered as their content is."""
+        """Return a matrix with a row for each given one; each identifies the content of its row."""
         return _ranks(self.sparse_rows(rows)) if self.stays_sparse else self.rows(rows).reshape(len(rows), -1)
 
     def rows_with_missing(self) -> np.ndarray:
-        """Return the rows in which a number is missing, NaN standing for it."""
+        """Return the rows that hold NaN."""
         data: Any = self._data
         if data.dtype.kind != "f":
             return np.empty(0, np.int64)
@@ -129,7 +133,7 @@ class Column:
     def into(self, out: np.ndarray) -> Callable[[np.ndarray], object]:
         """Return a function that writes the given rows into ``out``."""
         if self._direct:
-            take = self._data.take
+            take = self._data.take  # with "clip", which does not buffer the output as the default mode does
             return lambda rows: take(rows, 0, out, "clip")
         if self._sparse:
             return lambda rows: self.sparse_rows(rows).toarray(out=out)
@@ -137,7 +141,7 @@ class Column:
 
 
 def _converted(data: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return ``data`` contiguous and in ``dtype``, unless it is mapped from a file or the copy would be large."""
+    """Return ``data`` contiguous and in ``dtype``, unless it is a memory map or the copy would be large."""
     if _is_mapped(data) or data.size * dtype.itemsize > COPY_LIMIT:
         return np.asarray(data)
     if data.dtype == dtype:
@@ -155,7 +159,7 @@ def _converted_rows(data: Any, dtype: DType) -> Any:
 
 
 def _ranks(part: Any) -> np.ndarray:
-    """Return the rank of the content of each sparse row, as a column."""
+    """Return the rank of each sparse row's content among all contents, as a column."""
     part.sum_duplicates()
     part.eliminate_zeros()
     ends = part.indptr[1:-1]
@@ -167,6 +171,7 @@ def _ranks(part: Any) -> np.ndarray:
 
 @contextmanager
 def _no_overflow(dtype: DType) -> Iterator[None]:
+    """Refuse numbers that a conversion to ``dtype`` would make infinite."""
     with np.errstate(over="raise"):
         try:
             yield
@@ -175,13 +180,23 @@ def _no_overflow(dtype: DType) -> Iterator[None]:
 
 
 def _is_mapped(data: object) -> bool:
+    """Return True if the data are a memory map, or a view of one."""
     while data is not None and not isinstance(data, np.memmap):
         data = getattr(data, "base", None)
     return data is not None
 
 
+def dimensions(X: MatrixLike) -> int:
+    """Return the number of axes of dense data; 0 for sparse data, and for rows that differ in length."""
+    data: Any = X
+    try:
+        return 0 if sp.issparse(X) else int(np.ndim(data))
+    except ValueError:
+        return 0
+
+
 def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) -> dict[str, Column]:
-    """Return a dict of arrays as the inputs of a graph, checked for names, lengths and shapes."""
+    """Return a dict of arrays as the inputs of a graph; names, lengths and shapes are checked."""
     if specs is None:
         raise TypeError("A dict of inputs needs a graph that names them: give model=... an ONNX graph.")
     wanted, given = [spec.name for spec in specs], list(X)
@@ -211,7 +226,7 @@ def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) ->
 
 @contextmanager
 def _faults_of_text(name: str) -> Iterator[None]:
-    """Say of which input text is, and what to do about it."""
+    """Name the input that holds text in the error that scikit-learn raises, and add a remedy."""
     try:
         yield
     except ValueError as error:
@@ -224,12 +239,18 @@ def _faults_of_text(name: str) -> Iterator[None]:
 
 
 def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | SparseLike:
-    """Return ``array`` in the shape of a graph input; rows that were flattened are given their shape back."""
+    """Return ``array`` in the shape of a graph's input; flattened rows get the shape of the input."""
     wanted, got = spec.shape[1:], tuple(array.shape[1:])
     result: np.ndarray | SparseLike
     if len(wanted) == len(got) and all(w in (None, g) for w, g in zip(wanted, got, strict=True)):
         result = array
-    elif None not in wanted and math.prod(w or 0 for w in wanted) == math.prod(got) and _is_flat(array):
+    elif (
+        None not in wanted
+        and math.prod(w or 0 for w in wanted) == math.prod(got)
+        # Rows of several axes are not reshaped: the order of an image's numbers may be another one.
+        and not sp.issparse(array)
+        and len(array.shape) <= 2
+    ):
         result = array.reshape(array.shape[0], *(w or 0 for w in wanted))
     else:
         features = f"{got[0]} features" if len(got) == 1 else f"rows of shape {got}"
@@ -243,15 +264,11 @@ def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | Spa
     return result
 
 
-def _is_flat(array: np.ndarray | SparseLike) -> bool:
-    """Return True if a row is one axis of numbers, or one number: orders of an image's numbers differ."""
-    return not sp.issparse(array) and len(array.shape) <= 2
-
-
 def _advice(wanted: tuple[int | None, ...], got: tuple[int, ...]) -> str:
-    """Return what to do about rows of several axes that have another shape than those of the input."""
+    """Return a remedy for rows of several axes whose shape is not that of the input."""
     if len(got) < 2:
         return ""
+    # Channels-last images are the most likely case, so that their order of axes is tried first.
     axes = range(1, len(got) + 1)
     orders = [(len(got), *axes[:-1]), *permutations(axes)] if len(wanted) == len(got) <= MOST_AXES else []
     for order in orders:
@@ -269,7 +286,7 @@ def _advice(wanted: tuple[int | None, ...], got: tuple[int, ...]) -> str:
 
 
 def _advice_of_rows(wanted: tuple[int | None, ...], got: tuple[int, ...]) -> str:
-    """Return what to do where the rows are on another axis than the first, as those of the states of an LSTM."""
+    """Return a remedy if the rows are not on the first axis, as in the states of an LSTM."""
     if len(got) == len(wanted) + 1:
         for axis in range(1, len(got)):
             others = [size for i, size in enumerate(got) if i != axis]
@@ -279,7 +296,7 @@ def _advice_of_rows(wanted: tuple[int | None, ...], got: tuple[int, ...]) -> str
 
 
 def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:
-    """Raise where a value changes in an integer type; a piece at a time, as the array may be mapped from a file."""
+    """Raise if a conversion to an integer type changes a value; checked in pieces, as the array may be a memory map."""
     rows = max(1, PIECE_ELEMENTS // max(1, math.prod(array.shape[1:])))
     for piece in (array[i : i + rows] for i in range(0, len(array), rows)):
         with np.errstate(invalid="ignore"):
@@ -289,25 +306,25 @@ def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:
             raise ValueError(f"The graph's input {spec.name!r} expects {spec.dtype}, but X contains {value}.")
 
 
-# Data of other kinds as those that are taken: tables of Arrow, masked arrays, frames that hold no rows yet.
+# Conversion of other kinds of data: tables of Arrow, masked arrays, lazy frames.
 #
-# NumPy's conversions and scikit-learn's checks drop a mask, and go on with the numbers that it hides.
+# NumPy's conversions and scikit-learn's checks drop the mask of an array and go on with the numbers that it hides.
 
 
 _COMPUTE = ("collect", "compute", "toPandas")
-"""Methods that compute the rows: of polars, of Dask, of Spark."""
+"""Methods that compute the rows of a lazy frame: of polars, Dask and Spark."""
 
 _TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
-"""Cells that are times; those of pandas derive from Python's, but for periods."""
+"""Types of cells that are times. Those of pandas derive from Python's, except for periods."""
 
 
 def as_frame(X: object) -> Any:
-    """Return a table of Arrow as a data frame of pandas, a masked array with NaN or None; all else as it is.
+    """Return a table of Arrow as a pandas data frame, a masked array with NaN or None, and other data unchanged.
 
     Raises
     ------
     TypeError
-        The rows are not computed yet.
+        The data are a lazy frame, whose rows are not computed yet.
     """
     if hasattr(X, "column_names") and hasattr(X, "to_pandas"):
         return X.to_pandas()
@@ -323,16 +340,16 @@ def as_frame(X: object) -> Any:
 
 
 def _with_missing(X: np.ma.MaskedArray[Any, Any]) -> np.ndarray:
-    """Return a masked array without its mask: numbers with NaN, others with None where they are hidden."""
+    """Return a masked array with NaN for hidden numbers, and None for other hidden values."""
     if X.dtype.kind not in "fiub":
         return np.asarray(np.ma.filled(X.astype(object), None))
     return np.asarray(np.ma.filled(X if X.dtype.kind == "f" else X.astype(np.float64), np.nan))
 
 
 def require_no_times(X: object, name: str = "X") -> None:
-    """Raise for an array of times, or a column of a data frame that holds them: NumPy counts nanoseconds then.
+    """Raise for an array or a column of times, which NumPy would convert to a number of nanoseconds.
 
-    The rule is one for all frames: pandas, polars, tables of Arrow, and for dates and times among Python's objects.
+    The rule is the same for pandas, polars, tables of Arrow, and dates and times among Python objects.
     """
     columns = getattr(X, "columns", None)
     if columns is None or not hasattr(X, "__getitem__"):
@@ -340,7 +357,7 @@ def require_no_times(X: object, name: str = "X") -> None:
             raise _times(name, kind)
         return
     for i, column in enumerate(columns):
-        own = X.iloc[:, i] if hasattr(X, "iloc") else X[column]  # labels of pandas may occur twice
+        own = X.iloc[:, i] if hasattr(X, "iloc") else X[column]  # column labels of pandas may repeat
         if kind := _kind_of_times(own):
             raise _times(f"Column {column!r} of {name}", kind)
 
@@ -350,9 +367,9 @@ def _times(what: str, kind: str) -> TypeError:
 
 
 def _kind_of_times(values: Any) -> str:
-    """Return the type of the times that an array or a column holds, the first of several; empty: it holds none."""
+    """Return the name of the type of times in an array or a column; empty if it holds none."""
     dtype = getattr(values, "dtype", None)
-    temporal = getattr(dtype, "is_temporal", None)  # of polars
+    temporal = getattr(dtype, "is_temporal", None)  # a type of polars
     if getattr(dtype, "kind", "") in ("m", "M") or (temporal is not None and temporal()):
         return str(dtype)
     if dtype is None and isinstance(values, list | tuple):
@@ -368,22 +385,22 @@ def _kind_of_times(values: Any) -> str:
 
 
 def _is_of_objects(dtype: object) -> bool:
-    """Return True if pandas makes Python objects of an extension's cells, such as periods and Arrow dates."""
+    """Return True for extension types of pandas whose cells become Python objects, such as periods and Arrow dates."""
     return getattr(dtype, "kind", "") == "O" and str(dtype).startswith(("period", "date", "time", "duration"))
 
 
 def require_unmasked(values: object, name: str) -> None:
-    """Raise for a masked array that hides values."""
+    """Raise if a masked array hides values."""
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         hidden, count = int(np.ma.getmaskarray(values).sum()), values.size
         raise ValueError(f"{name} is a masked array that hides {hidden} of {count} values: leave out their rows.")
 
 
-# Minibatches of sparse rows, their products with dense matrices, and the gradients of the matrices.
+# Minibatches of sparse rows, their products with dense matrices, and the gradients of these matrices.
 #
-# SciPy's checks of its arguments take as long as a minibatch of two classes, and it returns products in new arrays, of
-# which the gradient of a wide matrix is large. So its kernels are called directly, where this release of SciPy has
-# them.
+# SciPy's checks of arguments take as long as a minibatch of two classes, and it returns products as new arrays, which
+# are large for the gradient of a wide matrix. Therefore its private kernels are called directly, if the installed
+# release has them; csc_matvecs is None if not.
 
 
 try:
@@ -392,14 +409,14 @@ except ImportError:
     csc_matvecs = None
 
 LEAST_COLUMNS = 256
-"""Columns from which on rows stay sparse."""
+"""Fewest columns of a matrix whose rows stay sparse."""
 
 DENSE = 0.1
-"""Share of stored numbers from which on dense rows are faster."""
+"""Share of stored numbers above which dense rows are faster."""
 
 
 def stays_sparse(data: Any) -> bool:
-    """Return True if products with ``data`` are faster if its rows are not made dense."""
+    """Return True if products with ``data`` are faster when its rows stay sparse."""
     matrix: Any = data
     if not sp.issparse(data) or matrix.ndim != 2:
         return False
@@ -408,14 +425,14 @@ def stays_sparse(data: Any) -> bool:
 
 
 def in_type(data: Any, dtype: np.dtype[np.generic]) -> Any:
-    """Return compressed rows with numbers of type ``dtype``; the indices are shared."""
+    """Return a compressed matrix with numbers of type ``dtype``, which shares the indices."""
     if data.dtype == dtype:
         return data
     return type(data)((data.data.astype(dtype), data.indices, data.indptr), shape=data.shape, copy=False)
 
 
 class CompressedRows(NamedTuple):
-    """Rows of the matrix ``source``, compressed by rows; the other names are SciPy's."""
+    """Rows of the matrix ``source`` in the compressed format of SciPy, with its names, but without its checks."""
 
     indptr: np.ndarray
     indices: np.ndarray
@@ -425,7 +442,7 @@ class CompressedRows(NamedTuple):
 
 
 def gathered(matrix: Any, rows: np.ndarray) -> Any:
-    """Return the given rows of a compressed matrix, for products."""
+    """Return the given rows of a compressed matrix, only for products."""
     starts, columns = matrix.indptr, matrix.indices
     if csc_matvecs is None or starts.dtype != columns.dtype:
         return matrix[rows]
@@ -443,7 +460,7 @@ def product(rows: Any, matrix: np.ndarray, *, transposed: bool) -> np.ndarray:
     if not transposed:
         return _product(rows, matrix)
     result = np.empty((rows.shape[0], len(matrix)), matrix.dtype)
-    for i, vector in enumerate(matrix):  # SciPy would copy the transpose
+    for i, vector in enumerate(matrix):  # one row at a time, as SciPy would copy the transpose
         result[:, i : i + 1] = _product(rows, vector[:, np.newaxis])
     return result
 
@@ -461,7 +478,7 @@ def _product(rows: Any, matrix: np.ndarray) -> np.ndarray:
 
 
 def add_gradient(rows: Any, slope: np.ndarray, out: np.ndarray, *, transposed: bool) -> None:
-    """Add the gradient of a matrix to ``out``; ``slope`` is that of the product of ``rows`` with the matrix."""
+    """Add the gradient of a matrix to ``out``; ``slope`` is the gradient of the product of ``rows`` with it."""
     if transposed:
         for i in range(len(out)):
             _add_product_of_transpose(rows, np.ascontiguousarray(slope[:, i : i + 1]), out[i, :, np.newaxis])
@@ -473,7 +490,7 @@ def _add_product_of_transpose(rows: Any, matrix: np.ndarray, out: np.ndarray) ->
     if csc_matvecs is None:
         out += rows.T @ matrix
         return
-    n_rows, n_columns = rows.shape  # rows are the columns of the transpose
+    n_rows, n_columns = rows.shape  # compressed rows are compressed columns of the transpose
     parts = (rows.indptr, rows.indices, rows.data, matrix.ravel(), out.ravel())
     if matrix.shape[1] == 1:
         csc_matvec(n_columns, n_rows, *parts)
@@ -482,9 +499,9 @@ def _add_product_of_transpose(rows: Any, matrix: np.ndarray, out: np.ndarray) ->
 
 
 def occurring_columns(rows: Any) -> np.ndarray:
-    """Return the columns in which numbers are not zero, in the order of the rows; they may repeat."""
+    """Return the columns that hold nonzero numbers, row after row; a column may repeat."""
     source = rows.source if isinstance(rows, CompressedRows) else rows
-    if not source.has_canonical_format:  # numbers of one place may add up to zero
+    if not source.has_canonical_format:  # several numbers of one place may add up to zero
         rows = sp.csr_array((rows.data, rows.indices, rows.indptr), rows.shape, copy=True)
         rows.sum_duplicates()
     stored: np.ndarray = rows.indices
@@ -492,28 +509,29 @@ def occurring_columns(rows: Any) -> np.ndarray:
 
 
 def add_rows(places: np.ndarray, shares: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """Add each of ``rows``, times its share, to the row of ``out`` at its place; places may repeat."""
+    """Add each row, multiplied by its share, to the row of ``out`` at its place; places may repeat."""
     if csc_matvecs is None:
         np.add.at(out, places, rows * shares[:, np.newaxis])
         return
-    ends = np.arange(len(places) + 1, dtype=places.dtype)  # each row is a column with one number
+    # A product with a matrix that has one number in each column: the share, at the place.
+    ends = np.arange(len(places) + 1, dtype=places.dtype)
     csc_matvecs(len(out), len(places), out.shape[1], ends, places, shares, rows.ravel(), out.ravel())
 
 
 class SparseRows:
-    """Place for the rows of a minibatch of sparse data, whose columns are multiplied by ``factors``."""
+    """The place for a minibatch of sparse rows, whose columns are multiplied by ``factors``."""
 
     def __init__(self, factors: np.ndarray | None = None) -> None:
         self.rows: Any = None
         self._factors = factors
 
     def hold(self, rows: Any) -> None:
-        """Hold these rows in place of those before."""
+        """Replace the rows."""
         self.rows = multiplied_columns(rows, self._factors)
 
 
 def multiplied_columns(rows: Any, factors: np.ndarray | None) -> Any:
-    """Return compressed rows with each column multiplied by its factor; None: the rows."""
+    """Return compressed rows with each column multiplied by its factor; without factors, the rows themselves."""
     if factors is None:
         return rows
     numbers = rows.data * factors[rows.indices].astype(rows.data.dtype)
@@ -522,21 +540,21 @@ def multiplied_columns(rows: Any, factors: np.ndarray | None) -> Any:
     return type(rows)((numbers, rows.indices, rows.indptr), shape=rows.shape, copy=False)
 
 
-# Warnings of numbers that the graph's type cannot tell apart: float32 has no odd integers above 2**24.
+# Warnings of numbers that the graph's type cannot tell apart, so that different rows become equal.
 #
-# Identifiers, time stamps and prices in cents are such numbers, and so are numbers far from 0 that differ by little.
-# Rounding may make different rows equal.
+# float32 has no odd integers above 2**24: identifiers, time stamps and prices in cents are affected, and so are
+# numbers far from 0 that differ by little.
 
 
 COARSE = 8
-"""If a standard deviation spans at least this many steps of the type, rounding does not matter: the variance of its
-error is 1/768 of that of the numbers."""
+"""Steps of the type in a standard deviation from which on rounding does not matter: with 8, the variance of the
+rounding error, a twelfth of a squared step, is 1/768 of the variance of the numbers."""
 
 
 def warn_of_steps(numbers: np.ndarray, dtype: DType, name: str) -> None:
-    """Warn where ``dtype`` has fewer than eight numbers in a standard deviation of ``numbers``, which are float64.
+    """Warn if a standard deviation of ``numbers``, which are float64, spans fewer than eight steps of ``dtype``.
 
-    Do not warn where the numbers are exact in ``dtype``, as if they were float32 before, or differ only by rounding.
+    Do not warn if the numbers are exact in ``dtype``, as those that were float32 before, or differ only by rounding.
     """
     there = numbers[~np.isnan(numbers)]
     if not there.size or np.abs(there).max() > np.finfo(str(dtype)).max:
@@ -554,7 +572,7 @@ def warn_of_steps(numbers: np.ndarray, dtype: DType, name: str) -> None:
 
 
 def warn_of_rounding(data: ArrayLike | SparseLike, dtype: DType, name: str) -> None:
-    """Warn where ``data`` are integers and one of them is another number in the float type ``dtype``."""
+    """Warn if ``data`` are integers and the float type ``dtype`` changes one of them."""
     values = data.data if sp.issparse(data) else np.asarray(data)
     if dtype.kind != "f" or values.dtype.kind not in "iu" or not values.size:
         return

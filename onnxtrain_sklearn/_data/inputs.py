@@ -1,7 +1,10 @@
-"""Check X and return it as columns by graph input; the container :class:`Inputs`; warnings about columns of text.
+"""Checks of X, which becomes a column for each input of the graph, and the container :class:`Inputs`.
 
-The length of a dict of arrays is the number of inputs, which scikit-learn takes for the number of rows. :class:`Inputs`
-has a length and a shape in rows and is indexed by rows: splits, searches and pipelines need no more.
+:func:`input_columns` takes every form of ``X``. An array, a sparse matrix or a data frame is one input, checked by
+scikit-learn; a dict, :class:`Inputs`, or a data frame whose columns are named after the inputs holds several.
+
+The length of a dict of arrays is the number of inputs, which scikit-learn would take for the number of rows.
+:class:`Inputs` has a length and a shape in rows and is indexed by rows, as splits, searches and pipelines need it.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from .columns import Column, as_frame, dict_columns, dimensions, require_no_time
 NATIVE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 SEPARATORS = ("_", ".")
-"""What stands between the name of an input and the rest of a column's name."""
+"""Separators between the name of an input and the rest of a column's name."""
 
 TEXT = (
     "X holds text, and the input of the graph takes numbers. RealMLPClassifier, RealMLPRegressor, TabMClassifier and "
@@ -45,14 +48,14 @@ GAPS = (
 class Inputs:
     """Arrays by input name that are indexed by rows: ``X`` for graphs with several inputs.
 
-    A dict of arrays is ``X`` for ``fit`` and ``predict``, but scikit-learn cannot split it. This can be split, by
-    :func:`~sklearn.model_selection.train_test_split`, ``GridSearchCV`` or ``cross_val_score``, and goes through the
-    steps of a pipeline that leave it as it is.
+    ``fit`` and ``predict`` take a dict of arrays too, but scikit-learn cannot split a dict. This container can be split
+    by :func:`~sklearn.model_selection.train_test_split`, ``GridSearchCV`` or ``cross_val_score``, and passes through
+    steps of a pipeline that do not change it.
 
     Parameters
     ----------
     data : mapping of str to array-like, or data frame
-        The rows of every input: an array, a sparse matrix or a data frame for each name. Or a data frame of all.
+        An array, a sparse matrix or a data frame for each input, or one data frame with the columns of all inputs.
     columns : mapping of str to (str or list of str), default=None
         For a data frame: the column, or the columns, of every input.
 
@@ -103,7 +106,7 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, then inputs."""
+        """The number of rows, then of inputs."""
         return int(next(iter(self.arrays.values())).shape[0]), len(self.arrays)
 
     @property
@@ -115,7 +118,7 @@ class Inputs:
         return self.shape[0]
 
     def __getitem__(self, key: object) -> Any:
-        """Return the array of an input by its name, or some rows of all inputs; of one row a dict."""
+        """Return the array of an input for a name, a dict for one row, and else an Inputs with these rows."""
         if isinstance(key, str):
             return self.arrays[key]
         if isinstance(key, tuple):  # scikit-learn asks for X[rows, ...]
@@ -161,12 +164,8 @@ def is_frame(X: object) -> TypeGuard[FrameLike]:
 
 
 def has_several_inputs(X: object) -> TypeGuard[Inputs | Mapping[str, ArrayLike | SparseLike]]:
-    """Return True if ``X`` holds arrays by input name; a DOK sparse matrix, which is a dict too, does not."""
+    """Return True if ``X`` holds arrays by input name; a sparse matrix of the DOK format is a dict, but does not."""
     return isinstance(X, Inputs | Mapping) and not sp.issparse(X)
-
-
-def _never() -> bool:
-    return False
 
 
 def input_columns(
@@ -175,18 +174,21 @@ def input_columns(
     specs: Sequence[TensorSpec] | None,
     *,
     reset: bool,
-    missing: Callable[[], bool] = _never,
+    missing: Callable[[], bool] = lambda: False,
 ) -> dict[str, Column]:
-    """Return the data as the inputs of a graph, checked as scikit-learn does; None: of one that is yet to be built.
+    """Return ``X`` as the inputs of a graph, checked as scikit-learn does.
 
-    ``missing`` says whether numbers may be missing; it is asked where X is not plainly finite.
+    ``specs`` are the inputs; None if the graph is yet to be built. ``reset`` sets the feature attributes of the
+    estimator, as in ``fit``. ``missing`` returns True if numbers may be missing; it is called only if X is not plainly
+    finite.
     """
-    for text in (spec for spec in specs or () if spec.dtype.kind in "OSU"):
-        raise ModelError(
-            f"The graph's input {text.name!r} takes text, and training takes numbers. Run the part of the graph "
-            f"that reads text once, with onnxruntime, and train the part behind it on its results: "
-            f"onnx.utils.extract_model(file, new_file, input_names, output_names) writes each part."
-        )
+    for spec in specs or ():
+        if spec.dtype.kind in "OSU":
+            raise ModelError(
+                f"The graph's input {spec.name!r} takes text, and training takes numbers. Run the part of the graph "
+                f"that reads text once, with onnxruntime, and train the part behind it on its results: "
+                f"onnx.utils.extract_model(file, new_file, input_names, output_names) writes each part."
+            )
     X = as_frame(X)
     if isinstance(X, Inputs):
         X = X.arrays
@@ -210,29 +212,32 @@ def input_columns(
 
 
 def _is_plain_matrix(X: object) -> TypeGuard[np.ndarray]:
-    """Return True if scikit-learn would take ``X`` as it is: a plain NumPy matrix of native, finite floats."""
+    """Return True if scikit-learn's checks would return ``X`` unchanged: a NumPy matrix of native, finite floats."""
     if type(X) is not np.ndarray or X.dtype not in NATIVE_FLOATS or X.ndim != 2 or not X.size:
         return False
-    with np.errstate(all="ignore"):  # a sum of finite numbers may overflow: scikit-learn looks at each then
+    with np.errstate(all="ignore"):  # if a sum of finite numbers overflows, scikit-learn checks each of them
         return bool(np.isfinite(X.sum()))
 
 
 def _validated(
-    estimator: BaseEstimator, X: MatrixLike, shape: Sequence[int | None], reset: bool, missing: Callable[[], bool]
+    estimator: Any, X: MatrixLike, shape: Sequence[int | None], reset: bool, missing: Callable[[], bool]
 ) -> Any:
+    """Return ``X`` for a single input, checked as scikit-learn does; ``shape`` is that of the input."""
     rank, rows, free = len(shape), None, None in shape[1:]
-    if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether they come flat or not
+    if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether X is flat or not
         X = np.asanyarray(X)
         rows, X = X.shape, X.reshape(len(X), math.prod(X.shape[1:]))
     if reset and rank > 1 and _is_plain_matrix(X):
-        # what scikit-learn sets for data whose features have no names
-        vars(estimator)["n_features_in_"] = X.shape[1]
-        vars(estimator).pop("feature_names_in_", None)
+        # The attributes that scikit-learn sets for features without names.
+        estimator.n_features_in_ = X.shape[1]
+        if hasattr(estimator, "feature_names_in_"):
+            del estimator.feature_names_in_
         return X if rows is None else X.reshape(rows)
     require_no_times(X)
     checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if missing() else True}
     with _faults_of_tables():
-        if rows is not None and free and not reset:  # rows of other lengths than those of fit have other numbers
+        # Rows of other lengths than in fit have other numbers of features, which validate_data would refuse.
+        if rows is not None and free and not reset:
             array: Any = check_array(X, estimator=estimator, input_name="X", **checks)
         else:
             array = validate_data(estimator, X, reset=reset, **checks)
@@ -241,7 +246,7 @@ def _validated(
 
 @contextmanager
 def _faults_of_tables() -> Iterator[None]:
-    """Say what to do about text and missing numbers, for which this package has estimators."""
+    """Add a remedy to scikit-learn's errors about text and missing numbers: this package has estimators for them."""
     try:
         yield
     except ValueError as error:
@@ -256,8 +261,8 @@ def _faults_of_tables() -> Iterator[None]:
 def frame_arrays(frame: FrameLike, inputs: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the columns of a data frame as arrays by input name.
 
-    An input takes the column of its name, or the columns that begin with its name and a separator; those that end in
-    a number are taken in the order of the numbers. Every column must belong to one input.
+    An input takes the column of its name, or the columns that begin with its name and a separator, in the order of
+    their numbers if all end in one. Every column must belong to exactly one input.
     """
     owners = {column: _owners(column, inputs) for column in frame.columns}
     parts = {name: [c for c, own in owners.items() if own == [name]] for name in inputs}
@@ -271,7 +276,8 @@ def frame_arrays(frame: FrameLike, inputs: Sequence[str]) -> dict[str, np.ndarra
 
 
 def _owners(column: Hashable, inputs: Sequence[str]) -> list[str]:
-    name: object = column[0] if isinstance(column, tuple) else column  # of a frame with several levels of columns
+    """Return the inputs that a column may belong to by its name."""
+    name: object = column[0] if isinstance(column, tuple) else column  # the first of several levels of pandas
     if isinstance(name, str) and name in inputs:
         return [name]
     starts = {i: tuple(f"{i}{separator}" for separator in SEPARATORS) for i in inputs}
@@ -279,6 +285,7 @@ def _owners(column: Hashable, inputs: Sequence[str]) -> list[str]:
 
 
 def _problem(owners: Mapping[Hashable, list[str]], parts: Mapping[str, list[Hashable]]) -> str:
+    """Return why the columns cannot be assigned to inputs; empty if they can."""
     for column, own in owners.items():
         if len(own) != 1:
             return f"column {column!r} belongs to {f'{own[0]!r} and {own[1]!r}' if own else 'none of them'}"
@@ -289,6 +296,7 @@ def _problem(owners: Mapping[Hashable, list[str]], parts: Mapping[str, list[Hash
 
 
 def _ordered(name: str, columns: list[Hashable]) -> list[Hashable]:
+    """Return columns in the order of their numbers, so that x_10 follows x_9, or as they are if some have none."""
     rests = [c[len(name) :].lstrip("".join(SEPARATORS)) if isinstance(c, str) else "" for c in columns]
     if not all(rest.isdecimal() for rest in rests):
         return columns
@@ -296,7 +304,7 @@ def _ordered(name: str, columns: list[Hashable]) -> list[Hashable]:
 
 
 def _joined_columns(frame: FrameLike, name: str, columns: list[Hashable]) -> np.ndarray:
-    """Return the column of an input as a vector, or several as a matrix; cells that are arrays are stacked."""
+    """Return one column as a vector, several as a matrix, and cells that are arrays stacked."""
     array = np.asarray(frame[columns[0]] if columns == [name] else frame[columns])
     if array.ndim == 1 and array.dtype == object and len(array) and np.ndim(array[0]):
         try:
@@ -307,23 +315,23 @@ def _joined_columns(frame: FrameLike, name: str, columns: list[Hashable]) -> np.
 
 
 def prediction_type(X: MatrixLike) -> type[np.floating[Any]]:
-    """Return the type of the predictions for ``X``: as everywhere in scikit-learn, float32 stays what it is."""
+    """Return the float type of the predictions for ``X``: float32 for float32, as in scikit-learn, else float64."""
     X = X.arrays if isinstance(X, Inputs) else X
     first = next(iter(X.values())) if isinstance(X, Mapping) and not sp.issparse(X) else X
     return np.float32 if getattr(first, "dtype", None) == np.float32 else np.float64
 
 
-# Warnings of columns of text that are no categories: dates, numbers, and names of the rows.
+# Warnings about columns of text that are probably not categories: dates, numbers, and identifiers of rows.
 
 
 MANY_CATEGORIES = 20
-"""Different texts from which on a column of numbers, or one that has a text for every other row, is suspicious."""
+"""Most distinct texts of a column about which no warning says that they are numbers, or identify the rows."""
 
 MOSTLY = 0.8
-"""Share of numbers among different texts from which on the others are taken for missing ones."""
+"""Share of numbers among distinct texts from which on the other texts are regarded as missing numbers."""
 
 WARNINGS = r"Column .* (holds dates|holds numbers as texts|has \d+ different texts)"
-"""How the warnings begin, for whoever has given them already."""
+"""Pattern of the warnings, for callers that have issued them already and filter repetitions."""
 
 CODE = re.compile(r"\d+")
 NUMBER = re.compile(r"[-+]?[$€£]?\s?[-+]?(\d{1,3}(,\d{3})+(\.\d*)?|\d*[.,]?\d+|\d+\.)([eE][-+]?\d+)?\s?[%$€£]?")
@@ -336,19 +344,19 @@ DATE = re.compile(
 def warn_of_texts(
     name: str, texts: Iterable[str], n_rows: int, remedy: str = "leave the column out", *, has_codes: bool = False
 ) -> None:
-    """Warn if the texts of a column are dates or numbers, or so many different ones that they seem to name the rows.
+    """Warn if the texts of a column are dates or numbers, or so many that they seem to identify the rows.
 
     Parameters
     ----------
     name : str
         Name of the column.
     texts : iterable of str
-        Those that are not missing.
+        The texts that are not missing.
     n_rows : int
     remedy : str
-        How a column is left out.
+        How to leave out a column.
     has_codes : bool
-        Whether the column has a type of categories: numbers among them are codes then.
+        True if the column has a categorical type, so that numbers are codes.
     """
     different = set(texts)
     if different and all(DATE.fullmatch(text) for text in different):
@@ -369,7 +377,7 @@ def warn_of_texts(
 
 
 def _numbers_among(texts: set[str]) -> str | None:
-    """Return examples where most texts are numbers; None for others, and for codes such as 00501."""
+    """Return examples if most texts are numbers; None if not, and for codes such as 00501."""
     if len(texts) <= MANY_CATEGORIES:
         return None
     numbers = {text for text in texts if NUMBER.fullmatch(text.strip())}
