@@ -24,7 +24,7 @@ import onnxruntime
 from fit_step import CASES
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
-from onnxtrain_sklearn._export.folder import tensors_of
+from onnxtrain_sklearn._export.state_files import tensors_of
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

@@ -23,7 +23,7 @@ class FineTuner(Component):
     L is the mean loss of the new rows and a the anchor: the old weights, or the old weights with the output shifted, or
     scaled and shifted, to fit the new rows best; where the scores are linear in all trained weights, also zero weights
     with the best constant output; where a column of the new rows is far out of the range of a frozen scaler, also the
-    old weights of each such column divided by how far. The metric d is the mean square of the gradients of single rows,
+    old weights divided by how far, behind each column. The metric d is the mean square of the gradients of single rows,
     so that the steps do not depend on the units of data and weights. Where old rows are given, searches for the least
     loss of new and old rows together, the latter with several weights, take part.
 

@@ -1,7 +1,7 @@
-"""How onnxruntime runs a training: execution providers, options of its sessions, memory for time.
+"""Options of onnxruntime that few users change: execution providers, session options, recomputed activations.
 
-:class:`Runtime` holds what few users change. Which gradient engine and which device are used are parameters of the
-estimators themselves, ``engine`` and ``device``.
+Estimators take a :class:`Runtime` as ``runtime``; the more frequent choices, ``engine`` and ``device``, are parameters
+of the estimators themselves.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Runtime(Component):
 
 
 def resolve_runtime(runtime: Runtime | None) -> Runtime:
-    """Return the options, validated; None: the defaults."""
+    """Return the options after checking them; None stands for the defaults."""
     if runtime is None:
         return Runtime()
     if not isinstance(runtime, Runtime):

@@ -349,10 +349,7 @@ def chosen(
     mixed = shares(candidates, sizes, linear=linear)
     if not held_out.averages or sum(vector.size for one in candidates for vector in one.vectors) > KEPT_NUMBERS:
         mixed = _only(int(np.argmax(mixed)), len(candidates))
-    # The best anchor whose output weights alone are trained.
-    is_anchor = [np.isinf(one.strength) and one.anchor != ZERO for one in candidates]
-    means = [held_out.mean(one.losses) if own else np.inf for one, own in zip(candidates, is_anchor, strict=True)]
-    for option in (mixed, _only(int(np.argmin(means)), len(candidates))):
+    for option in (mixed, _best_recalibration(candidates, held_out)):
         mean, error = gain(old.losses, _losses_of(option, candidates, held_out), sizes)
         if mean > margin * error:
             return Choice(candidates, sizes, option, base)
@@ -361,6 +358,14 @@ def chosen(
 
 def _only(place: int, size: int) -> np.ndarray:
     return np.asarray(np.eye(1, size, place)[0])
+
+
+def _best_recalibration(candidates: Sequence[Candidate], held_out: HeldOut) -> np.ndarray:
+    """Return the shares by which the best anchor with trained output weights alone is taken."""
+    losses = [
+        held_out.mean(one.losses) if np.isinf(one.strength) and one.anchor != ZERO else np.inf for one in candidates
+    ]
+    return _only(int(np.argmin(losses)), len(candidates))
 
 
 def _losses_of(option: np.ndarray, candidates: Sequence[Candidate], held_out: HeldOut) -> np.ndarray:

@@ -161,10 +161,7 @@ class FineTuningTrainer(Trainer):
             found.append((name, strength, validate()))
             if found[-1][2] > best_score:
                 best, best_score, best_strength = vector, found[-1][2], strength
-        names, strengths, scores = (np.array(column) for column in zip(*found, strict=True))
-        share = np.eye(1, len(scores), int(np.argmax(scores)))[0]
-        report = {"candidate": names, "strength": strengths, "score": scores, "share": share}
-        return TuningResult(best, best_strength, report)
+        return TuningResult(best, best_strength, _report_of_scores(found))
 
 
 def every_candidate(paths: Paths) -> Iterator[tuple[str, float, np.ndarray]]:
@@ -173,6 +170,12 @@ def every_candidate(paths: Paths) -> Iterator[tuple[str, float, np.ndarray]]:
     for name, anchor in paths.anchors(weights).items():
         for strength, vector in paths.along(name, anchor, weights, paths.strengths(name)):
             yield name, strength, vector
+
+
+def _report_of_scores(found: list[tuple[str, float, float]]) -> dict[str, np.ndarray]:
+    names, strengths, scores = (np.array(column) for column in zip(*found, strict=True))
+    shares = np.eye(1, len(scores), int(np.argmax(scores)))[0]
+    return {"candidate": names, "strength": strengths, "score": scores, "share": shares}
 
 
 def mean_of(choice: Choice, paths: Paths) -> np.ndarray:

@@ -1,7 +1,7 @@
 """``demo``: train on three data sets beside scikit-learn's MLP.
 
-Both sides get the same data, network, optimizer, batch size and stopping rule, and search the same learning rates.
-The trained model is written as ONNX and run by onnxruntime alone. This module only reports.
+Both sides get the same data, network, optimizer, batch size and stopping rule, and search the same learning rates. The
+command prints scores and times, writes each trained model as ONNX, and compares its predictions in onnxruntime.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _draw(results: Sequence[Result], path: Path, console: Console) -> None:
 
 
 def _draw_curves(axes: Axes, result: Result) -> None:
-    """Draw the losses of both nets at one learning rate and on one scale: scikit-learn halves the squared error."""
+    """Draw the losses of both networks at the same learning rate and scale: scikit-learn halves the squared error."""
     ours = result.ours.best_estimator_["net"]
     scale = 1.0 if result.split.is_classification else 2.0
     for net, factor in ((ours, 1.0), (result.peer, scale)):

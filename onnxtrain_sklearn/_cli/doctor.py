@@ -1,16 +1,14 @@
-"""`doctor` and `bench`: what is installed, whether it computes right, and how long a step takes."""
+"""``doctor``: show what is installed, and test whether it computes right."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import platform
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -22,23 +20,19 @@ import onnx_ir as ir
 from sklearn.datasets import load_iris
 
 from .._estimators.classifier import OrtGradientClassifier
-from .._estimators.regressor import OrtGradientRegressor
-from .._estimators.source import source_of
 from .._gradient.engine import available_engines, gradient_graph
-from .._model.trainable import TensorSpec
 from .._ort import devices, llvm, packages, sessions
 from .._ort.integer_products import saturate
 from .._training.formula_updates import compiled_update, formula_of, numpy_update
-from .._training.history import Epoch
 from .._training.machine_code import COMPILED, auto_compiles, can_compile
-from ..exceptions import ModelError, RuntimeNotFoundError
+from ..exceptions import RuntimeNotFoundError
 from ..models import MLP
 from ..optimizers import AdamW, update_graph
-from .console import Command, Console, Outcome, Record, UsageError, apply_settings, parsed_settings, sentence
-from .deploy import runner_of, save
-from .sources import BUILDERS, ModelOption, source_named
+from .console import Command, Console, Outcome, Record, sentence
+from .onnx_files import runner_of, save
 
 REQUIRED = ("onnxtrain-sklearn", "numpy", "scipy", "scikit-learn", "onnx", "onnx-ir", "skl2onnx", "flatbuffers")
+
 OPTIONAL = ("llvmlite", "pandas", "pyarrow", "matplotlib", "skops", "joblib", "torch", "lightgbm", "xgboost")
 
 COMPILED_UPDATES = "updates by llvmlite"
@@ -96,7 +90,7 @@ def _version_of(name: str) -> str | None:
 
 
 def _advice(record: Record) -> list[str]:
-    """Return what could be better in this environment."""
+    """Return advice on packages that would make this environment complete or faster."""
     runtime, advice = record["onnxruntime"], []
     if runtime["mixed"]:
         listed = " ".join(runtime["distributions"])
@@ -136,13 +130,13 @@ def _check(name: str, run: Callable[[], str], console: Console) -> dict[str, Any
     begun = time.monotonic()
     try:
         passed, detail = True, run()
-    except Exception as error:  # whatever is wrong here is the result
+    except Exception as error:  # any error is the result of the check
         passed, detail = False, sentence(error)
     return {"name": name, "passed": passed, "detail": detail, "seconds": time.monotonic() - begun}
 
 
 def _check_gradient(engine: str) -> str:
-    """Compute the gradient of a sum of cubes, which is known."""
+    """Compare the gradient of a sum of cubes with the known one."""
     model = gradient_graph(onnx.parser.parse_model(CUBE), wrt="x", engine=engine)
     session = sessions.create_session(model.SerializeToString(), devices.resolve_device())
     x = np.array([1.0, -2.0, 0.5], np.float32)
@@ -154,7 +148,7 @@ def _check_gradient(engine: str) -> str:
 
 
 def _check_compiled_update() -> str:
-    """Compile the update of AdamW, and compare its result with NumPy's."""
+    """Compare the compiled update of AdamW with NumPy's, bit by bit."""
     graph = update_graph(AdamW(), ir.DataType.FLOAT)
     formula, results = formula_of(graph), []
     assert formula is not None
@@ -169,7 +163,7 @@ def _check_compiled_update() -> str:
 
 
 def _check_training(engine: str, device: str) -> str:
-    """Train on iris, write the file, and run it."""
+    """Train on iris, write the file, and compare its predictions with the estimator's."""
     X, y = load_iris(return_X_y=True)
     net = OrtGradientClassifier(
         MLP((16,)), learning_rate_init=0.02, max_iter=60, random_state=0, engine=engine, device=device
@@ -216,164 +210,3 @@ def _doctor_lines(record: Record) -> list[str]:
 
 
 DOCTOR = Command(_doctor_arguments, _doctor)
-
-
-# ``bench``: how long a training step of a network takes on this machine.
-
-
-STEPS = 16
-"""Minibatches of an epoch."""
-
-
-@dataclass
-class Timer:
-    """Ends a training after some seconds, and keeps the time of each epoch but the first."""
-
-    seconds: float
-    begun: float = 0.0
-    last: float = 0.0
-    epochs: list[float] = field(default_factory=list)
-
-    def __call__(self, epoch: Epoch) -> bool:
-        now = time.perf_counter()
-        if epoch.number == 1:
-            self.begun = now
-        else:
-            self.epochs.append(now - self.last)
-        self.last = now
-        return len(self.epochs) > 2 and now - self.begun > self.seconds
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Random rows for a network: its arrays by input or one array, and targets."""
-
-    X: Any
-    y: np.ndarray
-    classifies: bool
-
-
-def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", nargs="?", default="mlp", help=f"{', '.join(BUILDERS)} or an ONNX file; default: %(default)s")
-    add("--batch", type=_positive_number, default=32, metavar="ROWS", help="rows of a minibatch; default: %(default)s")
-    add(
-        "--features", type=_positive_number, default=20, metavar="N", help="columns, of a builder; default: %(default)s"
-    )
-    add("--classes", type=_positive_number, default=2, metavar="N", help="classes, of a builder; default: %(default)s")
-    add("--seconds", type=float, default=1.0, help="time for each engine; default: %(default)s")
-    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="parameters of the estimator")
-
-
-def _positive_number(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"a number from 1, got {text}")
-    return value
-
-
-def _bench(options: argparse.Namespace, console: Console) -> Outcome:
-    option = source_named(options.model)
-    if option.kind not in ("builder", "graph"):
-        raise UsageError(f"bench takes a builder ({', '.join(BUILDERS)}) or an ONNX graph, got {options.model!r}.")
-    settings = parsed_settings(options.set)
-    if fixed := [name for name in ("batch_size", "max_iter", "callbacks", "model") if name in settings]:
-        raise UsageError(f"--set {fixed[0]!r} is set by bench itself (--batch, --seconds).")
-    problem = _built_problem(options) if option.kind == "builder" else _graph_problem(option, options)
-    wanted = settings.get("engine", "auto")
-    engines = available_engines() if wanted == "auto" else (str(wanted),)
-    results = {}
-    for engine in engines:
-        console.progress(f"timing {option.text} with the engine {engine}")
-        results[engine] = _timed(option, problem, settings | {"engine": engine}, options)
-    record = {"model": option.text, "batch": options.batch, "engines": results}
-    return Outcome(record, _bench_lines(record), any(one["error"] is None for one in results.values()))
-
-
-def _built_problem(options: argparse.Namespace) -> Problem:
-    rng, rows = np.random.default_rng(0), options.batch * STEPS
-    if not 2 <= options.classes <= rows:
-        raise UsageError(f"--classes must be 2 to {rows}, the rows of {STEPS} minibatches, got {options.classes}.")
-    X = rng.normal(size=(rows, options.features)).astype(np.float32)
-    return Problem(X, np.arange(rows) % options.classes, True)
-
-
-def _graph_problem(option: ModelOption, options: argparse.Namespace) -> Problem:
-    """Return random rows in the shapes of a graph's inputs; whole numbers are zeros and ones, which every table has."""
-    source, fitted = source_of(option.model, None)
-    if fitted is not None:
-        raise UsageError(
-            f"{option.text} is the file of a fitted model, which is fine-tuned by other steps: give a graph."
-        )
-    rng, rows = np.random.default_rng(0), options.batch * STEPS
-    arrays = {spec.name: _random_rows(rng, rows, spec) for spec in source.inputs}
-    width = math.prod(size for size in source.output_row if size is not None)
-    X = arrays if len(arrays) > 1 else next(iter(arrays.values()))
-    if None in source.output_row or len(source.output_row) > 1:
-        raise UsageError(f"bench takes graphs with an output of rows of known length, got {source.output_row}.")
-    if source.link in ("softmax", "sigmoid"):
-        return Problem(X, np.arange(rows) % max(2, width), True)
-    return Problem(X, rng.normal(size=(rows, width)).squeeze(), False)
-
-
-def _random_rows(rng: np.random.Generator, rows: int, spec: TensorSpec) -> np.ndarray:
-    if None in spec.shape[1:]:
-        raise UsageError(f"The input {spec.name!r} has the shape {spec.shape}: bench takes graphs of known sizes.")
-    shape = (rows, *(int(size) for size in spec.shape[1:] if size is not None))
-    if spec.dtype.kind == "f":
-        return rng.normal(size=shape).astype(spec.dtype)
-    return rng.integers(0, 2, shape).astype(spec.dtype)
-
-
-def _timed(
-    option: ModelOption, problem: Problem, settings: Mapping[str, object], options: argparse.Namespace
-) -> dict[str, Any]:
-    """Return the microseconds of a step in the fastest epoch and in the middle one, and of a prediction of a row."""
-    timer = Timer(options.seconds)
-    kind: Any = OrtGradientClassifier if problem.classifies else OrtGradientRegressor
-    estimator = kind(option.model, batch_size=options.batch, max_iter=10**9, tol=0.0, random_state=0)
-    apply_settings(estimator, {"n_iter_no_change": math.inf, **settings})
-    estimator.callbacks = [timer]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            estimator.fit(problem.X, problem.y)
-    except ModelError as error:
-        return {"error": sentence(error)}
-    steps = np.array(timer.epochs) / STEPS * 1e6
-    return {
-        "error": None,
-        "steps": len(steps) * STEPS,
-        "microseconds_per_step": {"least": float(np.min(steps)), "median": float(np.median(steps))},
-        "rows_per_second": float(options.batch / np.median(steps) * 1e6),
-        "microseconds_per_prediction": _prediction_time(estimator, problem),
-    }
-
-
-def _prediction_time(estimator: Any, problem: Problem) -> float:
-    """Return the least time of a prediction of one row."""
-    one = {name: array[:1] for name, array in problem.X.items()} if isinstance(problem.X, dict) else problem.X[:1]
-    times = []
-    for _ in range(30):
-        begun = time.perf_counter()
-        estimator.predict(one)
-        times.append(time.perf_counter() - begun)
-    return min(times) * 1e6
-
-
-def _bench_lines(record: Record) -> list[str]:
-    lines = [f"{record['model']}, minibatches of {record['batch']} rows"]
-    for engine, one in record["engines"].items():
-        if one["error"] is not None:
-            lines.append(f"{engine}: {one['error']}")
-            continue
-        step = one["microseconds_per_step"]
-        lines.append(
-            f"{engine}: {step['least']:.0f} µs a step at best, {step['median']:.0f} µs in the middle of {one['steps']} "
-            f"steps, {one['rows_per_second']:,.0f} rows a second; {one['microseconds_per_prediction']:.0f} µs to "
-            f"predict a row"
-        )
-    return lines
-
-
-BENCH = Command(_bench_arguments, _bench)

@@ -1,38 +1,32 @@
-"""`inspect` and `gradient`: what a file is made of, what is differentiated of it, and its gradient graph."""
+"""``inspect``: show what a file contains, what would be trained of it, and what each engine differentiates."""
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import onnx
-import onnx.helper
 import onnx_ir as ir
 
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.describe import Description
 from .._estimators.regressor import OrtGradientRegressor
 from .._estimators.source import source_of
-from .._gradient.engine import ENGINES, available_engines, differentiate, gradient_graph
+from .._gradient.engine import ENGINES, available_engines, differentiate
 from .._ir.files import read
 from .._ir.protobuf import from_proto, to_proto
-from .._ir.queries import is_float
-from .._ir.shapes import infer_shapes
 from .._model.batch_axis import with_batch
 from .._model.trainable import TrainableModel
 from .._training.parameters import selected
-from ..exceptions import ModelError, nearest
+from ..exceptions import ModelError
 from ..graph import GraphBuilder
 from ..models import GraphModel
 from .console import Command, Console, Outcome, Record, UsageError, sentence
-from .deploy import save
-from .sources import SECURITY, ModelOption, is_classifier_option, own_estimator, source_named
+from .model_option import SECURITY, ModelOption, is_classifier_option, model_named, own_estimator
 
 MOST_PARAMETERS = 100
-"""Parameters that are tried one by one where an engine refuses all of them together."""
+"""Most parameters that are tried one by one where an engine refuses all of them together."""
 
 BATCH, SCALAR = 2, "onnxtrain/inspected"
 
@@ -46,7 +40,7 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
-    option = source_named(options.model, options.trust)
+    option = model_named(options.model, options.trust)
     if option.kind == "own":
         option = _as_graph(option, console)
     if option.kind not in ("graph", "fitted"):
@@ -79,7 +73,7 @@ def _as_graph(option: ModelOption, console: Console) -> ModelOption:
 
 
 def _inspected(option: ModelOption, options: argparse.Namespace) -> tuple[Description, TrainableModel]:
-    """Return the description of what would be trained, and the graph itself."""
+    """Return the description of the graph as an estimator would train it, and the graph itself."""
     patterns = options.trainable or "all"
     kind = OrtGradientClassifier if is_classifier_option(option) else OrtGradientRegressor
     described = kind(GraphModel(option.model, options.of), trainable=patterns).describe()
@@ -127,7 +121,7 @@ def _told_description(described: Description) -> dict[str, Any]:
 
 
 def _verdict_of(engine: str, source: TrainableModel, names: Sequence[str]) -> dict[str, Any]:
-    """Return whether an engine differentiates the graph; if not, which nodes are in the way of which parameters."""
+    """Return whether an engine differentiates the graph; if not, its reasons with the parameters that each blocks."""
     if engine not in available_engines():
         return {"available": False, "differentiable": None, "obstacles": []}
     whole = _refusal_of(engine, source, names)
@@ -142,7 +136,7 @@ def _verdict_of(engine: str, source: TrainableModel, names: Sequence[str]) -> di
 
 
 def _refusal_of(engine: str, source: TrainableModel, names: Sequence[str]) -> str | None:
-    """Return why an engine does not differentiate the scores of a fixed batch; None: it does."""
+    """Return the engine's reason for refusing the scores of a fixed batch; None: it differentiates them."""
     model = with_batch(source.model, BATCH)
     graph = model.graph
     scores = next(value for value in graph.outputs if value.name == source.scores)
@@ -202,71 +196,3 @@ INSPECT = Command(
     _inspect,
     SECURITY,
 )
-
-
-# ``gradient``: write the graph that computes the gradient of an output.
-
-
-def _gradient_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", type=Path, metavar="MODEL", help="ONNX file")
-    add("--wrt", nargs="+", metavar="NAME", help="initializers or inputs; default: the weights, as inspect shows them")
-    add("--of", metavar="OUTPUT", help="a scalar output; default: the first")
-    add("--sum", action="store_true", help="differentiate the sum of all numbers of the output, which is added")
-    add("--engine", choices=["auto", *ENGINES], default="auto", help="default: %(default)s")
-    add("--output", type=Path, metavar="FILE", help="default: MODEL.gradient.onnx")
-
-
-def _gradient(options: argparse.Namespace, console: Console) -> Outcome:
-    if not options.model.is_file():
-        raise UsageError(f"There is no file {str(options.model)!r}.")
-    proto = read(options.model)
-    of = options.of or proto.graph.output[0].name
-    if of not in (known := [value.name for value in proto.graph.output]):
-        raise UsageError(f"--of {of!r} is no output of the graph.{nearest(of, known)}")
-    names = options.wrt or _weights_of(proto, of)
-    if options.sum:
-        proto, of = _with_sum(proto, of)
-    console.progress(f"differentiating {of!r} by {', '.join(names)}")
-    result = gradient_graph(proto, wrt=names, of=of, engine=options.engine)
-    path = options.output or options.model.with_suffix(".gradient.onnx")
-    size = save(result, path)
-    record = {
-        "output": str(path),
-        "bytes": size,
-        "of": of,
-        "wrt": names,
-        "nodes": len(result.graph.node),
-        "inputs": [value.name for value in result.graph.input],
-        "outputs": [value.name for value in result.graph.output],
-    }
-    return Outcome(record, [f"{path}: {record['nodes']} nodes, outputs {', '.join(record['outputs'])}"])
-
-
-def _weights_of(proto: onnx.ModelProto, of: str) -> list[str]:
-    """Return the initializers that an estimator would train."""
-    described = OrtGradientRegressor(GraphModel(proto, of)).describe()
-    stored = {tensor.name for tensor in proto.graph.initializer}
-    names = [entry.name for entry in described.of("trained") if entry.name in stored]
-    if not names:
-        raise UsageError("No initializer of the graph is a weight under its own name: say by --wrt what is wanted.")
-    return names
-
-
-def _with_sum(proto: onnx.ModelProto, of: str) -> tuple[onnx.ModelProto, str]:
-    """Return the model, otherwise as given, with the sum of an output as a further output, and its name."""
-    graph = infer_shapes(from_proto(proto)).graph
-    value, name = next(one for one in graph.outputs if one.name == of), f"{of}_sum"
-    if not is_float(value):
-        raise UsageError(f"--of {of!r} holds no floats, which alone have a gradient.")
-    if name in {one.name for node in graph.all_nodes() for one in node.outputs} | {v.name for v in graph.inputs}:
-        raise UsageError(f"The graph has a value {name!r} already, the name of the sum of {of!r}.")
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    result.graph.node.append(onnx.helper.make_node("ReduceSum", [of], [name], name=f"summed/{of}", keepdims=0))
-    kind = (value.dtype or ir.DataType.FLOAT).value
-    result.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, []))
-    return result, name
-
-
-GRADIENT = Command(_gradient_arguments, _gradient)

@@ -1,7 +1,8 @@
-"""The program: the table of commands, the parser made of it, and the exit status.
+"""The program ``onnxtrain-sklearn``: its commands, the parser, and the exit status.
 
-The exit status is 0 if all went well, 1 if the work failed, and 2 if the arguments are wrong. An error is one sentence
-on stderr. argparse of the standard library parses the arguments: the program is there wherever the package is.
+``main`` imports the module of the given command alone, and runs it. The exit status is 0 on success, 1 if the work
+failed, and 2 if the arguments are wrong. An error is one sentence on stderr. Arguments are parsed by the standard
+library's argparse, so that the program needs no further package.
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ COMMANDS: tuple[ListedCommand, ...] = (
         "inspect", "show inputs, outputs and parameters, and what each engine differentiates", "inspect", "INSPECT"
     ),
     _command_at("train", "train a network on a table and write it as ONNX", "train", "TRAIN"),
-    _command_at("predict", "run an ONNX file on a table and write its outputs as CSV", "deploy", "PREDICT"),
-    _command_at("gradient", "write the graph that computes the gradient of an output", "inspect", "GRADIENT"),
-    _command_at("export-training", "write graphs that train a model in any onnxruntime", "deploy", "EXPORT_TRAINING"),
-    _command_at("bench", "time a training step of a network with each engine", "doctor", "BENCH"),
+    _command_at("predict", "run an ONNX file on a table and write its outputs as CSV", "predict", "PREDICT"),
+    _command_at("gradient", "write the graph that computes the gradient of an output", "gradient", "GRADIENT"),
+    _command_at(
+        "export-training", "write graphs that train a model in any onnxruntime", "export_training", "EXPORT_TRAINING"
+    ),
+    _command_at("bench", "time a training step of a network with each engine", "bench", "BENCH"),
     _command_at("demo", "train on digits, breast_cancer and diabetes beside scikit-learn's MLP", "demo", "DEMO"),
 )
 """Every command, in the order of the help."""
@@ -66,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.show({"command": name, "succeeded": outcome.succeeded, **outcome.record}, outcome.lines)
         sys.stdout.flush()
         return 0 if outcome.succeeded else FAILED
-    except BrokenPipeError:  # the reader, such as head, has enough
+    except BrokenPipeError:  # the reader of a pipe, such as head, has enough; Python flushes stdout again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -75,21 +78,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.traceback:
             raise
-        return _report(error, name, console)
-
-
-def _report(error: Exception, name: str, console: Console) -> int:
-    """Print an error in a sentence, and return the exit status."""
-    status, text = WRONG_USAGE if isinstance(error, UsageError) else FAILED, sentence(error)
-    console.error(f"error: {text}")
-    if status == WRONG_USAGE:
-        console.error(f"See onnxtrain-sklearn {name} --help.")
-    told = {"type": type(error).__name__, "message": text}
-    console.show({"command": name, "succeeded": False, "error": told}, [])
-    return status
+        status, text = WRONG_USAGE if isinstance(error, UsageError) else FAILED, sentence(error)
+        console.error(f"error: {text}")
+        if status == WRONG_USAGE:
+            console.error(f"See onnxtrain-sklearn {name} --help.")
+        told = {"type": type(error).__name__, "message": text}
+        console.show({"command": name, "succeeded": False, "error": told}, [])
+        return status
 
 
 class _Parser(argparse.ArgumentParser):
+    """A parser whose errors show arguments without control characters."""
+
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
 
@@ -97,7 +97,8 @@ class _Parser(argparse.ArgumentParser):
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of the program, with a subparser for each command.
 
-    The command that ``arguments`` name alone is imported and has its arguments: importing the others takes time.
+    Only the command that ``arguments`` name is imported and gets its arguments: importing all of them would delay
+    ``--help`` and errors.
     """
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser = _Parser(
@@ -109,22 +110,18 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True)
     for listed in COMMANDS:
         one = commands.add_parser(listed.name, help=listed.summary)
-        if listed.name == chosen:
-            _add_arguments_of(one, listed)
+        if listed.name != chosen:
+            continue
+        command = listed.load()
+        one.formatter_class = argparse.RawDescriptionHelpFormatter
+        one.description, one.epilog = f"{listed.summary[0].upper()}{listed.summary[1:]}.", command.notes
+        command.add_arguments(one)
+        common = one.add_argument_group("output")
+        common.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
+        common.add_argument("--quiet", "-q", action="store_true", help="print no progress on stderr")
+        common.add_argument("--traceback", action="store_true", help="raise errors with their traceback")
+        one.set_defaults(command_name=listed.name, run=command.run)
     return parser
-
-
-def _add_arguments_of(one: argparse.ArgumentParser, listed: ListedCommand) -> None:
-    """Give the subparser of a command its arguments and its help."""
-    command = listed.load()
-    one.formatter_class = argparse.RawDescriptionHelpFormatter
-    one.description, one.epilog = f"{listed.summary[0].upper()}{listed.summary[1:]}.", command.notes
-    command.add_arguments(one)
-    common = one.add_argument_group("output")
-    common.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
-    common.add_argument("--quiet", "-q", action="store_true", help="print no progress on stderr")
-    common.add_argument("--traceback", action="store_true", help="raise errors with their traceback")
-    one.set_defaults(command_name=listed.name, run=command.run)
 
 
 def versions() -> str:
@@ -135,5 +132,5 @@ def versions() -> str:
         own = "(a checkout that is not installed)"
     try:
         return f"onnxtrain-sklearn {own} on onnxruntime {packages.version()}"
-    except RuntimeNotFoundError:  # for `doctor`, which says why
+    except RuntimeNotFoundError:  # `doctor` says why
         return f"onnxtrain-sklearn {own} without onnxruntime"

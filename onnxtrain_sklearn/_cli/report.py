@@ -1,4 +1,8 @@
-"""The report of a training: one HTML file, or Markdown with a PNG beside it."""
+"""The report of ``train``: scores beside those of a constant prediction, settings, and a picture of the curves.
+
+``write_report`` writes one HTML file, or Markdown with a PNG beside it; ``prediction_scores``, ``baseline`` and
+``confusion`` compute its numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,8 @@ from sklearn import metrics
 from .._utils.untrusted_text import printable
 from ..displays.training import TrainingDisplay
 from .console import Console, Record
-from .tables import Rows, TableTask, Trained
+from .fitting import Rows, Trained
+from .table_columns import TableTask
 
 NO_PICTURE = "There is no picture: matplotlib is not installed (pip install matplotlib)."
 
@@ -47,7 +52,7 @@ class ReportTable:
 
 
 def write_report(report: Report, path: Path, console: Console) -> list[Path]:
-    """Write a report; the ending of the name says which. Return the files."""
+    """Write a report, in the format of the name's ending, and return the paths of its files."""
     picture = _picture(report)
     if picture is None:
         console.progress(NO_PICTURE)
@@ -164,7 +169,7 @@ def _markdown_cell(text: str) -> str:
 
 
 LARGEST_TABLE = 12
-"""Classes up to which the report has a confusion matrix."""
+"""Most classes for which the report has a confusion matrix."""
 
 
 def prediction_scores(trained: Trained, rows: Rows, task: TableTask) -> dict[str, float]:
@@ -185,7 +190,7 @@ def prediction_scores(trained: Trained, rows: Rows, task: TableTask) -> dict[str
 
 
 def _balanced_accuracy(y: np.ndarray, predicted: np.ndarray) -> float:
-    """Return the mean over the classes of ``y`` of the share of their rows that is predicted right."""
+    """Return the mean recall of the classes in ``y``; scikit-learn's warns where other classes are predicted."""
     return float(np.mean([np.mean(predicted[y == label] == label) for label in np.unique(y)]))
 
 

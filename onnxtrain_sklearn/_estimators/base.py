@@ -18,8 +18,8 @@ import onnx
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from .._export.folder import StateArrays
 from .._export.source import ExportSource
+from .._export.state_files import StateArrays
 from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
 from .._ir.protobuf import to_proto

@@ -85,7 +85,7 @@ class Remaining:
 
 
 def remaining(state: FittedState, parameters: FlatParameters, columns: Columns) -> Remaining:
-    """Return what is left to compute where ``parameters`` are trained: the whole graph, or the part after a cut."""
+    """Return what is left to compute where ``parameters`` are trained: the whole graph, or what comes behind a cut."""
     model, trained = state.model, parameters.names
     frozen = {n: array for n, array in {**state.frozen, **state.parameters.weights()}.items() if n not in trained}
     part = frozen_part(model.model, model.scores, trained, frozen)

@@ -199,7 +199,7 @@ def append_to_container(
         container.check_white_black_list(node.op_type)
         node.name = scope.get_unique_operator_name(node.name)
         node.input[:] = [names[name] for name in node.input]
-        # Two omitted outputs would be one name to skl2onnx.
+        # two omitted outputs would be one name to skl2onnx
         node.output[:] = [names[name] if name else scope.get_unique_variable_name("unused") for name in node.output]
         container.nodes.append(node)
         container.node_domain_version_pair_sets.add((node.domain, model.opset_imports[node.domain]))
@@ -211,7 +211,7 @@ def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
     Returns the variables of the inputs.
     """
     estimator = operator.raw_operator
-    refuse_unsortable_nodes(graph, type(estimator).__name__)
+    refuse_what_cannot_be_sorted(graph, type(estimator).__name__)
     op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
     table = _accepted_table(estimator)
     variables = list(operator.inputs) if table is None else _table_variables(operator, table, graph)
@@ -260,16 +260,16 @@ def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
     shapes = estimator._state.shapes
     if len(shapes) != 1:
         raise ModelError(
-            f"The graph has {len(shapes)} inputs: {', '.join(map(repr, shapes))}. skl2onnx passes "
+            f"The graph has {len(shapes)} inputs: {', '.join(map(repr, shapes))}. skl2onnx hands "
             f"{type(estimator).__name__} one matrix; take its own to_onnx()."
         )
     ((name, row),) = shapes.items()
     if not row:
-        raise ModelError(f"The graph's input {name!r} is 1-D; skl2onnx passes a 2-D array. Take to_onnx().")
+        raise ModelError(f"The graph's input {name!r} is a vector; skl2onnx hands over a matrix.")
     return row
 
 
-def refuse_unsortable_nodes(graph: ir.Graph, name: str) -> None:
+def refuse_what_cannot_be_sorted(graph: ir.Graph, name: str) -> None:
     """Refuse nodes that skl2onnx cannot sort topologically: it ignores subgraphs and stops at omitted inputs."""
     for node in graph:
         subgraphs = graphs_in(node)

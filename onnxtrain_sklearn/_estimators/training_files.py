@@ -18,16 +18,11 @@ from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.targets import weights_of_classes
-from .._export.folder import (
-    StateArrays,
-    read_folder,
-    read_state_file,
-    require_known_form,
-    training_folder,
-    write_folder,
-)
+from .._export.folder import read_folder, training_folder, write_folder
+from .._export.graphs import require_known_form
 from .._export.manifest import component_fact, json_value
 from .._export.source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, OutputSource
+from .._export.state_files import StateArrays, read_state_file
 from .._export.training_info import training_model
 from .._fitted.text_encoder import encoding_graph
 from .._inference.graph import Head

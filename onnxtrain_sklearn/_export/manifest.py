@@ -1,9 +1,14 @@
-"""The manifest of a folder of training graphs: written, read and checked."""
+"""The manifest of training graphs: values of JSON that tell a loop in any language everything about them.
+
+``manifest_of`` makes it from the source, the step and the entries of the graphs (``GraphEntry``: the role of each input
+and output). ``read_manifest`` reads one that may come from anywhere: it is checked against the patterns of ``SHAPE``
+before it is used. The JSON schema in the documentation describes it to authors of other loops.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,10 +22,11 @@ from .._utils.untrusted_text import json_object
 from ..exceptions import ModelError
 from ..optimizers import Optimizer
 from ..optimizers.options import OPTIONS
-from .epoch_graph import EpochGraph, PredictGraph
-from .source import ExportSource, OutputSource, StateTensor, label_weights
+from .epoch_graph import EpochGraph
+from .predict_graph import PredictGraph
+from .source import ExportSource, OutputSource, StateTensor
 from .step_graph import StepGraph
-from .step_parts import TargetInput
+from .target_inputs import TargetInput, label_weights
 
 FORMAT, VERSION = "onnxtrain-sklearn training", 1
 MANIFEST, STATE_FILE = "manifest.json", "state.safetensors"
@@ -28,7 +34,7 @@ MANIFEST, STATE_FILE = "manifest.json", "state.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class GraphEntry:
-    """A graph of the folder: its roles of inputs and outputs, by name, and the file's content."""
+    """A graph of the folder, as a model and as the file's content, with the roles of its inputs and outputs by name."""
 
     model: ir.Model
     proto: onnx.ModelProto
@@ -38,13 +44,13 @@ class GraphEntry:
 
 def step_entry(step: StepGraph, proto: onnx.ModelProto) -> GraphEntry:
     """Return the entry of the graph of a step."""
-    return GraphEntry(step.model, proto, _roles(step), {step.loss: "loss"} | _new_state(step))
+    return GraphEntry(step.model, proto, _roles(step), {step.loss: "loss", **_state_outputs(step)})
 
 
 def epoch_entry(epoch: EpochGraph, proto: onnx.ModelProto) -> GraphEntry:
     """Return the entry of the graph of an epoch."""
     roles = _roles(epoch.step) | {epoch.order: "order"}
-    return GraphEntry(epoch.model, proto, roles, {epoch.loss: "losses"} | _new_state(epoch.step))
+    return GraphEntry(epoch.model, proto, roles, {epoch.loss: "losses", **_state_outputs(epoch.step)})
 
 
 def predict_entry(predict: PredictGraph, proto: onnx.ModelProto) -> GraphEntry:
@@ -54,6 +60,7 @@ def predict_entry(predict: PredictGraph, proto: onnx.ModelProto) -> GraphEntry:
 
 
 def _roles(step: StepGraph) -> dict[str, str]:
+    """Return the roles of the inputs of a step by name."""
     roles = dict.fromkeys(step.data, "data")
     roles |= {one.name: "target" for one in step.targets}
     roles |= {one.factor: "target_weight" for one in step.targets if one.factor is not None}
@@ -62,7 +69,7 @@ def _roles(step: StepGraph) -> dict[str, str]:
     return roles | dict.fromkeys(step.random, "random") | {one.name: "state" for one in step.state}
 
 
-def _new_state(step: StepGraph) -> dict[str, str]:
+def _state_outputs(step: StepGraph) -> dict[str, str]:
     return {one.output: "state" for one in step.state}
 
 
@@ -71,6 +78,12 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Return the manifest, as values of JSON; ``entries`` are the graphs by name, ``files`` hashes by file."""
     settings = source.parts.settings
+    # the inputs that a loop gives beside data and state, by role
+    order = {} if "epoch" not in entries else {r: n for n, r in entries["epoch"].inputs.items() if r == "order"}
+    inputs = {"sample_weight": step.weight, "learning_rate": step.rate, **step.factors, **order}
+    random = {"inputs": list(step.random), "seed": settings.seed, "draws": source.parts.state.draws}
+    if source.minibatches > 1:
+        random["minibatches"] = source.minibatches  # the first axis of the random inputs
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -80,32 +93,21 @@ def manifest_of(
         "penalty": {"alpha": settings.alpha, "l1_ratio": settings.l1_ratio},
         "max_grad_norm": settings.max_grad_norm,
         "ema_decay": settings.ema_decay,
-        "inputs": _named_inputs(step, entries.get("epoch")),
+        "inputs": inputs,
         "loss_output": step.loss,
         "batch_size": step.batch,
         "padding": source.parts.meeting is None,
-        "random": _fact_of_random_numbers(source, step),
+        "random": random,
         "state": {"file": STATE_FILE, "tensors": [_state_fact(one) for one in step.state]},
         "graphs": {name: _graph_fact(name, entry) for name, entry in entries.items()},
         "files": dict(files),
     }
 
 
-def _fact_of_random_numbers(source: ExportSource, step: StepGraph) -> dict[str, Any]:
-    """Return which inputs take random numbers; ``minibatches``: the first axis of theirs, where they have it."""
-    fact = {"inputs": list(step.random), "seed": source.parts.settings.seed, "draws": source.parts.state.draws}
-    return fact if source.minibatches == 1 else {**fact, "minibatches": source.minibatches}
-
-
-def _named_inputs(step: StepGraph, epoch: GraphEntry | None) -> dict[str, str]:
-    """Return the inputs that a loop gives beside data and state, by role."""
-    order = {} if epoch is None else {role: name for name, role in epoch.inputs.items() if role == "order"}
-    return {"sample_weight": step.weight, "learning_rate": step.rate, **step.factors, **order}
-
-
 def component_fact(component: object) -> dict[str, Any]:
     """Return name and parameters of a loss, an optimizer or a schedule."""
-    name = vars(type(component)).get("name", type(component).__name__)  # a class that inherits its name is another one
+    # a subclass of a component inherits its registered name, but is another component: it goes by the name of its class
+    name = vars(type(component)).get("name", type(component).__name__)
     parameters = component.get_params(deep=False) if isinstance(component, Component) else {}
     own = {key: value for key, value in parameters.items() if not (key in OPTIONS and isinstance(component, Optimizer))}
     return {"name": str(name), "parameters": {key: json_value(value) for key, value in own.items()}}
@@ -127,7 +129,7 @@ def _class_labels(classes: np.ndarray | list[np.ndarray] | None) -> Any:
 
 
 def _facts_of_targets(source: ExportSource, step: StepGraph) -> dict[str, Any]:
-    """Return what is trained: task, classes, target and loss, or those of each of several outputs."""
+    """Return task, classes, target and loss, or those of each of several outputs."""
     if source.outputs:
         facts = [_output_fact(one, name) for one, name in zip(source.outputs, step.targets, strict=True)]
         return {"task": "several outputs", "classes": None, "target": None, "targets": facts, "loss": None}
@@ -141,7 +143,7 @@ def _facts_of_targets(source: ExportSource, step: StepGraph) -> dict[str, Any]:
 
 
 def _output_fact(one: OutputSource, target: TargetInput) -> dict[str, Any]:
-    """Return what the manifest says of one of several outputs."""
+    """Return the manifest's entry for one of several outputs."""
     head, name = one.head, one.loss.name
     further = f"{name}_probabilities" if head.has_probabilities else f"{name}_scores"
     return {
@@ -163,7 +165,7 @@ def _target_fact(head: Head, target: TargetInput, known: tuple[float, ...] | Non
 
 
 def _ignored_fact(label: object, at_positions: bool) -> dict[str, Any]:
-    """Return the label at a position that does not count; JSON has no NaN."""
+    """Return the label whose positions do not count; NaN, which JSON lacks, is a key of its own."""
     label = json_value(label)
     if isinstance(label, float) and math.isnan(label):
         return {"ignore_label": None, "ignores_nan": True}
@@ -171,7 +173,7 @@ def _ignored_fact(label: object, at_positions: bool) -> dict[str, Any]:
 
 
 def _kind_of_target(head: Head) -> str:
-    """Return what the target holds: indices of classes, 0 or 1, numbers, or indices at each position."""
+    """Return the kind of the target's values, in words for authors of loops."""
     if head.positions is not None:
         return "class index at each position, -1: ignored"
     kinds = {"multiclass": "class index", "binary": "class index as a number", "regression": "number"}
@@ -197,14 +199,10 @@ def _graph_fact(name: str, entry: GraphEntry) -> dict[str, Any]:
         "file": f"{name}.onnx",
         "ir_version": entry.proto.ir_version,
         "opset": {one.domain: one.version for one in entry.proto.opset_import},
-        "inputs": _value_facts(graph.inputs, entry.inputs),
-        "outputs": _value_facts(graph.outputs, entry.outputs),
+        "inputs": [_value_fact(value, entry.inputs[value.name or ""]) for value in graph.inputs],
+        "outputs": [_value_fact(value, entry.outputs[value.name or ""]) for value in graph.outputs],
         "operators": sorted({f"{n.domain}.{n.op_type}".lstrip(".") for n in graph.all_nodes()}),
     }
-
-
-def _value_facts(values: Sequence[ir.Value], roles: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [_value_fact(value, roles[value.name or ""]) for value in values]
 
 
 def _value_fact(value: ir.Value, role: str) -> dict[str, Any]:
@@ -215,18 +213,15 @@ def _value_fact(value: ir.Value, role: str) -> dict[str, Any]:
     return {"name": value.name, "role": role, "type": names.get(name, name), "shape": shape}
 
 
-# Required contents of a manifest, checked before it is used: it may come from anywhere.
-#
-# :data:`SHAPE` says what :class:`~.training.Training` and ``load_state`` read; the JSON schema in the documentation
-# describes all of it to authors of other loops.
+# Reading a manifest. ``SHAPE`` holds the keys that :class:`~.loop.Training` and ``load_state`` read, and no others.
 
 
 _LARGEST = 2**53
-"""Integers below it are exact in JSON, whoever reads it."""
+"""Integers below it are exact in every reader of JSON: many read numbers as float64."""
 
 
 def read_manifest(text: bytes | str, what: str) -> dict[str, Any]:
-    """Return the manifest in a text; raise ModelError, which begins with ``what``, if it is none."""
+    """Return the manifest in a text; raise ModelError, with a message that begins with ``what``, if it is not valid."""
     manifest = json_object(text, what)
     if manifest.get("format") != FORMAT:
         raise ModelError(f"{what} is not the manifest of training graphs: its 'format' must be {FORMAT!r}.")
@@ -257,15 +252,12 @@ def _require_targets(manifest: Mapping[str, Any], what: str) -> None:
         raise _wrong(what, "targets", "must be the targets of outputs that are trained together, or absent")
     if not several and manifest["target"] is None:
         raise _wrong(what, "target", "must be an object")
-    found = manifest["targets"] if several else [{**manifest["target"], **_facts(manifest, "task", "classes")}]
+    own = {"task": manifest.get("task"), "classes": manifest.get("classes")}
+    found = manifest["targets"] if several else [{**manifest["target"], **own}]
     for one in found:
         _require_classes(one, what)
         if several:
             _require(one, _OUTPUT, "targets.", what)
-
-
-def _facts(manifest: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: manifest.get(name) for name in names}
 
 
 def _require_classes(one: Mapping[str, Any], what: str) -> None:
@@ -301,11 +293,11 @@ def _wrong(what: str, key: str, why: str) -> ModelError:
     return ModelError(f"{what} is not valid: {key!r} {why}. Export the training graphs again.")
 
 
-# --- patterns: a type, a tuple of values or patterns, a list of a pattern, an object of patterns, a kind ---
+# Patterns of JSON values: a type, a tuple of choices, a list of one pattern, an object of patterns, or a ``_Kind``.
 
 
 class _Kind(NamedTuple):
-    """A test of a value, and what fits it, for messages."""
+    """A test of a value, and a description of the values that pass it, for messages."""
 
     fits: Callable[[Any], bool]
     told: str
@@ -383,7 +375,7 @@ SHAPE: dict[str, Any] = {
     "loss_output": str,
     "constants?": dict,
 }  # fmt: skip
-"""The keys that are read; one that ends in a question mark may be absent. Other keys are not looked at."""
+"""Patterns of the keys that are read; a key that ends in a question mark may be absent. Other keys are ignored."""
 
 
 def _require(value: Any, pattern: Any, key: str, what: str) -> None:

@@ -1,9 +1,13 @@
-"""The source of an export, and the vectors that a training graph reads and returns."""
+"""The source of an export, the tensors of a training state, and how arrays lie in its vectors.
+
+An estimator in training becomes an ``ExportSource``, from which all graphs are made. A ``StateTensor`` is an input of a
+step that the step returns anew; ``cut_members`` and ``joined_vector`` cut and join the vectors of parameters.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,20 +17,20 @@ import onnx_ir as ir
 from .._inference.graph import Head
 from .._training.parameters import FlatParameters
 from .._training.settings import OutputLoss
-from .._training.state import StepParts
+from .._training.step import StepParts
+from ..exceptions import ModelError
 from ..graph import GraphBuilder
 
 PARAMETERS, STATISTICS, AVERAGE, STEP = "parameters", "statistics", "averaged_parameters", "step"
 """Names of the tensors of the state that are not the optimizer's own."""
 
-
 TARGETS = {"any": ir.DataType.DOUBLE, "web": ir.DataType.FLOAT}
-"""The types that scalars are computed in, by what the graphs are to run on: WebGPU in browsers has no float64."""
+"""Types of the scalars of a step by target platform: WebGPU in browsers has no float64."""
 
 
 @dataclass(frozen=True, eq=False)
 class OutputSource:
-    """One of several outputs that are trained together: its loss, what follows its scores, and what labels weigh."""
+    """One of several outputs that are trained together: its loss, its head, and the weights of its labels."""
 
     loss: OutputLoss
     head: Head
@@ -41,14 +45,14 @@ class OutputSource:
 
 @dataclass(frozen=True, eq=False)
 class ExportSource:
-    """A model in training.
+    """A model in training, from which all graphs of an export are made.
 
     Attributes
     ----------
     parts : StepParts
         The graph, the settings of the step, the parameters, the frozen weights and the optimizer's state.
     head : Head
-        What follows the scores.
+        The end of the inference graph, after the scores.
     facts : mapping of str to object
         Plain values for the manifest that the graphs do not need: the estimator, the learning rate.
     class_weights : tuple of float, default=None
@@ -62,7 +66,7 @@ class ExportSource:
     front : onnx_ir.Model, default=None
         The graph from the columns of a table to the inputs of the trained graph; None: these are the data.
     minibatches : int, default=1
-        The minibatches that the rows of a step are, each with statistics of its own, one after the other.
+        Minibatches in the rows of a step, one after the other, each with batch statistics of its own.
     others : tuple of ExportSource
         Further networks that are trained beside this one, each alone, and whose predictions are averaged with its own.
     """
@@ -95,7 +99,7 @@ class StateTensor:
     value : ndarray
         The current value.
     members : tuple of (str, tuple of int)
-        The arrays, by name and shape, that lie in it one after the other; empty for the number of steps.
+        Names and shapes of the arrays that make up the vector, one after the other; empty for the number of steps.
     initial : float or int
         The value before the first step, of optimizer state.
     """
@@ -113,34 +117,39 @@ def members_of(parameters: FlatParameters, names: Sequence[str]) -> tuple[tuple[
     return tuple((name, parameters.view(name).shape) for name in names)
 
 
-# The weight of a row in the loss: the given one times that of its class, or the mean of those of its labels.
-#
-# The step has it in its graph, so that a loop in any language gives plain weights of the rows, as ``fit`` is given
-# them.
+def cut_members(
+    op: GraphBuilder, vector: ir.Value, members: Sequence[tuple[str, tuple[int, ...]]]
+) -> Iterator[tuple[str, ir.Value]]:
+    """Yield the arrays that lie in a vector, by name."""
+    sizes = [math.prod(shape) for _, shape in members]
+    pieces = op.emit("Split", vector, split=sizes, outputs=len(sizes), axis=0) if len(sizes) > 1 else [vector]
+    for (name, shape), piece in zip(members, pieces, strict=True):
+        yield name, piece if len(shape) == 1 else op.Reshape(piece, list(shape))
 
 
-def label_weights(source: ExportSource) -> tuple[float, ...] | None:
-    """Return the weight of each class; None where a label does not change the weight of its row."""
-    positions = source.parts.settings.positions
-    return source.class_weights if positions is None else positions.label_weights
+def joined_vector(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
+    """Return the vector of these arrays, one after the other."""
+    flat = [op.Reshape(value, [-1]) for value in values]
+    return op.Concat(*flat, axis=0) if len(flat) > 1 else flat[0]
 
 
-def emit_row_weights(op: GraphBuilder, source: ExportSource, weight: ir.Value, y: ir.Value) -> ir.Value:
-    """Emit the weights of the rows of a minibatch from the given ones (N,) and the target."""
-    known, kind = label_weights(source), op.dtype.numpy()
-    assert known is not None
-    if source.parts.settings.positions is not None:
-        own = op.Gather(np.array([*known, 0.0], kind), y)  # the index -1, of a label that is ignored, is the last
-        return op.Mul(weight, op.ReduceMean(own, axes=[1], keepdims=False))
-    if source.head.task == "multiclass":
-        return op.Mul(weight, op.Gather(np.array(known, kind), y))
-    second = op.Reshape(op.Greater(y, 0.5), [-1])
-    return op.Mul(weight, op.Where(second, np.array(known[1], kind), np.array(known[0], kind)))
+def reserve_names(op: GraphBuilder, source: ExportSource, names: Collection[str]) -> None:
+    """Reserve these names for tensors of the state: rename other values of the graph that have them.
 
-
-def weights_of_rows(known: list[float] | None, target: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return what the graph of a step makes of the weights of all rows."""
-    if known is None:
-        return weights
-    indices = target.reshape(len(target), math.prod(target.shape[1:])).astype(np.int64)
-    return np.asarray(weights * np.array([*known, 0.0])[indices].mean(axis=1))
+    Files of a state hold the names, so they are the same for every model. Data and weights cannot be renamed, so they
+    raise. The columns of a table are reserved too: inputs of a step that are named like one get another name.
+    """
+    columns = () if source.front is None else [value.name or "" for value in source.front.graph.inputs]
+    layout, inputs = source.parts.parameters, [spec.name for spec in source.parts.model.inputs]
+    given = {*columns, *layout.names, *layout.running_statistics, *(inputs if source.front is None else ())}
+    if clash := sorted(given & set(names)):
+        raise ModelError(
+            f"The model has an input, a column or a weight {clash[0]!r}, which is the name of a tensor of the state in "
+            f"training graphs: rename it."
+        )
+    graph = op.graph
+    values = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
+    for value in [value for value in values if value.name in names]:
+        value.name = op.taken.numbered(value.name or "")
+    op.taken.difference_update(names)
+    op.taken.update(columns)

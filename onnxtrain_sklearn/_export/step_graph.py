@@ -1,12 +1,12 @@
-"""A whole training step as one graph of plain ONNX operators: loss, gradients, update.
+"""A whole training step as one graph of plain ONNX operators.
 
-The parameters are one vector, and so is each vector of the optimizer's state: the graph cuts the parameters out of
-their vector, and joins the gradients to one.
+``step_graph`` emits it in the order of training: cut the parameters out of their vector, run the pass (``step_pass``),
+join the gradients, then penalty, clipping, update and average (``step_update``), and the inputs for targets and weights
+(``target_inputs``). The parameters are one vector, and so is each vector of the optimizer's state.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,31 +14,27 @@ import numpy as np
 import onnx_ir as ir
 
 from .._ir.edits import append_output, replace_inputs
-from .._ir.protobuf import from_bytes
-from .._model.row_reads import take_first_products
-from .._training.loss_graph import LOSS, TARGET, WEIGHT, ir_type, training_graph
+from .._training.loss_graph import LOSS, WEIGHT, ir_type
 from .._training.parameters import state_slots
-from .._training.programs import PassSource, pass_program
 from .._training.randomness import FACTOR
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
 from ..optimizers import Optimizer
-from .source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, StateTensor, members_of
-from .step_parts import (
-    PassRoles,
-    StepScalars,
-    TargetInput,
-    decays,
-    emit_average,
-    emit_clipping,
-    emit_penalty,
-    emit_row_inputs,
-    emit_update,
-    pass_of_group,
+from .source import (
+    AVERAGE,
+    PARAMETERS,
+    STATISTICS,
+    STEP,
+    ExportSource,
+    StateTensor,
+    cut_members,
+    joined_vector,
+    members_of,
     reserve_names,
-    return_occurring_columns,
-    return_rows_added_up,
 )
+from .step_pass import step_pass
+from .step_update import StepScalars, decays, emit_average, emit_clipping, emit_penalty, emit_update
+from .target_inputs import TargetInput, emit_row_inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +87,7 @@ def step_graph(source: ExportSource) -> StepGraph:
 
 
 class _Emission:
-    """The emission of one step graph."""
+    """The emission of one step graph: ``run`` reads from top to bottom, in the order of the step."""
 
     def __init__(self, source: ExportSource) -> None:
         parts = source.parts
@@ -134,7 +130,7 @@ class _Emission:
         return replace(graph, factors={role: value.name or "" for role, value in factors.items()})
 
     def _factors(self) -> dict[str, ir.Value]:
-        """Return the inputs for what schedules multiply, by role."""
+        """Return the inputs for the factors that schedules give, by role."""
         found = {}
         if self._settings.scheduled.decay and decays(self._settings, self._layout):
             found[DECAY_FACTOR] = self._input(DECAY_FACTOR, self._kind, ())
@@ -162,7 +158,7 @@ class _Emission:
         return found
 
     def _given_parameters(self, old: dict[str, ir.Value]) -> dict[str, ir.Value]:
-        """Return the values that take the places of the inputs for parameters and statistics."""
+        """Return the parts of the vectors that replace the pass's inputs for parameters and statistics."""
         layout, op = self._layout, self.op
         values = dict(cut_members(op, old[PARAMETERS], members_of(layout, layout.names)))
         if STATISTICS in old:
@@ -197,6 +193,7 @@ class _Emission:
     ) -> StepGraph:
         loss = self.op.Identity(loss)
         append_output(self._graph, loss, self.op.taken.free("loss"), self._outputs[LOSS])
+        # an output of a graph is the result of a node and has one name: Identity copies inputs and values named twice
         written: set[ir.Value] = set()
         for one, key in zip(self._state, old, strict=True):
             value = new[key] if new[key].producer() and new[key] not in written else self.op.Identity(new[key])
@@ -215,7 +212,7 @@ class _Emission:
 
 
 def state_tensors(source: ExportSource) -> Iterator[StateTensor]:
-    """Yield what a step changes: the number of steps taken, and vectors."""
+    """Yield the tensors that a step changes: vectors, and the number of steps taken."""
     parts, layout, settings = source.parts, source.parts.parameters, source.parts.settings
     optimizer = settings.optimizer
     if not isinstance(optimizer, Optimizer):
@@ -241,74 +238,8 @@ def state_tensors(source: ExportSource) -> Iterator[StateTensor]:
     yield StateTensor(STEP, "", STEP, np.array(parts.state.t if fits else 0, np.int64))
 
 
-def cut_members(
-    op: GraphBuilder, vector: ir.Value, members: Sequence[tuple[str, tuple[int, ...]]]
-) -> Iterator[tuple[str, ir.Value]]:
-    """Yield the arrays that lie in a vector, by name."""
-    sizes = [math.prod(shape) for _, shape in members]
-    pieces = op.emit("Split", vector, split=sizes, outputs=len(sizes), axis=0) if len(sizes) > 1 else [vector]
-    for (name, shape), piece in zip(members, pieces, strict=True):
-        yield name, piece if len(shape) == 1 else op.Reshape(piece, list(shape))
-
-
-def joined_vector(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
-    """Return the vector in which these arrays lie one after the other."""
-    flat = [op.Reshape(value, [-1]) for value in values]
-    return op.Concat(*flat, axis=0) if len(flat) > 1 else flat[0]
-
-
 def _is_double(node: ir.Node) -> bool:
     """Return True if a node of the step computes in float64."""
     to = node.attributes.get("to")
     double = to is not None and to.as_int() == ir.DataType.DOUBLE
     return double or any(value is not None and value.dtype == ir.DataType.DOUBLE for value in node.inputs)
-
-
-# The forward and backward pass that a training step begins with, over all rows of the step.
-
-
-@dataclass(frozen=True, eq=False)
-class StepPass:
-    """The graph of a pass.
-
-    Attributes
-    ----------
-    model : onnx_ir.Model
-    random : tuple of str
-        Its inputs for uniform random numbers.
-    drops : bool
-        Whether it reads a factor of dropout.
-    occurs : mapping of str to str
-        Of the matrices whose rows are updated only where they occur: the outputs that say which.
-    """
-
-    model: ir.Model
-    random: tuple[str, ...]
-    drops: bool
-    occurs: Mapping[str, str]
-
-
-def step_pass(source: ExportSource) -> StepPass:
-    """Return the pass over the minibatches of a step."""
-    parts = source.parts
-    settings, rows = replace(parts.settings, engine="portable"), parts.batch // source.minibatches
-    lazy = settings.lazy_rows
-    program = pass_program(PassSource(parts.model, settings, parts.parameters, parts.frozen, rows, adds_rows=lazy))
-    inputs = [value.name or "" for value in program.random]
-    random, model = tuple(name for name in inputs if name != FACTOR), from_bytes(program.graph)
-    occurs, kind = dict[str, str](), ir_type(parts.parameters.vector.dtype)
-    if lazy:
-        graph = training_graph(parts.model, settings, parts.frozen, rows)
-        products = take_first_products(graph, parts.sparse)
-        occurs |= return_occurring_columns(model, products, parts.parameters.names, kind)
-    occurs |= return_rows_added_up(model, program.lookups, kind)
-    if source.minibatches > 1:
-        model = pass_of_group(model, _roles_in_pass(source, random, occurs), source.minibatches)
-    return StepPass(model, random, FACTOR in inputs, occurs)
-
-
-def _roles_in_pass(source: ExportSource, random: tuple[str, ...], occurs: Mapping[str, str]) -> PassRoles:
-    own, layout = source.parts.model, source.parts.parameters
-    by_row = (*(spec.name for spec in own.inputs), TARGET, WEIGHT)
-    statistics = {name: own.running_statistics[name] for name in layout.running_statistics}
-    return PassRoles(by_row, WEIGHT, random, statistics, frozenset(occurs.values()))

@@ -1,7 +1,9 @@
-"""Training graphs in ONNX's own form: an inference graph with ``training_info``, which holds a training step.
+"""Training steps in ONNX's own form: a model whose ``training_info`` holds the step beside the inference graph.
 
-A step runs the nodes of both graphs as one graph. The algorithm reads rows of data and weights by their names in the
-inference graph; its own initializers are the optimizer's state. Bindings say which initializers the outputs replace.
+``training_model`` writes it, ``read_training_model`` reads it. A step runs the nodes of both graphs as one graph: the
+algorithm in ``training_info`` reads data and weights by their names in the inference graph, and its own initializers
+are the optimizer's state. Bindings name the output that replaces each initializer. Each weight is therefore an array of
+its own here, where the other exports have one vector of all parameters.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from .._ir.protobuf import to_proto
 from .._utils.errors import refusing
 from ..exceptions import ModelError
 from ..graph import GraphBuilder, new_graph
-from .folder import compact_proto, require_own_graph, require_state
+from .folder import require_own_graph, require_state
+from .graphs import compact_proto
 from .manifest import manifest_of, read_manifest
-from .source import AVERAGE, PARAMETERS, STATISTICS, ExportSource, StateTensor
-from .step_graph import StepGraph, cut_members, joined_vector, step_graph
+from .source import AVERAGE, PARAMETERS, STATISTICS, ExportSource, StateTensor, cut_members, joined_vector
+from .step_graph import StepGraph, step_graph
 
 KEY = "onnxtrain_sklearn.training"
 """Key of the manifest in the metadata of the model."""
@@ -44,6 +47,7 @@ def training_model(source: ExportSource, inference: onnx.ModelProto) -> onnx.Mod
     kind = ir.DataType.from_numpy(source.parts.parameters.vector.dtype)
     held = {tensor.name for tensor in graph.initializer if tensor.data_type == kind}
     step = _with_named_weights(source, step_graph(source), held)
+    # Both graphs become one, so no value of the algorithm may have a name of the inference graph by accident.
     taken = {
         *held,
         *(v.name for v in graph.input),
@@ -72,7 +76,7 @@ def training_model(source: ExportSource, inference: onnx.ModelProto) -> onnx.Mod
 
 
 def _with_named_weights(source: ExportSource, step: StepGraph, held: set[str]) -> StepGraph:
-    """Return the step with an array for each weight in place of the vectors of those that the inference graph holds."""
+    """Return the step with an array for each weight of the inference graph in place of their vectors."""
     layout, graph = source.parts.parameters, step.model.graph
     op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(layout.vector.dtype), prefix="named")
     predicts = AVERAGE if any(one.role == AVERAGE for one in step.state) else PARAMETERS
@@ -114,7 +118,7 @@ def _with_arrays(op: GraphBuilder, vector: StateTensor, views: Mapping[str, np.n
 
 
 def _require_names_apart(step: StepGraph, taken: set[str]) -> None:
-    """Raise if inputs or outputs of the algorithm have names of values of the inference graph."""
+    """Raise if an input or output of the algorithm is named like another value of the inference graph."""
     shared = {*step.data, *(one.name for one in step.state)}
     values = [*step.model.graph.inputs, *step.model.graph.outputs]
     if clash := [v.name for v in values if v.name in taken and v.name not in shared]:
@@ -125,7 +129,7 @@ def _require_names_apart(step: StepGraph, taken: set[str]) -> None:
 
 
 def _require_one_opset(model: onnx.ModelProto, algorithm: onnx.ModelProto) -> None:
-    """Raise unless the step needs operators of the default domain alone, in the opset of the inference graph."""
+    """Raise unless the step uses only operators of the default domain, in the opset of the inference graph."""
     versions = {one.domain: one.version for one in model.opset_import}
     for one in algorithm.opset_import:
         if one.domain or versions.get("") != one.version:
@@ -147,7 +151,7 @@ def _move_state(algorithm: onnx.GraphProto, step: StepGraph, held: set[str], dat
 
 
 def _initial_values(state: list[StateTensor]) -> ir.Model:
-    """Return the graph without inputs that gives the optimizer's state before the first step."""
+    """Return the graph, without inputs, that computes the optimizer's state before the first step."""
     op = new_graph([], ir.DataType.FLOAT, "initialization")
     op = GraphBuilder(op.graph, prefix="initialization", constant_nodes=True)
     for one in state:
@@ -191,7 +195,7 @@ def read_training_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], d
 
 
 def _combined_graph(model: onnx.ModelProto, state: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
-    """Return the graph of the algorithm behind the inference graph, which has the state as inputs."""
+    """Return the nodes of the inference graph and of the algorithm as one graph, with the state as inputs."""
     result, algorithm = _with_inputs(model, state), model.training_info[0].algorithm
     graph = result.graph
     graph.node.extend(algorithm.node)

@@ -37,17 +37,7 @@ from .._utils.typing import Container, Estimator, Operator, Parsers, Scope, Vari
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
 from . import skl2onnx_bridge
-from .converters import (
-    gaussian_process,
-    kernels,
-    linear,
-    meta,
-    neighbors,
-    outlier_detectors,
-    preprocessing,
-    svm,
-    trees,
-)
+from .converters import gaussian_process, kernels, linear, meta, neighbors, preprocessing, svm, trees
 from .converters.context import ConversionRecord, Converter, Source, labels
 from .converters.trees import encoder_of_text
 from .corrections import repair, why_unconverted
@@ -64,7 +54,6 @@ CONVERTERS: dict[type, Converter] = {
     **linear.CONVERTERS,
     **kernels.CONVERTERS,
     **neighbors.CONVERTERS,
-    **outlier_detectors.CONVERTERS,
     **svm.CONVERTERS,
 }
 """The converters by class; each comes before the one of skl2onnx."""

@@ -243,9 +243,7 @@ def _refuse_imputed_text(users: Sequence[_FirstSteps]) -> None:
 def _refuse_hidden_text(estimator: Estimator, users: Sequence[_FirstSteps]) -> None:
     """Refuse encoders of text that follow other steps, whose effect on the text has no ONNX form."""
     first = {id(step) for user in users for step in user.steps}
-    # A histogram booster that takes the columns first has an encoder of its own within.
-    boosters = [step for user in users for step in user.steps[:1] if categories_by_column(step)]
-    first |= {id(part) for step in boosters for _, part in walk(step)}
+    first |= {id(part) for user in users for step in user.steps[:1] for part in _own_encoders(step)}
     for _, part in walk(estimator):
         categories = getattr(part, "categories_", ())
         if id(part) not in first and any(
@@ -255,3 +253,8 @@ def _refuse_hidden_text(estimator: Estimator, users: Sequence[_FirstSteps]) -> N
                 f"{type(part).__name__} encodes text, but is not the first to take these columns. Encode them in a "
                 f"ColumnTransformer that begins the pipeline, after an imputer at most."
             )
+
+
+def _own_encoders(step: Estimator) -> list[Any]:
+    """Return the encoder of a histogram booster, with what it is within."""
+    return [part for _, part in walk(step)] if categories_by_column(step) else []

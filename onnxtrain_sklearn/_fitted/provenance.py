@@ -109,9 +109,7 @@ def named(
         attribute, form = (source.attribute, source.form) if source else _found(tracer, name, path, owner, value, role)
         if role is None and not attribute:
             continue
-        stem = _dotted(attribute) if attribute else role.role if role else name
-        if attribute and form == "logarithm":
-            stem = f"log_{stem}"
+        stem = _stem(attribute, form) if attribute else role.role if role else name
         new = Names(model.graph.initializers).free(f"{_prefix(root, path, owner)}.{stem}", 2)
         _rename(model.graph, name, new)
         if form in COMPUTED:
@@ -153,11 +151,7 @@ def _equal_attributes(owner: Estimator, array: np.ndarray) -> list[tuple[Path, s
         for form, (there, _) in FORMS.items()
         if _equal_in_form(there, numbers, array)
     ]
-
-    def is_private(one: tuple[Path, str]) -> bool:
-        return next(part for part in reversed(one[0]) if isinstance(part, str)).startswith("_")
-
-    return sorted(found, key=is_private)
+    return sorted(found, key=lambda one: _last(one[0]).startswith("_"))
 
 
 def _equal_in_form(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, array: np.ndarray) -> bool:
@@ -167,12 +161,20 @@ def _equal_in_form(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray
     return same_shape and np.allclose(formed.reshape(array.shape), array, rtol=1e-6, atol=0, equal_nan=False)
 
 
+def _last(path: Path) -> str:
+    return next(part for part in reversed(path) if isinstance(part, str))
+
+
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(n for n in shape if n != 1)
 
 
 def _dotted(path: Path) -> str:
     return ".".join(str(part).strip("_") if isinstance(part, str) else str(part) for part in path)
+
+
+def _stem(attribute: Path, form: str) -> str:
+    return f"log_{_dotted(attribute)}" if form == "logarithm" else _dotted(attribute)
 
 
 def _prefix(root: Estimator, path: Path, owner: Estimator) -> str:

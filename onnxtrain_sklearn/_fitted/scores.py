@@ -134,10 +134,8 @@ def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | 
         _expose_exponential(model.graph)
         return
     output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
-    shown, found = _single_column(output), activation_of(output)
-    # Take logarithms of probabilities only where the graph computes no scores upstream: logarithms saturate.
-    has_scores = found is not None and (found.link == "softmax" or found.paired)
-    if shown is None and probabilities and not has_scores:
+    shown = _single_column(output)
+    if shown is None and probabilities and not _has_scores(output):
         shown = copy_type(op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1), output)
     elif shown is None and margin is not None and (dims(output) or [0])[-1] == 2:
         shown = op.Gather(output, np.array([margin]), axis=1)
@@ -146,6 +144,12 @@ def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | 
         model.graph.outputs[0] = shown
         model.graph.sort()
         keep_outputs(model, model.graph.outputs)
+
+
+def _has_scores(output: ir.Value) -> bool:
+    """Return True if the graph computes the scores behind probabilities, whose logarithms saturate; scores do not."""
+    found = activation_of(output)
+    return found is not None and (found.link == "softmax" or found.paired)
 
 
 def _fold_factor(graph: ir.Graph) -> None:
@@ -215,7 +219,7 @@ def _is_negation(value: ir.Value | None, of: ir.Value | None) -> bool:
 
 # Classifiers that predict several labels per row: one matrix of scores for all labels.
 #
-# Converters return the labels as a sequence, as one tensor of rank 3, or as columns of a matrix. Here the scores before
+# Converters return the labels as a sequence, as one tensor of rank 3, or as columns of a matrix. Here the scores behind
 # them are found, as for a single label, and concatenated.
 
 
@@ -260,7 +264,7 @@ def end_in_scores_of_labels(
     probable: bool,
     machine: bool = False,
 ) -> None:
-    """Change the graph to end in the scores of the columns of each label, of which there are as many as classes."""
+    """Change the graph to end in the scores behind the columns of each label, of which there are as many as classes."""
     if indicators:
         columns = [_logit(op, place) if probable else _margin(op, place) for place in places]
     else:
@@ -349,12 +353,11 @@ def _before(op: GraphBuilder, value: ir.Value, i: int) -> tuple[ir.Value, int] |
     if node is None or node.domain:
         return None
     settings = [None if x is None else constant(x) for x in node.inputs[1:]]
-    starts, step = settings[0] if settings else None, settings[2] if len(settings) == 3 else None
-    if node.op_type == "Slice" and starts is not None and step is not None and step.ravel().tolist() == [1]:
-        return _input(value), int(starts.item()) + i
+    if node.op_type == "Slice" and len(settings) == 3 and _is(settings[2], 1) and settings[0] is not None:
+        return _input(value), int(settings[0].item()) + i
     by_columns = attribute(node, "axis", 0) in (1, -1)
-    if node.op_type == "Gather" and by_columns and starts is not None:
-        return _input(value), int(starts.ravel()[i])
+    if node.op_type == "Gather" and by_columns and settings[0] is not None:
+        return _input(value), int(settings[0].ravel()[i])
     if node.op_type != "Concat" or not by_columns:
         return None
     for part in node.inputs:
@@ -363,6 +366,10 @@ def _before(op: GraphBuilder, value: ir.Value, i: int) -> tuple[ir.Value, int] |
             return None if part is None or width is None else (part, i)
         i -= width
     return None
+
+
+def _is(setting: np.ndarray | None, number: int) -> bool:
+    return setting is not None and setting.ravel().tolist() == [number]
 
 
 def _known_width(op: GraphBuilder, value: ir.Value | None) -> int | None:

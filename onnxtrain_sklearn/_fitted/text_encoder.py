@@ -111,14 +111,11 @@ def _split_off_encoder(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
     what makes text, is none.
     """
     nodes = _before_numbers(whole.model.graph, whole.parameters)
-    made = [v for node in nodes for v in node.outputs if not _is_constant(v)]  # both parts have copies of constants
-    border = {v.name for v in made if any(user not in nodes for user, _ in v.uses())}
+    border = {v.name for node in nodes for v in node.outputs if _is_read_outside(v, nodes)}
     encoder, rest = whole.model.clone(), whole.model.clone()
     keep_outputs(encoder, [v for v in _computed_values(encoder.graph) if v.name in border], inputs=True)
     for value in [v for v in _computed_values(rest.graph) if v.name in border]:
-        sizes = [None, None] if value.shape is None else list(value.shape)  # encoders make matrices
-        inner = (d if isinstance(d, int) else None for d in sizes[1:])
-        read_as_input(rest.graph, value, ir.Shape([ir.SymbolicDim("N"), *inner]))
+        read_as_input(rest.graph, value, _varying_rows(value))
     keep_outputs(rest, rest.graph.outputs, inputs=True)
     frozen, left = encoder.graph.initializers, rest.graph.initializers
     parameters = tuple(name for name in whole.parameters if name in left and name not in frozen)
@@ -127,13 +124,7 @@ def _split_off_encoder(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
 
 def _before_numbers(graph: ir.Graph, trained: Collection[str]) -> set[ir.Node]:
     """Return the nodes that read or compute text, those before them, and those that depend only on these."""
-    texts = {v for v in graph.inputs if v.dtype is ir.DataType.STRING}
-    nodes = set[ir.Node]()
-    for node in graph:
-        if any(v.dtype is ir.DataType.STRING for v in node.outputs) or texts & set(reads(node)):
-            nodes.add(node)
-            # Results of other domains have no types: they may be text.
-            texts |= {v for v in node.outputs if v.dtype in (ir.DataType.STRING, None)}
+    nodes = _on_text(graph)
     front = list(nodes)
     while front:
         makers = {maker for v in reads(front.pop()) if (maker := v.producer()) is not None} - nodes
@@ -142,6 +133,17 @@ def _before_numbers(graph: ir.Graph, trained: Collection[str]) -> set[ir.Node]:
     for node in graph:
         if node not in nodes and _depends_on(node, nodes, trained):
             nodes.add(node)
+    return nodes
+
+
+def _on_text(graph: ir.Graph) -> set[ir.Node]:
+    texts = {v for v in graph.inputs if v.dtype is ir.DataType.STRING}
+    nodes = set()
+    for node in graph:
+        made = [v for v in node.outputs if v.dtype is ir.DataType.STRING]
+        if made or texts & set(reads(node)):
+            nodes.add(node)
+            texts |= {v for v in node.outputs if v.dtype in (ir.DataType.STRING, None)}  # other domains have no types
     return nodes
 
 
@@ -158,5 +160,15 @@ def _is_constant(value: ir.Value) -> bool:
     return value.is_initializer() if node is None else node.op_type == "Constant"
 
 
+def _is_read_outside(value: ir.Value, nodes: Collection[ir.Node]) -> bool:
+    """Return True if nodes other than ``nodes`` read a value; constants belong to both sides."""
+    return not _is_constant(value) and any(user not in nodes for user, _ in value.uses())
+
+
 def _computed_values(graph: ir.Graph) -> list[ir.Value]:
     return [v for node in graph for v in node.outputs]
+
+
+def _varying_rows(value: ir.Value) -> ir.Shape:
+    sizes = [None, None] if value.shape is None else list(value.shape)  # encoders make matrices
+    return ir.Shape([ir.SymbolicDim("N"), *(d if isinstance(d, int) else None for d in sizes[1:])])

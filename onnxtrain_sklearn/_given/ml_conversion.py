@@ -1,4 +1,4 @@
-"""Make a fitted model that was given as an ONNX file trainable: :func:`fitted_file`.
+"""Make a fitted model that was given as an ONNX file trainable.
 
 The graph becomes trainable as a fitted scikit-learn model does: it is pruned to its scores, its operators are
 rewritten, and its probabilities are replaced by scores. The labels of the classes, the decision rule, and whether the
@@ -60,14 +60,6 @@ from .ml_files import (
     trained_output_of,
 )
 
-PROBES = 16
-"""Number of random rows to test whether an output holds probabilities."""
-
-_WITHOUT_GRADIENT = (
-    "Output {name!r} of the graph holds no number that it has a gradient for: it changes in steps, as counts of "
-    "neighbors and of votes do, or not at all."
-)
-
 
 def fitted_file(
     given: ir.Model, output: str | None, zipped: Sequence[np.ndarray | None] = ()
@@ -121,7 +113,7 @@ def fitted_file(
 
 
 def _plain_file_of_text(given: ir.Model, output: str | None) -> tuple[TrainableModel, FittedFile]:
-    """Return the network downstream of the text of a graph, and the table that it takes."""
+    """Return the network of a graph behind what it makes of text, and the table that it takes."""
     model = given.clone()
     final = trained_output_of(model.graph, output)
     keep_outputs(model, [final], inputs=True)
@@ -228,6 +220,16 @@ def _is_row_of_labels(label: ir.Value) -> bool:
     return held is not None and held.ndim == 1
 
 
+PROBES = 16
+"""Number of random rows to test whether an output holds probabilities."""
+
+
+_WITHOUT_GRADIENT = (
+    "Output {name!r} of the graph holds no number that it has a gradient for: it changes in steps, as counts of "
+    "neighbors and of votes do, or not at all."
+)
+
+
 def _probed(model: ir.Model, label: ir.Value, final: ir.Value) -> tuple[np.ndarray, Any] | None:
     """Return the labels and the trained output for random rows; None if the graph does not run on such."""
     copy, rng = model.clone(), np.random.RandomState(0)
@@ -285,11 +287,15 @@ def plain_value(value: ir.Value) -> ir.Value:
     """Return the value before Identity, Casts to its own type, and multiplications by one."""
     while (node := value.producer()) is not None and not node.domain and (x := node.inputs[0]) is not None:
         same = node.op_type == "Identity" or (node.op_type == "Cast" and x.dtype == value.dtype and is_float(x))
-        factor = constant_of(node.inputs[1]) if node.op_type == "Mul" else None
-        if not same and (factor is None or factor.ravel().tolist() != [1.0]):
+        if not same and not _is_times_one(node):
             break
         value = x
     return value
+
+
+def _is_times_one(node: ir.Node) -> bool:
+    factor = constant_of(node.inputs[1]) if node.op_type == "Mul" else None
+    return factor is not None and factor.ravel().tolist() == [1.0]
 
 
 def narrow_selected_doubles(graph: ir.Graph) -> None:

@@ -49,7 +49,7 @@ class FittedFile(FittedModel):
     labels : tuple of ndarray or None
         The classes of each of several labels a row.
     is_plain : bool
-        Whether it is a graph of a network that reads text, which tells nothing about labels.
+        Whether it is a graph of a network behind text, which tells nothing about labels.
     compared : FileCompared or None
         What was compared of the graph as it was read with the file as given.
     """
@@ -70,7 +70,7 @@ class FittedFile(FittedModel):
 
 
 def is_fitted_graph(model: ir.Model, output: str | None) -> bool:
-    """Return True if a graph has ai.onnx.ml operators, trains downstream of text, or takes a raw table."""
+    """Return True if a graph has ai.onnx.ml operators, trains behind text, or is of an estimator for raw tables."""
     return _has_operators_of_models(model) or is_plain_graph_of_text(model, output)
 
 

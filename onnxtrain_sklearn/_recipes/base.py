@@ -1,58 +1,54 @@
-"""Base class of the estimators for raw tables: parameters, preprocessing, training, one graph that predicts.
+"""Base classes of the recipes: ``fit``, ``predict`` and exports of an estimator that takes raw tables.
 
-What is fitted is the graph alone: pickles hold its bytes, ``predict`` runs it, and ``to_onnx`` returns it. A recipe
-says how numbers are scaled and which network is trained by which settings.
+``fit`` reads the table (``raw_table``), lets ``ensemble`` train the networks, each behind a ``preprocessing`` of its
+own, and keeps the graph of all of them. That graph is the whole fitted model: pickles hold its bytes, ``predict`` runs
+it, and ``to_onnx`` returns it. A recipe (``realmlp``, ``tabm``) says how numbers are scaled and which network is
+trained by which settings; its parameters are declared in ``parameters``.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import ArrayLike
-from sklearn.base import clone
+from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin, clone
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
-from .._data.targets import Targets, row_weights
-from .._estimators import parameters
+from .._data.inputs import prediction_type
+from .._data.targets import Targets, class_targets, regression_targets, row_weights
 from .._estimators.parameters import CallbackSupportMixin, DeclaredEstimator
 from .._estimators.pickling import resumed_device
 from .._estimators.scoring import Scoring
 from .._estimators.transaction import raise_or_warn
-from .._export.folder import require_known_form, training_folder, write_folder
+from .._export.folder import training_folder, write_folder
+from .._export.graphs import require_known_form
 from .._fitted.skl2onnx_bridge import register_waiting
 from .._inference.predictor import Predictor, prediction_graph
 from .._model.links import Task
 from .._ort import devices, sessions
 from .._ort.devices import Device
 from .._training.history import EpochRows
-from .._utils.declared import Parameter, switch
 from .._utils.errors import refusing
-from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Sizes
-from .._utils.typing import MatrixLike
-from ..losses import LogLoss
-from ..models.tabular import RealMLP, TabM
-from .members import (
+from .._utils.typing import ClassWeight, MatrixLike
+from .ensemble import (
     MemberRecipe,
     MemberTasks,
     MemberTraining,
     Network,
     PreparedMember,
     TableExamples,
-    TrainedMembers,
     epochs_of,
     prepared_members,
     train_members,
 )
 from .preprocessing import Preprocessing
-from .tables import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
+from .raw_table import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
 from .training_files import source_of_networks, untrained_networks
 
 if TYPE_CHECKING:
@@ -60,12 +56,18 @@ if TYPE_CHECKING:
 
 
 DEFAULT_SCORING: Mapping[Task, Scoring] = {"binary": "accuracy", "multiclass": "accuracy", "multilabel": "neg_log_loss"}
-"""Scores of classes. All labels of a row are rarely right where there are many: that share would tell epochs apart by
-chance, or not at all."""
+"""Scores of held-out rows by task, for ``scoring=None``; a regressor uses R².
+
+Several labels take the log loss: their accuracy counts rows whose labels are all right, which are too few to tell the
+epochs apart where there are many labels."""
 
 
 class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
-    """An estimator that takes a raw table."""
+    """Base class of the recipes; :class:`ClassifierRecipe` and :class:`RegressorRecipe` add targets and predictions.
+
+    A recipe sets the class attributes ``_scaling`` (a name in ``SCALINGS``), ``_drops_constants`` (True: columns of a
+    single number are left out) and ``_early_stopping`` (that of its networks), and implements :meth:`_network`.
+    """
 
     categorical_features: CategoricalFeatures
     n_ensembles: int
@@ -91,14 +93,14 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
 
     @abstractmethod
     def _encode(self, y: ArrayLike) -> Targets:
-        """Return the targets."""
+        """Return the targets as class indices or numbers."""
 
     @abstractmethod
     def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> Network:
         """Return the estimator to train on ``n_rows`` rows of the preprocessed table."""
 
     def fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Fit the preprocessing and train the network.
+        """Fit the preprocessing and train the networks.
 
         Parameters
         ----------
@@ -140,7 +142,8 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
     def _fit(
         self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None, tasks: MemberTasks
     ) -> KeyboardInterrupt | None:
-        """Fit; return the interrupt that ended the training early."""
+        """Read the data, train, and set the fitted attributes; return the interrupt that ended training early."""
+        # Read and validate the data.
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         table = read_table(self, X, reset=True)
@@ -150,30 +153,16 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         check_consistent_length(table.columns[0], targets.values)
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
         device = devices.resolve_device(self.device)
-        examples = TableExamples(table, categorical, targets, weights)
-        training = MemberTraining(self._early_stopping, self._watched(targets), tasks.fit)
-        trained = train_members(self._members(examples), training, examples, device)
-        self._keep(examples, trained, device)
-        return trained.interrupted
-
-    def _members(self, examples: TableExamples) -> Iterator[PreparedMember]:
-        """Yield the networks to train."""
-        recipe = MemberRecipe(self._scaling, self._drops_constants, self._network)
-        shares = self.n_ensembles, self.validation_fraction
-        return prepared_members(recipe, examples, *shares, examples.generator(self))
-
-    def _watched(self, targets: Targets) -> Scoring | None:
-        """Return the score on the rows held out; the recipes' authors watch the accuracy, not the loss."""
-        if self.scoring is None:
-            return DEFAULT_SCORING.get(targets.task)
-        if self.validation_fraction is None:
+        # Train. The authors of both recipes choose the epoch by the accuracy, not by the loss.
+        if self.scoring is not None and self.validation_fraction is None:
             raise ValueError(
                 f"scoring={self.scoring!r} needs rows that are held out: set validation_fraction, 0.2 for example."
             )
-        return self.scoring
-
-    def _keep(self, examples: TableExamples, trained: TrainedMembers, device: Device) -> None:
-        """Set the fitted attributes, all at once."""
+        scoring = DEFAULT_SCORING.get(targets.task) if self.scoring is None else self.scoring
+        examples = TableExamples(table, categorical, targets, weights)
+        training = MemberTraining(self._early_stopping, scoring, tasks.fit)
+        trained = train_members(self._members(examples), training, examples, device)
+        # Set all fitted attributes at once: an error or an interrupt before this line leaves none of them behind.
         networks = trained.networks
         vars(self).update(
             _graph=trained.graph.content,
@@ -191,10 +180,17 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         )
         if examples.classes is not None:
             self.classes_, self._task = examples.classes, examples.targets.task
+        return trained.interrupted
+
+    def _members(self, examples: TableExamples) -> Iterator[PreparedMember]:
+        """Yield the networks to train."""
+        recipe = MemberRecipe(self._scaling, self._drops_constants, self._network)
+        shares = self.n_ensembles, self.validation_fraction
+        return prepared_members(recipe, examples, *shares, examples.generator(self))
 
     @property
     def history_(self) -> EpochRows:
-        """A dict for each epoch of each network, as that of the networks; ``network`` is its number."""
+        """A dict for each epoch of each network: the keys of a network's history, and ``network``, its number."""
         if "loss_curves_" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'history_': it is not fitted.")
         return EpochRows(map(dict, self._epochs))
@@ -255,7 +251,7 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         True
         """
         require_known_form(form, target)
-        twin = clone(self)
+        twin = clone(self)  # reading the table sets n_features_in_ and feature_names_in_
         twin.check_declared()
         networks = list(untrained_networks(twin, X, y))
         with refusing("The training graphs cannot be made"):
@@ -263,13 +259,14 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         write_folder(content, folder)
 
     def _predict(self, X: MatrixLike, output: int) -> np.ndarray:
-        """Return an output of the graph for the rows of a table."""
+        """Return an output of the graph, by its index, for the rows of a table."""
         check_is_fitted(self)
         table = read_table(self, X, reset=False)
         rows = len(table)
-        # onnxruntime multiplies one row alone by another kernel, whose last bit differs: two rows are as any others.
+        # onnxruntime multiplies a single row by another kernel, which may differ in the last bit. Predicting the row
+        # twice gives it the bits that it has among other rows.
         columns = self._inputs.columns(table.rows(np.zeros(2, int)) if rows == 1 else table)
-        key = sessions.forks()
+        key = sessions.forks()  # a forked process cannot use the sessions of its parent
         if key not in self._predictors:
             graph = vars(self).get("_prediction") or prediction_graph(ir.from_proto(self.to_onnx()))
             self._predictors[key] = Predictor(graph, self._device, None, width=self._inputs.width)
@@ -302,7 +299,7 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
     def __setstate__(self, state: dict[str, object]) -> None:
         """Restore a copy; if its device is missing, it continues on the CPU."""
         super().__setstate__(state)
-        register_waiting()  # so that skl2onnx, imported by now, converts what is loaded here
+        register_waiting()  # where skl2onnx was imported meanwhile, it can convert the loaded estimator
         if "_device" in vars(self):
             self._device = resumed_device(self, self._device)
 
@@ -315,115 +312,79 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         return tags
 
 
-def even_batch(n_rows: int, most: int) -> int:
-    """Return the rows of a minibatch, at most ``most``, that make the fewest steps of about equal size."""
-    return math.ceil(n_rows / math.ceil(n_rows / most))
+class ClassifierRecipe(ClassifierMixin, BaseRecipe):
+    """Base class of the classifiers of raw tables."""
+
+    class_weight: ClassWeight
+    _task: Task
+
+    def predict(self, X: MatrixLike) -> np.ndarray:
+        """Predict labels.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+            Categories that ``fit`` has not seen count as missing.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,), or (n_samples, n_labels) of 0 and 1
+        """
+        return np.asarray(self._predict(X, 0)).astype(self.classes_.dtype)
+
+    def predict_proba(self, X: MatrixLike) -> np.ndarray:
+        """Predict probabilities.
+
+        Parameters
+        ----------
+        X : as in :meth:`predict`
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes)
+            In the order of ``classes_``. For several labels a row, the probability of each that it is 1.
+
+        Notes
+        -----
+        For float32 ``X`` these are the outputs of the graph of :meth:`to_onnx`. For other ``X`` they are float64, and
+        those of classes are divided by their sum in it, which metrics such as the log loss require to be 1.
+        """
+        numbers = self._predict(X, 1).astype(prediction_type(X), copy=False)
+        sums_to_one = numbers.dtype != np.float32 and self._task != "multilabel"
+        return numbers / numbers.sum(axis=1, keepdims=True) if sums_to_one else numbers
+
+    def _encode(self, y: ArrayLike) -> Targets:
+        targets = class_targets(y, None)
+        if targets.task == "multioutput":
+            raise ValueError(
+                f"{type(self).__name__} takes one label a row, or several that are 0 or 1; y holds several of other "
+                f"classes. Wrap it in sklearn.multioutput.MultiOutputClassifier."
+            )
+        return targets
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
 
 
-# The parameters of the recipes: valid values and documentation, declared once.
-#
-# Where a text depends on the estimator, it has a name in braces, which the estimator fills in.
+class RegressorRecipe(MultiOutputMixin, RegressorMixin, BaseRecipe):
+    """Base class of the regressors of raw tables."""
 
+    def predict(self, X: MatrixLike) -> np.ndarray:
+        """Predict numbers.
 
-IN_ALL: Mapping[str, Parameter] = {
-    "n_ensembles": Parameter("int", """
-Models that are trained, each with another validation part, and averaged in one graph.""", (COUNT,)),
-    "validation_fraction": Parameter("float or None", """
-Share of the rows that each model holds out, at most one half: the epoch that scores best on them (``scoring``) is kept.
-None: nothing is held out, and {unvalidated}.""", (Range(Real, 0, 0.5, closed="right"), None)),
-    "scoring": Parameter("str, callable or None", """
-Score on the rows held out, higher is better: the name of a scorer of scikit-learn (``"neg_mean_absolute_error"``, for
-classes ``"neg_log_loss"`` or ``"roc_auc"``), or a function ``(estimator, X, y) -> float``, which is given a network and
-its preprocessed rows. None: {score}."""),
-    "categorical_features": Parameter('"from_dtype", list or None', """
-Columns that are categories. "from_dtype": text, booleans and pandas categories. A list of names, of indices or a mask
-of all columns; None: no column."""),
-    "random_state": Parameter("int, RandomState or None", """
-Seeds validation parts, initial weights, the order of the rows and dropout."""),
-    **{name: parameters.SHARED[name] for name in ("callbacks", "verbose", "engine", "device")},
-}  # fmt: skip
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+            Categories that ``fit`` has not seen count as missing.
 
-CLASS_WEIGHT: Mapping[str, Parameter] = {
-    "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
-Weight of the rows of each class by label, multiplied with ``sample_weight``. Several labels a row: a list with a dict
-for each, or "balanced"; a row weighs the product of the weights of its labels."""),
-}  # fmt: skip
+        Returns
+        -------
+        ndarray of shape (n_samples,) or (n_samples, n_outputs)
+        """
+        numbers = self._predict(X, 0).astype(prediction_type(X), copy=False)
+        return numbers.ravel() if self.n_outputs_ == 1 else numbers
 
-LABEL_SMOOTHING: Mapping[str, Parameter] = {
-    "label_smoothing": Parameter("float", """
-Share of each target that is spread evenly over the classes, in [0, 1); each of several labels a row has two, 0 and 1.
-With the 0.1 of RealMLP's authors no probability of two classes is learned that is outside of 0.05 to 0.95. 0 is for
-probabilities of rare classes, together with ``scoring="neg_log_loss"``: where the accuracy chooses the epoch, they may
-be near 0 and 1 without reason.""",
-        LogLoss.valid["label_smoothing"]),
-}  # fmt: skip
-
-REALMLP: Mapping[str, Parameter] = {
-    **IN_ALL,
-    "variant": Parameter('{"td", "td-s"}', """
-Settings of the network and of its training. "td": periodic embeddings of numbers, dropout, weight decay. "td-s", the
-simple one: none of them; faster, and a little worse.""", (OneOf(("td", "td-s")),)),
-    "batch_size": Parameter("int", """
-Rows of a minibatch. Each epoch leaves out the rows at the end of its random order that do not fill one.""", (COUNT,)),
-    "hidden_layer_sizes": Parameter("int or sequence of int", "Units of each hidden layer.", (Sizes(),)),
-    "embedding": Parameter("str, Embedding or None", """
-Embedding of the numeric columns. "auto": that of the variant, "periodic" for "td" and none for "td-s";
-"piecewise_linear": better where the effect of a number has steps or edges, as that of a place has, or is one of single
-values, as that of amounts that are mostly 0.""",
-        RealMLP.valid["embedding"]),
-    "learning_rate_init": Parameter('float or "auto"', """
-Largest learning rate of the schedule; "auto": that of the variant, {rate}.""", (POSITIVE, OneOf(("auto",)))),
-    "max_iter": Parameter("int", "Epochs.", (COUNT,)),
-}  # fmt: skip
-
-TABM: Mapping[str, Parameter] = {
-    **IN_ALL,
-    "batch_size": Parameter("int", """
-Rows of a minibatch, at most; an epoch is divided into steps of about equal size.""", (COUNT,)),
-    "n_members": Parameter("int", "Networks that share weights.", TabM.valid["n_members"]),
-    "mini": switch("Whether they share all but a vector in front and the last layer."),
-    "embedding": Parameter("str, Embedding or None", """
-Embedding of the numeric columns: "piecewise_linear" is the one that TabM's authors take.""", TabM.valid["embedding"]),
-    "hidden_layer_sizes": Parameter('int, sequence of int or "auto"', """
-Units of each hidden layer; "auto": three layers of 512, or two behind an embedding.""",
-        TabM.valid["hidden_layer_sizes"]),
-    "dropout": Parameter("float", "Share of the hidden units that a training step leaves out.", TabM.valid["dropout"]),
-    "learning_rate_init": Parameter("float", "The learning rate, which is constant.", (POSITIVE,)),
-    "weight_decay": Parameter("float", "Decoupled decay of the weights.", (NOT_NEGATIVE,)),
-    "max_iter": Parameter("int", """
-Epochs, at most: training ends when the validation score has not risen for ``n_iter_no_change`` epochs.""", (COUNT,)),
-    "n_iter_no_change": Parameter("int", "The patience.", (COUNT,)),
-}  # fmt: skip
-
-_CLASSES = """\
-classes_ : ndarray of shape (n_classes,)
-    Sorted labels; for several labels a row, their indices.
-"""
-
-_ATTRIBUTES = """\
-n_features_in_ : int
-    Columns of ``X``.
-feature_names_in_ : ndarray of str
-    Names of the columns, where ``X`` has them.
-n_outputs_ : int
-    Scores a row.
-n_iter_ : int
-    Epochs trained.
-loss_curves_, validation_scores_ : list of list of float
-    Mean loss of each epoch and score on the validation part, a list for each network.
-history_ : list of dict
-    A dict for each epoch: ``network``, its number, ``epoch``, ``loss``, ``validation_score``, ``seconds`` and others;
-    ``history_.to_frame()`` returns a pandas DataFrame.
-engine_, device_ : str
-    What was used.
-model_ : onnx.ModelProto
-    The graph, as :meth:`to_onnx` returns it."""
-
-FOR_CLASSES: Mapping[str, str] = {
-    "attributes": f"Attributes\n----------\n{_CLASSES}{_ATTRIBUTES}",
-    "score": 'the accuracy; for several labels a row "neg_log_loss"',
-}
-"""What the documentation of a classifier says in place of names in braces."""
-
-FOR_NUMBERS: Mapping[str, str] = {"attributes": f"Attributes\n----------\n{_ATTRIBUTES}", "score": "R²"}
-"""The same for a regressor."""
+    def _encode(self, y: ArrayLike) -> Targets:
+        return regression_targets(y)

@@ -1,4 +1,7 @@
-"""Preprocess raw tables: fitted in NumPy, one ONNX graph that is applied to training data and exported.
+"""Preprocessing of raw tables: codes for categories, medians for missing numbers, and the scaling of numbers.
+
+``fit_preprocessing`` learns it in NumPy. The ``Preprocessing`` that it returns applies it as one ONNX graph, to
+training data and to data to predict, and recipes put the same operators in the graph that they export.
 
 The graph makes a float32 matrix: the scaled numbers, then integer codes of the categories. Code 0 stands for a missing
 or unseen category, the others for the sorted categories of the training data. A missing number becomes the median; a
@@ -7,71 +10,62 @@ column that had missing numbers in training gets a further column of codes: 1 fo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from .._data.columns import Column
-from .._data.statistics import Extremes, LabelCounts, Moments, exact_quantiles
+from .._data.statistics import LabelCounts, exact_quantiles
 from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
 from .._ort import sessions
 from .._ort.devices import Device
 from .._utils.cache import Cache
 from ..graph import GraphBuilder
-from .tables import RawTable
+from .raw_table import RawTable
+from .scaling import FittedNumbers, Scaling
+
+
+def fit_preprocessing(
+    table: RawTable,
+    categorical: tuple[bool, ...],
+    scaling: type[Scaling],
+    rng: np.random.RandomState,
+    *,
+    drops_constants: bool = False,
+) -> Preprocessing:
+    """Return the preprocessing, fitted to all rows of a table.
+
+    ``drops_constants`` leaves out numeric columns of a single number, as long as another column remains.
+    """
+    arrays = {i: column for i, column in enumerate(table.columns) if not categorical[i]}
+    # fitted to the float32 numbers that the graph is given, in double precision
+    numbers = {i: _as_numbers(table.names[i], a).astype(np.float32).astype(np.float64) for i, a in arrays.items()}
+    middle = np.array([0.5])
+    medians = {
+        i: float(exact_quantiles(a[:, np.newaxis]).at(middle).astype(np.float32)[0, 0]) for i, a in numbers.items()
+    }
+    medians = {i: 0.0 if np.isnan(median) else median for i, median in medians.items()}  # a column without a number
+    filled = {i: np.where(np.isnan(column), medians[i], column) for i, column in numbers.items()}
+    varying = {i: column for i, column in filled.items() if column.min() < column.max()}
+    categories = tuple(_categories(i, table) for i in range(len(table.names)) if categorical[i])
+    kept = varying if drops_constants and (varying or categories) else filled
+    return Preprocessing(
+        names=table.names,
+        numbers=tuple(kept),
+        fill=np.array([medians[i] for i in kept]),
+        scaling=scaling.fit(np.stack(list(kept.values()), axis=1), rng) if kept else None,
+        gaps=tuple(j for j, i in enumerate(kept) if np.isnan(numbers[i]).any()),
+        categories=categories,
+    )
+
 
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
+
 MATRIX = "X"
 """The input of graphs for tables without text."""
-
-
-@dataclass(frozen=True)
-class Categories:
-    """The categories of a column: text, or numbers in float32.
-
-    Attributes
-    ----------
-    place : int
-        Index of the column in the table.
-    known : tuple of str, or tuple of float
-        In ascending order; the codes are 1, 2, ...
-    missing : str or None
-        What stands for missing text in the graph; None for numbers, where NaN does.
-    """
-
-    place: int
-    known: tuple[Any, ...]
-    missing: str | None
-
-    @property
-    def size(self) -> int:
-        """Number of codes, that of missing and unseen values included."""
-        return len(self.known) + 1
-
-    def values(self, name: str, column: np.ndarray) -> np.ndarray:
-        """Return the column as the graph takes it: text, or float32."""
-        if self.missing is None:
-            return _as_numbers(name, column).astype(np.float32)
-        texts = [value if type(value) is str else self._text(name, value) for value in column.tolist()]
-        return np.array(texts, object)
-
-    def _text(self, name: str, value: object) -> str:
-        if value is None or value != value:  # NaN
-            return self.missing or ""
-        if not isinstance(value, str):
-            raise ValueError(f"Column {name!r} of X was text when the estimator was fitted, and holds {value!r} now.")
-        return value
-
-    def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
-        """Append the codes of a column of shape (N, 1), as float32."""
-        keys = self.known or (0.0 if self.missing is None else self.missing,)  # operators take no empty table
-        codes = [float(i + 1) for i in range(len(self.known))] or [0.0]
-        table: dict[str, Any] = {f"keys_{'floats' if self.missing is None else 'strings'}": list(keys)}
-        return op.emit("LabelEncoder", x, domain=ML_DOMAIN, default_float=0.0, values_floats=codes, **table)[0]
 
 
 @dataclass
@@ -88,7 +82,7 @@ class Preprocessing:
         The medians of these columns, which replace missing numbers.
     scaling : Scaling
     gaps : tuple of int
-        Which of the numeric columns had missing numbers.
+        Those of the numeric columns that had missing numbers, as indices into ``numbers``.
     categories : tuple of Categories
     """
 
@@ -136,7 +130,7 @@ class Preprocessing:
 
     def transform(self, table: RawTable, device: Device) -> np.ndarray:
         """Return the float32 matrix of a table."""
-        key = sessions.forks()
+        key = sessions.forks()  # a forked process cannot use the sessions of its parent
         if key not in self._predictors:
             graph = _open_graphs.get(self._form(), self._open_graph)
             self._predictors[key] = Predictor(graph, device, None, live=self, width=self.width)
@@ -144,19 +138,19 @@ class Preprocessing:
 
     def prediction_views(self) -> dict[str, np.ndarray]:
         """Return the fitted numbers by the names of the inputs of a graph that takes them."""
-        longer = "_" * max(map(len, self.names))  # than the name of any column
+        longer = "_" * max(map(len, self.names))  # with the dot, longer than any column name: they cannot be equal
         return {f"{longer}.{name}": array for name, array in self._fitted_numbers().items()}
 
     def _fitted_numbers(self) -> dict[str, np.ndarray]:
         return {} if self.scaling is None else {"fill": self.fill.astype(np.float32), **self.scaling.numbers()}
 
     def _form(self) -> Hashable:
-        """Return all that the graph consists of but for the fitted numbers."""
+        """Return the key of the shared graph: everything in it except the fitted numbers, which are inputs."""
         shapes = tuple(array.shape for array in self._fitted_numbers().values())
         return self.names, self.numbers, type(self.scaling), shapes, self.gaps, self.categories
 
     def _open_graph(self) -> PredictionGraph:
-        """Return the graph that takes the fitted numbers as inputs, whose session other fits may use too."""
+        """Return the graph that takes the fitted numbers as inputs, so that other fits can use its session too."""
         op = self.new_graph()
         kinds = {name: (ir.DataType.from_numpy(a.dtype), a.shape) for name, a in self.prediction_views().items()}
         held = [ir.val(name, *kind) for name, kind in kinds.items()]
@@ -166,16 +160,15 @@ class Preprocessing:
 
     def new_graph(self) -> GraphBuilder:
         """Return a graph with the inputs of the table."""
+        if self.takes_text:  # a tensor has one type, so text and numbers need inputs of their own
+            text = {own.place for own in self.categories if own.missing is not None}
+            kinds = (ir.DataType.STRING if i in text else ir.DataType.FLOAT for i in range(len(self.names)))
+            inputs = [ir.val(name, kind, ("N", 1)) for name, kind in zip(self.names, kinds, strict=True)]
+        else:
+            inputs = [ir.val(MATRIX, ir.DataType.FLOAT, ("N", len(self.names)))]
         opsets = {"": 18, ML_DOMAIN: ML_OPSET}
-        graph = ir.Graph(self._inputs(), [], nodes=[], opset_imports=opsets, name="model")
+        graph = ir.Graph(inputs, [], nodes=[], opset_imports=opsets, name="model")
         return GraphBuilder(graph, prefix="prepare", constant_nodes=True)
-
-    def _inputs(self) -> list[ir.Value]:
-        if not self.takes_text:
-            return [ir.val(MATRIX, ir.DataType.FLOAT, ("N", len(self.names)))]
-        text = {own.place for own in self.categories if own.missing is not None}
-        kinds = (ir.DataType.STRING if i in text else ir.DataType.FLOAT for i in range(len(self.names)))
-        return [ir.val(name, kind, ("N", 1)) for name, kind in zip(self.names, kinds, strict=True)]
 
     def emit(self, op: GraphBuilder) -> ir.Value:
         """Append the preprocessing to a graph of :meth:`new_graph`; return the float32 matrix."""
@@ -188,7 +181,7 @@ class Preprocessing:
             missing = op.IsNaN(numbers)
             parts.append(self.scaling.emit(op, op.Where(missing, fitted["fill"], numbers), fitted))
         parts += [own.emit(op, self._taken(op, (own.place,))) for own in self.categories]
-        if self.gaps:
+        if self.gaps:  # 1 for a number, 2 for a missing one: code 0 is that of unseen categories
             codes = op.Cast(op.Gather(missing, np.array(self.gaps), axis=1), to=ir.DataType.FLOAT)
             parts.append(op.Add(codes, 1.0))
         matrix = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1)
@@ -207,37 +200,49 @@ class Preprocessing:
 _open_graphs: Cache[PredictionGraph] = Cache(64, 2**24, lambda graph: len(graph.content) + 2**10)
 
 
-def fit_preprocessing(
-    table: RawTable,
-    categorical: tuple[bool, ...],
-    scaling: type[Scaling],
-    rng: np.random.RandomState,
-    *,
-    drops_constants: bool = False,
-) -> Preprocessing:
-    """Return the preprocessing for the rows of a table.
+@dataclass(frozen=True)
+class Categories:
+    """The categories of a column: text, or numbers in float32.
 
-    ``drops_constants`` leaves out numeric columns of a single number, as long as another column remains.
+    Attributes
+    ----------
+    place : int
+        Index of the column in the table.
+    known : tuple of str, or tuple of float
+        In ascending order; the codes are 1, 2, ...
+    missing : str or None
+        The text that stands for a missing value in the graph; None for numbers, whose missing values are NaN.
     """
-    arrays = {i: column for i, column in enumerate(table.columns) if not categorical[i]}
-    numbers = {i: _as_numbers(table.names[i], a).astype(np.float32).astype(np.float64) for i, a in arrays.items()}
-    middle = np.array([0.5])
-    medians = {
-        i: float(exact_quantiles(a[:, np.newaxis]).at(middle).astype(np.float32)[0, 0]) for i, a in numbers.items()
-    }
-    medians = {i: 0.0 if np.isnan(median) else median for i, median in medians.items()}  # a column without a number
-    filled = {i: np.where(np.isnan(column), medians[i], column) for i, column in numbers.items()}
-    varying = {i: column for i, column in filled.items() if column.min() < column.max()}
-    categories = tuple(_categories(i, table) for i in range(len(table.names)) if categorical[i])
-    kept = varying if drops_constants and (varying or categories) else filled
-    return Preprocessing(
-        names=table.names,
-        numbers=tuple(kept),
-        fill=np.array([medians[i] for i in kept]),
-        scaling=scaling.fit(np.stack(list(kept.values()), axis=1), rng) if kept else None,
-        gaps=tuple(j for j, i in enumerate(kept) if np.isnan(numbers[i]).any()),
-        categories=categories,
-    )
+
+    place: int
+    known: tuple[Any, ...]
+    missing: str | None
+
+    @property
+    def size(self) -> int:
+        """Number of codes, that of missing and unseen values included."""
+        return len(self.known) + 1
+
+    def values(self, name: str, column: np.ndarray) -> np.ndarray:
+        """Return the column as the graph takes it: text, or float32."""
+        if self.missing is None:
+            return _as_numbers(name, column).astype(np.float32)
+        texts = [value if type(value) is str else self._text(name, value) for value in column.tolist()]
+        return np.array(texts, object)
+
+    def _text(self, name: str, value: object) -> str:
+        if value is None or value != value:  # NaN
+            return self.missing or ""
+        if not isinstance(value, str):
+            raise ValueError(f"Column {name!r} of X was text when the estimator was fitted, and holds {value!r} now.")
+        return value
+
+    def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
+        """Append the codes of a column of shape (N, 1), as float32."""
+        keys = self.known or (0.0 if self.missing is None else self.missing,)  # operators take no empty table
+        codes = [float(i + 1) for i in range(len(self.known))] or [0.0]
+        table: dict[str, Any] = {f"keys_{'floats' if self.missing is None else 'strings'}": list(keys)}
+        return op.emit("LabelEncoder", x, domain=ML_DOMAIN, default_float=0.0, values_floats=codes, **table)[0]
 
 
 def _categories(place: int, table: RawTable) -> Categories:
@@ -266,7 +271,8 @@ def _numeric_categories(place: int, name: str, column: np.ndarray) -> Categories
 
 
 def _free_text(known: Collection[str]) -> str:
-    """Return what stands for missing text: the empty string, or another that is no category."""
+    """Return the text that stands for a missing one: the empty string, or another that is no category."""
+    # among one more candidates than there are categories, one is free
     return next(text for text in ("", *(f"nan{'_' * i}" for i in range(len(known) + 1))) if text not in known)
 
 
@@ -278,212 +284,3 @@ def _as_numbers(name: str, column: np.ndarray) -> np.ndarray:
         raise ValueError(f"could not convert string to float: {text[0]!r} in column {name!r} of X, which was numeric "
                          f"when the estimator was fitted.")  # fmt: skip
     return np.array([np.nan if value is None else float(value) for value in column.tolist()])
-
-
-# Scaling of numeric columns: fitted in numpy, applied by ONNX operators alone.
-#
-# A scaling is fitted to a float64 matrix without missing numbers and appends its operators to a graph. Training data
-# and data to predict go through the same operators, so they cannot be scaled differently.
-
-
-CLIP = 3.0
-"""Bound that smooth clipping tends to."""
-
-_LARGEST_SCALED = 1e6
-_LARGEST_FACTOR = float(np.finfo(np.float32).max)
-
-
-FittedNumbers: TypeAlias = Mapping[str, "np.ndarray | ir.Value"]
-"""The numbers of a fit by name, or values of a graph that hold them."""
-
-
-class Scaling(ABC):
-    """A fitted scaling of numeric columns."""
-
-    @classmethod
-    @abstractmethod
-    def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Scaling:
-        """Return the scaling for a float64 matrix without missing numbers."""
-
-    @abstractmethod
-    def numbers(self) -> dict[str, np.ndarray]:
-        """Return the fitted numbers, as the operators take them."""
-
-    @abstractmethod
-    def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
-        """Append the scaling of a float32 matrix by such numbers, or by values of the graph that hold them."""
-
-
-@dataclass(frozen=True, eq=False)
-class Affine(Scaling):
-    """``(x - center) * factor``, with mean and standard deviation; columns that are constant become 0."""
-
-    center: np.ndarray
-    factor: np.ndarray
-
-    @classmethod
-    def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Affine:
-        moments = Moments().update(numbers)
-        return cls(moments.mean, _reciprocal(moments.deviation))
-
-    def numbers(self) -> dict[str, np.ndarray]:
-        return {"center": self.center.astype(np.float32), "factor": self.factor.astype(np.float32)}
-
-    def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
-        return op.Mul(op.Sub(x, numbers["center"]), numbers["factor"])
-
-
-@dataclass(frozen=True, eq=False)
-class Robust(Affine):
-    """RealMLP's scaling: ``x = (x - median) / IQR``, then ``x / sqrt(1 + (x / 3)²)``.
-
-    Where the interquartile range is 0, half of the whole range replaces it; columns that are constant become 0.
-
-    References
-    ----------
-    Holzmüller, Grinsztajn, Steinwart, "Better by default: strong pre-tuned MLPs and boosted trees on tabular data",
-    NeurIPS 2024.
-    """
-
-    @classmethod
-    def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Robust:
-        low, median, high = exact_quantiles(numbers).at(np.array([0.25, 0.5, 0.75]))
-        spread = np.where(high > low, high - low, 0.5 * Extremes().update(numbers).spread)
-        return cls(median, _reciprocal(spread))
-
-    def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
-        far = np.float32(_LARGEST_SCALED)  # squares of larger numbers overflow
-        x = op.Clip(super().emit(op, x, numbers), -far, far)
-        return op.Div(x, op.Sqrt(op.Add(op.Mul(op.Mul(x, x), 1 / CLIP**2), 1.0)))
-
-
-@dataclass(frozen=True, eq=False)
-class Quantile(Scaling):
-    """TabM's scaling: quantiles of the training data mapped to those of the normal distribution.
-
-    The map of scikit-learn's ``QuantileTransformer(output_distribution="normal")`` with a quantile for 30 rows, 10 to
-    1000 of them, fitted to data with a little noise, so that equal numbers are spread out. The noise is a thousandth of
-    a column's standard deviation. (In TabM's own code it grows as the deviation shrinks, so that the unit of a column
-    matters.) Computed in float64.
-
-    Attributes
-    ----------
-    knots : ndarray of shape (n_knots, n_columns)
-        Distinct quantiles of each column in ascending order, filled up with infinity.
-    below, above : ndarray of the same shape
-        Probabilities where a knot is approached from below and from above.
-    """
-
-    knots: np.ndarray
-    below: np.ndarray
-    above: np.ndarray
-
-    @classmethod
-    def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Quantile:
-        noise = NOISE * Moments().update(numbers).deviation * rng.standard_normal(numbers.shape)
-        count = min(len(numbers), max(min(len(numbers) // 30, 1000), 10))
-        references = np.linspace(0, 1, count)
-        # scikit-learn takes percentiles: the product and the quotient round.
-        return cls.of(exact_quantiles(numbers + noise).at(references * 100 / 100), references)
-
-    @classmethod
-    def of(cls, quantiles: np.ndarray, references: np.ndarray) -> Quantile:
-        """Return the scaling for fitted quantiles of shape (n_quantiles, n_columns) and their probabilities."""
-        table = np.full((3, *quantiles.shape), np.inf)
-        table[1:] = 1.0
-        for j, column in enumerate(quantiles.T):
-            knots, first, counts = np.unique(column, return_index=True, return_counts=True)
-            table[:, : len(knots), j] = knots, references[first], references[first + counts - 1]
-        return cls(*table)
-
-    def numbers(self) -> dict[str, np.ndarray]:
-        tables = {"knots": self.knots, "below": self.below, "above": self.above}
-        flat = {name: np.ascontiguousarray(table.T).ravel() for name, table in tables.items()}
-        return {**flat, "least": self.knots[0], "last": self._last()}
-
-    def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
-        x = op.Cast(x, to=ir.DataType.DOUBLE)
-        place = self._place(op, x, numbers)
-        knot, below, above = (self._at(op, numbers[name], place) for name in ("knots", "below", "above"))
-        following = op.Min(op.Add(place, np.int64(1)), np.int64(len(self.knots) - 1))
-        right, reached = self._at(op, numbers["knots"], following), self._at(op, numbers["below"], following)
-        # No knot follows the last one: its distance is infinite, and the probability stays at 1.
-        share = op.Div(op.Sub(x, knot), op.Sub(right, knot))
-        between = op.Add(above, op.Mul(share, op.Sub(reached, above)))
-        on_knot = op.Mul(op.Add(below, above), np.float64(0.5))
-        p = op.Where(op.Equal(x, knot), on_knot, between)
-        p = op.Where(op.Less(x, numbers["last"]), p, np.float64(1.0))
-        p = op.Where(op.Greater(x, numbers["least"]), p, np.float64(0.0))
-        return op.Cast(normal_quantile(op, p), to=ir.DataType.FLOAT)
-
-    def _last(self) -> np.ndarray:
-        last: np.ndarray = np.where(np.isfinite(self.knots), self.knots, -np.inf).max(axis=0)
-        return last
-
-    def _place(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
-        """Return the index of the last knot that is not above each number, by binary search; 0 below the first."""
-        place, step = op.Cast(op.Mul(x, np.float64(0.0)), to=ir.DataType.INT64), 1
-        while step * 2 < len(self.knots):
-            step *= 2
-        while step:
-            further = op.Add(place, np.int64(step))
-            inside = op.Min(further, np.int64(len(self.knots) - 1))
-            reached = op.And(op.GreaterOrEqual(x, self._at(op, numbers["knots"], inside)), op.Equal(inside, further))
-            place = op.Where(reached, further, place)
-            step //= 2
-        return place
-
-    def _at(self, op: GraphBuilder, table: np.ndarray | ir.Value, place: ir.Value) -> ir.Value:
-        """Return the entry of a table, which holds one column after the other, at a place in each column."""
-        count, columns = self.knots.shape
-        return op.Gather(table, op.Add(place, count * np.arange(columns)))
-
-
-NOISE = 1e-3
-
-SCALINGS: dict[str, type[Scaling]] = {"robust": Robust, "quantile": Quantile, "standard": Affine}
-"""The scalings by name."""
-
-
-def _reciprocal(spread: np.ndarray) -> np.ndarray:
-    """Return 1 / spread, 0 where it is 0, within the range of float32."""
-    with np.errstate(divide="ignore", over="ignore"):
-        return np.where(spread > 0, np.minimum(1 / spread, _LARGEST_FACTOR), 0.0)
-
-
-# Rational approximations of the quantile function of the normal distribution, relative error 1.15e-9 (Acklam).
-_CENTER = (
-    (-39.69683028665376, 220.9460984245205, -275.9285104469687, 138.3577518672690, -30.66479806614716,
-     2.506628277459239),
-    (-54.47609879822406, 161.5858368580409, -155.6989798598866, 66.80131188771972, -13.28068155288572, 1.0),
-)  # fmt: skip
-_TAIL = (
-    (-0.007784894002430293, -0.3223964580411365, -2.400758277161838, -2.549732539343734, 4.374664141464968,
-     2.938163982698783),
-    (0.007784695709041462, 0.3224671290700398, 2.445134137142996, 3.754408661907416, 1.0),
-)  # fmt: skip
-_TAIL_BELOW = 0.02425
-_LEAST = 1e-7
-"""The least probability, and one minus the largest, that scikit-learn maps."""
-
-
-def normal_quantile(op: GraphBuilder, p: ir.Value) -> ir.Value:
-    """Append the quantile function of the normal distribution for float64 probabilities, within +-5.2."""
-    p = op.Clip(p, np.float64(_LEAST), np.float64(1 - _LEAST))
-    q = op.Sub(p, np.float64(0.5))
-    square = op.Mul(q, q)
-    center = op.Div(op.Mul(_polynomial(op, square, _CENTER[0]), q), _polynomial(op, square, _CENTER[1]))
-    least = op.Min(p, op.Sub(np.float64(1.0), p))
-    root = op.Sqrt(op.Mul(op.Log(least), np.float64(-2.0)))
-    tail = op.Div(_polynomial(op, root, _TAIL[0]), _polynomial(op, root, _TAIL[1]))
-    signed = op.Where(op.Less(q, np.float64(0.0)), tail, op.Neg(tail))
-    return op.Where(op.Less(least, np.float64(_TAIL_BELOW)), signed, center)
-
-
-def _polynomial(op: GraphBuilder, x: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
-    """Append a polynomial by Horner's rule, the highest power first."""
-    result: ir.Value | np.float64 = np.float64(coefficients[0])
-    for coefficient in coefficients[1:]:
-        result = op.Add(op.Mul(x, result), np.float64(coefficient))
-    assert isinstance(result, ir.Value)
-    return result

@@ -1,4 +1,4 @@
-"""RealMLP with its whole recipe: estimators for raw tables."""
+"""RealMLP with its whole recipe: preprocessing, network, and the tuned training settings of its authors."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..losses import LogLoss
 from ..models.embeddings import Embedding
 from ..models.tabular import RealMLP
 from ..optimizers import AdamW
-from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, LABEL_SMOOTHING, REALMLP
-from .kinds import ClassifierRecipe, RegressorRecipe
+from .base import ClassifierRecipe, RegressorRecipe
+from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, LABEL_SMOOTHING, REALMLP
 from .preprocessing import Preprocessing
-from .tables import CategoricalFeatures
+from .raw_table import CategoricalFeatures
 
 BETA_2 = 0.95
 
@@ -38,7 +38,7 @@ VARIANTS = {"td": Variant(0.04, 0.2, 0.02), "td-s": Variant(0.04, 0.07, 0.0)}
 
 
 def _realmlp_settings(recipe: Any, rate: float, n_rows: int, seed: int) -> dict[str, Any]:
-    """Return the parameters of the network that both kinds share."""
+    """Return the parameters that both kinds of network share."""
     given, decay = recipe.learning_rate_init, VARIANTS[recipe.variant].weight_decay
     schedule = "flat_cos" if decay else "constant"
     return {
@@ -48,7 +48,7 @@ def _realmlp_settings(recipe: Any, rate: float, n_rows: int, seed: int) -> dict[
         "batch_size": min(n_rows, recipe.batch_size),
         "drop_last": True,
         "max_iter": recipe.max_iter,
-        "n_iter_no_change": recipe.max_iter,
+        "n_iter_no_change": recipe.max_iter,  # never: the schedule is planned to the last epoch
         "random_state": seed,
         "verbose": recipe.verbose,
         "engine": recipe.engine,
@@ -80,7 +80,7 @@ References
 Holzmüller, Grinsztajn and Steinwart, "Better by default: strong pre-tuned MLPs and boosted trees on tabular data",
 NeurIPS 2024.""",
 }
-"""What the documentation of both estimators says in place of names in braces."""
+"""Texts of both estimators' documentation, by the names in braces that they replace."""
 
 
 @documented(**ABOUT_REALMLP, **FOR_CLASSES, rate="0.04")

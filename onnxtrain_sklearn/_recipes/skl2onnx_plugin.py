@@ -16,7 +16,7 @@ from .._estimators.skl2onnx_plugin import (
     VARIABLE_TYPES,
     append_to_container,
     in_opset,
-    refuse_unsortable_nodes,
+    refuse_what_cannot_be_sorted,
     register_estimators,
 )
 from .._fitted import skl2onnx_bridge
@@ -25,7 +25,7 @@ from .._ir.protobuf import from_bytes
 from .._utils.typing import Container, Operator, Scope, Variable
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
-from .kinds import ClassifierRecipe
+from .base import ClassifierRecipe
 from .realmlp import RealMLPClassifier, RealMLPRegressor
 from .tabm import TabMClassifier, TabMRegressor
 
@@ -103,7 +103,7 @@ def _convert(scope: Scope, operator: Operator, container: Container) -> None:
     estimator = operator.raw_operator
     model = in_opset(from_bytes(estimator.to_onnx().SerializeToString()), container.target_opset_any_domain(""))
     graph, name = model.graph, type(estimator).__name__
-    refuse_unsortable_nodes(graph, name)
+    refuse_what_cannot_be_sorted(graph, name)
     op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
     _read_columns(op, operator.inputs, estimator)
     for i, variable in enumerate(operator.outputs):

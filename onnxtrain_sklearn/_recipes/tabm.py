@@ -1,7 +1,8 @@
-"""TabM with its whole recipe: estimators for raw tables."""
+"""TabM with its whole recipe: preprocessing, network, and the training settings of its authors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -14,23 +15,24 @@ from .._utils.typing import ClassWeight
 from ..models.embeddings import Embedding
 from ..models.tabular import TabM
 from ..optimizers import AdamW
-from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, TABM, even_batch
-from .kinds import ClassifierRecipe, RegressorRecipe
+from .base import ClassifierRecipe, RegressorRecipe
+from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, TABM
 from .preprocessing import Preprocessing
-from .tables import CategoricalFeatures
+from .raw_table import CategoricalFeatures
 
 BUILT = ("n_members", "mini", "embedding", "hidden_layer_sizes", "dropout")
-"""The parameters of the network."""
+"""Parameters of the recipe that it passes on to the network."""
 
 
 def _tabm_settings(recipe: Any, n_rows: int, seed: int) -> dict[str, Any]:
-    """Return the parameters of the network that both kinds share."""
+    """Return the parameters that both kinds of network share."""
+    steps = math.ceil(n_rows / recipe.batch_size)
     return {
         "optimizer": AdamW(weight_decay=recipe.weight_decay),
         "learning_rate_init": recipe.learning_rate_init,
-        "batch_size": even_batch(n_rows, recipe.batch_size),
+        "batch_size": math.ceil(n_rows / steps),  # steps of about equal size: a short last one would weigh as much
         "max_iter": recipe.max_iter,
-        "tol": 1e-9,
+        "tol": 1e-9,  # any rise of the validation score counts
         "n_iter_no_change": recipe.n_iter_no_change,
         "random_state": seed,
         "verbose": recipe.verbose,
@@ -62,7 +64,7 @@ References
 Gorishniy, Kotelnikov and Babenko, "TabM: advancing tabular deep learning with parameter-efficient ensembling",
 ICLR 2025.""",
 }
-"""What the documentation of both estimators says in place of names in braces."""
+"""Texts of both estimators' documentation, by the names in braces that they replace."""
 
 
 @documented(**ABOUT_TABM, **FOR_CLASSES)

@@ -1,7 +1,8 @@
-"""Displays: pictures of training and of weights, by scikit-learn's convention, and drawings of ONNX graphs.
+"""Displays: pictures of training, of weights and gradients, and of ONNX graphs, by scikit-learn's convention.
 
-A display holds the data of a picture; ``from_estimator`` takes them from a fitted estimator and draws, ``plot`` draws
-again. matplotlib is imported where something is drawn, and nowhere else.
+A display holds the data of a picture: ``from_estimator`` takes them from a fitted estimator and draws, ``plot`` draws
+again. ``training`` also has the axes that the others draw into. matplotlib is optional: it is imported where something
+is drawn, and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drawings of ONNX graphs: as text for Graphviz, and by matplotlib."""
+"""Drawings of ONNX graphs: ``plot_graph`` makes a ``GraphDisplay``, for matplotlib, as SVG and as text for Graphviz."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MOST_NODES = 200
-"""Nodes up to which matplotlib draws a graph; larger ones are for Graphviz."""
+"""Most nodes of a graph that matplotlib draws: in larger ones nothing could be read. Graphviz draws them."""
 
 
 class GraphDisplay:
@@ -169,7 +169,8 @@ def _drawn_graph(model: Any) -> tuple[ir.Graph, frozenset[str]]:
         return _graph_of_file(model)
     if callable(describe):
         described, source = describe, model.to_onnx() if hasattr(model, "model_") else _given_graph(model)
-    elif isinstance(model, BaseEstimator) and hasattr(model, "to_onnx"):  # of raw tables: its graph holds weights alone
+    elif isinstance(model, BaseEstimator) and hasattr(model, "to_onnx"):
+        # A recipe: all initializers of its graph are trained weights; the preprocessing holds its numbers in nodes.
         graph = load(model.to_onnx()).graph
         return graph, frozenset(graph.initializers)
     else:
@@ -188,7 +189,7 @@ def _given_graph(estimator: Any) -> Any:
 
 
 def _graph_of_file(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> tuple[ir.Graph, frozenset[str]]:
-    """Return the graph, and the parameters that an estimator would train of any of its outputs that has some."""
+    """Return the graph, and the parameters that an estimator would train for any of its outputs."""
     from .._estimators.regressor import OrtGradientRegressor
 
     graph, trained, refused = load(model).graph, set[str](), None

@@ -1,4 +1,8 @@
-"""The curves of a training run: losses, validation scores, learning rates, norms of gradients."""
+"""Curves of a training run: losses, validation scores, learning rates, norms of gradients.
+
+``TrainingDisplay`` draws a panel for each. The axes, and the estimator in a pipeline or a search, are found by
+functions at the end, which the other displays use too.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +198,7 @@ _FURTHER = {
     "learning_rates": "learning_rate",
     "gradient_norms": "gradient_norm",
 }
-"""Curves that only a history has, by its entries."""
+"""Keys of a history by the parameters of ``TrainingDisplay``; estimators have no attributes with these curves."""
 
 
 def _networks(curves: int) -> list[str]:
@@ -218,7 +222,7 @@ def _draw_panel(
 
 
 def _curves(net: Estimator, *names: str) -> list[list[float]]:
-    """Return the first attribute that is there, as curves: one, or one for each network of an ensemble."""
+    """Return the first of these attributes that is set, as curves: one, or one for each network of an ensemble."""
     found = next((getattr(net, name) for name in names if getattr(net, name, None) is not None), None)
     if found is None or not len(found):
         return []
@@ -227,7 +231,7 @@ def _curves(net: Estimator, *names: str) -> list[list[float]]:
 
 
 def _column_of(rows: Iterable[HistoryRow], key: str) -> list[list[float]]:
-    """Return an entry of a history as a curve, with NaN for epochs that lack it; none if all do."""
+    """Return an entry of a history as one curve, with NaN for epochs that lack it; no curve if all do."""
     found = [row.get(key) for row in rows]
     if all(value is None for value in found):
         return []

@@ -1,4 +1,4 @@
-"""Histograms of the weights of an estimator, and the norms of its gradients."""
+"""Weights of an estimator as boxes (``WeightsDisplay``), and norms of its gradients as colors (``GradientDisplay``)."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _told_shape(array: np.ndarray) -> str:
 
 
 RECORDED = "gradient_norm/"
-"""What precedes the name of a parameter in the entries of a history."""
+"""Prefix of a parameter's name in the rows of a history."""
 
 DISPLAYED_BY = ("layer", "parameter")
 

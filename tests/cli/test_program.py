@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 
 from onnxtrain_sklearn._cli import program
-from onnxtrain_sklearn._cli.console import Command, Outcome, parsed_settings
+from onnxtrain_sklearn._cli.arguments import parsed_settings
+from onnxtrain_sklearn._cli.console import Command, Outcome
 from onnxtrain_sklearn._ort.packages import installed_distributions
 from tests.cli.tables import program_json, write_iris
 from tests.helpers.processes import run_in_new_process

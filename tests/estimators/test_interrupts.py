@@ -118,8 +118,8 @@ def fresh_recipes(**settings):
 
 
 FINISHED_MEMBERS = """
-from onnxtrain_sklearn._recipes import members
-prepare, calls = members.fit_preprocessing, []
+from onnxtrain_sklearn._recipes import ensemble
+prepare, calls = ensemble.fit_preprocessing, []
 
 def pressed_at_the_third(*args, **settings):
     calls.append(1)
@@ -127,7 +127,7 @@ def pressed_at_the_third(*args, **settings):
         os.kill(os.getpid(), signal.SIGINT)
     return prepare(*args, **settings)
 
-members.fit_preprocessing = pressed_at_the_third
+ensemble.fit_preprocessing = pressed_at_the_third
 last = -1
 estimator = RealMLPRegressor(max_iter=2, n_ensembles=3, random_state=0)
 assert ends(lambda: estimator.fit(X, y)) == "returned"

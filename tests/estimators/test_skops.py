@@ -43,7 +43,7 @@ from onnxtrain_sklearn.callbacks import (
     LearningRateFinder,
     WeightAveraging,
 )
-from onnxtrain_sklearn.persistence import TRUSTED_TYPES
+from onnxtrain_sklearn.skops_types import TRUSTED_TYPES
 from tests.helpers.several_outputs import data, graph
 
 skops_io = pytest.importorskip("skops.io")

@@ -19,7 +19,7 @@ import onnx.numpy_helper
 import pytest
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor, load_training
-from onnxtrain_sklearn._export.folder import tensor_bytes, tensors_of
+from onnxtrain_sklearn._export.state_files import tensor_bytes, tensors_of
 from onnxtrain_sklearn.callbacks import Checkpoint
 from onnxtrain_sklearn.classic.artifacts import read_checkpoint
 from onnxtrain_sklearn.exceptions import ModelError

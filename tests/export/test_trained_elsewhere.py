@@ -24,7 +24,8 @@ from onnxtrain_sklearn import (
     TabM,
     load_training,
 )
-from onnxtrain_sklearn._export.folder import read_folder, tensor_bytes
+from onnxtrain_sklearn._export.folder import read_folder
+from onnxtrain_sklearn._export.state_files import tensor_bytes
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.step_options import configured
 from tests.helpers.training import quietly

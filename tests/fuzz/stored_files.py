@@ -24,7 +24,7 @@ import onnx
 import onnxruntime
 
 from onnxtrain_sklearn import MLP, AdamW, LoRA, OrtGradientClassifier, load_training
-from onnxtrain_sklearn._export.folder import tensors_of
+from onnxtrain_sklearn._export.state_files import tensors_of
 from onnxtrain_sklearn.callbacks import Checkpoint
 from onnxtrain_sklearn.callbacks.checkpoint import TEXT, _checksum, read_state
 from onnxtrain_sklearn.classic.artifacts import read_checkpoint

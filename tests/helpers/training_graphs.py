@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 from sklearn.base import clone
 
-from onnxtrain_sklearn._export.folder import tensors_of
+from onnxtrain_sklearn._export.state_files import tensors_of
 from onnxtrain_sklearn._training.randomness import UniformNumbers
 from tests.helpers.training import NEVER, quietly
 

@@ -14,8 +14,8 @@ from sklearn.base import BaseEstimator
 
 from onnxtrain_sklearn import RealMLPRegressor
 from onnxtrain_sklearn._data.inputs import warn_of_texts
-from onnxtrain_sklearn._recipes import tables
-from onnxtrain_sklearn._recipes.tables import categorical_columns, read_table
+from onnxtrain_sklearn._recipes import raw_table
+from onnxtrain_sklearn._recipes.raw_table import categorical_columns, read_table
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 
 
@@ -164,7 +164,7 @@ def test_numbers_that_float32_does_not_tell_apart_give_a_warning():
 def test_texts_are_not_looked_at_one_by_one(dtype, monkeypatch):
     """Large tables of text would take most of their time in functions of Python."""
     looked = []
-    monkeypatch.setattr(tables, "is_missing", lambda value: looked.append(value) or value != value or value is None)
+    monkeypatch.setattr(raw_table, "is_missing", lambda value: looked.append(value) or value != value or value is None)
     texts = ["a", "b", "c", "d"]
     assert read(pd.DataFrame({"text": pd.Series(texts, dtype=dtype)})).columns[0].tolist() == texts
     assert looked == []

@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._ort.devices import Device
-from onnxtrain_sklearn._recipes.members import Member, assembled, validation_folds
+from onnxtrain_sklearn._recipes.ensemble import Member, assembled, validation_folds
 from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 from tests.helpers.sessions import evaluate
@@ -102,7 +102,7 @@ def test_ensemble_is_the_mean_of_its_members():
 
 
 def _table(estimator, X):
-    from onnxtrain_sklearn._recipes.tables import read_table
+    from onnxtrain_sklearn._recipes.raw_table import read_table
 
     return read_table(estimator, X, reset=False)
 

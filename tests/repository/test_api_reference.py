@@ -17,7 +17,7 @@ MODULES = (
     "",
     *("adapters", "callbacks", "displays", "exceptions", "finetuning", "graph", "losses", "models", "optimizers"),
     *(
-        "persistence",
+        "skops_types",
         "runtime",
         "schedules",
         "classic.artifacts",

@@ -39,12 +39,11 @@ LAYERS = _layers()
 
 # What modules may use of the package `onnx`. Graphs are `onnx_ir` models inside; protobuf is for the border.
 PROTOBUF = {
-    # writes files
-    "_cli.deploy": {"ModelProto"},
     # a graph whose gradient is known
     "_cli.doctor": {"parser"},
     # reads and writes files
-    "_cli.inspect": {"ModelProto", "helper"},
+    "_cli.gradient": {"ModelProto", "helper"},
+    "_cli.onnx_files": {"ModelProto"},
     "_estimators.classifier": {"ModelProto"},
     # tells what users give
     "_estimators.describe": {"ModelProto"},
@@ -57,7 +56,7 @@ PROTOBUF = {
     "_estimators.source": {"ModelProto"},
     # to_onnx returns one
     "_estimators.fitted_state": {"ModelProto"},
-    "_export.folder": {"ModelProto"},
+    "_export.graphs": {"ModelProto"},
     "_export.manifest": {"ModelProto"},
     # training_info is not in onnx_ir
     "_export.training_info": {

@@ -20,7 +20,7 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
-from onnxtrain_sklearn._export.folder import tensor_bytes
+from onnxtrain_sklearn._export.state_files import tensor_bytes
 from tests.helpers.web import PACKAGES, PUPPETEER, ROOT, chromium, required_node
 
 ROW = ",".join(["0.5"] * 64)

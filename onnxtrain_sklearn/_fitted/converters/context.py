@@ -1,10 +1,9 @@
-"""Interface of the converters, by which one fitted estimator becomes nodes and parameters.
+"""Interface of the converters: one fitted estimator that is converted to nodes and parameters.
 
-Each module of this folder has a table ``CONVERTERS`` from classes of scikit-learn to a :class:`Converter`. Its function
-takes a :class:`Source` and returns the outputs that skl2onnx declares: the predictions of a regressor, or the labels
-and scores of a classifier. None means that the converter of skl2onnx is used. :meth:`Source.parameter` makes a
-trainable number and notes its attribute. All other numbers are ``Constant`` nodes. Nested estimators are converted by
-their own converters. Nothing here depends on skl2onnx.
+A converter is a function of a :class:`Source`. It returns the outputs that skl2onnx declares: the predictions of a
+regressor, or the labels and scores of a classifier. None means that the converter of skl2onnx is used.
+:meth:`Source.parameter` makes a trainable number and notes its attribute. All other numbers are ``Constant`` nodes.
+Nested estimators are converted by their own converters. Nothing here depends on skl2onnx.
 """
 
 from __future__ import annotations
@@ -225,12 +224,14 @@ def of_rows(
     """Return the converter by ``emit(source)``, which computes one output; an outlier detector gets labels too."""
 
     def results(source: Source) -> Sequence[ir.Value]:
-        op, result = source.op, emit(source)
-        if is_outlier_detector(source.estimator):
-            return [op.Where(op.Less(result, 0.0), np.array(-1), np.array(1)), result]
-        return [result]
+        result = emit(source)
+        return [_signs(source.op, result), result] if is_outlier_detector(source.estimator) else [result]
 
     return Converter(results, columns, takes)
+
+
+def _signs(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    return op.Where(op.Less(scores, 0.0), np.array(-1), np.array(1))
 
 
 def labels(estimator: Estimator) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Convert Gaussian processes: regression, and classification by Laplace's approximation.
+"""Converters of Gaussian processes: regression, and classification by Laplace's approximation.
 
 skl2onnx solves a linear system for each row of a classifier, with an operator that onnxruntime lacks, and supports two
 classes only. The matrix of the system is constant: here its inverse is a factor.
@@ -55,8 +55,7 @@ def _regression(s: Source) -> Sequence[ir.Value] | None:
     alpha = op.Cast(s.parameter(model, "alpha_"), to=DOUBLE)
     if model.alpha_.ndim > 1:
         k = op.Unsqueeze(k, axes=[2])
-    # No MatMul: onnxruntime fuses it into one that computes in float32.
-    total = op.ReduceSum(op.Mul(k, alpha), axes=[1], keepdims=model.alpha_.ndim == 1)
+    total = op.ReduceSum(op.Mul(k, alpha), axes=[1], keepdims=model.alpha_.ndim == 1)  # MatMul is fused into float32
     mean = op.Cast(total, to=FLOAT)
     if model.normalize_y:
         scale, shift = (np.atleast_1d(a).astype(np.float32) for a in (model._y_train_std, model._y_train_mean))
@@ -103,18 +102,12 @@ def _squashed(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Value:
 def _kernel(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, numbers: np.ndarray) -> ir.Value:
     """Return the kernel of every row with every point, (rows, points)."""
     if isinstance(kernel, kernels.KernelOperator):
-        both = sorted([kernel.k1, kernel.k2], key=lambda one: _constant_of(one) is not None)
-        first, value = _kernel(op, both[0], x, points, numbers), _constant_of(both[1])
-        second = _kernel(op, both[1], x, points, numbers) if value is None else value
-        is_sum = isinstance(kernel, kernels.Sum)
-        if second == (0.0 if is_sum else 1.0):
-            return first
-        return op.Add(first, second) if is_sum else op.Mul(first, second)
+        return _combined(op, kernel, x, points, numbers)
     if isinstance(kernel, kernels.Exponentiation):
         return op.Pow(_kernel(op, kernel.kernel, x, points, numbers), float(kernel.exponent))
     value = _constant_of(kernel)
     if value is not None:
-        ones = np.ones((numbers.shape[1], len(numbers)), np.float32)  # gives the constant the shape (rows, points)
+        ones = np.ones((numbers.shape[1], len(numbers)), np.float32)
         return op.Add(op.Mul(op.MatMul(x, ones), 0.0), value)
     if isinstance(kernel, kernels.DotProduct):
         return op.Add(op.MatMul(x, op.Transpose(points, perm=[1, 0])), float(kernel.sigma_0) ** 2)
@@ -125,6 +118,18 @@ def _kernel(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, 
         scale = np.ones_like(scale)
     center = (numbers / scale).mean(axis=0)
     return _of_distance(op, kernel, squared_distances(op, op.Div(x, scale), op.Div(points, scale), center))
+
+
+def _combined(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, numbers: np.ndarray) -> ir.Value:
+    """Return the sum or the product of two kernels, one of which may be a single number."""
+    both = [kernel.k1, kernel.k2]
+    both.sort(key=lambda one: _constant_of(one) is not None)
+    first, value = _kernel(op, both[0], x, points, numbers), _constant_of(both[1])
+    second = _kernel(op, both[1], x, points, numbers) if value is None else value
+    is_sum = isinstance(kernel, kernels.Sum)
+    if second == (0.0 if is_sum else 1.0):
+        return first
+    return op.Add(first, second) if is_sum else op.Mul(first, second)
 
 
 def _constant_of(kernel: Estimator) -> float | None:
@@ -148,10 +153,11 @@ def _of_distance(op: GraphBuilder, kernel: Estimator, squared: ir.Value) -> ir.V
     decay = op.Exp(op.Neg(d))
     if nu == 0.5:
         return decay
-    polynomial = op.Add(d, 1.0)
-    if nu == 2.5:
-        polynomial = op.Add(polynomial, op.Mul(op.Mul(d, d), 1.0 / 3.0))
-    return op.Mul(polynomial, decay)
+    return op.Mul(op.Add(d, 1.0) if nu == 1.5 else _quadratic(op, d), decay)
+
+
+def _quadratic(op: GraphBuilder, d: ir.Value) -> ir.Value:
+    return op.Add(op.Add(d, 1.0), op.Mul(op.Mul(d, d), 1.0 / 3.0))
 
 
 def _diagonal(op: GraphBuilder, kernel: Estimator, x: ir.Value) -> ir.Value:

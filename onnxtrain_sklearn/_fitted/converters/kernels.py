@@ -1,9 +1,4 @@
-"""Convert kernel approximations, splines, quantile transforms, and models that compare rows with points.
-
-Kernel approximations, kernel ridge regression and nearest centroids are a few operators each. Splines and quantile
-transforms are piecewise functions of each column: a binary search finds the piece of each number, and a polynomial is
-computed there.
-"""
+"""Convert kernel approximations, splines, quantile transforms, and models that compare rows with points."""
 
 from __future__ import annotations
 
@@ -96,13 +91,35 @@ def _has_known_kernel(approximation: Nystroem) -> bool:
     return approximation.kernel in KERNELS and isinstance(approximation.components_, np.ndarray)
 
 
-# Piecewise functions of each column: splines, and the quantiles of a normal distribution.
+# Piecewise functions of each column
 
-_BOUND = 1e-7
-"""scikit-learn keeps shares this far from 0 and 1, whose normal quantiles are infinite."""
 
-_SPLIT, _END = 5.0, 17.0
-"""Where the polynomial in w gives way to that in its root, and where the latter ends: at the bound, w is 14.7."""
+def _sorted_positions(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below: bool = False) -> ir.Value:
+    """Return, for each number, the last position in its column's sorted row of ``table`` that is not above it.
+
+    With ``below`` the last one that is less than it; the first where there is none. Positions count through the whole
+    table. This is a binary search over tensors of the shape of ``x``.
+    """
+    columns, count = table.shape
+    first = np.arange(columns) * count
+    place, step = op.Add(op.Mul(op.Cast(x, to=INT64), 0), first), 1 << max(count - 1, 1).bit_length()
+    while step := step // 2:
+        further = op.Min(op.Add(place, np.array(step)), first + count - 1)
+        found = op.Gather(table.ravel(), further, axis=0)
+        place = op.Where(op.Less(found, x) if below else op.LessOrEqual(found, x), further, place)
+    return place
+
+
+def _piece(op: GraphBuilder, place: ir.Value, x: ir.Value, starts: np.ndarray, *powers: np.ndarray) -> ir.Value:
+    """Return the polynomial of a piece in the distance of ``x`` from its start; ``powers`` begin with the highest."""
+    ahead = op.Sub(x, op.Gather(starts.ravel(), place, axis=0))
+    if powers[0].ndim > starts.ndim:  # several splines of one feature
+        ahead = op.Unsqueeze(ahead, axes=[2])
+    tables = [power.reshape(starts.size, *power.shape[starts.ndim :]) for power in powers]
+    result = op.Gather(tables[0], place, axis=0)
+    for table in tables[1:]:
+        result = op.Add(op.Mul(result, ahead), op.Gather(table, place, axis=0))
+    return result
 
 
 def _splines(s: Source) -> ir.Value:
@@ -138,6 +155,9 @@ def _has_known_ends(transformer: SplineTransformer) -> bool:
     handles = getattr(transformer, "handle_missing", "error") == "error"
     enough = transformer.degree > (transformer.extrapolation == "linear")
     return known and handles and enough and not transformer.sparse_output
+
+
+_BOUND = 1e-7  # scikit-learn's
 
 
 def _normal_quantiles(s: Source) -> ir.Value:
@@ -176,6 +196,9 @@ def _inverse_normal(op: GraphBuilder, share: ir.Value) -> ir.Value:
     return op.Mul(op.Cast(side, to=FLOAT), op.Where(op.Less(w, _SPLIT), middle, tail))
 
 
+_SPLIT, _END = 5.0, 17.0
+
+
 @functools.cache
 def _polynomials() -> tuple[np.polynomial.Polynomial, np.polynomial.Polynomial]:
     """Return sqrt(2) f as polynomials in w up to 5, and in sqrt(w) beyond it."""
@@ -197,34 +220,6 @@ def _polynomial_value(op: GraphBuilder, x: ir.Value, polynomial: np.polynomial.P
     result = op.Add(op.Mul(scaled, float(highest)), float(lower.pop()))
     for coefficient in reversed(lower):
         result = op.Add(op.Mul(result, scaled), float(coefficient))
-    return result
-
-
-def _sorted_positions(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below: bool = False) -> ir.Value:
-    """Return, for each number, the last position in its column's sorted row of ``table`` that is not above it.
-
-    With ``below`` the last one that is less than it; the first where there is none. Positions count through the whole
-    table. This is a binary search over tensors of the shape of ``x``.
-    """
-    columns, count = table.shape
-    first = np.arange(columns) * count
-    place, step = op.Add(op.Mul(op.Cast(x, to=INT64), 0), first), 1 << max(count - 1, 1).bit_length()
-    while step := step // 2:
-        further = op.Min(op.Add(place, np.array(step)), first + count - 1)
-        found = op.Gather(table.ravel(), further, axis=0)
-        place = op.Where(op.Less(found, x) if below else op.LessOrEqual(found, x), further, place)
-    return place
-
-
-def _piece(op: GraphBuilder, place: ir.Value, x: ir.Value, starts: np.ndarray, *powers: np.ndarray) -> ir.Value:
-    """Return the polynomial of a piece in the distance of ``x`` from its start; ``powers`` begin with the highest."""
-    ahead = op.Sub(x, op.Gather(starts.ravel(), place, axis=0))
-    if powers[0].ndim > starts.ndim:  # several splines of one feature
-        ahead = op.Unsqueeze(ahead, axes=[2])
-    tables = [power.reshape(starts.size, *power.shape[starts.ndim :]) for power in powers]
-    result = op.Gather(tables[0], place, axis=0)
-    for table in tables[1:]:
-        result = op.Add(op.Mul(result, ahead), op.Gather(table, place, axis=0))
     return result
 
 

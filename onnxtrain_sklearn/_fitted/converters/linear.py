@@ -21,6 +21,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.random_projection import GaussianRandomProjection
 from sklearn.svm import LinearSVC, LinearSVR
 
+from ..._utils.typing import Estimator
 from ...graph import FLOAT, INT64, GraphBuilder
 from .context import Converter, Source, of_rows
 
@@ -47,12 +48,14 @@ def _fitted_regressor(s: Source) -> Sequence[ir.Value]:
 
 
 def _generalized(s: Source) -> Sequence[ir.Value]:
-    model, scores = s.estimator, linear_scores(s)
-    if isinstance(model, linear_model.TweedieRegressor) and (
-        model.link == "identity" or (model.link == "auto" and model.power <= 0)
-    ):
-        return (scores,)
-    return (s.op.Exp(scores),)
+    scores = linear_scores(s)
+    return (scores if _has_identity_link(s.estimator) else s.op.Exp(scores),)
+
+
+def _has_identity_link(model: Estimator) -> bool:
+    if not isinstance(model, linear_model.TweedieRegressor):
+        return False
+    return bool(model.link == "identity" or (model.link == "auto" and model.power <= 0))
 
 
 def _partial_least_squares(s: Source) -> Sequence[ir.Value]:
@@ -65,8 +68,7 @@ def _partial_least_squares(s: Source) -> Sequence[ir.Value]:
 def _linear_margins(s: Source) -> Sequence[ir.Value]:
     """Decision functions without probabilities; each of several labels a row has one."""
     op, model, scores = s.op, s.estimator, linear_scores(s)
-    binarizer = getattr(model, "_label_binarizer", None)
-    if binarizer is not None and binarizer.y_type_.startswith("multilabel"):
+    if _has_several_labels(model):
         return op.Cast(op.Greater(scores, 0.0), to=INT64), scores
     if len(model.classes_) > 2:
         return s.chosen(scores), scores
@@ -74,48 +76,66 @@ def _linear_margins(s: Source) -> Sequence[ir.Value]:
     return s.chosen(both), both if s.raw_scores else scores
 
 
+def _has_several_labels(model: Estimator) -> bool:
+    binarizer = getattr(model, "_label_binarizer", None)
+    return binarizer is not None and binarizer.y_type_.startswith("multilabel")
+
+
 def _logistic(s: Source) -> Sequence[ir.Value]:
     """The softmax of several classes, or the sigmoid of one score for two classes."""
     op, model, scores = s.op, s.estimator, linear_scores(s)
-    rule = getattr(model, "multi_class", None)
     if len(model.classes_) > 2:
-        # Before scikit-learn 1.8, the probabilities may be the sigmoids of the classes divided by their sum.
-        one_vs_rest = rule == "ovr" or (rule in ("auto", "deprecated") and model.solver == "liblinear")
+        one_vs_rest = _is_one_vs_rest(model)
         logits = _log_sigmoid(s, scores) if one_vs_rest and not s.raw_scores else scores
         return s.chosen(scores), scores if s.raw_scores else op.Softmax(logits, axis=1)
     both = op.Concat(op.Neg(scores), scores, axis=1)
-    if rule == "multinomial" and not s.raw_scores:
+    if getattr(model, "multi_class", None) == "multinomial" and not s.raw_scores:
         return s.chosen(both), op.Softmax(both, axis=1)
     return s.chosen(both), s.columns(scores)
 
 
+def _is_one_vs_rest(model: Estimator) -> bool:
+    """Return True if class probabilities are sigmoids divided by their sum: before scikit-learn 1.8."""
+    rule = getattr(model, "multi_class", None)
+    return rule == "ovr" or (rule in ("auto", "deprecated") and model.solver == "liblinear")
+
+
 def _by_gradient_descent(s: Source) -> Sequence[ir.Value]:
-    """The probabilities are sigmoids of the scores, or the scores clipped to [-1, 1] and scaled to [0, 1]."""
     op, model, scores = s.op, s.estimator, linear_scores(s)
     loss = None if s.raw_scores else getattr(model, "loss", None)
-
-    def clipped() -> ir.Value:
-        return op.Div(op.Add(op.Clip(scores, np.float32(-1), np.float32(1)), 1.0), 2.0)
-
     if len(model.classes_) == 2:
         both = op.Concat(op.Neg(scores), scores, axis=1)
-        label = s.chosen(both)
-        if loss == "log_loss":
-            return label, s.columns(scores)
-        if loss != "modified_huber":
-            return label, both
-        p = clipped()
-        return label, op.Concat(op.Sub(1.0, p), p, axis=1)
+        return s.chosen(both), _of_two(s, scores, both, loss)
     s.mark(MARGINS, scores)
-    label = s.chosen(scores)
+    return s.chosen(scores), _of_several(s, scores, loss)
+
+
+def _of_two(s: Source, scores: ir.Value, both: ir.Value, loss: str | None) -> ir.Value:
     if loss == "log_loss":
-        return label, op.Softmax(_log_sigmoid(s, scores), axis=1)
+        return s.columns(scores)
     if loss != "modified_huber":
-        return label, scores
-    p = clipped()
+        return both
+    p = _clipped_prediction(s, scores)
+    return s.op.Concat(s.op.Sub(1.0, p), p, axis=1)
+
+
+def _of_several(s: Source, scores: ir.Value, loss: str | None) -> ir.Value:
+    """Return sigmoids or clipped scores over their sum; where all clipped scores are zero, classes are even."""
+    op = s.op
+    if loss == "log_loss":
+        return op.Softmax(_log_sigmoid(s, scores), axis=1)
+    if loss != "modified_huber":
+        return scores
+    p = _clipped_prediction(s, scores)
     total = op.ReduceSum(p, axes=[1], keepdims=True)
-    empty = op.Cast(op.Equal(total, 0.0), to=FLOAT)  # scikit-learn takes classes for even where all are clipped to zero
-    return label, op.Div(op.Add(p, empty), op.Add(total, op.Mul(empty, float(len(model.classes_)))))
+    empty = op.Cast(op.Equal(total, 0.0), to=FLOAT)
+    return op.Div(op.Add(p, empty), op.Add(total, op.Mul(empty, float(len(s.estimator.classes_)))))
+
+
+def _clipped_prediction(s: Source, scores: ir.Value) -> ir.Value:
+    """Return ``(clip(score, -1, 1) + 1) / 2``."""
+    clipped = s.op.Clip(scores, np.float32(-1), np.float32(1))
+    return s.op.Div(s.op.Add(clipped, 1.0), 2.0)
 
 
 def _log_sigmoid(s: Source, scores: ir.Value) -> ir.Value:
@@ -123,13 +143,15 @@ def _log_sigmoid(s: Source, scores: ir.Value) -> ir.Value:
     op, end = s.op, -np.log(np.finfo(s.estimator.coef_.dtype).max)
     counts = op.Cast(op.Greater(scores, np.float32(end)), to=FLOAT)
     counted = op.Add(op.Mul(scores, counts), op.Mul(op.Sub(counts, 1.0), MINUS_LOG_OF_ZERO))
-    # A form of Relu and Abs would have the slope 0 at 0 instead of 1/2.
-    return op.Neg(op.Softplus(op.Neg(counted)))
+    return op.Neg(op.Softplus(op.Neg(counted)))  # of Relu and Abs, both slopes at 0 would be 0
+
+
+def _is_dense(model: Estimator) -> bool:
+    return isinstance(model.coef_, np.ndarray)
 
 
 def _table(emit: Callable[[Source], Sequence[ir.Value]], kinds: Sequence[type]) -> dict[type, Converter]:
-    # sparsify() leaves a sparse coef_, which no initializer holds.
-    return {kind: Converter(emit, takes=lambda model: isinstance(model.coef_, np.ndarray)) for kind in kinds}
+    return {kind: Converter(emit, takes=_is_dense) for kind in kinds}
 
 
 REGRESSORS = (
@@ -161,8 +183,7 @@ REGRESSORS = (
     LinearSVR,
 )
 GENERALIZED = (linear_model.GammaRegressor, linear_model.PoissonRegressor, linear_model.TweedieRegressor)
-
-
+LOGISTIC = (linear_model.LogisticRegression, linear_model.LogisticRegressionCV, LinearDiscriminantAnalysis)
 BY_GRADIENT_DESCENT = (
     linear_model.PassiveAggressiveClassifier,
     linear_model.Perceptron,

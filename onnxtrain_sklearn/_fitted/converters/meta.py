@@ -282,12 +282,16 @@ def _chain(s: Source) -> Sequence[ir.Value]:
         rows = s.op.Concat(*given, axis=1) if len(given) > 1 else s.x
         label, numbers = s.convert_inner(one, rows, False)
         parts.append(numbers)
-        if method == "predict":
-            given.append(s.op.Reshape(s.op.Cast(label, to=FLOAT), np.array([-1, 1])))
-        else:  # the probability of label 1
-            given.append(s.op.Gather(numbers, np.array([1]), axis=1))
+        given.append(_link(s, label if method == "predict" else numbers, method))
     parts = in_order_of_labels(owner, parts)
     return _as_labels(s, parts[0]), s.op.Concat(*parts, axis=1)
+
+
+def _link(s: Source, value: ir.Value, method: str) -> ir.Value:
+    """Return the column that an estimator passes on in a chain: its label, or the probability of label 1."""
+    if method == "predict":
+        return s.op.Reshape(s.op.Cast(value, to=FLOAT), np.array([-1, 1]))
+    return s.op.Gather(value, np.array([1]), axis=1)
 
 
 def _as_labels(s: Source, numbers: ir.Value) -> ir.Value:
@@ -350,18 +354,19 @@ def _stack(s: Source) -> Sequence[ir.Value] | None:
     op, model = s.op, s.estimator
     if several_labels(model):
         return None
-    parts = list[ir.Value]()
-    for one, method in zip(model.estimators_, model.stack_method_, strict=True):
-        if method == "decision_function":
-            parts.append(s.decision(one))
-        elif method == "predict":
-            parts.append(op.Cast(s.label(one), to=FLOAT))
-        else:
-            p = s.probabilities(one)
-            parts.append(op.Gather(p, np.array([1]), axis=1) if len(model.classes_) == 2 else p)
+    parts = [_given(s, one, by) for one, by in zip(model.estimators_, model.stack_method_, strict=True)]
     rows = op.Concat(*parts, *([s.x] if model.passthrough else []), axis=1)
     label, scores = s.convert_inner(model.final_estimator_, rows, s.raw_scores)
     return s.class_at(op.Cast(op.Reshape(label, np.array([-1])), to=INT64)), scores
+
+
+def _given(s: Source, estimator: Estimator, method: str) -> ir.Value:
+    if method == "decision_function":
+        return s.decision(estimator)
+    if method == "predict":
+        return s.op.Cast(s.label(estimator), to=FLOAT)
+    p = s.probabilities(estimator)
+    return s.op.Gather(p, np.array([1]), axis=1) if len(s.estimator.classes_) == 2 else p
 
 
 def _one_vs_rest(s: Source) -> Sequence[ir.Value] | None:
@@ -369,7 +374,7 @@ def _one_vs_rest(s: Source) -> Sequence[ir.Value] | None:
     model = s.estimator
     if model.multilabel_:
         return joined_outputs(s)
-    if hasattr(model, "predict_proba") and not s.raw_scores:
+    if not (s.raw_scores or not hasattr(model, "predict_proba")):
         return None
     if not hasattr(model, "decision_function"):
         return None

@@ -1,4 +1,4 @@
-"""Convert nearest neighbors, whose training points, targets or votes are trained.
+"""Nearest neighbors, whose training points, targets or votes are trained.
 
 Which points are the neighbors changes in steps and has no gradient. Weighted by inverse distance, the distances have
 one, and so have the points. The gradient of a difference of zero is zero for every power. A row that coincides with
@@ -80,22 +80,30 @@ def distances(op: GraphBuilder, x: ir.Value, points: ir.Value, power: float) -> 
 def _nearest(s: Source) -> Sequence[ir.Value] | None:
     """Mean over the k nearest points."""
     op, model = s.op, s.estimator
-    if _counts(model):  # the points have no gradient: constants
-        points = op.constant(np.ascontiguousarray(model._fit_X, np.float32))
-        nearest = nearest_points(op, s.x, points, model.n_neighbors, _power(model))[0]
-        return _predicted(s, op.ReduceMean(op.Gather(_targets(s), nearest, axis=0), axes=[1], keepdims=False))
+    if _counts(model):
+        return _mean_of_nearest(s)
     if model.weights != "distance":
         return None
-    nearest, away = nearest_points(op, s.x, s.parameter(model, "_fit_X"), model.n_neighbors, _power(model))
+    power = _power(model)
+    nearest, away = nearest_points(op, s.x, s.parameter(model, "_fit_X"), model.n_neighbors, power)
     weights = op.Unsqueeze(_inverse(op, away), axes=[1])
     found = op.Gather(_targets(s), nearest, axis=0)
-    sums = op.Squeeze(op.MatMul(weights, found), axes=[1])
-    return _neighbor_mean(s, sums, op.ReduceSum(weights, axes=[2], keepdims=False))
+    return _neighbor_mean(
+        s, op.Squeeze(op.MatMul(weights, found), axes=[1]), op.ReduceSum(weights, axes=[2], keepdims=False)
+    )
 
 
 def _counts(model: Estimator) -> bool:
     """Return True if a model takes the plain mean of targets or votes, and its metric has a form here."""
     return model.weights in ("uniform", None) and power_of(model) is not None
+
+
+def _mean_of_nearest(s: Source) -> Sequence[ir.Value]:
+    """The mean of the targets or votes of the k nearest points, which have no gradient themselves."""
+    op, model = s.op, s.estimator
+    points = op.constant(np.ascontiguousarray(model._fit_X, np.float32))
+    nearest = nearest_points(op, s.x, points, model.n_neighbors, _power(model))[0]
+    return _predicted(s, op.ReduceMean(op.Gather(_targets(s), nearest, axis=0), axes=[1], keepdims=False))
 
 
 def _within_radius(s: Source) -> Sequence[ir.Value] | None:

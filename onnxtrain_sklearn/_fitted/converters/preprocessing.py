@@ -34,7 +34,6 @@ from .neighbors import distances
 Function = Callable[[GraphBuilder, ir.Value], ir.Value]
 
 _NO_DISTANCE = 1e300
-"""Stands for the distance of two rows that know no feature in common: these are the farthest."""
 
 NUMPY_FUNCTIONS: dict[Any, Function] = {
     np.abs: lambda op, x: op.Abs(x),
@@ -291,15 +290,18 @@ def _encoded(s: Source) -> list[ir.Value] | None:
     op, encoder, parts = s.op, s.estimator, list[ir.Value]()
     for i, (column, known, table) in enumerate(zip(columns, encoder.categories_, _tables(encoder), strict=True)):
         if column.dtype is ir.DataType.STRING and encoder.handle_unknown == "error":
-            # This operator of ai.onnx.ml raises an error for unknown texts, as scikit-learn does.
-            texts = [str(one) for one in known]
-            found = op.emit("OneHotEncoder", column, domain="ai.onnx.ml", cats_strings=texts, zeros=0)[0]
-            found.dtype = ir.DataType.FLOAT
-            place = op.ArgMax(op.Reshape(found, np.array([-1, len(texts)])), axis=1, keepdims=False)
-            parts.append(op.Gather(table[1:], place, axis=0))
+            parts.append(op.Gather(table[1:], _place_or_error(op, column, known), axis=0))
         else:
             parts.append(op.Gather(table, op.Squeeze(_place(op, column, known, encoder, i), np.array([1])), axis=0))
     return [parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1)]
+
+
+def _place_or_error(op: GraphBuilder, column: ir.Value, known: np.ndarray) -> ir.Value:
+    """Return the place of each category, (rows,), by the operator that raises an error for unknown ones."""
+    texts = [str(one) for one in known]
+    found = op.emit("OneHotEncoder", column, domain="ai.onnx.ml", cats_strings=texts, zeros=0)[0]
+    found.dtype = ir.DataType.FLOAT
+    return op.ArgMax(op.Reshape(found, np.array([-1, len(texts)])), axis=1, keepdims=False)
 
 
 def _single_columns(s: Source) -> list[ir.Value] | None:
@@ -345,7 +347,7 @@ def _tables(encoder: Encoder) -> list[np.ndarray]:
     twin = copy.copy(encoder)
     if isinstance(encoder, OneHotEncoder):
         vars(twin).update(sparse_output=False)
-    for name in ("feature_names_in_", "_sklearn_output_config"):  # the rows below are an array, and so is the result
+    for name in ("feature_names_in_", "_sklearn_output_config"):
         vars(twin).pop(name, None)
     known, tables = encoder.categories_, []
     ends = np.cumsum([0, *(_width(encoder, i) for i in range(len(known)))])

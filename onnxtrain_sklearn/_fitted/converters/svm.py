@@ -1,12 +1,12 @@
-"""Convert LIBSVM's machines, and classifiers made of two-class ones: one against one, and by output codes.
+"""Convert LIBSVM's machines, one-vs-one classifiers and outlier detectors.
 
-The machines become operators of ai.onnx.ml, which are rewritten afterwards. Their numbers become parameters there, each
-of the attribute that is named here. In their scores, a positive number of a pair of classes speaks for its first class.
-:func:`decision_of_pairs`, by which both kinds make scores of classes, has it the other way round.
+The operators are rewritten afterwards. Their numbers become parameters there, each of the attribute that is named here.
+A positive score of a pair of classes speaks for its first class.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -14,14 +14,74 @@ import numpy as np
 import onnx_ir as ir
 import scipy.sparse as sp
 from sklearn.base import is_classifier
+from sklearn.covariance import EllipticEnvelope
+from sklearn.ensemble import IsolationForest
+from sklearn.linear_model import SGDOneClassSVM
 from sklearn.multiclass import OneVsOneClassifier, OutputCodeClassifier
+from sklearn.neighbors import LocalOutlierFactor
 from sklearn.svm import SVC, SVR, NuSVC, NuSVR, OneClassSVM
 
 from ..._utils.typing import Estimator, SparseLike
 from ...graph import FLOAT, GraphBuilder
 from .. import sklearn_private
 from .context import Converter, Source, labels, of_rows
-from .trees import Attributes
+from .neighbors import nearest_points, power_of
+from .trees import Attributes, branches, leaves, leaves_of, tree_sum
+
+# Converters of outlier detectors: the score is ``decision_function``, which is positive for inliers.
+
+
+def _linear_machine(s: Source) -> ir.Value:
+    coef = s.parameter(s.estimator, "coef_", shape=(-1, 1))
+    return s.op.Sub(s.op.MatMul(s.x, coef), s.parameter(s.estimator, "offset_"))
+
+
+def _elliptic_envelope(s: Source) -> ir.Value:
+    """The negative squared Mahalanobis distance, minus an offset."""
+    op, envelope = s.op, s.estimator
+    centered = op.Sub(s.x, s.parameter(envelope, "location_"))
+    kept = envelope.precision_ is not None
+    precision = s.parameter(envelope, "precision_") if kept else envelope.get_precision().astype(np.float32)
+    distance = op.ReduceSum(op.Mul(op.MatMul(centered, precision), centered), axes=[1], keepdims=True)
+    return op.Sub(op.Neg(distance), s.parameter(envelope, "offset_"))
+
+
+def _isolation_forest(s: Source) -> ir.Value:
+    """-2 ** (-length / usual length), minus an offset: outliers have short paths to their leaves.
+
+    The weight of a leaf is the length of the path to it, plus the expected length of a path within it.
+    """
+    op, forest = s.op, s.estimator
+    trees = [estimator.tree_ for estimator in forest.estimators_]
+    paths = tree_sum(s, branches(trees, forest.estimators_features_), _path_lengths(forest, leaves(trees)))
+    usual = len(forest.estimators_) * float(sklearn_private._average_path_length([forest._max_samples])[0])
+    scores = op.Neg(op.Exp(op.Mul(paths, -math.log(2) / usual)))
+    return op.Sub(scores, s.parameter(forest, "offset_"))
+
+
+def _path_lengths(forest: IsolationForest, ends: Sequence[np.ndarray]) -> Attributes:
+    """Return the attributes of the leaves: the length of the path to each."""
+    paths = zip(forest._decision_path_lengths, forest._average_path_length_per_tree, ends, strict=True)
+    return leaves_of(ends, [(depths + beyond - 1.0)[own][:, np.newaxis] for depths, beyond, own in paths])
+
+
+def _local_outlier_factor(s: Source) -> ir.Value:
+    """The negative ratio of the density at the neighbors to that at the row, minus an offset.
+
+    The density is the inverse of the mean reachability distance: the distance to a neighbor, but at least that of the
+    neighbor to its own farthest neighbor.
+    """
+    op, factor = s.op, s.estimator
+    power, points = power_of(factor), s.parameter(factor, "_fit_X")
+    assert power is not None
+    nearest, distance = nearest_points(op, s.x, points, factor.n_neighbors_, power)
+    usual = np.ascontiguousarray(factor._distances_fit_X_[:, factor.n_neighbors_ - 1], np.float32)
+    reached = op.Max(distance, op.Gather(usual, nearest, axis=0))
+    mean = op.Add(op.ReduceMean(reached, axes=[1], keepdims=True), 1e-10)
+    ratios = op.Mul(op.Gather(s.parameter(factor, "_lrd"), nearest, axis=0), mean)
+    score = op.Neg(op.ReduceMean(ratios, axes=[1], keepdims=True))
+    return op.Sub(score, s.parameter(factor, "offset_"))
+
 
 # Converters of classifiers made of two-class ones: one against one, and by output codes.
 #
@@ -34,16 +94,18 @@ CONFIDENCES = "confidences"
 
 
 def _one_vs_one(s: Source) -> Sequence[ir.Value]:
-    op, pairs = s.op, list[tuple[ir.Value, ir.Value]]()
-    for one in s.estimator.estimators_:
-        # The prediction of the second class of the pair, and the confidence in it, (rows, 1) each.
-        label, scores = s.convert_inner(one, s.x, hasattr(one, "decision_function"))
-        is_second = op.Cast(op.Reshape(label, np.array([-1, 1])), to=FLOAT)
-        pairs.append((is_second, op.Gather(scores, np.array([1]), axis=1)))
+    op, pairs = s.op, [_prediction(s, one) for one in s.estimator.estimators_]
     second, confidences = (op.Concat(*side, axis=1) if len(side) > 1 else side[0] for side in zip(*pairs, strict=True))
     s.mark(CONFIDENCES, confidences)
     scores = decision_of_pairs(op, second, confidences, len(s.estimator.classes_))
     return s.chosen(scores), scores
+
+
+def _prediction(s: Source, estimator: Estimator) -> tuple[ir.Value, ir.Value]:
+    """Return whether a classifier of a pair predicts the second class, and its confidence, (rows, 1) each."""
+    op = s.op
+    label, scores = s.convert_inner(estimator, s.x, hasattr(estimator, "decision_function"))
+    return op.Cast(op.Reshape(label, np.array([-1, 1])), to=FLOAT), op.Gather(scores, np.array([1]), axis=1)
 
 
 def decision_of_pairs(op: GraphBuilder, second: ir.Value, confidences: ir.Value, classes: int) -> ir.Value:
@@ -56,6 +118,12 @@ def decision_of_pairs(op: GraphBuilder, second: ir.Value, confidences: ir.Value,
     votes = op.Add(op.MatMul(second, last), op.MatMul(op.Sub(1.0, second), first))
     total = op.MatMul(confidences, last - first)
     return op.Add(votes, op.Div(total, op.Mul(op.Add(op.Abs(total), 1.0), 3.0)))
+
+
+def _is_known(model: Estimator) -> bool:
+    """Return True if all pairs have classifiers of two classes for the same columns."""
+    pairs = all(is_classifier(one) and len(getattr(one, "classes_", ())) == 2 for one in model.estimators_)
+    return pairs and model.pairwise_indices_ is None
 
 
 def _output_codes(s: Source) -> Sequence[ir.Value]:
@@ -95,12 +163,6 @@ def unit_of_codes(model: OutputCodeClassifier) -> float:
     return float(2.0 / (codes.shape[1] * (np.ptp(codes) or 1.0) ** 2))
 
 
-def _is_known(model: Estimator) -> bool:
-    """Return True if all pairs have classifiers of two classes for the same columns."""
-    pairs = all(is_classifier(one) and len(getattr(one, "classes_", ())) == 2 for one in model.estimators_)
-    return pairs and model.pairwise_indices_ is None
-
-
 # Converters of LIBSVM's machines by the operators of ai.onnx.ml, which keep LIBSVM's layout of the numbers.
 
 
@@ -117,17 +179,9 @@ def _machine_regression(s: Source) -> ir.Value:
 
 
 def _machine_classifier(s: Source) -> Sequence[ir.Value]:
-    """The label that most pairs vote for, with probabilities, scores of the pairs, or scores of the classes."""
-    op, model, names = s.op, s.estimator, labels(s.estimator)
-    classes = len(names)
-    kind = "classlabels_strings" if names.dtype.kind == "U" else "classlabels_ints"
-    sign = -1.0 if classes == 2 else 1.0  # scikit-learn turns the sign of both for two classes
-    attributes = _machine_kernel(model) | _coefficients(model, sign) | {"vectors_per_class": model.n_support_.tolist()}
-    if len(model.probA_):
-        attributes |= {"prob_a": _floats(model.probA_), "prob_b": _floats(model.probB_)}
-    label, scores = s.ml_operator("SVMClassifier", outputs=2, **attributes, **{kind: names.tolist()})
-    label.dtype = ir.DataType.STRING if names.dtype.kind == "U" else ir.DataType.INT64
-    _note_attributes(s, scores, "negated" if classes == 2 else "same")
+    op, model = s.op, s.estimator
+    classes = len(model.classes_)
+    label, scores = _machine(s)
     if len(model.probA_) or (classes > 2 and model.decision_function_shape == "ovo"):
         return label, scores
     if classes == 2:  # LIBSVM's first column speaks for the second class
@@ -135,6 +189,21 @@ def _machine_classifier(s: Source) -> Sequence[ir.Value]:
         return label, op.Concat(op.Neg(score), score, axis=1)
     first = op.Cast(op.Less(scores, 0.0), to=FLOAT)
     return label, decision_of_pairs(op, first, op.Neg(scores), classes)
+
+
+def _machine(s: Source) -> Sequence[ir.Value]:
+    """Return the label that most pairs vote for, and probabilities or the scores of the pairs."""
+    model = s.estimator
+    names = labels(model)
+    kind = "classlabels_strings" if names.dtype.kind == "U" else "classlabels_ints"
+    sign = -1.0 if len(names) == 2 else 1.0  # scikit-learn turns the sign of both for two classes
+    attributes = _machine_kernel(model) | _coefficients(model, sign) | {"vectors_per_class": model.n_support_.tolist()}
+    if len(model.probA_):
+        attributes |= {"prob_a": _floats(model.probA_), "prob_b": _floats(model.probB_)}
+    label, scores = s.ml_operator("SVMClassifier", outputs=2, **attributes, **{kind: names.tolist()})
+    label.dtype = ir.DataType.STRING if names.dtype.kind == "U" else ir.DataType.INT64
+    _note_attributes(s, scores, "negated" if len(names) == 2 else "same")
+    return label, scores
 
 
 def _note_attributes(s: Source, value: ir.Value, form: str) -> None:
@@ -170,6 +239,10 @@ def _supports_kernel(model: Estimator) -> bool:
 
 
 CONVERTERS: dict[type, Converter] = {
+    EllipticEnvelope: of_rows(_elliptic_envelope, lambda envelope: 1),
+    IsolationForest: of_rows(_isolation_forest, lambda forest: 1, lambda forest: forest._max_samples > 1),
+    LocalOutlierFactor: of_rows(_local_outlier_factor, lambda factor: 1, lambda factor: power_of(factor) is not None),
+    SGDOneClassSVM: of_rows(_linear_machine, lambda machine: 1),
     OneVsOneClassifier: Converter(_one_vs_one, takes=_is_known),
     OutputCodeClassifier: Converter(_output_codes),
     NuSVC: Converter(_machine_classifier, takes=_supports_kernel),

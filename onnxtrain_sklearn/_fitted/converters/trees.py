@@ -1,8 +1,7 @@
 """Convert trees, forests and gradient boosting.
 
-Each becomes one TreeEnsembleRegressor (:func:`tree_sum`), of the attributes of nodes (:func:`branches`) and of leaves
-(:func:`leaves_of`). The operator walks through trees twenty times faster than operators of the default domain would, so
-that it is kept. The numbers of its leaves become parameters where the graph is rewritten.
+The operators walk through trees twenty times faster than operators of the default domain would, so that they are kept.
+The numbers of their leaves become parameters where the graph is rewritten.
 """
 
 from __future__ import annotations
@@ -87,6 +86,15 @@ def leaves_of(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> Attr
     }
 
 
+def leaves_of_targets(
+    ends: Sequence[np.ndarray], weights: Sequence[np.ndarray], target_of: Sequence[int], targets: int
+) -> Attributes:
+    """Return the attributes of the leaves of trees that have one target each: one weight per leaf."""
+    sizes = list(map(len, ends))
+    attributes = leaves_of(ends, [np.reshape(one, (-1, 1)) for one in weights])
+    return attributes | {"n_targets": targets, "target_ids": np.repeat(target_of, sizes).tolist()}
+
+
 def leaves(trees: Sequence[Estimator]) -> list[np.ndarray]:
     """Return the numbers of the nodes that are leaves, tree by tree."""
     return [np.flatnonzero(tree.children_left < 0) for tree in trees]
@@ -105,7 +113,7 @@ def float32_cuts(thresholds: np.ndarray) -> np.ndarray:
     between two of them, and the upper one stays above also where they are neighbors as float32. A decimal halfway
     between two others may come out just above the threshold, by rounding in float64: it goes to the right.
     """
-    thresholds = np.minimum(thresholds, np.finfo(np.float32).max)  # a 1e300 threshold sends only NaN right
+    thresholds = np.minimum(thresholds, np.finfo(np.float32).max)  # 1e300 sends missing values alone to the right
     below = not_above(thresholds)
     with np.errstate(over="ignore"):
         above = np.nextafter(below, np.float32(np.inf))
@@ -186,9 +194,7 @@ def categories_by_column(model: Estimator | None) -> dict[int, np.ndarray]:
 def with_category_splits(s: Source, trees: Sequence[Any]) -> tuple[ir.Value, list[Nodes]]:
     """Return the rows with a column for each split by categories, and the nodes of each tree on these columns."""
     nodes = np.concatenate([tree.nodes for tree in trees])
-    feature, threshold = nodes["feature_idx"].astype(int), float32_cuts(nodes["num_threshold"])
-    if s.estimator.is_categorical_ is not None:  # the trees have the columns of categories first
-        feature = np.argsort(~s.estimator.is_categorical_, kind="stable")[feature]
+    feature, threshold = _columns_of_data(s.estimator)[nodes["feature_idx"]], float32_cuts(nodes["num_threshold"])
     by_category, rows = nodes["is_categorical"].astype(bool), s.x
     if by_category.any():
         splits = _different_splits(feature[by_category], _rights(trees))
@@ -208,6 +214,13 @@ def exact_thresholds(model: Estimator) -> np.ndarray:
     nodes = np.concatenate([tree.nodes for stage in model._predictors for tree in stage])
     by_category, is_leaf = nodes["is_categorical"].astype(bool), nodes["is_leaf"].astype(bool)
     return np.where(is_leaf, 0.0, np.where(by_category, 0.5, nodes["num_threshold"]))
+
+
+def _columns_of_data(model: Estimator) -> np.ndarray:
+    """Return the position in the data of each column of the trees."""
+    if model.is_categorical_ is None:
+        return np.arange(model.n_features_in_)
+    return np.argsort(~model.is_categorical_, kind="stable")
 
 
 @dataclass(frozen=True)
@@ -255,13 +268,18 @@ def _different_splits(columns: np.ndarray, rights: np.ndarray) -> _Splits:
 
 def _columns_of_splits(s: Source, splits: _Splits, column: int) -> ir.Value:
     """Return the columns of the splits that read one column of the data, (rows, splits)."""
-    op, known = s.op, _numbers(s.estimator, column)
+    known = _numbers(s.estimator, column)
     table = splits.right[splits.column == column, : len(known) + 1].T.astype(np.float32)
-    # The place of each row's category, counted from 1; 0 is that of missing and unknown ones.
+    return s.op.Gather(table, _category_places(s, column, known), axis=0)
+
+
+def _category_places(s: Source, column: int, known: np.ndarray) -> ir.Value:
+    """Return the place of each row's category, counted from 1; 0 is that of missing and unknown ones."""
+    op = s.op
     values = op.Gather(s.x, np.array([column]), axis=1)
     found = op.Cast(op.Equal(values, known[None]), to=FLOAT)
     places = op.MatMul(found, np.arange(1, len(known) + 1, dtype=np.float32)[:, None])
-    return op.Gather(table, op.Cast(op.Squeeze(places, np.array([1])), to=INT64), axis=0)
+    return op.Cast(op.Squeeze(places, np.array([1])), to=INT64)
 
 
 def _numbers(model: Estimator, column: int) -> np.ndarray:
@@ -335,14 +353,12 @@ def _sum_of_trees(s: Source) -> ir.Value:
     trees = [one.tree_ for one in model.estimators_.ravel()]
     ends = leaves(trees)
     weights = [tree.value[own, 0, 0] * model.learning_rate for tree, own in zip(trees, ends, strict=True)]
-    return tree_sum(s, branches(trees), _leaves_by_stage(ends, weights, model.estimators_.shape[1]))
+    return tree_sum(s, branches(trees), _by_stage(ends, weights, model.estimators_.shape[1]))
 
 
-def _leaves_by_stage(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray], targets: int) -> Attributes:
-    """Return the attributes of the leaves, one weight each, where each stage has one tree per target."""
-    attributes = leaves_of(ends, [np.reshape(one, (-1, 1)) for one in weights])
-    target_of = np.arange(len(ends)) % targets
-    return attributes | {"n_targets": targets, "target_ids": np.repeat(target_of, [*map(len, ends)]).tolist()}
+def _by_stage(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray], targets: int) -> Attributes:
+    """Return the attributes of the leaves where each stage has one tree per target."""
+    return leaves_of_targets(ends, weights, [i % targets for i in range(len(ends))], targets)
 
 
 # Trees over histograms
@@ -364,7 +380,7 @@ def _sum_over_histograms(s: Source) -> ir.Value:
     rows, columns = with_category_splits(s, trees)
     ends = [np.flatnonzero(nodes["is_leaf"]) for nodes in columns]
     weights = [tree.nodes["value"][own] for tree, own in zip(trees, ends, strict=True)]
-    attributes = _leaves_by_stage(ends, weights, len(model._predictors[0]))
+    attributes = _by_stage(ends, weights, len(model._predictors[0]))
     total = tree_sum(s, nodes_in(columns), attributes, rows)
     return s.op.Add(total, s.parameter(model, "_baseline_prediction", held=(-1,)))
 

@@ -1,4 +1,9 @@
-"""Train the networks of a recipe, each with rows held out, and join them to one graph."""
+"""Networks of a recipe: train each with rows held out, and join them to one graph that predicts their mean.
+
+``prepared_members`` yields the networks one after the other, each with a preprocessing that is fitted to its own rows;
+``train_members`` trains them as tasks of the recipe (``MemberTasks`` passes callbacks on) and assembles the graph.
+``TableExamples`` are the rows, their targets and their weights.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,9 @@ from .._model.links import Task
 from .._ort.devices import Device
 from .._utils.cache import digest
 from ..graph import GraphBuilder
-from .preprocessing import SCALINGS, Preprocessing, fit_preprocessing
-from .tables import RawTable
+from .preprocessing import Preprocessing, fit_preprocessing
+from .raw_table import RawTable
+from .scaling import SCALINGS
 
 Network: TypeAlias = Any
 """An :class:`OrtGradientClassifier` or :class:`OrtGradientRegressor`; their attributes are set by ``fit``."""
@@ -31,7 +37,7 @@ Network: TypeAlias = Any
 
 @dataclass(frozen=True)
 class MemberRecipe:
-    """Recipe of a member: its scaling, its columns and its network.
+    """How a recipe makes a member: scaling, columns and network.
 
     Attributes
     ----------
@@ -50,12 +56,12 @@ class MemberRecipe:
 
 @dataclass(frozen=True)
 class MemberTraining:
-    """Training of a member.
+    """How a recipe trains a member.
 
     Attributes
     ----------
     early_stopping : bool or str
-        That of the network, where rows are held out.
+        The network's ``early_stopping`` where rows are held out.
     scoring : str, callable or None
         The score on these rows, as the network takes it.
     fit : callable
@@ -69,7 +75,7 @@ class MemberTraining:
 
 @dataclass(frozen=True, eq=False)
 class PreparedMember:
-    """A network before its training, the preprocessing before it, and the rows to train and to validate it on."""
+    """An untrained network, its fitted preprocessing, and the rows to train and to validate it on."""
 
     network: Network
     preprocessing: Preprocessing
@@ -79,7 +85,10 @@ class PreparedMember:
 
 @dataclass(frozen=True, eq=False)
 class TrainedMembers:
-    """The trained networks, the graph of all of them, the preprocessing whose inputs it takes, and what ended early."""
+    """The trained networks, one graph of all of them, and the interrupt that ended training early.
+
+    ``preprocessing`` is that of the first member; it turns a table into the inputs of the graph.
+    """
 
     networks: list[Network]
     graph: PredictionGraph
@@ -96,6 +105,7 @@ def prepared_members(
 ) -> Iterator[PreparedMember]:
     """Yield the members one after the other, each with a preprocessing that is fitted to its own rows."""
     for rows, held in validation_folds(examples.used, examples.labels, n_members, validation_fraction, rng):
+        # a generator for each member: what one member draws does not change the next one
         own, table = np.random.RandomState(rng.randint(2**31 - 1)), examples.table.rows(rows)
         scaling, drops = SCALINGS[recipe.scaling], recipe.drops_constants
         prepared = fit_preprocessing(table, examples.categorical, scaling, own, drops_constants=drops)
@@ -105,11 +115,25 @@ def prepared_members(
 def train_members(
     members: Iterable[PreparedMember], training: MemberTraining, examples: TableExamples, device: Device
 ) -> TrainedMembers:
-    """Train the members one after the other; an interrupt ends the training if one has begun."""
+    """Train the members one after the other, and join them to one graph.
+
+    After an interrupt, the graph holds the members that were trained by then, the interrupted one included; without
+    any, the interrupt is raised.
+    """
     interrupted, begun = None, list[PreparedMember]()
     try:
         for member in members:
-            _train_member(member, training, examples, device, begun)
+            network, prepared = member.network, member.preprocessing
+            X, y, weights = examples.prepared(prepared, member.rows, device)
+            settings: dict[str, Any] = {"sample_weight": weights}
+            if len(member.held):
+                names, parts = ("X_val", "y_val", "sample_weight_val"), examples.prepared(prepared, member.held, device)
+                settings |= dict(zip(names, parts, strict=True))
+                network.set_params(early_stopping=training.early_stopping, scoring=training.scoring)
+            if examples.classes is not None:
+                settings["classes"] = examples.classes
+            begun.append(member)  # before its training, so that an interrupt keeps the epochs that it trained
+            training.fit(network, X, y, settings)
     except KeyboardInterrupt as error:
         interrupted = error
         begun = [one for one in begun if hasattr(one.network, "n_iter_")]
@@ -120,31 +144,10 @@ def train_members(
     return TrainedMembers(networks, prediction_graph(model), begun[0].preprocessing, interrupted)
 
 
-def _train_member(
-    member: PreparedMember,
-    training: MemberTraining,
-    examples: TableExamples,
-    device: Device,
-    begun: list[PreparedMember],
-) -> None:
-    """Train a member; it is among ``begun`` before its training begins, so that an interrupt does not lose it."""
-    network, prepared = member.network, member.preprocessing
-    X, y, weights = examples.prepared(prepared, member.rows, device)
-    settings: dict[str, Any] = {"sample_weight": weights}
-    if len(member.held):
-        names, parts = ("X_val", "y_val", "sample_weight_val"), examples.prepared(prepared, member.held, device)
-        settings |= dict(zip(names, parts, strict=True))
-        network.set_params(early_stopping=training.early_stopping, scoring=training.scoring)
-    if examples.classes is not None:
-        settings["classes"] = examples.classes
-    begun.append(member)
-    training.fit(network, X, y, settings)
-
-
-# Callbacks of a recipe: its networks take them, each as a task of the recipe in the form of ``sklearn.callback``.
+# Callbacks of a recipe, as scikit-learn's protocol (``sklearn.callback``) has them: each network is a subtask.
 #
-# Callbacks that scikit-learn passes on to nested estimators, such as its progress bar, are told of the recipe and of
-# its networks; all others of the networks alone, whose epochs they are about.
+# Callbacks that scikit-learn propagates to nested estimators, such as its progress bar, hear of the recipe and of its
+# networks. All others are about epochs, and hear of the networks alone.
 
 
 Recipe: TypeAlias = Any
@@ -154,7 +157,7 @@ FitResult = TypeVar("FitResult")
 
 
 class MemberTasks:
-    """The tasks of a call of ``fit`` of a recipe."""
+    """The tasks that callbacks hear of in one call of a recipe's ``fit``."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -165,21 +168,23 @@ class MemberTasks:
         """Call ``fit`` as the task of the recipe."""
         if not self._set:
             return fit()
-        held = self._recipe.__dict__
+        recipe = self._recipe
+
+        def as_task() -> FitResult:
+            self._root = root = recipe._init_callback_context(max_subtasks=recipe.n_ensembles)
+            root.call_on_fit_task_begin(estimator=recipe)
+            result = fit()
+            root.call_on_fit_task_end(estimator=recipe)
+            return result
+
+        # scikit-learn calls what it finds on the recipe: for the time of the call, the propagated callbacks alone
+        held = recipe.__dict__
         given, held[SET] = held[SET], [one for one in self._set if is_propagated(one)]
         try:
-            result: FitResult = call_with_teardown(self._recipe, lambda: self._told(fit))
+            result: FitResult = call_with_teardown(recipe, as_task)
             return result
         finally:
             held[SET] = given
-
-    def _told(self, fit: Callable[[], FitResult]) -> FitResult:
-        recipe = self._recipe
-        self._root = root = recipe._init_callback_context(max_subtasks=recipe.n_ensembles)
-        root.call_on_fit_task_begin(estimator=recipe)
-        result = fit()
-        root.call_on_fit_task_end(estimator=recipe)
-        return result
 
     def fit(self, network: Network, X: object, y: object, settings: Mapping[str, object]) -> None:
         """Fit a network with the callbacks of the recipe."""
@@ -201,9 +206,6 @@ def epochs_of(networks: list[Network]) -> list[dict[str, Any]]:
     return [{"network": number, **row} for number, network in enumerate(networks) for row in network.history_]
 
 
-# The rows to fit, with their targets and weights.
-
-
 @dataclass(frozen=True, eq=False)
 class TableExamples:
     """The rows to fit, with their targets and weights."""
@@ -215,7 +217,7 @@ class TableExamples:
 
     @property
     def used(self) -> np.ndarray:
-        """The rows of positive weight."""
+        """Indices of the rows of positive weight."""
         return np.arange(len(self.table)) if self.weights is None else np.flatnonzero(self.weights)
 
     @property
@@ -225,7 +227,7 @@ class TableExamples:
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The class of each of these rows."""
+        """The class of each row in ``used``, for stratified folds; None: no classes to balance."""
         return None if self.targets.stratify is None else self.targets.stratify[self.used]
 
     def generator(self, estimator: Seeded) -> np.random.RandomState:
@@ -233,7 +235,7 @@ class TableExamples:
         return generator_of(estimator, self.parts)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield a digest of each column, and of targets and weights."""
+        """Yield digests of columns, targets and weights, by which a Checkpoint knows the data again."""
         for name, column in zip(self.table.names, self.table.columns, strict=True):
             yield name.encode()
             yield digest(column.tolist() if column.dtype == object else column)
@@ -244,25 +246,20 @@ class TableExamples:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return some of the rows as a network takes them: matrix, targets, weights."""
         matrix = preprocessing.transform(self.table.rows(rows), device)
-        return (
-            matrix,
-            self._given_targets(self.targets.values[rows]),
-            None if self.weights is None else self.weights[rows],
-        )
-
-    def _given_targets(self, values: np.ndarray) -> np.ndarray:
-        """Return encoded targets as labels or numbers."""
+        y = self.targets.values[rows]
         if self.targets.task == "multilabel":
-            return values.astype(np.int64)
-        y = values if self.classes is None else self.classes[values]
-        return y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
+            y = y.astype(np.int64)
+        else:
+            y = y if self.classes is None else self.classes[y]  # the network encodes its labels itself
+            y = y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
+        return matrix, y, None if self.weights is None else self.weights[rows]
 
 
 # Rows for training and for validation of each member of an ensemble.
 
 
 LEAST_HELD_OUT = 2
-"""Fewer rows give no score."""
+"""Rows below which nothing is held out: R² of one row is undefined."""
 
 
 def validation_folds(
@@ -280,8 +277,16 @@ def validation_folds(
     labels : ndarray of int or None
         The class of each of these rows.
     """
-    n_folds = 0 if fraction is None else max(count, round(1 / fraction))
-    fold = _fold_of_rows(len(rows), labels, n_folds, rng)
+    fold = np.full(len(rows), -1)  # in no fold
+    if fraction is not None:
+        n_folds = max(count, round(1 / fraction))
+        order = rng.permutation(len(rows))
+        if labels is not None:
+            # rows in the order of their classes: dealt out in turn, they give each fold its share of each class
+            order = order[np.argsort(labels[order], kind="stable")]
+            alone = np.bincount(labels)[labels] == 1
+            order = order[~alone[order]]
+        fold[order] = np.arange(len(order)) % n_folds
     for member in range(count):
         held = fold == member
         if np.count_nonzero(held) < LEAST_HELD_OUT:
@@ -289,26 +294,12 @@ def validation_folds(
         yield rows[~held], rows[held]
 
 
-def _fold_of_rows(n_rows: int, labels: np.ndarray | None, n_folds: int, rng: np.random.RandomState) -> np.ndarray:
-    """Return the fold of each row; -1 for none."""
-    fold = np.full(n_rows, -1)
-    if not n_folds:
-        return fold
-    order = rng.permutation(n_rows)
-    if labels is not None:
-        order = order[np.argsort(labels[order], kind="stable")]
-        alone = np.bincount(labels)[labels] == 1
-        order = order[~alone[order]]
-    fold[order] = np.arange(len(order)) % n_folds
-    return fold
-
-
 # One graph from a raw table to predictions: preprocessing and network of each member, and the mean of the members.
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One trained network, and what comes before it.
+    """A trained network and its preprocessing.
 
     Attributes
     ----------

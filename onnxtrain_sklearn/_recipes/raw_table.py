@@ -1,7 +1,8 @@
-"""Raw tables: the columns of a data frame or an array as numbers or categories, validated.
+"""Raw tables: decide what each cell of a data frame or an array means, a number, a category or a missing value.
 
-This module alone decides what a cell means: a number, a category, or a missing value. Numbers are float64 with
-NaN for missing ones. Categories are objects with None for missing ones.
+``read_table`` is the only reader: ``fit`` and ``predict`` call it. Numbers become float64 with NaN for missing ones.
+Text, truth values and categories of pandas that are not numbers stay objects, with None for missing ones.
+``categorical_columns`` decides which columns are categories; ``preprocessing`` gives the categories their codes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RawTable:
     columns : tuple of ndarray
         A column is float64 with NaN for missing numbers, or of objects with None for missing values.
     declared : tuple of bool
-        Whether a column has a type of categories, whatever they are: numbers, texts or truth values.
+        Whether the type of a column declares categories, as those of pandas do; they may be numbers, texts or booleans.
     """
 
     names: tuple[str, ...]
@@ -86,7 +87,7 @@ def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTa
 
 
 def _from_frame(estimator: BaseEstimator, X: Any, *, reset: bool) -> RawTable:
-    names = [str(name) or f"x{i}" for i, name in enumerate(X.columns)]  # inputs of a graph have names
+    names = [str(name) or f"x{i}" for i, name in enumerate(X.columns)]  # an input of a graph cannot have an empty name
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"X has several columns named {min(twice)!r}; each column needs a name of its own.")
     rows, width = len(X), len(names)
@@ -112,15 +113,16 @@ def _from_series(name: str, series: Any) -> np.ndarray:
         raise TypeError(
             f"Column {name!r} of X holds {what} ({series.dtype}); give numbers made of them, such as {such}."
         )
-    if hasattr(series, "iloc"):  # of pandas, which takes a tenth of the time of a loop over its text
+    if hasattr(series, "iloc"):  # pandas takes a tenth of the time of a loop over text
         return _numbers_or_objects(name, series.to_numpy(dtype=object))
-    return _numbers_or_objects(name, np.array([*series, None], object)[:-1])  # None: lists in cells make no second axis
+    # The None at the end keeps NumPy from making a second axis of lists in cells.
+    return _numbers_or_objects(name, np.array([*series, None], object)[:-1])
 
 
 def _numbers_or_objects(name: str, values: np.ndarray) -> np.ndarray:
-    """Return the numbers of a column of objects, where all are numbers, else the objects."""
+    """Return a column of objects as float64 where all are numbers, otherwise as objects with None for missing ones."""
     listed = values.tolist()
-    if set(map(type, listed)) == {str}:
+    if set(map(type, listed)) == {str}:  # in C: large tables of text would take most of their time in the loop below
         return values
     listed = [value if type(value) is str or not is_missing(value) else None for value in listed]
     kinds = set(map(type, listed)) - {type(None)}
@@ -135,7 +137,7 @@ def _numbers_or_objects(name: str, values: np.ndarray) -> np.ndarray:
 
 
 def _instead(kind: type) -> str:
-    """Return what to do with cells of a type that is neither text nor number."""
+    """Return the remedy for cells of a type that is neither text nor number."""
     if issubclass(kind, datetime.date | datetime.time) or kind.__name__ == "Period":
         return "Give numbers made of them, such as days since a date."
     if issubclass(kind, decimal.Decimal | datetime.timedelta):
@@ -151,7 +153,7 @@ def _finite(name: str, numbers: np.ndarray) -> np.ndarray:
 
 
 def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[bool, ...]:
-    """Return which columns are categorical, from the parameter ``categorical_features``.
+    """Return a flag for each column, True where it is categorical by the parameter ``categorical_features``.
 
     Raises
     ------
@@ -171,7 +173,7 @@ def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[b
 
 
 def warn_of_columns(table: RawTable, chosen: CategoricalFeatures) -> None:
-    """Warn of numbers that float32 does not tell apart, and of texts that are no categories, unless they are named."""
+    """Warn of numbers that are equal in float32 and, unless the user named them, texts that are hardly categories."""
     for name, column, declared in zip(table.names, table.columns, table.declared, strict=True):
         if column.dtype != object:
             warn_of_steps(column, np.dtype(np.float32), f"Column {name!r} of X")

@@ -1,4 +1,8 @@
-"""Resolve `--model`: a builder, a recipe for raw tables, a fitted model, an ONNX file, a stored estimator."""
+"""Resolve ``--model``: a builder, a recipe for raw tables, a fitted model, a stored estimator, or an ONNX file.
+
+``model_named`` returns a ``ModelOption``, whose ``kind`` decides how each command goes on. Pickles can run code, so
+only files that the user names are loaded; skops files are checked against the types of this package.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,9 @@ from .._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
 from .._recipes.tabm import TabMClassifier, TabMRegressor
 from ..exceptions import nearest
 from ..models import MODELS
-from ..persistence import TRUSTED_TYPES
+from ..skops_types import TRUSTED_TYPES
 from .console import UsageError
-from .tables import Trained, require_columns
+from .table_files import require_columns
 
 if TYPE_CHECKING:
     import pandas
@@ -31,12 +35,13 @@ RECIPES: dict[str, dict[str, type[BaseRecipe]]] = {
     "realmlp": {"classification": RealMLPClassifier, "regression": RealMLPRegressor},
     "tabm": {"classification": TabMClassifier, "regression": TabMRegressor},
 }
-"""Names that stand for estimators with a preprocessing of their own, by task."""
+"""Recipes by name and task: estimators that preprocess the table themselves."""
 
 BUILDERS = {name: builder for name, builder in MODELS.items() if name not in RECIPES and name != "convnet"}
-"""The builders for tables, by name."""
+"""The builders that take tables, by name; convolutional networks take images."""
 
 PICKLES = (".joblib", ".pkl", ".pickle")
+
 SECURITY = (
     "security:\n"
     "  A joblib or pickle file can run any code when it is loaded: name only files that you trust. skops files are\n"
@@ -46,9 +51,17 @@ SECURITY = (
 
 @dataclass(frozen=True)
 class ModelOption:
-    """Model to train: ``model`` is the name of a recipe, a builder, a fitted estimator, or the path of a graph.
+    """The value of ``--model``.
 
-    A fitted estimator of this package, alone or at the end of a pipeline, is of the kind "own".
+    Attributes
+    ----------
+    kind : str
+        "builder", "recipe", "graph" (an ONNX file), "own" (a stored estimator of this package, alone or at the end of a
+        pipeline) or "fitted" (any other fitted estimator).
+    model : object
+        The builder, the recipe's name, the path of the graph, or the estimator.
+    text : str
+        The model in messages and reports.
     """
 
     kind: Kind
@@ -56,13 +69,13 @@ class ModelOption:
     text: str
 
 
-def source_named(name: str, trust: Sequence[str] = ()) -> ModelOption:
-    """Return what ``--model`` names.
+def model_named(name: str, trust: Sequence[str] = ()) -> ModelOption:
+    """Return the model that ``--model`` names, loaded where it is a file.
 
     Raises
     ------
     UsageError
-        It is neither a name nor a file, or a file of another kind.
+        ``name`` is neither a name nor a file, or the file holds no estimator.
     """
     if name in RECIPES:
         return ModelOption("recipe", name, name)
@@ -78,41 +91,10 @@ def source_named(name: str, trust: Sequence[str] = ()) -> ModelOption:
         loaded = _unpickled(path) if path.suffix in PICKLES else _from_skops(path, trust)
         if not hasattr(loaded, "predict"):
             raise UsageError(f"{name!r} holds a {type(loaded).__name__}, which is no fitted estimator.")
-        return _stored(loaded, path)
+        text = f"{path.name} ({type(loaded).__name__})"
+        best = getattr(loaded, "best_estimator_", loaded)  # of a search
+        return ModelOption("fitted", loaded, text) if own_estimator(best) is None else ModelOption("own", best, text)
     return ModelOption("graph", str(path), path.name)
-
-
-def is_classifier_option(option: ModelOption) -> bool:
-    """Return True if the option is a fitted classifier."""
-    return option.kind in ("fitted", "own") and is_classifier(option.model)
-
-
-def own_estimator(model: object) -> Any:
-    """Return the estimator of this package that a stored model is, or ends in; None for others."""
-    last = model.steps[-1][1] if isinstance(model, Pipeline) else model
-    return last if isinstance(last, GraphEstimator | BaseRecipe) else None
-
-
-def _stored(loaded: object, path: Path) -> ModelOption:
-    text = f"{path.name} ({type(loaded).__name__})"
-    best = getattr(loaded, "best_estimator_", loaded)  # of a search
-    if own_estimator(best) is not None:
-        return ModelOption("own", best, text)
-    return ModelOption("fitted", loaded, text)
-
-
-def fitted_columns(source: ModelOption, frame: pandas.DataFrame) -> tuple[Callable[[Any], Any], list[str]]:
-    """Return how the data of a fitted model are taken from the table: its own columns, or all of them."""
-    named = getattr(source.model, "feature_names_in_", None)
-    if named is not None:
-        names = [str(name) for name in named]
-        require_columns(frame, names, "The fitted model's column")
-        return lambda table: table[names], names
-    names = list(frame.columns)
-    expected = getattr(source.model, "n_features_in_", len(names))
-    if expected != len(names):
-        raise UsageError(f"The fitted model takes {expected} columns, the table has {len(names)} besides the target.")
-    return lambda table: table[names].to_numpy(), names
 
 
 def _unpickled(path: Path) -> Any:
@@ -120,7 +102,7 @@ def _unpickled(path: Path) -> Any:
 
     try:
         return joblib.load(path)
-    except Exception as error:  # whatever the code in it raises
+    except Exception as error:  # a pickle runs code, which may raise anything
         raise ValueError(f"{str(path)!r} cannot be loaded by joblib: {type(error).__name__}: {error}") from error
 
 
@@ -142,19 +124,29 @@ def _from_skops(path: Path, trust: Sequence[str]) -> Any:
     return skops.io.load(path, trusted=unknown)
 
 
-# ``train --save``: the trained estimator as a joblib file, for Python, ``export-training`` and a later ``train``.
+def is_classifier_option(option: ModelOption) -> bool:
+    """Return True if the option is a fitted classifier."""
+    return option.kind in ("fitted", "own") and is_classifier(option.model)
 
 
-def require_joblib_name(path: Path | None) -> None:
-    """Raise UsageError where the name of the file has not the ending by which it is read again."""
-    if path is not None and path.suffix not in PICKLES:
-        raise UsageError(f"--save writes {', '.join(PICKLES[:-1])} or {PICKLES[-1]}, got {path.name!r}.")
+def own_estimator(model: object) -> Any:
+    """Return the estimator of this package that a stored model is, or ends in; None for others."""
+    last = model.steps[-1][1] if isinstance(model, Pipeline) else model
+    return last if isinstance(last, GraphEstimator | BaseRecipe) else None
 
 
-def save_estimator(trained: Trained, path: Path) -> int:
-    """Write the whole estimator, its preprocessing included, and return the size of the file."""
-    import joblib
+def fitted_columns(source: ModelOption, frame: pandas.DataFrame) -> tuple[Callable[[Any], Any], list[str]]:
+    """Return a function that takes a fitted model's data from a table, and the columns that it reads.
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    joblib.dump(trained.predictor, path)
-    return path.stat().st_size
+    They are the columns that the model was fitted to, by name, or all of them if it knows no names.
+    """
+    named = getattr(source.model, "feature_names_in_", None)
+    if named is not None:
+        names = [str(name) for name in named]
+        require_columns(frame, names, "The fitted model's column")
+        return lambda table: table[names], names
+    names = list(frame.columns)
+    expected = getattr(source.model, "n_features_in_", len(names))
+    if expected != len(names):
+        raise UsageError(f"The fitted model takes {expected} columns, the table has {len(names)} besides the target.")
+    return lambda table: table[names].to_numpy(), names

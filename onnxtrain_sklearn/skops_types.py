@@ -1,13 +1,11 @@
-"""Files of skops: the types that a fitted estimator of this package consists of.
+"""Types that ``skops.io.load`` is to trust, so that it loads the estimators of this package.
 
-``skops.io.load`` builds no object of a type that it does not know and that was not named to it. The types here are
-those of this package and three that its estimators hold: loading them reads numbers, texts and ONNX graphs, imports no
-other module and runs no code from the file.
+skops builds an object only if its type is known to it or named by the caller. ``TRUSTED_TYPES`` names the types of this
+package (estimators, components by registry, and what fitted estimators hold) and three others: loading them reads
+numbers, texts and ONNX graphs, imports no other module and runs no code from the file.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from .callbacks import CALLBACKS
 from .losses import LOSSES
@@ -29,8 +27,8 @@ ESTIMATORS = (
 HELD = (
     "_recipes.preprocessing.Categories",
     "_recipes.preprocessing.Preprocessing",
-    "_recipes.preprocessing.Quantile",
-    "_recipes.preprocessing.Robust",
+    "_recipes.scaling.Quantile",
+    "_recipes.scaling.Robust",
     "_ort.devices.Device",
     "adapters.LoRA",
     "finetuning.FineTuner",
@@ -43,27 +41,27 @@ HELD = (
 OTHER_TYPES = ("builtins.frozenset", "numpy.dtype", "onnx.onnx_ml_pb2.ModelProto")
 
 
-def _type_names(registries: Iterable[Iterable[type]]) -> list[str]:
-    return [f"{kind.__module__}.{kind.__qualname__}" for kinds in registries for kind in kinds]
-
-
 TRUSTED_TYPES: tuple[str, ...] = tuple(
     sorted(
         [
-            *_type_names(registry.values() for registry in (LOSSES, MODELS, OPTIMIZERS, SCHEDULES, CALLBACKS)),
+            *(
+                f"{kind.__module__}.{kind.__qualname__}"
+                for registry in (LOSSES, MODELS, OPTIMIZERS, SCHEDULES, CALLBACKS)
+                for kind in registry.values()
+            ),
             *(f"onnxtrain_sklearn.{name}" for name in (*ESTIMATORS, *HELD)),
             *OTHER_TYPES,
         ]
     )
 )
-"""What ``skops.io.load`` needs as ``trusted`` for every estimator of this package.
+"""Value of ``trusted`` with which ``skops.io.load`` loads every estimator of this package.
 
 A pipeline may hold types of other packages, and an estimator a fitted model or functions of yours:
-``skops.io.get_untrusted_types`` names those that are to be judged one by one.
+``skops.io.get_untrusted_types`` names them; judge them one by one.
 
 Examples
 --------
->>> from onnxtrain_sklearn.persistence import TRUSTED_TYPES
+>>> from onnxtrain_sklearn.skops_types import TRUSTED_TYPES
 >>> "onnxtrain_sklearn.OrtGradientClassifier" in TRUSTED_TYPES
 True
 """

@@ -1,30 +1,33 @@
-"""Train exported graphs in Python, as a loop in any other language does."""
+"""Train exported graphs in Python, as a loop in any other language does.
+
+``load_training`` reads a folder (``folder``) or a file with ``training_info`` and returns a ``Training``, whose
+``partial_fit`` runs the graph of a step. ``loop_data`` encodes rows and targets by the manifest; ``LoopRates`` follows
+the schedules that it names.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike
 
 from .._data.batches import weighted_rows
-from .._data.inputs import Inputs, is_frame
-from .._data.several_targets import joined_targets, spread
-from .._data.targets import Targets, checked_weights, class_targets, position_targets, regression_targets
 from .._ir.limits import current_limits, exceeded
 from .._ort import devices, sessions
 from .._training.randomness import UniformNumbers
 from .._utils.atomic_files import whole_file
 from .._utils.errors import refusing
-from ..exceptions import ModelError, instead_of, nearest
+from ..exceptions import ModelError, instead_of
 from ..schedules import SCHEDULES, Progress, Schedule
-from .folder import CONSTANTS, StateArrays, TrainingFolder, read_folder, state_bytes
-from .source import weights_of_rows
+from .folder import TrainingFolder, read_folder
+from .loop_data import INPUT_TYPES, loop_targets, rows_of_inputs
+from .state_files import CONSTANTS, StateArrays, state_bytes
 from .step_graph import DECAY_FACTOR, DROPOUT_FACTOR
 from .training_info import read_training_model
 
@@ -38,7 +41,7 @@ class Training:
     Attributes
     ----------
     manifest : dict
-        What the graphs are: loss, optimizer, classes, inputs and outputs.
+        The description of the graphs: loss, optimizer, classes, inputs and outputs.
     state : dict of str to ndarray
         Weights, optimizer state and number of steps, as ``load_state`` of an estimator takes them.
     loss_curve_ : list of float
@@ -75,8 +78,8 @@ class Training:
             Weight of each row in the mean loss, or in that of each of several outputs by name. Rows of weight zero
             are in no minibatch.
         learning_rate : float, default=None
-            Of all steps; None: by the schedule of the estimator, as those of weight decay and of dropout, from where
-            it was when it was exported.
+            Learning rate of all steps. None: the schedule of the estimator goes on from the export; schedules of weight
+            decay and dropout do so in any case.
 
         Returns
         -------
@@ -108,9 +111,9 @@ class Training:
         return {one["output"]: _rows_predicted(one["task"], found[one["predictions"][0]]) for one in facts}
 
     def predict_proba(self, X: ArrayLike | Mapping[str, ArrayLike]) -> Any:
-        """Return what the graph gives beside the labels: probabilities, or scores of a loss without them.
+        """Return probabilities, or, for a loss without them, scores.
 
-        Where several outputs are trained, it is a dict of those that have labels.
+        Where several outputs are trained, return a dict of those that have labels.
         """
         found = self._predictions(X)
         if "targets" in self.manifest:
@@ -188,7 +191,7 @@ class Training:
         return float(results[0].item())
 
     def _random(self, session: sessions.InferenceSession, rows: int) -> dict[str, np.ndarray]:
-        """Return the random numbers of the next step, those that the estimator would draw for so many rows."""
+        """Return the random numbers of the next step, the same that the estimator would draw for ``rows`` rows."""
         known = self.manifest["random"]
         if not known["inputs"]:
             return {}
@@ -196,7 +199,8 @@ class Training:
         if minibatches is None:
             return self._draw(shapes)
         found = {name: np.zeros(shapes[name], np.float32) for name in known["inputs"]}
-        for i in range(-(-rows * minibatches // int(self.manifest["batch_size"]))):  # no draw where there is no row
+        # the estimator draws for each minibatch that has a row
+        for i in range(-(-rows * minibatches // int(self.manifest["batch_size"]))):
             for name, numbers in self._draw({name: shape[1:] for name, shape in shapes.items()}).items():
                 found[name][i] = numbers
         return found
@@ -223,10 +227,11 @@ class Training:
         return [order[start : start + batch] for start in range(0, len(order), batch)]
 
     def _left_out(self, n_rows: int) -> int:
-        """Return how many rows ``drop_last`` leaves out: those that do not fill one of the minibatches of a step."""
+        """Return the number of rows that ``drop_last`` leaves out: those that do not fill a minibatch."""
         known, batch = self.manifest["hyperparameters"], int(self.manifest["batch_size"])
         count = int(known.get("accumulate", 1))
-        rows = batch if batch % count else batch // count  # a step of no whole number of minibatches is one
+        # a batch_size that the export was given need not be a multiple of accumulate: the step is one minibatch then
+        rows = batch if batch % count else batch // count
         return n_rows % rows if known.get("drop_last") and n_rows > rows else 0
 
     def _input_facts(self) -> dict[str, tuple[Any, list[Any]]]:
@@ -247,7 +252,7 @@ class Training:
 
 
 def _named_values(manifest: Mapping[str, Any], graph: str) -> tuple[list[str], list[str]]:
-    """Return the inputs and the outputs of a graph that are asked for by names of the manifest."""
+    """Return the inputs and outputs of a graph that this module uses by their names in the manifest."""
     targets: list[Any] = manifest.get("targets", [])
     if graph == "predict":
         return [], [name for one in targets for name in one["predictions"]]
@@ -259,7 +264,7 @@ def _named_values(manifest: Mapping[str, Any], graph: str) -> tuple[list[str], l
 
 
 def _rows_predicted(task: str, found: Any) -> np.ndarray:
-    """Return one number a row as a vector."""
+    """Return predictions; numbers in one column as a vector, as estimators predict them."""
     rows = np.asarray(found)
     return rows[:, 0] if task == "regression" and rows.shape[1:] == (1,) else rows
 
@@ -312,179 +317,18 @@ def load_training(path: str | os.PathLike[str], *, shuffle: bool = True, random_
     return Training(TrainingFolder(manifest, graphs, state), shuffle, random_state)
 
 
-# Rows of data as the inputs of training graphs: matrices, or the columns of a table.
-
-
-INPUT_TYPES: Mapping[str, np.dtype[Any]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(double)": np.dtype(np.float64),
-    "tensor(int64)": np.dtype(np.int64),
-    "tensor(string)": np.dtype(object),
-}
-"""The types of NumPy by those of onnxruntime."""
-
-
-class InputNode(Protocol):
-    """An input of a graph, as onnxruntime describes it."""
-
-    name: str
-    type: str
-    shape: list[int | str]
-
-
-def rows_of_inputs(X: object, inputs: Sequence[InputNode]) -> dict[str, np.ndarray]:
-    """Return the rows of each input in its type and shape."""
-    given = _by_input(X, inputs)
-    return {one.name: _as_given(given[one.name], one.name, INPUT_TYPES[one.type], one.shape) for one in inputs}
-
-
-def _by_input(X: object, inputs: Sequence[InputNode]) -> Mapping[str, object]:
-    """Return the rows by input; those of a data frame are its columns where the inputs are columns."""
-    names = [one.name for one in inputs]
-    if not isinstance(X, Mapping):
-        columns = {str(name): name for name in X.columns} if is_frame(X) else {}
-        if is_frame(X) and columns.keys() >= set(names) and all(one.shape[1:] == [1] for one in inputs):
-            return {name: X[columns[name]] for name in names}
-        X = {names[0]: X} if len(names) == 1 else dict.fromkeys(columns)
-    if X.keys() != set(names):
-        raise ValueError(
-            f"The graph has the inputs {sorted(names)}: give a dict of arrays, or a data frame with these columns, got "
-            f"{sorted(map(str, X))}."
-        )
-    return X
-
-
-def _as_given(values: object, name: str, kind: np.dtype[Any], shape: Sequence[int | str]) -> np.ndarray:
-    array = np.asarray(values, kind)
-    if kind.kind == "O" and (other := [value for value in array.ravel() if not isinstance(value, str)]):
-        raise TypeError(
-            f"The input {name!r} takes texts, got {other[0]!r}: write a missing value as the text that stands for it."
-        )
-    return array.reshape(len(array), *(int(size) for size in shape[1:]))
-
-
-# Labels and numbers as the targets that training graphs take, and the weights of their rows, by the manifest.
-
-
-InputFact: TypeAlias = "tuple[DTypeLike, list[int | str]]"
-"""The type of NumPy and the shape of an input of a training graph."""
-
-Fact: TypeAlias = "Mapping[str, Any]"
-"""An object of the manifest."""
-
-RowValues: TypeAlias = "ArrayLike | Mapping[str, ArrayLike | None] | Inputs"
-"""Values of rows, or those of each output by name."""
-
-
-class LoopTargets(NamedTuple):
-    """The arrays of all rows by input, the weights that the graph is given, and those of the rows in the loss."""
-
-    arrays: dict[str, np.ndarray]
-    weights: np.ndarray
-    trained: np.ndarray
-
-
-def loop_targets(
-    manifest: Fact, inputs: Mapping[str, InputFact], y: RowValues, sample_weight: RowValues | None, n: int
-) -> LoopTargets:
-    """Return the targets of ``n`` rows."""
-    if "targets" in manifest:
-        return _several_targets(manifest["targets"], inputs, y, sample_weight, n)
-    if isinstance(y, Mapping | Inputs):
-        raise ValueError(f"These graphs have one target, but y is a {type(y).__name__}: give its values alone.")
-    if isinstance(sample_weight, Mapping | Inputs):
-        kind = type(sample_weight).__name__
-        raise ValueError(f"These graphs have one target, but sample_weight is a {kind}: give a number for each row.")
-    fact = {**manifest["target"], **{key: manifest[key] for key in ("task", "classes")}}
-    values, weights = _encoded_targets(fact, y).values, checked_weights(sample_weight, n)
-    trained = weights_of_rows(fact.get("label_weights"), values, weights)
-    return LoopTargets({fact["input"]: _as_input(values, inputs[fact["input"]])}, weights, trained)
-
-
-def _several_targets(
-    facts: Sequence[Fact], inputs: Mapping[str, InputFact], y: RowValues, sample_weight: RowValues | None, n: int
-) -> LoopTargets:
-    """Return the targets of several outputs, and the factors that weigh the rows for each of them as a fit does."""
-    names = [fact["output"] for fact in facts]
-    given = _by_output(y, names, "y")
-    weights: Mapping[str, Any] = dict.fromkeys(names, sample_weight)
-    if isinstance(sample_weight, Mapping | Inputs):
-        weights = _by_output({**dict.fromkeys(names), **_arrays_by_name(sample_weight)}, names, "sample_weight")
-    found = [_weighted(fact, given[fact["output"]], weights[fact["output"]], n) for fact in facts]
-    joined, rows = joined_targets(names, *zip(*found, strict=True))
-    counted = np.ones(n) if rows is None else rows
-    factors = joined.with_factors(np.flatnonzero(counted)).values[:, joined.values.shape[1] :]
-    arrays = {}
-    for i, (fact, (own, _)) in enumerate(zip(facts, found, strict=True)):
-        arrays[fact["input"]] = _as_input(own.values, inputs[fact["input"]])
-        column = factors[:, i] if factors.shape[1] else np.ones(n)
-        arrays[fact["weight_input"]] = _as_input(column, inputs[fact["weight_input"]])
-    return LoopTargets(arrays, counted, counted)
-
-
-def _weighted(fact: Fact, y: ArrayLike, sample_weight: ArrayLike | None, n: int) -> tuple[Targets, np.ndarray | None]:
-    """Return the target of an output and its weights; what ``y`` holds for rows of weight zero is not read."""
-    values = np.asarray(y)
-    if len(values) != n:
-        raise ValueError(f"Output {fact['output']!r}: X has {n} rows and y has {len(values)}.")
-    weights = None if sample_weight is None else checked_weights(sample_weight, n)
-    rows = np.arange(n) if weights is None or not weights.any() else np.flatnonzero(weights)
-    targets, known = _encoded_targets(fact, values[rows]), fact["label_weights"]
-    own = None if weights is None else weights[rows]
-    if known is not None:
-        own = weights_of_rows(known, targets.values, np.ones(len(rows)) if own is None else own)
-        own = None if weights is None and (own == 1).all() else own
-    return (targets, own) if len(rows) == n else spread(targets, own, rows, n)
-
-
-def _encoded_targets(fact: Fact, y: ArrayLike) -> Targets:
-    """Return labels as indices or indicators, numbers as they are."""
-    if "position" in fact["kind"]:
-        ignored = math.nan if fact.get("ignores_nan") else fact.get("ignore_label")
-        return position_targets(y, np.array(fact["classes"]), ignored)
-    if fact["task"] == "regression":
-        return regression_targets(y, allow_nd=True)
-    several = fact["task"] == "multioutput"
-    return class_targets(y, [np.array(own) for own in fact["classes"]] if several else np.array(fact["classes"]))
-
-
-def _as_input(values: np.ndarray, known: InputFact) -> np.ndarray:
-    """Return the values in the type and the shape that an input takes."""
-    kind, shape = known
-    return np.ascontiguousarray(values.reshape(len(values), *shape[1:]), kind)
-
-
-def _by_output(data: object, names: list[str], what: str) -> Mapping[str, Any]:
-    """Return data by output; raise where it is none, or lacks one."""
-    found = _arrays_by_name(data)
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{what} must be a dict of arrays by output, {names}, got {type(data).__name__}.")
-    for name in found:
-        if name not in names:
-            raise ValueError(f"{what} names {name!r}, an output without a loss.{nearest(str(name), names)}")
-    if missing := [name for name in names if name not in found]:
-        raise ValueError(f"{what} lacks the output(s) {missing}.")
-    return found
-
-
-def _arrays_by_name(data: object) -> Any:
-    return data.arrays if isinstance(data, Inputs) else data
-
-
-# The learning rates of a loop over training graphs, and the factors of weight decay and dropout, by schedules.
-
-
 LEARNING_RATE = "learning_rate"
+
 SCHEDULE_KEYS = {
     LEARNING_RATE: LEARNING_RATE,
     DECAY_FACTOR: "weight_decay_schedule",
     DROPOUT_FACTOR: "dropout_schedule",
 }
-"""The keys of the manifest that name a schedule, by the input that it gives."""
+"""Keys of the manifest that name a schedule, by the role of the input whose factor it computes."""
 
 
 class LoopRates:
-    """The rates of the steps of a training that goes on where the export was made, by the manifest."""
+    """Learning rates and factors of the steps, by the manifest's schedules, from the progress at the export on."""
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
         known = manifest["hyperparameters"]
@@ -495,19 +339,19 @@ class LoopRates:
         self._schedules = {role: schedule_of(fact) for role, fact in self._facts.items()}
 
     def begin(self, steps: int) -> None:
-        """Begin a pass of so many steps; the first one plans those of ``max_iter`` passes."""
+        """Begin a pass of ``steps`` steps; the first pass plans the total, for ``max_iter`` passes like it."""
         if self._progress.total_steps is None and self._max_iter is not None:
             self._progress.total_steps = int(self._max_iter) * steps
 
     def next(self, learning_rate: float | None) -> dict[str, float]:
-        """Return the values of the inputs of the next step; a given learning rate is taken as it is."""
+        """Return the values for the inputs of the next step by name; a given learning rate replaces its schedule."""
         found = {name: self._factor(role) for role, name in self._inputs.items() if role != LEARNING_RATE}
         rate = self._initial * self._factor(LEARNING_RATE) if learning_rate is None else learning_rate
         self._progress.step += 1
         return {self._inputs[LEARNING_RATE]: rate, **found}
 
     def end(self, rows: int) -> None:
-        """End a pass over so many rows."""
+        """End a pass over ``rows`` rows."""
         self._progress.epoch += 1
         self._progress.samples += rows
 
@@ -525,7 +369,7 @@ class LoopRates:
 
 
 def schedule_of(fact: Mapping[str, Any]) -> Schedule | None:
-    """Return the schedule that the manifest describes; None for one that is not of the package."""
+    """Return the schedule that the manifest describes; None for one that this package does not define."""
     kind = SCHEDULES.get(fact["name"])
     if kind is None:
         return None
@@ -538,7 +382,7 @@ def schedule_of(fact: Mapping[str, Any]) -> Schedule | None:
 
 
 def _parameter_of(value: object) -> Any:
-    """Return a parameter; NotImplemented for a schedule within another that is not of the package."""
+    """Return a parameter of a schedule; NotImplemented for an inner schedule that this package does not define."""
     if not (isinstance(value, Mapping) and {"name", "parameters"} <= value.keys()):
         return value
     inner = schedule_of(value)
