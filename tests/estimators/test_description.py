@@ -48,6 +48,8 @@ def test_of_a_given_graph(fitted):
     head, second, *lines = str(described).splitlines()
     assert head == "ONNX graph, opset 18, engine portable: 16 trained, 4 frozen, 2 that are no weights"
     assert second == "output 'Y', loss taken on 'Z', before the final sigmoid"
+    if fitted:
+        assert lines.pop(0).startswith("step: ")
     assert [line.split()[:4] for line in lines[:3]] == [
         ["trained", "A", "3x4", "float32:"], ["trained", "C", "4x1", "float32:"], ["frozen", "b", "4", "float32:"],
     ]  # fmt: skip
