@@ -1,7 +1,7 @@
-"""The interface of a training step that the loop uses, and the optimizer's state.
+"""The interface between the epoch loop and a training step: its state, the parts it is built from, its kind.
 
-A step owns sessions and the arrays bound to them; the loop does not depend on either. There are two implementations:
-one for host memory, and one for devices with memory of their own.
+A step owns sessions or machine code, and the arrays bound to them; the loop depends on neither. There are two
+implementations: :mod:`.step` for host memory, and :mod:`.device_step` for devices with memory of their own.
 """
 
 from __future__ import annotations

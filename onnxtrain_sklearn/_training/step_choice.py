@@ -1,4 +1,4 @@
-"""The one place in which the kind of a step is chosen: who runs its passes, who updates the parameters, and why."""
+"""Choose the kind of a step: who runs its passes, who updates the parameters, and why. No other module decides this."""
 
 from __future__ import annotations
 
