@@ -1,6 +1,7 @@
-"""Targets of several outputs as columns of one matrix, and the weights of the rows for each of them.
+"""The targets of several outputs as columns of one matrix, and the weights of the rows for each output.
 
-A row without a label for an output has weight zero there: what its columns hold has no effect.
+:func:`joined_targets` joins the targets of the outputs. A row without a label for an output has weight zero for it;
+:func:`spread` fills the columns of such rows with values that every loss accepts and that have no effect.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from .targets import IGNORED, Targets
 
 @dataclass(frozen=True, eq=False)
 class SeveralTargets(Targets):
-    """The targets of several outputs, joined as numbers.
+    """The targets of several outputs, joined in one matrix of numbers.
 
     Attributes
     ----------
     names : tuple of str
         The outputs.
     parts : tuple of Targets
-        The targets of each.
+        The targets of each output.
     weights : tuple of ndarray or None
-        The weight of each row for each output; None: all are one.
+        The weights of the rows for each output; None if all are one.
     has_factors : bool
-        Whether the outputs weigh rows differently. After the targets, ``values`` then holds a factor for each output.
+        True if the outputs weigh rows differently: after the targets, ``values`` then holds a factor for each output.
     """
 
     names: tuple[str, ...] = ()
@@ -41,7 +42,7 @@ class SeveralTargets(Targets):
         return replace(self, values=self.values[rows], parts=parts, weights=weights)
 
     def with_factors(self, rows: np.ndarray) -> SeveralTargets:
-        """Return the targets with the factors, whose mean over ``rows`` is one for each output."""
+        """Return the targets with the factors of the outputs, each of mean one over ``rows``."""
         if not self.has_factors:
             return self
         factors = [
@@ -52,6 +53,7 @@ class SeveralTargets(Targets):
 
 
 def _factors_of_rows(weights: np.ndarray | None, rows: np.ndarray, name: str, count: int) -> np.ndarray:
+    """Return the weights of one output for all ``count`` rows, divided by their mean over ``rows``."""
     if weights is None:
         return np.ones(count)
     mean = float(weights[rows].mean())
@@ -67,7 +69,7 @@ def joined_targets(
 ) -> tuple[SeveralTargets, np.ndarray | None]:
     """Return the targets of several outputs as one, and the weights of the rows.
 
-    Where all outputs weigh the rows alike, these are their weights; else they say which rows count for any output.
+    If all outputs have the same weights, these are returned; else ones where a row counts for any output, else zeros.
     """
     values = np.concatenate([np.reshape(part.values, (len(part.values), -1)) for part in parts], axis=1)
     alike = all(_equal(own, weights[0]) for own in weights[1:])
@@ -95,9 +97,9 @@ def _equal(first: np.ndarray | None, second: np.ndarray | None) -> bool:
 
 
 def spread(targets: Targets, weights: np.ndarray | None, rows: np.ndarray, count: int) -> tuple[Targets, np.ndarray]:
-    """Return the targets of ``rows`` as those of ``count`` rows, of which the others have weight zero.
+    """Return the targets of ``rows`` among ``count`` rows, and the weights, which are zero for the other rows.
 
-    These have a target of any loss: a positive number, the first class.
+    The other rows get a target that every loss accepts: a positive number, or the first class.
     """
     filler = IGNORED if targets.has_positions else int(targets.task == "regression")
     values = np.full((count, *targets.values.shape[1:]), filler, targets.values.dtype)

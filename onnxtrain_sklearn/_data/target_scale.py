@@ -1,4 +1,8 @@
-"""Scale targets for training, and clip predictions to their range."""
+"""The scale of regression targets for training, and the range to which predictions can be clipped.
+
+:func:`target_scale` computes the scale that the loss declares, from an array; a stream merges :func:`target_moments`
+and then calls :func:`scale_of`. :func:`target_range` computes the range, which later calls of ``partial_fit`` widen.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ from .targets import Targets
 
 @dataclass(frozen=True, eq=False)
 class TargetScale:
-    """``(y - center) / scale``, by column.
+    """The scaling ``(y - center) / scale`` of each column.
 
     Attributes
     ----------
     method : {"standard", "mean"}
-        As losses declare it.
+        The method that the loss declares.
     center, scale : ndarray of shape (n_outputs,) of float64
     """
 
@@ -29,36 +33,17 @@ class TargetScale:
     scale: np.ndarray
 
     def scaled(self, values: np.ndarray) -> np.ndarray:
-        """Return targets of shape (n_samples, n_outputs) as they are trained on."""
+        """Return scaled targets of shape (n_samples, n_outputs), as training uses them."""
         return np.asarray((values - self.center) / self.scale)
-
-
-def require_in_range(scale: TargetScale, values: np.ndarray, dtype: DType) -> None:
-    """Raise where predictions in units of the targets ``values`` would not be numbers of the type of the graph."""
-    limits = np.finfo(np.float64 if dtype == np.float64 else np.float32)
-    if np.abs(values).max(initial=0.0) > limits.max or scale.scale.max() > limits.max:
-        raise ValueError(f"y contains a value too large for {limits.dtype}, the type of the graph's output. Scale y.")
-    if scale.scale.min() < limits.tiny:
-        raise ValueError(
-            f"The values of y are about {scale.scale.min():.2g} apart, which is too small for {limits.dtype}, the type "
-            f"of the graph's output. Scale y."
-        )
-
-
-def warn_of_equal_targets(scale: TargetScale, values: np.ndarray, dtype: DType) -> None:
-    """Warn where different targets ``values`` are one number in the type of the graph, as predictions then are."""
-    steps = np.spacing(np.abs(scale.center).astype(dtype))
-    for column in np.flatnonzero(scale.scale < COARSE * steps)[:1]:
-        warn_of_steps(values[:, column], dtype, "y")
 
 
 def target_scale(
     method: TargetScaling | None, targets: Targets, rows: np.ndarray, weights: np.ndarray | None, *, centered: bool
 ) -> TargetScale | None:
-    """Return the scale of the targets of some rows; None where they stay as they are.
+    """Return the scale of the targets of some rows; None if the targets are not scaled.
 
-    ``method`` is what the loss declares; ``centered`` is False for graphs without an intercept, which predict 0 (or
-    the exponential of 0) for a row of zeros.
+    ``method`` is the one that the loss declares. ``centered`` is False for graphs without an intercept, which predict 0
+    (or the exponential of 0) for a row of zeros.
     """
     if method is None or targets.task != "regression":
         return None
@@ -70,7 +55,7 @@ def target_scale(
 
 
 def target_moments(method: TargetScaling, *, centered: bool) -> Moments:
-    """Return the statistics of targets, still without rows, from which :func:`scale_of` makes their scale."""
+    """Return empty statistics, to be updated with targets, from which :func:`scale_of` computes the scale."""
     return Moments(centered=centered, scaled=method == "standard")
 
 
@@ -78,15 +63,33 @@ def scale_of(method: TargetScaling, moments: Moments) -> TargetScale:
     """Return the scale of targets with these statistics."""
     if not moments.weight.any():
         raise ValueError("All rows to train on have weight zero.")
-    if method == "standard":  # mean 0 and deviation 1, or a mean square of 1; a constant column is centered alone
+    if method == "standard":  # to mean 0 and deviation 1, or a mean square of 1; constant columns are only centered
         return TargetScale(method, moments.mean, np.where(moments.constant, 1.0, moments.deviation))
-    mean = moments.mean  # becomes 1, for targets that are not negative
+    mean = moments.mean  # to mean 1, for targets that are not negative
     return TargetScale(method, np.zeros_like(mean), np.where(mean > 0, mean, 1.0))
 
 
-# The range of the regression targets that were trained on, to which predictions can be clipped.
-#
-# A constant target has a range of one number, which a graph that is built for the targets predicts exactly.
+def require_in_range(scale: TargetScale, values: np.ndarray, dtype: DType) -> None:
+    """Raise if predictions in the units of the targets ``values`` would overflow or underflow the graph's type."""
+    limits = np.finfo(np.float64 if dtype == np.float64 else np.float32)
+    if np.abs(values).max(initial=0.0) > limits.max or scale.scale.max() > limits.max:
+        raise ValueError(f"y contains a value too large for {limits.dtype}, the type of the graph's output. Scale y.")
+    if scale.scale.min() < limits.tiny:
+        raise ValueError(
+            f"The values of y are about {scale.scale.min():.2g} apart, which is too small for {limits.dtype}, the type "
+            f"of the graph's output. Scale y."
+        )
+
+
+def warn_of_equal_targets(scale: TargetScale, values: np.ndarray, dtype: DType) -> None:
+    """Warn if different targets ``values`` are equal in the graph's type, as then their predictions are too."""
+    steps = np.spacing(np.abs(scale.center).astype(dtype))
+    for column in np.flatnonzero(scale.scale < COARSE * steps)[:1]:
+        warn_of_steps(values[:, column], dtype, "y")
+
+
+# The range of the targets. For a constant target it is one number, which a graph that is built for the targets
+# predicts exactly.
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +100,9 @@ class TargetRange:
     ----------
     low, high : ndarray of shape (n_outputs,) of float64
     clips : bool
-        Whether predictions are clipped to the range.
+        True if predictions are clipped to the range.
     holds_constants : bool
-        Whether an output whose targets are all equal is predicted as their value.
+        True if outputs whose targets are all equal are predicted as this number.
     """
 
     low: np.ndarray
@@ -109,12 +112,12 @@ class TargetRange:
 
     @property
     def constant(self) -> np.ndarray:
-        """Mask of the outputs whose value is that of their targets, which are all equal."""
+        """Mask of the outputs that are predicted as their constant target."""
         return np.asarray((self.low == self.high) & self.holds_constants)
 
     @property
     def limits(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Smallest and largest prediction of each output; None: there are none."""
+        """Smallest and largest prediction of each output; None if predictions are not limited."""
         if self.clips:
             return self.low, self.high
         if not self.constant.any():
@@ -125,7 +128,7 @@ class TargetRange:
 def target_range(
     earlier: TargetRange | None, values: np.ndarray, *, clips: bool, holds_constants: bool = False
 ) -> TargetRange:
-    """Return the range of targets of shape (n_samples, n_outputs), which contains that of earlier calls."""
+    """Return the range of targets of shape (n_samples, n_outputs) and of those of earlier calls."""
     known = Extremes() if earlier is None else Extremes(earlier.low, earlier.high)
     known.update(values)
     assert known.low is not None

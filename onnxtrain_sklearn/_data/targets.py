@@ -1,8 +1,13 @@
-"""Encode labels and numbers as the targets that losses take.
+"""Labels and numbers, encoded as the targets that losses take, and the weights of their rows.
 
-A task is decided here once: regression, binary (one score), multiclass (one score a class), multilabel (one score a
-label that is 0 or 1), multioutput (several labels a row, each with one score a class). Classes are encoded as indices
-into ``classes``, or as rows of zeros and a one for each of several; nothing else depends on the type of the labels.
+Only this module decides the task: regression, binary (one score), multiclass (one score for each class), multilabel
+(one score for each label, which is 0 or 1), or multioutput (several labels in a row, each with one score for each of
+its classes). Labels become indices into ``classes``, or one-hot columns where a row has several, so that nothing else
+depends on their type.
+
+:func:`regression_targets` encodes numbers, :func:`counted_targets` labels, some of which may be ignored, and
+:func:`position_targets` labels at each position of a row. :func:`row_weights`, :func:`weights_of_counted` and
+:func:`weighted_positions` are the weights of the rows for these.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from .columns import require_unmasked
 from .statistics import balanced_weights
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
-"""Between them sums of weights are exact enough in float32."""
+"""Bounds of weights between which their sums are exact enough in float32."""
 
 
 Classes: TypeAlias = "np.ndarray | list[np.ndarray] | None"
@@ -41,18 +46,18 @@ class Targets:
     Attributes
     ----------
     values : ndarray of shape (n_samples,) of int64, or (n_samples, n_outputs) of float
-        Class indices, or numbers; rows of several axes are flat. Of labels at each position (n_samples, n_positions) of
-        int64, -1 where a label is ignored.
+        Class indices, or numbers; rows of several axes are flattened. For labels at each position, int64 of shape
+        (n_samples, n_positions), -1 where a label is ignored.
     task : {"regression", "binary", "multiclass", "multilabel", "multioutput"}
-        "binary" stands for two classes, whatever the number of scores.
+        "binary" means two classes, whether there are one or two scores.
     n_outputs : int
-        Columns that a graph built for these targets has, at each position if there are positions.
+        Output columns of a graph that is built for these targets, at each position if there are positions.
     classes : ndarray, list of ndarray or None
-        Sorted labels; a list where a row has several labels of classes of their own.
+        Sorted labels; a list if a row has several labels, each with its own classes.
     row_shape : tuple of int
-        Shape of a row of numbers that has several axes, such as an image, or of the labels at positions; else empty.
+        Shape of a row of numbers with several axes, such as an image, or of the labels at positions; else empty.
     label_weights : ndarray of shape (n_classes,), or None
-        Weights of the labels at positions by class; None: there are no positions.
+        Weights of the labels at positions by class; None if there are no positions.
     counts : ndarray of bool of shape (n_samples,) or (n_samples, n_labels), or None
         Which labels count; None: all do. A label that does not count has the value -1 where rows have several labels;
         where they have one, its value is arbitrary.
@@ -78,17 +83,17 @@ class Targets:
 
     @property
     def has_positions(self) -> bool:
-        """True if there is a label at each position of a row."""
+        """True if a row has a label at each position."""
         return self.label_weights is not None
 
     @property
     def stratify(self) -> np.ndarray | None:
-        """Labels whose proportions a split keeps; None: it keeps none."""
+        """Labels whose proportions a split preserves; None if there are no such labels."""
         return self.values if self.task in ("binary", "multiclass") and not self.has_positions else None
 
 
 def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
-    """Return numbers, a column per output; ``allow_nd``: rows may have several axes."""
+    """Return numbers as targets, with a column for each output; ``allow_nd`` admits rows of several axes."""
     require_unmasked(y, "y")
     require_present(y)
     array = np.asarray(check_array(y, ensure_2d=False, dtype=None, input_name="y", allow_nd=allow_nd))
@@ -101,28 +106,28 @@ def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
             array = array.astype(np.float64)
         except (ValueError, TypeError):
             raise ValueError("Unknown label type: y must hold numbers for regression.") from None
-        assert_all_finite(array, input_name="y")  # the text "nan" is a number to NumPy
+        assert_all_finite(array, input_name="y")  # NumPy converts the text "nan"
     columns = array.reshape(len(array), math.prod(array.shape[1:]))
-    if array.ndim > 2:  # maps are large: float32 stays what it is
+    if array.ndim > 2:  # images are large, so that float32 is not converted
         columns = columns if columns.dtype == np.float32 else columns.astype(np.float64)
         return Targets(columns, "regression", columns.shape[1], row_shape=array.shape[1:])
     return Targets(columns.astype(np.float64), "regression", columns.shape[1])
 
 
 def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
-    """Return class indices or label indicators; labels that ``classes`` lacks are an error."""
+    """Return class indices or label indicators; raise for labels that are not in ``classes``."""
     require_unmasked(y, "y")
     require_present(y)
     with sortable_labels(y, "y"):
         if not isinstance(classes, list) and (plain := _plain_labels(y)) is not None:
             return _label_targets(np.ascontiguousarray(y), classes, plain)
-        if sp.issparse(y) and y.ndim == 1:  # which scikit-learn does not take
+        if sp.issparse(y) and y.ndim == 1:  # scikit-learn does not take sparse vectors
             y = y.toarray()
         if getattr(getattr(y, "dtype", None), "kind", "") == "f":
             assert_all_finite(y, input_name="y")
         kind = type_of_target(y, input_name="y")
         if kind not in ("binary", "multiclass"):
-            check_classification_targets(y)  # which finds the kind once more
+            check_classification_targets(y)  # only now, because it determines the kind again, which takes time
         if isinstance(classes, list) or (classes is None and kind == "multiclass-multioutput"):
             return _several_labels(np.asarray(y.toarray() if hasattr(y, "toarray") else y), classes)
         if kind == "multilabel-indicator" or (classes is not None and np.shape(y)[1:] == classes.shape):
@@ -153,7 +158,7 @@ def _label_targets(labels: np.ndarray, classes: np.ndarray | None, distinct: np.
 def encoded_labels(
     labels: np.ndarray, classes: np.ndarray | None, distinct: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return class indices and the classes, of which there must be two; ``distinct`` are the labels if known."""
+    """Return class indices and the classes, at least two; ``distinct`` are the labels that occur, if known."""
     known = distinct if classes is None else classes
     if known is None:
         known = np.unique(labels)
@@ -176,7 +181,7 @@ def sorted_classes(classes: ArrayLike) -> np.ndarray | list[np.ndarray]:
 
 
 def require_sorted(classes: ArrayLike | None, known: np.ndarray | list[np.ndarray]) -> None:
-    """Raise where the classes for the columns of a given graph come in another order than that of their columns."""
+    """Raise if the classes that a user names are not sorted, as the columns of a given graph are."""
     several: Any = classes
     for given, own in zip(several, known, strict=True) if isinstance(known, list) else [(_flat(several), known)]:
         if list(given) != own.tolist():
@@ -203,7 +208,7 @@ def require_labels(y: ArrayLike, classes: ArrayLike | None, *, classifies: bool,
 
 
 def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
-    """Return the place of each label among the known ones."""
+    """Return the index of each label in ``known``."""
     if known.dtype.kind not in "biufUO":
         raise ValueError(f"ONNX has no labels of type {known.dtype}: give strings, integers or floats.")
     try:
@@ -220,14 +225,14 @@ def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
 
 
 def _shortened(labels: np.ndarray, most: int = 20) -> str:
-    """Return labels as a list, of many the first ones and their number."""
+    """Return a list of labels as text, shortened to the first ones and their number if there are many."""
     if len(labels) <= most:
         return str(labels.tolist())
     return f"[{', '.join(map(repr, labels[:most].tolist()))}, ...], {len(labels)} in all"
 
 
 def _several_labels(y: np.ndarray, classes: list[np.ndarray] | None) -> Targets:
-    """Return a column for each class of each label: the one of the row's class is 1."""
+    """Return one-hot columns for the classes of each label."""
     if classes is not None and y.shape[1:] != (len(classes),):
         raise ValueError(f"y has shape {y.shape}, expected {len(classes)} labels (columns) a row.")
     known = [np.unique(column) for column in y.T] if classes is None else classes
@@ -237,7 +242,7 @@ def _several_labels(y: np.ndarray, classes: list[np.ndarray] | None) -> Targets:
 
 
 def labels_of(values: np.ndarray, classes: list[np.ndarray]) -> np.ndarray:
-    """Return the labels of rows that have a column for each class of each label: where it is largest."""
+    """Return the labels of rows with a column for each class of each label: the class of the largest value."""
     parts = np.split(values, np.cumsum([len(known) for known in classes])[:-1], axis=1)
     return np.stack([known[part.argmax(axis=1)] for known, part in zip(classes, parts, strict=True)], axis=1)
 
@@ -252,7 +257,7 @@ def _indicator_matrix(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
 
 
 def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
-    """Return a weight for each row, checked as scikit-learn checks them by a function that is private there."""
+    """Return the weight of each row, with the checks of scikit-learn, whose own function is private."""
     if sample_weight is None:
         return np.ones(n_rows)
     if isinstance(sample_weight, Number):
@@ -266,7 +271,7 @@ def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
 
 
 def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight: ClassWeight) -> np.ndarray | None:
-    """Return the weight of every row, None where all are one; class weights are multiplied in."""
+    """Return the weight of every row, including class weights; None if all are one."""
     if sample_weight is None and class_weight is None:
         return None
     weights = checked_weights(sample_weight, len(targets.values))
@@ -277,7 +282,7 @@ def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight:
 
 
 def require_usable_weights(weights: np.ndarray) -> None:
-    """Raise if all weights are zero, or float32 cannot hold them."""
+    """Raise if all weights are zero, or their sums are not exact enough in float32."""
     if not weights.sum() > 0:
         raise ValueError("The sum of sample_weight is zero: at least one row must have a positive weight.")
     if not MIN_WEIGHT < weights.max() <= weights.sum() < MAX_WEIGHT:
@@ -285,7 +290,7 @@ def require_usable_weights(weights: np.ndarray) -> None:
 
 
 def _class_weights(class_weight: ClassWeight, targets: Targets, weights: np.ndarray) -> np.ndarray:
-    """Return the weight that its class gives to every row; "balanced" counts a row as often as it weighs."""
+    """Return the factor of each row by its class; for "balanced", classes count by the weights of their rows."""
     if targets.task == "multilabel":
         rows = compute_sample_weight(class_weight, targets.values)
     elif isinstance(targets.classes, list):
@@ -299,7 +304,7 @@ def _class_weights(class_weight: ClassWeight, targets: Targets, weights: np.ndar
 def weights_of_classes(
     class_weight: ClassWeight, classes: Classes, values: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """Return the weight of each class; "balanced" counts each of the class indices ``values`` as often as it weighs."""
+    """Return the weight of each class; for "balanced", the class indices ``values`` count by their ``weights``."""
     if isinstance(class_weight, str) and class_weight == "balanced":
         totals = np.bincount(values, weights, minlength=0 if classes is None else len(classes))
         return balanced_weights(totals, float(weights.sum()))
@@ -315,12 +320,13 @@ def _require_no_negative(weights: np.ndarray, class_weight: ClassWeight) -> None
 
 # Labels at each position of a row, such as the words of a text or the pixels of an image.
 #
-# A row weighs as much as the labels of it that count: the mean over rows of the weighted mean over a row's positions is
-# then the weighted mean over all positions. A row whose labels are all ignored has weight zero.
+# The weight of a row is multiplied by the mean weight of its labels, with zero for ignored ones. The mean over rows of
+# the weighted mean over a row's positions is then the weighted mean over all positions, and a row whose labels are all
+# ignored has weight zero.
 
 
 def label_array(y: ArrayLike) -> np.ndarray:
-    """Return labels as an array; rows of different lengths are an error."""
+    """Return labels as an array; raise for rows of different lengths."""
     try:
         return np.asarray(y)
     except ValueError:
@@ -330,7 +336,7 @@ def label_array(y: ArrayLike) -> np.ndarray:
 
 
 def position_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targets:
-    """Return class indices (n_samples, n_positions), -1 for labels to ignore."""
+    """Return class indices of shape (n_samples, n_positions), with -1 for ignored labels."""
     labels = label_array(y)
     if labels.ndim < 2:
         raise ValueError(f"y must hold a label at each position, (n_samples, n_positions), got shape {labels.shape}.")
@@ -357,15 +363,16 @@ def position_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Ta
 
 
 def position_shares(targets: Targets) -> np.ndarray:
-    """Return the weight of each label, (n_samples, n_positions); 0 of those that are ignored."""
+    """Return the weight of each label, of shape (n_samples, n_positions); 0 for ignored ones."""
     assert targets.label_weights is not None
+    # The index -1 of ignored labels selects the zero at the end.
     return np.asarray(np.append(targets.label_weights, 0.0)[targets.values])
 
 
 def weighted_positions(
     targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight
 ) -> tuple[Targets, np.ndarray | None]:
-    """Return the targets with the weights of labels, and those of rows; None where all are one."""
+    """Return the targets with the weights of labels, and the weights of rows; None if all are one."""
     rows = checked_weights(sample_weight, len(targets.values))
     if class_weight is not None:
         counted = targets.values != IGNORED
@@ -388,13 +395,13 @@ def given_weights(targets: Targets, weights: np.ndarray) -> np.ndarray | None:
 
 
 def require_same_places(trained: Targets, held_out: Targets) -> None:
-    """Raise if validation data have other positions than the training data, for which the graph is prepared."""
+    """Raise if validation data have other positions than the training data, for which the graph was prepared."""
     if trained.has_positions and trained.row_shape != held_out.row_shape:
         raise ValueError(f"y has rows of shape {held_out.row_shape}, those to train on have {trained.row_shape}.")
 
 
 def validation_accuracy(predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-    """Return the share of right labels, weighted as the loss is."""
+    """Return the share of correct labels, weighted as in the loss."""
     shares, classes = position_shares(targets), np.asarray(targets.classes)
     rows = np.ones(len(shares)) if weights is None else weights / np.maximum(shares.mean(axis=1), 1e-300)
     right = classes[targets.values] == predicted.reshape(targets.values.shape).astype(classes.dtype)
@@ -404,7 +411,7 @@ def validation_accuracy(predicted: np.ndarray, targets: Targets, weights: np.nda
 def accuracy_at_positions(
     y: ArrayLike, predicted: np.ndarray, ignore_label: object, sample_weight: ArrayLike | None
 ) -> float:
-    """Return the share of right labels among those that count, by the weights of their rows."""
+    """Return the share of correct labels among those that count, weighted by row."""
     labels = label_array(y)
     if labels.shape != predicted.shape:
         raise ValueError(f"y has shape {labels.shape}, but the predictions have {predicted.shape}.")
@@ -415,14 +422,14 @@ def accuracy_at_positions(
     return float(np.average(labels == predicted, weights=weights))
 
 
-# Labels that do not count: a row without one that counts adds nothing, one of several labels has no part in its row.
+# Labels that do not count (``ignore_label``), where a row has one label or several.
 #
-# The mean over the labels that count is the mean over rows, each weighted by its share of such labels, of the mean over
-# those of the row.
+# The weight of a row is multiplied by its share of labels that count. The mean over rows of the mean over a row's
+# labels that count is then the mean over all labels that count.
 
 
 IGNORED = -1
-"""What stands for a label that does not count, in place of a class index or of an indicator."""
+"""Value of a label that does not count, in place of a class index or an indicator."""
 
 
 def counted_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
@@ -436,7 +443,7 @@ def counted_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
 
 
 def ignores_missing(ignore_label: object) -> bool:
-    """Return True if missing labels are those to ignore."""
+    """Return True if ``ignore_label`` is NaN, so that missing labels are ignored."""
     return isinstance(ignore_label, Real) and math.isnan(ignore_label)
 
 
@@ -449,7 +456,7 @@ def _numbers_and_texts(labels: np.ndarray) -> np.ndarray:
 
 
 def plain_labels(labels: np.ndarray) -> np.ndarray:
-    """Return labels; numbers among Python objects as an array of numbers, which graphs can give."""
+    """Return labels, with Python objects that are numbers as an array of numbers, which a graph can output."""
     if labels.dtype != object:
         return labels
     numbers = {isinstance(label, Real) for label in labels.ravel()}
@@ -465,7 +472,7 @@ def plain_labels(labels: np.ndarray) -> np.ndarray:
 
 
 def ignored_in(y: ArrayLike, ignore_label: object) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the labels of rows as an array, and where they count; None where all do."""
+    """Return the labels as an array, and the mask of those that count; None if all do."""
     if ignore_label is None:
         return None
     several: object = y
@@ -485,7 +492,7 @@ def ignored_in(y: ArrayLike, ignore_label: object) -> tuple[np.ndarray, np.ndarr
 
 
 def counted_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targets:
-    """Return class indices or label indicators, and which labels count, where some do not."""
+    """Return the targets of labels of which some may not count."""
     found = ignored_in(y, ignore_label)
     if found is None:
         return class_targets(y, classes)
@@ -506,7 +513,7 @@ def counted_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Tar
 
 
 def require_counted_classes(classes: Classes, ignore_label: object) -> None:
-    """Raise where a class is the label to ignore."""
+    """Raise if a class is the label to ignore."""
     for own in classes if isinstance(classes, list) else [classes]:
         if own is not None and not counted_labels(own, ignore_label).all():
             raise ValueError(
@@ -516,7 +523,7 @@ def require_counted_classes(classes: Classes, ignore_label: object) -> None:
 
 
 def filled_labels(labels: np.ndarray, counted: np.ndarray, classes: Classes) -> np.ndarray:
-    """Return several labels a row with labels of the same columns in the place of those that do not count."""
+    """Return several labels in a row, with any label of the same column in place of those that do not count."""
     filled = labels.copy()
     indicators = not isinstance(classes, list) and bool(np.isin(labels[counted], (0, 1)).all())
     for j, own in enumerate(counted.T):
@@ -537,20 +544,20 @@ def filled_labels(labels: np.ndarray, counted: np.ndarray, classes: Classes) -> 
 
 
 def share_of_labels(targets: Targets) -> np.ndarray:
-    """Return by row the share of its labels that count."""
+    """Return the share of the labels that count, for each row."""
     assert targets.counts is not None
     return np.asarray(targets.counts.reshape(len(targets.counts), -1).mean(axis=1))
 
 
 def rows_with_labels(targets: Targets) -> np.ndarray:
-    """Return the rows that have a label that counts."""
+    """Return the indices of the rows with a label that counts."""
     if targets.counts is None:
         return np.arange(len(targets.values))
     return np.flatnonzero(share_of_labels(targets))
 
 
 def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight) -> np.ndarray:
-    """Return the weights of rows some labels of which do not count, each multiplied by the share of those that do."""
+    """Return the weights of rows, each multiplied by the share of its labels that count."""
     assert targets.counts is not None
     weights, rows = checked_weights(sample_weight, len(targets.values)), targets.counts.reshape(len(targets.values), -1)
     some = np.asarray(rows.any(axis=1))
@@ -567,12 +574,12 @@ def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_
 
 
 def _weights_of_counted_labels(targets: Targets, counted: np.ndarray, class_weight: ClassWeight) -> np.ndarray:
-    """Return by row the product of the weights of its labels that count."""
+    """Return the product of the class weights of the labels that count, for each row."""
     several = isinstance(targets.classes, list)
     labels = labels_of(targets.values, targets.classes) if isinstance(targets.classes, list) else targets.values
     given: Any = class_weight
     if not isinstance(given, list) or len(given) != labels.shape[1]:
-        compute_sample_weight(given, labels if several else np.abs(labels))  # which says what is wrong
+        compute_sample_weight(given, labels if several else np.abs(labels))  # only for its error messages
     product = np.ones(len(labels))
     for j, own in enumerate(counted.T):
         if own.any():
@@ -586,9 +593,9 @@ def _weights_of_counted_labels(targets: Targets, counted: np.ndarray, class_weig
 def rows_that_count(
     y: ArrayLike, predicted: np.ndarray, sample_weight: ArrayLike | None, ignore_label: object
 ) -> tuple[ArrayLike, np.ndarray, ArrayLike | None]:
-    """Return labels, predictions and weights, for a score, of the rows that have a label that counts.
+    """Return labels, predictions and weights of the rows with a label that counts, for a score.
 
-    Ignored labels in these rows are replaced by their predictions, so that they are never errors.
+    In these rows, predictions replace the ignored labels, which are then never errors.
     """
     found = ignored_in(y, ignore_label)
     if found is None:
@@ -606,12 +613,12 @@ def rows_that_count(
     return plain_labels(filled), predicted, weights
 
 
-# Labels that are no classes: missing ones, and texts among numbers, which cannot be sorted.
+# Errors about labels that cannot be classes: missing ones, and texts among numbers, which cannot be sorted.
 
 
 def require_present(y: object) -> None:
-    """Raise where a target among Python objects is missing: NumPy and scikit-learn take None for NaN, or for a text."""
-    if sp.issparse(y) or (isinstance(y, np.ndarray) and y.dtype != object):  # scikit-learn looks at these
+    """Raise if a target among Python objects is missing; NumPy and scikit-learn read None as NaN, or as a text."""
+    if sp.issparse(y) or (isinstance(y, np.ndarray) and y.dtype != object):  # scikit-learn checks these
         return
     found = _objects(y)
     if found is None:
@@ -626,7 +633,7 @@ def require_present(y: object) -> None:
 
 @contextmanager
 def sortable_labels(labels: object, name: str) -> Iterator[None]:
-    """Name the labels that cannot be sorted in the error that they raise: Python's message is about two of them."""
+    """Describe labels that cannot be sorted in the error; Python's own message compares two of their types."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -636,7 +643,7 @@ def sortable_labels(labels: object, name: str) -> Iterator[None]:
 
 
 def _fault(labels: object) -> str | None:
-    """Return why Python objects among labels cannot be sorted; None if that is not known."""
+    """Return why Python objects among labels cannot be sorted; None if the reason is unknown."""
     found = None if sp.issparse(labels) else _objects(labels)
     if found is None:
         return None
@@ -652,6 +659,7 @@ def _fault(labels: object) -> str | None:
 
 
 def _objects(labels: object) -> list[object] | None:
+    """Return labels that are Python objects as a list; None if they are an array of another type."""
     try:
         array = np.asarray(labels)
     except ValueError:  # rows of different lengths
@@ -660,6 +668,7 @@ def _objects(labels: object) -> list[object] | None:
 
 
 def _floats(labels: object) -> list[object]:
+    """Return labels that are floats as a list if one is NaN; else an empty list."""
     try:
         array = np.asarray(labels)
     except ValueError:

@@ -1,6 +1,7 @@
-"""Store checkpoints of a training in files, and read them.
+"""Checkpoints of a training: the callback :class:`Checkpoint`, and the format of its files.
 
-:class:`Checkpoint` is the callback. :func:`write_state` and :func:`read_state` write and read one file.
+:func:`write_state` and :func:`read_state` write and read a file. :func:`as_text` and :func:`from_text` separate a
+state into JSON and arrays; the training state of the estimators uses them too.
 """
 
 from __future__ import annotations
@@ -24,36 +25,36 @@ from .base import CALLBACKS_MODULE, Callback, State, TrainingInProgress
 
 
 class Checkpoint(Callback):
-    """Store the state of training, from which the same call of ``fit`` goes on after a crash, to the same bits.
+    """Store the state of training, from which the same call of ``fit`` resumes after a crash, to the same bits.
 
-    The state is complete: weights, optimizer, random state, epoch, history, the best weights so far, and what other
-    callbacks remember. A file is named after a digest of settings, data and initial state. A call with the same ones
-    finds its file and resumes from there; a call with other ones finds no file. So one folder serves all fits of a
-    search, and running a program again skips what it has done, including fits that had ended.
+    The state is complete: weights, optimizer, random state, epoch, history, the best weights so far, and the memories
+    of other callbacks. A file is named after a digest of settings, data and initial state. A call for which these are
+    the same finds its file and resumes from there; any other call finds no file. So one folder serves all fits of a
+    search, and a program that runs again skips the training that is done, including fits that had ended.
 
     Parameters
     ----------
     path : str or path-like
-        Folder of the files; it is made if need be.
+        Folder of the files, which is created if necessary.
     every : int, default=1
-        Epochs from one file to the next. The last epoch is always stored.
+        Epochs between two files. The last epoch is always stored.
     keep : int, default=1
-        Files of a fit that are kept, the latest ones. Consecutive calls of ``partial_fit`` count as one fit.
+        Number of the latest files of a fit to keep. Consecutive calls of ``partial_fit`` count as one fit.
     resume : bool, default=True
-        Whether a call resumes from its latest file. False: it starts from the beginning, and replaces the files.
+        If True, resume from the latest file of the call. If False, start from the beginning, and replace the files.
 
     Notes
     -----
-    A file appears under its name when it is complete, and holds plain arrays, a text and a checksum: reading one runs
-    no code. One that is damaged, or holds weights that are not finite, is passed over with a warning where the file
-    before it is there (``keep``), and is an error where it is not. Threads and processes may share a folder. With
-    another version of onnxruntime a call starts from the beginning.
+    A file appears under its name only when it is complete. It holds plain arrays, a text and a checksum: reading it
+    runs no code. If a file is damaged, or holds weights that are not finite, the file before it (``keep``) is used,
+    with a warning; without one, that is an error. Threads and processes may share a folder. With another version of
+    onnxruntime, a call starts from the beginning.
 
-    With ``random_state=None`` the first call draws a seed, and the folder keeps it for calls with the same settings and
-    data: they are one training, also after it has ended. ``resume=False`` draws another seed.
+    With ``random_state=None``, the first call draws a seed, and the folder keeps it for calls with the same settings
+    and data: they are one training, even after it has ended. ``resume=False`` draws another seed.
 
-    L-BFGS and fine-tuning are searches on all rows, whose state within SciPy cannot be stored: after a crash they begin
-    again, and find the same weights to the bit. Their file is written when they have ended; they are then not repeated.
+    L-BFGS and fine-tuning are searches on all rows, whose state within SciPy cannot be stored. After a crash they start
+    again, and find the same weights to the bit. Their file is written when they end, so that they are not repeated.
 
     Examples
     --------
@@ -85,7 +86,7 @@ class Checkpoint(Callback):
         training.defer(lambda: self._find(training))
 
     def after_epoch(self, training: TrainingInProgress) -> None:
-        if training.is_resumable or training.epochs_done == 1:  # a search decides once, when it has ended
+        if training.is_resumable or training.epochs_done == 1:  # a search stores once, when it has ended
             training.defer(lambda: self._store(training))
 
     def seed(self, key: str, drawn: int) -> int:
@@ -94,7 +95,7 @@ class Checkpoint(Callback):
         Parameters
         ----------
         key : str
-            A text that calls with equal settings and data share.
+            A text that is the same for calls with equal settings and data.
         drawn : int
             The seed of the first such call, which is stored.
         """
@@ -111,7 +112,7 @@ class Checkpoint(Callback):
         return seed
 
     def _find(self, training: TrainingInProgress) -> None:
-        """Go on from the latest file of this call, if there is one."""
+        """Resume from the latest file of this call, if there is one."""
         folder, memory, key = Path(self.path), training.memory(self), training.identity()
         folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(folder, key)
@@ -122,25 +123,26 @@ class Checkpoint(Callback):
         training.memory(self).update(key=key, files=self._kept(folder, [*earlier, *own]))
 
     def _store(self, training: TrainingInProgress) -> None:
+        """Write a file for the last epoch, if it is due, and remove old ones."""
         epoch, last = training.row["epoch"], training.ended or training.epochs_done == training.max_iter
         if epoch % self.every and not last:
             return
         folder, memory = Path(self.path), training.memory(self)
         file = f"{memory['key']}-{epoch:08d}.npz"
         files = [*(name for name in memory["files"] if name != file), file]
-        memory["files"] = files[-self.keep :]
+        memory["files"] = files[-self.keep :]  # before the state is taken, which holds this memory
         write_state(folder / file, training.state())
         self._kept(folder, files)
 
     def _kept(self, folder: Path, files: list[str]) -> list[str]:
-        """Remove all files but the latest; return these."""
+        """Remove all files but the latest ones; return the names of these."""
         for name in files[: -self.keep]:
             (folder / name).unlink(missing_ok=True)
         return files[-self.keep :]
 
 
 def _restore_latest(training: TrainingInProgress, files: list[Path]) -> None:
-    """Go on from the first file that is whole; raise the error of the first one where there are only damaged ones."""
+    """Resume from the first file that is intact; if all are damaged, raise the error of the first one."""
     error: ModelError | None = None
     for file in files:
         try:
@@ -148,7 +150,10 @@ def _restore_latest(training: TrainingInProgress, files: list[Path]) -> None:
             if state is None:  # another thread of the same fit has replaced it
                 continue
             _require_finite(state, file)
-            _restore(training, state, file)
+            try:
+                training.restore(state)
+            except ModelError as unfit:
+                raise damaged(file, str(unfit)) from unfit
         except ModelError as found:
             error = error or found
             continue
@@ -159,15 +164,8 @@ def _restore_latest(training: TrainingInProgress, files: list[Path]) -> None:
         raise error
 
 
-def _restore(training: TrainingInProgress, state: State, file: Path) -> None:
-    try:
-        training.restore(state)
-    except ModelError as error:
-        raise damaged(file, str(error)) from error
-
-
 def _require_finite(state: State, file: Path) -> None:
-    """Raise ModelError where weights are not finite, or the optimizer's state is NaN; its squares may be infinite."""
+    """Raise ModelError if weights are not finite, or the optimizer's state is NaN; its squares may be infinite."""
     weights = {name: state.get(name) for name in ("parameters", "statistics", "average", "last_finite", "best")}
     slots = state.get("slots")
     for name, array in {**weights, **(slots if isinstance(slots, dict) else {})}.items():
@@ -177,18 +175,18 @@ def _require_finite(state: State, file: Path) -> None:
                 raise damaged(file, f"{name!r} holds values that are NaN or infinite")
 
 
-# Checkpoint files: arrays and a text that says where they belong, with a checksum of all.
+# Checkpoint files: an archive of arrays, a JSON text that says where they belong, and a checksum of all.
 #
-# A file may be cut off, changed, or written by somebody else. What is read is checked before it is used: no file takes
-# more memory than it is long, and none runs code.
+# A file may be truncated, changed, or written by somebody else. Everything is checked before it is used: reading takes
+# no more memory than the file is long, and runs no code.
 
 
 ARRAY, TEXT, CHECKSUM = "array of the file", "state", "sha256"
-"""The key of a dict that stands for an array, and the names of the text and of the checksum among the arrays."""
+"""The key of a dict that stands for an array, and the entries of the archive with the text and the checksum."""
 
 
 def write_state(path: Path, state: State) -> None:
-    """Write a state of dicts, lists, arrays, numbers and texts; after a crash the file is whole or absent."""
+    """Write a state of dicts, lists, arrays, numbers and texts; after a crash, the file is complete or absent."""
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(as_text(state, arrays))
     arrays[TEXT] = np.frombuffer(text.encode(), np.uint8)
@@ -203,7 +201,7 @@ def read_state(path: Path) -> State | None:
     Raises
     ------
     ModelError
-        The file is damaged, or none of :func:`write_state`.
+        The file is damaged, or was not written by :func:`write_state`.
     """
     try:
         content = content_of(path, first=_require_archive)
@@ -227,7 +225,7 @@ def read_state(path: Path) -> State | None:
 
 
 def damaged(path: Path, why: str) -> ModelError:
-    """Return the error to raise for a file that cannot be gone on from."""
+    """Return the error to raise for a file from which training cannot resume."""
     return ModelError(
         f"The checkpoint {path} is damaged, or none of this training: {why.rstrip('.')}. Remove it, or set "
         f"resume=False, which replaces it."
@@ -235,7 +233,7 @@ def damaged(path: Path, why: str) -> ModelError:
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Return the SHA-256 of names, types, shapes and numbers."""
+    """Return the SHA-256 of the names, types, shapes and contents of arrays."""
     hasher = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]
@@ -250,7 +248,7 @@ def _require_archive(file: BinaryIO, size: int) -> None:
 
 
 def _arrays_of(content: bytes, path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an archive, which together are no longer than it is."""
+    """Return the arrays of an archive, after checking that together they are no longer than it is."""
     found, left = dict[str, np.ndarray](), len(content)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -263,18 +261,18 @@ def _arrays_of(content: bytes, path: Path) -> dict[str, np.ndarray]:
         raise
     except MemoryError as error:
         raise MemoryError(f"There is not enough memory to read the checkpoint {path}.") from error
-    except Exception as error:  # zipfile and NumPy raise whatever the bytes lead to
+    except Exception as error:  # on damaged bytes, zipfile and NumPy raise errors of many types
         raise damaged(path, f"{type(error).__name__}: {error}"[:300]) from error
     return found
 
 
 def _array_of(content: bytes) -> np.ndarray:
-    """Return the array of a file of NumPy; its header may say anything."""
+    """Return the array of a file in NumPy's format, whose header is not trusted."""
     file = io.BytesIO(content)
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         shape, fortran, kind = read_header[np.lib.format.read_magic(file)](file)
-    except (MemoryError, RecursionError) as error:  # of Python's parser, whose text is short
+    except (MemoryError, RecursionError) as error:  # of Python's parser on a deeply nested header, not of its size
         raise ValueError("a header is nested too deeply") from error
     if kind.hasobject or any(size < 0 for size in shape):
         raise ValueError("a header names objects or negative sizes")
@@ -283,7 +281,7 @@ def _array_of(content: bytes) -> np.ndarray:
 
 
 def as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
-    """Return ``value`` as JSON takes it; arrays go to ``arrays``."""
+    """Return ``value`` in a form for JSON; add its arrays to ``arrays``, and refer to them by name."""
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError("A checkpoint takes arrays of numbers and texts, and a callback remembers one of objects.")
@@ -298,7 +296,7 @@ def as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def from_text(value: object, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Return the value that :func:`as_text` took."""
+    """Return the value from which :func:`as_text` made this."""
     if isinstance(value, dict):
         if ARRAY in value:
             return arrays[value[ARRAY]]

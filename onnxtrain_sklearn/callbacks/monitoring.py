@@ -1,4 +1,7 @@
-"""Callbacks that watch training: EarlyStopping, EpochScoring, GradientStatistics, MetricLogger."""
+"""Callbacks that watch training: EpochScoring, EarlyStopping, GradientStatistics, MetricLogger.
+
+They read and add entries of ``history_``; only EarlyStopping affects training.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from .._utils.params import COUNT, NOT_NEGATIVE, OneOf, Rules
 from .base import CALLBACKS_MODULE, Callback, Part, TrainingInProgress
 
 LOWER_IS_BETTER = ("loss", "train_loss", "validation_loss")
-"""Monitored losses, which improve downwards."""
+"""Entries of ``history_`` that are better when lower."""
 
 
 def measured(training: TrainingInProgress, name: str) -> float:
-    """Return an entry of ``history_``, or compute it by its name: ``train_`` or ``validation_``, then a scorer."""
+    """Return an entry of ``history_``, computed if its name is ``train_`` or ``validation_`` and a scorer."""
     on, _, scoring = name.partition("_")
     if name not in training.row and (on not in ("train", "validation") or not scoring):
         raise ValueError(
@@ -30,15 +33,15 @@ def measured(training: TrainingInProgress, name: str) -> float:
 
 
 class EpochScoring(Callback):
-    """Compute a score of scikit-learn, or the loss, after each epoch; it becomes an entry of ``history_``.
+    """Compute a score of scikit-learn, or the loss, after each epoch, as an entry of ``history_``.
 
     Parameters
     ----------
     scoring : str or callable
-        Name of a scorer of scikit-learn, a function ``(estimator, X, y) -> float``, or "loss": the loss that is
-        trained, without the penalty and without dropout, in the units that are trained.
+        Name of a scorer of scikit-learn, a function ``(estimator, X, y) -> float``, or "loss": the training loss,
+        without penalty and dropout, in the units of the scaled targets.
     on : {"validation", "train"}, default="validation"
-        The rows: validation data (``early_stopping=True``, or ``X_val`` and ``y_val``), or those that are trained on.
+        The rows to score: validation data (``early_stopping=True``, or ``X_val`` and ``y_val``), or training data.
 
     Examples
     --------
@@ -77,23 +80,24 @@ class EarlyStopping(Callback):
     Parameters
     ----------
     monitor : str, default="validation_loss"
-        An entry of ``history_`` (``"loss"``, ``"validation_score"``, what another callback adds), or rows and a scorer
-        of scikit-learn: ``"validation_loss"``, ``"train_loss"``, ``"validation_neg_log_loss"``, ``"train_accuracy"``.
+        An entry of ``history_`` (``"loss"``, ``"validation_score"``, or one that another callback adds), or rows and a
+        scorer of scikit-learn: ``"validation_loss"``, ``"train_loss"``, ``"validation_neg_log_loss"``,
+        ``"train_accuracy"``.
     patience : int, default=10
-        Training ends when so many epochs in a row have not improved.
+        Number of consecutive epochs without improvement after which training ends.
     restore_best : bool, default=True
-        Whether training ends with the weights of the best epoch.
+        If True, training ends with the weights of the best epoch.
     min_delta : float, default=0.0
-        Least improvement that counts as one.
+        Smallest change that counts as an improvement.
     mode : {"auto", "min", "max"}, default="auto"
-        What is better. "auto": lower losses, higher values of all else.
+        Direction of improvement. "auto": down for losses, up for all other entries.
 
     Notes
     -----
-    The estimator's parameters stop training too, by scikit-learn's rules: by default when the training loss stops
-    falling, with ``early_stopping=True`` when the validation score stops rising. They can watch nothing else, which is
-    why there is this callback. Set ``n_iter_no_change=np.inf`` to leave the decision to it. ``partial_fit`` makes one
-    pass, which is neither ended nor undone.
+    The estimator's own parameters end training too, by scikit-learn's rules: by default when the training loss stops
+    falling, with ``early_stopping=True`` when the validation score stops rising. This callback can watch other entries.
+    Set ``n_iter_no_change=np.inf`` to leave the decision to it. ``partial_fit`` makes one pass, which is neither ended
+    nor undone.
 
     Examples
     --------
@@ -169,7 +173,7 @@ class GradientStatistics(Callback):
     Parameters
     ----------
     by_parameter : bool, default=False
-        Whether the norm of each parameter is added too, as ``gradient_norm/NAME``.
+        If True, add the norm of each parameter too, as ``gradient_norm/NAME``.
 
     Examples
     --------
@@ -206,21 +210,22 @@ class GradientStatistics(Callback):
             training.row.update({f"gradient_norm/{name}": norm for name, norm in norms.items()})
 
 
-# Experiment trackers: they take metrics by the methods that they have; none of them is imported.
+# Experiment trackers are recognized by their methods, so that none of them is imported.
 
 
 NOT_METRICS = ("epoch", "step")
+"""Entries of a row that count epochs and steps instead of measuring something."""
 
 
 class MetricLogger(Callback):
-    """Pass the entries of ``history_`` on to a tracker of experiments, after each epoch.
+    """Send the entries of ``history_`` to an experiment tracker after each epoch.
 
     Parameters
     ----------
     target : object or callable
         MLflow's module (``log_metrics``), a writer for TensorBoard (``add_scalar``), or a run of Weights & Biases
-        (``log``); anything with one of these methods. A function without arguments is called for it, once in each
-        process: copies and workers cannot hold open files and connections.
+        (``log``), or any object with one of these methods. Or a function without arguments that returns one, called
+        once in each process, as copies and workers cannot share open files and connections.
 
     Examples
     --------
@@ -252,7 +257,7 @@ class MetricLogger(Callback):
             raise TypeError(_wrong_target(self.target))
 
     def after_epoch(self, training: TrainingInProgress) -> None:
-        training.defer(lambda: self._log(training.row))  # with what callbacks after this one add
+        training.defer(lambda: self._log(training.row))  # with the entries of callbacks after this one
 
     def _log(self, row: Mapping[str, object]) -> None:
         target, epoch = self._tracker(), row["epoch"]
@@ -266,7 +271,7 @@ class MetricLogger(Callback):
             target.log(numbers, step=epoch)
 
     def _tracker(self) -> Any:
-        """Return the target, or what it returns, which is kept."""
+        """Return the target, or the tracker that it returned when it was first called."""
         if _is_tracker(self.target):
             return self.target
         if "_made" not in vars(self):
@@ -276,18 +281,18 @@ class MetricLogger(Callback):
         return self._made
 
     def __sklearn_clone__(self) -> MetricLogger:
-        """Return a logger with the same target: a copy of a tracker would be another one."""
+        """Return a logger with the same target, as a copy of a tracker would be another tracker."""
         return MetricLogger(self.target)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy; a module is named, and what a function returned is left out."""
+        """Return the state for pickles: a module by its name, without the tracker that a function returned."""
         state = {name: value for name, value in super().__getstate__().items() if name != "_made"}
         if isinstance(self.target, ModuleType):
             state |= {"target": None, "module": self.target.__name__}
         return state
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a copy; a module is imported."""
+        """Restore a pickle, and import a target that is a module."""
         if "module" in state:
             state = {name: value for name, value in state.items() if name != "module"} | {
                 "target": importlib.import_module(str(state["module"]))
@@ -296,7 +301,7 @@ class MetricLogger(Callback):
 
 
 def _is_tracker(value: object) -> bool:
-    """Return True if an object, not a class, has a method of an experiment tracker."""
+    """Return True if an object has a method of an experiment tracker and is not a class."""
     methods = (getattr(value, name, None) for name in ("log_metrics", "add_scalar", "log"))
     return not isinstance(value, type) and any(map(callable, methods))
 

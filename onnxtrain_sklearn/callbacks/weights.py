@@ -1,4 +1,4 @@
-"""Callbacks that change or keep weights: WeightAveraging, LearningRateFinder, SnapshotEnsemble."""
+"""Callbacks that change weights or rates: WeightAveraging, LearningRateFinder, SnapshotEnsemble."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .base import CALLBACKS_MODULE, Callback, TrainingInProgress
 class WeightAveraging(Callback):
     """Stochastic weight averaging: training ends with the mean of the weights of the last epochs.
 
-    Running statistics are computed anew for the mean by a pass over the data.
+    Running statistics are recomputed for the mean by a pass over the data.
 
     Parameters
     ----------
     start : float, default=0.75
-        Share of ``max_iter`` epochs, in [0, 1), after which the mean begins. If training ends before, the weights stay
-        as they are, with a warning. Calls of ``partial_fit`` change nothing: ``ema_decay`` averages over those.
+        Share of ``max_iter`` epochs, in [0, 1), after which averaging begins. If training ends earlier, the weights are
+        not averaged, with a warning. Calls of ``partial_fit`` are not averaged; use ``ema_decay`` for them.
     every : int, default=1
-        Epochs from one summand to the next.
+        Epochs between two weights that enter the mean.
 
     References
     ----------
@@ -78,10 +78,10 @@ class WeightAveraging(Callback):
 
 
 class LearningRateFinder(Callback):
-    """Find a learning rate before training: steps at growing rates show where the loss falls and where it diverges.
+    """Find a learning rate before training, by trial steps at growing rates until the loss diverges.
 
-    The weights and all else stay as they were before these steps. The rate is that at which the smoothed loss falls
-    fastest; the schedule starts from it. ``callbacks_["LearningRateFinder"]`` of the estimator holds the ``rates``, the
+    The trial steps are undone. The learning rate becomes the one at which the smoothed loss falls fastest, and the
+    schedule starts from it. ``callbacks_["LearningRateFinder"]`` of the estimator holds the ``rates``, the
     ``losses`` (NaN where they diverged) and the ``suggestion``. Later calls of ``partial_fit`` and of ``fit`` with
     ``warm_start`` keep the rate.
 
@@ -133,7 +133,7 @@ class LearningRateFinder(Callback):
 
 
 def _steepest(rates: np.ndarray, losses: np.ndarray) -> float:
-    """Return the rate at which the smoothed loss falls fastest, before it is far above its least value."""
+    """Return the rate at which the smoothed loss falls fastest, up to where it is smallest."""
     known = losses[: int(np.isfinite(losses).cumprod().sum())]
     if len(known) < 5:
         raise ValueError(
@@ -146,36 +146,33 @@ def _steepest(rates: np.ndarray, losses: np.ndarray) -> float:
     return float(rates[int(np.argmin(slopes))])
 
 
-# Snapshot ensembles: the weights at the ends of cycles of the learning rate, from one training.
-
-
 SEVERAL = Range(Integral, 2)
 
 
 class SnapshotEnsemble(Callback):
-    r"""Train an ensemble in one run: its members are the weights at the end of each cycle of the learning rate.
+    r"""Train an ensemble in one run, whose members are the weights at the end of each cycle of the learning rate.
 
-    In each cycle the learning rate falls from its initial value to 0 by half a cosine, then it starts again, which
-    takes the weights away from the minimum that they were in. Predictions are the mean of the members' probabilities,
-    or of their numbers; ``predict``, ``to_onnx`` and pickles hold them in one graph. ``weights_`` and ``coef_`` are
-    not those of the ensemble: ``weights_`` are the last ones. ``partial_fit`` and a warm start continue from them; they
-    then predict alone until another cycle of snapshots has ended.
+    In each cycle, the learning rate falls from its initial value to 0 by half a cosine. Then it starts again, which
+    moves the weights away from the minimum that they have reached. Predictions are the mean of the members'
+    probabilities, or of their numbers; ``predict``, ``to_onnx`` and pickles use one graph with all members.
+    ``weights_`` and ``coef_`` are those of the last weights alone. ``partial_fit`` and a warm start continue from
+    these, which then predict alone until another ensemble is complete.
 
     Parameters
     ----------
     cycles : int, default=5
         Cycles in ``max_iter`` epochs, at least 2.
     last : int or None, default=None
-        Number of the latest snapshots that predict, at least 2; None: all.
+        Number of the latest snapshots that predict, at least 2; None for all.
 
     Notes
     -----
-    The callback sets the schedule: ``learning_rate="constant"`` and ``n_iter_no_change=np.inf`` are required, as a loss
+    The callback sets the schedule, and requires ``learning_rate="constant"`` and ``n_iter_no_change=np.inf``, as a loss
     that rises again must not end the training. It is for one network with a score for each target or class: quantized
-    graphs, low-rank adapters, several outputs, and labels or targets at positions are refused. Each member costs the
-    time and the memory of a network when it predicts. With ``early_stopping`` the validation scores are those of single
-    networks, the best of which ``weights_`` are; the snapshots predict. Members of ``n_ensembles`` of the estimators
-    for raw tables differ more, and cost a training each.
+    graphs, low-rank adapters, several outputs, and labels or targets at positions are refused. In predictions, each
+    member costs the time and memory of a network. With ``early_stopping``, the validation scores are those of single
+    networks; ``weights_`` are then the best ones, and the snapshots predict. The members of ``n_ensembles``, which the
+    estimators for raw tables have, differ more, and each costs a training.
 
     References
     ----------
@@ -213,7 +210,8 @@ class SnapshotEnsemble(Callback):
         if not training.one_pass and training.epochs_done in cycle_ends(training.max_iter, self.cycles):
             memory = training.memory(self)
             memory["epochs"] = [*memory.get("epochs", []), training.row["epoch"]]
-            memory["snapshots"] = [*memory.get("snapshots", []), training.parameters.buffer.copy()][-self._most :]
+            most = self.cycles if self.last is None else self.last
+            memory["snapshots"] = [*memory.get("snapshots", []), training.parameters.buffer.copy()][-most:]
 
     def end(self, training: TrainingInProgress) -> None:
         snapshots = training.memory(self).pop("snapshots", [])
@@ -225,11 +223,8 @@ class SnapshotEnsemble(Callback):
                 f"SnapshotEnsemble has no ensemble, and the last weights predict."
             )
 
-    @property
-    def _most(self) -> int:
-        return self.cycles if self.last is None else self.last
-
     def _require_cycles(self, training: TrainingInProgress) -> None:
+        """Raise if the settings of the estimator do not let all cycles run."""
         estimator = training.estimator
         if not training.is_resumable:
             raise ValueError("SnapshotEnsemble is for training in minibatches: L-BFGS and fine-tuning have no cycles.")
@@ -248,5 +243,5 @@ class SnapshotEnsemble(Callback):
 
 
 def cycle_ends(max_iter: int, cycles: int) -> list[int]:
-    """Return the number of the last epoch of each cycle; cycles differ by one epoch at most."""
+    """Return the last epoch of each cycle; cycles differ in length by at most one epoch."""
     return [max_iter * (i + 1) // cycles for i in range(cycles)]
