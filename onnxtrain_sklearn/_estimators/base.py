@@ -18,12 +18,10 @@ import onnx
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from .._export.source import ExportSource
 from .._export.state_files import StateArrays
 from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
 from .._ir.protobuf import to_proto
-from .._training.trainer import Trainer
 from .._utils.typing import MatrixLike
 from ..models import GraphModel
 from ..models.given import bare_model
@@ -33,14 +31,14 @@ from .coefficients import coefficients_of, intercept_of, trained_estimator
 from .config import is_on
 from .describe import Description, describe
 from .examples import Call, together
-from .fit import initialize, prepared, train
+from .fit import ONE_OUTPUT, Outputs, initialize, train
 from .fitted_state import FittedState, Recorded, best_validation_score, fine_tuning_columns
 from .parameters import CallbackSupportMixin, Parameters, resolved
 from .pickling import cloned, restore_copy, state_of_copy
 from .predict import predicted
 from .tasks import Task
-from .training_files import constants_of, export_folder, export_source, load_state, training_onnx
-from .training_state import load_training_state, training_state
+from .training_files import export_folder, load_state, training_onnx
+from .training_state import constants_of, load_training_state, training_state
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,12 +52,8 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
     classes_: Any
 
     @abstractmethod
-    def _prepare(self, call: Call) -> tuple[FittedState, Trainer]:
-        """Validate the call and return the state and its trainer; nothing is trained yet."""
-
-    @abstractmethod
-    def _export_source(self, state: FittedState, batch_size: int | None, target: str) -> ExportSource:
-        """Return the source of training graphs."""
+    def _outputs(self) -> Outputs:
+        """Return the steps of a preparation that differ between one trained output and several."""
 
     @abstractmethod
     def to_onnx(self) -> onnx.ModelProto:
@@ -639,8 +633,5 @@ class BaseOrtGradient(GraphEstimator):
     def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
         return predicted(self, X, output, with_scores=with_scores)
 
-    def _prepare(self, call: Call) -> tuple[FittedState, Trainer]:
-        return prepared(self, call)
-
-    def _export_source(self, state: FittedState, batch_size: int | None, target: str) -> ExportSource:
-        return export_source(self, state, batch_size, target)
+    def _outputs(self) -> Outputs:
+        return ONE_OUTPUT

@@ -2,20 +2,24 @@
 
 :func:`prepared` is the way of ``X`` up to the first step: ``config`` resolves the parameters, ``source`` finds the
 graph, ``examples`` checks the data, ``heads`` chooses the head, ``starting_state`` makes the state and compares it with
-a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of ``_training``.
-:func:`train` runs the loop; ``transaction`` publishes the result, or takes the call back. It prepares by the method
-``_prepare`` of the estimator, because the estimator of several outputs has another one (``_multi_output/fit``).
+a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of ``_training``. Where several outputs
+are trained, :class:`Outputs` names the steps that differ. :func:`train` runs the loop; ``transaction`` publishes the
+result, or takes the call back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from .._data.several_targets import SeveralTargets
+from .._export.source import OutputSource
+from .._fitted.fitted_model import FittedModel
 from .._fitted.skl2onnx_bridge import register_waiting
+from .._model.trainable import TrainableModel
 from .._ort import sessions
 from .._training.machine_code import COMPILED, LIKELY_EPOCHS
 from .._training.row_dependence import meeting, outputs_that_meet
@@ -23,15 +27,15 @@ from .._training.settings import StepSettings
 from .._training.state import StepParts, TrainingStep
 from .._training.step_choice import new_step, new_trainer
 from .._training.trainer import Trainer
-from .._utils.cache import content, with_attributes
+from .._utils.cache import content
 from .._utils.errors import refusing
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
 from .config import TrainingConfig
 from .describe import announce
-from .examples import Call, Examples, TrainingRows, balanced_weights, batches_for, ignoring, training_examples
+from .examples import Call, Examples, TrainingRows, batches_for, ignoring, training_examples
 from .finetuning_setup import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
-from .heads import Plan, body_of, choose_head, gets_new_head, headed
+from .heads import HeadChoice, Plan, body_of, choose_head, gets_new_head, headed
 from .random_generator import bytes_of, generator_of
 from .scoring import (
     Measures,
@@ -39,12 +43,11 @@ from .scoring import (
     ScoredRows,
     loss_of_rows,
     scored_rows,
-    validation_rows,
-    validation_score,
+    validation,
     watches_loss,
 )
 from .source import built_for, known_source
-from .starting_state import compare_training, own_scores, require_equal_start, require_fit, starting_state
+from .starting_state import compare_training, require_own_start, starting_state
 from .transaction import Transaction, raise_or_warn
 
 EstimatorT = TypeVar("EstimatorT")
@@ -61,7 +64,7 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
     transaction = Transaction(estimator, old)
     state, trainer = None, None
     try:
-        state, trainer = estimator._prepare(call)
+        state, trainer = prepared(estimator, call)
         if old is None and estimator.verbose:
             announce(estimator, state)
         transaction.begin_training(trainer, one_pass=call.one_pass)
@@ -86,7 +89,7 @@ def initialize(fitted: EstimatorT, call: Call) -> EstimatorT:
     estimator: Any = fitted
     transaction, state = Transaction(estimator, None), None
     try:
-        state, _ = estimator._prepare(call)
+        state, _ = prepared(estimator, call)
         if estimator.verbose:
             announce(estimator, state)
         transaction.publish(state)
@@ -94,6 +97,38 @@ def initialize(fitted: EstimatorT, call: Call) -> EstimatorT:
         transaction.fail(error, None)
         raise
     return fitted
+
+
+class Outputs(NamedTuple):
+    """The steps of a preparation that differ between one trained output and several.
+
+    Attributes
+    ----------
+    source : function
+        Returns the graph that is known before the data, and of a fitted model its description.
+    examples : function
+        Returns the data as inputs of the graph, and targets.
+    head : function
+        Returns the head that follows the scores, and the settings of the step.
+    require_own_start : function
+        Raises if the state does not predict what was given; returns the scores that a given graph has of some rows.
+    validation : function
+        Returns the rows to score, and the function that scores them.
+    exported : function
+        Returns the losses and heads of several outputs, for training graphs.
+    """
+
+    source: Callable[[Any, FittedState | None, Any], tuple[TrainableModel | None, FittedModel | None]]
+    examples: Callable[[Any, Call, Any, FittedModel | None, FittedState | None], Examples]
+    head: Callable[[Plan, TrainableModel, Examples], HeadChoice]
+    require_own_start: Callable[[Plan, FittedState, HeadChoice, Examples], Sequence[np.ndarray]]
+    validation: Callable[[Plan, FittedState, Examples], tuple[ScoredRows | None, Callable[[], float] | None]]
+    exported: Callable[[Any, FittedState], tuple[OutputSource, ...]]
+
+
+ONE_OUTPUT = Outputs(
+    known_source, training_examples, choose_head, require_own_start, validation, exported=lambda estimator, state: ()
+)
 
 
 def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
@@ -105,14 +140,15 @@ def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     if call.y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     config = TrainingConfig.of(estimator)
+    outputs: Outputs = estimator._outputs()
     old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
 
     # The graph, if it is known before the data: a given one, or that of an earlier call.
     body = body_of(estimator) if gets_new_head(estimator, old) else None
-    source, fitted = known_source(estimator, old, call.X) if body is None else (body.source, None)
+    source, fitted = outputs.source(estimator, old, call.X) if body is None else (body.source, None)
 
     # The data, as inputs of the graph, and targets; a builder builds its graph for them.
-    examples = training_examples(estimator, call, source, fitted, old)
+    examples = outputs.examples(estimator, call, source, fitted, old)
     rng = generator_of(estimator, lambda: bytes_of(examples, call)) if old is None else old.rng
     tuner = None if call.one_pass else tuner_of(estimator, fitted)
     rows = TrainingRows(estimator, call, old, rng)
@@ -122,24 +158,20 @@ def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     if source is None:
         rows.choose_scale(examples)
         source, examples = built_for(estimator, call, examples, rows, rng)
+    if isinstance(examples.targets, SeveralTargets):
+        examples = replace(examples, targets=examples.targets.with_factors(rows.split(examples)[0]))
     plan = Plan(estimator, call, config, old, rng, rows, fitted, tuner, body, names)
 
     # What follows the scores, and the state to train, which must predict what a given model does.
-    chosen = choose_head(estimator, config, old, source, fitted, examples, rng, is_new=body is not None)
+    chosen = outputs.head(plan, source, examples)
     state, settings = starting_state(plan, chosen, examples)
-    state.balanced = balanced_weights(estimator._task(), call.sample_weight, examples.targets)
-    scores = own_scores(plan, state, chosen, examples)
-    require_equal_start(plan, state, examples)
-    require_fit(plan, state, examples)
-    # only now, as fitted models are compared unclipped
-    state.head = with_attributes(state.head, target_range=rows.target_range(examples))
+    scores = outputs.require_own_start(plan, state, chosen, examples)
     state.live.predictors.clear()  # they hold the current weights
 
     # The loop, its minibatches and its step.
-    scored = validation_rows(estimator, state, examples, rows.split(examples)[1], call)
-    validate = validation_score(estimator, state, scored, call)
+    scored, validate = outputs.validation(plan, state, examples)
     trainer = trainer_for(plan, state, settings, examples, scored, validate)
-    compare_training(state, settings, examples, [chosen.own], scores, trainer)
+    compare_training(state, settings, examples, chosen.owns, scores, trainer)
     return state, trainer
 
 

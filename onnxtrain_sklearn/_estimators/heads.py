@@ -61,39 +61,31 @@ class HeadChoice:
         The same with ``scores`` set to the value that the loss reads: before or after the final activation.
     head : Head
     settings : StepSettings
-    own : OwnOutput or None
-        The output of a given graph on some rows of the data.
+    owns : tuple of OwnOutput or None
+        What each output of a given graph is on some rows of the data.
     """
 
     source: TrainableModel
     seen: TrainableModel
     head: Head
     settings: StepSettings
-    own: OwnOutput | None
+    owns: tuple[OwnOutput | None, ...]
 
 
-def choose_head(
-    estimator: Any,
-    config: TrainingConfig,
-    old: FittedState | None,
-    source: TrainableModel,
-    fitted: FittedModel | None,
-    examples: Examples,
-    rng: np.random.RandomState,
-    *,
-    is_new: bool = False,
-) -> HeadChoice:
-    """Return the head for the loss and the targets, and the settings of the step.
-
-    ``is_new`` says whether the graph has a new head, which gives scores.
-    """
+def choose_head(plan: Plan, source: TrainableModel, examples: Examples) -> HeadChoice:
+    """Return the head for the loss and the targets, and the settings of the step."""
+    estimator, config, old, fitted = plan.estimator, plan.config, plan.old, plan.fitted
     task: Task = estimator._task()
     loss = loss_of(task, fitted, source)
     loss.check_targets(examples.targets.values)
     device = config.device
     own = None
-    if source.members is not None or is_new:
-        _require_scores(task)
+    if source.members is not None or plan.body is not None:
+        if task.output_kind not in ("auto", "scores"):
+            raise ValueError(
+                f"output_kind={task.output_kind!r}: the graph of an ensemble (n_members), or with a new head, gives "
+                f"scores. Set 'auto'."
+            )
     elif old is None and fitted is None:
         own = own_output(bare_model(estimator.model), source, examples.columns, device)
     positions = places_of_labels(task, None if old is None else old.head, source, own, examples.targets)
@@ -107,10 +99,10 @@ def choose_head(
     else:
         n_columns = examples.targets.n_outputs
     seen, head = head_for(source, loss, examples.targets, n_columns, positions)
-    seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
+    seed = int(plan.rng.randint(2**31 - 1)) if old is None else old.seed
     known = trained_positions(head, examples.targets)
     settings = config.with_head(loss, head, seed, known)
-    return HeadChoice(source, seen, head, ignoring(settings, examples.targets), own)
+    return HeadChoice(source, seen, head, ignoring(settings, examples.targets), (own,))
 
 
 def places_of_labels(
@@ -129,14 +121,6 @@ def of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
     else:
         require_column_shape(own.row_shape, own.name)
     return own
-
-
-def _require_scores(task: Task) -> None:
-    kind = task.output_kind
-    if kind not in ("auto", "scores"):
-        raise ValueError(
-            f"output_kind={kind!r}: the graph of an ensemble (n_members), or with a new head, gives scores. Set 'auto'."
-        )
 
 
 def loss_of(task: Task, fitted: FittedModel | None, source: TrainableModel) -> Loss:

@@ -34,6 +34,7 @@ from ..callbacks.base import Part
 from ..exceptions import ModelError, nearest
 from .examples import Call, Examples, ignoring, scaled_values, validation_examples
 from .fitted_state import Columns, FittedState
+from .heads import Plan
 from .parameters import Parameters
 
 Scoring: TypeAlias = "str | Callable[..., float]"
@@ -353,11 +354,25 @@ class ScoredRows:
         return self.given()
 
 
-def validation_rows(
-    estimator: Parameters, state: FittedState, examples: Examples, held_out: np.ndarray | None, call: Call
-) -> ScoredRows | None:
-    """Return the validation data of the call, else the rows ``held_out`` of ``examples``; None without any."""
-    given = call.validation
+def validation(
+    plan: Plan, state: FittedState, examples: Examples
+) -> tuple[ScoredRows | None, Callable[[], float] | None]:
+    """Return the rows to score and the function that scores the current parameters; both None without such rows."""
+    estimator, call = plan.estimator, plan.call
+    scored = _validation_rows(plan, state, examples)
+    if scored is None:
+        require_no_scoring(estimator, call)
+        return None, None
+    if estimator.scoring is not None and not _is_own_score(estimator, state):
+        return scored, score_by(estimator, estimator.scoring, state, scored)
+    own = OwnScore(estimator._task().score, state, scored, with_scores=watches_loss(estimator, state, call))
+    return scored, own
+
+
+def _validation_rows(plan: Plan, state: FittedState, examples: Examples) -> ScoredRows | None:
+    """Return the validation data of the call, else the rows of ``examples`` that are held out; None without any."""
+    estimator, call, given = plan.estimator, plan.call, plan.call.validation
+    held_out = plan.rows.split(examples)[1]
     if given is None:
         return None if held_out is None else scored_rows(state, examples, held_out, call)
     with faults_of_validation_data():
@@ -386,18 +401,6 @@ def rows_to_score(
     weights = None if examples.weights is None else examples.weights[rows]
     live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.model.inputs}
     return ScoredRows(given, targets, weights, live, rows)
-
-
-def validation_score(
-    estimator: Any, state: FittedState, scored: ScoredRows | None, call: Call
-) -> Callable[[], float] | None:
-    """Return the function that scores the current parameters; None without validation data."""
-    if scored is None:
-        require_no_scoring(estimator, call)
-        return None
-    if estimator.scoring is not None and not _is_own_score(estimator, state):
-        return score_by(estimator, estimator.scoring, state, scored)
-    return OwnScore(estimator._task().score, state, scored, with_scores=watches_loss(estimator, state, call))
 
 
 class OwnScore:

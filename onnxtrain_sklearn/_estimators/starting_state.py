@@ -15,10 +15,11 @@ from .._data.columns import warn_of_rounding
 from .._data.several_targets import SeveralTargets
 from .._data.target_scale import require_in_range, warn_of_equal_targets
 from .._fitted.fitted_model import FittedModel, sample_rows
+from .._given import same_start
 from .._given.file_as_given import FileCompared
 from .._given.given_output import OwnOutput, is_quantized
 from .._given.ml_files import FittedFile
-from .._given.same_start import SOME_STEPS, require_own_start, started
+from .._given.same_start import SOME_STEPS, started
 from .._inference.graph import Head
 from .._ir.protobuf import from_bytes, to_proto
 from .._model.modes import inference_form, normalizes_by_batch
@@ -37,15 +38,17 @@ from .._training.settings import Scheduled, StepSettings, TotalLoss, settings_of
 from .._training.state import OptimizerState, StepParts
 from .._training.step import HostStep, in_trainable_type
 from .._training.trainer import Trainer
+from .._utils.cache import with_attributes
 from ..exceptions import ModelError, UnsupportedOperatorError, warn
 from ..losses import Loss
 from ..models.given import bare_model
 from ..optimizers import LBFGS
 from .adaptation import adapted
-from .examples import Examples, graph_inputs, predictions_on, require_numbers, scaled_values
+from .examples import Examples, balanced_weights, graph_inputs, predictions_on, require_numbers, scaled_values
 from .finetuning_setup import tuned_names
 from .fitted_state import Columns, FittedState, LiveSessions, Start, sparse_inputs, trained_form
 from .heads import HeadChoice, Plan
+from .tasks import Task
 
 
 def starting_state(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
@@ -160,15 +163,33 @@ def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ..
 _GIVE = "Otherwise give another model, or none: a network is trained then."
 
 
-def own_scores(plan: Plan, state: FittedState, chosen: HeadChoice, examples: Examples) -> list[np.ndarray]:
-    """Raise if the untrained estimator does not predict what the given graph does; return its scores of some rows."""
-    if chosen.own is None:
-        return []
-    predictor = state.plain_predictor()
-    return [require_own_start(chosen.own, chosen.seen, state.head, predictor, examples.columns, state.device)]
+def require_own_start(plan: Plan, state: FittedState, chosen: HeadChoice, examples: Examples) -> Sequence[np.ndarray]:
+    """Raise if the untrained estimator does not predict what was given, or cannot take the data.
+
+    Return the scores that a given graph has of some rows.
+    """
+    task: Task = plan.estimator._task()
+    state.balanced = balanced_weights(task, plan.call.sample_weight, examples.targets)
+    (own,), columns, scores = chosen.owns, examples.columns, []
+    if own is not None:
+        predictor = state.plain_predictor()
+        scores = [same_start.require_own_start(own, chosen.seen, state.head, predictor, columns, state.device)]
+    _require_equal_start(plan, state, examples)
+
+    # Values that the model cannot take, or that its type rounds.
+    require_numbers(plan.estimator, state, columns)
+    if examples.targets.task == "regression":
+        warn_of_rounding(plan.call.y, state.model.dtype, "y")
+        if plan.rows.scale is not None:
+            require_in_range(plan.rows.scale, examples.targets.values, state.model.dtype)
+            warn_of_equal_targets(plan.rows.scale, examples.targets.values, state.model.dtype)
+
+    # only now, as fitted models are compared unclipped
+    state.head = with_attributes(state.head, target_range=plan.rows.target_range(examples))
+    return scores
 
 
-def require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> None:
+def _require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> None:
     """Raise if the graph of a fitted model does not reproduce its predictions; keep some rows for later comparisons."""
     fitted = state.fitted
     if plan.old is not None or fitted is None:
@@ -208,16 +229,6 @@ def require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> N
     if share:
         warn(f"{ties}: which of them count depends on their order, so predictions of such rows may differ.")
     state.live.sample = sample_rows(X)
-
-
-def require_fit(plan: Plan, state: FittedState, examples: Examples) -> None:
-    """Raise if the data contain values that the model cannot take; warn if its type rounds them."""
-    require_numbers(plan.estimator, state, examples.columns)
-    if examples.targets.task == "regression":
-        warn_of_rounding(plan.call.y, state.model.dtype, "y")
-        if plan.rows.scale is not None:
-            require_in_range(plan.rows.scale, examples.targets.values, state.model.dtype)
-            warn_of_equal_targets(plan.rows.scale, examples.targets.values, state.model.dtype)
 
 
 # The graph that is trained, beside the one that predicts: of the scores of a given graph, both have the same loss.

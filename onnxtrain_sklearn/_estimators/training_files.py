@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
@@ -26,7 +23,6 @@ from .._export.state_files import StateArrays, read_state_file
 from .._export.training_info import training_model
 from .._fitted.text_encoder import encoding_graph
 from .._inference.graph import Head
-from .._ir.queries import constant, every_node
 from .._ort.adapter_files import read_adapter
 from .._training.parameters import FlatParameters, state_slots
 from .._training.randomness import draws_numbers
@@ -35,7 +31,6 @@ from .._training.settings import StepSettings, TotalLoss
 from .._training.state import OptimizerState, StepParts
 from .._utils.errors import refusing
 from .._utils.typing import MatrixLike
-from ..adapters import without_low_rank
 from ..exceptions import ModelError, instead_of, nearest
 from ..losses import Loss
 from ..optimizers import BaseOptimizer, Slot, resolve_optimizer
@@ -43,9 +38,11 @@ from ..optimizers.options import OPTIONS
 from ..schedules import Progress, resolve_schedule
 from .config import TrainingConfig
 from .examples import Call
+from .fit import prepared
 from .fitted_state import FittedState
 from .heads import loss_of
 from .tasks import Task
+from .training_state import constants_of, require_same_constants
 
 if TYPE_CHECKING:
     pass
@@ -63,9 +60,9 @@ def export_source(
     state: FittedState,
     batch_size: int | None,
     target: str = "any",
-    outputs: tuple[OutputSource, ...] = (),
 ) -> ExportSource:
-    """Return the source of training graphs that go on as ``partial_fit`` would; ``outputs``: of several trained."""
+    """Return the source of training graphs that go on as ``partial_fit`` would."""
+    outputs: tuple[OutputSource, ...] = estimator._outputs().exported(estimator, state)
     config = TrainingConfig.of(estimator)
     loss: Loss | TotalLoss = (
         loss_of(estimator._task(), state.fitted, state.source)
@@ -167,9 +164,7 @@ def settings_of_step(state: FittedState) -> StepSettings:
 def untrained_state(estimator: Any, X: MatrixLike, y: MatrixLike) -> FittedState:
     """Return the state that a fit of a copy of ``estimator`` would begin from."""
     twin = clone(estimator)
-    state, _ = twin._prepare(Call(X, cast("ArrayLike", y)))
-    prepared: FittedState = state
-    return prepared
+    return prepared(twin, Call(X, cast("ArrayLike", y)))[0]
 
 
 # Load weights by name, or the vectors of training graphs, that were trained elsewhere.
@@ -364,124 +359,11 @@ def export_folder(
     else:
         state = untrained_state(estimator, X, y)
     with refusing("The training graphs cannot be made"):
-        content = training_folder(estimator._export_source(state, batch_size, target), form)
+        content = training_folder(export_source(estimator, state, batch_size, target), form)
     write_folder(content, folder)
 
 
 @refusing("The training step cannot be made")
 def training_onnx(estimator: Any, batch_size: int | None) -> onnx.ModelProto:
     """Return the inference graph of a fitted estimator with a training step in ``training_info``."""
-    return training_model(estimator._export_source(estimator._state, batch_size, "any"), estimator.to_onnx())
-
-
-# Constants that are built into a graph beside its weights, and their comparison between two graphs.
-#
-# Scales of inputs and of targets, and the labels of the classes, are among them, which a fit takes from its data.
-
-
-LISTED = 1024
-"""Numbers of a constant that are listed; a longer one is represented by a digest."""
-
-CLOSE = 1e-6
-"""Relative difference of floats that are equal: means of the same data differ in the last bits between processors."""
-
-CLASSES = "classes of "
-"""Before the name of an output: its labels, in the order of their scores."""
-
-_LISTED_IN_ERRORS = 6
-
-
-def constants_of(state: FittedState) -> dict[str, Any]:
-    """Return the constants by name as values of JSON; those that only training reads are left out."""
-    source = without_low_rank(state.source)
-    own = {*source.parameters, *source.statistics}
-    found = {name: _fact(array) for name, array in _arrays(source.model) if name not in own}
-    if (scale := state.head.target_scale) is not None:
-        found |= {"center of y": _fact(scale.center), "scale of y": _fact(scale.scale)}
-    heads = {form.output or "": head for form, head in zip(state.source.forms, state.head.parts, strict=False)}
-    for name, head in (heads or {"y": state.head}).items():
-        several = head.classes if isinstance(head.classes, list) else None
-        labels = {"": head.classes} if several is None else {f"[:, {i}]": one for i, one in enumerate(several)}
-        found |= {f"{CLASSES}{name}{i}": _labels_fact(one) for i, one in labels.items() if one is not None}
-    return found
-
-
-def _arrays(model: ir.Model) -> Iterator[tuple[str, np.ndarray]]:
-    for node in every_node(model.graph):
-        drops = node.op_type == "Dropout" and not node.domain
-        for value in node.inputs[:1] if drops else node.inputs:
-            if value is not None and value.name and (array := constant(value)) is not None:
-                yield value.name, array
-        for name, attribute in () if drops or node.op_type == "Constant" else node.attributes.items():
-            if isinstance(attribute, ir.Attr) and attribute.type in _FLOATS and not attribute.is_ref():
-                yield f"{node.outputs[0].name}.{name}", np.array(attribute.value, np.float32)
-
-
-def _labels_fact(labels: Any) -> dict[str, Any]:
-    """Return the fact of labels, whose integers may be of any width."""
-    array = np.asarray(labels)
-    return _fact(array.astype(np.int64) if array.dtype.kind in "biu" else array)
-
-
-_FLOATS = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
-
-
-def _fact(array: np.ndarray) -> dict[str, Any]:
-    plain = array if array.dtype.kind in "biuf" else array.astype(str)
-    fact: dict[str, Any] = {"type": array.dtype.name, "shape": list(array.shape)}
-    if array.size <= LISTED and plain.dtype.kind != "f":
-        return {**fact, "values": plain.ravel().tolist()}
-    if array.size <= LISTED:
-        return {**fact, "values": [float(x) if math.isfinite(x) else str(x) for x in plain.ravel().astype(np.float64)]}
-    content = "\0".join(plain.ravel().tolist()).encode() if plain.dtype.kind == "U" else plain.tobytes()
-    return {**fact, "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def require_same_constants(state: FittedState, given: object) -> None:
-    """Raise ModelError if the graph of a state has other constants than the one of a fitted state."""
-    known = constants_of(state)
-    facts = given if isinstance(given, Mapping) else {}
-    names = [*known, *(str(name) for name in facts if name not in known)]
-    for name in sorted(names, key=lambda name: not name.startswith(CLASSES)):
-        ours, theirs = known.get(name), facts.get(name)
-        if not _are_equal(ours, theirs) and name.startswith(CLASSES):
-            raise ModelError(
-                f"The state was trained with other {name}: {_told(theirs)}; the estimator has {_told(ours)}, so that "
-                f"its scores mean other labels. Load the state into the estimator that it comes from, or into one that "
-                f"was fitted to the same labels; dict(state), of arrays by name, loads the weights alone."
-            )
-        if not _are_equal(ours, theirs):
-            raise ModelError(
-                f"The state was trained in a graph whose constant {name!r} is {_told(theirs)}, and that of the "
-                f"estimator is {_told(ours)}: it belongs to another model, whose weights mean something else here. "
-                f"Load it into the estimator that it comes from, or into one that was fitted to the same data."
-            )
-
-
-def _are_equal(ours: object, theirs: object) -> bool:
-    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
-        return False
-    if ours.get("shape") != theirs.get("shape") or ("values" in ours) != ("values" in theirs):
-        return False
-    if "values" not in ours:
-        return bool(ours == theirs)
-    pairs = zip(ours["values"], theirs["values"], strict=False) if isinstance(theirs["values"], list) else ()
-    return len(ours["values"]) == len(theirs["values"]) and all(_are_close(a, b) for a, b in pairs)
-
-
-def _are_close(a: object, b: object) -> bool:
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        return a == b or (isinstance(a, float) and math.isclose(a, b, rel_tol=CLOSE, abs_tol=1e-30))
-    return bool(a == b)
-
-
-def _told(fact: object) -> str:
-    """Return what a constant is, for a message."""
-    if not isinstance(fact, dict):
-        return "nothing"
-    values = fact.get("values")
-    if not isinstance(values, list):
-        return f"an array of shape {fact.get('shape')} with the SHA-256 {str(fact.get('sha256'))[:12]}..."
-    listed = [f"{one:.6g}" if isinstance(one, float) else str(one)[:40] for one in values[:_LISTED_IN_ERRORS]]
-    text = ", ".join([*listed, *(["..."] if len(values) > _LISTED_IN_ERRORS else [])])
-    return text if fact.get("shape") == [] else f"[{text}]"
+    return training_model(export_source(estimator, estimator._state, batch_size, "any"), estimator.to_onnx())

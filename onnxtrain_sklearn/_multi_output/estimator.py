@@ -17,8 +17,7 @@ from .._data.validation import r2_of_maps
 from .._estimators.base import GraphEstimator
 from .._estimators.config import check_one_pass, is_on, trains_in_minibatches
 from .._estimators.examples import Call, graph_inputs, together
-from .._estimators.fit import initialize, train
-from .._estimators.fitted_state import FittedState
+from .._estimators.fit import Outputs, initialize, train
 from .._estimators.parameters import Parameters, output_attributes
 from .._estimators.predict import accuracy_of_several, by_label, decisions, has_one_label, numbers_in_rows, typed_labels
 from .._estimators.scoring import numbers_of_outputs, rows_of
@@ -26,15 +25,7 @@ from .._estimators.tasks import (
     Task,
     links_classes,
 )
-from .._estimators.training_files import (
-    export_source,
-    exported_class_weights,
-    settings_of_step,
-)
-from .._export.source import ExportSource, OutputSource
 from .._inference.graph import Head, OutputOptions
-from .._training.settings import OutputLoss, TotalLoss
-from .._training.trainer import Trainer
 from .._utils.declared import documented
 from .._utils.typing import MatrixLike
 from ..adapters import LoRA
@@ -46,10 +37,9 @@ from ..schedules import Schedule
 from .fit import (
     OUTPUTS,
     by_output,
-    loss_weights,
     naming,
     output_tasks,
-    prepared_outputs,
+    several_outputs,
     weights_by_output,
 )
 
@@ -419,11 +409,8 @@ class OrtGradientMultiOutput(GraphEstimator):
         tags.target_tags.single_output = False
         return tags
 
-    def _export_source(self, state: FittedState, batch_size: int | None, target: str) -> ExportSource:
-        return export_source_of_outputs(self, state, batch_size, target)
-
-    def _prepare(self, call: Call) -> tuple[FittedState, Trainer]:
-        return prepared_outputs(self, call)
+    def _outputs(self) -> Outputs:
+        return several_outputs(output_tasks(self))
 
     def _predicted(
         self, X: MatrixLike, output: int = 0, *, with_scores: bool = False
@@ -438,38 +425,6 @@ class OrtGradientMultiOutput(GraphEstimator):
         columns = graph_inputs(self, X, state.source.inputs, None, reset=False)
         numbers = numbers_of_outputs(state.head, output, with_scores=with_scores)
         return state.predictor(columns, with_scores=with_scores).run_several(columns, numbers)
-
-
-# Source of the training graphs of several outputs: the loss of each, and the weights of its labels.
-
-
-def export_source_of_outputs(
-    estimator: Parameters, state: FittedState, batch_size: int | None, target: str
-) -> ExportSource:
-    """Return the source of training graphs that go on as ``partial_fit`` would."""
-    tasks, weights = output_tasks(estimator), loss_weights(estimator)
-    known = _losses_before(state) if any(head.positions is not None for head in state.head.parts) else {}
-    found = []
-    for head, (name, task), balanced in zip(state.head.parts, tasks.items(), state.balanced_outputs, strict=True):
-        with naming(name):
-            loss = _loss_of_output(name, task, head, weights[name], known)
-            class_weights = exported_class_weights(task, head, balanced)
-        ignored = None if head.positions is None else task.ignore_label
-        found.append(OutputSource(loss, head, class_weights, ignored))
-    return export_source(estimator, state, batch_size, target, tuple(found))
-
-
-def _losses_before(state: FittedState) -> Mapping[str, OutputLoss]:
-    """Return the losses of the last call by output."""
-    total = settings_of_step(state).loss
-    assert isinstance(total, TotalLoss)
-    return {one.name: one for one in total.outputs}
-
-
-def _loss_of_output(name: str, task: Task, head: Head, weight: float, known: Mapping[str, OutputLoss]) -> OutputLoss:
-    loss: Any = task.loss
-    at_places = (head.positions, known[name].places, known[name].label_weights) if head.positions is not None else ()
-    return OutputLoss(name, loss, head.task, head.link, head.n_outputs, head.groups, weight, *at_places)
 
 
 # Predictions of several outputs: a dict that says why scikit-learn's metrics do not take it.

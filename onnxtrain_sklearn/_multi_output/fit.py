@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -28,13 +29,11 @@ from .._data.validation import faults_of_validation_data, require_scorable
 from .._estimators.base import BaseOrtGradient
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.config import (
-    TrainingConfig,
     check_estimator_parameters,
 )
 from .._estimators.examples import (
     Call,
     Examples,
-    TrainingRows,
     balanced_weights,
     graph_inputs,
     require_known_labels,
@@ -42,11 +41,10 @@ from .._estimators.examples import (
     trained_positions,
     weighted_targets,
 )
-from .._estimators.fit import trainer_for
+from .._estimators.fit import Outputs
 from .._estimators.fitted_state import Columns, FittedState
 from .._estimators.heads import HeadChoice, Plan, head_for, of_whole_rows, places_of_labels
 from .._estimators.parameters import CLASSIFIER, SHARED, Parameters
-from .._estimators.random_generator import bytes_of, generator_of
 from .._estimators.regressor import OrtGradientRegressor
 from .._estimators.scoring import (
     ScoredRows,
@@ -58,8 +56,9 @@ from .._estimators.scoring import (
     scored_rows,
 )
 from .._estimators.source import source_of
-from .._estimators.starting_state import compare_training, starting_state
 from .._estimators.tasks import Task
+from .._estimators.training_files import exported_class_weights, settings_of_step
+from .._export.source import OutputSource
 from .._fitted.fitted_model import is_estimator, listed
 from .._given.given_output import OwnOutput, own_output, settled
 from .._given.same_start import require_own_start
@@ -69,7 +68,6 @@ from .._model.links import Task as TaskName
 from .._model.trainable import TrainableModel, with_outputs_of
 from .._ort.devices import Device
 from .._training.settings import OutputLoss, TotalLoss
-from .._training.trainer import Trainer
 from .._utils.declared import Parameter
 from .._utils.params import Instance, OneOf
 from .._utils.typing import MatrixLike
@@ -112,32 +110,19 @@ by the weights of that epoch. It needs validation data: ``early_stopping=True``,
 """The parameters of :class:`OrtGradientMultiOutput`."""
 
 
-# The preparation of a call that trains several outputs, in the steps of `_estimators/fit.py`.
+# The steps of the preparation in `_estimators/fit.py` that differ for several outputs.
 
 
-def prepared_outputs(estimator: Parameters, call: Call) -> tuple[FittedState, Trainer]:
-    """Validate everything; return the state and the loop that will train it."""
-    if call.y is None:
-        raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
-    config, tasks = TrainingConfig.of(estimator), output_tasks(estimator)
-    old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
-    source = _known_outputs(estimator, old, tasks)
-    examples = several_examples(estimator, tasks, call, source, old)
-    rng = generator_of(estimator, lambda: bytes_of(examples, call)) if old is None else old.rng
-    rows = TrainingRows(estimator, call, old, rng)
-    examples = with_factors(examples, rows.split(examples)[0])
-    plan = Plan(estimator, call, config, old, rng, rows, None, None, None, ())
-    chosen, owns = choose_heads(estimator, config, tasks, old, source, examples, rng)
-    state, settings = starting_state(plan, chosen, examples)
-    state.balanced_outputs = balanced_outputs(tasks, call, examples)
-    scores = require_own_starts(state, owns, examples.columns)
-    _warn_of_rounding(state, by_output(call.y, tasks, "y"))
-    state.live.predictors.clear()  # they hold the current weights
-    scored = validation_rows_of_outputs(plan, state, tasks, examples)
-    validate = score_of_outputs(estimator, tasks, state, scored, call)
-    trainer = trainer_for(plan, state, settings, examples, scored, validate)
-    compare_training(state, settings, examples, owns, scores, trainer)
-    return state, trainer
+def several_outputs(tasks: Tasks) -> Outputs:
+    """Return the steps of a preparation for outputs that learn these tasks."""
+    return Outputs(
+        source=lambda estimator, old, X: (_known_outputs(estimator, old, tasks), None),
+        examples=lambda estimator, call, source, fitted, old: several_examples(estimator, tasks, call, source, old),
+        head=partial(choose_heads, tasks),
+        require_own_start=partial(require_own_starts, tasks),
+        validation=partial(validation_of_outputs, tasks),
+        exported=partial(exported_outputs, tasks),
+    )
 
 
 def _known_outputs(estimator: Parameters, old: FittedState | None, tasks: Tasks) -> TrainableModel:
@@ -164,12 +149,6 @@ def _known_outputs(estimator: Parameters, old: FittedState | None, tasks: Tasks)
     return source_of(model, None, training_mode=given.training_mode, several=names)[0]
 
 
-def _warn_of_rounding(state: FittedState, y: Mapping[str, Any]) -> None:
-    for head, (name, own) in zip(state.head.parts, y.items(), strict=True):
-        if head.task == "regression":
-            warn_of_rounding(own, state.model.dtype, f"y[{name!r}]")
-
-
 # Chooses the heads of several outputs, one after the other as that of a single one, and the settings of the step.
 
 
@@ -183,16 +162,9 @@ class _Part:
     own: OwnOutput | None
 
 
-def choose_heads(
-    estimator: Parameters,
-    config: TrainingConfig,
-    tasks: Tasks,
-    old: FittedState | None,
-    source: TrainableModel,
-    examples: Examples,
-    rng: np.random.RandomState,
-) -> tuple[HeadChoice, list[OwnOutput | None]]:
+def choose_heads(tasks: Tasks, plan: Plan, source: TrainableModel, examples: Examples) -> HeadChoice:
     """Return the heads as one, and the output of the given graph for each of them on some rows of the data."""
+    estimator, config, old = plan.estimator, plan.config, plan.old
     device = config.device
     targets, views, parts = examples.targets, source.views, list[_Part]()
     assert isinstance(targets, SeveralTargets)
@@ -205,12 +177,12 @@ def choose_heads(
         whole = parts[-1].source
     joined = Head("regression", "identity", targets.n_outputs, parts=tuple(part.head for part in parts))
     model = replace(source, model=whole.model)
-    seed = int(rng.randint(2**31 - 1)) if old is None else old.seed
+    seed = int(plan.rng.randint(2**31 - 1)) if old is None else old.seed
     total = TotalLoss(_losses_of_parts(estimator, tasks, parts, targets), targets.has_factors)
     settings = config.with_head(total, joined, seed)
     given, seen = ([getattr(part, which) for part in parts] for which in ("source", "seen"))
-    choice = HeadChoice(with_outputs_of(model, given), with_outputs_of(model, seen), joined, settings, None)
-    return choice, [part.own for part in parts]
+    owns = tuple(part.own for part in parts)
+    return HeadChoice(with_outputs_of(model, given), with_outputs_of(model, seen), joined, settings, owns)
 
 
 def _chosen_part(
@@ -246,12 +218,15 @@ def _losses_of_parts(
     return tuple(found)
 
 
-def require_own_starts(state: FittedState, owns: list[OwnOutput | None], columns: Columns) -> list[np.ndarray]:
+def require_own_starts(
+    tasks: Tasks, plan: Plan, state: FittedState, chosen: HeadChoice, examples: Examples
+) -> list[np.ndarray]:
     """Raise if the untrained estimator does not predict what the given graph does, output by output.
 
     Return the scores of the rows that all outputs have in common.
     """
-    scores = []
+    state.balanced_outputs = balanced_outputs(tasks, plan.call, examples)
+    owns, columns, scores = chosen.owns, examples.columns, []
     rows = min((own.rows for own in owns if own is not None), key=len, default=np.empty(0, np.int64))
     for view, deployed, head, own in zip(state.source.views, state.deployed.views, state.head.parts, owns, strict=True):
         if own is not None:
@@ -260,13 +235,24 @@ def require_own_starts(state: FittedState, owns: list[OwnOutput | None], columns
             found = require_own_start(own, view, head, predictor, columns, state.device)
             same = len(rows) == len(found)
             scores.append(found if same else predictor.run(columns, rows, output=-1))
+    for head, (name, y) in zip(state.head.parts, by_output(plan.call.y, tasks, "y").items(), strict=True):
+        if head.task == "regression":
+            warn_of_rounding(y, state.model.dtype, f"y[{name!r}]")
     return scores
 
 
 # The score on validation data of several outputs: the mean of their scores, or a function of the user.
 
 
-def validation_rows_of_outputs(plan: Plan, state: FittedState, tasks: Tasks, examples: Examples) -> ScoredRows | None:
+def validation_of_outputs(
+    tasks: Tasks, plan: Plan, state: FittedState, examples: Examples
+) -> tuple[ScoredRows | None, Callable[[], float] | None]:
+    """Return the rows to score and the function that scores the current parameters; both None without such rows."""
+    scored = _validation_rows(plan, state, tasks, examples)
+    return scored, _score_of_outputs(plan.estimator, tasks, state, scored, plan.call)
+
+
+def _validation_rows(plan: Plan, state: FittedState, tasks: Tasks, examples: Examples) -> ScoredRows | None:
     """Return the validation data of the call, else the rows that are held out; None without any."""
     estimator, call, held_out = plan.estimator, plan.call, plan.rows.split(examples)[1]
     if call.validation is not None:
@@ -283,7 +269,7 @@ def validation_rows_of_outputs(plan: Plan, state: FittedState, tasks: Tasks, exa
     return found
 
 
-def score_of_outputs(
+def _score_of_outputs(
     estimator: Parameters, tasks: Tasks, state: FittedState, scored: ScoredRows | None, call: Call
 ) -> Callable[[], float] | None:
     """Return the function that scores the current parameters; None without validation data."""
@@ -570,7 +556,31 @@ def balanced_outputs(tasks: Tasks, call: Call, examples: Examples) -> tuple[tupl
     return tuple(balanced_weights(task, weights[name], part) for (name, task), part in each)
 
 
-def with_factors(examples: Examples, rows: np.ndarray) -> Examples:
-    """Return the examples with the factors of their targets, for these rows to train on."""
-    assert isinstance(examples.targets, SeveralTargets)
-    return replace(examples, targets=examples.targets.with_factors(rows))
+# What training graphs need to know of several outputs: the loss of each, and the weights of its labels.
+
+
+def exported_outputs(tasks: Tasks, estimator: Any, state: FittedState) -> tuple[OutputSource, ...]:
+    """Return the losses and heads of training graphs that go on as ``partial_fit`` would."""
+    weights = loss_weights(estimator)
+    known = _losses_before(state) if any(head.positions is not None for head in state.head.parts) else {}
+    found = []
+    for head, (name, task), balanced in zip(state.head.parts, tasks.items(), state.balanced_outputs, strict=True):
+        with naming(name):
+            loss = _loss_of_output(name, task, head, weights[name], known)
+            class_weights = exported_class_weights(task, head, balanced)
+        ignored = None if head.positions is None else task.ignore_label
+        found.append(OutputSource(loss, head, class_weights, ignored))
+    return tuple(found)
+
+
+def _losses_before(state: FittedState) -> Mapping[str, OutputLoss]:
+    """Return the losses of the last call by output."""
+    total = settings_of_step(state).loss
+    assert isinstance(total, TotalLoss)
+    return {one.name: one for one in total.outputs}
+
+
+def _loss_of_output(name: str, task: Task, head: Head, weight: float, known: Mapping[str, OutputLoss]) -> OutputLoss:
+    loss: Any = task.loss
+    at_places = (head.positions, known[name].places, known[name].label_weights) if head.positions is not None else ()
+    return OutputLoss(name, loss, head.task, head.link, head.n_outputs, head.groups, weight, *at_places)
