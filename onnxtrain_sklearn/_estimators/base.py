@@ -36,7 +36,7 @@ from .fitted_state import FittedState, Recorded, best_validation_score, fine_tun
 from .parameters import CallbackSupportMixin, Parameters, resolved
 from .pickling import cloned, restore_copy, state_of_copy
 from .predict import predicted
-from .tasks import Task
+from .tasks import OutputTask
 from .training_files import export_folder, load_state, training_onnx
 from .training_state import constants_of, load_training_state, training_state
 
@@ -437,7 +437,7 @@ class BaseOrtGradient(GraphEstimator):
     """Base class of the classifier and the regressor: one trained output."""
 
     @abstractmethod
-    def _task(self) -> Task:
+    def _task(self) -> OutputTask:
         """Return what is learned, by the parameters."""
 
     def fit(

@@ -38,7 +38,7 @@ from .parameters import CLASSIFIER, attributes
 from .predict import accuracy_of_labels, accuracy_of_several, by_label, decisions, has_one_label, typed_labels
 from .tasks import (
     LabelTask,
-    Task,
+    OutputTask,
     gives_probabilities,
 )
 
@@ -369,7 +369,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         tags.target_tags.multi_output = True
         return tags
 
-    def _task(self) -> Task:
+    def _task(self) -> OutputTask:
         given: Any = resolve_graph_model(self.model)
         return LabelTask(self.loss, given.output_kind, given.class_axis, self.ignore_label, self.class_weight)
 

@@ -50,7 +50,7 @@ from ..models import ModelSource, keywords_of, resolve_builder
 from ..models.given import bare_model
 from .fitted_state import Columns, FittedState
 from .parameters import Parameters
-from .tasks import Task
+from .tasks import OutputTask
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def training_examples(
     estimator: Any, call: Call, source: TrainableModel | None, fitted: FittedModel | None, old: FittedState | None
 ) -> Examples:
     """Return the examples of a call; ``source`` is None if the graph is not built yet."""
-    task: Task = estimator._task()
+    task: OutputTask = estimator._task()
     specs = expected_inputs(estimator.model, call.X) if source is None else source.inputs
     if old is None and fitted is not None:
         take_features(estimator, fitted)
@@ -124,7 +124,7 @@ def training_examples(
     return Examples(columns, *found)
 
 
-def require_known_labels(task: Task, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
+def require_known_labels(task: OutputTask, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
     """Raise at the first ``partial_fit`` if neither ``classes`` nor indicators tell the labels of later calls."""
     found = None if at_positions else ignored_in(y, task.ignore_label)
     if found is not None and classes is None and found[1].any():
@@ -144,7 +144,7 @@ def validation_examples(
 
 
 def weighted_targets(
-    task: Task,
+    task: OutputTask,
     n_rows: int,
     y: ArrayLike,
     sample_weight: ArrayLike | None,
@@ -170,7 +170,7 @@ def weighted_targets(
     return targets, row_weights(sample_weight, targets, task.class_weight)
 
 
-def balanced_weights(task: Task, sample_weight: ArrayLike | None, targets: Targets) -> tuple[float, ...] | None:
+def balanced_weights(task: OutputTask, sample_weight: ArrayLike | None, targets: Targets) -> tuple[float, ...] | None:
     """Return the weight of each class of ``class_weight="balanced"``, where each row has one label."""
     one_label = isinstance(targets.classes, np.ndarray) and targets.values.ndim == 1
     if task.class_weight != "balanced" or not one_label:
@@ -384,7 +384,7 @@ def predictions_on(estimator: Parameters, state: FittedState, rows: MatrixLike) 
 # Labels at each position of a row: recognize them in ``y``, and find the axis of the scores that holds the classes.
 
 
-def takes_positions(task: Task, source: TrainableModel | None, y: ArrayLike) -> bool:
+def takes_positions(task: OutputTask, source: TrainableModel | None, y: ArrayLike) -> bool:
     """Return True if ``y`` has a label at each position.
 
     A matrix does if the scores of a row have several axes; otherwise its columns are several labels of the row.

@@ -27,8 +27,7 @@ from .._given.ml_files import is_fitted_graph
 from .._importers.load import LABELS, given_graph
 from .._inference.graph import Head
 from .._ir.shapes import infer_shapes
-from .._model.links import Link
-from .._model.links import Task as TaskName
+from .._model.links import Link, Task
 from .._model.new_head import SAME_TYPES, HeadTypes, graph_of_features, types_of_head, with_head
 from .._model.score_axes import Positions
 from .._model.trainable import TrainableModel, trainable_model
@@ -46,7 +45,7 @@ from .examples import Call, Examples, TrainingRows, ignoring, positions_of, trai
 from .fitted_state import Columns, FittedState
 from .parameters import Parameters
 from .source import source_of
-from .tasks import Task
+from .tasks import OutputTask
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class HeadChoice:
 def choose_head(plan: Plan, source: TrainableModel, examples: Examples) -> HeadChoice:
     """Return the head for the loss and the targets, and the settings of the step."""
     estimator, config, old, fitted = plan.estimator, plan.config, plan.old, plan.fitted
-    task: Task = estimator._task()
+    task: OutputTask = estimator._task()
     loss = loss_of(task, fitted, source)
     loss.check_targets(examples.targets.values)
     device = config.device
@@ -106,7 +105,7 @@ def choose_head(plan: Plan, source: TrainableModel, examples: Examples) -> HeadC
 
 
 def places_of_labels(
-    task: Task, old: Head | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
+    task: OutputTask, old: Head | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
 ) -> Positions | None:
     """Return the axes of the scores at each position, where the targets have labels there."""
     if old is not None:
@@ -123,7 +122,7 @@ def of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
     return own
 
 
-def loss_of(task: Task, fitted: FittedModel | None, source: TrainableModel) -> Loss:
+def loss_of(task: OutputTask, fitted: FittedModel | None, source: TrainableModel) -> Loss:
     """Return the loss; the default for a fitted model is the loss that the model minimizes."""
     follows = isinstance(task.loss, str) and task.loss == task.default_loss
     return resolve_loss(fitted.loss if follows and fitted is not None else task.loss, source.joined)
@@ -145,7 +144,7 @@ def head_for(
     """Return the head, and the model with the loss placed before or after its final activation."""
     of_pairs = source.link == "votes"
     task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
-    of_label: TaskName = "multiclass" if task == "multioutput" else task
+    of_label: Task = "multiclass" if task == "multioutput" else task
     if of_label not in loss.tasks:
         valid = ", ".join(repr(name) for name, kind in LOSSES.items() if of_label in kind.tasks)
         raise ValueError(f"loss={type(loss).__name__} is not for {task} targets. Losses for them: {valid}.")
@@ -170,7 +169,7 @@ def head_for(
     return source, Head(task, own, n_columns, targets.classes, positions=positions)
 
 
-def _task(targets: Targets, n_columns: int) -> TaskName:
+def _task(targets: Targets, n_columns: int) -> Task:
     """Return the task for ``n_columns`` scores; two classes with two scores are trained as multiclass."""
     if targets.task == "binary" and n_columns == 2:
         return "multiclass"

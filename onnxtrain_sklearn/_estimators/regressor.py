@@ -30,7 +30,7 @@ from .examples import Call
 from .fit import train
 from .parameters import REGRESSOR, attributes
 from .predict import numbers_in_rows
-from .tasks import NumberTask, Task, takes_negative_numbers
+from .tasks import NumberTask, OutputTask, takes_negative_numbers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -180,6 +180,6 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         tags.target_tags.positive_only = not takes_negative_numbers(self.loss)
         return tags
 
-    def _task(self) -> Task:
+    def _task(self) -> OutputTask:
         given: Any = resolve_graph_model(self.model)
         return NumberTask(self.loss, given.output_kind)

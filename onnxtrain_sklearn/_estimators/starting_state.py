@@ -48,7 +48,7 @@ from .examples import Examples, balanced_weights, graph_inputs, predictions_on, 
 from .finetuning_setup import tuned_names
 from .fitted_state import Columns, FittedState, LiveSessions, Start, sparse_inputs, trained_form
 from .heads import HeadChoice, Plan
-from .tasks import Task
+from .tasks import OutputTask
 
 
 def starting_state(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
@@ -168,7 +168,7 @@ def require_own_start(plan: Plan, state: FittedState, chosen: HeadChoice, exampl
 
     Return the scores that a given graph has of some rows.
     """
-    task: Task = plan.estimator._task()
+    task: OutputTask = plan.estimator._task()
     state.balanced = balanced_weights(task, plan.call.sample_weight, examples.targets)
     (own,), columns, scores = chosen.owns, examples.columns, []
     if own is not None:

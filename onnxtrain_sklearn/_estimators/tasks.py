@@ -34,7 +34,7 @@ IGNORED_BY_DEFAULT = -100
 
 
 @dataclass(frozen=True, eq=False)
-class Task(ABC):
+class OutputTask(ABC):
     """What one output learns.
 
     Attributes
@@ -68,7 +68,7 @@ class Task(ABC):
         """Return the score of predictions of validation rows."""
 
 
-class LabelTask(Task):
+class LabelTask(OutputTask):
     """Labels: one a row, several a row, or one at each position of a row."""
 
     classifies = True
@@ -101,7 +101,7 @@ class LabelTask(Task):
         return accuracy(truth.astype(predicted.dtype), predicted, weights)
 
 
-class NumberTask(Task):
+class NumberTask(OutputTask):
     """Numbers: one a row, several a row, or rows of several axes."""
 
     classifies = False

@@ -41,7 +41,7 @@ from .examples import Call
 from .fit import prepared
 from .fitted_state import FittedState
 from .heads import loss_of
-from .tasks import Task
+from .tasks import OutputTask
 from .training_state import constants_of, require_same_constants
 
 if TYPE_CHECKING:
@@ -126,7 +126,9 @@ def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
     return accumulate if draws_numbers(parts.model.model) and not rows % accumulate else 1
 
 
-def exported_class_weights(task: Task, head: Head, balanced: tuple[float, ...] | None) -> tuple[float, ...] | None:
+def exported_class_weights(
+    task: OutputTask, head: Head, balanced: tuple[float, ...] | None
+) -> tuple[float, ...] | None:
     """Return the weight of each class; labels at positions have theirs in the loss."""
     given, classes = task.class_weight, head.classes
     if given is None or head.positions is not None:

@@ -22,7 +22,7 @@ from .._estimators.parameters import Parameters, output_attributes
 from .._estimators.predict import accuracy_of_several, by_label, decisions, has_one_label, numbers_in_rows, typed_labels
 from .._estimators.scoring import numbers_of_outputs, rows_of
 from .._estimators.tasks import (
-    Task,
+    OutputTask,
     links_classes,
 )
 from .._inference.graph import Head, OutputOptions
@@ -72,7 +72,7 @@ def _gives_scores_of_classes(estimator: Parameters) -> bool:
     return True
 
 
-def _score(task: Task, head: Head, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
+def _score(task: OutputTask, head: Head, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
     """Return the score of one output on the rows that have a weight."""
     weights: Any = None
     if sample_weight is not None:

@@ -56,7 +56,7 @@ from .._estimators.scoring import (
     scored_rows,
 )
 from .._estimators.source import source_of
-from .._estimators.tasks import Task
+from .._estimators.tasks import OutputTask
 from .._estimators.training_files import exported_class_weights, settings_of_step
 from .._export.source import OutputSource
 from .._fitted.fitted_model import is_estimator, listed
@@ -64,7 +64,7 @@ from .._given.given_output import OwnOutput, own_output, settled
 from .._given.same_start import require_own_start
 from .._inference.graph import Head, inference_model
 from .._inference.predictor import Predictor
-from .._model.links import Task as TaskName
+from .._model.links import Task
 from .._model.trainable import TrainableModel, with_outputs_of
 from .._ort.devices import Device
 from .._training.settings import OutputLoss, TotalLoss
@@ -187,7 +187,7 @@ def choose_heads(tasks: Tasks, plan: Plan, source: TrainableModel, examples: Exa
 
 def _chosen_part(
     estimator: Parameters,
-    task: Task,
+    task: OutputTask,
     view: TrainableModel,
     head: Head | None,
     targets: Targets,
@@ -325,7 +325,7 @@ OF_LABELS = {"class_axis", *OF_TARGETS}
 """Those for outputs with labels alone."""
 
 
-def output_tasks(estimator: Any) -> dict[str, Task]:
+def output_tasks(estimator: Any) -> dict[str, OutputTask]:
     """Return what each output that has a loss learns."""
     losses, found = _losses_by_output(estimator), {}
     for name, value in _settings_of(estimator).items():
@@ -439,7 +439,7 @@ def weights_by_output(sample_weight: Any, outputs: Mapping[str, object]) -> dict
 # Training and validation examples for several outputs: the rows with the targets and the weights of each.
 
 
-Tasks = Mapping[str, Task]
+Tasks = Mapping[str, OutputTask]
 
 
 def several_examples(
@@ -499,7 +499,7 @@ def _known_classes(classes: np.ndarray | None, head: Head | None) -> Classes:
 
 
 def _targets_of_output(
-    task: Task,
+    task: OutputTask,
     n_rows: int,
     y: np.ndarray,
     sample_weight: ArrayLike | None,
@@ -526,7 +526,7 @@ def _no_targets(head: Head, n_rows: int, places: tuple[int, ...]) -> Targets:
         classes: Any = head.classes
         values = np.full((n_rows, math.prod(places)), IGNORED, np.int64)
         many = len(classes) > 2
-        name: TaskName = "multiclass" if many else "binary"
+        name: Task = "multiclass" if many else "binary"
         return Targets(values, name, len(classes) if many else 1, classes, places, np.ones(len(classes)))
     if head.task in ("binary", "multiclass"):
         two = head.classes is not None and len(head.classes) == 2
@@ -580,7 +580,9 @@ def _losses_before(state: FittedState) -> Mapping[str, OutputLoss]:
     return {one.name: one for one in total.outputs}
 
 
-def _loss_of_output(name: str, task: Task, head: Head, weight: float, known: Mapping[str, OutputLoss]) -> OutputLoss:
+def _loss_of_output(
+    name: str, task: OutputTask, head: Head, weight: float, known: Mapping[str, OutputLoss]
+) -> OutputLoss:
     loss: Any = task.loss
     at_places = (head.positions, known[name].places, known[name].label_weights) if head.positions is not None else ()
     return OutputLoss(name, loss, head.task, head.link, head.n_outputs, head.groups, weight, *at_places)
