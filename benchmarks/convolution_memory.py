@@ -22,7 +22,7 @@ from fit_step import RATE
 
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model.trainable import trainable_model
-from onnxtrain_sklearn._training.state import Rates
+from onnxtrain_sklearn._training.step_interface import Rates
 
 STEPS = 3
 SIDES = ("ours", "torch")
@@ -37,7 +37,7 @@ def steps_of_torch(name: str, batch: int, size: int, training: bool) -> None:
 def steps_of_ours(name: str, batch: int, content: bytes) -> None:
     step = our_step(Net(name, trainable_model(load(content)), batch, CLASSES, 1))
     for _ in range(STEPS):
-        step.gradients(float(batch))
+        step.compute_gradients(float(batch))
         step.update(Rates(RATE))
 
 

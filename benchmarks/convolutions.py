@@ -32,8 +32,8 @@ from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.parameters import FlatParameters
-from onnxtrain_sklearn._training.state import OptimizerState, Rates, StepParts
 from onnxtrain_sklearn._training.step import HostStep
+from onnxtrain_sklearn._training.step_interface import OptimizerState, Rates, StepParts
 from onnxtrain_sklearn.graph import GraphBuilder
 
 Run = Callable[[], object]
@@ -107,7 +107,7 @@ def compare(name: str, batch: int, size: int, repeat: int, *, training: bool) ->
     step = our_step(Net(name, model, batch, CLASSES, 1))
     built = time.process_time() - start
     runs = {
-        "ours": lambda: (step.gradients(float(batch)), step.update(Rates(RATE))),
+        "ours": lambda: (step.compute_gradients(float(batch)), step.update(Rates(RATE))),
         "torch": their_step(network.train(training), batch, size),
     }
     cpu, wall = (least(runs, repeat, clock) for clock in (time.process_time, time.perf_counter))

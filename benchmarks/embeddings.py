@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientClassifier
-from onnxtrain_sklearn._training.state import Rates
+from onnxtrain_sklearn._training.step_interface import Rates
 
 ROWS, WORDS, CLASSES, RATE = 32, 32, 4, 0.001
 SHAPES = ((60, 128), (30_522, 128), (30_522, 312))
@@ -69,7 +69,7 @@ def our_estimator(model: bytes, optimizer: str, X: np.ndarray, y: np.ndarray, **
 
 def our_step(estimator: Any) -> Callable[[], object]:
     step = estimator._state.live.step
-    return lambda: (step.gradients(float(ROWS)), step.update(Rates(RATE)))
+    return lambda: (step.compute_gradients(float(ROWS)), step.update(Rates(RATE)))
 
 
 def their_step(

@@ -28,8 +28,8 @@ from onnxtrain_sklearn._ort import devices, packages
 from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET, training_graph
 from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn._training.settings import StepSettings
-from onnxtrain_sklearn._training.state import OptimizerState, Rates, StepParts
 from onnxtrain_sklearn._training.step import HostStep
+from onnxtrain_sklearn._training.step_interface import OptimizerState, Rates, StepParts
 from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.optimizers import Optimizer
 
@@ -121,11 +121,11 @@ def measure(net: Net, optimizer: str, repeat: int, engines: Sequence[str] = ()) 
 
 
 def seconds(step: HostStep, count: int) -> float:
-    step.gradients(float(step.batch))
+    step.compute_gradients(float(step.batch))
     step.update(Rates(RATE))  # wakes up the threads
     start = time.process_time()
     for _ in range(count):
-        step.gradients(float(step.batch))
+        step.compute_gradients(float(step.batch))
         step.update(Rates(RATE))
     return time.process_time() - start
 

@@ -103,7 +103,7 @@ def _with_branches(module: nn.Module, data: Sequence[Batch], taken: Branches) ->
 def _our_branches(module: nn.Module, data: Sequence[Batch], file: File, seen: Branches) -> tuple[OurRun, Branches]:
     """Train a step here, and return what its nodes read where PyTorch's calls do: the nearest numbers."""
     fed: dict[str, Any] = {}
-    bind, gradients = PassGraph.bind, HostStep.gradients
+    bind, gradients = PassGraph.bind, HostStep.compute_gradients
 
     def bound(source: PassGraph, inputs: Any, *rest: Any, **options: Any) -> Any:
         fed["inputs"], fed["graph"] = inputs, source.program.graph
@@ -113,11 +113,11 @@ def _our_branches(module: nn.Module, data: Sequence[Batch], file: File, seen: Br
         fed.setdefault("arrays", {name: np.array(array) for name, array in fed["inputs"].items()})
         return gradients(step, *settings)
 
-    PassGraph.bind, HostStep.gradients = bound, first  # type: ignore[method-assign]
+    PassGraph.bind, HostStep.compute_gradients = bound, first  # type: ignore[method-assign]
     try:
         run = trained_on(module, data, file, plain=True)
     finally:
-        PassGraph.bind, HostStep.gradients = bind, gradients  # type: ignore[method-assign]
+        PassGraph.bind, HostStep.compute_gradients = bind, gradients  # type: ignore[method-assign]
     values = _values_read(fed["graph"], fed["arrays"])
     pools = [(_nearest(x, values["MaxPool"]), settings) for x, settings in seen.pools]
     return run, Branches([_nearest(x, values["Relu"]) for x in seen.relus], pools)

@@ -151,7 +151,7 @@ class OurRun:
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
-        own, compiled = HostStep.gradients, passes.pass_program
+        own, compiled = HostStep.compute_gradients, passes.pass_program
 
         def gradients(step: HostStep, *settings: Any) -> float:
             if self.step is None:
@@ -168,11 +168,11 @@ class OurRun:
             self.nodes = len(onnx.load_model_from_string(found.graph).graph.node)
             return found
 
-        HostStep.gradients, passes.pass_program = gradients, program  # type: ignore[method-assign]
+        HostStep.compute_gradients, passes.pass_program = gradients, program  # type: ignore[method-assign]
         try:
             yield
         finally:
-            HostStep.gradients, passes.pass_program = own, compiled  # type: ignore[method-assign]
+            HostStep.compute_gradients, passes.pass_program = own, compiled  # type: ignore[method-assign]
 
     def weights(self) -> Arrays:
         return self.estimator.weights_

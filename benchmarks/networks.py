@@ -31,7 +31,7 @@ from network_runs import RATE, Batch, File, NotExportedError, OurRun, TorchRun, 
 from network_zoo import BATCH, NETWORKS, SOURCES
 from torch import nn
 
-from onnxtrain_sklearn._training.state import Rates
+from onnxtrain_sklearn._training.step_interface import Rates
 from onnxtrain_sklearn.exceptions import DivergenceError
 
 RESULTS = Path(__file__).parent / "networks_results.jsonl"
@@ -86,7 +86,7 @@ def measure(file: File) -> dict[str, Any]:
     assert step is not None
     best = seconds_of_steps(
         {
-            "ours": lambda: (step.gradients(rows), step.update(Rates(RATE))),
+            "ours": lambda: (step.compute_gradients(rows), step.update(Rates(RATE))),
             "torch": lambda: theirs.step(data[0]),
         },
         2 if NETWORKS[file.network].real else 7,

@@ -26,8 +26,8 @@ from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._ort.sessions import SPIN, SPIN_MICROSECONDS
-from onnxtrain_sklearn._training.state import Rates
 from onnxtrain_sklearn._training.step import HostStep
+from onnxtrain_sklearn._training.step_interface import Rates
 
 WAITS: Mapping[str, Mapping[str, object]] = {
     f"{SPIN_MICROSECONDS} us": {},
@@ -47,7 +47,7 @@ def keep_busy() -> None:
 
 
 def take_step(step: HostStep, batch: int) -> None:
-    step.gradients(float(batch))
+    step.compute_gradients(float(batch))
     step.update(Rates(RATE))
 
 

@@ -14,7 +14,7 @@ import scipy.optimize
 from .._data.batches import Batches, Minibatch
 from .._training.loss_graph import TARGET
 from .._training.parameters import FlatParameters
-from .._training.state import GradientStep
+from .._training.step_interface import GradientStep
 
 SAMPLED_ROWS = 64
 """Number of rows whose gradients are squared."""
@@ -114,7 +114,7 @@ class RowObjective:
         """Compute the gradients of the loaded rows; return their loss."""
         buffer = self._step.buffers(len(weights)).sample_weight
         buffer[: len(weights)], buffer[len(weights) :] = weights, 0.0
-        return self._step.gradients(total)
+        return self._step.compute_gradients(total)
 
 
 # Recalibration of the output of a model by its own weights: scaling and shifting the scores.

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._data.batches import Batches
 from .._training.history import History
-from .._training.state import GradientStep
+from .._training.step_interface import GradientStep
 from .._training.trainer import Trainer, TrainerSettings
 from ..exceptions import warn
 from ..finetuning import FineTuner
@@ -95,14 +95,14 @@ class FineTuningTrainer(Trainer):
         objective, old = self._objective, self._vector.astype(np.float64)
         before = objective.loss(old, objective.weights)
         if self._record(before, self.batches.n_rows):
-            return self._settle(True)
+            return self._conclude(True)
         vector = self._tuned(old)
         loss = objective.loss(vector, objective.weights)
         if not (np.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
         self._kept.renew()
         self._record(loss, self.batches.n_rows)
-        return self._settle(True)
+        return self._conclude(True)
 
     def _tuned(self, old: np.ndarray) -> np.ndarray:
         targets = self._objective.targets()

@@ -19,7 +19,7 @@ from .._ir.shapes import infer_shapes
 from .._model.score_axes import repeated_rows
 from .._training.loss_graph import as_float32, ir_type, one_hot
 from .._training.machine_code import differentiating_engine
-from .._training.state import OptimizerState
+from .._training.step_interface import OptimizerState
 from .._utils.errors import refusing
 from ..exceptions import ModelError
 from ..graph import GraphBuilder

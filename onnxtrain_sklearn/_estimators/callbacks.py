@@ -81,7 +81,7 @@ class CallbackWatcher:
             context = cast("Any", estimator)._init_callback_context(task_name=name, max_subtasks=epochs)
             self._roots.append(SharedTask(context, self._attributes))
         self._call(self._roots, BEGIN)
-        training.settle(ended=False)  # a state is restored when all callbacks have begun
+        training.conclude_epoch(ended=False)  # a state is restored when all callbacks have begun
         return training.ended
 
     def step_hook(self) -> Callable[[float], bool] | None:
@@ -111,9 +111,9 @@ class CallbackWatcher:
         epochs, self._epochs = self._epochs, []
         return self._call(epochs, END)
 
-    def settle(self, *, ended: bool) -> None:
+    def conclude_epoch(self, *, ended: bool) -> None:
         """Note that all is decided on the epoch."""
-        self._training.settle(ended=ended)
+        self._training.conclude_epoch(ended=ended)
 
     def end(self) -> None:
         """Call the hooks for the end of training."""
@@ -237,7 +237,7 @@ class ActiveTraining(StatefulTraining):
         """Call ``call`` when all is decided on the epoch."""
         self._deferred.append(call)
 
-    def settle(self, *, ended: bool) -> None:
+    def conclude_epoch(self, *, ended: bool) -> None:
         """Make the calls that were deferred."""
         self.ended, calls, self._deferred = ended, self._deferred, []
         for call in calls:

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from .._data.batches import MERGE_LIMIT, ArrayBatches, distinct_rows, weighted_rows
 from .._data.columns import Column, dimensions
+from .._data.held_out import split_rows
 from .._data.inputs import has_several_inputs, input_columns
 from .._data.target_scale import TargetRange, TargetScale, target_range, target_scale
 from .._data.targets import (
@@ -33,7 +34,6 @@ from .._data.targets import (
     weights_of_classes,
     weights_of_counted,
 )
-from .._data.validation import split_rows
 from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, as_trained, table_columns
 from .._given.given_output import OwnOutput
 from .._given.ml_files import FittedFile

@@ -19,7 +19,7 @@ from sklearn.base import is_classifier, is_regressor
 from .._anchored_search.objective import RowObjective
 from .._anchored_search.tuning_trainer import FineTuningTrainer, Tuning
 from .._data.batches import ArrayBatches
-from .._data.validation import faults_of_old_data
+from .._data.held_out import faults_of_old_data
 from .._fitted.fitted_model import FittedModel
 from .._fitted.traversal import follow
 from .._given.given_output import run_graph

@@ -24,8 +24,8 @@ from .._ort import sessions
 from .._training.machine_code import COMPILED, LIKELY_EPOCHS
 from .._training.row_dependence import meeting, outputs_that_meet
 from .._training.settings import StepSettings
-from .._training.state import StepParts, TrainingStep
 from .._training.step_choice import new_step, new_trainer
+from .._training.step_interface import StepParts, TrainingStep
 from .._training.trainer import Trainer
 from .._utils.cache import content
 from .._utils.errors import refusing
@@ -74,7 +74,7 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
         if state is None or trainer is None:
             transaction.fail(interrupt, None)
             raise
-        trainer.settle()
+        trainer.restore_usable()
         transaction.publish(state)
         raise_or_warn(interrupt, estimator)
     except BaseException as error:

@@ -32,7 +32,7 @@ from .._ort.devices import Device
 from .._training.history import History
 from .._training.loss_graph import as_float32
 from .._training.parameters import FlatParameters
-from .._training.state import Choice, OptimizerState, TrainingStep
+from .._training.step_interface import Choice, OptimizerState, TrainingStep
 from .._utils.cache import content
 from .._utils.params import copied
 from .._utils.typing import DType

@@ -38,7 +38,7 @@ CLASSES: Mapping[str, str] = {
     "Head": "_inference.graph",
     "History": "_training.history",
     "KeptTypes": "_model.precision",
-    "OptimizerState": "_training.state",
+    "OptimizerState": "_training.step_interface",
     "LowRank": "_model.low_rank",
     "Origin": "_fitted.provenance",
     "OutputForm": "_model.trainable",

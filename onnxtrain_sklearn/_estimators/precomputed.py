@@ -26,8 +26,8 @@ from .._ort.devices import Device
 from .._training.loss_graph import TARGET
 from .._training.parameters import FlatParameters
 from .._training.settings import StepSettings
-from .._training.state import GradientStep, OptimizerState, StepParts
 from .._training.step_choice import new_step
+from .._training.step_interface import GradientStep, OptimizerState, StepParts
 from .._utils.errors import refusing
 from ..exceptions import ModelError
 from .fitted_state import Columns, FittedState, sparse_inputs

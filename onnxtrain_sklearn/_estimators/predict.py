@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
+from .._data.held_out import accuracy
 from .._data.inputs import prediction_type
 from .._data.targets import accuracy_at_positions
-from .._data.validation import accuracy
 from .._inference.graph import Head
 from .._utils.typing import MatrixLike
 from .examples import graph_inputs, require_numbers

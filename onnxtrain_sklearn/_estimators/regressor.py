@@ -12,7 +12,7 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from .._data.validation import r2_of_maps
+from .._data.held_out import r2_of_maps
 from .._inference.graph import OutputOptions
 from .._utils.declared import documented
 from .._utils.typing import MatrixLike

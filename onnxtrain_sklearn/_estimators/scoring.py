@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from .._data.held_out import faults_of_validation_data, log_loss_of_labels, require_scorable, squared_error_of_labels
 from .._data.several_targets import SeveralTargets
 from .._data.targets import (
     IGNORED,
@@ -22,7 +23,6 @@ from .._data.targets import (
     require_same_places,
     rows_with_labels,
 )
-from .._data.validation import faults_of_validation_data, log_loss_of_labels, require_scorable, squared_error_of_labels
 from .._fitted import sklearn_private
 from .._inference.graph import Head
 from .._inference.predictor import Predictor

@@ -35,8 +35,8 @@ from .._training.randomness import draws_numbers
 from .._training.row_dependence import meeting
 from .._training.score_loss import ScoreLoss
 from .._training.settings import Scheduled, StepSettings, TotalLoss, settings_of_output
-from .._training.state import OptimizerState, StepParts
 from .._training.step import HostStep, in_trainable_type
+from .._training.step_interface import OptimizerState, StepParts
 from .._training.trainer import Trainer
 from .._utils.cache import with_attributes
 from ..exceptions import ModelError, UnsupportedOperatorError, warn

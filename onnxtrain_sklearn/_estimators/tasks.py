@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .._data.held_out import accuracy, r2_of_rows
 from .._data.targets import (
     Classes,
     Targets,
@@ -22,7 +23,6 @@ from .._data.targets import (
     rows_with_labels,
     validation_accuracy,
 )
-from .._data.validation import accuracy, r2_of_rows
 from .._utils.typing import ClassWeight
 from ..exceptions import warn
 from ..losses import LOSSES, Loss

@@ -28,7 +28,7 @@ from .._training.parameters import FlatParameters, state_slots
 from .._training.randomness import draws_numbers
 from .._training.row_dependence import outputs_that_meet
 from .._training.settings import StepSettings, TotalLoss
-from .._training.state import OptimizerState, StepParts
+from .._training.step_interface import OptimizerState, StepParts
 from .._utils.errors import refusing
 from .._utils.typing import MatrixLike
 from ..exceptions import ModelError, instead_of, nearest

@@ -29,7 +29,7 @@ from .._training.history import Curve, EpochLog
 from .._training.machine_code import COMPILED, auto_compiles
 from .._training.parameters import FlatParameters, state_slots
 from .._training.rates import swept_losses
-from .._training.state import OptimizerState, Rates
+from .._training.step_interface import OptimizerState, Rates
 from .._training.trainer import Trainer
 from .._utils.cache import digest, with_attributes
 from .._utils.errors import refusing

@@ -36,9 +36,9 @@ from .._ort.sessions import SupportedVersions
 from .._utils.errors import refusing
 from ..exceptions import ModelError
 from .custom_results import with_types_of_custom_operators
+from .import_record import Importer, record, run_importers
 from .keras import join_normalizations, restore_layers
 from .ort_fusions import is_fused, lower
-from .passes import Importer, record, run_importers
 from .quantization import use_fake_quantization, use_float_products
 from .tensorflow import without_tensorflow_operators
 from .torch_parameters import drop_zero_biases, restore_parameters

@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from .._importers.import_record import record, restored, run_importers
 from .._importers.load import RESTORATIONS
-from .._importers.passes import record, restored, run_importers
 from .._importers.torch_parameters import own_names
 from .._ir.edits import keep_outputs
 from .._ir.opsets import readable

@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from .._data.held_out import r2_of_maps
 from .._data.inputs import prediction_type
 from .._data.targets import checked_weights, rows_that_count
-from .._data.validation import r2_of_maps
 from .._estimators.base import GraphEstimator
 from .._estimators.config import check_one_pass, is_on, trains_in_minibatches
 from .._estimators.examples import Call, graph_inputs, together

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .._data.columns import warn_of_rounding
+from .._data.held_out import faults_of_validation_data, require_scorable
 from .._data.inputs import Inputs, frame_arrays, is_frame
 from .._data.several_targets import SeveralTargets, joined_targets, spread
 from .._data.targets import (
@@ -25,7 +26,6 @@ from .._data.targets import (
     require_sorted,
     sorted_classes,
 )
-from .._data.validation import faults_of_validation_data, require_scorable
 from .._estimators.base import BaseOrtGradient
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.config import (

@@ -24,7 +24,7 @@ from .passes import pass_graph
 from .programs import PassSource
 from .randomness import UniformNumbers
 from .settings import StepSettings
-from .state import Choice, OptimizerState, Rates, StepParts
+from .step_interface import Choice, OptimizerState, Rates, StepParts
 from .update_bindings import SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
 
 RESIDENT_LIMIT = 2**31

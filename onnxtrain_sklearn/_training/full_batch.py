@@ -10,7 +10,7 @@ import numpy as np
 from .._data.batches import Batches, filled
 from ..optimizers import LBFGS
 from .history import History
-from .state import GradientStep
+from .step_interface import GradientStep
 from .trainer import Trainer, TrainerSettings
 
 
@@ -62,7 +62,7 @@ class FullBatchTrainer(Trainer):
         if not end.n_iter:
             self._after_iteration(self._reached, end.loss)
         self.history.idle_epochs = 0
-        self._settle(True)
+        self._conclude(True)
         return not end.limited
 
     def _objective(self, vector: np.ndarray) -> tuple[float, np.ndarray]:
@@ -71,7 +71,7 @@ class FullBatchTrainer(Trainer):
         self._vector[...] = vector
         loss, gradient = 0.0, np.zeros(len(vector))
         for weight in filled(self.batches.epoch(), step.buffers):
-            loss += weight * step.gradients(total_weight)
+            loss += weight * step.compute_gradients(total_weight)
             gradient += weight * step.parameters.gradient
         self._met_overflow |= not math.isfinite(loss)
         return loss / total_weight, gradient / total_weight

@@ -15,7 +15,7 @@ from .formula_updates import SAVINGS, VectorUpdate, formula_update, saved_by_com
 from .loss_graph import PENALTY
 from .parameters import FlatParameters, require_rows_apart
 from .passes import RowGradients
-from .state import OptimizerState, Rates
+from .step_interface import OptimizerState, Rates
 from .update_bindings import SegmentUpdate, VectorBindings, bind_update, step_weight
 
 

@@ -28,7 +28,7 @@ from .pass_rewrites import in_written_shapes
 from .programs import PassProgram, PassSource, pass_program
 from .randomness import FACTOR, UniformNumbers
 from .row_weights import LABELED, REPEATED, LabeledShares, RowShares
-from .state import OptimizerState, StepParts
+from .step_interface import OptimizerState, StepParts
 
 BACKWARD_IN_ORDER: Mapping[str, object] = {
     "enable_mem_pattern": False,

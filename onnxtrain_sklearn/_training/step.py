@@ -26,7 +26,7 @@ from .machine_code import COMPILED
 from .parameters import FlatParameters, state_slots
 from .passes import HostPasses
 from .settings import Scheduled, StepSettings
-from .state import Choice, OptimizerState, Rates, StepParts
+from .step_interface import Choice, OptimizerState, Rates, StepParts
 from .update_bindings import VectorBindings
 
 
@@ -39,7 +39,7 @@ class HostStep:
     program : PassProgram
         The gradient graph of a full minibatch.
     settings, parameters, state, batch, engine, choice
-        As in :class:`~.state.TrainingStep`.
+        As in :class:`~.step_interface.TrainingStep`.
     """
 
     in_host_memory: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class HostStep:
             return
         for weight in filled(batches.epoch(), self.passes.buffers):
             rates = next_rates()
-            loss = self.gradients(weight, rates.dropout)
+            loss = self.compute_gradients(weight, rates.dropout)
             yield weight, loss
             self.update(rates)
             if after is not None and after(loss):
@@ -113,7 +113,7 @@ class HostStep:
         """Return the buffers that the next pass reads, for a minibatch of ``rows`` rows."""
         return self.passes.buffers(rows)
 
-    def gradients(self, weight: float, dropout: float = 1.0) -> float:
+    def compute_gradients(self, weight: float, dropout: float = 1.0) -> float:
         """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included.
 
         ``weight`` divides the penalty: the sum of the weights of the minibatch, or of all rows for L-BFGS. ``dropout``

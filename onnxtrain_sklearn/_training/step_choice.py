@@ -16,8 +16,8 @@ from .device_step import DeviceStep
 from .full_batch import FullBatchTrainer
 from .history import History
 from .machine_code import COMPILED, auto_compiles, pays
-from .state import Choice, StepParts, TrainingStep
 from .step import HostStep
+from .step_interface import Choice, StepParts, TrainingStep
 from .trainer import Trainer, TrainerSettings
 
 DEVICE, SESSION, CODE = "a session on the device", "a session", "machine code"

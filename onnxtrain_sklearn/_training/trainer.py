@@ -22,7 +22,7 @@ from ..schedules import Constant, Schedule
 from .history import Epoch, EpochTable, History, report_of
 from .rates import ScheduledRates
 from .settings import Scheduled
-from .state import TrainingStep
+from .step_interface import TrainingStep
 
 # Rollback of the weights when training fails.
 #
@@ -115,7 +115,7 @@ class Watcher(Protocol):
     def end_epoch(self) -> bool:
         """Handle the epoch just recorded; return whether training is to end."""
 
-    def settle(self, *, ended: bool) -> None:
+    def conclude_epoch(self, *, ended: bool) -> None:
         """Handle the final outcome of an epoch; ``ended``: training stops after it."""
 
     def end(self) -> None:
@@ -254,13 +254,13 @@ class Trainer:
 
         def one_epoch() -> bool:
             if self.history.progress.epoch == self.first_epoch:  # the end of the pass may have been restored
-                self._settle(self._record(*self._epoch()))
+                self._conclude(self._record(*self._epoch()))
             return True
 
         self._guarded(lambda: self._watched(one_epoch))
         self._tell_end()
 
-    def settle(self) -> None:
+    def restore_usable(self) -> None:
         """Restore usable weights after an interrupt: finite ones, and with early stopping the best ones."""
         self.step.synchronize()
         if not self._is_finite():
@@ -275,10 +275,10 @@ class Trainer:
             self._step_hook = self.watcher.step_hook()
         return train()
 
-    def _settle(self, ended: bool) -> bool:
+    def _conclude(self, ended: bool) -> bool:
         """Tell the watcher whether training ends here; return ``ended`` unchanged."""
         if self.watcher is not None:
-            self.watcher.settle(ended=ended)
+            self.watcher.conclude_epoch(ended=ended)
         return ended
 
     def _tell_end(self) -> None:
@@ -328,7 +328,7 @@ class Trainer:
             ended = self._record(*self._epoch())
             if not ended and self._idle():  # a schedule may lower the rate at a plateau instead of ending there
                 ended = self.rates.stops_at_plateau() and not self._settings.all_epochs
-            if self._settle(ended):
+            if self._conclude(ended):
                 return True
         return False
 

@@ -25,7 +25,7 @@ from .loss_graph import ABSOLUTES, PARALLEL_WORK, SQUARES, ir_type, penalty_grap
 from .machine_code import differentiating_engine
 from .parameters import FlatParameters, Segment, segments, state_name
 from .settings import StepSettings
-from .state import Rates
+from .step_interface import Rates
 
 X = TypeVar("X")
 

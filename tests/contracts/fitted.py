@@ -179,7 +179,7 @@ def check_gradients(tuned: Any) -> None:
     origins = {origin.name: origin for origin in run.fitted.origins}
     for span in (run.parameters.span(name) for name, one in origins.items() if one.role.endswith("probabilities")):
         vector[span] = np.clip(vector[span], 0.1, 0.9)  # at 0 and 1 are kinks
-    loss, gradient = step.gradients(float(n)), run.parameters.gradient.copy()
+    loss, gradient = step.compute_gradients(float(n)), run.parameters.gradient.copy()
     start, told, noise = vector.copy(), 0, 2e-6 * max(abs(loss), 1e-2)
     for name in run.parameters.names:
         span = run.parameters.span(name)
@@ -189,7 +189,7 @@ def check_gradients(tuned: Any) -> None:
             sides = []
             for sign in (1, -1):
                 vector[span] = start[span] + sign * width * direction
-                sides.append((step.gradients(float(n)), vector[span].astype(np.float64)))
+                sides.append((step.compute_gradients(float(n)), vector[span].astype(np.float64)))
             vector[span] = start[span]
             told_by_loss = sides[0][0] - sides[1][0]
             told_by_gradient = float(gradient[span] @ (sides[0][1] - sides[1][1]))

@@ -26,7 +26,7 @@ from onnxtrain_sklearn._training import formula_updates
 from onnxtrain_sklearn._training.host_updates import HostUpdates, RowChoice
 from onnxtrain_sklearn._training.parameters import FlatParameters, state_slots
 from onnxtrain_sklearn._training.settings import Scheduled
-from onnxtrain_sklearn._training.state import OptimizerState, Rates
+from onnxtrain_sklearn._training.step_interface import OptimizerState, Rates
 from onnxtrain_sklearn._training.update_bindings import VectorBindings
 from onnxtrain_sklearn.graph import new_graph
 from onnxtrain_sklearn.optimizers import LBFGS, OPTIMIZERS, Optimizer, resolve_optimizer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, r2_score
 
-from onnxtrain_sklearn._data.validation import accuracy, log_loss_of_labels, r_squared, squared_error_of_labels
+from onnxtrain_sklearn._data.held_out import accuracy, log_loss_of_labels, r_squared, squared_error_of_labels
 
 RNG = np.random.default_rng(0)
 TRUTH, FOUND = RNG.normal(size=(50, 3)), RNG.normal(size=(50, 3))

@@ -166,13 +166,13 @@ def test_functions_scores_and_errors_of_the_runtime_count_alike():
     attempted(estimator.set_params(callbacks=[fails]))
     attempted(estimator.set_params(callbacks=None, scoring=fails, early_stopping=True))
     estimator.set_params(scoring=None, early_stopping=False)
-    steps, plain = [], HostStep.gradients
+    steps, plain = [], HostStep.compute_gradients
 
     def fails_later(step, *arguments):
         steps.append(1)
         return fails() if len(steps) == 9 else plain(step, *arguments)
 
-    with mock.patch.object(HostStep, "gradients", fails_later):
+    with mock.patch.object(HostStep, "compute_gradients", fails_later):
         attempted(estimator)
     assert len(steps) == 9
     assert seen(estimator) == before

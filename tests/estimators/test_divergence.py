@@ -65,7 +65,7 @@ def test_interruption_with_early_stopping_restores_the_best_weights():
 
 def test_interruption_of_lbfgs_keeps_the_iterations_done(monkeypatch):
     X, y = blobs()
-    calls, gradients = [], HostStep.gradients
+    calls, gradients = [], HostStep.compute_gradients
 
     def counted(step, weight):
         calls.append(weight)
@@ -73,7 +73,7 @@ def test_interruption_of_lbfgs_keeps_the_iterations_done(monkeypatch):
             raise KeyboardInterrupt
         return gradients(step, weight)
 
-    monkeypatch.setattr(HostStep, "gradients", counted)
+    monkeypatch.setattr(HostStep, "compute_gradients", counted)
     with pytest.warns(UserWarning, match="interrupted"):
         estimator = small(optimizer="lbfgs", max_iter=50).fit(X, y)
     assert 0 < estimator.n_iter_ < 8

@@ -99,7 +99,7 @@ from onnxtrain_sklearn import RealMLPRegressor, TabMClassifier
 from onnxtrain_sklearn._training.step import HostStep
 
 steps, last = 0, 5
-plain = HostStep.gradients
+plain = HostStep.compute_gradients
 
 def pressed(step, *args):
     global steps
@@ -108,7 +108,7 @@ def pressed(step, *args):
         os.kill(os.getpid(), signal.SIGINT)
     return plain(step, *args)
 
-HostStep.gradients = pressed
+HostStep.compute_gradients = pressed
 labels = np.array(["no", "yes"])[(y > 0).astype(int)]
 
 def fresh_recipes(**settings):

@@ -40,13 +40,13 @@ def test_fewer_rows_choose_among_many_weights():
 def rows_computed(monkeypatch, fit):
     """Return the number of rows whose gradients ``fit`` computes."""
     batches = []
-    plain = HostStep.gradients
+    plain = HostStep.compute_gradients
 
     def counted(step, *args):
         batches.append(step.batch)
         return plain(step, *args)
 
-    monkeypatch.setattr(HostStep, "gradients", counted)
+    monkeypatch.setattr(HostStep, "compute_gradients", counted)
     fit()
     return sum(batches)
 

@@ -157,7 +157,7 @@ def test_gradient_is_that_of_scikit_learn(name, target, engine):
     rows, y = X[unsure[:40]], y[unsure[:40]]
     tuned = still(model, rows, y, trainable=[pattern], engine=engine)
     run, rng = tuned._state, np.random.default_rng(0)
-    run.live.step.gradients(float(len(y)))
+    run.live.step.compute_gradients(float(len(y)))
     assert len(run.parameters.names) >= count
     origins = {origin.name: origin for origin in run.fitted.origins}
     for parameter in run.parameters.names:

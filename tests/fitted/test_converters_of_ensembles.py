@@ -145,7 +145,7 @@ class TestDescent:
         model.coef_[:], model.intercept_[:] = 0, 0
         tuned = still(model, X[NEW], THREE[NEW], engine=engine)
         run = tuned._state
-        loss = run.live.step.gradients(float(len(X[NEW])))
+        loss = run.live.step.compute_gradients(float(len(X[NEW])))
         assert_allclose(loss, np.log(3), rtol=1e-5)
         # Of equal probabilities, d loss / d score is (1/3 - [its class]) / 2.
         expected = (1 / 3 - np.eye(3)[THREE[NEW]]).mean(axis=0) / 2

@@ -266,7 +266,7 @@ class TestRegressors:
         still = tuned(OrtGradientRegressor, model, rows, NUMBER, learning_rate_init=0.0, max_iter=1, shuffle=False,
                       batch_size=80, engine=engine)  # fmt: skip
         run = still._state
-        run.live.step.gradients(80.0)
+        run.live.step.compute_gradients(80.0)
         found = run.parameters.gradient[run.parameters.span("powertransformer.lambdas")]
         x = rows.astype(np.float64)
         slopes = (2 * x**2 * np.log(x) - x**2 + 1) / 4  # of (x**lambda - 1) / lambda at 2

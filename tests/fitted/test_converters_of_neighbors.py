@@ -104,7 +104,7 @@ class TestNeighbours:
         tuned = still(model, rows, NUMBER[NEW], engine=engine)
         assert_allclose(tuned.predict(rows), model.predict(rows), rtol=1e-4, atol=1e-4)
         run = tuned._state
-        run.live.step.gradients(float(len(rows)))
+        run.live.step.compute_gradients(float(len(rows)))
         name = f"{kind.__name__.lower()}.fit_X"
         origin = next(origin for origin in run.fitted.origins if origin.name == name)
         gradient = run.parameters.gradient[run.parameters.span(name)].reshape(-1, X.shape[1])

@@ -14,8 +14,8 @@ from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn._training.settings import StepSettings
-from onnxtrain_sklearn._training.state import OptimizerState, Rates, StepParts
 from onnxtrain_sklearn._training.step import HostStep
+from onnxtrain_sklearn._training.step_interface import OptimizerState, Rates, StepParts
 from onnxtrain_sklearn.losses import SquaredError
 from tests.helpers.environment import available_engines
 
@@ -78,6 +78,6 @@ def new_like(step, **changes):
 
 def one_step(step: HostStep, rates: Rates, weight: float) -> float:
     """Train on the minibatch in the buffers, whose weights sum to ``weight``; return its loss before the update."""
-    loss = step.gradients(weight, rates.dropout)
+    loss = step.compute_gradients(weight, rates.dropout)
     step.update(rates)
     return loss

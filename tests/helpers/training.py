@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.state import Rates
 from onnxtrain_sklearn._training.step import HostStep
+from onnxtrain_sklearn._training.step_interface import Rates
 
 NEVER = -np.inf
 """A tol that every epoch improves by: training takes all its epochs."""

@@ -72,13 +72,13 @@ def settings_of(name: str, weights: dict[str, np.ndarray]) -> dict[str, Any]:
 
 def assert_same_steps(name: str, run: dict[str, np.ndarray], engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     losses: list[float] = []
-    gradients = HostStep.gradients
+    gradients = HostStep.compute_gradients
 
     def recorded(self: HostStep, *args: Any) -> float:
         losses.append(gradients(self, *args))
         return losses[-1]
 
-    monkeypatch.setattr(HostStep, "gradients", recorded)
+    monkeypatch.setattr(HostStep, "compute_gradients", recorded)
     start, final = (
         {k.partition("/")[2]: a for k, a in run.items() if k.startswith(part)} for part in ("start/", "final/")
     )

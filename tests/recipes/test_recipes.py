@@ -258,9 +258,9 @@ def test_training_of_tabm_ends_by_its_patience():
 
 
 def sizes_of_minibatches(recipe, rows, monkeypatch):
-    seen, gradients = [], HostStep.gradients
+    seen, gradients = [], HostStep.compute_gradients
     monkeypatch.setattr(
-        HostStep, "gradients", lambda step, weight, *rest: seen.append(weight) or gradients(step, weight, *rest)
+        HostStep, "compute_gradients", lambda step, weight, *rest: seen.append(weight) or gradients(step, weight, *rest)
     )
     X, y = np.random.default_rng(0).normal(size=(rows, 2)), np.arange(rows)
     recipe.set_params(max_iter=1, batch_size=64, validation_fraction=None, engine="portable").fit(X, y)

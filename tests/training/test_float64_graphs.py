@@ -43,7 +43,7 @@ def test_float64_gradients_have_float64_precision(activation):
     step = new_step(double(activation), batch=8)
     assert step.parameters.vector.dtype == np.float64
     arrays = step.parameters.weights()
-    assert_allclose(step.gradients(fill(step, X, y)), squared_error(arrays, X, y, activation), rtol=1e-13)
+    assert_allclose(step.compute_gradients(fill(step, X, y)), squared_error(arrays, X, y, activation), rtol=1e-13)
     for name, array in arrays.items():
         slopes = np.zeros_like(array)
         for index in np.ndindex(array.shape):

@@ -17,7 +17,7 @@ from onnxtrain_sklearn._data.columns import Column
 from onnxtrain_sklearn._gradient.portable import factor_out_columns
 from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.passes import RowShares
-from onnxtrain_sklearn._training.state import Rates
+from onnxtrain_sklearn._training.step_interface import Rates
 from onnxtrain_sklearn.losses import LogLoss
 from tests.helpers.steps import data, fill, mlp, new_step
 
@@ -117,15 +117,15 @@ def test_gradients_of_partial_and_weighted_minibatches_are_those_of_the_rows_alo
     X, y = data(5)
     step = new_step(mlp(), batch=8)
     fill(step, X[:3], y[:3])  # the weights of the step before are not those of the next
-    step.gradients(1.0)
+    step.compute_gradients(1.0)
     fill(step, X, y, weights)
-    loss = step.gradients(1.0)
+    loss = step.compute_gradients(1.0)
     own = np.ones(5) if weights is None else weights
     total, expected = np.zeros(len(step.parameters.vector)), 0.0
     for i in range(5):
         single = new_step(mlp(), batch=1)
         fill(single, X[i : i + 1], y[i : i + 1])
-        expected += own[i] / own.sum() * single.gradients(1.0)
+        expected += own[i] / own.sum() * single.compute_gradients(1.0)
         total += own[i] / own.sum() * single.parameters.gradient.astype(np.float64)
     assert_allclose(loss, expected, rtol=1e-5)
     assert_allclose(step.parameters.gradient, total, rtol=1e-4, atol=1e-6)
@@ -142,6 +142,6 @@ def test_weights_that_are_written_between_passes_count():
     losses = []
     for step in (passed, fresh):
         fill(step, X, y, weights)
-        losses.append(step.gradients(weights.sum()))
+        losses.append(step.compute_gradients(weights.sum()))
     assert losses[0] == losses[1]
     assert_array_equal(passed.parameters.gradient, fresh.parameters.gradient)

@@ -65,14 +65,14 @@ def estimator(network: str, known: Mapping[str, np.ndarray], optimizer: str, eng
 
 def train(network: str, optimizer: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> Trained:
     known, gradients, losses = known_run(network), [], []
-    model, own = estimator(network, known, optimizer, engine), HostStep.gradients
+    model, own = estimator(network, known, optimizer, engine), HostStep.compute_gradients
 
     def recorded(step: HostStep, *arguments):
         loss = own(step, *arguments)
         gradients.append({name: step.parameters.gradient_view(name).copy() for name in step.parameters.names})
         return loss
 
-    monkeypatch.setattr(HostStep, "gradients", recorded)
+    monkeypatch.setattr(HostStep, "compute_gradients", recorded)
     names = sorted(name for name in known if name.startswith("x"))
     labels = {} if known["y"].dtype.kind == "f" else {"classes": np.unique(known["y"])}
     for i in range(len(known["y"])):
@@ -122,7 +122,7 @@ def test_running_statistics_end_as_those_of_pytorch(optimizer, monkeypatch):
 @each_network
 def test_a_parameter_is_without_gradient_where_its_change_leaves_the_loss_as_it_is(network, monkeypatch):
     """The proof of the exceptions: those, and no others, may be moved by half a unit without a trace in the loss."""
-    known, own = known_run(network), HostStep.gradients
+    known, own = known_run(network), HostStep.compute_gradients
     model, moved = estimator(network, known, "sgd", available_engines()[-1]), {}
 
     def tried(step: HostStep, *arguments):
@@ -137,7 +137,7 @@ def test_a_parameter_is_without_gradient_where_its_change_leaves_the_loss_as_it_
 
     if network in REFUSED:
         model.set_params(engine="portable")
-    monkeypatch.setattr(HostStep, "gradients", tried)
+    monkeypatch.setattr(HostStep, "compute_gradients", tried)
     X = {name: known[name][0] for name in known if name.startswith("x")}
     labels = {} if known["y"].dtype.kind == "f" else {"classes": np.unique(known["y"])}
     model.partial_fit(X if len(X) > 1 else X["x0"], known["y"][0].ravel(), **labels)

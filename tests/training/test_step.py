@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._ort import sessions
-from onnxtrain_sklearn._training.state import Rates
+from onnxtrain_sklearn._training.step_interface import Rates
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
 from tests.helpers.environment import each_engine
@@ -35,7 +35,7 @@ def test_penalty_is_its_formula(alpha, l1_ratio, engine):
     W = parameters.vector[parameters.penalized].astype(np.float64)
     assert W.size == 4 * 6 + 6
     value = alpha * (l1_ratio * np.abs(W).sum() + (1 - l1_ratio) / 2 * (W @ W)) / total
-    assert_allclose(penalized.gradients(total) - plain.gradients(total), value, rtol=1e-5)
+    assert_allclose(penalized.compute_gradients(total) - plain.compute_gradients(total), value, rtol=1e-5)
     slope = np.zeros(parameters.vector.size)
     slope[parameters.penalized] = alpha * (l1_ratio * np.sign(W) + (1 - l1_ratio) * W) / total
     assert_allclose(parameters.gradient - plain.parameters.gradient, slope, rtol=0, atol=1e-6)
@@ -44,7 +44,7 @@ def test_penalty_is_its_formula(alpha, l1_ratio, engine):
 def test_penalty_skips_vectors():
     step = new_step(mlp(), batch=8, trainable=["layers.0.bias"], alpha=0.5)
     total = fill(step, *data())
-    assert step.gradients(total) == new_like(step, alpha=0.0).gradients(total)
+    assert step.compute_gradients(total) == new_like(step, alpha=0.0).compute_gradients(total)
 
 
 def test_clipping_limits_the_norm_of_all_gradients():
@@ -91,10 +91,10 @@ def test_rows_of_weight_zero_add_nothing():
     step = new_step(mlp(), batch=8)
     weights = np.array([1, 1, 1, 0, 1, 0, 1, 1.0])
     total = fill(step, X, y, weights)
-    loss = step.gradients(total)
+    loss = step.compute_gradients(total)
     gradient = step.parameters.gradient.copy()
     fill(step, np.where(weights[:, None] > 0, X, 1e3), np.where(weights > 0, y, -1e3), weights)
-    assert_allclose(step.gradients(total), loss, rtol=1e-6)
+    assert_allclose(step.compute_gradients(total), loss, rtol=1e-6)
     assert_allclose(step.parameters.gradient, gradient, rtol=0, atol=1e-6)
 
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn._training.history import History
-from onnxtrain_sklearn._training.state import Rates
+from onnxtrain_sklearn._training.step_interface import Rates
 from onnxtrain_sklearn._training.trainer import Trainer
 from onnxtrain_sklearn.exceptions import DivergenceError
 from tests.helpers.loop import Batches, LateStep, Step, trainer
@@ -105,7 +105,7 @@ class Raising(Step):
 def interrupted(running: Trainer, method: str = "fit") -> None:
     with pytest.raises(KeyboardInterrupt):
         getattr(running, method)()
-    running.settle()
+    running.restore_usable()
 
 
 @pytest.mark.parametrize("method", ["fit", "one_pass"])
@@ -127,7 +127,7 @@ def test_interruption_keeps_the_best_weights_so_far():
     interrupted(running)
     assert step.parameters.vector == 2
     step.parameters.vector += 5  # by a later call
-    running.settle()
+    running.restore_usable()
     assert step.parameters.vector == 7
 
 
@@ -136,7 +136,7 @@ def test_an_interruption_before_the_first_step_changes_nothing():
     trainer(Step([1.0] * 9), history=history, early_stopping=True, validate=lambda: 0.5).fit()
     step = Step([])
     step.parameters.vector += 7
-    trainer(step, history=history).settle()
+    trainer(step, history=history).restore_usable()
     assert step.parameters.vector == 7
 
 

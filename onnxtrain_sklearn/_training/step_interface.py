@@ -173,5 +173,5 @@ class GradientStep(TrainingStep, Protocol):
     def buffers(self, rows: int) -> BatchBuffers:
         """Return the buffers that the next step reads, for a minibatch of ``rows`` rows."""
 
-    def gradients(self, weight: float) -> float:
+    def compute_gradients(self, weight: float) -> float:
         """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included."""
