@@ -104,11 +104,12 @@ def prepared_members(
     rng: np.random.RandomState,
 ) -> Iterator[PreparedMember]:
     """Yield the members one after the other, each with a preprocessing that is fitted to its own rows."""
+    whole = examples.table.rows(examples.used)
     for rows, held in validation_folds(examples.used, examples.labels, n_members, validation_fraction, rng):
         # a generator for each member: what one member draws does not change the next one
         own, table = np.random.RandomState(rng.randint(2**31 - 1)), examples.table.rows(rows)
         scaling, drops = SCALINGS[recipe.scaling], recipe.drops_constants
-        prepared = fit_preprocessing(table, examples.categorical, scaling, own, drops_constants=drops)
+        prepared = fit_preprocessing(table, examples.categorical, scaling, own, drops_constants=drops, whole=whole)
         yield PreparedMember(recipe.network(prepared, len(rows), own.randint(2**31 - 1)), prepared, rows, held)
 
 

@@ -35,10 +35,17 @@ def fit_preprocessing(
     rng: np.random.RandomState,
     *,
     drops_constants: bool = False,
+    whole: RawTable | None = None,
 ) -> Preprocessing:
     """Return the preprocessing, fitted to all rows of a table.
 
-    ``drops_constants`` leaves out numeric columns of a single number, as long as another column remains.
+    Parameters
+    ----------
+    drops_constants : bool
+        Whether to leave out numeric columns of a single number, as long as another column remains.
+    whole : RawTable, optional
+        The table whose rows ``table`` is a part of. It decides which columns are text and which text stands for a
+        missing value, because the members of an ensemble, fitted to parts, read one input. None: ``table``.
     """
     arrays = {i: column for i, column in enumerate(table.columns) if not categorical[i]}
     # fitted to the float32 numbers that the graph is given, in double precision
@@ -50,7 +57,8 @@ def fit_preprocessing(
     medians = {i: 0.0 if np.isnan(median) else median for i, median in medians.items()}  # a column without a number
     filled = {i: np.where(np.isnan(column), medians[i], column) for i, column in numbers.items()}
     varying = {i: column for i, column in filled.items() if column.min() < column.max()}
-    categories = tuple(_categories(i, table) for i in range(len(table.names)) if categorical[i])
+    every = table if whole is None else whole
+    categories = tuple(_categories(i, table, every) for i in range(len(table.names)) if categorical[i])
     kept = varying if drops_constants and (varying or categories) else filled
     return Preprocessing(
         names=table.names,
@@ -245,14 +253,14 @@ class Categories:
         return op.emit("LabelEncoder", x, domain=ML_DOMAIN, default_float=0.0, values_floats=codes, **table)[0]
 
 
-def _categories(place: int, table: RawTable) -> Categories:
-    name, column = table.names[place], table.columns[place]
+def _categories(place: int, table: RawTable, whole: RawTable) -> Categories:
+    name, column, every = table.names[place], table.columns[place], whole.columns[place]
     if column.dtype != object:
         return _numeric_categories(place, name, column)
-    kinds = set(map(type, column.tolist())) - {type(None)}
+    kinds = set(map(type, every.tolist())) - {type(None)}
     if all(issubclass(kind, str) for kind in kinds):
         known = tuple(LabelCounts().update(column).labels.tolist())
-        return Categories(place, known, _free_text(known))
+        return Categories(place, known, _free_text(set(every.tolist())))
     if any(issubclass(kind, str | bytes) for kind in kinds):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(f"Column {name!r} of X mixes categories of type {names}; write all of them as text.")
@@ -272,7 +280,7 @@ def _numeric_categories(place: int, name: str, column: np.ndarray) -> Categories
 
 def _free_text(known: Collection[str]) -> str:
     """Return the text that stands for a missing one: the empty string, or another that is no category."""
-    # among one more candidates than there are categories, one is free
+    # with one candidate more than there are categories, one is free
     return next(text for text in ("", *(f"nan{'_' * i}" for i in range(len(known) + 1))) if text not in known)
 
 

@@ -333,3 +333,28 @@ def test_sessions_are_made_once():
     before = len(sessions._sessions)
     classifier.predict(X)
     assert len(sessions._sessions) == before
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("kind", [RealMLPClassifier, TabMClassifier])
+def test_missing_text_is_no_category_of_any_member(kind):
+    texts = np.array(["a", "b"] * 12, object)
+    texts[5] = ""  # one member alone holds this row out, and takes the empty string for a missing value
+    y = np.arange(24) // 12
+    for seed in range(3):
+        ensemble = kind(n_ensembles=3, max_iter=1, batch_size=8, validation_fraction=0.3, random_state=seed)
+        ensemble.fit(pd.DataFrame({"text": texts, "x": np.arange(24.0)}), y)
+        missing, unseen = (pd.DataFrame({"text": [value], "x": [3.0]}) for value in (None, "unseen"))
+        np.testing.assert_array_equal(ensemble.predict_proba(missing), ensemble.predict_proba(unseen))
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("kind", [RealMLPClassifier, TabMClassifier])
+def test_column_with_few_truth_values_is_one_of_numbers_in_every_member(kind):
+    flags = np.array([None] * 24, object)
+    flags[5] = True
+    X = pd.DataFrame({"flag": flags, "x": np.arange(24.0)})
+    ensemble = kind(n_ensembles=3, max_iter=1, batch_size=8, validation_fraction=0.3, random_state=0)
+    ensemble.fit(X, np.arange(24) // 12)
+    labels, _ = evaluate(ensemble.to_onnx(), X=np.array([[1.0, 3.0], [np.nan, 3.0]], np.float32))
+    np.testing.assert_array_equal(labels, ensemble.predict(pd.DataFrame({"flag": [True, None], "x": [3.0, 3.0]})))
