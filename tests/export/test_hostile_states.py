@@ -22,7 +22,7 @@ from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegres
 from onnxtrain_sklearn._export.state_files import tensor_bytes, tensors_of
 from onnxtrain_sklearn.callbacks import Checkpoint
 from onnxtrain_sklearn.classic.artifacts import read_checkpoint
-from onnxtrain_sklearn.exceptions import ModelError
+from onnxtrain_sklearn.exceptions import ModelError, RuntimeNotFoundError
 from tests.helpers.hostile import net as given_net
 from tests.helpers.training import quietly
 
@@ -480,7 +480,7 @@ def test_files_that_are_none_are_not_read(kind, tmp_path):
             path.unlink()
         STRANGE[kind](path)
         tracemalloc.start()
-        with pytest.raises((ModelError, FileNotFoundError)):
+        with pytest.raises((ModelError, RuntimeNotFoundError, FileNotFoundError)):  # 1.19 has no adapters
             read(given)
         assert tracemalloc.get_traced_memory()[1] < 2**24, name
         tracemalloc.stop()
