@@ -28,7 +28,7 @@ EstimatorT = TypeVar("EstimatorT")
 PACKAGE = __name__.partition(".")[0]
 
 CLASSES: Mapping[str, str] = {
-    "Choice": "_training.state",
+    "Choice": "_training.step_interface",
     "Curve": "_training.history",
     "Device": "_ort.devices",
     "EpochLog": "_training.history",
