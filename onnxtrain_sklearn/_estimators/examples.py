@@ -1,7 +1,7 @@
-"""Check X and y, and make them training and validation examples.
+"""Check X and y, and turn them into training and validation examples.
 
 ``graph_inputs`` turns X into the inputs of the graph, ``_data/targets`` encodes y, and ``TrainingRows`` splits the rows
-into those to train on and those to hold out. The result, ``Examples``, is what minibatches are drawn from.
+into training rows and held-out rows. Minibatches are drawn from the result, ``Examples``.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Examples:
 def training_examples(
     estimator: Any, call: Call, source: TrainableModel | None, fitted: FittedModel | None, old: FittedState | None
 ) -> Examples:
-    """Return the examples of a call; ``source`` is None if the graph is not built yet."""
+    """Return the examples of a call; ``source``, the graph, is None if it is not built yet."""
     task: OutputTask = estimator._task()
     specs = expected_inputs(estimator.model, call.X) if source is None else source.inputs
     if old is None and fitted is not None:
@@ -125,7 +125,10 @@ def training_examples(
 
 
 def require_known_labels(task: OutputTask, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
-    """Raise at the first ``partial_fit`` if neither ``classes`` nor indicators tell the labels of later calls."""
+    """Raise at the first ``partial_fit`` if the labels of later calls are unknown.
+
+    They are known from ``classes``, or if y is an indicator matrix, which has a column for each label.
+    """
     found = None if at_positions else ignored_in(y, task.ignore_label)
     if found is not None and classes is None and found[1].any():
         y = filled_labels(*found, None) if found[0].ndim == 2 else found[0][found[1]]
@@ -153,9 +156,9 @@ def weighted_targets(
     *,
     at_positions: bool,
 ) -> tuple[Targets, np.ndarray | None]:
-    """Return checked targets of ``n_rows`` rows and their weights; None: all are one.
+    """Return checked targets of ``n_rows`` rows, and their weights, which are None if all are one.
 
-    Targets must match ``head``, the head of the first call.
+    Targets must match ``head``, the head of the first call; it is None in the first call itself.
     """
     if at_positions or (head is not None and head.positions is not None):
         targets = position_targets(y, classes, task.ignore_label)
@@ -171,7 +174,10 @@ def weighted_targets(
 
 
 def balanced_weights(task: OutputTask, sample_weight: ArrayLike | None, targets: Targets) -> tuple[float, ...] | None:
-    """Return the weight of each class of ``class_weight="balanced"``, where each row has one label."""
+    """Return the weight of each class by ``class_weight="balanced"``.
+
+    None if it is not set, or if rows have several labels.
+    """
     one_label = isinstance(targets.classes, np.ndarray) and targets.values.ndim == 1
     if task.class_weight != "balanced" or not one_label:
         return None
@@ -180,14 +186,14 @@ def balanced_weights(task: OutputTask, sample_weight: ArrayLike | None, targets:
 
 
 def trained_positions(head: Head, targets: Targets) -> TrainedPositions | None:
-    """Return what a training step needs to know of the positions that have labels, if they have."""
+    """Return a training step's description of the labels at positions; None if y has no labels at positions."""
     if head.positions is None or targets.label_weights is None:
         return None
     return TrainedPositions(head.positions, targets.row_shape, tuple(targets.label_weights.tolist()))
 
 
 def ignoring(settings: StepSettings, targets: Targets) -> StepSettings:
-    """Return settings whose loss leaves out labels of rows, where these targets have some that do not count."""
+    """Return the settings, with ``ignores=True`` if the targets have labels that do not count in the loss."""
     return with_attributes(settings, ignores=True) if targets.lacks_labels and not settings.ignores else settings
 
 
@@ -203,8 +209,8 @@ def batches_for(
 ) -> ArrayBatches:
     """Return the minibatches of these rows; the target is one of their columns.
 
-    If few rows make a single minibatch, equal rows are merged to one with the sum of their weights; not with
-    ``rows_meet``, where their number matters.
+    If few rows make a single minibatch, equal rows are merged into one with the sum of their weights. They are not
+    merged with ``rows_meet`` (the result of a row depends on the others of its minibatch), where their number matters.
     """
     examples = scaled(examples, state.head.target_scale)
     values, weights = examples.targets.values, examples.weights
@@ -226,7 +232,7 @@ def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
 
 
 def scaled_values(state: FittedState, targets: Targets) -> np.ndarray:
-    """Return the targets in the units that are trained."""
+    """Return the targets in the units in which the graph is trained."""
     scale, values = state.head.target_scale, targets.values
     return values if scale is None else scale.scaled(values)
 
@@ -241,7 +247,7 @@ def _require_rows(n_rows: int, targets: Targets) -> None:
 
 
 def _require_like(targets: Targets, head: Head) -> None:
-    """Raise if later targets differ from the first ones in number, or in having one or several labels per row."""
+    """Raise if the number of outputs, or one against several labels per row, differs from the first call."""
     if targets.task == "regression" and targets.row_shape != head.row_shape:
         shapes = [("n", *(shape or [head.n_outputs])) for shape in (targets.row_shape, head.row_shape)]
         raise ValueError(f"y has shape {shapes[0]}, expected {shapes[1]}, as when training began.")
@@ -252,11 +258,11 @@ def _require_like(targets: Targets, head: Head) -> None:
         raise ValueError(f"y does not hold {expected}, as it did when training began.")
 
 
-# The rows that a call trains on and those that it holds out, with the scale and the range of their targets.
+# The training rows and the held-out rows of a call, with the scale and the range of their targets.
 
 
 class TrainingRows:
-    """The split of the rows of a call, drawn when it is first asked for, and the scale of the targets.
+    """The split of the rows of a call, drawn on first use, and the scale of the targets.
 
     Parameters
     ----------
@@ -290,7 +296,7 @@ class TrainingRows:
         return self._split
 
     def choose_scale(self, examples: Examples) -> None:
-        """Choose the scale in which a graph that is built for these targets is trained."""
+        """Choose the target scaling for the graph of a builder."""
         estimator, builder = self._estimator, resolve_builder(self._estimator.model)
         if getattr(estimator, "target_scaling", None) is None or not getattr(builder, "scales_targets", False):
             return
@@ -308,7 +314,7 @@ class TrainingRows:
             )
 
     def target_range(self, examples: Examples) -> TargetRange | None:
-        """Return the range of a regressor's targets that it has been trained on, with those of this call."""
+        """Return the range of all targets trained on so far, including this call; None except in regression."""
         if examples.targets.task != "regression":
             return None
         earlier = None if self._head is None else self._head.target_range
@@ -324,9 +330,9 @@ class TrainingRows:
 def graph_inputs(
     estimator: Any, X: MatrixLike, specs: Specs, fitted: FittedModel | None, *, reset: bool
 ) -> InputColumns:
-    """Return the data as the graph's inputs; ``specs`` is None if the graph is not built yet.
+    """Return the data as the graph's inputs; ``specs``, its inputs, is None if the graph is not built yet.
 
-    ``reset`` says whether the estimator takes over the features of these data, or checks the data against its own.
+    ``reset`` sets the estimator's feature attributes from X; without it, X is checked against them.
     """
     if fitted is not None and fitted.table is not None:
         return table_columns(estimator, X, fitted)
@@ -338,7 +344,7 @@ def graph_inputs(
 
 
 def expected_inputs(model: ModelSource, X: MatrixLike) -> Specs:
-    """Return the input of a graph that is not built yet, if rows have several axes and the builder accepts them."""
+    """Return the input of a graph to build if its rows have several axes and the builder accepts them, else None."""
     builder = resolve_builder(model)
     if builder is None or "row_shape" not in keywords_of(builder) or dimensions(X) <= 2:
         return None
@@ -364,15 +370,15 @@ def _allows_missing(estimator: Any, fitted: FittedModel | None) -> bool:
 def require_numbers(estimator: Parameters, state: FittedState, columns: Mapping[str, Column]) -> None:
     """Raise if the graph predicts NaN for a row with a missing value.
 
-    One step of the pipeline let the value pass, and a later one cannot use it.
+    In this case a step of the pipeline accepts missing values, and a later one does not.
     """
     if state.fitted is None or state.fitted.table is not None or not _allows_missing(estimator, state.fitted):
         return
     rows = np.unique(np.concatenate([column.rows_with_missing() for column in columns.values()]))
     if len(rows) and np.isnan(state.predictor(columns, with_scores=True).run(columns, rows, output=-1)).any():
         raise ValueError(
-            f"Input X contains NaN in columns in which {type(bare_model(estimator.model)).__name__} takes no missing "
-            f"values. Fill them in before, with a SimpleImputer for instance."
+            f"Input X contains NaN in columns in which {type(bare_model(estimator.model)).__name__} accepts no missing "
+            f"values. Fill them in first, for instance with a SimpleImputer."
         )
 
 
@@ -387,7 +393,8 @@ def predictions_on(estimator: Parameters, state: FittedState, rows: MatrixLike) 
 def takes_positions(task: OutputTask, source: TrainableModel | None, y: ArrayLike) -> bool:
     """Return True if ``y`` has a label at each position.
 
-    A matrix does if the scores of a row have several axes; otherwise its columns are several labels of the row.
+    It does if ``class_axis`` is set. Otherwise a matrix does if the scores of a row have several axes; else its columns
+    are several labels of a row.
     """
     if not task.classifies or sp.issparse(y):
         return False
@@ -403,7 +410,7 @@ def takes_positions(task: OutputTask, source: TrainableModel | None, y: ArrayLik
 
 
 def _is_at(places: int | None, labels: np.ndarray) -> bool:
-    """Return True if ``labels`` has one label for each score of a row (``places``; None: any number).
+    """Return True if ``labels`` has one label for each score of a row; ``places`` is their number, None if it varies.
 
     A matrix of only 0 and 1 holds indicators instead.
     """
@@ -422,7 +429,10 @@ def _axes(y: ArrayLike) -> int:
 
 
 def positions_of(own: OwnOutput | None, source: TrainableModel, targets: Targets, setting: int | str) -> Positions:
-    """Return the axes of the scores; ValueError if they do not fit the labels, or both ends may be that of classes."""
+    """Return the axes of the scores.
+
+    Raise ValueError if they do not fit the labels, or if both the first and the last axis could hold the classes.
+    """
     if own is None:
         raise ValueError(
             f"y has a label at each of {targets.row_shape} positions, for which the graph must have scores: give an "
@@ -431,7 +441,7 @@ def positions_of(own: OwnOutput | None, source: TrainableModel, targets: Targets
     row, places, declared = own.row_shape, targets.row_shape, source.output_row
     ends = {axis: rest for axis, rest in ((-1, row[:-1]), (1, row[1:])) if setting in ("auto", axis)}
     fitting = [axis for axis, rest in ends.items() if rest == places]
-    if len(fitting) > 1 and len(declared) == len(row):  # an axis of any size is none of classes
+    if len(fitting) > 1 and len(declared) == len(row):  # an axis of unknown size cannot hold the classes
         fitting = [axis for axis in fitting if declared[min(axis, 0)] is not None] or fitting
     if row == places:
         return Positions(len(places), -1)
@@ -440,8 +450,8 @@ def positions_of(own: OwnOutput | None, source: TrainableModel, targets: Targets
     shape = ("n", *row)
     if fitting:
         raise ValueError(
-            f"The graph's output {own.name!r} has shape {shape}: its first axis after the rows and its last one may "
-            f"both be that of the classes. Say which: model=GraphModel(..., class_axis=1) or class_axis=-1."
+            f"The graph's output {own.name!r} has shape {shape}: both its first axis after the rows and its last axis "
+            f"could hold the classes. Choose one by model=GraphModel(..., class_axis=1) or class_axis=-1."
         )
     raise ValueError(
         f"The graph's output {own.name!r} has shape {shape}, but y has shape {('n', *places)}: labels at positions "

@@ -1,9 +1,9 @@
 """Set up fine-tuning: whether a call of ``fit`` fine-tunes, which weights it tunes or damps, and its trainer.
 
-:func:`tuner_of` decides. With ``finetune="auto"`` a fitted model is fine-tuned unless a setting of plain training
-differs from its default: an optimizer or a learning rate that a user chooses must have an effect.
-:func:`tuning_trainer` puts the parts together: the step of ``precomputed``, which computes what depends on the trained
-weights alone, the old rows, and the damping of weights that read columns out of range.
+:func:`tuner_of` decides. With ``finetune="auto"`` a fitted model is fine-tuned unless the user changed a setting of
+plain training, such as the optimizer or the learning rate, which fine-tuning would ignore. :func:`tuning_trainer` puts
+the parts together: the step of ``precomputed``, which reuses results of the frozen part of the graph, the old rows
+(like those on which the model was trained before), and the damping of weights that read columns out of range.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ USED = {
     "scoring", "callbacks",
     "finetune", "warm_start", "random_state", "verbose", "engine", "device", "runtime",
 }  # fmt: skip
-"""The parameters that fine-tuning uses; the others are those of plain training."""
+"""The parameters that fine-tuning uses; all others are settings of plain training."""
 
 PLAIN_SETTINGS: Mapping[str, object] = {"training_mode": False, "class_axis": "auto"}
-"""The settings of a :class:`GraphModel` that are those of plain training, with their defaults."""
+"""The settings of a :class:`GraphModel` that only plain training uses, with their defaults."""
 
 TUNED_PIECE = 1024
 """Rows of the pieces from which a search accumulates the gradient of all rows."""
@@ -58,23 +58,26 @@ OLD_PIECE = 256
 """Rows of the pieces of old rows; the cross-validation takes the first one."""
 
 SCORED_ROWS = 64
-"""Rows whose scores tell which weights scale and shift the output."""
+"""Rows whose scores show which weights scale and shift the output."""
 
 OUT_OF_RANGE = 5.0
 """Root mean square of a scaled column beyond which the column is out of range.
 
-Of old rows it is about one; for indicators of rare categories it reaches three or four with little drift.
+In old rows it is about one; in indicators of rare categories, a little drift raises it to three or four.
 """
 
 LOOKED_AT = 1000
-"""Rows that tell the range of the columns; the rows come in random order."""
+"""Rows from which the range of the columns is measured; the rows come in random order."""
 
 MIXES = frozenset({"Conv", "Gemm", "MatMul"})
-"""Operators of decompositions and layers: what they compute has no unit scale."""
+"""Operators of decompositions and layers.
+
+Their results need not have unit scale, so columns downstream of them are not checked for being out of range.
+"""
 
 
 def tuner_of(estimator: Parameters, fitted: FittedModel | None) -> FineTuner | None:
-    """Return the settings of fine-tuning for a call of ``fit``; None: plain training."""
+    """Return the settings of fine-tuning for a call of ``fit``; None if it trains plainly."""
     tuner = estimator.finetune
     if tuner is None:
         return None
@@ -83,7 +86,8 @@ def tuner_of(estimator: Parameters, fitted: FittedModel | None) -> FineTuner | N
             return None
         changed = changed_from_default(estimator)
         if set(changed) == {"learning_rate_init"}:
-            # Other settings show a wish for plain training. A rate alone may be a habit: fine-tuning needs none.
+            # Other settings show that plain training is wanted. A user may set the rate by habit, though fine-tuning
+            # needs none.
             warn(
                 f"learning_rate_init={changed['learning_rate_init']!r} turns off the fine-tuning of the fitted model, "
                 f"which chooses its own steps: the model is trained plainly, for max_iter epochs. Leave out "
@@ -114,7 +118,7 @@ def changed_from_default(estimator: Parameters) -> dict[str, object]:
     changed = {n: getattr(given, n) for n, default in PLAIN_SETTINGS.items() if getattr(given, n) != default}
     for name, parameter in signature.items():
         value, default = getattr(estimator, name), parameter.default
-        # Compare values of the default's type alone: an array, for instance, equals element by element.
+        # Compare only values of the default's type: an array, for instance, would be compared element by element.
         equal = value is default or (isinstance(value, type(default)) and bool(value == default))
         if name not in USED and not equal:
             changed[name] = value
@@ -128,11 +132,12 @@ def tuned_names(
     fitted: FittedModel | None,
     head: tuple[str, ...] = (),
 ) -> Trainable:
-    """Return what ``trainable`` stands for: "all" leaves out transformers, and may leave out what is before a head."""
+    """Return the trained parameters: "all" excludes transformers and, with a new head, possibly its body."""
     if not (isinstance(estimator.trainable, str) and estimator.trainable == "all"):
         return estimator.trainable
     if head:
-        # Features of convolutions and attention, which mix positions, are general, and their tuning takes long.
+        # Leave a body as it is if it mixes positions (convolutions, attention): its features are general, and tuning it
+        # takes long.
         auto = not mixes_positions(source.model.graph)
         if not (tuner.tune_body if isinstance(tuner.tune_body, bool) else auto):
             return head
@@ -158,7 +163,7 @@ def transformer_names(estimator: Parameters, source: TrainableModel, fitted: Fit
 
 
 def old_examples(estimator: Parameters, state: FittedState, call: Call, tuner: FineTuner | None) -> Examples | None:
-    """Return the old rows of a call, checked like the training examples; None without them."""
+    """Return the old rows of a call, checked like the training examples; None if it has none."""
     if call.old is None:
         return None
     if tuner is None:
@@ -183,7 +188,7 @@ def tuning_trainer(
     batches: ArrayBatches,
     validate: Callable[[], float] | None,
 ) -> Trainer:
-    """Return the trainer that fine-tunes the parameters of ``state`` on ``rows``, beside the ``old`` ones."""
+    """Return the trainer that fine-tunes the parameters of ``state`` on ``rows``, and on the ``old`` rows if given."""
     assert plan.tuner is not None
     where = meeting(state.model, settings)
     if where is not None:
@@ -215,7 +220,7 @@ def tuning_trainer(
 
 
 def _objective_of(state: FittedState, settings: StepSettings, old: Examples) -> RowObjective:
-    """Return the loss of the old rows, by a step of their number that shares the parameters."""
+    """Return the loss of the old rows, computed by a separate step that shares the parameters."""
     rows = np.arange(len(old)) if old.weights is None else np.flatnonzero(old.weights)
     rows = state.rng.permutation(rows)
     batches = batches_for(state, old, rows, min(len(rows), OLD_PIECE), shuffle=False)
@@ -223,16 +228,16 @@ def _objective_of(state: FittedState, settings: StepSettings, old: Examples) -> 
     return RowObjective(searched.step, searched.batches)
 
 
-# Columns that new rows take out of the range of a frozen scaler, and the weights that read them.
+# Damp the weights of columns that are out of the range of a frozen scaler in the new rows.
 #
-# A column that hardly varies in the old rows has a tiny scale. Where it varies in the new rows, its scaled values are
-# far larger than all that the model has seen, and its weights, which training has hardly moved, spoil the scores.
+# A column that hardly varies in the old rows has a tiny scale. If it varies in the new rows, its scaled values are far
+# larger than any value that the model was trained on, and its weights, which are nearly untrained, dominate the scores.
 
 
 def damping_of(state: FittedState, examples: Examples, rows: np.ndarray, scalers: Collection[str]) -> np.ndarray | None:
-    """Return what each trained weight is to be divided by: at least one, more for columns out of range.
+    """Return the divisor of each trained weight: 1, or more for columns out of range; None if no column is.
 
-    ``scalers`` names the parameters of the transformers. None: no column is out of range.
+    ``scalers`` names the parameters of the transformers.
     """
     rows, result = rows[:LOOKED_AT], np.ones(len(state.parameters.vector))
     for values, weight, transposed in _scaled_layers(state.source.model.graph, state.parameters.names, scalers):

@@ -1,10 +1,12 @@
-"""Run a call of ``fit`` or ``partial_fit``: prepare, train, publish or roll back.
+"""Run a call of ``fit`` or ``partial_fit``: prepare, train, then publish the result or roll back.
 
-:func:`prepared` is the way of ``X`` up to the first step: ``config`` resolves the parameters, ``source`` finds the
-graph, ``examples`` checks the data, ``heads`` chooses the head, ``starting_state`` makes the state and compares it with
-a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of ``_training``. Where several outputs
-are trained, :class:`Outputs` names the steps that differ. :func:`train` runs the loop; ``transaction`` publishes the
-result, or takes the call back.
+:func:`prepared` does everything before the first step, in this order: ``config`` resolves the parameters, ``source``
+finds or builds the graph, ``examples`` checks the data, ``heads`` chooses the head, ``starting_state`` makes the state
+and compares it with a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of ``_training``. If
+several outputs are trained, :class:`Outputs` holds the functions that differ. :func:`train` runs the loop;
+``transaction`` publishes the result or rolls back.
+
+Rows *meet* if the result of one row depends on the other rows of its minibatch, as in batch normalization.
 """
 
 from __future__ import annotations
@@ -56,9 +58,10 @@ EstimatorT = TypeVar("EstimatorT")
 def train(fitted: EstimatorT, call: Call) -> EstimatorT:
     """Train an estimator; return it fitted.
 
-    After an error the estimator is unchanged; after divergence or an interrupt it holds what ``transaction`` says.
+    After an error the estimator is unchanged. ``transaction`` describes the exceptions: divergence, an interrupt, and a
+    resumed state whose arrays were too large to copy.
     """
-    register_waiting()  # so that skl2onnx, imported by now, converts what is fitted here
+    register_waiting()  # the converters for skl2onnx, if it has been imported by now
     estimator: Any = fitted
     old: FittedState | None = vars(estimator).get("_state") if call.resume else None
     transaction = Transaction(estimator, old)
@@ -84,7 +87,7 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
 
 
 def initialize(fitted: EstimatorT, call: Call) -> EstimatorT:
-    """Prepare an estimator as a call of ``fit`` does, and take no step; return it fitted, or leave it as it was."""
+    """Prepare an estimator as ``fit`` does, without a step, and return it; after an error it is unchanged."""
     register_waiting()
     estimator: Any = fitted
     transaction, state = Transaction(estimator, None), None
@@ -100,18 +103,19 @@ def initialize(fitted: EstimatorT, call: Call) -> EstimatorT:
 
 
 class Outputs(NamedTuple):
-    """The steps of a preparation that differ between one trained output and several.
+    """The functions of a preparation that differ between one trained output and several.
 
     Attributes
     ----------
     source : function
-        Returns the graph that is known before the data, and of a fitted model its description.
+        Returns the graph if it is known before the data, and the description of a fitted model.
     examples : function
-        Returns the data as inputs of the graph, and targets.
+        Returns the data as inputs of the graph, with targets and weights.
     head : function
         Returns the head that follows the scores, and the settings of the step.
     require_own_start : function
-        Raises if the state does not predict what was given; returns the scores that a given graph has of some rows.
+        Raises if the predictions of the state differ from those of the given model. Returns the scores of a given
+        graph for some rows.
     validation : function
         Returns the rows to score, and the function that scores them.
     exported : function
@@ -134,8 +138,8 @@ ONE_OUTPUT = Outputs(
 def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     """Validate everything; return the state and the loop that will train it.
 
-    No step is taken here. Until ``trainer_for`` makes the training step, no object that is shared with an earlier state
-    is changed. The feature attributes of the estimator are set.
+    No step is taken here. Objects shared with an earlier state stay unchanged until ``trainer_for`` makes the training
+    step. The feature attributes of the estimator are set.
     """
     if call.y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
@@ -143,11 +147,11 @@ def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     outputs: Outputs = estimator._outputs()
     old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
 
-    # The graph, if it is known before the data: a given one, or that of an earlier call.
+    # The graph, if it is known before the data: a given graph, or the graph of an earlier call.
     body = body_of(estimator) if gets_new_head(estimator, old) else None
     source, fitted = outputs.source(estimator, old, call.X) if body is None else (body.source, None)
 
-    # The data, as inputs of the graph, and targets; a builder builds its graph for them.
+    # The data as inputs of the graph, with targets. A builder builds its graph for them.
     examples = outputs.examples(estimator, call, source, fitted, old)
     rng = generator_of(estimator, lambda: bytes_of(examples, call)) if old is None else old.rng
     tuner = None if call.one_pass else tuner_of(estimator, fitted)
@@ -162,7 +166,7 @@ def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
         examples = replace(examples, targets=examples.targets.with_factors(rows.split(examples)[0]))
     plan = Plan(estimator, call, config, old, rng, rows, fitted, tuner, body, names)
 
-    # What follows the scores, and the state to train, which must predict what a given model does.
+    # The head, which follows the scores, and the state to train; its predictions must equal those of a given model.
     chosen = outputs.head(plan, source, examples)
     state, settings = starting_state(plan, chosen, examples)
     scores = outputs.require_own_start(plan, state, chosen, examples)
@@ -192,15 +196,15 @@ def trainer_for(
     old = old_examples(estimator, state, call, tuner)
     settings = settings if old is None else ignoring(settings, old.targets)
 
-    # Minibatches. Fine-tuning takes all rows in pieces and cross-validates on the first ones: shuffled, these are
-    # representative.
+    # Minibatches. Fine-tuning takes all rows, in pieces. Shuffle them first, because its cross-validation uses only the
+    # first pieces.
     rows = plan.rng.permutation(rows) if tuner else rows
     limit = TUNED_PIECE if tuner else config.batch_size
     rows_meet = meeting(state.model, settings) is not None
     if rows_meet and isinstance(examples.targets, SeveralTargets):
         _require_labels(outputs_that_meet(state.model, settings), examples.targets, rows)
     if rows_meet and not settings.optimizer.takes_minibatches and tuner is None:
-        limit = len(rows)  # the full batch is no sum over pieces
+        limit = len(rows)  # the loss of the full batch is not a sum over pieces
     size = min(len(rows), limit)
     shuffle, drop_last = config.shuffle and tuner is None, config.drop_last and tuner is None
     batches = batches_for(state, examples, rows, size, shuffle=shuffle, drop_last=drop_last, rows_meet=rows_meet)
@@ -209,12 +213,13 @@ def trainer_for(
     if tuner is not None:
         trainer = tuning_trainer(plan, state, settings, examples, rows, old, batches, validate)
     else:
-        # calls of partial_fit may bring more or fewer rows
+        # The smallest and largest minibatch size that a reused step may have: calls of partial_fit may bring more or
+        # fewer rows.
         room, most = (size, limit) if call.one_pass else (batches.size, batches.size)
         state.sparse = sparse_inputs(examples.columns, every=True)
         sparse = state.sparse if settings.lazy_rows else sparse_inputs(examples.columns)
-        # A new training plans this many steps, by which "auto" chooses; it is likely to stop before max_iter. A call
-        # that goes on keeps its engine.
+        # The engine "auto" chooses by the steps that a new training plans; it is likely to stop before max_iter. A call
+        # that continues keeps its engine.
         loop, planned = config.loop, 0
         if plan.old is None and not call.one_pass:
             planned = batches.steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))
@@ -233,7 +238,7 @@ def trainer_for(
 
 
 def _require_labels(meeting: Collection[str], targets: SeveralTargets, rows: np.ndarray) -> None:
-    """Raise if the loss of an output depends on several rows at once, and some of them have no label for it."""
+    """Raise if rows meet in the loss of an output, and some of them have no label for this output."""
     ones = np.ones(len(targets.values))
     weights = {name: ones if w is None else w for name, w in zip(targets.names, targets.weights, strict=True)}
     counted = np.max([own[rows] for own in weights.values()], axis=0) > 0
@@ -256,11 +261,11 @@ def prepare_step(
 ) -> TrainingStep:
     """Return the step of a state; make a new one only if the existing one does not fit.
 
-    The last step is reused if its settings are equal and its minibatch has ``batch`` to ``limit`` rows; larger ones
-    would waste time on padding. A new step keeps the minibatch size of the last call (``state.rows``), because it
-    decides rounding and dropout masks; after unpickling there is only this number, and no step. Inputs named in
-    ``sparse`` come sparse; steps on a device take dense rows. ``steps``: how many a new training plans, by which "auto"
-    chooses the engine; a later call keeps the engine.
+    The last step is reused if its settings are equal and its minibatch has ``batch`` to ``limit`` rows; a larger
+    minibatch would be mostly padding. A new step keeps the minibatch size of the last call (``state.rows``) within
+    these limits, because this size determines rounding and dropout masks; after unpickling there is only this number,
+    and no step. Inputs named in ``sparse`` come sparse; steps on a device take dense rows. The engine "auto" chooses by
+    ``steps``, the number of steps that a new training plans; a later call keeps the engine.
 
     The step and its settings are kept in ``state.live``, its engine and minibatch size in ``state``.
     """

@@ -1,7 +1,7 @@
-"""The state of a fitted estimator: plain data, and the sessions and derived graphs that are made of it on demand.
+"""The state of a fitted estimator: plain data, and the sessions and derived graphs that are made from it on demand.
 
-:class:`FittedState` is everything that a later call needs to predict or to go on training, and what pickles hold.
-:class:`LiveSessions` are caches of it: pickles and copies omit them. Nothing here depends on scikit-learn's interface.
+:class:`FittedState` holds everything that a later call needs to predict or to continue training; pickles hold the same.
+:class:`LiveSessions` holds its caches, which pickles and copies omit.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class LiveSessions:
     Attributes
     ----------
     form : TrainableModel or None
-        The trained form of the graph.
+        The trained form of the graph (see :func:`trained_form`).
     step : TrainingStep or None
-        The step of the last call; a later one reuses it if ``step_key`` says that nothing has changed.
+        The step of the last call; a later call reuses it if ``step_key``, the settings that it depends on, is equal.
     predictors : dict of Predictor
         Predictors of the current weights; code that changes weights must clear the dict.
     sample : data or None
-        Some rows as scikit-learn takes them, to compare predictions. It is here because pickles hold no data.
+        Some rows of X as the user gave them, to compare predictions. They are here because pickles hold no data.
     """
 
     form: TrainableModel | None = None
@@ -77,40 +77,49 @@ class FittedState:
     source : TrainableModel
         The graph with the loss placed before or after its final activation. All other forms are derived from it.
     activation : dict
-        The fields of the model that lead from scores to output, as given; a later call with another loss starts there.
+        The original ``activation`` of the model, from scores to output, to restore it for a later call with another
+        loss.
     shapes : dict of str to tuple
         The shape of a row of each input, as in the data of the last call.
     frozen : dict of str to ndarray
         Parameters that are not trained, and fixed running statistics.
     parameters : FlatParameters
         The trained parameters, and the updated running statistics.
+    head : Head
+        The way from scores to predictions.
     rng : numpy.random.RandomState
         Draws the order of the rows in each epoch and the validation split.
+    device : Device
+    session_options : dict or None
+        Options of the user for sessions of onnxruntime.
+    engine : str
+        Name of the gradient engine.
     seed : int
         Seed of dropout.
     fitted : FittedModel or None
-        Description of the fitted model from which the graph was made.
+        Description of the fitted model from which the graph was made; None for any other model.
     began : Start or None
-        The given model and its selected output.
+        The given model and the settings with which it was read.
     optimizer : OptimizerState
     history : History
     snapshots : tuple of ndarray
-        Parameter buffers saved during training (``SnapshotEnsemble``), whose predictions are averaged; empty:
-        ``parameters`` predicts.
+        Parameter buffers saved during training (``SnapshotEnsemble``), whose predictions are averaged. If empty,
+        ``parameters`` are used.
     balanced : tuple of float or None
-        The weight of each class that ``class_weight="balanced"`` came to in the last fit.
+        The weight of each class that ``class_weight="balanced"`` computed for the last fit.
     balanced_outputs : tuple of (tuple of float or None)
         The same for each of several outputs that are trained together.
     rows : int or None
-        Minibatch size of the last call; later calls pad to it. None: unknown.
+        Minibatch size of the last call, to which later calls pad; None without plain training, because
+        fine-tuning has a step of its own.
     sparse : tuple of str
         The inputs that were sparse matrices in the last call.
     choice : Choice or None
-        The kind of the last step and the reason, for users; None: no step was made.
+        The kind of the last step and the reason, for users; None without plain training.
     compared : str
-        What was compared before the first step of a given file, for users.
+        Text for ``describe()``: which comparisons with a given file were made before the first step.
     live : LiveSessions
-        The only part that is no data.
+        The caches, the only part that is not data.
     """
 
     source: TrainableModel
@@ -145,7 +154,7 @@ class FittedState:
 
     @property
     def model(self) -> TrainableModel:
-        """The trained form of the graph; it is made on first use."""
+        """The trained form of the graph, made on first use."""
         if self.live.form is None:
             dtype = self.parameters.buffer.dtype
             self.live.form = trained_form(self.source, self.shapes, self.parameters.names, dtype)
@@ -153,12 +162,12 @@ class FittedState:
 
     @property
     def given(self) -> TrainableModel:
-        """The graph as it was given."""
+        """``source`` with its original activation, because a later loss may read a value elsewhere in it."""
         return replace(self.source, **self.activation)
 
     @property
     def deployed(self) -> TrainableModel:
-        """The graph for prediction and export, without adapters: for a table it has one input per column."""
+        """The graph for prediction and export, without adapters; for a table, it has one input per column."""
         source = without_low_rank(self.source)
         if self.fitted is None or self.fitted.parts is None:
             return source
@@ -166,7 +175,7 @@ class FittedState:
         return replace(source, model=whole.model, inputs=whole.inputs)
 
     def fitted_attributes(self) -> dict[str, Any]:
-        """Return the attributes of an estimator with this state; those of the history are properties."""
+        """Return the attributes of an estimator with this state; attributes read from the history are properties."""
         found: dict[str, Any] = {
             "_state": self,
             "n_outputs_": self.head.n_outputs,
@@ -189,11 +198,11 @@ class FittedState:
         return self.source.kept.rounded(merged(self.prediction_weights(), self.source.low_rank))
 
     def prediction_weights(self) -> dict[str, np.ndarray]:
-        """Return :meth:`weights` with the factors of adapters beside the matrices."""
+        """Return :meth:`weights` without merging: adapters have their own factors beside the matrices."""
         return self.source.weights({**self.frozen, **self.parameters.prediction_views()})
 
     def trained_weights(self) -> dict[str, np.ndarray]:
-        """Return :meth:`weights` without the average of the weights, as they are trained."""
+        """Return the weights as they are trained: neither averaged nor merged with adapters."""
         return self.source.weights({**self.frozen, **self.parameters.views()})
 
     def predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
@@ -227,7 +236,7 @@ class FittedState:
     def plain_predictor(self) -> Predictor:
         """Return a predictor for the outputs of the graph itself; the scores are last.
 
-        It reads the parameters in place where the graph uses them unchanged: a session would hold two more copies.
+        It reads the parameters in place if the graph uses them unchanged, which saves the two copies of a session.
         """
         head = replace(self.head, target_scale=None, target_range=None)
         source, dtype = self.source, self.parameters.buffer.dtype
@@ -243,7 +252,7 @@ class FittedState:
         return to_proto(exported_model(*predicting_model(self), self.head, options))
 
     def graph_to_predict(self) -> bytes:
-        """Return the inference graph of :meth:`predictor`, with the current weights, for a larger graph to hold."""
+        """Return the inference graph of :meth:`predictor`, with the current weights, to embed in a larger graph."""
         return prediction_graph(inference_model(*predicting_model(self), self.head)).content
 
     def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
@@ -261,19 +270,19 @@ class FittedState:
         )
 
     def rows_of_predictions_meet(self) -> bool:
-        """Return True if the prediction of a row depends on the rows that are predicted with it."""
+        """Return True if rows meet: the prediction of a row depends on the rows that are predicted with it."""
         return where_rows_meet(self.model, self.session_options, in_training=False) is not None
 
 
 def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:
-    """Return the inputs whose rows are to be multiplied without making them dense; with ``every`` all sparse ones."""
+    """Return the names of the inputs that stay sparse in products or, with ``every``, of all sparse inputs."""
     return tuple(name for name, one in columns.items() if one.stays_sparse or (every and one.is_sparse))
 
 
 def trained_form(
     source: TrainableModel, shapes: Mapping[str, tuple[int, ...]], trained: Collection[str], dtype: DType | None = None
 ) -> TrainableModel:
-    """Return the trained form of a graph: rows have ``shapes``, and statistics that training does not affect are fixed.
+    """Return the trained form of a graph: rows have ``shapes``, statistics that no trained weight affects are fixed.
 
     ``dtype`` float32 converts a float64 graph; None keeps its type.
     """
@@ -302,7 +311,7 @@ class Start:
         return cls(kept, **{name: copied(value) for name, value in _compared(estimator).items()})
 
     def require_same(self, estimator: Parameters) -> None:
-        """Raise ModelError if a later call has another model, or takes another form of it."""
+        """Raise ModelError if a later call has another model, or reads it with other settings."""
         for name, now in _compared(estimator).items():
             first = getattr(self, name)
             if content(first) != content(now):
@@ -320,7 +329,7 @@ class Start:
 
 
 def _compared(estimator: Parameters) -> dict[str, Any]:
-    """Return the settings that determine the graph, beside the model itself."""
+    """Return the settings that determine the graph, without the model itself."""
     given = resolve_graph_model(estimator.model)
     settings = {name: getattr(given, name) for name in ("output", "output_kind", "training_mode")}
     return {**settings, "adapters": estimator.adapters}
@@ -340,13 +349,13 @@ def _model_text(model: ModelSource) -> str:
 def _message(name: str, first: object, now: object) -> str:
     change = f"from {first} to {now}" if str(first) != str(now) else f"to another {now}"
     return (
-        f"{name} was changed {change}, but warm_start and partial_fit go on training the graph of the first call. Give "
-        f"the earlier {name} back to go on; to train another, set warm_start=False and call fit, or take a new "
+        f"{name} was changed {change}, but warm_start and partial_fit go on training the graph of the first call. Set "
+        f"the earlier {name} to go on; to train another, set warm_start=False and call fit, or take a new "
         f"estimator (sklearn.base.clone)."
     )
 
 
-# Networks that predict by the weights of several moments of their training.
+# Predict with snapshots: the weights of several moments of a training.
 
 
 class RunOfMembers(Protocol):
@@ -364,7 +373,7 @@ class RunOfMembers(Protocol):
 
 
 def predicting_model(state: RunOfMembers) -> tuple[TrainableModel, dict[str, np.ndarray]]:
-    """Return the graph that predicts, and its weights: those of the state, or of each of its snapshots."""
+    """Return the graph that predicts, and its weights: the state's, or those of all its snapshots in one ensemble."""
     if not state.snapshots:
         return state.deployed, state.weights()
     return ensemble_of(state.deployed, [_weights_at(state, buffer) for buffer in state.snapshots])
@@ -376,7 +385,7 @@ def _weights_at(state: RunOfMembers, buffer: np.ndarray) -> dict[str, np.ndarray
 
 
 def require_single_scores(state: RunOfMembers) -> None:
-    """Raise ValueError where the mean of several copies of a graph is not made."""
+    """Raise ValueError if snapshots of this model cannot be averaged."""
     source, head = state.source, state.head
     reasons = {
         "its graph has several outputs": bool(head.parts),
@@ -393,18 +402,18 @@ def require_single_scores(state: RunOfMembers) -> None:
             raise ValueError(f"SnapshotEnsemble is for one network with a score a target or class, but {reason}.")
 
 
-# Fitted attributes on the course of training, which are read from the history of the fitted state.
+# Fitted attributes about the course of training, read from the history of the fitted state.
 #
-# They are no copies that are set at the end of a call: so they cannot disagree with each other or with the weights,
-# whenever training ended, and callbacks see them as they are.
+# They are properties, not copies set at the end of a call. So they always agree with each other and with the weights,
+# whenever training ended, and callbacks see their current values.
 
 
 class NotRecordedError(Exception):
-    """Raised where a fitted estimator lacks an attribute, with the reason."""
+    """Raised if an estimator lacks a fitted attribute, with the reason."""
 
 
 class Recorded(property):
-    """A property that is a function of the history; before the first fit it does not exist."""
+    """A property that is a function of the history; an estimator that is not fitted has no such attribute."""
 
     def __init__(self, read: Callable[[History], Any], doc: str) -> None:
         super().__init__(self._value, doc=doc)
@@ -425,7 +434,7 @@ class Recorded(property):
 
 
 def best_validation_score(history: History) -> float | None:
-    """Return the best score; None without validation data, and where no score was a number."""
+    """Return the best score; None without validation data, or if no score was a finite number."""
     return history.best_score if history.scores.size and math.isfinite(history.best_score) else None
 
 

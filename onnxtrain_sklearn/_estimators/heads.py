@@ -1,7 +1,7 @@
-"""Choose the head, the part of a graph after the scores (task, link, labels), and plan the training of a call.
+"""Choose the head, which turns scores into predictions (task, link, labels), and replace the head of a given model.
 
-The loss, the targets and the number of scores determine the head. For a given graph, the content of its output is
-determined first.
+The loss, the targets and the number of scores determine the head. A given graph is run first, to find out whether its
+output holds scores, probabilities or logarithms. :class:`Plan` passes what is known about a call to these functions.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class HeadChoice:
     Attributes
     ----------
     source : TrainableModel
-        The graph, knowing what its output holds: scores, probabilities, logarithms.
+        The graph; it knows whether its output holds scores, probabilities or logarithms.
     seen : TrainableModel
-        The same with ``scores`` set to the value that the loss reads: before or after the final activation.
+        The graph as seen by the loss: ``scores`` is the value that it reads, before or after the final activation.
     head : Head
     settings : StepSettings
     owns : tuple of OwnOutput or None
-        What each output of a given graph is on some rows of the data.
+        Each output of a given graph as found by running it on some rows of the data; None without a given graph.
     """
 
     source: TrainableModel
@@ -107,14 +107,14 @@ def choose_head(plan: Plan, source: TrainableModel, examples: Examples) -> HeadC
 def places_of_labels(
     task: OutputTask, old: Head | None, source: TrainableModel, own: OwnOutput | None, targets: Targets
 ) -> Positions | None:
-    """Return the axes of the scores at each position, where the targets have labels there."""
+    """Return the axes of the scores if the targets have labels at positions, else None."""
     if old is not None:
         return old.positions
     return positions_of(own, source, targets, task.class_axis) if targets.has_positions else None
 
 
 def of_whole_rows(own: OwnOutput, targets: Targets) -> OwnOutput:
-    """Return the output of a given graph; its rows must have the shape of those of the targets."""
+    """Return the output of a given graph; raise if its rows do not have the shape of the rows of the targets."""
     if targets.task == "regression":
         require_target_shape(own, targets)
     else:
@@ -141,7 +141,7 @@ def _score_columns(source: TrainableModel, columns: Columns, device: Device) -> 
 def head_for(
     source: TrainableModel, loss: Loss, targets: Targets, n_columns: int, positions: Positions | None
 ) -> tuple[TrainableModel, Head]:
-    """Return the head, and the model with the loss placed before or after its final activation."""
+    """Return the model with ``scores`` set before or after its final activation, and the head."""
     of_pairs = source.link == "votes"
     task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
     of_label: Task = "multiclass" if task == "multioutput" else task
@@ -177,7 +177,7 @@ def _task(targets: Targets, n_columns: int) -> Task:
         what = {"regression": "outputs", "multilabel": "labels"}.get(targets.task, "classes")
         count = targets.n_outputs if targets.classes is None else len(targets.classes)
         known = targets.task in ("binary", "multiclass") and count < n_columns
-        hint = " Where y lacks some of the classes, name them all: fit(X, y, classes=...)." if known else ""
+        hint = " If y lacks some of the classes, name them all: fit(X, y, classes=...)." if known else ""
         raise ValueError(
             f"The graph's output has {n_columns} column(s), but y has {count} {what}.{hint} A trained model gets a new "
             f"last layer, for other {what}, by finetune=FineTuner(new_head=True)."
@@ -185,12 +185,12 @@ def _task(targets: Targets, n_columns: int) -> Task:
     return targets.task
 
 
-# Decisions about the training of a call, made before its state exists.
+# Everything known about a call before its state exists, passed on as one object.
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The decisions about a call of ``fit`` or ``partial_fit``.
+    """The arguments, parameters and decisions of a call of ``fit`` or ``partial_fit``.
 
     Attributes
     ----------
@@ -202,13 +202,13 @@ class Plan:
     rng : numpy.random.RandomState
     rows : TrainingRows
     fitted : FittedModel or None
-        The fitted scikit-learn model that is trained; None if there is none, or it gets a new head (see ``body``).
+        The fitted scikit-learn model that is trained; None without one, or if it gets a new head (see ``body``).
     tuner : FineTuner or None
-        The settings of fine-tuning; None: plain training.
+        The settings of fine-tuning; None in plain training.
     body : Body or None
-        The part of the given model that gets a new head.
+        The part of the given model that is kept if it gets a new head, else None.
     head_names : tuple of str
-        The weights of the new head.
+        The names of the weights of the new head; empty without one.
     """
 
     estimator: Any
@@ -223,21 +223,21 @@ class Plan:
     head_names: tuple[str, ...]
 
 
-# A new head for other classes or targets than those of the given model: the features behind it, and its weights.
+# A new head, for other classes or targets than those of the given model: the features that it reads, and its weights.
 
 
 @dataclass(frozen=True)
 class Body:
-    """The part of a given model that a new head is put on.
+    """The part of a given model upstream of its head, which gets a new head.
 
     Attributes
     ----------
     source : TrainableModel
         The graph that ends in the features.
     fitted : FittedModel or None
-        The fitted model from which it comes: its transformers stay as they are.
+        The fitted model of which it is a part, and whose transformers stay frozen by default; None for an ONNX file.
     types : HeadTypes
-        The types in which the file keeps what the head replaces.
+        The types in which the file keeps the weights and the output that the new head replaces.
     """
 
     source: TrainableModel
@@ -255,7 +255,7 @@ def gets_new_head(estimator: Parameters, old: FittedState | None) -> bool:
 
 
 def body_of(estimator: Parameters) -> Body:
-    """Return the part of the given model before its head."""
+    """Return the part of the given model upstream of its head."""
     given = resolve_graph_model(estimator.model)
     model, output = given.graph, given.output
     whole = None if is_estimator(model) else given_graph(cast("bytes", model))
@@ -268,7 +268,7 @@ def body_of(estimator: Parameters) -> Body:
     if fitted is not None and fitted.table is not None:
         raise ModelError(
             f"new_head=True needs a model that takes numbers, and {type(model).__name__} encodes text. Convert the "
-            f"table by its transformers first, and give the model behind them."
+            f"table with its transformers first, and give only the model that reads their output."
         )
     final = next(v for v in source.model.graph.outputs if v.name == source.scores)
     graph, features = graph_of_features(source.model, output, final)

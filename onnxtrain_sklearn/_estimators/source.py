@@ -1,4 +1,4 @@
-"""Find or build the graph that is trained: a given one, a fitted estimator's, a builder's, an earlier call's."""
+"""Find or build the graph to train: a given graph, a fitted estimator's, a builder's, or an earlier call's."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def source_of(
     training_mode: bool = False,
     several: Sequence[str] = (),
 ) -> tuple[TrainableModel, FittedModel | None]:
-    """Return the trainable form of the user's ``model``, and for a fitted model its description.
+    """Return the trainable form of the user's ``model``, and the description of a fitted model (None for others).
 
     ``has_text`` says whether the data have columns that are not numeric, ``joined`` whether the loss is computed on the
-    concatenation of all outputs of the graph, ``training_mode`` whether its nodes are switched over to training,
-    ``several`` names the outputs that are trained together.
+    concatenation of all outputs of the graph, ``training_mode`` whether dropout and batch normalization are switched to
+    training mode; ``several`` names the outputs that are trained together.
     """
     model = without_program(model)
     if is_estimator(model):
@@ -79,7 +79,7 @@ def source_of(
         )
     whole = given_graph(model)
     whole = in_training_mode(whole) if training_mode else whole
-    # Text is encoded before the graph for one output only; for others ``input_columns`` refuses it and says why.
+    # Text is encoded outside the graph only if one output is trained; otherwise ``input_columns`` raises and says why.
     plain = is_plain_graph_of_text(whole, output) and (joined or bool(several))
     if (labels := whole.meta[LABELS]) or (is_fitted_graph(whole, output) and not plain):
         _require_one_output(several)
@@ -119,10 +119,10 @@ def known_source(
     return of_kind(found, classifies=is_classifier(estimator))
 
 
-# The graph that a builder builds for the data of a call.
+# Let a builder build the graph for the data of a call.
 #
-# The data are prepared before the graph exists, as float32 in their own shape. If the graph expects another type, or
-# flat rows in another shape, they are prepared again.
+# The data are prepared before the graph exists, as float32 in their own shape. They are prepared again if the graph
+# expects another type, or flat rows in another shape.
 
 
 NEEDS_ROWS = {"X", "y", "sample_weight"}
@@ -152,9 +152,9 @@ def built_source(
     rng: np.random.RandomState,
     scale: InputScale | None = None,
 ) -> TrainableModel:
-    """Return the trainable form of the graph that a builder builds for ``rows`` of the data; None: for all rows.
+    """Return the trainable form of the graph that a builder builds for ``rows`` of the data, or for all if None.
 
-    A graph of this package's own scales the rows that it gets by ``scale``.
+    ``scale`` is built into the graphs of this package's own builders.
     """
     (column,) = examples.columns.values()
     n_features, n_outputs = math.prod(column.shape[1:]), examples.targets.n_outputs
@@ -194,19 +194,19 @@ def _form_of_source(builder: Builder, draft: Draft, scale: InputScale | None) ->
     with refusing("The graph that the builder builds is not valid"):
         whole = infer_declared(readable(proto))
     source = _source_built_by(builder, with_scaled_rows(whole, scale))
-    return source.with_weights(source.weights())  # as arrays: those of a file are read anew each time
+    return source.with_weights(source.weights())  # as arrays in memory: a file is read anew each time
 
 
 def _source_built_by(builder: Builder, whole: ir.Model) -> TrainableModel:
     members = getattr(builder, "n_members", None)
-    # checked here, as builders of users need not have rules for it
+    # checked here, because a user's builder need not check it
     if members is not None and not (isinstance(members, int | np.integer) and members >= 1):
         raise ValueError(f"n_members of {type(builder).__name__} must be an int, at least 1, or None, got {members!r}.")
     source = replace(trainable_model(whole), members=None if members is None else int(members))
     if source.members is not None and source.link is not None:
         raise ModelError(
-            f"The graph ends in the function {source.link!r}; where the builder has n_members, it must return the "
-            f"scores of the members, and the link of the loss follows."
+            f"The graph ends in the function {source.link!r}. If a builder has n_members, its graph must return the "
+            f"scores of the members; the function that the loss needs is added to them."
         )
     return source
 
@@ -224,27 +224,31 @@ def _require_one_input(source: TrainableModel, column: Column, name: str) -> Non
         )
 
 
-# Large numbers in the rows: the networks that are built for them subtract a center and divide by a power of two.
+# Scale rows with large numbers: the network subtracts a center and divides by a power of two.
 #
 # With initial weights, outputs are about as large as inputs, so one column of large numbers dominates. Center and
-# divisor are constants of the graph, not weights: the exported file takes the columns in their own units. Both are
-# coarse, a power of two and a multiple of it, so that similar data give equal constants, and share what was compiled.
+# divisor are constants of the graph, not weights, so the exported file takes the columns in their own units. The
+# divisor is a power of two and the center a multiple of it: similar data then give equal constants, and reuse compiled
+# graphs.
 
 
 LEAST_SIZE = 2.0
-"""Root mean square from which on a column is scaled: standardized columns, of about one, stay as they are."""
+"""Columns of at least this root mean square are scaled; standardized columns, of about one, stay as they are."""
 
 CLEARLY_SMALL = 0.9 * LEAST_SIZE**2
 """Mean square below which rounding in float32 does not matter."""
 
 LOOKED_AT_ROWS, LOOKED_AT_NUMBERS, LEAST_ROWS = 10_000, 2**23, 100
-"""The size of the columns is measured on at most so many rows, and about so many numbers, but on at least 100 rows."""
+"""Limits of the sample on which the size of the columns is measured: rows at most, numbers at most, rows at least.
+
+The number of rows at least (or all rows) has precedence over the number of numbers.
+"""
 
 _NUMBERS_AT_ONCE = 2**17
-"""Numbers that are looked at together: rows may be images, and mapped from a file."""
+"""Numbers read at once: rows may be images, mapped from a file."""
 
 _LARGEST_EXPONENT = 120
-"""The reciprocal of a greater power of two would not be a normal number of float32."""
+"""The largest exponent of a divisor; its reciprocal 2**-e must be a normal number in float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,9 +260,11 @@ class InputScale:
 
 
 def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows: TrainingRows) -> InputScale | None:
-    """Return the scale of the rows in the graph of a builder; None: they are not scaled."""
-    # Nothing is scaled if a regressor trains in the units of ``y``; if the builder is not of this package, because its
-    # weights may suit the rows as they are; or if a linear model has a penalty, whose meaning depends on the units.
+    """Return the scale of the rows in the graph of a builder; None if they are not scaled."""
+    # Nothing is scaled in three cases:
+    # - A regressor trains in the units of ``y``.
+    # - The builder is the user's: its weights may suit the rows as they are.
+    # - A linear model has a penalty, whose meaning depends on the units.
     unscaled = examples.targets.task == "regression" and rows.scale is None
     kind = getattr(builder, "scales_rows", None)
     if kind is None or unscaled or not is_plain(builder):
@@ -267,7 +273,7 @@ def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows:
     if estimator.alpha and linear:
         return None
 
-    # Rows that tell the size of the numbers: evenly chosen, and in order, as they may be read from a file.
+    # The sample of rows: evenly spaced, and in order, because they may be read from a file. Shares are their weights.
     (column,) = examples.columns.values()
     row_shape, n_numbers = column.shape[1:], math.prod(column.shape[1:])
     most = min(LOOKED_AT_ROWS, max(LEAST_ROWS, LOOKED_AT_NUMBERS // n_numbers))
@@ -279,8 +285,8 @@ def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows:
         if _are_small(numbers, shares):
             return None
 
-    # Mean, deviation and root mean square of each column; of images, of each channel. Squares are summed up around the
-    # first row: far from 0 they would lose the spread.
+    # Mean, deviation and root mean square of each column, or of each channel of images. Sums are taken of differences
+    # from the first row: squares of numbers far from 0 would lose the spread.
     every_axis = tuple(range(len(row_shape)))
     axes = () if kind == BY_COLUMN else every_axis[1:] if len(every_axis) == 3 else every_axis
     origin: Any = 0.0
@@ -294,8 +300,8 @@ def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows:
     variance, mean = np.maximum(second - first**2, 0.0), origin + first
     deviation, size = np.sqrt(variance), np.sqrt(variance + mean**2)
 
-    # Large columns are scaled by their deviation if they are centered. A deviation below 1 counts as 1; a constant
-    # column, of deviation 0, is divided by its size.
+    # The divisor of a large column is its root mean square or, if it is centered, its deviation, at least 1. A constant
+    # column, of deviation 0, is divided by its root mean square.
     large = (size >= LEAST_SIZE) & np.isfinite(size)
     if not large.any():
         return None
@@ -309,7 +315,7 @@ def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows:
 
 @ignores_float_errors
 def _are_small(rows: np.ndarray, shares: np.ndarray) -> bool:
-    """Return True if no column is large: all mean squares are far below the limit."""
+    """Return True if no column is large: all mean squares are clearly below the limit."""
     mean_squares = shares.astype(rows.dtype) @ (rows * rows) / shares.sum()
     return bool((mean_squares < CLEARLY_SMALL).all())
 
@@ -325,7 +331,7 @@ def _weighted_sums(numbers: Any, shares: np.ndarray, origin: Any) -> np.ndarray:
 
 
 def with_scaled_rows(model: ir.Model, scale: InputScale | None) -> ir.Model:
-    """Return ``model``, changed in place, scaling its rows first."""
+    """Return ``model``, changed in place so that it scales its rows first."""
     if scale is None:
         return model
     (rows,) = model.graph.inputs

@@ -1,4 +1,4 @@
-"""Make the state that a call trains: a new one, or an earlier one with the current parameters."""
+"""Make the state that a call trains (new, or an earlier one with the current parameters), and check its predictions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from .tasks import OutputTask
 
 
 def starting_state(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
-    """Return a new state with this head, or the old one with the current parameters, and the settings of its step."""
+    """Return the state, new with this head or the old one with the current parameters, and the settings of its step."""
     estimator, old, columns = plan.estimator, plan.old, examples.columns
     seen = chosen.seen
     if old is None and estimator.adapters is not None:
@@ -87,7 +87,7 @@ def _new_state(
     rng: np.random.RandomState,
     fitted: FittedModel | None,
 ) -> FittedState:
-    """Return a new state from the weights of ``source``, the form of ``given`` with the loss placed."""
+    """Return a new state from the weights of ``source``, which is ``given`` with its ``scores`` chosen for the loss."""
     source, names = selected(source if source.reference is None else replace(source, reference=None), trainable)
     weights, shapes = source.weights(), _shapes(source, columns)
     sparse = sparse_inputs(columns, every=settings.lazy_rows)
@@ -113,7 +113,7 @@ def _new_state(
 def _resumed_state(
     old: FittedState, source: TrainableModel, head: Head, settings: StepSettings, trainable: Trainable, columns: Columns
 ) -> FittedState:
-    """Return the state that continues from the weights of ``old`` with the current settings."""
+    """Return a state that continues from the weights of ``old`` with the current settings."""
     source, names = selected(source, trainable)
     shapes, others = _shapes(source, columns), set(names) != set(old.parameters.names)
     same = not others and shapes == old.shapes and source == old.source
@@ -144,7 +144,7 @@ def _resumed_state(
 def _divided(
     model: TrainableModel, names: Sequence[str], weights: Mapping[str, np.ndarray], settings: StepSettings
 ) -> tuple[FlatParameters, dict[str, np.ndarray]]:
-    """Return the numbers that training moves and the others; ``names`` are those of the trained parameters."""
+    """Return the numbers that training changes (parameters ``names``, running statistics), and the frozen rest."""
     trained, moved = ({name: weights[name] for name in group} for group in (names, model.running_statistics))
     averages = settings.ema_decay is not None
     parameters = FlatParameters(trained, model.dtype, moved, settings.factors, averages=averages)
@@ -156,17 +156,16 @@ def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ..
     return {spec.name: columns[spec.name].shape[1:] for spec in source.inputs}
 
 
-# Compare the untrained estimator with the model that was given.
-#
-# A fitted model is compared by its predictions of some rows, an ONNX file by its output.
+# Compare the untrained estimator with the given model: a fitted model by its predictions for some rows, an ONNX file by
+# its output.
 
 _GIVE = "Otherwise give another model, or none: a network is trained then."
 
 
 def require_own_start(plan: Plan, state: FittedState, chosen: HeadChoice, examples: Examples) -> Sequence[np.ndarray]:
-    """Raise if the untrained estimator does not predict what was given, or cannot take the data.
+    """Raise if predictions of the untrained estimator differ from the given model's, or if it cannot take the data.
 
-    Return the scores that a given graph has of some rows.
+    Return the scores of a given graph for some rows; nothing for other models.
     """
     task: OutputTask = plan.estimator._task()
     state.balanced = balanced_weights(task, plan.call.sample_weight, examples.targets)
@@ -176,7 +175,7 @@ def require_own_start(plan: Plan, state: FittedState, chosen: HeadChoice, exampl
         scores = [same_start.require_own_start(own, chosen.seen, state.head, predictor, columns, state.device)]
     _require_equal_start(plan, state, examples)
 
-    # Values that the model cannot take, or that its type rounds.
+    # Raise or warn for values that the model cannot take, or that its type rounds.
     require_numbers(plan.estimator, state, columns)
     if examples.targets.task == "regression":
         warn_of_rounding(plan.call.y, state.model.dtype, "y")
@@ -184,19 +183,19 @@ def require_own_start(plan: Plan, state: FittedState, chosen: HeadChoice, exampl
             require_in_range(plan.rows.scale, examples.targets.values, state.model.dtype)
             warn_of_equal_targets(plan.rows.scale, examples.targets.values, state.model.dtype)
 
-    # only now, as fitted models are compared unclipped
+    # set after the comparison, which needs unclipped predictions
     state.head = with_attributes(state.head, target_range=plan.rows.target_range(examples))
     return scores
 
 
 def _require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> None:
-    """Raise if the graph of a fitted model does not reproduce its predictions; keep some rows for later comparisons."""
+    """Raise if the graph of a fitted model predicts otherwise than the model; keep rows for later comparisons."""
     fitted = state.fitted
     if plan.old is not None or fitted is None:
         return
     if isinstance(fitted, FittedFile):
         columns = examples.columns
-        if fitted.table is not None:  # of which training takes the encoded columns
+        if fitted.table is not None:  # training reads encoded columns, the file reads X
             columns = graph_inputs(plan.estimator, plan.call.X, state.source.inputs, fitted, reset=False)
         state.fitted = started(fitted, bare_model(plan.estimator.model), columns, state.predictions)
         return
@@ -208,7 +207,7 @@ def _require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> 
 
     X, splits_words = plan.call.X, fitted.table is not None and fitted.table.splits_words
     rows = X if splits_words else sample_rows(X)  # words may differ in every row
-    what = "It is refused, as training would begin from another model: its ONNX form"
+    what = "It is refused, because training would begin from another model: its ONNX form"
     found = predictions_on(plan.estimator, state, rows)
     model: Any = bare_model(plan.estimator.model)
     share, step = tied_rows(model, rows)
@@ -231,23 +230,23 @@ def _require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> 
     state.live.sample = sample_rows(X)
 
 
-# The graph that is trained, beside the one that predicts: of the scores of a given graph, both have the same loss.
+# Check that the training graph and the predicting graph of a given file give the same loss.
 #
-# Each is made of the given graph by itself: the trained one is cut to a minibatch, gets the loss, perhaps another
-# opset, and is differentiated. Before the first step of a given file the loss of some rows is computed by both.
+# Each is made from the given graph separately: the training graph gets a fixed minibatch size, the loss, perhaps
+# another opset, and is differentiated. Before the first step, compute the loss of some rows by both graphs.
 
 
 NEAR = 1e-3
-"""How far apart scores may be, in parts of the largest: the losses may differ by what this does to them."""
+"""Tolerance of the scores, relative to the largest; the tolerance of the loss follows (see :func:`_allowed`)."""
 
 Scores = Sequence[np.ndarray]
 
 _of_programs: WeakKeyDictionary[PassProgram, FileCompared] = WeakKeyDictionary()
-"""What was compared of a program: fits of an equal structure share it."""
+"""The result of the comparison by program, which fits of an equal structure share."""
 
 
 def _of_both(file: FileCompared, training: FileCompared) -> str:
-    """Return what came of the comparisons of the file and of the graph that is trained, for users."""
+    """Return the text for users on the comparisons of the file and of the training graph."""
     return f"{_told('file as given', file)}; {_told('training graph', training)}"
 
 
@@ -265,7 +264,7 @@ def compare_training(
     scores: Scores,
     trainer: Trainer,
 ) -> None:
-    """Compare the trained graph with the one that predicts, where a file was given; keep what was compared."""
+    """Compare the training graph with the predicting graph if a file was given; keep the result as text."""
     known = [own for own in owns if own is not None and own.file is not None]
     if isinstance(state.fitted, FittedFile) and state.fitted.compared is not None:
         state.compared = _of_both(state.fitted.compared, FileCompared("it is that of a fitted model"))
@@ -284,9 +283,9 @@ def compare_training(
 def _compared(
     state: FittedState, settings: StepSettings, examples: Examples, own: OwnOutput, scores: Scores, trainer: Trainer
 ) -> FileCompared:
-    """Raise ModelError if the trained graph has another loss than the scores of the graph that predicts.
+    """Raise ModelError if the loss of the training graph differs from the loss of the predicting graph's scores.
 
-    ``scores`` are those of the rows of ``own``, of each output.
+    ``scores`` holds the scores of each output for the rows of ``own``.
     """
     left_out, step, batches = _left_out(state), trainer.step, trainer.batches
     if not isinstance(batches, ArrayBatches):
@@ -319,7 +318,7 @@ def _compared(
 
 
 def _left_out(state: FittedState) -> str:
-    """Return what makes the trained graph another function than the one that predicts."""
+    """Return the reasons why the training graph computes another function than the predicting graph, as text."""
     model = form_of(state.model.model)
     found = ["random numbers"] if draws_numbers(model) else []
     found += ["statistics of minibatches"] * any(normalizes_by_batch(node) for node in model.graph)
@@ -327,7 +326,7 @@ def _left_out(state: FittedState) -> str:
 
 
 def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> StepParts:
-    """Return what makes a step of the trained graph in the form in which it predicts, with copies of the weights."""
+    """Return the parts of a step of the training graph in inference form, with copies of the weights."""
     parameters, model = state.parameters, state.model
     statistics = {name: parameters.view(name).copy() for name in parameters.running_statistics}
     plain = replace(
@@ -359,7 +358,7 @@ def _loss_of_step(step: HostStep, batches: ArrayBatches, rows: np.ndarray) -> fl
 def _loss_by_scores(
     state: FittedState, settings: StepSettings, examples: Examples, rows: np.ndarray
 ) -> Callable[[Scores], float]:
-    """Return the function from the scores of rows to their mean loss, without the graph."""
+    """Return a function that computes the mean loss of rows from their scores, without the graph."""
     dtype, targets, total = state.parameters.buffer.dtype, examples.targets.take(rows), settings.loss
     if not isinstance(total, TotalLoss):
         mean, y = ScoreLoss(settings, dtype, len(rows)), scaled_values(state, targets)
@@ -381,7 +380,7 @@ def _loss_by_scores(
 
 
 def _allowed(by_scores: Callable[[Scores], float], scores: Scores, expected: float, error: float) -> float:
-    """Return how far losses may be apart: what they change by where the scores do by ``error``, and rounding."""
+    """Return the tolerance of the loss: its change if scores change by ``error``, times 3, plus rounding."""
     rng, changes = np.random.RandomState(0), [0.0]
     for _ in range(4):
         moved = [one + error * np.abs(one).max(initial=0.0) * rng.choice([-1.0, 1.0], one.shape) for one in scores]
@@ -390,7 +389,7 @@ def _allowed(by_scores: Callable[[Scores], float], scores: Scores, expected: flo
 
 
 def _node(own: OwnOutput, step: HostStep, parts: StepParts) -> str:
-    """Return which node is the first whose result is another one in the trained graph, for the rows in the buffers."""
+    """Return a sentence that names the first node whose result differs in the training graph, for the buffers' rows."""
     buffers = step.buffers(parts.batch)
     if buffers.sparse:
         return ""

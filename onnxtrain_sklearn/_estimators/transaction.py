@@ -1,17 +1,17 @@
-"""Undo a call of ``fit`` or ``partial_fit``, or publish what it came to: the only place that does either.
+"""Publish the result of a call of ``fit`` or ``partial_fit``, or roll back; no other module does either.
 
 A call has one of four outcomes.
 
-* It succeeds: the fitted attributes are published, all at once.
-* It fails: attributes and random states are what they were, and so are weights and optimizer state.
-* Training diverges: the last finite weights are published, and the error is raised.
-* It is interrupted: the weights reached so far are published. A direct call warns then, and the interrupt is raised
-  where it is meant for a caller, such as a search.
+* It succeeds. The fitted attributes are published, all at once.
+* It fails. Attributes, random states, weights and optimizer state are as before, with the exception below.
+* Training diverges. The last finite weights are published, and the error is raised.
+* It is interrupted. The weights reached so far are published. A direct call warns; the interrupt is raised if it is
+  meant for a caller of ``fit``, such as a search.
 
 A call that resumes an earlier one shares weights, optimizer state, history and random state with it. They are copied
 before the first step, and restored after an error. The copy is skipped if weights and optimizer state are large for the
-steps of the call and no callback or score is the user's. An error of the runtime or the device after the first step
-then restores only the weights, as they were before the epoch.
+number of steps of the call, and neither callbacks nor a score are the user's code. An error of the runtime or the
+device after the first step then restores only the weights, to what they were before the epoch.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ ALWAYS_COPIED = 2**18
 """Bytes of weights and optimizer state below which a copy costs next to nothing."""
 
 COPIED_FOR_STEPS, MANY_STEPS = 2**26, 20
-"""Bytes up to which a copy takes a few percent of so many steps: it takes about a third of one."""
+"""Below so many bytes a copy takes a few percent of so many steps: it takes about a third of one step."""
 
 
 class Transaction:
-    """What a call may change, kept to take it back.
+    """Everything that a call may change, kept to roll back.
 
     Parameters
     ----------
     estimator : estimator
     resumed : FittedState or None
-        The state that the call goes on from.
+        The state that the call continues.
     """
 
     def __init__(self, estimator: Any, resumed: FittedState | None) -> None:
@@ -56,7 +56,7 @@ class Transaction:
         self._resumed = None if resumed is None else ResumedState(resumed)
 
     def begin_training(self, trainer: Trainer, *, one_pass: bool) -> None:
-        """Copy weights and optimizer state of a resumed training, if that costs little beside the steps."""
+        """Copy weights and optimizer state of a resumed training if this costs little compared with the steps."""
         self._trains, estimator = True, self._estimator
         if self._resumed is None:
             return
@@ -68,7 +68,7 @@ class Transaction:
             self._resumed.copy_arrays()
 
     def publish(self, state: FittedState) -> None:
-        """Set the fitted attributes atomically: an interrupt may come between any two lines."""
+        """Set the fitted attributes atomically, because an interrupt may come between any two lines."""
         vars(self._estimator).update(state.fitted_attributes())
 
     def fail(self, error: BaseException, state: FittedState | None) -> None:
@@ -80,7 +80,7 @@ class Transaction:
         if self._trains and self._resumed is not None:
             self._resumed.restore()
         attributes = vars(self._estimator)
-        attributes.update(self._attributes)  # first, as an interrupt may come before the rest
+        attributes.update(self._attributes)  # first, because an interrupt may come before the rest
         for name in attributes.keys() - self._attributes.keys():
             del attributes[name]
         for rng, random_state in self._random:
@@ -88,11 +88,11 @@ class Transaction:
 
 
 class ResumedState:
-    """All that a call changes of the state that it goes on from.
+    """Everything that a call changes in the state that it continues.
 
-    Curves and rows of the history are immutable. Nothing else of it is changed: a call has a state of its own. Weights
-    and optimizer state are the own arrays until :meth:`copy_arrays`: what precedes the first step makes other arrays
-    and does not write into these.
+    A call has a state of its own, and shares only the parts kept here. Curves and rows of the history are immutable.
+    Weights and optimizer state are references until :meth:`copy_arrays`, because nothing before the first step writes
+    into these arrays.
     """
 
     def __init__(self, state: FittedState) -> None:
@@ -126,7 +126,7 @@ class ResumedState:
         return self._is_copied or same
 
     def restore(self) -> None:
-        """Go back to it; the step, which may be bound to other arrays or has its own on a device, is made anew."""
+        """Restore the state. The step is made anew: it may be bound to other arrays, or hold its own on a device."""
         state = self._state
         state.live.step = state.live.step_key = None
         state.parameters.buffer[...] = self._buffer
@@ -137,12 +137,12 @@ class ResumedState:
 
 
 def _as_far_as_possible(memory: State) -> State:
-    """Return a copy of what a callback remembers; what cannot be copied, as an open file, is kept as it is."""
+    """Return a copy of a callback's memory; values that cannot be copied, such as open files, are kept as they are."""
     copied = {}
     for name, value in memory.items():
         try:
             copied[name] = copy.deepcopy(value)
-        except Exception:  # whatever a class of the user raises where it is copied
+        except Exception:  # a class of the user may raise any error when it is copied
             copied[name] = value
     return copied
 
@@ -179,7 +179,7 @@ def belongs_to_caller(estimator: object) -> bool:
 
 
 def raise_or_warn(interrupt: KeyboardInterrupt, estimator: object) -> None:
-    """Raise an interrupt that is meant for what called ``fit``; else warn that the training is not complete."""
+    """Raise an interrupt that is meant for the caller of ``fit``; else warn that the training is not complete."""
     if belongs_to_caller(estimator):
         raise interrupt
     warn(INTERRUPTED, UserWarning)
