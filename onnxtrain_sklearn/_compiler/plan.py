@@ -37,7 +37,7 @@ class FunctionPlan:
     constants : dict of Buffer to ndarray
         The arrays that the stages read in addition to the inputs of the graph.
     checks : list of str
-        The message of each check that a run may fail, numbered from 1; "{}" stands for a number.
+        The message of check ``i`` is ``checks[i - 1]``; "{}" stands for the offending element.
     status : Buffer
         Runs write the number of the failed check here.
     """
@@ -91,7 +91,7 @@ class FunctionPlan:
         return view
 
     def require(self, view: View, bounds: tuple[float, float], reason: str) -> None:
-        """Make runs fail if an element is below the first bound, or not below the second.
+        """Make runs fail if an element is outside ``[low, high)``, the two ``bounds``.
 
         ``reason`` is the message, with "{}" for the element.
         """
@@ -117,7 +117,7 @@ class FunctionPlan:
         return result
 
     def elementwise(self, emit: EmitElements, operands: Sequence[View]) -> View:
-        """Add an operation to the first stage of its shape after those that compute its operands, or to a new one."""
+        """Fuse an operation into the first possible stage of its shape, at or after its operands; else add a stage."""
         shape = np.broadcast_shapes(*(view.shape for view in operands))
         given, result = [view.broadcast(shape) for view in operands], new_view(shape)
         after = max((self._written.get(view.buffer, -1) for view in given), default=-1)
@@ -172,7 +172,7 @@ def _with_elements(value: ir.Value, shape: Shape) -> Shape:
 
 
 def _require_numbers(value: ir.Value) -> None:
-    """Raise for types other than float32, and truth values and integers, which are held as float32."""
+    """Raise unless a value has the type float32, bool or integer; the last two are stored as float32."""
     if value.dtype not in (None, ir.DataType.FLOAT, *ARRAY_TYPES):
         raise NotCompiledError(f"{value.name!r} has the type {value.dtype}, not float32")
 
@@ -193,7 +193,7 @@ def operand_views(plan: FunctionPlan, node: ir.Node) -> list[View]:
 
 
 def known_operand(node: ir.Node, index: int) -> np.ndarray | None:
-    """Return the array of an input that has to be a constant; None where it is left out."""
+    """Return the array of an input that has to be a constant; None if the optional input is absent."""
     value = queries.operand(node, index)
     if value is None:
         return None

@@ -3,9 +3,10 @@
 Exporters store more than weights as initializers: fillers of initial states, scales of attention scores, masks,
 statistics of the data. :class:`Roles` gives each float constant a :class:`Verdict`. It follows the constant through the
 nodes that only change its shape, to the nodes that compute with it. Operands of products and normalizations, biases
-after them and lookup tables are weights. Settings, masks and tabulated sines are not. For elementwise arithmetic the
-name decides: a generated name indicates a constant of the exporter, any other name a weight. Last, a record that the
-exporter left (parameters and buffers of a PyTorch module) overrules the graph.
+after them and lookup tables are weights. Settings, masks and tabulated sines are not. An operand of
+elementwise arithmetic is usually a weight if its name is not generated, unless its numbers look like a formula's. A
+record that the exporter left (parameters and buffers of a PyTorch module) tells which names are generated, and finally
+overrules the graph.
 
 The questions are asked in one order, in ``_of_use`` and ``_of_arithmetic``: the first that has an answer decides.
 Functions below the class answer questions about single nodes, arrays, names and numbers.
@@ -58,7 +59,8 @@ SCALE_AND_BIAS: dict[str, tuple[int, int]] = {
     "LayerNormalization": (1, 2),
     "RMSNormalization": (1, -1),
 }
-"""Positions of scale and bias: weights, unless an exporter filled in ones and zeros for a layer without them."""
+"""Positions of scale and bias. Both are weights, unless an exporter filled in ones and zeros for a layer without
+them."""
 
 _WITHOUT_BIAS = {"Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Gemm": 2, "MatMul": 2}
 """Products, with their number of inputs without a bias."""
@@ -113,7 +115,7 @@ class Roles:
         """Return whether the constant ``value``, with the content ``array``, is a weight."""
         uses = list(dict.fromkeys(self._uses(value)))
         verdicts = [self._of_use(*use, value, array) for use in uses]
-        # exporters merge equal constants: where one use is that of a weight, the others read it too
+        # exporters merge equal constants, so one use as a weight makes the constant a weight
         found = next((v for v in verdicts if v.is_weight), next(iter(verdicts), Verdict(False, "nothing reads it")))
         found = self._as_recorded(value, found, uses)
         reason = found.reason + (", held as integers" if is_held_as_integers(value) else "")
@@ -256,7 +258,7 @@ class Roles:
     def _is_made_up(self, value: ir.Value) -> bool:
         """Return True if an exporter made up the name of a constant, and nothing says that it comes from a parameter.
 
-        All arrays that a JAX function reads have such names: parameters, and few others.
+        jax2onnx gives generated names to parameters too, so its arrays count as named.
         """
         of_jax = self._graph.meta.get(EXPORTER) == "jax2onnx" and value.producer() is None
         if of_jax and value.const_value is not None and value.const_value.size > 1:
@@ -290,7 +292,7 @@ class Roles:
 
     @cached_property
     def _varying(self) -> set[ir.Value]:
-        """The values that depend on an input of the graph; all results of nodes in subgraphs count as such."""
+        """The values that depend on an input of the graph; results of nodes in subgraphs are treated as varying."""
         found = set(self._graph.inputs)
         for node in self._graph.all_nodes():
             inner = node.graph is not self._graph or graphs_in(node)
@@ -332,7 +334,7 @@ def _differentiates(node: ir.Node, index: int) -> bool:
 
 
 def _computing_node(value: ir.Value, skipped: frozenset[str] = MOVES) -> ir.Node | None:
-    """Return the node that computes a value, before nodes that only reorder numbers."""
+    """Return the node that computes a value, skipping nodes that only reorder numbers."""
     node = value.producer()
     while node is not None and _only_moves(node, skipped) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -345,7 +347,7 @@ def _only_moves(node: ir.Node, moves: frozenset[str] = MOVES) -> bool:
 
 
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
-    """Yield the nodes that compute with a value, after nodes that only reorder numbers."""
+    """Yield the nodes that compute with a value, skipping nodes that only reorder numbers."""
     for node, index in value.uses():
         if _only_moves(node) and index == 0:
             yield from _readers(node.outputs[0])
@@ -388,8 +390,8 @@ def _are_pairs(rows: np.ndarray) -> bool:
 
 # Roles of constants in a BatchNormalization written as arithmetic with its stored statistics.
 #
-# Keras' files subtract the mean, multiply by a factor and add the bias, or multiply and add alone. The names are those
-# that the exporter made up for what it computed in advance.
+# Keras' files subtract the mean, multiply by a factor and add the bias, or only multiply and add. The exporter
+# generated the names, because it computed these constants in advance.
 
 
 ENDS = frozenset({"Cast", "Clip", "Flatten", "Identity", "Reshape", "Squeeze"})
@@ -397,7 +399,7 @@ ENDS = frozenset({"Cast", "Clip", "Flatten", "Identity", "Reshape", "Squeeze"})
 
 
 def role_in_affine(node: ir.Node, index: int, array: np.ndarray) -> Literal["mean", "scale", "bias"] | None:
-    """Return the role of a constant, a number for each channel, in ``(x - mean) * scale + bias``; None: unclear."""
+    """Return the role of a constant, a number for each channel, in ``(x - mean) * scale + bias``, or None."""
     if node.domain or len(node.inputs) != 2 or not _is_per_channel(array):
         return None
     if node.op_type == "Mul":
@@ -419,7 +421,7 @@ def _is_shifted(scale: ir.Node, size: int) -> bool:
 def _is_in_units_of_targets(value: ir.Value) -> bool:
     """Return True if only reshapes, casts or clips lie between a value and an output.
 
-    A node that computes such a value scales predictions back to units of the targets, and is no layer.
+    Such a value is not computed by a layer: its node scales predictions back to the units of the targets.
     """
     if value.is_graph_output():
         return True
@@ -497,7 +499,7 @@ def is_of_formulas(number: float) -> bool:
 def is_root(number: float) -> bool:
     """Return True if a number is the second or fourth root of a dimension, as float32 gives it.
 
-    Powers of other numbers, such as trained factors, are near an integer as well where they are large.
+    Large powers are always close to an integer in float32, even of trained factors; hence the limit.
     """
     powers = (number**2, number**4) if 1 < number < LARGEST_DIMENSION else ()
     return any(x <= LARGEST_DIMENSION and abs(x - round(x)) <= 2e-6 * x for x in powers)

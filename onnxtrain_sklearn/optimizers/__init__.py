@@ -1,4 +1,4 @@
-"""Optimizers, each in a file of its own, and their registry.
+"""Optimizers and their registry.
 
 Derive from :class:`Optimizer` to write your own; :data:`OPTIMIZERS` names the optimizers, :func:`resolve_optimizer`
 finds one, and :func:`update_graph` makes the graph of its step. To add one to the package, write its file and import

@@ -1,8 +1,8 @@
 """The interface of optimizers: base classes, the description of a parameter, and terms that several of them use.
 
-A step maps parameters, gradients and state to new ones. An elementwise optimizer states it for one element: it is given
-vectors of any length, so that one graph updates all parameters at once, or a piece of them. Any other is given each
-parameter by itself, in its shape.
+A step maps parameters, gradients and state to new ones. An elementwise optimizer describes the update of a single
+element. It receives vectors of any length, so that one graph updates all parameters at once, or a piece of them. Any
+other optimizer receives each parameter by itself, in its shape.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Step: TypeAlias = "tuple[Value, dict[str, Value]]"
 
 
 class BaseOptimizer(Component):
-    """Base class of :class:`Optimizer` and :class:`LBFGS`; LBFGS does not take the options, these are their values."""
+    """Base class of :class:`Optimizer` and :class:`LBFGS`; the class attributes are the defaults of the options."""
 
     takes_minibatches: ClassVar[bool] = True
-    """False if each evaluation sees all rows."""
+    """False for full-batch optimizers."""
 
     max_grad_norm: float | None = None
     ema_decay: float | None = None
@@ -191,7 +191,7 @@ class Optimizer(BaseOptimizer, ABC):
     def moves_without_gradient(self) -> bool:
         """True if an element may change in a step in which its gradient is zero.
 
-        Where it is False, rows of an embedding that do not occur in a minibatch are not updated, which saves time.
+        If False, rows of an embedding that do not occur in a minibatch are not updated, which saves time.
         """
         return True
 
