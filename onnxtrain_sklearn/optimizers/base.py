@@ -160,8 +160,8 @@ class Optimizer(BaseOptimizer, ABC):
         """Return the scalars of step ``t`` (the first step is 1): bias corrections and the like.
 
         Floats are computed in double precision and take the parameters' type; integers are int64. Exported training
-        graphs compute the same arithmetic by operators: take :func:`sqrt`, :func:`minimum`, :func:`maximum` and
-        :func:`where` of this package instead of functions of ``math`` and ``if``, and no ``float()``.
+        graphs compute the same arithmetic by operators: take ``sqrt``, ``minimum``, ``maximum`` and ``where`` of
+        this package instead of functions of ``math`` and ``if``, and no ``float()``.
         """
         return {"learning_rate": learning_rate}
 

@@ -127,7 +127,8 @@ class Muon(Optimizer):
         x = op.Div(x, op.Max(norm, float(self.epsilon)))
         x = op.Transpose(x, perm=[1, 0]) if transposed else x
         for _ in range(self.steps):
-            gram = op.MatMul(x, op.Transpose(x, perm=[1, 0]))
+            # Gemm: onnxruntime fuses a Transpose before a MatMul into an operator without a float64 kernel
+            gram = op.Gemm(x, x, transB=1)
             polynomial = op.Add(op.Mul(gram, b), op.Mul(op.MatMul(gram, gram), c))
-            x = op.Add(op.Mul(x, a), op.MatMul(polynomial, x))
+            x = op.Add(op.Mul(x, a), op.Gemm(polynomial, x))
         return op.Transpose(x, perm=[1, 0]) if transposed else x

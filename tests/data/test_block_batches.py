@@ -149,7 +149,7 @@ def test_stream_of_fewer_rows_than_a_minibatch_keeps_them_with_drop_last():
 
 
 def test_sparse_rows_are_gathered_across_blocks():
-    X = sp.random_array((40, 300), density=0.02, format="csr", dtype=np.float32, rng=np.random.default_rng(0))
+    X = sp.random(40, 300, density=0.02, format="csr", dtype=np.float32, random_state=0)
     stream = BlockBatches(ListedBlocks(X, borders=(7, 20)), 6, None, buffer_rows=15)
     buffers = BatchBuffers({}, np.zeros(6, np.float32), {"X": SparseRows()})
     found = []

@@ -93,7 +93,7 @@ NOT_LOADED = {"lstm", "attention"}
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks(name, provider):
     where, tolerance = provider
-    if "providers" in where and name in NOT_LOADED:
+    if "runtime" in where and name in NOT_LOADED:
         pytest.skip("OpenVINO does not load this network")
     known = np.load(DATA / f"{name}.npz")
     rows, labels = (known["X"], known["y"]) if "X" in known else (np.concatenate(known["x0"]), known["y"].ravel())
