@@ -4,7 +4,8 @@ Exporters store more than weights as initializers: fillers of initial states, sc
 statistics of the data. :class:`Roles` gives each float constant a :class:`Verdict`. It follows the constant through the
 nodes that only change its shape, to the nodes that compute with it. Operands of products and normalizations, biases
 after them and lookup tables are weights. Settings, masks and tabulated sines are not. An operand of
-elementwise arithmetic is usually a weight if its name is not generated, unless its numbers look like a formula's. A
+elementwise arithmetic is usually a weight if its name is not generated; a single number as in formulas is then a
+doubtful weight. Fillers, roots that scale attention scores, and the mean or scale of the data are constants. A
 record that the exporter left (parameters and buffers of a PyTorch module) tells which names are generated, and finally
 overrules the graph.
 
@@ -499,7 +500,7 @@ def is_of_formulas(number: float) -> bool:
 def is_root(number: float) -> bool:
     """Return True if a number is the second or fourth root of a dimension, as float32 gives it.
 
-    Large powers are always close to an integer in float32, even of trained factors; hence the limit.
+    Large powers are always close to an integer, even of trained factors; hence the limit.
     """
     powers = (number**2, number**4) if 1 < number < LARGEST_DIMENSION else ()
     return any(x <= LARGEST_DIMENSION and abs(x - round(x)) <= 2e-6 * x for x in powers)
