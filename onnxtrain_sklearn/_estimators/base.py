@@ -242,7 +242,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         save_adapter(self._state, path)
 
     def load_state(self, state: str | os.PathLike[str] | dict[str, np.ndarray]) -> Self:
-        """Load weights that were trained elsewhere, and the optimizer's state where it is there too.
+        """Load weights that were trained elsewhere, and the optimizer's state if it is included.
 
         Parameters
         ----------
@@ -438,7 +438,7 @@ class BaseOrtGradient(GraphEstimator):
 
     @abstractmethod
     def _task(self) -> OutputTask:
-        """Return what is learned, by the parameters."""
+        """Return the task of the output, as the parameters of the estimator define it."""
 
     def fit(
         self,
@@ -468,7 +468,7 @@ class BaseOrtGradient(GraphEstimator):
         X_val, y_val, sample_weight_val : like the ones above, default=None
             Validation data, scored after each epoch; with ``early_stopping`` they replace the split.
         X_old, y_old, sample_weight_old : like the ones above, default=None
-            Rows like those that a model was trained on before, for fine-tuning only: they help where the new rows are
+            Rows like those that a model was trained on before, for fine-tuning only. They help if the new rows are
             few. How much they count beside the new ones is ``old_weight`` of :class:`FineTuner`.
 
         Returns

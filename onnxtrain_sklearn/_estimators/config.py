@@ -122,7 +122,7 @@ class TrainingConfig:
     def device(self) -> Device:
         """The device, or the execution providers that replace it.
 
-        It is looked up on first use: a training graph is exported where the device is missing, too.
+        It is looked up on first use, because a training graph can be exported on a machine without the device.
         """
         return resolve_device(self.given_device, self.runtime.providers, self.runtime.provider_options)
 
@@ -142,12 +142,12 @@ class TrainingConfig:
             )
         return "portable"
 
-    # The settings of a step are known in two parts: most with the head, those by parameter once the graph is known.
+    # The settings of a step become known in two parts: most with the head, those by parameter with the graph.
 
     def with_head(
         self, loss: Loss | TotalLoss, head: Head, seed: int, positions: TrainedPositions | None = None
     ) -> StepSettings:
-        """Return the settings of a step that need no graph; ``positions``: None for whole rows."""
+        """Return the settings of a step that need no graph; ``positions`` is None if labels are for whole rows."""
         return self._step(loss, head, seed, positions, device=self.device, engine=self.engine)
 
     def for_export(

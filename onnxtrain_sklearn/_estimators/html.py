@@ -54,7 +54,7 @@ def page_of(kind: type) -> str:
 
 
 def meanings(estimator: Any) -> str:
-    """Return what the parameters mean; where there are links to the documentation, scikit-learn says it."""
+    """Return a description of the parameters; empty if scikit-learn links them to the documentation."""
     if documentation_url() is not None:
         return ""
     declared: Mapping[str, Parameter] = type(estimator).declared

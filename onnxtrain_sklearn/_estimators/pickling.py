@@ -149,7 +149,7 @@ def restore_copy(estimator: Any, state: Mapping[str, object]) -> None:
 
 
 def resumed_device(estimator: object, device: Device) -> Device:
-    """Return the device of a loaded estimator, started; the CPU, with a warning, where it cannot be had."""
+    """Return the device of a loaded estimator, started; if it is not available, warn and return the CPU."""
     found = devices.resumed(device)
     if found is not None:
         return found

@@ -33,7 +33,7 @@ from ..exceptions import ModelError
 from .fitted_state import Columns, FittedState, sparse_inputs
 
 NARROWER = 4
-"""Of sparse rows only what is narrower by this factor is computed once: they are cheap as they are."""
+"""Results of sparse rows are precomputed only if narrower by this factor, because sparse rows are cheap as they are."""
 
 KEEPS = frozenset({"Cast", "Identity"})
 """Operators that change no number."""
@@ -85,7 +85,7 @@ class Remaining:
 
 
 def remaining(state: FittedState, parameters: FlatParameters, columns: Columns) -> Remaining:
-    """Return what is left to compute where ``parameters`` are trained: the whole graph, or what comes behind a cut."""
+    """Return the computation left if ``parameters`` are trained: the whole graph, or the part downstream of a cut."""
     model, trained = state.model, parameters.names
     frozen = {n: array for n, array in {**state.frozen, **state.parameters.weights()}.items() if n not in trained}
     part = frozen_part(model.model, model.scores, trained, frozen)
@@ -102,7 +102,7 @@ def remaining(state: FittedState, parameters: FlatParameters, columns: Columns) 
 
 
 def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[str, Column] | None:
-    """Return the values at which the graph is cut, for all rows; None where they are too large or no rows."""
+    """Return the values at the cut of the graph for all rows; None if they are too large, or not one for each row."""
     names = [v.name or "" for v in part.first.graph.outputs]
     own = {v.name: columns[v.name or ""] for v in part.first.graph.inputs}
     given, sparse = {str(name): column for name, column in own.items()}, sparse_inputs(columns)
@@ -114,7 +114,7 @@ def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[st
     try:
         for i, name in enumerate(names):
             few = predictor.run(given, np.array([n_rows - 1, 0, n_rows - 1]), output=i)
-            # Keep values for all rows where they fit into memory and are narrow beside sparse rows.
+            # Keep the values only if they fit into memory for all rows, and are narrow compared with sparse rows.
             narrow = all(NARROWER * math.prod(few.shape[1:]) <= math.prod(given[name].shape[1:]) for name in sparse)
             if not narrow or few.nbytes / len(few) * n_rows > COPY_LIMIT:
                 return None
@@ -122,13 +122,13 @@ def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[st
             if not np.allclose(few, values[[-1, 0, -1]], rtol=1e-3, atol=1e-5, equal_nan=True):
                 return None  # the last row has other values among other rows: rows depend on each other
             found[name] = Column(values, values.dtype)
-    except ModelError:  # its first axis is not that of the rows
+    except ModelError:  # its first axis is not the axis of the rows
         return None
     return found
 
 
 def column_factors(model: ir.Model, columns: Columns, device: Device) -> np.ndarray | None:
-    """Return what a graph multiplies each column of sparse rows by; None where it computes anything else."""
+    """Return the factor by which a graph multiplies each column of sparse rows; None if it computes anything else."""
     graph = model.graph
     names = [value.name or "" for value in graph.inputs]
     if len(names) != 1 or names[0] not in sparse_inputs(columns) or not _multiplies_only(graph):

@@ -64,7 +64,7 @@ def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: boo
     if not suits or math.prod(row) != estimator.n_features_in_:
         return None
     predictor = state.predictor({}, with_scores=with_scores)
-    # None where a number is not finite: which ones are allowed depends on the model
+    # None if a number is not finite, because it depends on the model which ones are allowed
     result: np.ndarray | None = predictor.run_finite(spec.name, X, spec.dtype, output)
     return result
 
@@ -131,7 +131,7 @@ def accuracy_of_labels(y: ArrayLike, predicted: np.ndarray, sample_weight: Array
 def accuracy_of_several(
     head: Head, y: ArrayLike, predicted: np.ndarray, ignore_label: object, sample_weight: ArrayLike | None
 ) -> float:
-    """Return the share of right labels at positions, else that of the rows of which all labels are right."""
+    """Return the share of right labels if they are at positions, else the share of rows with all labels right."""
     if head.positions is not None:
         return accuracy_at_positions(y, predicted, ignore_label, sample_weight)
     right = (predicted == np.asarray(y)).all(axis=1)

@@ -40,7 +40,7 @@ from .parameters import Parameters
 Scoring: TypeAlias = "str | Callable[..., float]"
 
 OF_ALL_CLASSES = {"neg_log_loss": "log_loss", "d2_log_loss_score": "d2_log_loss_score"}
-"""Scorers whose metric has to be told the classes where the validation data lack one, a rare class for example."""
+"""Scorers whose metric needs the classes as an argument if the validation data lack one, for example a rare class."""
 
 OF_ONE_LABEL: Mapping[str, Callable[..., float] | None] = {
     "neg_log_loss": log_loss_of_labels,
@@ -48,7 +48,10 @@ OF_ONE_LABEL: Mapping[str, Callable[..., float] | None] = {
     "d2_log_loss_score": None,
     "d2_brier_score": None,
 }
-"""Scorers that take several labels a row for the one-hot row of one, and what stands for them; None: refused."""
+"""Scorers that would mistake several labels a row for the one-hot row of one, by their replacement.
+
+None means that the scorer is refused.
+"""
 
 
 _SCORERS: Mapping[Task, tuple[str, str]] = {
@@ -426,7 +429,7 @@ class OwnScore:
 def watches_loss(estimator: Parameters, state: FittedState, call: Call) -> bool:
     """Return True if early stopping watches the loss on the validation data instead of the score.
 
-    The accuracy on few rows moves in steps and stands still for many epochs, also where the network goes on learning.
+    The accuracy on few rows moves in steps, and may stand still for many epochs although the network goes on learning.
     """
     classifies = state.head.task != "regression" and not state.head.parts and state.model.link != "votes"
     return bool(estimator.early_stopping) and not call.one_pass and estimator.scoring is None and classifies
@@ -544,7 +547,7 @@ def _flat_elements(targets: Targets, weights: np.ndarray | None) -> Flat:
 
 
 def _flat_labels(targets: Targets, weights: np.ndarray | None) -> Flat:
-    """Return the labels that count, their weights, None where all are one, and the function that selects them."""
+    """Return the labels that count, their weights (None if all are one), and the function that selects them."""
     counted = targets.values.ravel() != IGNORED
     rows = None if weights is None else given_weights(targets, weights)
     shares = position_shares(targets)

@@ -176,7 +176,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def load_state(state: FittedState, given: object, optimizer: str | BaseOptimizer) -> None:
-    """Set the weights of a folder, a file or a dict, and the optimizer's state where it is there too."""
+    """Set the weights from a folder, a file or a dict, and the optimizer's state if it is included."""
     arrays = read_arrays(given, state)
     if isinstance(arrays, StateArrays) and arrays.constants is not None:
         require_same_constants(state, arrays.constants)
@@ -212,7 +212,7 @@ def _unscaled(arrays: dict[str, np.ndarray], state: FittedState) -> dict[str, np
 
 
 def load_arrays(state: FittedState, arrays: Arrays, optimizer: BaseOptimizer) -> None:
-    """Set the weights, and the optimizer's state where it is among the arrays; an error leaves the state unchanged."""
+    """Set the weights, and the optimizer's state if the arrays include it; an error leaves the state unchanged."""
     slots = state_slots(optimizer, state.parameters)
     if not arrays:
         raise ModelError("The state is empty: give the trained arrays by name.")

@@ -138,10 +138,10 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
 
 
 def _graph_digest(state: FittedState) -> str:
-    """Return a digest of the trained graph without the numbers of what is trained.
+    """Return a digest of the trained graph without the values of trained weights and running statistics.
 
-    What is fixed counts: constants, frozen weights, and the head that predicts. The range of the targets is no part of
-    it, as calls of ``partial_fit`` widen it.
+    It includes constants, frozen weights and the head, without the range of the targets, because calls of
+    ``partial_fit`` widen it.
     """
     trained = {*state.parameters.names, *state.parameters.running_statistics}
     proto = to_proto(state.model.model)
@@ -174,7 +174,7 @@ def _require_same_graph(state: FittedState, values: Mapping[str, Any]) -> None:
 
 
 def _engine(estimator: Parameters, state: FittedState, stored: object) -> str:
-    """Return the engine with which training goes on; ModelError if it is another one than that of the state."""
+    """Return the engine with which training continues; raise ModelError if it is not the engine of the state."""
     known = [*available_engines(), *([COMPILED] if auto_compiles() else [])]
     if stored == state.engine or (estimator.engine == "auto" and stored in known):
         return str(stored)
@@ -273,7 +273,7 @@ def _read_ranges(state: FittedState, stored: Mapping[str, Any]) -> list[TargetRa
 
 
 def _read_balanced(state: FittedState, stored: Mapping[str, Any]) -> tuple[tuple[float, ...] | None, ...]:
-    """Return the weights of the classes of each output that ``class_weight="balanced"`` came to; None: there are none.
+    """Return the class weights that ``class_weight="balanced"`` computed for each output; None for an output without.
 
     They belong to the rows of the fit, which the estimator that loads the state need not have seen.
     """
@@ -419,7 +419,7 @@ def _told(fact: object) -> str:
 
 # The same state as nested plain values, as checkpoints and callbacks take it within a process.
 #
-# ``identity_of`` tells whether a stored state belongs to a training.
+# ``identity_of`` identifies the training to which a stored state belongs.
 
 PLAIN = ("least_loss", "best_loss", "best_score", "best_watched", "idle_epochs", "early_stopping", "warned_of_end")
 """The attributes of a history that are numbers."""
@@ -478,7 +478,7 @@ def _require_generator(stored: Any) -> None:
 
 
 def _weights(state: FittedState) -> dict[str, np.ndarray]:
-    """Return the arrays of which the buffer of the parameters consists."""
+    """Return the arrays that make up the buffer of the parameters."""
     parameters = state.parameters
     weights = {"parameters": parameters.vector, "statistics": parameters.statistics}
     return weights if parameters.average is None else {**weights, "average": parameters.average}
@@ -578,7 +578,7 @@ class StatefulTraining:
         """Let running statistics follow the weights by a pass over the data that changes no weight."""
         before = self.state()
         steps = self._trainer.batches.steps
-        if steps is None:  # a stream: the end of an epoch is where it ends
+        if steps is None:  # a stream: its length is known only at its end
             deque(self._trainer.step.train(self._trainer.batches, lambda: Rates(0.0)), maxlen=0)
         else:
             swept_losses(self._trainer.step, self._trainer.batches, np.zeros(steps))

@@ -436,8 +436,8 @@ OutputArray = TypeVar("OutputArray")
 class OutputPredictions(dict[str, OutputArray]):
     """Predictions by output.
 
-    Metrics of scikit-learn ask for the shape of what they take, and would speak of the number of outputs, or print all
-    rows, where a dict has none.
+    Metrics of scikit-learn read the shape of their arguments. For a dict, which has none, their errors would give the
+    number of outputs, or print all rows.
     """
 
     @property

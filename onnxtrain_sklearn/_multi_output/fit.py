@@ -326,7 +326,7 @@ OF_LABELS = {"class_axis", *OF_TARGETS}
 
 
 def output_tasks(estimator: Any) -> dict[str, OutputTask]:
-    """Return what each output that has a loss learns."""
+    """Return the task of each output that has a loss."""
     losses, found = _losses_by_output(estimator), {}
     for name, value in _settings_of(estimator).items():
         if isinstance(value, Mapping):
@@ -427,7 +427,7 @@ def by_output(data: Any, outputs: Mapping[str, object], what: str) -> dict[str, 
 
 
 def weights_by_output(sample_weight: Any, outputs: Mapping[str, object]) -> dict[str, Any]:
-    """Return the weights of the rows for each output; None: all are one. One array is for all of them."""
+    """Return the weights of the rows by output, None if all are one; a single array applies to all outputs."""
     if not isinstance(sample_weight, Mapping | Inputs) and not is_frame(sample_weight):
         return dict.fromkeys(outputs, sample_weight)
     given = sample_weight.arrays if isinstance(sample_weight, Inputs) else sample_weight
@@ -521,7 +521,7 @@ def _targets_of_output(
 
 
 def _no_targets(head: Head, n_rows: int, places: tuple[int, ...]) -> Targets:
-    """Return targets for rows none of which has a label for the output."""
+    """Return placeholder targets for an output for which no row has a label."""
     if head.positions is not None:
         classes: Any = head.classes
         values = np.full((n_rows, math.prod(places)), IGNORED, np.int64)
@@ -549,7 +549,7 @@ def several_validation_examples(
 
 
 def balanced_outputs(tasks: Tasks, call: Call, examples: Examples) -> tuple[tuple[float, ...] | None, ...]:
-    """Return the weights of the classes that ``class_weight="balanced"`` comes to, for each output; None for others."""
+    """Return the class weights that ``class_weight="balanced"`` computes for each output; None for other outputs."""
     assert isinstance(examples.targets, SeveralTargets)
     weights = weights_by_output(call.sample_weight, tasks)
     each = zip(tasks.items(), examples.targets.parts, strict=True)

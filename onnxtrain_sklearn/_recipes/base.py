@@ -1,6 +1,6 @@
 """Base classes of the recipes: ``fit``, ``predict`` and exports of an estimator that takes raw tables.
 
-``fit`` reads the table (``raw_table``), lets ``ensemble`` train the networks, each behind a ``preprocessing`` of its
+``fit`` reads the table (``raw_table``), lets ``ensemble`` train the networks, each with a ``preprocessing`` of its
 own, and keeps the graph of all of them. That graph is the whole fitted model: pickles hold its bytes, ``predict`` runs
 it, and ``to_onnx`` returns it. A recipe (``realmlp``, ``tabm``) says how numbers are scaled and which network is
 trained by which settings; its parameters are declared in ``parameters``.
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 DEFAULT_SCORING: Mapping[Task, Scoring] = {"binary": "accuracy", "multiclass": "accuracy", "multilabel": "neg_log_loss"}
 """Scores of held-out rows by task, for ``scoring=None``; a regressor uses R².
 
-Several labels take the log loss: their accuracy counts rows whose labels are all right, which are too few to tell the
-epochs apart where there are many labels."""
+Several labels take the log loss: their accuracy counts rows whose labels are all right, and with many labels these are
+too few to compare epochs."""
 
 
 class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):

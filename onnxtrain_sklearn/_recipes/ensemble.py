@@ -87,7 +87,7 @@ class PreparedMember:
 class TrainedMembers:
     """The trained networks, one graph of all of them, and the interrupt that ended training early.
 
-    ``preprocessing`` is that of the first member; it turns a table into the inputs of the graph.
+    ``preprocessing`` belongs to the first member; it turns a table into the inputs of the graph.
     """
 
     networks: list[Network]
@@ -228,7 +228,7 @@ class TableExamples:
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The class of each row in ``used``, for stratified folds; None: no classes to balance."""
+        """The class of each row in ``used``, for stratified folds; None if there are no classes to balance."""
         return None if self.targets.stratify is None else self.targets.stratify[self.used]
 
     def generator(self, estimator: Seeded) -> np.random.RandomState:
@@ -270,7 +270,7 @@ def validation_folds(
 
     The rows are split into folds of about ``fraction`` of them, and into ``count`` folds at least: each member holds
     out another fold. Each fold gets the same share of each class; a row alone in its class is in no fold. Nothing
-    is held out for ``fraction`` None, or where there are too few rows.
+    is held out if ``fraction`` is None, or if there are too few rows.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ def fit_preprocessing(
         Whether to leave out numeric columns of a single number, as long as another column remains.
     whole : RawTable, optional
         The table whose rows ``table`` is a part of. It decides which columns are text and which text stands for a
-        missing value, because the members of an ensemble, fitted to parts, read one input. None: ``table``.
+        missing value, because the members of an ensemble, fitted to parts, read one input. Default: ``table``.
     """
     arrays = {i: column for i, column in enumerate(table.columns) if not categorical[i]}
     # fitted to the float32 numbers that the graph is given, in double precision
@@ -285,7 +285,7 @@ def _free_text(known: Collection[str]) -> str:
 
 
 def _as_numbers(name: str, column: np.ndarray) -> np.ndarray:
-    """Return a column as float64, NaN for what is missing."""
+    """Return a column as float64, with NaN for missing values."""
     if column.dtype != object:
         return column
     if text := [value for value in column.tolist() if isinstance(value, str | bytes)]:

@@ -1,4 +1,4 @@
-"""Raw tables: decide what each cell of a data frame or an array means, a number, a category or a missing value.
+"""Raw tables: decide whether each cell of a data frame or an array is a number, a category or a missing value.
 
 ``read_table`` is the only reader: ``fit`` and ``predict`` call it. Numbers become float64 with NaN for missing ones.
 Text, truth values and categories of pandas that are not numbers stay objects, with None for missing ones.
@@ -35,11 +35,11 @@ class RawTable:
     Attributes
     ----------
     names : tuple of str
-        Of a data frame its own, unless they are empty; else ``x0``, ``x1``, ...
+        The names of a data frame's columns, unless they are empty; else ``x0``, ``x1``, ...
     columns : tuple of ndarray
         A column is float64 with NaN for missing numbers, or of objects with None for missing values.
     declared : tuple of bool
-        Whether the type of a column declares categories, as those of pandas do; they may be numbers, texts or booleans.
+        Whether the type of a column declares categories (pandas); they may be numbers, texts or booleans.
     """
 
     names: tuple[str, ...]
@@ -153,7 +153,7 @@ def _finite(name: str, numbers: np.ndarray) -> np.ndarray:
 
 
 def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[bool, ...]:
-    """Return a flag for each column, True where it is categorical by the parameter ``categorical_features``.
+    """Return a flag for each column, True if it is categorical by the parameter ``categorical_features``.
 
     Raises
     ------

@@ -105,7 +105,7 @@ class Quantile(Scaling):
     knots : ndarray of shape (n_knots, n_columns)
         Distinct quantiles of each column in ascending order, filled up with infinity.
     below, above : ndarray of the same shape
-        Probabilities where a knot is approached from below and from above.
+        The limits of the probability at each knot, from below and from above.
     """
 
     knots: np.ndarray
@@ -180,7 +180,7 @@ _LARGEST_FACTOR = float(np.finfo(np.float32).max)
 
 
 def _reciprocal(spread: np.ndarray) -> np.ndarray:
-    """Return 1 / spread, 0 where it is 0, within the range of float32."""
+    """Return 1 / spread within the range of float32, or 0 where spread is 0."""
     with np.errstate(divide="ignore", over="ignore"):
         return np.where(spread > 0, np.minimum(1 / spread, _LARGEST_FACTOR), 0.0)
 
