@@ -2,6 +2,6 @@
 
 ``inputs`` checks X and ``columns`` holds it, a column for each input of the graph. ``targets`` encodes y and computes
 the weights of rows, ``several_targets`` joins the targets of several outputs, and ``target_scale`` scales numbers.
-``validation`` splits off rows and scores them, ``batches`` draws minibatches, ``statistics`` are learned from data
-before the first step.
+``held_out`` splits off validation rows and scores them, ``batches`` draws minibatches, ``statistics`` are learned from
+data before the first step.
 """

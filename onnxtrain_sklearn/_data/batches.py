@@ -1,7 +1,7 @@
 """Minibatches: rows of the data, gathered into fixed buffers and padded with rows of weight zero.
 
 Training reads only the protocol :class:`Batches`: an epoch is an iterator of minibatches, and each of them writes its
-rows into buffers of the training step, so that the loop does not allocate memory. :class:`ArrayBatches` draws
+rows into buffers that the training step reuses. :class:`ArrayBatches` draws
 minibatches from arrays, :class:`BlockBatches` from a stream of blocks, of which a window is in memory at a time. Both
 gather rows by :class:`_Rows`. :func:`weighted_rows` and :func:`distinct_rows` choose the rows before training begins.
 """
@@ -58,7 +58,7 @@ class Minibatch(NamedTuple):
     Attributes
     ----------
     rows : ndarray of int
-        Indices into the arrays of :meth:`Batches.resident`; for a stream, into the window that is in memory.
+        Indices into all rows of the data (:meth:`Batches.resident`); for a stream, into the current window.
     weights : ndarray or None
         Weights of the rows; None if all are one.
     weight : float
@@ -195,8 +195,8 @@ class ArrayBatches:
             if self._rng is not None:
                 self._order[...] = self._rows
                 self._rng.shuffle(self._order)
-            # The rows of the minibatches are views into the order, so that the same minibatches serve every epoch.
-            # Their weights are copies: new minibatches are needed where rows have weights and the order changes.
+            # The rows of the minibatches are views into the order, so the same minibatches serve every epoch. But their
+            # weights are copies, so new minibatches are needed if rows have weights and the order changes.
             if not self._minibatches or (self._weights is not None and self._rng is not None):
                 whole = len(self._order) // self.size * self.size
                 pieces = list(self._order[:whole].reshape(-1, self.size))  # takes less time than slices

@@ -1,11 +1,12 @@
 """The inputs of the graph as columns of data: arrays, data frames, sparse matrices, memory maps, dicts of inputs.
 
-A :class:`Column` is the data of one input. Its rows are gathered into a buffer in the graph's type; only these rows of
-a sparse matrix or a memory map are made dense or read. The data are converted as a whole only if the copy is small.
+A :class:`Column` is the data of one input. Its rows are gathered into a buffer in the graph's type; of a sparse
+matrix or a memory map, only these rows are made dense or read. The data are converted as a whole only if the copy is
+small.
 
-``inputs`` checks ``X`` and makes columns of it; of a dict of arrays, :func:`dict_columns` does. The sections below hold
-what both need: the conversion of other kinds of data (:func:`as_frame`), sparse rows and their products with matrices,
-and warnings where the graph's type cannot represent the numbers.
+``inputs`` checks ``X`` and makes columns of it; :func:`dict_columns` does so for a dict of arrays. The sections below
+hold what both need: the conversion of other kinds of data (:func:`as_frame`), sparse rows and their products with
+matrices, and warnings where the graph's type cannot represent the numbers.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Column:
         return gathered(self._data, rows) if self._data.dtype == self._dtype else self.sparse_rows(rows)
 
     def content(self, rows: np.ndarray) -> np.ndarray:
-        """Return a matrix with a row for each given one; each identifies the content of its row."""
+        """Return a matrix with a row for each given one; they are equal for equal rows of data."""
         return _ranks(self.sparse_rows(rows)) if self.stays_sparse else self.rows(rows).reshape(len(rows), -1)
 
     def rows_with_missing(self) -> np.ndarray:
@@ -257,7 +258,7 @@ def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | Spa
         row = tuple("?" if w is None else w for w in wanted)
         raise ValueError(
             f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {row}."
-            f"{_advice(wanted, got) or _advice_of_rows(wanted, array.shape)}"
+            f"{_advice(wanted, got) or _advice_of_rows(wanted, array) or _advice_of_width(wanted, array)}"
         )
     if spec.dtype.kind in "iub" and result.dtype != spec.dtype:
         _require_exact(result.data if sp.issparse(result) else result, spec)
@@ -279,20 +280,35 @@ def _advice(wanted: tuple[int | None, ...], got: tuple[int, ...]) -> str:
         return ""
     row = ", ".join(map(str, wanted))
     return (
-        f" Only flat rows, (n, {math.prod(got)}), are given the shape of the input, as channels-first (n, channels, "
-        f"height, width) and channels-last rows hold as many numbers: if yours are in the order of the input, give "
-        f"X.reshape(len(X), {row})."
+        f" Only flat rows, (n, {math.prod(got)}), are reshaped, because the axes of X may be in another order, such as "
+        f"channels last. If its values are in the order of the input, give X.reshape(len(X), {row})."
     )
 
 
-def _advice_of_rows(wanted: tuple[int | None, ...], got: tuple[int, ...]) -> str:
+def _advice_of_rows(wanted: tuple[int | None, ...], array: np.ndarray | SparseLike) -> str:
     """Return a remedy if the rows are not on the first axis, as in the states of an LSTM."""
+    got = tuple(array.shape)
     if len(got) == len(wanted) + 1:
         for axis in range(1, len(got)):
             others = [size for i, size in enumerate(got) if i != axis]
             if all(w in (None, size) for w, size in zip(wanted, others, strict=True)):
-                return f" Its rows seem to be on axis {axis}: give np.moveaxis(X, {axis}, 0)."
+                moved = "X.T" if sp.issparse(array) else f"np.moveaxis(X, {axis}, 0)"
+                return f" Its rows seem to be on axis {axis}: give {moved}."
     return ""
+
+
+def _advice_of_width(wanted: tuple[int | None, ...], array: np.ndarray | SparseLike) -> str:
+    """Return a remedy for flat rows of the wrong width, or sparse rows that would fit if they were dense."""
+    if len(array.shape) != 2 or not wanted:
+        return ""
+    sizes = [0 if w is None else w for w in wanted]
+    if None not in wanted and math.prod(sizes) == array.shape[1]:
+        return " Sparse rows are not reshaped: give X.toarray()."
+    if len(wanted) == 1:
+        return f" Give X {sizes[0]} columns, the features of this input in its order."
+    row = ", ".join("?" if w is None else str(w) for w in wanted)
+    flat = "" if None in wanted else f", or flat rows, (n, {math.prod(sizes)}), in the same order"
+    return f" Give X the shape (n, {row}){flat}."
 
 
 def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:
@@ -398,7 +414,7 @@ def require_unmasked(values: object, name: str) -> None:
 
 # Minibatches of sparse rows, their products with dense matrices, and the gradients of these matrices.
 #
-# SciPy's checks of arguments take as long as a minibatch of two classes, and it returns products as new arrays, which
+# SciPy's argument checks take as long as a small minibatch, and it returns products as new arrays, which
 # are large for the gradient of a wide matrix. Therefore its private kernels are called directly, if the installed
 # release has them; csc_matvecs is None if not.
 
@@ -409,7 +425,7 @@ except ImportError:
     csc_matvecs = None
 
 LEAST_COLUMNS = 256
-"""Fewest columns of a matrix whose rows stay sparse."""
+"""With fewer columns, sparse rows are made dense."""
 
 DENSE = 0.1
 """Share of stored numbers above which dense rows are faster."""
@@ -547,8 +563,10 @@ def multiplied_columns(rows: Any, factors: np.ndarray | None) -> Any:
 
 
 COARSE = 8
-"""Steps of the type in a standard deviation from which on rounding does not matter: with 8, the variance of the
-rounding error, a twelfth of a squared step, is 1/768 of the variance of the numbers."""
+"""A standard deviation of more float steps than this is fine.
+
+With 8, the variance of the rounding error, a twelfth of a squared step, is 1/768 of the variance of the numbers.
+"""
 
 
 def warn_of_steps(numbers: np.ndarray, dtype: DType, name: str) -> None:

@@ -33,7 +33,7 @@ from .columns import require_unmasked
 from .statistics import balanced_weights
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
-"""Bounds of weights between which their sums are exact enough in float32."""
+"""Range of weights whose sums are exact enough in float32."""
 
 
 Classes: TypeAlias = "np.ndarray | list[np.ndarray] | None"
@@ -59,8 +59,8 @@ class Targets:
     label_weights : ndarray of shape (n_classes,), or None
         Weights of the labels at positions by class; None if there are no positions.
     counts : ndarray of bool of shape (n_samples,) or (n_samples, n_labels), or None
-        Which labels count; None: all do. A label that does not count has the value -1 where rows have several labels;
-        where they have one, its value is arbitrary.
+        True for labels that count; None if all do. A label that does not count has the value -1 if rows have several
+        labels, and an arbitrary value if they have one.
     """
 
     values: np.ndarray
@@ -617,7 +617,7 @@ def rows_that_count(
 
 
 def require_present(y: object) -> None:
-    """Raise if a target among Python objects is missing; NumPy and scikit-learn read None as NaN, or as a text."""
+    """Raise if a target among Python objects is missing; NumPy and scikit-learn would read None as NaN or text."""
     if sp.issparse(y) or (isinstance(y, np.ndarray) and y.dtype != object):  # scikit-learn checks these
         return
     found = _objects(y)

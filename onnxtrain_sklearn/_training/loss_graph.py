@@ -121,7 +121,7 @@ def _mean_loss_at_positions(
     sample_weight: ir.Value,
     batch: int,
 ) -> ir.Value:
-    """Emit the mean over all labels: each weighs as its share in the weight of its row."""
+    """Emit the weighted mean over all labels: a label weighs its share of its row times the row's weight."""
     rows, whole = batch * math.prod(positions.shape), positions.axes.emit_classes_last(op, scores)
     found = op.shape(whole) or ()
     if all(isinstance(size, int) for size in found) and found[:-1] != (batch, *positions.shape):
@@ -218,7 +218,8 @@ def as_float32(model: TrainableModel) -> TrainableModel:
 def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType, *, ignores: bool = False) -> ir.Value:
     """Return the one-hot encoding of the class indices ``y`` (N,); reading rows of a small table is faster.
 
-    An index that is no class has NaN in the place of numbers, unless the loss ``ignores`` what is -1.
+    Up to ``TABLE_CLASSES`` classes, an invalid index gives a row of NaN, unless the loss ``ignores`` labels of -1; with
+    more classes it gives a row of zeros.
     """
     if n_classes <= TABLE_CLASSES:
         table = one_hot_table(n_classes).astype(dtype.numpy())

@@ -35,10 +35,10 @@ BACKWARD_IN_ORDER: Mapping[str, object] = {
     "execution_order": "PRIORITY_BASED",
     "optimization.disable_specified_optimizers": "GemmActivationFusion;ConvActivationFusion",
 }
-"""Options by which the nodes run in the order of the graph, so that the backward pass frees values as it goes.
+"""Options that run the nodes in the order of the graph, so that the backward pass frees values as it goes.
 
-By default onnxruntime computes the gradients of all weights last, and keeps what they read until then. In the order by
-priority, nodes that a fusion puts into the forward pass come after all others that could run.
+By default onnxruntime computes the gradients of all weights last, and keeps their inputs until then. In priority order,
+fused forward nodes would run last, so two fusions are disabled.
 """
 
 
@@ -62,7 +62,7 @@ class PassGraph:
         """Bind the graph.
 
         ``gradients`` and ``statistics`` map names to the arrays for the gradient of each parameter and the next value
-        of each running statistic. Inputs that the graph does not have are left out.
+        of each running statistic. ``inputs`` may name inputs that the graph does not have; they are ignored.
         """
         session, moved = self.session(threads), self.source.model.running_statistics
         written = {**outputs, **in_written_shapes(session, {f"{name}_grad": a for name, a in gradients.items()})}
@@ -78,7 +78,7 @@ class PassGraph:
         statistics: Mapping[str, np.ndarray],
         threads: int,
     ) -> Binding | BoundCode:
-        """Bind the function that the graph is compiled to, or the graph; the arguments are those of :meth:`bind`."""
+        """Bind the machine code of the graph if any, else its session; the arguments are those of :meth:`bind`."""
         if self.program.code is None:
             return self.bind(inputs, outputs, gradients, statistics, threads)
         moved = self.source.model.running_statistics
@@ -89,7 +89,7 @@ class PassGraph:
         """Return the session of the pass, which other fits may use too."""
         program, settings = self.program, self.source.settings
         device, options = settings.device, settings.session_options
-        if program.work >= PARALLEL_WORK:  # its plan of the memory of large tensors leaves gaps, half as much again
+        if program.work >= PARALLEL_WORK:  # its memory plan would waste 50 % here
             options = {"enable_mem_pattern": False, **(options or {})}
         if settings.checkpoint_activations:
             options = {**BACKWARD_IN_ORDER, **(options or {})}
@@ -101,7 +101,7 @@ class PassGraph:
 def pass_graph(source: PassSource, *, first: bool) -> PassGraph:
     """Return the gradient graph with buffers of its own; the trained parameters are among its inputs.
 
-    The ``first`` of a step warns of settings that have no effect on its graph.
+    With ``first``, for the first graph of a step, warn of settings that have no effect on it.
     """
     settings, batch, dtype = source.settings, source.batch, source.parameters.vector.dtype
     program = pass_program(source)
@@ -132,26 +132,26 @@ class HostPasses:
     """The forward and backward passes of a step, one for each number of rows.
 
     The graph of a pass has a fixed number of rows. It reads its minibatch from static buffers and the parameters from
-    views into their vector, and writes the gradients into views of theirs. Minibatches are padded to the size of a full
-    one. Where rows meet, padding rows would change the results of the others: then a shorter minibatch has a pass of
-    its own.
+    views into their vector, and writes the gradients into views of another vector. Minibatches are padded to the
+    size of a full one. But if rows meet, padding rows would change the results of the others, so a shorter
+    minibatch has its own pass.
 
     Attributes
     ----------
     program : PassProgram
-        That of a full minibatch.
+        The gradient graph of a full minibatch.
     tables : dict of RowGradients
-        The gradients of the matrices of which a minibatch reads some rows, by name.
+        The gradients of matrices of which a minibatch reads only some rows, by name.
     """
 
     adds_rows: ClassVar[bool] = True
-    """True if gradients of the rows that the graph reads of large matrices are added up outside the graph."""
+    """True if the gradients of rows that Gather reads from large matrices are summed outside the graph."""
 
     gives_shares: ClassVar[bool] = True
-    """True if the graph is given the weights of the rows divided by their sum."""
+    """True if the graph reads the shares of the rows instead of their weights."""
 
     for_cpu: ClassVar[bool] = True
-    """True if the graph has the matrix products that are the fastest on a CPU."""
+    """True if matrix products take the forms that are fastest on a CPU."""
 
     def __init__(self, parts: StepParts) -> None:
         self._parts, self._pads = parts, parts.meeting is None
@@ -164,19 +164,20 @@ class HostPasses:
     def buffers(self, rows: int) -> BatchBuffers:
         """Return the buffers that the next pass reads, for a minibatch of ``rows`` rows.
 
-        Their columns are the graph's inputs and the target (:data:`TARGET`). They hold a full minibatch, whatever
-        ``rows`` is, unless rows meet: then they have exactly ``rows`` rows.
+        Their columns are the graph's inputs and the target (:data:`TARGET`). They have the size of a full
+        minibatch, or exactly ``rows`` rows if rows meet.
         """
         size = self._parts.batch if self._pads else rows
         if size not in self._known:
-            self._known = {n: known for n, known in self._known.items() if n == self._parts.batch}  # one remainder
+            # keep at most one other size
+            self._known = {n: known for n, known in self._known.items() if n == self._parts.batch}
             self._known[size] = host_pass(self._graph(size, first=False), self.tables)
         self._current = self._known[size]
         self._current.buffers.forget()
         return self._current.buffers
 
     def begin(self) -> None:
-        """Begin a step: no row of a matrix has occurred."""
+        """Begin a step in which no row of a matrix has occurred yet."""
         for table in self.tables.values():
             table.begin()
 
@@ -201,7 +202,7 @@ class HostPasses:
         return pass_graph(source, first=first)
 
     def _row_gradients(self) -> dict[str, RowGradients]:
-        """Return the gradients of the matrices of which a minibatch reads some rows."""
+        """Return the gradients of matrices of which a minibatch reads only some rows."""
         parts, program = self._parts, self.program
         settings, parameters = parts.settings, parts.parameters
         rewritten = parts.penalizes or settings.max_grad_norm is not None or settings.accumulate > 1
@@ -232,7 +233,7 @@ class HostPass:
 
     @cached_property
     def _calls(self) -> Sequence[Callable[[], object]]:
-        """Calls of a run, in order: a small network has two, whose time counts."""
+        """The calls of a run, in order. For a small network there are two, and the time of each call counts."""
         forward = [product.forward for product in self.products]
         after = [product.backward for product in self.products]
         after += [self.lookups.write_gradients] if self.lookups.reads else []
@@ -289,8 +290,8 @@ def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
 class HostProduct:
     """A product of sparse rows with a matrix, and the arrays that the session reads and writes in its place.
 
-    ``gradient`` is the array for the gradient of the matrix; None if it is not trained. ``table`` is the same gradient
-    where only the columns of the data that occur are updated.
+    ``gradient`` is the array for the gradient of the matrix; None if the matrix is not trained. ``table`` tracks the
+    rows that occur if only those are updated, else it is None.
     """
 
     first: FirstProduct
@@ -341,21 +342,19 @@ def host_products(
     return found
 
 
-# Gradients of matrices of which a minibatch reads some rows: added up outside the session.
+# Gradients of matrices of which a minibatch reads only some rows, summed outside the session.
 #
-# The rows are those that Gather reads, or those that columns of sparse data are multiplied by. The vector of gradients
-# stays what it is elsewhere, zero in the rows that do not occur. Only the rows that were written are set to zero before
-# the next pass.
+# Gather reads these rows, or columns of sparse data are multiplied by them. The gradient is zero in all other rows.
+# Before the next pass, only the rows that were written need to be cleared.
 
 
 FEW = 8
-"""If fewer than one row in so many was written, those alone are set to zero, else the whole gradient."""
+"""Clear single rows if at most 1 / FEW of the rows were written, else the whole gradient."""
 
 SPARE = 128
-"""Rows of the matrix per index of a step, times the width of a row, from which updating single rows is faster.
+"""Updating only the rows that occur pays if the matrix has at least ``SPARE // width`` rows for each index of a step.
 
-Updating only the rows that occur pays where the matrix has at least ``SPARE // width`` rows for each index of a step,
-and never with fewer than ``SPARE_ROWS``.
+It never pays with fewer than ``SPARE_ROWS``.
 """
 
 SPARE_ROWS = 16
@@ -370,14 +369,14 @@ class RowGradients:
     gradient : ndarray of shape (n_rows, n_columns)
         A view into the vector of gradients.
     count : int
-        Indices of a full minibatch; 0 where minibatches differ.
+        Indices of a full minibatch; 0 if the number differs between minibatches.
     rewritten : bool
-        Whether penalty, clipping or accumulation rewrite the gradients after the pass: all rows must be cleared.
+        Whether penalty, clipping or accumulation change the gradients after the pass, so that all must be cleared.
     axis : int, default=0
-        1: the rows are the columns of the matrix, which is stored transposed.
+        1 if the matrix is stored transposed, so that its columns are the rows.
     most : int, default=None
-        If a step names more indices, all rows count as occurring, and the matrix is updated whole. None: they never do;
-        with ``lazy_rows``, rows that do not occur must not change.
+        If a step has more indices, the whole matrix is updated. With None it never is: rows that do not occur must not
+        change (``lazy_rows``), or ``count`` has decided already (embeddings).
     """
 
     def __init__(
@@ -391,7 +390,7 @@ class RowGradients:
         gradient.fill(0)  # another step may have left numbers
 
     def begin(self) -> None:
-        """Begin a step: no row has occurred."""
+        """Begin a step in which no row has occurred yet."""
         self._named = []
 
     @property
@@ -401,20 +400,20 @@ class RowGradients:
 
     @property
     def everywhere(self) -> bool:
-        """True if all rows are taken to occur."""
+        """True if so many rows occur that the whole matrix is updated."""
         return self.most is not None and sum(map(len, self._named)) > self.most
 
     def rows(self, repeated: int) -> np.ndarray:
         """Return the rows that occurred since :meth:`begin`, without the padding row.
 
-        Up to ``repeated`` indices are returned as they are, and may name a row several times.
+        If there are at most ``repeated`` indices, duplicates are kept.
         """
         named = self._named
         places = named[0] if len(named) == 1 else np.concatenate([np.empty(0, np.intp), *named])
         if len(places) <= repeated:
             return places
         numbers = np.arange(len(places), dtype=np.int32)
-        self._last[places] = numbers  # takes a third of the time of sorting them, or of looking at all rows
+        self._last[places] = numbers  # a third of the time of sorting them or of checking all rows
         found: np.ndarray = places[self._last[places] == numbers]
         return found
 
@@ -428,13 +427,13 @@ class RowGradients:
         self._written = []
 
     def note(self, places: np.ndarray, occurring: np.ndarray) -> None:
-        """Record rows that the caller adds gradients to itself: ``places`` are written, ``occurring`` have data."""
-        named = occurring.astype(np.intp)  # other integers take twice as long
+        """Record rows whose gradients the caller adds: ``places`` are written, ``occurring`` hold nonzero data."""
+        named = occurring.astype(np.intp)  # indexing by other integers takes twice as long
         self._written.append(named if occurring is places else places)
         self._named.append(named)
 
     def add(self, places: np.ndarray, shares: np.ndarray, rows: np.ndarray) -> None:
-        """Add the gradients of the rows at ``places``, times their shares: 0 where a row stands for padding."""
+        """Add the gradients of the rows at ``places``, times ``shares``: 0 for ``padding_idx``, else 1."""
         add_rows(places, shares, rows, self.gradient)
         self._written.append(places)
         self._named.append(places if shares.all() else places[shares > 0])
@@ -465,7 +464,7 @@ class HostLookups:
     tables: Mapping[str, RowGradients]
 
     def write_gradients(self) -> None:
-        """Write the gradients of the matrices from what the session wrote."""
+        """Sum the row gradients that the session wrote into the gradients of the matrices."""
         for table in self.tables.values():
             table.clear()
         for read in self.reads:

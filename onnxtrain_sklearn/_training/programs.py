@@ -1,7 +1,7 @@
 """Compile the gradient graph once for each structure, for onnxruntime or as machine code.
 
-A pass is compiled from the structure of the graph, the loss and the batch size. The trained parameters are inputs of
-the graph before it is differentiated, so that no number of theirs can become part of it.
+A pass is compiled from the structure of the graph, the loss and the batch size. Trained parameters become inputs of the
+graph before it is differentiated, so that no weight is baked into the program and other fits can use it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PassProgram:
     graph : bytes
         The trained parameters and running statistics are among its inputs.
     engine : str
-        ``"compiled"`` where machine code runs it, else the engine that differentiated it.
+        ``"compiled"`` if machine code runs it, else the engine that differentiated it.
     work, memory : float
         Multiply-adds of the forward pass; bytes of all values of a run.
     nodes : int
@@ -60,13 +60,13 @@ class PassProgram:
         Products of sparse data with a matrix, computed on the host. The graph takes each product as an input, and
         returns its gradient in place of the gradient of the matrix.
     lookups : sequence of Lookup
-        Reads of rows of matrices: the graph returns the gradient of the rows read in place of that of the matrix.
+        Reads of rows of matrices. The graph returns the gradients of these rows instead of that of the matrix.
     segments : int
-        The segments of the forward pass that the backward pass computes again.
+        Number of segments of the forward pass that the backward pass recomputes.
     repeated_shares : int
-        The columns of the matrix of shares that the graph reads, 0: it reads none.
+        Columns of the matrix of shares that the graph reads; 0 if it reads none.
     labeled_shares : bool
-        Whether the graph reads the shares at the labels in place of the labels.
+        Whether the graph reads a matrix with each row's share at its label instead of the labels.
     code : GraphCode or None
         The graph as a function, which runs in place of a session; ``graph`` is empty then.
     """
@@ -92,7 +92,7 @@ class PassProgram:
 
     @property
     def nbytes(self) -> int:
-        """About the bytes that it takes to keep the program."""
+        """Approximate bytes that the program takes in the cache."""
         return len(self.graph) + 2**12 + (0 if self.code is None else self.code.nbytes)
 
 
@@ -100,11 +100,20 @@ class PassProgram:
 class PassSource:
     """Everything that a pass is compiled from.
 
-    ``resident``: the graph gathers the minibatch from all data by itself. Inputs named in ``sparse`` come sparse.
-    ``adds_rows``: whoever runs the pass adds up the gradients of the rows that it reads of large matrices.
-    ``gives_shares``: whoever runs the pass gives it the weights of the rows divided by their sum, as a column.
-    ``any_shape``: whoever runs the pass takes gradients of parameters in the shapes in which they are computed.
-    ``for_cpu``: products take the forms that are the fastest on a CPU, also with a matrix of shares.
+    Attributes
+    ----------
+    resident : bool
+        Whether the graph itself gathers the minibatch from all data.
+    sparse : collection of str
+        Names of the inputs that are given as sparse matrices.
+    adds_rows : bool
+        Whether the caller sums the gradients of rows that Gather reads from large matrices.
+    gives_shares : bool
+        Whether the caller gives the shares of the rows (weights divided by their sum), as a column.
+    any_shape : bool
+        Whether the caller accepts gradients in the shapes in which they are computed.
+    for_cpu : bool
+        Whether products take the forms that are fastest on a CPU, including products with a matrix of shares.
     """
 
     model: TrainableModel
@@ -121,23 +130,23 @@ class PassSource:
 
     @property
     def least_lookup(self) -> int:
-        """The elements from which on a matrix is large."""
+        """Smallest size, in elements, of a matrix whose lookups are taken out of the graph."""
         return 1 if self.settings.lazy_rows else LARGE
 
 
 LARGEST_FROZEN = 2**24
-"""Bytes of frozen weights from which on a graph is neither compared nor kept."""
+"""Largest frozen weights, in bytes, of a program that is cached."""
 
 _programs: Cache[PassProgram] = Cache(128, 2**26, lambda program: program.nbytes)
 
 
 def pass_program(source: PassSource) -> PassProgram:
-    """Return the program of a pass, compiled where it is not known."""
+    """Return the program of a pass, from the cache or newly compiled."""
     if sum(array.nbytes for array in source.frozen.values()) > LARGEST_FROZEN:
         return _compiled(source, _emitted(source))
     if is_plain(source.settings.loss):
         return _programs.get(_key(source), lambda: _compiled(source, _emitted(source)))
-    emitted = _emitted(source)  # the loss of a user may depend on anything: the graph that it emits decides
+    emitted = _emitted(source)  # a user's loss may depend on anything, so the emitted graph is the key
     outside = content([*emitted.products, *emitted.lookups])
     key = ("emitted", structure(emitted.graph, ()), outside, *_key_of_gradient(source))
     return _programs.get(key, lambda: _compiled(source, emitted))
@@ -222,7 +231,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
     code = compiled_code(model, _row_inputs(source, emitted)) if engine == COMPILED else None
     if source.for_cpu and code is None:
         transpose_operands(model.graph)
-        if not source.settings.checkpoint_activations:  # then nodes run in the order of the graph
+        if not source.settings.checkpoint_activations:  # which fixes the order of the nodes
             last_layer_last(model.graph)
     return PassProgram(
         to_proto(model).SerializeToString() if code is None else b"",
@@ -242,7 +251,7 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
 
 
 def _row_inputs(source: PassSource, emitted: _Emitted) -> RowInputs:
-    """Return which inputs of a gradient graph have a row for each row of a minibatch."""
+    """Return the inputs of a gradient graph by whether they have a row for each row of the minibatch."""
     data = [*(spec.name for spec in source.model.inputs), TARGET, *(value.name or "" for value in emitted.random)]
     parameters = [*source.parameters.names, *source.parameters.running_statistics]
     return RowInputs(source.batch, data, (WEIGHT, REPEATED, LABELED), [*parameters, FACTOR])

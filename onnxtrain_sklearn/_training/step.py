@@ -1,10 +1,13 @@
 """The training step in the host's memory: gradient, accumulation, penalty, clipping, update, average.
 
-All of them read and write the same flat vectors in place. :class:`~.passes.HostPasses` computes loss and gradient, by
-sessions or machine code, and :class:`~.host_updates.HostUpdates` the optimizer's update, by NumPy, machine code or
-sessions; the step runs them in order, with the settings between. Pass and update are two graphs on purpose: an update
-inside the gradient graph would overwrite weights that the layer below has not used yet. Everything is bound once, so a
-step neither allocates nor copies. A device has a step of its own, :mod:`.device_step`.
+They all read and write the same flat vectors in place. :class:`~.passes.HostPasses` computes loss and gradient, by
+sessions or machine code. :class:`~.host_updates.HostUpdates` computes the optimizer's update, by NumPy, machine code or
+sessions. The step runs them in order, with accumulation, penalty and clipping in between. Pass and update are separate
+graphs because an update inside the gradient graph would overwrite weights that the backward pass still needs.
+
+Vectors and buffers are bound before the first step, so that no step allocates parameters, gradients or optimizer state.
+Sparse data, row gradients, padding and row weights do take arrays of their own in a step, and running statistics are
+copied. Devices have their own step, :mod:`.device_step`.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class HostStep:
         self._group = HostAccumulation(bindings, parameters) if settings.accumulate > 1 else None
         decay = settings.ema_decay
         self._average = None if decay is None else HostAverage(bindings, parameters, parts.state, decay)
-        self._updates: HostUpdates | None = None  # L-BFGS takes the gradients alone
+        self._updates: HostUpdates | None = None  # L-BFGS reads the gradients only
         if isinstance(settings.optimizer, Optimizer):
             segments = bindings.segment_updates(settings.optimizer)
             parts.state.prepare(state_slots(settings.optimizer, parameters), parameters.vector.dtype)
@@ -67,10 +70,10 @@ class HostStep:
     def train(
         self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
     ) -> Iterator[tuple[float, float]]:
-        """Train on each minibatch of one pass; before its update, yield the sum of its weights and its loss."""
+        """Train on each minibatch of one epoch; before its update, yield the sum of its weights and its loss."""
         # Per step: compute the gradients, yield the loss, update when the caller asks for the next loss. While this
         # generator waits, the weights are those that gave the loss: the trainer copies them if the loss is finite
-        # (``KeptWeights``), and abandons the pass before the update if not. ``in_host_memory`` promises this order.
+        # (``KeptWeights``), and abandons the epoch before the update if not. ``in_host_memory`` promises this order.
         if self._updates is not None:
             self._updates.prepare((batches.steps or 0) // self.settings.accumulate)
         if self._group is not None:
@@ -116,8 +119,8 @@ class HostStep:
     def compute_gradients(self, weight: float, dropout: float = 1.0) -> float:
         """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included.
 
-        ``weight`` divides the penalty: the sum of the weights of the minibatch, or of all rows for L-BFGS. ``dropout``
-        multiplies the scheduled dropout ratios.
+        The penalty is divided by ``weight``, the sum of the weights of the minibatch, or of all rows for L-BFGS.
+        Scheduled dropout ratios are multiplied by ``dropout``.
         """
         if self.passes.tables:
             self.passes.begin()
@@ -144,7 +147,7 @@ class HostStep:
         self.state.reset(state_slots(self.settings.optimizer, self.parameters))
 
     def synchronize(self) -> None:
-        """Do nothing: the host's arrays are trained in place."""
+        """Do nothing, because the host's arrays are trained in place."""
 
     def reload(self) -> None:
         """Do nothing, for the same reason."""
@@ -155,7 +158,7 @@ def in_trainable_type(
 ) -> TrainableModel:
     """Return ``model``, or its float32 form if the engine lacks float64 kernels for its gradients.
 
-    Inputs named in ``sparse`` come sparse.
+    Inputs named in ``sparse`` are given as sparse matrices.
     """
     if model.dtype == np.float32:
         return model

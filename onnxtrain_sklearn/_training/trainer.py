@@ -26,9 +26,9 @@ from .step_interface import TrainingStep
 
 # Rollback of the weights when training fails.
 #
-# A step in the host's memory yields its loss before it updates the weights. So weights are copied only once their loss
-# is finite, and into the same buffer: at most one copy beside the weights. A step on a device yields the losses of an
-# epoch at its end, so its weights are copied when the epoch begins.
+# A step in the host's memory yields its loss before it updates the weights. So the weights can be copied
+# after their loss proves finite, and one reusable copy suffices. A step on a device yields the losses of an epoch at
+# its end, so its weights are copied when the epoch begins.
 
 
 class KeptWeights:
@@ -53,11 +53,11 @@ class KeptWeights:
             self._statistics = self._moving.copy()  # a pass changes them before the loss is known
 
     def note(self) -> None:
-        """Copy the weights, which will change before their loss is known."""
+        """Copy the weights, because they will change before their loss is known."""
         self._first = self._parameters.buffer.copy()
 
     def keep(self) -> None:
-        """Keep the weights with which the epoch began: their loss is finite."""
+        """Keep the weights from the start of the epoch. Called at the first finite loss of the epoch."""
         if self._is_kept:
             return
         if self._first is not None:
@@ -69,7 +69,7 @@ class KeptWeights:
             self._history.last_finite[end : end + len(self._statistics)] = self._statistics
 
     def renew(self) -> None:
-        """Keep the weights as they are."""
+        """Keep the current weights."""
         history, buffer = self._history, self._parameters.buffer
         if history.last_finite is None:
             history.last_finite = np.empty_like(buffer)
@@ -77,14 +77,14 @@ class KeptWeights:
         self._first, self._is_kept = None, True
 
     def restore_finite(self) -> None:
-        """Go back to the latest weights of a finite loss; where there are none, to those of the epoch's begin."""
+        """Restore the latest weights with a finite loss; if there are none, the weights from the start of the epoch."""
         if self._history.last_finite is None:
             self._restore_first()
         else:
             self._parameters.buffer[...] = self._history.last_finite
 
     def restore_epoch(self) -> None:
-        """Go back to the weights with which the epoch began."""
+        """Restore the weights from the start of the epoch."""
         if self._is_kept:
             self.restore_finite()
         else:
@@ -101,22 +101,22 @@ class KeptWeights:
 
 
 class Watcher(Protocol):
-    """Watches a run; where there are no callbacks, there is none."""
+    """Watches a run for the callbacks; without callbacks, a trainer has no watcher."""
 
     def begin(self) -> bool:
-        """Begin training; return True if a callback restored a state in which training had ended already."""
+        """Begin training; return True if a callback restored a state in which training had already ended."""
 
     def step_hook(self) -> Callable[[float], bool] | None:
-        """Return the function to call with the loss of each step, True ends training; None: there is none."""
+        """Return the function to call with the loss of each step, or None; if it returns True, training ends."""
 
     def begin_epoch(self) -> None:
         """Begin an epoch."""
 
     def end_epoch(self) -> bool:
-        """Handle the epoch just recorded; return whether training is to end."""
+        """Handle the epoch just recorded; return True to end training."""
 
     def conclude_epoch(self, *, ended: bool) -> None:
-        """Handle the final outcome of an epoch; ``ended``: training stops after it."""
+        """Handle the final outcome of an epoch; ``ended`` is True if training stops after it."""
 
     def end(self) -> None:
         """Handle the end of training, with its final weights."""
@@ -126,15 +126,18 @@ class Watcher(Protocol):
 
 
 class Digested(Protocol):
-    """Data with a digest, which distinguishes them from others."""
+    """Data with a digest that identifies them."""
 
     def digest(self, update: Callable[[bytes], object], size: int) -> None:
-        """Call ``update`` with all of them, ``size`` rows at a time."""
+        """Call ``update`` with the bytes of all data, ``size`` rows at a time."""
 
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """The settings of the loop, named after the estimators' parameters; ``all_epochs``: it never stops early."""
+    """The settings of the loop, named after the estimators' parameters.
+
+    ``all_epochs`` makes the loop run all ``max_iter`` epochs; it is set if ``early_stopping`` is text.
+    """
 
     learning_rate_init: float
     schedule: Schedule
@@ -172,7 +175,7 @@ class Trainer:
     ----------
     step, batches, history, rates
     data : tuple
-        All data that the training depends on, each with a method ``digest``.
+        All data that training depends on; each item has a method ``digest``.
     validation_loss : callable () -> float, or None
         Loss of the current parameters on the validation data, which early stopping watches instead of the score.
     first_epoch : int
@@ -181,7 +184,7 @@ class Trainer:
     """
 
     is_resumable: ClassVar[bool] = True
-    """True if the state after each epoch is all that the next one needs."""
+    """True if training can resume from the state after any epoch."""
 
     watcher: Watcher | None = None
 
@@ -214,10 +217,11 @@ class Trainer:
         )
 
     def fit(self) -> None:
-        """Train until there is no more improvement, for at most ``max_iter`` epochs; reaching them warns.
+        """Train until improvement stops, for at most ``max_iter`` epochs; warn if they end before improvement does.
 
-        The schedule is planned to the end of these epochs. Improvement is measured from here on, also in a later call:
-        the best loss on other data, or of another loss function, cannot be compared.
+        There is no warning if all epochs were planned, or if the schedule has finished. The schedule is planned for
+        ``max_iter`` epochs. Each call measures improvement anew, because losses of earlier calls may be on other data
+        or of another loss function.
         """
         max_iter = self._settings.max_iter
         steps = self.most_steps(one_pass=False)
@@ -235,7 +239,7 @@ class Trainer:
             )
 
     def most_steps(self, *, one_pass: bool) -> int | None:
-        """Return how many steps the call takes at most; None: a stream does not know its rows."""
+        """Return the largest number of steps of the call, or None for a stream of unknown length."""
         if self.batches.steps is None:
             return None
         steps = -(-self.batches.steps // self._settings.accumulate)
@@ -253,7 +257,7 @@ class Trainer:
             self._report = EpochTable(goes_on=self.first_epoch > 0)
 
         def one_epoch() -> bool:
-            if self.history.progress.epoch == self.first_epoch:  # the end of the pass may have been restored
+            if self.history.progress.epoch == self.first_epoch:  # a checkpoint may already include this pass
                 self._conclude(self._record(*self._epoch()))
             return True
 
@@ -268,7 +272,7 @@ class Trainer:
         self._keep_best()
 
     def _watched(self, train: Callable[[], bool]) -> bool:
-        """Begin, and train unless a callback restored a state in which training had ended; return True if it ended."""
+        """Begin, and train unless a callback restored a state that had ended; return True if training ended."""
         if self.watcher is not None:
             if self.watcher.begin():
                 return True
@@ -309,7 +313,11 @@ class Trainer:
         history.best = None
 
     def _guarded(self, train: Callable[[], bool]) -> bool:
-        """Call ``train``; after an error, not after an interrupt, restore the weights of the previous epoch."""
+        """Call ``train``; restore weights after an error.
+
+        They are the last ones with a finite loss if training diverged, else those from the start of the epoch. An
+        interrupt restores nothing here (:meth:`restore_usable`).
+        """
         try:
             return train()
         except DivergenceError:
@@ -323,7 +331,7 @@ class Trainer:
 
     def _train(self) -> bool:
         """Train for up to ``max_iter`` epochs; return whether training ended earlier."""
-        done = self.history.progress.epoch - self.first_epoch  # of this call, where a state was restored
+        done = self.history.progress.epoch - self.first_epoch  # by a restored state of this call
         for _ in range(self._settings.max_iter - done):
             ended = self._record(*self._epoch())
             if not ended and self._idle():  # a schedule may lower the rate at a plateau instead of ending there
@@ -333,7 +341,7 @@ class Trainer:
         return False
 
     def _epoch(self) -> tuple[float, int]:
-        """Train on all data once, or until the hook of a step ends training; return the mean loss, and rows seen."""
+        """Train on all data once, or until the hook of a step ends training; return the mean loss and rows seen."""
         if self.watcher is not None:
             self.watcher.begin_epoch()
         self._kept.begin_epoch()
@@ -343,13 +351,13 @@ class Trainer:
         if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
         rows = self.batches.n_rows
-        if self._stopped and self.batches.steps is not None:  # perhaps before the end; the last minibatch may be short
+        if self._stopped and self.batches.steps is not None:  # a callback may have stopped mid-epoch
             rows = min(rows, (self.history.progress.step - first_step) * self._settings.accumulate * self.batches.size)
-        # Divide by the total weight where it is known: a sum over minibatches rounds differently in each order of rows.
+        # Divide by the total weight if known: the sum over minibatches rounds differently for each order of rows.
         return total / (seen if self.batches.weight is None or self._stopped else self.batches.weight), rows
 
     def _after_step(self, loss: float) -> bool:
-        """Call the hook of a step; return whether training ends."""
+        """Call the hook of a step; return True if training ends."""
         assert self._step_hook is not None
         self._stopped = self._step_hook(loss)
         return self._stopped
@@ -359,13 +367,13 @@ class Trainer:
         return all(map(is_finite, (self._buffer, *self.step.state.slots.values())))
 
     def _diverge(self) -> None:
-        """Reset the optimizer's state, which is not finite, and raise; the caller restores the weights."""
+        """Reset the optimizer's state, which may not be finite, and raise; the caller restores the weights."""
         self.step.forget_state()
         epoch = self.history.progress.epoch + 1
         raise DivergenceError(
-            f"The loss, the weights, the optimizer's state or the predictions for validation became NaN or infinite in "
-            f"epoch {epoch} with learning_rate_init={self._settings.learning_rate_init}; the last weights of a finite "
-            f"loss were restored. "
+            f"Training diverged in epoch {epoch} with learning_rate_init={self._settings.learning_rate_init}: the "
+            f"loss, the weights, the optimizer's state or the validation predictions became NaN or infinite. The last "
+            f"weights with a finite loss were restored. "
             f"Scale the inputs (StandardScaler), lower learning_rate_init, or limit the gradient: "
             f"optimizer=AdamW(max_grad_norm=1.0).",
             self.history.loss_curve,
@@ -399,7 +407,7 @@ class Trainer:
             before = None if self.step.in_host_memory else self._buffer.copy()
             answers.append(self.watcher.end_epoch())
             if before is not None and not np.array_equal(before, self._buffer):
-                self.step.reload()  # a device has weights of its own, which do not follow those that a callback changed
+                self.step.reload()  # upload the weights that a callback changed on the host
         return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
 
     def _idle(self) -> bool:
@@ -408,7 +416,7 @@ class Trainer:
 
 @ignores_float_errors
 def _trained(steps: Iterable[tuple[float, float]], kept: KeptWeights) -> tuple[float, float]:
-    """Take the steps of a pass until a loss is not finite; return the weighted sum of the losses, and the weight."""
+    """Take steps until a loss is not finite; return the weighted sum of the losses and the sum of the weights."""
     total = seen = 0.0
     for weight, loss in steps:
         total += weight * loss
@@ -421,15 +429,15 @@ def _trained(steps: Iterable[tuple[float, float]], kept: KeptWeights) -> tuple[f
 
 
 SHORT = 10_000
-"""Numbers up to which BLAS takes one thread for their squares."""
+"""Longest vector whose sum of squares BLAS computes in one thread."""
 
 BLOCK_OF_ANSWERS = 2**20
-"""Numbers that are looked at together: the answers for a whole large vector take memory."""
+"""Elements checked at once: the Booleans for a whole large vector would take memory."""
 
 
 def is_finite(vector: np.ndarray) -> bool:
     """Return True if all numbers of a vector are finite."""
-    if len(vector) <= SHORT and math.isfinite(np.vdot(vector, vector)):  # takes less time; dot would tell of overflow
+    if len(vector) <= SHORT and math.isfinite(np.vdot(vector, vector)):  # faster; np.dot would warn of overflow
         return True
     blocks = (vector[i : i + BLOCK_OF_ANSWERS] for i in range(0, len(vector), BLOCK_OF_ANSWERS))
     return all(bool(np.isfinite(block).all()) for block in blocks)

@@ -194,8 +194,10 @@ def test_rows_take_the_shape_of_the_input(shape, wanted, result):
         (np.zeros((4, 5)), (None, 6), r"X has 5 features, but the graph's input 'X' takes rows of shape \(6,\)"),
         (np.zeros((4, 6)), (None, None, 3), r"X has 6 features, .* takes rows of shape \('\?', 3\)"),
         (np.zeros((4, 2, 4)), (None, 2, 3), r"X has rows of shape \(2, 4\), .* takes rows of shape \(2, 3\)"),
-        (sp.csr_array(np.zeros((4, 6))), (None, 2, 3), r"X has 6 features, .* takes rows of shape \(2, 3\)"),
-        (np.zeros((4, 0)), (None, 6), "X has 0 features"),
+        (sp.csr_array(np.zeros((4, 6))), (None, 2, 3), r"takes rows of shape \(2, 3\)\. Sparse .*X\.toarray\(\)"),
+        (sp.csr_array(np.zeros((4, 5))), (None, 6), r"X has 5 features, .* Give X 6 columns"),
+        (sp.csr_array(np.zeros((6, 4))), (None, 6), r"on axis 1: give X\.T\.$"),
+        (np.zeros((4, 0)), (None, 6), "X has 0 features.*Give X 6 columns"),
     ],
 )
 def test_wrong_shapes(array, wanted, message):
