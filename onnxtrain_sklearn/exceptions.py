@@ -5,7 +5,7 @@
     OnnxTrainError (Exception)
     ├── ModelError (ValueError)                 the graph cannot be read, or cannot be trained as asked
     │   └── UnsupportedOperatorError            an operator on the gradient path has no proven gradient
-    ├── DivergenceError (ArithmeticError)       the loss became NaN or infinite
+    ├── DivergenceError (ArithmeticError)       training became NaN or infinite
     ├── DeviceError (RuntimeError)              the requested device or provider cannot be had
     └── RuntimeNotFoundError (ImportError)      no onnxruntime, or several in one environment
     InvalidParameterError (ValueError, TypeError)  a parameter has a value that it cannot have
@@ -48,7 +48,7 @@ class UnsupportedOperatorError(ModelError):
 
 
 class DivergenceError(OnnxTrainError, ArithmeticError):
-    """The loss became NaN or infinite; the last finite weights were restored.
+    """Loss, weights, optimizer state or validation predictions became NaN or infinite; finite weights were restored.
 
     Attributes
     ----------

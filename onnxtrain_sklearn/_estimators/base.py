@@ -482,7 +482,8 @@ class BaseOrtGradient(GraphEstimator):
         ModelError
             The graph cannot be read, or cannot be trained on these data.
         DivergenceError
-            The loss became NaN or infinite; the estimator holds the last finite weights.
+            The loss, weights, optimizer state or validation predictions became NaN or infinite; the estimator holds
+            the last weights of a finite loss.
         """
         validation, old = (
             together("val", X_val, y_val, sample_weight_val),

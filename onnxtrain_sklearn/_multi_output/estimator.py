@@ -229,7 +229,8 @@ class OrtGradientMultiOutput(GraphEstimator):
         ModelError
             The graph cannot be read, or cannot be trained on these data.
         DivergenceError
-            The loss became NaN or infinite; the estimator holds the last finite weights.
+            The loss, weights, optimizer state or validation predictions became NaN or infinite; the estimator holds
+            the last weights of a finite loss.
         """
         known: Any = classes
         training: tuple[Any, Any, Any] = (X, y, sample_weight)

@@ -121,7 +121,7 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         ValueError, TypeError
             A parameter or the data are invalid.
         DivergenceError
-            The loss became NaN or infinite.
+            The loss, weights, optimizer state or validation predictions became NaN or infinite.
 
         After an error the estimator is what it was before. After an interrupt (Ctrl-C) it keeps the weights reached so
         far; members of an ensemble that were not begun are left out.
