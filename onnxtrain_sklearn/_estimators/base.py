@@ -497,7 +497,8 @@ class BaseOrtGradient(GraphEstimator):
         The graph is built for the data, its weights are drawn, scales and classes are known, and the optimizer is at
         its start: ``t_`` is 0, and the estimator predicts by the initial weights. :meth:`partial_fit`, and :meth:`fit`
         with ``warm_start``, go on from there; so does :meth:`load_training_state` with the state of another process,
-        which is the same graph for equal data, parameters and ``random_state``.
+        which is the same graph for equal data, parameters and ``random_state``. If a fraction of the rows is held out
+        for early stopping, the next call draws these rows anew.
 
         Parameters
         ----------

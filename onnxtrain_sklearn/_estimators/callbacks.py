@@ -94,8 +94,8 @@ class CallbackWatcher:
         ]
 
         def call(loss: float) -> bool:
-            answers = [bool(one.after_step(training, loss)) for one in found]  # all are called, as after an epoch
-            return any(answers)
+            answers: list[object] = [one.after_step(training, loss) for one in found]  # all are called
+            return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)  # not a loss
 
         return call if found else None
 
@@ -189,8 +189,8 @@ class ActiveTraining(StatefulTraining):
 
     @property
     def row(self) -> dict[str, Any]:
-        """The entries of the last epoch in ``history_``."""
-        return self._state.history.log.last()
+        """The entries of the last epoch in ``history_``; empty before the first epoch has ended."""
+        return self._state.history.log.last() if self._state.history.log.size else {}
 
     @property
     def step(self) -> int:

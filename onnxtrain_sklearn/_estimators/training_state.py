@@ -383,7 +383,8 @@ def require_same_constants(state: FittedState, given: object) -> None:
         if not _are_equal(ours, theirs):
             raise ModelError(
                 f"The state was trained in a graph whose constant {name!r} is {_told(theirs)}, and that of the "
-                f"estimator is {_told(ours)}: it belongs to another model, whose weights mean something else here. "
+                f"estimator is {_told(ours)}{_first_difference(ours, theirs)}: it belongs to another model, or to data "
+                f"of another scale, and its weights mean something else here. "
                 f"Load it into the estimator that it comes from, or into one that was fitted to the same data."
             )
 
@@ -403,6 +404,14 @@ def _are_close(a: object, b: object) -> bool:
     if isinstance(a, int | float) and isinstance(b, int | float):
         return a == b or (isinstance(a, float) and math.isclose(a, b, rel_tol=CLOSE, abs_tol=1e-30))
     return bool(a == b)
+
+
+def _first_difference(ours: object, theirs: object) -> str:
+    """Return where two constants of equal shape begin to differ, for a message whose list shows their beginning."""
+    values = [fact.get("values") if isinstance(fact, dict) else None for fact in (ours, theirs)]
+    pairs = zip(*values, strict=False) if all(isinstance(one, list) for one in values) else ()
+    found = next(((i, a, b) for i, (a, b) in enumerate(pairs) if not _are_close(a, b)), None)
+    return "" if found is None else f" (entry {found[0]}: {found[2]!r}, here {found[1]!r})"
 
 
 def _told(fact: object) -> str:

@@ -64,6 +64,8 @@ def resolve_device(
     names = list(providers) if providers is not None else [_PROVIDERS[kind]]
     if not names:
         raise ValueError("providers is an empty list: name at least one, or leave it None.")
+    if kind != "cpu" and kind not in map(OWN_MEMORY.get, names):
+        raise ValueError(f"device={device!r} is none of providers={names}: name {_PROVIDERS[kind]}, or leave one out.")
     options = [{k: str(v) for k, v in o.items()} for o in provider_options or [{} for _ in names]]
     if len(options) != len(names):
         raise ValueError(

@@ -105,7 +105,7 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         Parameters
         ----------
         X : data frame, table of Arrow or array-like of shape (n_samples, n_features)
-            Numbers and categories; None, NaN and the missing values of pandas are missing.
+            Numbers and categories; None, NaN, the missing values of pandas and empty text are missing.
         y : array-like of shape (n_samples,)
             Targets; for several numbers, or labels that are 0 or 1, of shape (n_samples, n_outputs).
         sample_weight : array-like of shape (n_samples,), default=None

@@ -10,7 +10,7 @@ column that had missing numbers in training gets a further column of codes: 1 fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,8 +44,8 @@ def fit_preprocessing(
     drops_constants : bool
         Whether to leave out numeric columns of a single number, as long as another column remains.
     whole : RawTable, optional
-        The table whose rows ``table`` is a part of. It decides which columns are text and which text stands for a
-        missing value, because the members of an ensemble, fitted to parts, read one input. Default: ``table``.
+        The table whose rows ``table`` is a part of. It decides which columns are text, because the members of an
+        ensemble, fitted to parts, read one input. Default: ``table``.
     """
     arrays = {i: column for i, column in enumerate(table.columns) if not categorical[i]}
     # fitted to the float32 numbers that the graph is given, in double precision
@@ -108,7 +108,7 @@ class Preprocessing:
     @property
     def takes_text(self) -> bool:
         """True if a column is text, so that each column is an input of its own."""
-        return any(own.missing is not None for own in self.categories)
+        return any(own.is_text for own in self.categories)
 
     @property
     def code_columns(self) -> dict[int, int]:
@@ -169,7 +169,7 @@ class Preprocessing:
     def new_graph(self) -> GraphBuilder:
         """Return a graph with the inputs of the table."""
         if self.takes_text:  # a tensor has one type, so text and numbers need inputs of their own
-            text = {own.place for own in self.categories if own.missing is not None}
+            text = {own.place for own in self.categories if own.is_text}
             kinds = (ir.DataType.STRING if i in text else ir.DataType.FLOAT for i in range(len(self.names)))
             inputs = [ir.val(name, kind, ("N", 1)) for name, kind in zip(self.names, kinds, strict=True)]
         else:
@@ -218,13 +218,13 @@ class Categories:
         Index of the column in the table.
     known : tuple of str, or tuple of float
         In ascending order; the codes are 1, 2, ...
-    missing : str or None
-        The text that stands for a missing value in the graph; None for numbers, whose missing values are NaN.
+    is_text : bool
+        Whether the column is text, else numbers. Missing text is the empty string, missing numbers are NaN.
     """
 
     place: int
     known: tuple[Any, ...]
-    missing: str | None
+    is_text: bool
 
     @property
     def size(self) -> int:
@@ -233,23 +233,23 @@ class Categories:
 
     def values(self, name: str, column: np.ndarray) -> np.ndarray:
         """Return the column as the graph takes it: text, or float32."""
-        if self.missing is None:
+        if not self.is_text:
             return _as_numbers(name, column).astype(np.float32)
         texts = [value if type(value) is str else self._text(name, value) for value in column.tolist()]
         return np.array(texts, object)
 
     def _text(self, name: str, value: object) -> str:
         if value is None or value != value:  # NaN
-            return self.missing or ""
+            return ""
         if not isinstance(value, str):
             raise ValueError(f"Column {name!r} of X was text when the estimator was fitted, and holds {value!r} now.")
         return value
 
     def emit(self, op: GraphBuilder, x: ir.Value) -> ir.Value:
         """Append the codes of a column of shape (N, 1), as float32."""
-        keys = self.known or (0.0 if self.missing is None else self.missing,)  # operators take no empty table
+        keys = self.known or ("" if self.is_text else 0.0,)  # operators take no empty table
         codes = [float(i + 1) for i in range(len(self.known))] or [0.0]
-        table: dict[str, Any] = {f"keys_{'floats' if self.missing is None else 'strings'}": list(keys)}
+        table: dict[str, Any] = {f"keys_{'strings' if self.is_text else 'floats'}": list(keys)}
         return op.emit("LabelEncoder", x, domain=ML_DOMAIN, default_float=0.0, values_floats=codes, **table)[0]
 
 
@@ -259,8 +259,9 @@ def _categories(place: int, table: RawTable, whole: RawTable) -> Categories:
         return _numeric_categories(place, name, column)
     kinds = set(map(type, every.tolist())) - {type(None)}
     if all(issubclass(kind, str) for kind in kinds):
-        known = tuple(LabelCounts().update(column).labels.tolist())
-        return Categories(place, known, _free_text(set(every.tolist())))
+        # The empty string is no category: in files and in the graph it stands for missing text.
+        known = tuple(text for text in LabelCounts().update(column).labels.tolist() if text)
+        return Categories(place, known, is_text=True)
     if any(issubclass(kind, str | bytes) for kind in kinds):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(f"Column {name!r} of X mixes categories of type {names}; write all of them as text.")
@@ -275,13 +276,7 @@ def _numeric_categories(place: int, name: str, column: np.ndarray) -> Categories
             f"Column {name!r} of X holds categories that are equal numbers in float32, the type of the graph's inputs. "
             f"Write them as text."
         )
-    return Categories(place, tuple(map(float, known)), None)
-
-
-def _free_text(known: Collection[str]) -> str:
-    """Return the text that stands for a missing one: the empty string, or another that is no category."""
-    # with one candidate more than there are categories, one is free
-    return next(text for text in ("", *(f"nan{'_' * i}" for i in range(len(known) + 1))) if text not in known)
+    return Categories(place, tuple(map(float, known)), is_text=False)
 
 
 def _as_numbers(name: str, column: np.ndarray) -> np.ndarray:

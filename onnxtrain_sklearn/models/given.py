@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from .._ir.files import without_program
 from .._utils.params import Component, Instance, OneOf, Rules, copied
@@ -101,6 +101,14 @@ class GraphModel(Component):
             raise InvalidParameterError(
                 f"The 'graph' parameter of GraphModel must be a model, {instead_of(self.graph)}."
             )
+
+    def set_params(self, **params: Any) -> GraphModel:
+        """Set settings, or with ``graph__NAME`` parameters of the builder or the fitted model; return the object."""
+        nested = [name for name in params if name.startswith("graph__")]
+        graph = params.get("graph", self.graph)
+        if nested and (isinstance(graph, type) or not hasattr(graph, "set_params")):
+            raise ValueError(f"{nested[0]} sets a parameter of graph, which has none; {instead_of(graph)}.")
+        return cast("GraphModel", super().set_params(**params))
 
     def __sklearn_clone__(self) -> Any:
         """Return a copy; a fitted model in it stays fitted."""

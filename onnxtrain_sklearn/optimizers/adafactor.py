@@ -31,8 +31,10 @@ class Adafactor(Optimizer):
         \frac{u}{\max(1, \operatorname{RMS}(u) / d)}
 
     Vectors keep the average of all squares. Tensors of higher rank are stacks of matrices. The learning rate is
-    relative to the size of the weights: 0.01 is usual. The definition of ``torch.optim.Adafactor``. Shazeer and Stern,
-    "Adafactor: adaptive learning rates with sublinear memory cost", ICML 2018.
+    relative to the size of the weights: 0.01 is usual. Weights that begin at zero, as those of
+    :class:`~onnxtrain_sklearn.Linear`, take far smaller steps: set a rate of 0.05 or more. The definition of
+    ``torch.optim.Adafactor``. Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory cost",
+    ICML 2018.
 
     Parameters
     ----------

@@ -47,7 +47,8 @@ class Muon(Optimizer):
         Steps of Newton and Schulz, at least 1.
     scale : {"match_rms_adamw", "original"}, default="match_rms_adamw"
         s for a matrix of m rows and n columns, as it is stored. The default, :math:`0.2 \sqrt{\max(m, n)}`, makes steps
-        about as long as AdamW's, so that its learning rates fit; "original" is :math:`\sqrt{\max(1, m / n)}`.
+        about as long as AdamW's, whose learning rates are a start; small networks take larger ones, such as 0.01.
+        "original" is :math:`\sqrt{\max(1, m / n)}`.
     epsilon : float, default=1e-7
         The least norm that X is divided by, in [0, inf).
     beta_1, beta_2 : float, default=0.9 and 0.999

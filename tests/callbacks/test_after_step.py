@@ -237,6 +237,15 @@ def test_multi_output_calls_the_hook():
     assert found.callbacks_["Steps"]["steps"] == [1, 2, 3, 4, 5]
 
 
+def test_a_step_that_returns_a_loss_does_not_end_training():
+    class Losses(Callback):
+        def after_step(self, training, loss):
+            assert training.row == {} or "loss" in training.row  # no epoch has ended before the first
+            return loss
+
+    assert regressor(Losses(), max_iter=2).fit(X, Y).n_iter_ == 2
+
+
 def test_callbacks_of_the_protocol_are_not_asked_for_steps():
     class Named(Recorder):
         def after_step(self, training, loss):

@@ -97,6 +97,11 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "engine misspelt": ({"engine": "compile"}, ValueError, "Unknown engine 'compile'. Did you mean 'compiled'"),
     "device": ({"device": "gpu"}, ValueError, "Unknown device 'gpu'.*'cuda'"),
     "no cuda": ({"device": "cuda"}, DeviceError, "device='cuda' needs CUDAExecutionProvider.*use device='cpu'"),
+    "device and providers": (
+        {"device": "cuda", "runtime": Runtime(providers=["CPUExecutionProvider"])},
+        ValueError,
+        "device='cuda' is none of providers=.*name CUDAExecutionProvider",
+    ),
     "provider": ({"runtime": Runtime(providers=["NoExecutionProvider"])}, DeviceError, "NoExecutionProvider"),
     "session option": (
         {"runtime": Runtime(session_options={"intra_threads": 1})}, ValueError, "Unknown session option 'intra_threads'"

@@ -70,7 +70,9 @@ def test_weights_go_behind_their_own_scale_of_the_inputs_alone(way, tmp_path):
     one, twin, other = fitted(X * 500), fitted(X * 500, random_state=1), fitted(X * 7000)
     state = WAYS[way](one, tmp_path / "a")
     unchanged(
-        other, state, r"whose constant 'scaled/constant\w*' is \[.*that of the estimator is \[.*fitted to the same"
+        other,
+        state,
+        r"whose constant 'scaled/constant\w*' is \[.*the estimator is \[.*\] \(entry \d+: \S+, here \S+\).*the same",
     )
     unchanged(fitted(X), state, r"whose constant 'scaled/constant\w*' is \[.*that of the estimator is nothing")
     assert twin.load_state(state).predict_proba(X * 500).shape == (48, 2)

@@ -92,6 +92,9 @@ def test_parameters_of_a_fitted_model_are_not_set():
     estimator = OrtGradientClassifier(GraphModel(LogisticRegression().fit(X, y)))
     with pytest.raises(ValueError, match="model__graph__C: the parameters of a fitted model"):
         estimator.set_params(model__graph__C=2.0)
+    for graph in (GRAPH, "net.onnx"):
+        with pytest.raises(ValueError, match="graph__x sets a parameter of graph, which has none"):
+            OrtGradientRegressor(GraphModel(graph)).set_params(model__graph__x=1)
 
 
 def test_later_calls_accept_the_wrapped_form_of_the_same_model():
