@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from .._ir.files import without_program
 from .._utils.params import Component, Instance, OneOf, Rules, copied
@@ -108,7 +108,7 @@ class GraphModel(Component):
         graph = params.get("graph", self.graph)
         if nested and (isinstance(graph, type) or not hasattr(graph, "set_params")):
             raise ValueError(f"{nested[0]} sets a parameter of graph, which has none; {instead_of(graph)}.")
-        return cast("GraphModel", super().set_params(**params))
+        return super().set_params(**params)
 
     def __sklearn_clone__(self) -> Any:
         """Return a copy; a fitted model in it stays fitted."""
