@@ -22,7 +22,7 @@ from sklearn.datasets import load_iris
 from .._estimators.classifier import OrtGradientClassifier
 from .._gradient.engine import available_engines, gradient_graph
 from .._ort import devices, llvm, packages, sessions
-from .._ort.integer_products import saturate
+from .._ort.wrong_kernels import saturate
 from .._training.formula_updates import compiled_update, formula_of, numpy_update
 from .._training.machine_code import COMPILED, auto_compiles, can_compile
 from ..exceptions import RuntimeNotFoundError

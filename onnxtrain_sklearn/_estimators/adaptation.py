@@ -15,7 +15,7 @@ from .._ir.edits import initializers_with_defaults
 from .._model.low_rank import factors_of_matrices
 from .._model.precision import narrowed
 from .._model.trainable import TrainableModel
-from .._ort.adapter_files import write_adapter
+from .._ort.objects import write_adapter
 from .._training.parameters import matches
 from ..adapters import LoRA, matrices_of, with_low_rank
 from ..exceptions import ModelError, nearest

@@ -21,7 +21,7 @@ from .._gradient.engine import choose_engine
 from .._inference.graph import Head
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device, resolve_device
-from .._ort.operator_libraries import know_libraries
+from .._ort.sessions import know_libraries
 from .._training.machine_code import COMPILED, require_compiler
 from .._training.parameters import NO_FACTORS, Factors, Trainable, matches
 from .._training.settings import StepSettings, TotalLoss, TrainedPositions

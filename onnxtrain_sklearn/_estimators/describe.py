@@ -14,7 +14,7 @@ import onnx_ir as ir
 from .._ir.files import without_program
 from .._model.constants import tensor_of
 from .._model.trainable import TrainableModel
-from .._ort.operator_libraries import know_libraries
+from .._ort.sessions import know_libraries
 from .._training.parameters import selected
 from .._utils.untrusted_text import printable
 from ..losses import LossSource

@@ -23,7 +23,7 @@ from .._export.state_files import StateArrays, read_state_file
 from .._export.training_info import training_model
 from .._fitted.text_encoder import encoding_graph
 from .._inference.graph import Head
-from .._ort.adapter_files import read_adapter
+from .._ort.objects import read_adapter
 from .._training.parameters import FlatParameters, state_slots
 from .._training.randomness import draws_numbers
 from .._training.row_dependence import outputs_that_meet

@@ -14,7 +14,7 @@ import onnx
 import onnx.helper
 import onnx_ir as ir
 
-from .._ort.integer_products import make_exact
+from .._ort.wrong_kernels import make_exact
 from .queries import every_node
 
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from .devices import OWN_MEMORY
 from .packages import onnxruntime
-from .runtime_errors import not_run
-from .sessions import require_indices
+from .sessions import not_run, require_indices
 
 
 class DeviceArray:

@@ -6,13 +6,16 @@ be used is an error there, not a silent fallback to the CPU. :func:`resumed` doe
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 
 from ..exceptions import DeviceError, nearest
-from .packages import installed_distributions, onnxruntime, require_cuda, version
+from .packages import installed_distributions, onnxruntime, pybind, version
 
 OWN_MEMORY = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
 """Execution providers with a memory of their own, and onnxruntime's name for that memory."""
@@ -144,3 +147,40 @@ def available_threads() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores
+
+
+# The start of CUDA: its libraries are loaded from NVIDIA's packages, and a device proves that it gives memory.
+#
+# onnxruntime finds the libraries of CUDA and cuDNN on the paths of the system alone. The packages of NVIDIA, which its
+# extras install, lie elsewhere. Without them onnxruntime writes a line to the log and computes on the CPU.
+
+
+ADVICE = (
+    "Is there a GPU, and does nvidia-smi list it? CUDA and cuDNN must be those that onnxruntime was built for: "
+    "pip install 'onnxtrain-sklearn[portable-cuda]' installs them as packages. Else use device='cpu'."
+)
+
+
+@cache
+def load_libraries() -> str:
+    """Load CUDA and cuDNN from NVIDIA's packages or from the system; return the libraries that were not found."""
+    preload = getattr(onnxruntime, "preload_dlls", None)
+    if preload is None:  # before 1.21: only the paths of the system count
+        return ""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        preload()
+    return said.getvalue().strip()
+
+
+@cache
+def require_cuda(index: int) -> None:
+    """Raise DeviceError unless the device with this index gives memory; once in a process where it does."""
+    missing = load_libraries()
+    try:
+        device = pybind.OrtDevice(pybind.OrtDevice.cuda(), pybind.OrtDevice.default_memory(), index)
+        pybind.OrtValue.ortvalue_from_shape_and_type([1], float, device)
+    except Exception as error:  # each release has another class for it
+        reason = (missing or str(error)).splitlines()[0].rstrip(".")
+        raise DeviceError(
+            f"CUDA device {index} could not be started by onnxruntime {version()}: {reason}. {ADVICE}"
+        ) from error

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
-from . import operator_libraries
 from .packages import onnxruntime, pybind
+from .sessions import LIBRARY_OPTION, add_known_libraries
 
 # Nodes of a definition: operator, inputs, outputs. I(0) is the operand, O(0) the result, GI and GO their gradients.
 _ZERO = [("Sub", ["O(0)", "O(0)"], ["zero"]), ("Mul", ["GO(0)", "zero"], ["GI(0)"])]
@@ -64,5 +64,5 @@ def _builder_options() -> Any:
     options.log_severity_level = 3
     if (library := CUSTOM_OPERATORS.get()) is not None:
         options.register_custom_ops_library(library)
-    operator_libraries.add_known(options, {operator_libraries.OPTION: library})
+    add_known_libraries(options, {LIBRARY_OPTION: library})
     return options

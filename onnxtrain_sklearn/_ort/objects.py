@@ -1,7 +1,7 @@
-"""onnxruntime's own objects, which the classic interfaces take and return: values, devices, sessions, training agents.
+"""onnxruntime's own objects and files: values, devices, sessions, training agents, ORT format, adapter files.
 
-They are for ``classic``; the estimators use none of them. An array that becomes a
-value may lend its memory, to which onnxruntime holds no reference: the caller keeps the array alive, or copies it by
+``classic`` takes and returns the objects; of all this, the estimators use the adapter files only. An array that becomes
+a value may lend its memory, to which onnxruntime holds no reference: the caller keeps the array alive, or copies it by
 :func:`value_of`.
 """
 
@@ -10,18 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .._utils.errors import refusing
-from ..exceptions import RuntimeNotFoundError, nearest
+from ..exceptions import ModelError, RuntimeNotFoundError, nearest
 from .devices import OWN_MEMORY, Device, resolve_device
-from .integer_products import exact
 from .packages import onnxruntime, version
 from .packages import pybind as C
 from .sessions import create_session
+from .wrong_kernels import exact
 
 OrtValue: TypeAlias = Any
 """``onnxruntime.capi._pybind_state.OrtValue``, which the wrapper ``onnxruntime.OrtValue`` holds."""
@@ -262,3 +263,46 @@ def to_ort_format(path: Path, custom_op_library: str | bytes | os.PathLike[Any] 
 def on_host(array: np.ndarray) -> onnxruntime.OrtValue:
     """Return a copy of ``array`` as onnxruntime's wrapper of a value in the host's memory."""
     return wrapped(value_of(array, C.OrtDevice(C.OrtDevice.cpu(), C.OrtDevice.default_memory(), 0)))
+
+
+# Adapter files: named arrays that replace inputs with defaults at run time.
+
+_ADAPTER_IDENTIFIER, _LARGEST_ADAPTER = b"TORT", 2**31 - 1
+"""The bytes 4 to 8 of an adapter file, and the largest size of one, which is a FlatBuffer."""
+
+
+def write_adapter(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
+    """Write ``arrays`` to an ``.onnx_adapter`` file."""
+    _require_adapters("Save the adapter where a newer one is, from a pickle of the estimator, or take to_onnx().")
+    values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(a, order="C")) for n, a in arrays.items()}
+    adapter = onnxruntime.AdapterFormat()
+    adapter.set_adapter_version(1)
+    adapter.set_model_version(1)
+    adapter.set_parameters(values)
+    adapter.export_adapter(os.fspath(path))
+
+
+def read_adapter(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Return the arrays of an ``.onnx_adapter`` file."""
+    _require_adapters("Read the adapter where a newer one is, and give its arrays as a dict.")
+    what = f"{os.fspath(path)} is not an adapter file of onnxruntime"
+    with open(path, "rb") as file:  # onnxruntime reads all of a file before it looks at its beginning
+        if file.read(8)[4:] != _ADAPTER_IDENTIFIER or os.fstat(file.fileno()).st_size > _LARGEST_ADAPTER:
+            raise ModelError(f"{what}: it does not begin like one, or is too large.")
+    try:
+        adapter = onnxruntime.AdapterFormat.read_adapter(os.fspath(path))  # the values lie in its memory
+        found = adapter.get_parameters()
+    except Exception as error:  # each release has another class for it
+        raise ModelError(f"{what}: {error}") from error
+    arrays = {name: value.numpy() for name, value in found.items()}  # they lie in its memory, too
+    places = sorted((array.ctypes.data, array.nbytes) for array in arrays.values() if array.nbytes)
+    if any(start + length > following for (start, length), (following, _) in pairwise(places)):
+        raise ModelError(f"{what}: its arrays overlap.")
+    return {name: np.array(array) for name, array in arrays.items()}
+
+
+def _require_adapters(advice: str) -> None:
+    if not hasattr(onnxruntime, "AdapterFormat"):
+        raise RuntimeNotFoundError(
+            f"Adapter files need onnxruntime 1.20 or newer, and {version()} is installed. {advice}"
+        )

@@ -1,4 +1,4 @@
-"""Import the one installed onnxruntime, the only import of it in the package, and load CUDA's libraries.
+"""Import the one installed onnxruntime, the only import of it in the package.
 
 All onnxruntime distributions install the same import package and overwrite each other's files: importing this module
 checks that only one is installed, or that all are of one version. Where the check or the import fails, this package can
@@ -8,15 +8,12 @@ then stand-ins that raise the error when they are used.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..exceptions import DeviceError, OnnxTrainWarning, RuntimeNotFoundError
+from ..exceptions import OnnxTrainWarning, RuntimeNotFoundError
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -130,40 +127,3 @@ def version() -> str:
     """Return the version of the installed onnxruntime."""
     require_runtime()
     return str(onnxruntime.__version__)
-
-
-# The start of CUDA: its libraries are loaded from NVIDIA's packages, and a device proves that it gives memory.
-#
-# onnxruntime finds the libraries of CUDA and cuDNN on the paths of the system alone. The packages of NVIDIA, which its
-# extras install, lie elsewhere. Without them onnxruntime writes a line to the log and computes on the CPU.
-
-
-ADVICE = (
-    "Is there a GPU, and does nvidia-smi list it? CUDA and cuDNN must be those that onnxruntime was built for: "
-    "pip install 'onnxtrain-sklearn[portable-cuda]' installs them as packages. Else use device='cpu'."
-)
-
-
-@cache
-def load_libraries() -> str:
-    """Load CUDA and cuDNN from NVIDIA's packages or from the system; return the libraries that were not found."""
-    preload = getattr(onnxruntime, "preload_dlls", None)
-    if preload is None:  # before 1.21: only the paths of the system count
-        return ""
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        preload()
-    return said.getvalue().strip()
-
-
-@cache
-def require_cuda(index: int) -> None:
-    """Raise DeviceError unless the device with this index gives memory; once in a process where it does."""
-    missing = load_libraries()
-    try:
-        device = pybind.OrtDevice(pybind.OrtDevice.cuda(), pybind.OrtDevice.default_memory(), index)
-        pybind.OrtValue.ortvalue_from_shape_and_type([1], float, device)
-    except Exception as error:  # each release has another class for it
-        reason = (missing or str(error)).splitlines()[0].rstrip(".")
-        raise DeviceError(
-            f"CUDA device {index} could not be started by onnxruntime {version()}: {reason}. {ADVICE}"
-        ) from error

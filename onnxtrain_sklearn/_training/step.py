@@ -21,7 +21,7 @@ import numpy as np
 
 from .._data.batches import BatchBuffers, Batches, filled
 from .._model.trainable import TrainableModel
-from .._ort import runtime_errors
+from .._ort import sessions
 from ..optimizers import Optimizer
 from .host_updates import HostAccumulation, HostAverage, HostPenalty, HostUpdates, RowChoice
 from .loss_graph import as_float32
@@ -171,7 +171,7 @@ def in_trainable_type(
     try:
         HostStep(StepParts(model, plain, trained, {}, OptimizerState(), batch=2, sparse=sparse))
     except Exception as error:
-        if not runtime_errors.not_implemented(error):
+        if not sessions.not_implemented(error):
             raise
         return as_float32(model)
     return model

@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, AdamW, FineTuner, LoRA, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._ort.adapter_files import read_adapter, write_adapter
+from onnxtrain_sklearn._ort.objects import read_adapter, write_adapter
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError, RuntimeNotFoundError
 from tests.helpers.data import DATA
 from tests.helpers.environment import each_engine

@@ -16,7 +16,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 
 from onnxtrain_sklearn.__main__ import main
 from onnxtrain_sklearn._cli import doctor
-from onnxtrain_sklearn._ort import integer_products
+from onnxtrain_sklearn._ort import wrong_kernels
 from onnxtrain_sklearn._training.machine_code import is_measured
 from tests.cli.tables import program_json
 from tests.helpers.environment import ENGINES, available_engines
@@ -128,7 +128,7 @@ def test_doctor_tests_every_engine(capsys):
     status, told = program_json(capsys, "doctor")
     assert status == 0
     assert told["engines"] == list(available_engines())
-    assert told["integer_products"] == ("saturating" if integer_products.saturate() else "exact")
+    assert told["integer_products"] == ("saturating" if wrong_kernels.saturate() else "exact")
     assert told["auto_compiles"] is (find_spec("llvmlite") is not None and is_measured())
     assert {f"{what} by {e}" for what in ("gradient", "training") for e in available_engines()} <= {
         check["name"] for check in told["self_test"] if check["passed"]

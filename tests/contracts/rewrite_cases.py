@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxtrain_sklearn._ort import runtime_errors
+from onnxtrain_sklearn._ort import sessions
 from tests.helpers.differences import run_proto
 
 ML = "ai.onnx.ml"
@@ -19,7 +19,7 @@ ROWS = 7
 
 def lacks_kernel(c, error):
     """Whether this onnxruntime is too old for TreeEnsemble."""
-    return c.operator == "TreeEnsemble" and (runtime_errors.not_implemented(error) or "opset 5" in str(error))
+    return c.operator == "TreeEnsemble" and (sessions.not_implemented(error) or "opset 5" in str(error))
 
 
 @dataclass(frozen=True, eq=False)

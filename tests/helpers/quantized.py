@@ -6,9 +6,9 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, numpy_helper
 
-from onnxtrain_sklearn._ort import integer_products
+from onnxtrain_sklearn._ort import wrong_kernels
 
-SATURATING = integer_products.saturate()
+SATURATING = wrong_kernels.saturate()
 """Whether this processor, or what the environment says of it, needs unsigned weights."""
 
 BYTES = TensorProto.UINT8 if SATURATING else TensorProto.INT8

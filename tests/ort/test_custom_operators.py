@@ -16,7 +16,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, Runtime
-from onnxtrain_sklearn._ort import operator_libraries, sessions
+from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -68,10 +68,10 @@ class Stand:
 @pytest.fixture(params=["stand-in", "extensions"])
 def library(request, monkeypatch):
     """Return the path of a library, and the function that creates a session that has it."""
-    monkeypatch.setattr(operator_libraries, "_known", {})
+    monkeypatch.setattr(sessions, "_known_libraries", {})
     if request.param == "stand-in":
         stand = Stand()
-        monkeypatch.setattr(operator_libraries, "register", stand.register)
+        monkeypatch.setattr(sessions, "register_library", stand.register)
         monkeypatch.setattr(sessions.onnxruntime, "InferenceSession", stand.session)
         options = onnxruntime.SessionOptions()
         stand.register(options, stand.path)
@@ -86,7 +86,7 @@ def test_a_head_is_trained_behind_the_operator(library, monkeypatch):
     path, session = library
     y = X[:, 0].astype(np.float64)
     fitted = OrtGradientRegressor(
-        network(), runtime=Runtime(session_options={operator_libraries.OPTION: path}), **STEP
+        network(), runtime=Runtime(session_options={sessions.LIBRARY_OPTION: path}), **STEP
     ).fit(X, y)
     expected = W.ravel() - 0.1 * 2 * PARTS.T @ (PARTS @ W.ravel() - y) / 40
     assert_allclose(fitted.weights_["W"].ravel(), expected, rtol=1e-4, atol=1e-6)
@@ -94,7 +94,7 @@ def test_a_head_is_trained_behind_the_operator(library, monkeypatch):
     assert fitted.describe().compared.startswith("file as given compared")
     (exported,) = session(fitted.to_onnx().SerializeToString()).run(None, {"X": X})
     assert_allclose(exported.ravel(), fitted.predict(X), rtol=1e-6)
-    monkeypatch.setattr(operator_libraries, "_known", {})  # as in a process that was told of no library
+    monkeypatch.setattr(sessions, "_known_libraries", {})  # as in a process that was told of no library
     assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict(X), fitted.predict(X))
 
 
@@ -112,7 +112,7 @@ def test_more_than_a_linear_head(library):
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in held.items())
     settings = {
-        "runtime": Runtime(session_options={operator_libraries.OPTION: [path]}),
+        "runtime": Runtime(session_options={sessions.LIBRARY_OPTION: [path]}),
         "random_state": 0,
         "batch_size": 16,
     }
@@ -125,7 +125,7 @@ def test_more_than_a_linear_head(library):
 def test_gradients_do_not_pass_the_operator(library):
     path, _ = library
     deeper = network("h = MatMul(X, U) a, b = ai.onnx.contrib.NegPos(h)", U=np.eye(3, dtype=np.float32))
-    settings = {"runtime": Runtime(session_options={operator_libraries.OPTION: path}), **STEP}
+    settings = {"runtime": Runtime(session_options={sessions.LIBRARY_OPTION: path}), **STEP}
     with pytest.raises(UnsupportedOperatorError, match="NegPos"):
         OrtGradientRegressor(deeper, **settings).fit(X, X[:, 0])
     fitted = OrtGradientRegressor(deeper, trainable="W", **settings).fit(X, X[:, 0])
@@ -145,7 +145,7 @@ def test_libraries_that_cannot_be_loaded():
         ("/no/such/library.so", ModelError, "cannot load the library of custom operators '/no/such/library.so'"),
         ([3], TypeError, "must be the path of a library, or a list of paths"),
     ):
-        model = OrtGradientRegressor(network(), runtime=Runtime(session_options={operator_libraries.OPTION: given}))
+        model = OrtGradientRegressor(network(), runtime=Runtime(session_options={sessions.LIBRARY_OPTION: given}))
         with pytest.raises(error, match=message):
             model.fit(X, X[:, 0])
         assert not hasattr(model, "loss_")

@@ -10,9 +10,9 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import OrtGradientRegressor
-from onnxtrain_sklearn._ort.device_graphs import in_pairs, index_sizes
 from onnxtrain_sklearn._ort.devices import OWN_MEMORY, resolve_device
-from onnxtrain_sklearn._ort.sessions import create_session
+from onnxtrain_sklearn._ort.sessions import create_session, index_sizes
+from onnxtrain_sklearn._ort.wrong_kernels import in_pairs
 from onnxtrain_sklearn._training import device_step
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.sessions import evaluate

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import OrtGradientRegressor
-from onnxtrain_sklearn._ort import devices, packages
+from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._ort.devices import Device, resolve_device
 from onnxtrain_sklearn._ort.sessions import create_session
 from onnxtrain_sklearn.exceptions import DeviceError
@@ -96,16 +96,16 @@ def test_cuda_that_does_not_start(monkeypatch):
     monkeypatch.setattr(
         onnxruntime, "preload_dlls", lambda: print("Failed to load libcublas.so.13: no such file"), raising=False
     )
-    packages.load_libraries.cache_clear()
+    devices.load_libraries.cache_clear()
     with pytest.raises(
         DeviceError, match=r"CUDA device 1 could not .*: Failed to load libcublas.* nvidia-smi .*cuda\]"
     ):
         resolve_device("cuda:1")
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
-    packages.load_libraries.cache_clear()
+    devices.load_libraries.cache_clear()
     with pytest.raises(DeviceError, match=r"CUDA device 0 could not be started .*: Can't allocate memory"):
         OrtGradientRegressor(device="cuda").fit(np.eye(4), np.arange(4.0))
-    packages.load_libraries.cache_clear()
+    devices.load_libraries.cache_clear()
 
 
 @without_cuda

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxtrain_sklearn import GraphModel, OrtGradientClassifier
-from onnxtrain_sklearn._ort import integer_products, objects, sessions
+from onnxtrain_sklearn._ort import objects, sessions, wrong_kernels
 from onnxtrain_sklearn._ort.devices import resolve_device
 from tests.helpers.data import DATA
 from tests.helpers.quantized import run_by_default
@@ -27,7 +27,7 @@ SCALE, LARGE = np.float32(1), np.float32(10000)
 @pytest.fixture
 def saturating(monkeypatch):
     """Let the environment say that the processor saturates."""
-    monkeypatch.setenv(integer_products.VARIABLE, "saturating")
+    monkeypatch.setenv(wrong_kernels.VARIABLE, "saturating")
 
 
 def product(rows, zeros=0):
@@ -83,7 +83,7 @@ def types_of(model):
 def test_signed_weights_become_unsigned_ones_with_the_same_products(form, saturating):
     body, rows, arrays, expected = FORMS[form]
     model = graph_of(body, rows, arrays)
-    changed = onnx.load_model_from_string(integer_products.exact(model.SerializeToString()))
+    changed = onnx.load_model_from_string(wrong_kernels.exact(model.SerializeToString()))
     onnx.checker.check_model(changed, full_check=True)
     assert types_of(changed) & {TensorProto.INT8} == (set() if "shared" not in form else {TensorProto.INT8})
     (found,) = run_by_default(changed, {"X": rows})
@@ -94,7 +94,7 @@ def test_signed_weights_become_unsigned_ones_with_the_same_products(form, satura
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     classic = objects.session(model.SerializeToString(), resolve_device(), options)
     assert_array_equal(classic.run(None, {"X": rows})[0], found)
-    assert integer_products.exact(changed.SerializeToString()) == changed.SerializeToString()
+    assert wrong_kernels.exact(changed.SerializeToString()) == changed.SerializeToString()
 
 
 COMPUTED = {
@@ -121,16 +121,16 @@ def test_signed_weights_that_are_no_constants_get_nodes(form, source, saturating
     if source == "input":
         model.graph.input.append(helper.make_tensor_value_info("W", TensorProto.INT8, BYTES.shape))
         feeds["W"] = BYTES
-    changed = onnx.load_model_from_string(integer_products.exact(model.SerializeToString()))
+    changed = onnx.load_model_from_string(wrong_kernels.exact(model.SerializeToString()))
     onnx.checker.check_model(changed, full_check=True)
-    nodes = [node for graph in integer_products.graphs_within(changed.graph) for node in graph.node]
+    nodes = [node for graph in wrong_kernels.graphs_within(changed.graph) for node in graph.node]
     made = {name for node in nodes for name in node.output if "_unsigned" in name}
     products = [node for node in nodes if node.op_type == "MatMulInteger"]
     assert products
     assert {node.input[1] for node in products} <= made
     (found,) = run_by_default(changed, feeds)
     assert_array_equal(found, np.broadcast_to(product(ROWS, zeros), found.shape))
-    assert integer_products.exact(changed.SerializeToString()) == changed.SerializeToString()
+    assert wrong_kernels.exact(changed.SerializeToString()) == changed.SerializeToString()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_two_signed_operands_are_left_as_they_are(body, saturating):
     model = graph_of(body, ROWS, arrays)
     for value in (model.graph.input[0], model.graph.output[0]):
         value.type.tensor_type.elem_type = TensorProto.INT8
-    assert integer_products.exact(model.SerializeToString()) == model.SerializeToString()
+    assert wrong_kernels.exact(model.SerializeToString()) == model.SerializeToString()
     session = sessions.create_session(model.SerializeToString(), resolve_device())
     rows = np.full((5, 64), 127, np.int8)
     (found,) = sessions.run_session(session, ["Y"], {"X": rows})
@@ -155,25 +155,25 @@ def test_two_signed_operands_are_left_as_they_are(body, saturating):
 
 
 def test_the_probe_compares_with_the_exact_product(monkeypatch):
-    monkeypatch.delenv(integer_products.VARIABLE, raising=False)
-    (found,) = run_by_default(integer_products._product(), {"rows": ROWS})
-    assert integer_products.saturate() == bool((found != 255 * 127 * 64).any())
+    monkeypatch.delenv(wrong_kernels.VARIABLE, raising=False)
+    (found,) = run_by_default(wrong_kernels._product(), {"rows": ROWS})
+    assert wrong_kernels.saturate() == bool((found != 255 * 127 * 64).any())
     wrong = helper.make_node("Sub", ["exact", "one"], ["product"])
-    model = integer_products._product()
+    model = wrong_kernels._product()
     model.graph.node[0].output[0] = "exact"
     model.graph.node.append(wrong)
     model.graph.initializer.append(numpy_helper.from_array(np.array(1, np.int32), "one"))
-    monkeypatch.setattr(integer_products, "_product", lambda: model)
-    assert integer_products._probe.__wrapped__()
+    monkeypatch.setattr(wrong_kernels, "_product", lambda: model)
+    assert wrong_kernels._probe.__wrapped__()
 
 
 def test_the_environment_takes_the_place_of_the_probe(monkeypatch):
-    for value, expected in integer_products.KINDS.items():
-        monkeypatch.setenv(integer_products.VARIABLE, value)
-        assert integer_products.saturate() is expected
-    monkeypatch.setenv(integer_products.VARIABLE, "fast")
+    for value, expected in wrong_kernels.KINDS.items():
+        monkeypatch.setenv(wrong_kernels.VARIABLE, value)
+        assert wrong_kernels.saturate() is expected
+    monkeypatch.setenv(wrong_kernels.VARIABLE, "fast")
     with pytest.raises(ValueError, match=r"must be one of \['exact', 'saturating'\] or not set, got 'fast'"):
-        integer_products.saturate()
+        wrong_kernels.saturate()
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -184,8 +184,8 @@ def test_files_that_are_given_back_hold_the_same_numbers_either_way(name, adapte
     model = onnx.load(DATA / f"{name}.onnx")
     X = RNG.random((64, 64)).astype(np.float32).reshape(64, *((64,) if name == "quantized_mlp" else (1, 8, 8)))
     files = {}
-    for kind in integer_products.KINDS:
-        monkeypatch.setenv(integer_products.VARIABLE, kind)
+    for kind in wrong_kernels.KINDS:
+        monkeypatch.setenv(wrong_kernels.VARIABLE, kind)
         settings = {"max_iter": 2, "shuffle": False, "random_state": 0}
         fitted = OrtGradientClassifier(GraphModel(model, output_kind="scores"), **settings).fit(X, np.arange(64) % 10)
         files[kind] = fitted.to_onnx(adapter=adapter)

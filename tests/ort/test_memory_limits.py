@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import GraphModel, OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._ort.runtime_errors import not_loaded, not_run
+from onnxtrain_sklearn._ort.sessions import not_loaded, not_run
 from onnxtrain_sklearn._utils.errors import refusing
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.helpers.hostile import X, net, y

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import MLP, AdamW, OrtGradientRegressor, Runtime, clear_cache
-from onnxtrain_sklearn._ort import devices, runtime_errors, sessions
+from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._ort.devices import resolve_device
 from onnxtrain_sklearn._ort.sessions import create_session
@@ -294,8 +294,8 @@ def test_missing_kernels_are_told_from_other_errors():
     )
     with pytest.raises(Exception, match="NOT_IMPLEMENTED") as error:
         create_session(erf.SerializeToString(), resolve_device())
-    assert runtime_errors.not_implemented(error.value)
+    assert sessions.not_implemented(error.value)
     with pytest.raises(Exception, match="PROTOBUF") as error:
         create_session(b"123", resolve_device())
-    assert not runtime_errors.not_implemented(error.value)
-    assert not runtime_errors.not_implemented(ValueError("shape"))
+    assert not sessions.not_implemented(error.value)
+    assert not sessions.not_implemented(ValueError("shape"))

@@ -127,20 +127,11 @@ PROTOBUF = {
     # of pickles
     "_model.trainable": {"load_model_from_string"},
     "_multi_output.estimator": {"ModelProto"},
-    # the types in a graph that a session refused
-    "_ort.runtime_errors": {"load_model_from_string"},
-    # bytes for a session on a device
-    "_ort.device_graphs": {
+    # graphs that a session refused or that index a table; of wrong kernels, bytes for a session, and what is exported
+    "_ort.sessions": {"GraphProto", "TensorProto", "load_model_from_string"},
+    "_ort.wrong_kernels": {
         "FunctionProto",
         "GraphProto",
-        "ModelProto",
-        "NodeProto",
-        "TensorProto",
-        "helper",
-        "load_model_from_string",
-    },
-    # bytes for a session, and what is exported
-    "_ort.integer_products": {
         "ModelProto",
         "NodeProto",
         "TensorProto",

@@ -1,13 +1,11 @@
-"""Integer products that are exact on every processor.
+"""Rewrite graphs around kernels of onnxruntime that compute wrong numbers.
 
-Without VNNI or AMX instructions, onnxruntime multiplies unsigned by signed bytes with an instruction that adds two
-products in 16 bits, where they saturate: ``255 * 127 + 255 * 127`` becomes 32767, without an error. Two unsigned bytes
-have another kernel, which is exact, and so have two signed ones. A small product, computed once per process, tells
-whether the runtime saturates; where it does, graphs hold unsigned weights. These are the signed ones with 128 added to
-them and to their zero point: the same numbers, for every runtime. To weights that are inputs or computed, nodes add it.
+On CUDA, ``Sum``, ``Max`` and ``Min`` of three or more operands are wrong where two of the operands are broadcast along
+different axes: in 96 of 241 combinations of three shapes, with onnxruntime 1.31. :func:`in_pairs` puts operators of two
+operands in their place, which are right.
 
-onnxruntime's own option for it, ``session.x64quantprecision``, is not used. It does not help graphs that are exported,
-weights that are inputs, or sessions without optimization, and graphs of two signed bytes no longer load.
+On processors without VNNI or AMX instructions, products of unsigned and signed bytes saturate. :func:`exact` makes the
+signed ones unsigned.
 """
 
 from __future__ import annotations
@@ -15,15 +13,73 @@ from __future__ import annotations
 import copy
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from .device_graphs import NodeOwner, graphs_within
 from .packages import onnxruntime
+
+NodeOwner: TypeAlias = "onnx.GraphProto | onnx.FunctionProto"
+
+PAIRWISE = {"Sum": "Add", "Max": "Max", "Min": "Min"}
+"""Operators of any number of operands, and their forms for two operands."""
+
+
+def in_pairs(proto: onnx.ModelProto) -> bool:
+    """Put operators of two operands in place of Sum, Max and Min of more, in the same order, in place.
+
+    Return True if there were any.
+    """
+    graphs = [graph for outer in (proto.graph, *proto.functions) for graph in graphs_within(outer)]
+    found = any(_combines_many(node) for graph in graphs for node in graph.node)
+    for graph in graphs if found else ():
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            if not _combines_many(node):
+                nodes.append(node)
+                continue
+            result, operator, inputs = node.output[0], PAIRWISE[node.op_type], list(node.input)
+            names = [f"{result}/onnxtrain/{i}" for i in range(len(inputs) - 2)]
+            left, outputs = [inputs[0], *names], [*names, result]
+            nodes += [
+                onnx.helper.make_node(operator, [a, b], [to], name=f"{node.name or result}/onnxtrain/{i}")
+                for i, (a, b, to) in enumerate(zip(left, inputs[1:], outputs, strict=True))
+            ]
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]  # they end with their list
+        del graph.node[:]
+        graph.node.extend(copies)
+    return found
+
+
+def graphs_within(graph: NodeOwner) -> Iterator[NodeOwner]:
+    """Return the bodies of loops and branches, the innermost first, and ``graph``."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from graphs_within(body)
+    yield graph
+
+
+def _combines_many(node: onnx.NodeProto) -> bool:
+    return not node.domain and node.op_type in PAIRWISE and len(node.input) > 2
+
+
+# Integer products that are exact on every processor.
+#
+# Without VNNI or AMX instructions, onnxruntime multiplies unsigned by signed bytes with an instruction that adds two
+# products in 16 bits, where they saturate: ``255 * 127 + 255 * 127`` becomes 32767, without an error. Two unsigned
+# bytes have another kernel, which is exact, and so have two signed ones. A small product, computed once per process,
+# tells whether the runtime saturates; where it does, graphs hold unsigned weights. These are the signed ones with 128
+# added to them and to their zero point: the same numbers, for every runtime. To weights that are inputs or computed,
+# nodes add it.
+#
+# onnxruntime's own option for it, ``session.x64quantprecision``, is not used. It does not help graphs that are
+# exported, weights that are inputs, or sessions without optimization, and graphs of two signed bytes no longer load.
+
 
 VARIABLE = "ONNXTRAIN_SKLEARN_INTEGER_PRODUCTS"
 """Environment variable that replaces the probe; its values are the keys of :data:`KINDS`."""
