@@ -23,12 +23,11 @@ from .._utils.cache import Cache
 from ..exceptions import ModelError
 from .kernels import RegisterTile
 from .llvm_text import Text
-from .loops import LANES, RowBound
 from .nodes import translate
 from .plan import FunctionPlan, NotCompiledError, places_of
 from .rows import RowInputs, bound_rows
 from .stages import ARRAY_TYPES, LARGEST_INTEGER, Conversion
-from .views import Buffer, View, new_view
+from .views import LANES, View, new_view
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,28 +82,64 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = Non
         If a node is not among the operators that are compiled.
     """
     plan = FunctionPlan(tile)
-    inputs = {value.name or "": _input_view(plan, value) for value in graph.inputs if is_read(value)}
+
+    # Inputs; nodes read other types as float32.
+    inputs = dict[str, View]()
+    for value in filter(is_read, graph.inputs):
+        given = inputs[value.name or ""] = new_view(plan.shape(value))
+        if value.dtype is None or value.dtype not in ARRAY_TYPES:
+            plan.set(value, given)
+        else:
+            result = new_view(given.shape)
+            plan.set(value, plan.add(Conversion(given, result, value.dtype), result))
+
     for node in graph:
         translate(plan, node)
+
+    # Outputs; integers are converted back and checked to be exact.
     outputs = dict[str, View]()
     for value in graph.outputs:
-        taken = [view.buffer for view in outputs.values()]
-        is_integer = value.dtype in ARRAY_TYPES
-        outputs[value.name or ""] = _integer_output(plan, value) if is_integer else plan.output(value, taken)
+        if value.dtype not in ARRAY_TYPES:
+            view = plan.output(value, taken=[view.buffer for view in outputs.values()])
+        elif value.dtype is ir.DataType.INT64:
+            reason = f"the output {value.name!r} has the integer {{}}, and those from 2**24 on are rounded"
+            plan.require(plan.view(value), (1.0 - LARGEST_INTEGER, LARGEST_INTEGER), reason)
+            view = new_view(plan.view(value).shape)
+            plan.add(Conversion(plan.contiguous(plan.view(value)), view, value.dtype, back=True), view)
+        else:
+            raise NotCompiledError(f"the output {value.name!r} has the type {value.dtype}")
+        outputs[value.name or ""] = view
     plan.keep(outputs.values())
 
-    # Constants of a single number are written into the instructions.
+    # Memory; constants of a single number are written into the instructions.
     constants = {buffer: array for buffer, array in plan.constants.items() if buffer.number is None}
     external = [*(view.buffer for view in (*inputs.values(), *outputs.values())), *constants]
     places, scratch = places_of(plan.stages, external)
+
+    # The rows of a minibatch that a run computes.
     bound = None
     if rows is not None and rows.batch > LANES:
         states = {view.buffer: rows.state(name, view.shape) for name, view in inputs.items()}
         results = [view.buffer for view in outputs.values()]
         bound = bound_rows(plan.stages, states, plan.constants, results, rows.batch)
+
+    # The text: the addresses that the argument holds, then the stages.
+    text = Text()
+    for i, buffer in enumerate(external):
+        buffer.pointer = _argument(text, i)
+    base = _argument(text, len(external))
+    for buffer, place in places.items():
+        buffer.pointer = text.address(base, place)
+    if plan.checks:
+        plan.status.pointer = _argument(text, len(external) + 1)
+    if bound is not None:
+        bound.count = _argument(text, len(external) + 2, "i64")
+    for stage in plan.stages:
+        stage.write(text)
+
     values = [*graph.inputs, *graph.outputs]
     return GraphCode(
-        _function_text(plan, external, places, bound),
+        text.function("run", ["%argument"]),
         {name: view.size for name, view in inputs.items()},
         {name: view.size for name, view in outputs.items()},
         list(constants.values()),
@@ -113,6 +148,11 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = Non
         plan.checks,
         0 if bound is None else bound.batch,
     )
+
+
+def _argument(text: Text, index: int, kind: str = "ptr") -> str:
+    """Add the address, or the integer, at an index of the argument."""
+    return text.value(f"load {kind}, ptr {text.value(f'getelementptr i64, ptr %argument, i64 {index}')}")
 
 
 LINE_BYTES = 64
@@ -176,51 +216,3 @@ class BoundCode:
             self._status[:] = 0.0
             reason = self._checks[int(number) - 1].format(f"{found:.0f}")
             raise ModelError(f"The graph does not run on the data: {reason}.")
-
-
-# --- Parts of graph_code ---
-
-
-def _input_view(plan: FunctionPlan, value: ir.Value) -> View:
-    """Return the view of an input; nodes read other types as float32."""
-    given = new_view(plan.shape(value))
-    if value.dtype is None or value.dtype not in ARRAY_TYPES:
-        plan.set(value, given)
-        return given
-    result = new_view(given.shape)
-    plan.set(value, plan.add(Conversion(given, result, value.dtype), result))
-    return given
-
-
-def _integer_output(plan: FunctionPlan, value: ir.Value) -> View:
-    """Return the view of an output of integers, converted back and checked to be exact."""
-    if value.dtype is not ir.DataType.INT64:
-        raise NotCompiledError(f"the output {value.name!r} has the type {value.dtype}")
-    view = plan.view(value)
-    reason = f"the output {value.name!r} has the integer {{}}, and those from 2**24 on are rounded"
-    plan.require(view, (1.0 - LARGEST_INTEGER, LARGEST_INTEGER), reason)
-    result = new_view(view.shape)
-    return plan.add(Conversion(plan.contiguous(view), result, value.dtype, back=True), result)
-
-
-def _function_text(
-    plan: FunctionPlan, external: Sequence[Buffer], places: Mapping[Buffer, int], bound: RowBound | None
-) -> str:
-    text = Text()
-    for i, buffer in enumerate(external):
-        buffer.pointer = _argument(text, i)
-    base = _argument(text, len(external))
-    for buffer, place in places.items():
-        buffer.pointer = text.address(base, place)
-    if plan.checks:
-        plan.status.pointer = _argument(text, len(external) + 1)
-    if bound is not None:
-        bound.count = _argument(text, len(external) + 2, "i64")
-    for stage in plan.stages:
-        stage.write(text)
-    return text.function("run", ["%argument"])
-
-
-def _argument(text: Text, index: int, kind: str = "ptr") -> str:
-    """Add the address, or the integer, at an index of the argument."""
-    return text.value(f"load {kind}, ptr {text.value(f'getelementptr i64, ptr %argument, i64 {index}')}")

@@ -1,8 +1,8 @@
 """Translate ONNX nodes: :func:`translate` adds a node to a plan by its function in :data:`MAKE`.
 
 A function returns a view of the operand where the node only moves elements (Transpose, Slice, Split), adds an operation
-to an elementwise stage (:data:`.EMIT`), or adds a stage of its own. It raises :class:`.NotCompiledError` for a setting
-that it does not translate.
+to an elementwise stage (:data:`.EMIT`), or adds a stage of its own, such as a :class:`.Selection` at computed indices.
+It raises :class:`.NotCompiledError` for a setting that it does not translate.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import onnx_ir as ir
 
 from .._ir import queries
 from .elementwise import EMIT, TESTS, instruction, is_nonzero
-from .indexing import INDEXING
-from .llvm_text import Floats, Text, at_least, at_most
-from .plan import FunctionPlan, NotCompiledError, first_operand, loaded, operand_views
+from .llvm_text import Floats, Join, Text, at_least, at_most, vector_type
+from .plan import FunctionPlan, NotCompiledError, first_operand, known_operand, loaded, operand_views
 from .products import ProductStage
 from .reductions import MAXIMUM, MINIMUM, SUM, Joining, ReductionStage, SoftmaxStage
-from .stages import LARGEST_INTEGER
+from .stages import LARGEST_INTEGER, Selection
 from .views import View, new_view
 
 
@@ -32,7 +31,7 @@ def translate(plan: FunctionPlan, node: ir.Node) -> None:
     make = MAKE.get(node.op_type) if not node.domain else None
     if make is None:
         raise NotCompiledError(f"{queries.describe(node)} is none of the operators that are compiled")
-    require_integers(plan, node)
+    _require_integers(plan, node)
     views = make(plan, node)
     for value, view in zip(node.outputs, [views] if isinstance(views, View) else views, strict=True):
         plan.set(value, view)
@@ -63,9 +62,7 @@ def _power(plan: FunctionPlan, node: ir.Node) -> View:
 
 def _view_in_shape(plan: FunctionPlan, node: ir.Node) -> View:
     """Return the operand in the shape of the result."""
-    view = plan.contiguous(plan.view(first_operand(node))).reshaped(plan.shape(node.outputs[0]))
-    assert view is not None
-    return view
+    return plan.reshaped(plan.view(first_operand(node)), plan.shape(node.outputs[0]))
 
 
 def _transpose(plan: FunctionPlan, node: ir.Node) -> View:
@@ -105,26 +102,19 @@ def _right(plan: FunctionPlan, view: View) -> View:
 def _matmul(plan: FunctionPlan, node: ir.Node) -> View:
     left, right = operand_views(plan, node)
     left, right = loaded(plan, left), _right(plan, right)
-    shape = plan.shape(node.outputs[0])
-    rows = left if len(left.shape) > 1 else left._replace(shape=(1, *left.shape), strides=(0, *left.strides))
-    columns = right if len(right.shape) > 1 else right._replace(shape=(*right.shape, 1), strides=(*right.strides, 0))
-    result = _product_of_stacks(plan, rows, columns).reshaped(shape)
-    assert result is not None
-    return result
-
-
-def _product_of_stacks(plan: FunctionPlan, left: View, right: View) -> View:
-    """Add the product of stacks of matrices; a single right matrix multiplies all rows at once."""
-    if len(right.shape) == 2 and left.is_contiguous:
+    # A vector is one row on the left, one column on the right.
+    left = left if len(left.shape) > 1 else left._replace(shape=(1, *left.shape), strides=(0, *left.strides))
+    right = right if len(right.shape) > 1 else right._replace(shape=(*right.shape, 1), strides=(*right.strides, 0))
+    if len(right.shape) == 2 and left.is_contiguous:  # a single right matrix multiplies the rows of all left ones
         count, inner = math.prod(left.shape[:-1]), left.shape[-1]
-        rows = left._replace(shape=(count, inner), strides=left.strides[-2:])
-        rows = rows if len(left.shape) == 2 else rows._replace(strides=(inner, 1))
-        result = new_view((count, right.shape[-1]))
-        return plan.add(ProductStage(rows, right, result, plan.tile), result)
-    stack = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    left, right = (view.broadcast((*stack, *view.shape[-2:])) for view in (left, right))
-    result = new_view((*stack, left.shape[-2], right.shape[-1]))
-    return plan.add(ProductStage(left, right, result, plan.tile), result)
+        strides = left.strides if len(left.shape) == 2 else (inner, 1)
+        left, result = left._replace(shape=(count, inner), strides=strides), new_view((count, right.shape[-1]))
+    else:
+        stack = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        left, right = (view.broadcast((*stack, *view.shape[-2:])) for view in (left, right))
+        result = new_view((*stack, left.shape[-2], right.shape[-1]))
+    plan.add(ProductStage(left, right, result, plan.tile), result)
+    return plan.reshaped(result, plan.shape(node.outputs[0]))
 
 
 def _reduction(rule: Joining, mean: bool, plan: FunctionPlan, node: ir.Node) -> View:
@@ -173,10 +163,7 @@ def _log_sum_exp(plan: FunctionPlan, node: ir.Node) -> View:
     given, logarithm = plan.contiguous(source), new_view(source.shape)
     total = new_view((*source.shape[:-1], 1))
     plan.add(SoftmaxStage(given, logarithm, True, total), total)
-    shape = plan.shape(node.outputs[0])
-    view = total.reshaped(shape)
-    assert view is not None
-    return view
+    return plan.reshaped(total, plan.shape(node.outputs[0]))
 
 
 def _concat(plan: FunctionPlan, node: ir.Node) -> View:
@@ -260,18 +247,178 @@ def _batch_normalization(plan: FunctionPlan, node: ir.Node) -> View:
     if len(node.outputs) != 1 or queries.attribute(node, "training_mode", 0):
         raise NotCompiledError(f"{queries.describe(node)} is in training mode")
     source, *rest = operand_views(plan, node)
-    shape = (-1, *[1] * (len(source.shape) - 2))
-    scale, bias, mean, variance = (_as_channels(plan, view, shape) for view in rest)
+    ones = [1] * (len(source.shape) - 2)
+    scale, bias, mean, variance = (plan.reshaped(view, (view.size, *ones)) for view in rest)
     more = plan.elementwise(EMIT["Add"], [variance, plan.number(queries.attribute(node, "epsilon", 1e-5))])
     factor = plan.elementwise(EMIT["Div"], [scale, plan.elementwise(EMIT["Sqrt"], [more])])
     scaled = plan.elementwise(EMIT["Mul"], [plan.elementwise(EMIT["Sub"], [source, mean]), factor])
     return plan.elementwise(EMIT["Add"], [scaled, bias])
 
 
-def _as_channels(plan: FunctionPlan, view: View, shape: tuple[int, ...]) -> View:
-    result = plan.contiguous(view).reshaped((view.size, *shape[1:]))
-    assert result is not None
-    return result
+# --- Selections: constant indices become views, or copies of a few runs; computed ones are checked in each run ---
+
+
+MOST_RUNS = 6
+"""Up to this many runs of consecutive constant indices are copied one by one. No benchmark sets this number: each run
+is a loop of its own, so it bounds the text that is compiled."""
+
+
+def _gather(plan: FunctionPlan, node: ir.Node) -> View:
+    """Select parts of a table along an axis."""
+    table, value = plan.view(first_operand(node)), node.inputs[1]
+    assert value is not None
+    axis, known = _selected_axis(node, table), queries.constant(value)
+    if known is not None:
+        places = _known_places(node, known, table.shape[axis])
+        if (parts := _runs_of_indices(places)) is not None:
+            return _joined_runs(plan, table, axis, parts, known.shape)
+    indices = _index_view(plan, node, table, axis)
+    before, after = table.shape[:axis], table.shape[axis + 1 :]
+    result = new_view((*before, *indices.shape, *after))
+    given = loaded(plan, table)
+    at = given._replace(
+        shape=result.shape,
+        strides=(*given.strides[:axis], *[0] * len(indices.shape), *given.strides[axis + 1 :]),
+    )
+    spread = indices._replace(shape=result.shape, strides=(*[0] * len(before), *indices.strides, *[0] * len(after)))
+    return plan.add(Selection(at, spread, result, table.shape[axis], given.strides[axis]), result)
+
+
+def _selected_axis(node: ir.Node, table: View) -> int:
+    return int(queries.attribute(node, "axis", 0)) % len(table.shape)
+
+
+def _known_places(node: ir.Node, indices: np.ndarray, length: int) -> np.ndarray:
+    """Return constant indices from 0 on; raise where one is outside."""
+    beyond = indices[(indices < -length) | (indices >= length)]
+    if beyond.size:
+        raise NotCompiledError(f"{queries.describe(node)} selects the index {beyond[0]} of {length}")
+    return np.asarray(np.where(indices < 0, indices + length, indices).ravel())
+
+
+def _runs_of_indices(places: np.ndarray) -> list[tuple[int, int, int]] | None:
+    """Return the starts, lengths and steps of runs of indices; None if there are too many to copy one by one."""
+    found, i = list[tuple[int, int, int]](), 0
+    while i < len(places):
+        step = int(places[i + 1] - places[i]) if i + 1 < len(places) else 1
+        step = step if step >= 0 else 1
+        expected = places[i] + step * np.arange(len(places) - i)
+        differs = np.flatnonzero(places[i:] != expected)
+        count = int(differs[0]) if differs.size else len(places) - i
+        found.append((int(places[i]), count, step))
+        i += count
+        if len(found) > MOST_RUNS:
+            return None
+    return found
+
+
+def _joined_runs(
+    plan: FunctionPlan, table: View, axis: int, runs: Sequence[tuple[int, int, int]], shape: tuple[int, ...]
+) -> View:
+    """Return runs of indices side by side, a view for one run, else a copy; ``shape`` is that of the indices."""
+    parts = [table.part(axis, start, count, step) for start, count, step in runs]
+    if len(parts) == 1 and len(shape) < 2:
+        return parts[0] if shape else parts[0].without(axis)
+    result, start = new_view((*table.shape[:axis], sum(run[1] for run in runs), *table.shape[axis + 1 :])), 0
+    for part in parts:
+        plan.copy_into(part, result.part(axis, start, part.shape[axis]))
+        start += part.shape[axis]
+    return plan.reshaped(result, (*table.shape[:axis], *shape, *table.shape[axis + 1 :]))
+
+
+def _index_view(plan: FunctionPlan, node: ir.Node, table: View, axis: int) -> View:
+    """Return the indices of a node, checked."""
+    value, length = node.inputs[1], table.shape[axis]
+    assert value is not None
+    if length > LARGEST_INTEGER:
+        raise NotCompiledError(f"{queries.describe(node)} selects among more than 2**24 elements")
+    view, known = plan.view(value), queries.constant(value)
+    if known is not None:
+        _known_places(node, known, length)
+    else:
+        plan.require(
+            view,
+            (-length, length),
+            f"{queries.describe(node)} selects the index {{}}, beyond the {length} that it selects from: indices from "
+            f"0 to {length - 1} are valid. Replace the others in X, or take a model with a larger table",
+        )
+    return loaded(plan, view)
+
+
+def _along(view: View, axis: int, shape: tuple[int, ...]) -> View:
+    """Return a table with stride 0 along the axis, as a :class:`.Selection` adds the indices' steps there."""
+    return view._replace(shape=shape, strides=(*view.strides[:axis], 0, *view.strides[axis + 1 :]))
+
+
+def _gather_elements(plan: FunctionPlan, node: ir.Node) -> View:
+    """Select an element of a table for each index."""
+    table = loaded(plan, plan.view(first_operand(node)))
+    axis = _selected_axis(node, table)
+    indices = _index_view(plan, node, table, axis)
+    result = new_view(indices.shape)
+    at = _along(table, axis, result.shape)
+    return plan.add(Selection(at, indices, result, table.shape[axis], table.strides[axis]), result)
+
+
+_JOINS: Mapping[str, Join | None] = {
+    "none": None,
+    "add": SUM.join,
+    "mul": lambda text, a, b, width: text.value(f"fmul {vector_type(width)} {a}, {b}"),
+    "max": MAXIMUM.join,
+    "min": MINIMUM.join,
+}
+"""How an element is joined with the one in its place, by the attribute "reduction" of ScatterElements."""
+
+
+def _scatter_elements(plan: FunctionPlan, node: ir.Node) -> View:
+    """Copy a table and write elements to it in order; a reduction joins each with the one in its place."""
+    table, updates = plan.view(first_operand(node)), plan.view(_third(node))
+    axis, join = _selected_axis(node, table), _JOINS[queries.attribute(node, "reduction", "none")]
+    if join is not None and first_operand(node).dtype in (ir.DataType.INT64, ir.DataType.INT32):
+        raise NotCompiledError(f"{queries.describe(node)} computes with integers")
+    indices, updates = _index_view(plan, node, table, axis), loaded(plan, updates)
+    result = plan.copy(table)
+    at = _along(result, axis, indices.shape)
+    given = updates._replace(shape=indices.shape)
+    return plan.add(Selection(at, indices, given, table.shape[axis], result.strides[axis], True, join), result)
+
+
+def _third(node: ir.Node) -> ir.Value:
+    value = node.inputs[2]
+    assert value is not None
+    return value
+
+
+def _filled(plan: FunctionPlan, node: ir.Node) -> View:
+    """Return a view that repeats the number of a ConstantOfShape."""
+    tensor = queries.attribute(node, "value", None)
+    number = 0.0 if tensor is None else float(tensor.numpy().reshape(()))
+    return plan.number(number).broadcast(plan.shape(node.outputs[0]))
+
+
+def _triangle(plan: FunctionPlan, node: ir.Node) -> View:
+    """Return the elements of matrices on one side of a diagonal, zeros elsewhere."""
+    source, number = plan.view(first_operand(node)), known_operand(node, 1)
+    offset = 0 if number is None else int(number.reshape(()))
+    rows, columns = (np.arange(n) for n in source.shape[-2:])
+    distance = columns - rows[:, np.newaxis]
+    kept = distance >= offset if queries.attribute(node, "upper", 1) else distance <= offset
+    return plan.elementwise(EMIT["Where"], [plan.array(kept), source, plan.number(0.0)])
+
+
+def _indicators_at(plan: FunctionPlan, node: ir.Node) -> View:
+    """Put "on" at the indices along a new axis, "off" elsewhere; an index outside gives "off" everywhere."""
+    indices, depth, values = plan.view(first_operand(node)), known_operand(node, 1), plan.view(_third(node))
+    assert depth is not None
+    rank, length = len(indices.shape) + 1, int(depth.reshape(()))
+    axis = int(queries.attribute(node, "axis", -1)) % rank
+    negative = plan.elementwise(EMIT["Less"], [indices, plan.number(0.0)])
+    turned = plan.elementwise(EMIT["Add"], [indices, plan.number(length)])
+    places = plan.elementwise(EMIT["Where"], [negative, turned, indices]).with_axis(axis)
+    counted = plan.array(np.arange(length).reshape(-1, *[1] * (rank - 1 - axis)))
+    chosen = plan.elementwise(EMIT["Equal"], [places, counted])
+    off, on = (values.part(0, i, 1) for i in (0, 1))
+    return plan.elementwise(EMIT["Where"], [chosen, on, off])
 
 
 # --- Integers, which are held as float32: exact below 2**24, rounded once from there on ---
@@ -280,31 +427,31 @@ def _as_channels(plan: FunctionPlan, view: View, shape: tuple[int, ...]) -> View
 # only that two equal numbers are below 2**24: integers that are rounded to different numbers compare as these do.
 
 
-WHOLE = {ir.DataType.INT64: 2.0**63, ir.DataType.INT32: 2.0**31}
+_INTEGER_ENDS = {ir.DataType.INT64: 2.0**63, ir.DataType.INT32: 2.0**31}
 """Integer types, and the end of their ranges."""
 
-MOVING = frozenset(
+_MOVING = frozenset(
     "Abs Cast Concat ConstantOfShape Expand Flatten Gather GatherElements Identity Max Min Neg OneHot Reshape "
     "ScatterElements Sign Slice Split Squeeze Transpose Trilu Unsqueeze Where".split()
 )
 """Operators whose results for rounded integers are the rounded results."""
 
-EXACT = frozenset(("Add", "Mul", "Sub"))
+_EXACT = frozenset(("Add", "Mul", "Sub"))
 """Operators whose results are rounded only once if their operands are exact."""
 
 
-def require_integers(plan: FunctionPlan, node: ir.Node) -> None:
+def _require_integers(plan: FunctionPlan, node: ir.Node) -> None:
     """Raise if an operator does not compute with the integers of a node; make runs fail where it would be wrong."""
-    if not any(value.dtype in WHOLE for value in (*_computed_operands(node), *node.outputs)):
+    if not any(value.dtype in _INTEGER_ENDS for value in (*_computed_operands(node), *node.outputs)):
         return
-    if node.op_type in EXACT:
+    if node.op_type in _EXACT:
         for value in _computed_operands(node):
             _require_exact_integers(plan, node, plan.view(value))
     elif node.op_type in TESTS:
         if len(_computed_operands(node)) == len(node.inputs):  # constants are exact
             equal = plan.elementwise(_first_where_equal, operand_views(plan, node))
             _require_exact_integers(plan, node, equal)
-    elif node.op_type not in MOVING:
+    elif node.op_type not in _MOVING:
         raise NotCompiledError(f"{queries.describe(node)} computes with integers")
 
 
@@ -327,7 +474,7 @@ def _first_where_equal(text: Text, operands: Sequence[str], width: int) -> str:
     return first.where("oeq", second, first, 0.0).name
 
 
-def cast(plan: FunctionPlan, node: ir.Node) -> View:
+def _cast(plan: FunctionPlan, node: ir.Node) -> View:
     """Return the operand of a Cast in the type that it names."""
     value, to = first_operand(node), ir.DataType(queries.attribute(node, "to", 0))
     source, given = plan.view(value), value.dtype
@@ -335,13 +482,13 @@ def cast(plan: FunctionPlan, node: ir.Node) -> View:
         return source if given is ir.DataType.BOOL else plan.elementwise(is_nonzero, [source])
     if to is ir.DataType.FLOAT:
         # Integers have no -0, which Neg of a held 0 gives; adding 0 makes it 0.
-        return plan.elementwise(EMIT["Add"], [source, plan.number(0.0)]) if given in WHOLE else source
-    if to not in WHOLE:
+        return plan.elementwise(EMIT["Add"], [source, plan.number(0.0)]) if given in _INTEGER_ENDS else source
+    if to not in _INTEGER_ENDS:
         raise NotCompiledError(f"{queries.describe(node)} converts to {to.name}, which is not compiled")
-    end = WHOLE[to]
-    if given in WHOLE and end < WHOLE[given]:
+    end = _INTEGER_ENDS[to]
+    if given in _INTEGER_ENDS and end < _INTEGER_ENDS[given]:
         plan.require(source, (-end, end), f"{queries.describe(node)} gets the integer {{}}, which {to} lacks")
-    if given in WHOLE or given is ir.DataType.BOOL:
+    if given in _INTEGER_ENDS or given is ir.DataType.BOOL:
         return source
 
     def truncated(text: Text, operands: Sequence[str], width: int) -> str:
@@ -356,17 +503,20 @@ def cast(plan: FunctionPlan, node: ir.Node) -> View:
 MAKE: Mapping[str, Callable[[FunctionPlan, ir.Node], View | list[View]]] = {
     **dict.fromkeys(EMIT, _each_element),
     "BatchNormalization": _batch_normalization,
-    **INDEXING,
-    "Cast": cast,
+    "Cast": _cast,
     "Clip": _clip,
     "Concat": _concat,
+    "ConstantOfShape": _filled,
     "Expand": _expand,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _view_in_shape),
     "Gemm": _gemm,
     "Identity": lambda plan, node: plan.view(first_operand(node)),
     "LayerNormalization": _layer_normalization,
     "LogSoftmax": partial(_softmax, True),
     "MatMul": _matmul,
+    "OneHot": _indicators_at,
     "Pad": _pad,
     "Pow": _power,
     "ReduceLogSumExp": _log_sum_exp,
@@ -374,9 +524,11 @@ MAKE: Mapping[str, Callable[[FunctionPlan, ir.Node], View | list[View]]] = {
     "ReduceMean": partial(_reduction, SUM, True),
     "ReduceMin": partial(_reduction, MINIMUM, False),
     "ReduceSum": partial(_reduction, SUM, False),
+    "ScatterElements": _scatter_elements,
     "Slice": _slice,
     "Softmax": partial(_softmax, False),
     "Split": _parts_of_view,
     "Transpose": _transpose,
+    "Trilu": _triangle,
 }
 """The function that translates a node, by ONNX operator."""

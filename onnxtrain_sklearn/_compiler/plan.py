@@ -16,7 +16,7 @@ from .elementwise import EmitElements, unchanged
 from .kernels import RegisterTile
 from .products import ProductStage
 from .stages import ARRAY_TYPES, LARGEST_INTEGER, Elementwise, RangeCheck, Stage
-from .views import Buffer, Shape, View, new_view
+from .views import Buffer, Shape, View, new_view, strides_of
 
 
 class NotCompiledError(Exception):
@@ -39,7 +39,7 @@ class FunctionPlan:
     checks : list of str
         The message of check ``i`` is ``checks[i - 1]``; "{}" stands for the offending element.
     status : Buffer
-        Runs write the number of the failed check here.
+        Runs write two numbers here: that of the first failed check, and the offending element.
     """
 
     def __init__(self, tile: RegisterTile) -> None:
@@ -117,7 +117,7 @@ class FunctionPlan:
         return result
 
     def elementwise(self, emit: EmitElements, operands: Sequence[View]) -> View:
-        """Fuse an operation into the first possible stage of its shape, at or after its operands; else add a stage."""
+        """Fuse an operation into the first stage of its shape that has its operands; without one, add a stage."""
         shape = np.broadcast_shapes(*(view.shape for view in operands))
         given, result = [view.broadcast(shape) for view in operands], new_view(shape)
         after = max((self._written.get(view.buffer, -1) for view in given), default=-1)
@@ -148,6 +148,10 @@ class FunctionPlan:
     def contiguous(self, view: View) -> View:
         """Return the view, or that of a copy, with contiguous elements in memory."""
         return view if view.is_contiguous and view.buffer.number is None else self.copy(view)
+
+    def reshaped(self, view: View, shape: Shape) -> View:
+        """Return the elements in another shape, copied unless they are contiguous."""
+        return self.contiguous(view)._replace(shape=shape, strides=strides_of(shape))
 
     def output(self, value: ir.Value, taken: Iterable[Buffer]) -> View:
         """Return the view of an output of the graph, which has a buffer of its own."""

@@ -18,9 +18,7 @@ from typing import NamedTuple
 
 from .kernels import Copy, Dots, Panel, RegisterTile, Transposition
 from .llvm_text import Index, Text
-from .loops import RowBound, clamped
-from .tuning import TUNING
-from .views import Buffer, Shape, View, merged_axes
+from .views import Buffer, RowBound, Shape, View, clamped, merged_axes
 
 SQUARE = 4
 """Rows and columns of the blocks in which a matrix is transposed."""
@@ -28,6 +26,32 @@ SQUARE = 4
 DEPTH = 256
 """Most products that are added up in order: longer sums have larger errors. A panel of as many rows stays in the
 second-level cache."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Bounds between forms of a product, measured by ``python benchmarks/products.py``: run it after a change.
+
+    A form decides the order in which numbers are added, and so the last bits of a result.
+    """
+
+    few_columns: int = 3
+    """Up to this many columns of a result, the lanes of a register are for the inner dimension."""
+
+    worth_transposing: float = 0.2
+    """The transposed product is computed if it leaves this share fewer lanes idle."""
+
+    far: int = 512
+    """The right matrix is copied if its rows are this far apart, as they are then slow to read,"""
+
+    far_rows: int = 128
+    """and it has this many rows,"""
+
+    many_rows: int = 48
+    """and the left matrix has this many rows, which all read the copy."""
+
+
+TUNING = Tuning()
 
 
 @dataclass(eq=False)
@@ -300,7 +324,7 @@ class _ProductWriter:
         form = _form(sizes, left, right, bias is not None, self._tile)
         start = Matrix(bias, 0, 1) if bias else Matrix(self._zeros(), 0, 0)
         if form is _Form.DOTS:
-            self._add_all_dots(left, self._columns(right, scratch), Matrix(result, sizes.columns, 1), start)
+            self._add_dots(left, self._columns(right, scratch), Matrix(result, sizes.columns, 1), start)
         elif form is _Form.SWAPPED:
             m, k, n = self._sizes
             other = _ProductWriter(self._text, ProductSizes(n, k, m), self._tile, Used(n, self._used.inner))
@@ -394,32 +418,32 @@ class _ProductWriter:
         numbers = _integers(into.row, rows, columns)
         self._text.execute(name, [f"ptr {source.array}", *_integers(source.row), f"ptr {into.array}", *numbers])
 
-    def _add_all_dots(self, left: Matrix, right: Matrix, result: Matrix, start: Matrix) -> None:
+    def _add_dots(self, left: Matrix, right: Matrix, result: Matrix, start: Matrix) -> None:
         """Write the result for a block of the inner dimension, then add the others; only the last may be shorter."""
-        size = DEPTH * self._tile.lanes
-        whole, rest = divmod(self._sizes.inner, size)
-        blocks = [_Groups(1, min(self._sizes.inner, size), 0)]
+        (m, inner, n), lanes = self._sizes, self._tile.lanes
+        size = DEPTH * lanes
+        whole, rest = divmod(inner, size)
+        blocks = [_Groups(1, min(inner, size), 0)]
         blocks += [_Groups(whole - 1, size, size)] if whole > 1 else []
         blocks += [_Groups(1, rest, whole * size)] if whole and rest else []
         for block in blocks:
             for position in self._steps(block):
-                first = result if block.start else start
-                self._add_dots(self._at(left, 0, position), self._at(right, position, 0), result, first, block.size)
-
-    def _add_dots(self, left: Matrix, right: Matrix, result: Matrix, start: Matrix, inner: int) -> None:
-        m, _, n = self._sizes
-        lanes = self._tile.lanes
-        last, row = inner % lanes, 0
-        end = inner - (last or lanes)
-        for rows in (8 // (1 + (n > 1)), 4, 2, 1):  # tiles of a power of two, with at most 12 sums in registers
-            if count := (m - row) // rows:
-                name = Dots(rows, n, lanes, end > 0, last > 0).define(self._text)
-                a, s, c = (self._at(one, row, 0) for one in (left, start, result))
-                operands = [f"ptr {a.array}", *_integers(a.row), f"ptr {right.array}", *_integers(right.column)]
-                operands += [f"ptr {s.array}", *_integers(s.row), f"ptr {c.array}"]
-                tiles = self._tiles_used(_Groups(count, rows, row))
-                self._text.execute(name, [*operands, *_integers(n, end, tiles, last)])
-                row += count * rows
+                a, b, first = (
+                    self._at(left, 0, position),
+                    self._at(right, position, 0),
+                    result if block.start else start,
+                )
+                last, row = block.size % lanes, 0
+                end = block.size - (last or lanes)
+                for rows in (8 // (1 + (n > 1)), 4, 2, 1):  # powers of two, with at most 12 sums in registers
+                    if count := (m - row) // rows:
+                        name = Dots(rows, n, lanes, end > 0, last > 0).define(self._text)
+                        at, s, c = (self._at(one, row, 0) for one in (a, first, result))
+                        operands = [f"ptr {at.array}", *_integers(at.row), f"ptr {b.array}", *_integers(b.column)]
+                        operands += [f"ptr {s.array}", *_integers(s.row), f"ptr {c.array}"]
+                        tiles = self._tiles_used(_Groups(count, rows, row))
+                        self._text.execute(name, [*operands, *_integers(n, end, tiles, last)])
+                        row += count * rows
 
 
 def _integers(*numbers: Index) -> list[str]:

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .functions import exp, log
+from .elementwise import exp, log
 from .llvm_text import Index, Join, Text, joined_halves, literal, shuffled, summed, vector_type
-from .loops import LANES, RowBound, chunks, clamped, stop_of
-from .views import View
+from .views import LANES, RowBound, View, chunks, clamped, stop_of
 
 SUMMANDS = 256
 """Most numbers that are added up in order."""

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .elementwise import EMIT, EmitElements, instruction, unchanged
-from .loops import LANES, RowBound
 from .products import ProductStage
 from .reductions import SUM, SUMMANDS, ReductionStage, SoftmaxStage
 from .stages import Conversion, Elementwise, RangeCheck, Selection, Stage
-from .views import Buffer, Shape, View
+from .views import LANES, Buffer, RowBound, Shape, View
 
 
 class RowInputs(NamedTuple):

@@ -19,9 +19,8 @@ import onnx_ir as ir
 
 from .elementwise import EmitElements
 from .llvm_text import Index, Join, Text, literal, vector_type
-from .loops import LANES, Placement, RowBound, chunks, stop_of
 from .reductions import MAXIMUM, joined
-from .views import Buffer, Shape, View, merged_axes
+from .views import LANES, Buffer, Placement, RowBound, Shape, View, chunks, merged_axes, stop_of
 
 LARGEST_INTEGER = 2**24
 """Float32 holds every integer below it."""

@@ -1,7 +1,9 @@
-"""Values of a graph as views into memory: shapes and strides instead of copies.
+"""Values of a graph as views into memory, and the parts of the loops over them.
 
-A :class:`Buffer` is memory of the compiled function, a :class:`View` names some of its elements. Transposes, slices,
-broadcasts and most reshapes of a graph only make another view; no instruction is written for them.
+A :class:`Buffer` is memory of the compiled function, a :class:`View` names some of its elements by shape and strides.
+Transposes, slices, broadcasts and most reshapes of a graph only make another view; no instruction is written for them.
+Stages loop over views: in vectors along an axis (:func:`chunks`), at a :class:`Placement` for each level of nesting, up
+to a :class:`RowBound`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from .llvm_text import Index, Text, literal
 
 Shape = tuple[int, ...]
 
@@ -84,10 +88,6 @@ class View(NamedTuple):
         shape, (strides,) = merged_axes(once.shape, [once.strides])
         return once._replace(shape=shape, strides=strides)
 
-    def reshaped(self, shape: Shape) -> View | None:
-        """Return the same elements in another shape; None if that takes a copy."""
-        return self._replace(shape=shape, strides=strides_of(shape)) if self.is_contiguous else None
-
 
 def strides_of(shape: Shape) -> Shape:
     """Return the strides of contiguous elements."""
@@ -114,3 +114,78 @@ def merged_axes(shape: Shape, strides: Sequence[Shape]) -> tuple[Shape, list[Sha
         else:
             axes.append((n, steps))
     return tuple(n for n, _ in axes), [tuple(steps[k] for _, steps in axes) for k in range(len(strides))]
+
+
+# --- Loops over views ---
+
+LANES = 16
+"""Numbers that an instruction computes: one register of AVX-512, two of AVX2, four of NEON."""
+
+
+def chunks(length: int, width: int) -> list[tuple[int, int, int]]:
+    """Cut an axis into vectors of ``width`` and a narrower rest: first index, number of vectors, width of each."""
+    whole, rest = divmod(length, width)
+    parts = [(0, whole, width)] if whole else []
+    return parts + ([(whole * width, 1, rest)] if rest else [])
+
+
+class Placement(NamedTuple):
+    """Position in a view within nested loops: where it starts, and its strides along the axes without a loop yet."""
+
+    start: Index
+    steps: Shape
+
+    @property
+    def step(self) -> int:
+        """The step along the last axis."""
+        return self.steps[-1] if self.steps else 0
+
+    def inner(self, text: Text, index: Index) -> Placement:
+        """Return the position at an index of the first axis."""
+        return Placement(text.add(self.start, text.multiply(index, self.steps[0])), self.steps[1:])
+
+    def at(self, text: Text, index: Index) -> Index:
+        """Add the position at an index of the last axis."""
+        return text.add(self.start, text.multiply(index, self.step))
+
+
+@dataclass(eq=False)
+class RowBound:
+    """The number of rows that a run computes, counted from the first, as a value of the compiled function.
+
+    Attributes
+    ----------
+    batch : int
+        All rows.
+    count : str
+        The LLVM value, once the text has it: all rows, or a multiple of ``LANES``, so that no register is cut.
+    """
+
+    batch: int
+    count: str = ""
+
+    def of(self, text: Text, total: int) -> Index:
+        """Add the number of indices, of ``total``, that belong to the rows; each row has as many."""
+        return text.multiply(self.count, total // self.batch)
+
+    def of_vectors(self, text: Text, total: int, width: int) -> Index:
+        """Add how many of ``total`` elements belong to the rows and fill vectors of ``width``, a power of 2."""
+        return text.value(f"and i64 {self.of(text, total)}, -{width}")
+
+    def last(self, text: Text, value: str, otherwise: float) -> str:
+        """Add a number of the last rows, or ``otherwise`` if they are not computed."""
+        whole = text.value(f"icmp eq i64 {self.count}, {self.batch}")
+        return text.value(f"select i1 {whole}, float {value}, float {literal(otherwise, 1)}")
+
+
+def stop_of(bound: RowBound | None, text: Text, total: int) -> Index:
+    """Return the end of a loop over ``total`` indices: if it is bounded, after the rows that are computed."""
+    return total if bound is None else bound.of(text, total)
+
+
+def clamped(text: Text, index: Index, low: int, high: int) -> Index:
+    """Add an index clamped to the range from ``low`` to ``high``."""
+    for name, limit in (("smax", low), ("smin", high)):
+        text.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
+        index = text.value(f"call i64 @llvm.{name}.i64(i64 {index}, i64 {limit})")
+    return index

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from .._compiler.loops import LANES
+from .._compiler.views import LANES
 from .._ir.queries import constant
 from .._ort.binding import Binding
 from .._ort.llvm import MachineCode, is_installed, is_loaded

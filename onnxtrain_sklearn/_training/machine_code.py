@@ -14,7 +14,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from .._compiler.code import GraphCode, graph_code
-from .._compiler.functions import supported
+from .._compiler.elementwise import supported
 from .._compiler.kernels import tile_of
 from .._compiler.plan import NotCompiledError
 from .._compiler.rows import RowInputs

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from onnxtrain_sklearn._compiler import functions
-from onnxtrain_sklearn._compiler.functions import FUNCTIONS, supported
+from onnxtrain_sklearn._compiler import elementwise
+from onnxtrain_sklearn._compiler.elementwise import FUNCTIONS, supported
 from onnxtrain_sklearn._compiler.llvm_text import Text
 from onnxtrain_sklearn._ort.llvm import MachineCode
 
@@ -121,7 +121,7 @@ def errors(result, expected):
 @np.errstate(all="ignore")
 def test_error_is_that_of_rounding(name, samples):
     exact, limit = EXACT[name]
-    result = values(getattr(functions, name), samples)
+    result = values(getattr(elementwise, name), samples)
     found = errors(result, exact(samples.astype(np.float64)))
     worst = int(found.argmax())
     assert found[worst] <= limit, (samples[worst], result[worst])
@@ -132,28 +132,28 @@ def test_subnormal_results_are_rounded(name):
     x = np.linspace(-104.5, -87.0, 50_000, dtype=np.float32)
     exact = EXACT[name][0](x.astype(np.float64))
     subnormal = exact < LEAST_NORMAL
-    assert np.abs(values(getattr(functions, name), x) - exact)[subnormal].max() < 0.76 * 2.0**-149
+    assert np.abs(values(getattr(elementwise, name), x) - exact)[subnormal].max() < 0.76 * 2.0**-149
 
 
 @pytest.mark.parametrize("name", ["erf", "expm1", "log1p", "sin", "tanh"])
 def test_zeros_and_subnormals_keep_their_sign(name):
     x = np.array([0.0, -0.0, LEAST, -LEAST, 1e-39, -1e-39], np.float32)
-    result = values(getattr(functions, name), x)
+    result = values(getattr(elementwise, name), x)
     np.testing.assert_array_equal(np.signbit(result), np.signbit(x))
     np.testing.assert_allclose(result, EXACT[name][0](x.astype(np.float64)), rtol=0, atol=2.0**-149)
 
 
 def test_angle_near_a_multiple_of_a_quarter_of_a_turn():
     x = np.array([16367173 * 2.0**72, 16367173 * -(2.0**72)], np.float32)  # no other is as near to one
-    np.testing.assert_allclose(values(functions.cos, x), np.cos(x.astype(np.float64)), rtol=1e-7)
+    np.testing.assert_allclose(values(elementwise.cos, x), np.cos(x.astype(np.float64)), rtol=1e-7)
 
 
 def test_exponential_overflows_where_rounding_does():
     x = neighbors(88.72284, 20)
     expected = np.exp(x.astype(np.float64))
     with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(np.isinf(values(functions.exp, x)), np.isinf(expected.astype(np.float32)))
-    assert 0 < np.isinf(values(functions.exp, x)).sum() < len(x)
+        np.testing.assert_array_equal(np.isinf(values(elementwise.exp, x)), np.isinf(expected.astype(np.float32)))
+    assert 0 < np.isinf(values(elementwise.exp, x)).sum() < len(x)
 
 
 @pytest.mark.parametrize(
@@ -172,13 +172,13 @@ def test_exponential_overflows_where_rounding_does():
     ],
 )
 def test_special_values(name, given, expected):
-    result = values(getattr(functions, name), np.array(given, np.float32))
+    result = values(getattr(elementwise, name), np.array(given, np.float32))
     np.testing.assert_array_equal(result, np.array(expected, np.float32))
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, "expm1", "log1p"])
 def test_width_changes_no_bit(name, samples):
-    function, x = FUNCTIONS.get(name) or getattr(functions, name), samples[::37]
+    function, x = FUNCTIONS.get(name) or getattr(elementwise, name), samples[::37]
     expected = values(function, x)
     for width in (1, 4):
         result = values(function, x, width)

@@ -20,8 +20,8 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn._compiler.code import BoundCode, graph_code
 from onnxtrain_sklearn._compiler.kernels import tile_of
-from onnxtrain_sklearn._compiler.loops import LANES
 from onnxtrain_sklearn._compiler.rows import RowInputs
+from onnxtrain_sklearn._compiler.views import LANES
 from onnxtrain_sklearn._ort.llvm import features
 from onnxtrain_sklearn._training.passes import HostPass
 from tests.helpers.compiled_graphs import GUARD, KINDS, Drawn, guarded, inputs_of, model_of
