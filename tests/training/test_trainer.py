@@ -74,7 +74,7 @@ def test_the_best_weights_come_back():
 @pytest.mark.parametrize("early_stopping", [True, False])
 def test_scores_that_are_no_numbers_are_a_divergence(early_stopping):
     step, scores, history = Step([1.0] * 9), iter([0.5, math.nan]), History()
-    with pytest.raises(DivergenceError, match="predictions for validation"):
+    with pytest.raises(DivergenceError, match="validation predictions"):
         trainer(step, history=history, early_stopping=early_stopping, validate=scores.__next__).fit()
     assert step.parameters.vector == 1  # from where the epoch began
     assert (history.loss_curve, history.validation_scores, history.progress.epoch) == ([1.0], [0.5], 1)
