@@ -23,7 +23,7 @@ from .._ir.edits import hold_as_constant, replace_value
 from .._ir.queries import reaching
 from .._ir.shapes import infer_over_declared
 from ..graph import GraphBuilder, Names, copy_type
-from . import distances, linear, preprocessing, svm, trees
+from . import kernel_methods, linear, preprocessing, trees
 from .context import LazyValue, RewriteRule, RewrittenNode, Role
 
 _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
@@ -164,8 +164,7 @@ def _lp_normalization(r: RewrittenNode) -> Sequence[LazyValue]:
 RULES: dict[tuple[str, str], RewriteRule] = {
     ("", "LpNormalization"): _lp_normalization,
     ("", "Sum"): _chain_of_adds,
-    **distances.RULES,
-    **svm.RULES,
+    **kernel_methods.RULES,
     **preprocessing.RULES,
     **linear.RULES,
     **trees.RULES,

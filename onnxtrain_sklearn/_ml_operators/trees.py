@@ -283,24 +283,21 @@ def _leaf_indices(r: RewrittenNode, forest: Forest) -> ir.Value:
     r.need_rank(r.input(), 2)
     operator = "TreeEnsembleRegressor" if r.node.op_type == "TreeEnsembleClassifier" else r.node.op_type
     x = r.input() if r.input().dtype is ir.DataType.DOUBLE else r.float_input()
-    found = r.op.emit(operator, x, domain=r.node.domain, **_leaf_finder(r, forest))[0]
-    found.dtype = ir.DataType.from_numpy(np.dtype(r.number_type))
-    return r.op.Reshape(r.op.Cast(found, to=INT64), np.array([-1, forest.trees]))
-
-
-def _leaf_finder(r: RewrittenNode, forest: Forest) -> dict[str, Any]:
-    """Return the attributes of the operator that finds leaves: the same nodes, and the numbers of the leaves."""
     nodes = {n: a.value for n, a in r.node.attributes.items() if n.startswith("nodes_") or n == "tree_roots"}
-    numbers, own = np.arange(forest.leaves), {"n_targets": forest.trees}
+    numbers, own = np.arange(forest.leaves), dict[str, Any](n_targets=forest.trees)
     if r.node.op_type == "TreeEnsemble":
         weights = ir.tensor(numbers.astype(nodes["nodes_splits"].dtype.numpy()))
-        return {**nodes, **own, "leaf_targetids": forest.tree_of.tolist(), "leaf_weights": weights}
-    own |= {"target_treeids": forest.places[:, 0].tolist(), "target_nodeids": forest.places[:, 1].tolist()}
-    own |= {"target_ids": forest.tree_of.tolist()}
-    if "nodes_values_as_tensor" not in nodes:
-        return {**nodes, **own, "target_weights": numbers.astype(float).tolist()}
-    weights = ir.tensor(numbers.astype(nodes["nodes_values_as_tensor"].dtype.numpy()))
-    return {**nodes, **own, "target_weights_as_tensor": weights}
+        own |= {"leaf_targetids": forest.tree_of.tolist(), "leaf_weights": weights}
+    else:
+        own |= {"target_treeids": forest.places[:, 0].tolist(), "target_nodeids": forest.places[:, 1].tolist()}
+        own |= {"target_ids": forest.tree_of.tolist()}
+        if "nodes_values_as_tensor" in nodes:
+            own["target_weights_as_tensor"] = ir.tensor(numbers.astype(nodes["nodes_values_as_tensor"].dtype.numpy()))
+        else:
+            own["target_weights"] = numbers.astype(float).tolist()
+    found = r.op.emit(operator, x, domain=r.node.domain, **nodes, **own)[0]
+    found.dtype = ir.DataType.from_numpy(np.dtype(r.number_type))
+    return r.op.Reshape(r.op.Cast(found, to=INT64), np.array([-1, forest.trees]))
 
 
 RULES: dict[tuple[str, str], RewriteRule] = {

@@ -13,7 +13,7 @@ from sklearn.svm import SVC
 
 from onnxtrain_sklearn import OrtGradientClassifier, gradient_graph
 from onnxtrain_sklearn._ir.control_flow import unroll
-from onnxtrain_sklearn._ml_operators import svm
+from onnxtrain_sklearn._ml_operators import kernel_methods
 from onnxtrain_sklearn.graph import GraphBuilder
 from tests.helpers.environment import available_engines
 from tests.helpers.selection import one_case
@@ -68,7 +68,7 @@ def coupling(classes, rows="N", dtype=ir.DataType.FLOAT):
     x, w = (ir.val(name, dtype, [rows, size]) for name, size in (("x", classes * (classes - 1) // 2), ("w", classes)))
     graph = ir.Graph([x, w], [], nodes=[], name="coupling", opset_imports={"": 18})
     op = GraphBuilder(graph, dtype=dtype, constant_nodes=True)
-    p = svm.coupled(op, x, classes)
+    p = kernel_methods.coupled(op, x, classes)
     total = op.ReduceSum(op.Mul(p, w), keepdims=False)
     for value, name, shape in ((total, "total", []), (p, "p", [rows, classes])):
         value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)
@@ -106,7 +106,7 @@ def test_rows_do_not_depend_on_each_other():
 
 def test_size_of_the_graph_depends_neither_on_sweeps_nor_on_classes(monkeypatch):
     sizes = {len(list(coupling(classes).graph.all_nodes())) for classes in (3, 12)}
-    monkeypatch.setattr(svm, "SWEEPS", 50)
+    monkeypatch.setattr(kernel_methods, "SWEEPS", 50)
     sizes.add(len(list(coupling(3).graph.all_nodes())))
     assert len(sizes) == 1
     assert sizes.pop() < 100

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from scipy.linalg import solve_triangular
 from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor, kernels
 
-from ..._ml_operators.distances import root, squared_distances
+from ..._ml_operators.kernel_methods import root, squared_distances
 from ..._utils.typing import Estimator
 from ...exceptions import ModelError
 from ...graph import DOUBLE, FLOAT, GraphBuilder

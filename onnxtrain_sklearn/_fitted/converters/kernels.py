@@ -15,7 +15,7 @@ from sklearn.neighbors import NearestCentroid
 from sklearn.preprocessing import QuantileTransformer, SplineTransformer
 from sklearn.semi_supervised import LabelPropagation, LabelSpreading
 
-from ..._ml_operators.distances import squared_distances
+from ..._ml_operators.kernel_methods import squared_distances
 from ..._utils.typing import Estimator
 from ...graph import DOUBLE, FLOAT, INT64, GraphBuilder
 from .context import Converter, Source, of_rows

@@ -23,7 +23,7 @@ from sklearn.neighbors import (
 )
 
 from ..._ir.queries import constant
-from ..._ml_operators.distances import root, squared_distances
+from ..._ml_operators.kernel_methods import root, squared_distances
 from ..._utils.typing import Estimator
 from ...exceptions import ModelError
 from ...graph import FLOAT, INT64, GraphBuilder
