@@ -99,6 +99,12 @@ def warn(message: str, category: type[Warning] = OnnxTrainWarning) -> None:
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return the end of an error message: the nearest valid name, then all of them."""
     choices = sorted(valid)
-    close = get_close_matches(str(name), choices, n=3, cutoff=0.5)
+    # Compare without case: difflib finds no letter of "LAMB" in "lamb".
+    spellings: dict[str, list[str]] = {}
+    for choice in choices:
+        spellings.setdefault(choice.lower(), []).append(choice)
+    wanted = str(name).lower()
+    alike = [wanted] if wanted in spellings else get_close_matches(wanted, spellings, n=3, cutoff=0.5)
+    close = [choice for one in alike for choice in spellings[one]]
     hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
     return f"{hint} Valid names: {', '.join(repr(c) for c in choices) or 'none'}."

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from ._utils.params import Component, Instance, Rules
-from .exceptions import instead_of
+from .exceptions import InvalidParameterError, instead_of
 
 __all__ = ["Runtime"]
 
@@ -69,6 +69,6 @@ def resolve_runtime(runtime: Runtime | None) -> Runtime:
     if runtime is None:
         return Runtime()
     if not isinstance(runtime, Runtime):
-        raise TypeError(f"runtime must be a Runtime or None, {instead_of(runtime)}.")
+        raise InvalidParameterError(f"runtime must be a Runtime or None, {instead_of(runtime)}.")
     runtime.validate()
     return runtime

@@ -1,7 +1,6 @@
-"""The command line: ``program`` parses the arguments and runs a command, each in a module of its name.
+"""The command line: ``program`` parses the arguments and runs a command.
 
-``console`` defines commands, outcomes and their output, ``arguments`` the options that several commands share.
-``model_option`` resolves ``--model``; ``table_files`` reads tables and ``table_columns`` takes their columns apart.
-``train`` uses ``fitting``, which trains each kind of model, ``onnx_files``, which writes and runs the result, and
-``report``.
+``train``, ``predict``, ``inspect`` and ``demo`` are commands; ``doctor`` holds ``bench`` too, and ``export`` holds
+``gradient`` and ``export-training``. They share ``console`` (outcomes, output, ``--set``), ``model_option`` (the value
+of ``--model``) and ``tables`` (CSV and Parquet files). ``report`` writes the report of ``train``.
 """

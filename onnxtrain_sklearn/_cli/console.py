@@ -1,28 +1,39 @@
-"""Commands, their outcomes and their output: results on stdout, progress, warnings and errors on stderr.
+"""Commands and the parts that they share: outcomes, output, ``--set NAME=VALUE``, files to write.
 
 A module of this room defines a ``Command``: a function that adds its arguments, and one that runs it and returns an
-``Outcome``. ``program`` prints the outcome by the ``Console``, as text or as JSON. Arguments that cannot be meant raise
-``UsageError``.
+``Outcome``. ``program`` prints the outcome by the ``Console``, as text or as JSON: results on stdout, progress,
+warnings and errors on stderr. A wrong argument raises ``UsageError``, before the work begins if possible, so that no
+training is lost to a misspelled name or a folder without permission.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import math
+import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
 import numpy as np
+import onnx
 
 from .._training.history import Epoch
 from .._utils.typing import Estimator
 from .._utils.untrusted_text import json_escaped, printable
+from ..exceptions import nearest
+from ..losses import LOSSES
+from ..optimizers import OPTIMIZERS
+from ..runtime import Runtime
+from ..schedules import SCHEDULES
 
 Record: TypeAlias = "Mapping[str, Any]"
 """The findings of a command, as JSON has them."""
@@ -127,7 +138,7 @@ class Command:
 
 
 class UsageError(ValueError):
-    """Wrong arguments: they name a file, a column or a setting that does not exist, or exclude each other."""
+    """Wrong arguments: they name a file, column or setting that does not exist, or they exclude each other."""
 
 
 def sentence(error: object) -> str:
@@ -150,6 +161,94 @@ def as_json_value(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+# Parameters of estimators, --set NAME=VALUE.
+
+
+def parsed_settings(given: Sequence[str]) -> dict[str, object]:
+    """Return the values of ``NAME=VALUE``: literals of Python, else text."""
+    values: dict[str, object] = {}
+    for one in given:
+        name, sign, text = (part.strip() for part in one.partition("="))
+        if not sign or not name:
+            raise UsageError(f"--set takes NAME=VALUE, such as max_iter=50, got {one.partition('=')[0]!r}.")
+        try:
+            values[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            values[name] = {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    return values
+
+
+_COMPONENTS: dict[str, Mapping[str, type]] = {
+    "optimizer": OPTIMIZERS,
+    "loss": LOSSES,
+    "learning_rate": SCHEDULES,
+    "runtime": {"None": Runtime},
+}
+"""The components of estimators by parameter and by name; ``runtime`` has no names, and None stands for the defaults."""
+
+
+def apply_settings(estimator: Estimator, settings: Mapping[str, object]) -> None:
+    """Set parameters of an estimator, in place; a name that it lacks raises UsageError."""
+    chosen, known = dict(settings), estimator.get_params()
+    for name, components in _COMPONENTS.items():
+        # An estimator takes a component by its name, but set_params reaches into objects only.
+        given = str(settings.get(name, known.get(name)))
+        if name in known and given in components and any(key.startswith(f"{name}__") for key in settings):
+            chosen[name] = components[given]()
+    for name in chosen:
+        if name not in known and name.partition("__")[0] not in known:
+            hint = _place_of(name, known) or nearest(name, known)
+            raise UsageError(f"--set {name!r} is no parameter of {type(estimator).__name__}.{hint}")
+    try:
+        estimator.set_params(**chosen)
+    except (ValueError, AttributeError) as error:
+        raise UsageError(f"--set: {error}") from error
+
+
+def _place_of(name: str, known: Mapping[str, object]) -> str | None:
+    """Return the hint that a parameter is one of a component, such as ``max_grad_norm`` of the optimizer."""
+    if inner := next((full for full in known if full.endswith(f"__{name}")), None):
+        return f" Did you mean {inner!r}?"
+    for role, components in _COMPONENTS.items():
+        owners = [key for key, kind in components.items() if name in signature(kind).parameters]
+        if role not in known or not owners:
+            continue
+        if str(known[role]) in owners:  # the present component has it
+            return f" It is a parameter of {role}: --set {role}__{name}=VALUE."
+        listed = " or ".join(map(repr, owners))
+        return f" It is a parameter of {role} {listed}: --set {role}=NAME {role}__{name}=VALUE."
+    return None
+
+
+# Files to write.
+
+
+def require_writable(files: Sequence[Path | None], tables: Sequence[Path | None]) -> None:
+    """Raise UsageError if one of the files cannot be written, or is one of the tables that are read."""
+    for path in files:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise UsageError(f"{str(path)!r} is a folder: name a file to write.")
+        folder = next(one for one in path.absolute().parents if one.exists())
+        if not folder.is_dir():
+            raise UsageError(f"{str(path)!r} cannot be written: {str(folder)!r} is no folder.")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise UsageError(f"{str(path)!r} cannot be written: there is no permission to write there.")
+        for table in tables:
+            if table is not None and path.exists() and table.exists() and path.samefile(table):
+                raise UsageError(f"{str(path)!r} is a table that is read: name another file to write.")
+
+
+def write_model(model: onnx.ModelProto, path: Path) -> int:
+    """Write a model, and return the size of the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.write_bytes(model.SerializeToString())
+
+
+# Progress of a training.
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from sklearn import datasets
@@ -71,23 +71,36 @@ def _demo(options: argparse.Namespace, console: Console) -> Outcome:
         console.say(line)
     equal = [_export(result, options.output / f"{result.name}.onnx", console) for result in results]
     _draw(results, options.output / "loss_curves.png", console)
-    return Outcome({"results": [_demo_record(result) for result in results]}, [], all(equal))
-
-
-def _demo_record(result: Result) -> dict[str, object]:
-    searches = {"ours": result.ours, "sklearn": result.theirs}
-    scores = {name: search.score(result.split.X_test, result.split.y_test) for name, search in searches.items()}
-    seconds = {name: _seconds(search) for name, search in searches.items()}
-    return {"data": result.name, "test_score": scores, "seconds": seconds, "best": result.ours.best_params_}
+    records = []
+    for result in results:
+        searches = {"ours": result.ours, "sklearn": result.theirs}
+        test = result.split.X_test, result.split.y_test
+        records.append(
+            {
+                "data": result.name,
+                "test_score": {name: search.score(*test) for name, search in searches.items()},
+                "seconds": {name: _seconds(search) for name, search in searches.items()},
+                "best": result.ours.best_params_,
+            }
+        )
+    return Outcome({"results": records}, [], all(equal))
 
 
 def _search(name: str) -> Result:
-    split = _load(name)
+    """Search the learning rate of both networks on a data set."""
+    split, hidden = _load(name), HIDDEN_UNITS[name]
+    ours: BaseEstimator
+    if split.is_classification:
+        ours = OrtGradientClassifier(MLP((hidden,)), optimizer="adam", **DEMO_SETTINGS)
+        theirs = MLPClassifier(hidden_layer_sizes=(hidden,), solver="adam", **DEMO_SETTINGS)
+    else:
+        ours = OrtGradientRegressor(MLP((hidden,)), optimizer="adam", **DEMO_SETTINGS)
+        theirs = MLPRegressor(hidden_layer_sizes=(hidden,), solver="adam", **DEMO_SETTINGS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # some of the rates are too small on purpose
-        ours, theirs = (_fit(estimator, split) for estimator in _estimators(split, HIDDEN_UNITS[name]))
-        peer = clone(theirs.best_estimator_).set_params(**ours.best_params_).fit(split.X_train, split.y_train)
-    return Result(name, split, ours, theirs, peer["net"])
+        found = [_fit(estimator, split) for estimator in (ours, theirs)]
+        peer = clone(found[1].best_estimator_).set_params(**found[0].best_params_).fit(split.X_train, split.y_train)
+    return Result(name, split, found[0], found[1], peer["net"])
 
 
 def _load(name: str) -> Split:
@@ -100,15 +113,6 @@ def _load(name: str) -> Split:
     return Split(X_train, X_test, y_train, y_test)
 
 
-def _estimators(split: Split, hidden: int) -> tuple[BaseEstimator, BaseEstimator]:
-    ours = OrtGradientClassifier if split.is_classification else OrtGradientRegressor
-    theirs = MLPClassifier if split.is_classification else MLPRegressor
-    model = MLP((hidden,))
-    return ours(model, optimizer="adam", **DEMO_SETTINGS), theirs(
-        hidden_layer_sizes=(hidden,), solver="adam", **DEMO_SETTINGS
-    )
-
-
 def _fit(estimator: BaseEstimator, split: Split) -> GridSearchCV:
     pipeline = Pipeline([("scale", StandardScaler()), ("net", estimator)])
     search = GridSearchCV(pipeline, {"net__learning_rate_init": LEARNING_RATES}, cv=3, error_score="raise")
@@ -117,16 +121,15 @@ def _fit(estimator: BaseEstimator, split: Split) -> GridSearchCV:
 
 def _format_table(results: Sequence[Result]) -> list[str]:
     head = f"{'data':<14} {'score':<9} {'estimator':<23} {'rate':>5} {'on test rows':>15} {'seconds':>10} {'speed':>7}"
-    return [head, "-" * len(head), *(row for result in results for row in _table_rows(result))]
-
-
-def _table_rows(result: Result) -> list[str]:
-    measure = "accuracy" if result.split.is_classification else "R²"
-    ratio = _seconds(result.theirs) / _seconds(result.ours)
-    return [
-        f"{result.name:<14} {measure:<9} {_result_columns(result.ours, result.split)} {ratio:>6.1f}x",
-        f"{'':<24} {_result_columns(result.theirs, result.split)} {1.0:>6.1f}x",
-    ]
+    lines = [head, "-" * len(head)]
+    for result in results:
+        measure = "accuracy" if result.split.is_classification else "R²"
+        ratio = _seconds(result.theirs) / _seconds(result.ours)
+        lines += [
+            f"{result.name:<14} {measure:<9} {_result_columns(result.ours, result.split)} {ratio:>6.1f}x",
+            f"{'':<24} {_result_columns(result.theirs, result.split)} {1.0:>6.1f}x",
+        ]
+    return lines
 
 
 def _result_columns(search: GridSearchCV, split: Split) -> str:
@@ -160,11 +163,8 @@ def _run(path: Path, X: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(None, {session.get_inputs()[0].name: X})[0])
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
 def _draw(results: Sequence[Result], path: Path, console: Console) -> None:
+    """Draw the losses of both networks at the same learning rate."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -172,20 +172,15 @@ def _draw(results: Sequence[Result], path: Path, console: Console) -> None:
         return
     figure = Figure(figsize=(4 * len(results), 3.2), layout="constrained")
     for axes, result in zip(figure.subplots(1, len(results), squeeze=False)[0], results, strict=True):
-        _draw_curves(axes, result)
+        ours = result.ours.best_estimator_["net"]
+        scale = 1.0 if result.split.is_classification else 2.0  # scikit-learn halves the squared error
+        for net, factor in ((ours, 1.0), (result.peer, scale)):
+            axes.plot(np.arange(1, net.n_iter_ + 1), factor * np.array(net.loss_curve_), label=type(net).__name__)
+        title = f"{result.name}, learning rate {ours.learning_rate_init}"
+        axes.set(title=title, xlabel="epoch", ylabel="training loss", yscale="log")
+        axes.legend(fontsize="small")
     figure.savefig(path, dpi=100)
     console.say(f"{path}: the loss curves.")
-
-
-def _draw_curves(axes: Axes, result: Result) -> None:
-    """Draw the losses of both networks at the same learning rate and scale: scikit-learn halves the squared error."""
-    ours = result.ours.best_estimator_["net"]
-    scale = 1.0 if result.split.is_classification else 2.0
-    for net, factor in ((ours, 1.0), (result.peer, scale)):
-        axes.plot(np.arange(1, net.n_iter_ + 1), factor * np.array(net.loss_curve_), label=type(net).__name__)
-    title = f"{result.name}, learning rate {ours.learning_rate_init}"
-    axes.set(title=title, xlabel="epoch", ylabel="training loss", yscale="log")
-    axes.legend(fontsize="small")
 
 
 DEMO = Command(_demo_arguments, _demo)

@@ -1,14 +1,20 @@
-"""``doctor``: show what is installed, and test whether it computes right."""
+"""``doctor`` and ``bench``: test this machine and time it.
+
+``doctor`` shows what is installed, and tests whether it computes right. ``bench`` times a training step of a network
+with each engine.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -20,16 +26,31 @@ import onnx_ir as ir
 from sklearn.datasets import load_iris
 
 from .._estimators.classifier import OrtGradientClassifier
+from .._estimators.regressor import OrtGradientRegressor
+from .._estimators.source import source_of
 from .._gradient.engine import available_engines, gradient_graph
+from .._model.trainable import TensorSpec
 from .._ort import devices, llvm, packages, sessions
 from .._ort.wrong_kernels import saturate
 from .._training.formula_updates import compiled_update, formula_of, numpy_update
+from .._training.history import Epoch
 from .._training.machine_code import COMPILED, auto_compiles, can_compile
-from ..exceptions import RuntimeNotFoundError
+from ..exceptions import ModelError, RuntimeNotFoundError
 from ..models import MLP
 from ..optimizers import AdamW, update_graph
-from .console import Command, Console, Outcome, Record, sentence
-from .onnx_files import runner_of, save
+from .console import (
+    Command,
+    Console,
+    Outcome,
+    Record,
+    UsageError,
+    apply_settings,
+    parsed_settings,
+    sentence,
+    write_model,
+)
+from .model_option import BUILDERS, ModelOption, model_named
+from .predict import runner_of
 
 REQUIRED = ("onnxtrain-sklearn", "numpy", "scipy", "scikit-learn", "onnx", "onnx-ir", "skl2onnx", "flatbuffers")
 
@@ -79,7 +100,20 @@ def _doctor(options: argparse.Namespace, console: Console) -> Outcome:
         "self_test": checks,
     }
     record["advice"] = _advice(record)
-    return Outcome(record, _doctor_lines(record), all(check["passed"] for check in checks))
+    runtime = record["onnxruntime"]
+    lines = [
+        *_package_lines(record),
+        f"  up to opset {runtime['opset']}, ai.onnx.ml {runtime['ml_opset']}, IR {runtime['ir_version']}",
+        f"  providers: {', '.join(runtime['providers'])}",
+        f"engines: {', '.join(record['engines'])}{'; compiled code in long fits' * record['auto_compiles']}",
+        f"products of unsigned by signed bytes: {record['integer_products']}",
+        *(
+            f"{'passed' if one['passed'] else 'FAILED'} {one['name']} ({one['seconds']:.1f} s): {one['detail']}"
+            for one in checks
+        ),
+        *(f"advice: {text}" for text in record["advice"]),
+    ]
+    return Outcome(record, lines, all(check["passed"] for check in checks))
 
 
 def _version_of(name: str) -> str | None:
@@ -172,7 +206,7 @@ def _check_training(engine: str, device: str) -> str:
         warnings.simplefilter("ignore")
         net.fit(X.astype(np.float32), y)
         path = Path(folder) / "iris.onnx"
-        save(net.to_onnx(), path)
+        write_model(net.to_onnx(), path)
         session = runner_of(path).session
     (labels,) = sessions.run_session(session, ["label"], {session.get_inputs()[0].name: X.astype(np.float32)})
     accuracy = float(np.mean(labels == y))
@@ -183,30 +217,162 @@ def _check_training(engine: str, device: str) -> str:
 
 def _package_lines(record: Record) -> list[str]:
     runtime = record["onnxruntime"]
-    named = (
-        ", ".join(f"{name} {version}" for name, version in runtime["distributions"].items()) or "not installed by pip"
-    )
+    named = ", ".join(f"{name} {version}" for name, version in runtime["distributions"].items())
     return [
         f"{record['python']} on {record['platform']}, {record['threads']} threads",
         *(f"{name} {version or 'not installed'}" for name, version in record["versions"].items()),
         "optional: " + ", ".join(f"{name} {version or '-'}" for name, version in record["optional"].items()),
-        f"onnxruntime {runtime['version'] or 'cannot be used'} ({named})",
+        f"onnxruntime {runtime['version'] or 'cannot be used'} ({named or 'not installed by pip'})",
     ]
-
-
-def _doctor_lines(record: Record) -> list[str]:
-    runtime = record["onnxruntime"]
-    lines = [
-        *_package_lines(record),
-        f"  up to opset {runtime['opset']}, ai.onnx.ml {runtime['ml_opset']}, IR {runtime['ir_version']}",
-        f"  providers: {', '.join(runtime['providers'])}",
-        f"engines: {', '.join(record['engines'])}{'; compiled code in long fits' * record['auto_compiles']}",
-        f"products of unsigned by signed bytes: {record['integer_products']}",
-    ]
-    for check in record["self_test"]:
-        verdict = "passed" if check["passed"] else "FAILED"
-        lines.append(f"{verdict} {check['name']} ({check['seconds']:.1f} s): {check['detail']}")
-    return [*lines, *(f"advice: {text}" for text in record["advice"])]
 
 
 DOCTOR = Command(_doctor_arguments, _doctor)
+
+
+# bench
+
+
+STEPS = 16
+"""Minibatches of an epoch."""
+
+
+@dataclass
+class Timer:
+    """Callback that ends training after some seconds, and keeps the time of each epoch but the first."""
+
+    seconds: float
+    begun: float = 0.0
+    last: float = 0.0
+    epochs: list[float] = field(default_factory=list)
+
+    def __call__(self, epoch: Epoch) -> bool:
+        now = time.perf_counter()
+        if epoch.number == 1:
+            self.begun = now
+        else:
+            self.epochs.append(now - self.last)
+        self.last = now
+        return len(self.epochs) > 2 and now - self.begun > self.seconds
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Random rows for a network, as one array or by input, and their targets."""
+
+    X: Any
+    y: np.ndarray
+    classifies: bool
+
+
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", nargs="?", default="mlp", help=f"{', '.join(BUILDERS)} or an ONNX file; default: %(default)s")
+    add("--batch", type=_positive_number, default=32, metavar="ROWS", help="rows of a minibatch; default: %(default)s")
+    add(
+        "--features", type=_positive_number, default=20, metavar="N", help="columns, of a builder; default: %(default)s"
+    )
+    add("--classes", type=_positive_number, default=2, metavar="N", help="classes, of a builder; default: %(default)s")
+    add("--seconds", type=float, default=1.0, help="time for each engine; default: %(default)s")
+    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="parameters of the estimator")
+
+
+def _positive_number(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"a number from 1, got {text}")
+    return value
+
+
+def _bench(options: argparse.Namespace, console: Console) -> Outcome:
+    option = model_named(options.model)
+    if option.kind not in ("builder", "graph"):
+        raise UsageError(f"bench takes a builder ({', '.join(BUILDERS)}) or an ONNX graph, got {options.model!r}.")
+    settings = parsed_settings(options.set)
+    if fixed := [name for name in ("batch_size", "max_iter", "callbacks", "model") if name in settings]:
+        raise UsageError(f"--set {fixed[0]!r} is set by bench itself (--batch, --seconds).")
+    rng, rows = np.random.default_rng(0), options.batch * STEPS
+    if option.kind == "graph":
+        problem = _graph_problem(option, rng, rows)
+    elif 2 <= options.classes <= rows:
+        X = rng.normal(size=(rows, options.features)).astype(np.float32)
+        problem = Problem(X, np.arange(rows) % options.classes, True)
+    else:
+        raise UsageError(f"--classes must be 2 to {rows}, the rows of {STEPS} minibatches, got {options.classes}.")
+    wanted = settings.get("engine", "auto")
+    results = {}
+    for engine in available_engines() if wanted == "auto" else (str(wanted),):
+        console.progress(f"timing {option.text} with the engine {engine}")
+        results[engine] = _timed(option, problem, settings | {"engine": engine}, options)
+    lines = [f"{option.text}, minibatches of {options.batch} rows"]
+    for engine, one in results.items():
+        if one["error"] is not None:
+            lines.append(f"{engine}: {one['error']}")
+            continue
+        step = one["microseconds_per_step"]
+        lines.append(
+            f"{engine}: {step['least']:.0f} µs a step at best, {step['median']:.0f} µs in the middle of {one['steps']} "
+            f"steps, {one['rows_per_second']:,.0f} rows a second; {one['microseconds_per_prediction']:.0f} µs to "
+            f"predict a row"
+        )
+    record = {"model": option.text, "batch": options.batch, "engines": results}
+    return Outcome(record, lines, any(one["error"] is None for one in results.values()))
+
+
+def _graph_problem(option: ModelOption, rng: np.random.Generator, rows: int) -> Problem:
+    """Return random rows in the shapes of a graph's inputs."""
+    source, fitted = source_of(option.model, None)
+    if fitted is not None:
+        raise UsageError(
+            f"{option.text} is the file of a fitted model, which is fine-tuned by other steps: give a graph."
+        )
+
+    def random_rows(spec: TensorSpec) -> np.ndarray:
+        if None in spec.shape[1:]:
+            raise UsageError(f"The input {spec.name!r} has the shape {spec.shape}: bench takes graphs of known sizes.")
+        shape = (rows, *(int(size) for size in spec.shape[1:] if size is not None))
+        if spec.dtype.kind == "f":
+            return rng.normal(size=shape).astype(spec.dtype)
+        return rng.integers(0, 2, shape).astype(spec.dtype)  # valid indices of embeddings of any size
+
+    arrays = {spec.name: random_rows(spec) for spec in source.inputs}
+    X = arrays if len(arrays) > 1 else next(iter(arrays.values()))
+    if None in source.output_row or len(source.output_row) > 1:
+        raise UsageError(f"bench takes graphs with an output of rows of known length, got {source.output_row}.")
+    width = math.prod(size for size in source.output_row if size is not None)
+    if source.link in ("softmax", "sigmoid"):
+        return Problem(X, np.arange(rows) % max(2, width), True)
+    return Problem(X, rng.normal(size=(rows, width)).squeeze(), False)
+
+
+def _timed(
+    option: ModelOption, problem: Problem, settings: Mapping[str, object], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return the microseconds of a step in the fastest epoch and in the middle one, and of a prediction of a row."""
+    timer = Timer(options.seconds)
+    kind: Any = OrtGradientClassifier if problem.classifies else OrtGradientRegressor
+    estimator = kind(option.model, batch_size=options.batch, max_iter=10**9, tol=0.0, random_state=0)
+    apply_settings(estimator, {"n_iter_no_change": math.inf, **settings})
+    estimator.callbacks = [timer]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            estimator.fit(problem.X, problem.y)
+    except ModelError as error:
+        return {"error": sentence(error)}
+    steps = np.array(timer.epochs) / STEPS * 1e6
+    one = {name: array[:1] for name, array in problem.X.items()} if isinstance(problem.X, dict) else problem.X[:1]
+    predictions = []
+    for _ in range(30):
+        begun = time.perf_counter()
+        estimator.predict(one)
+        predictions.append(time.perf_counter() - begun)
+    return {
+        "error": None,
+        "steps": len(steps) * STEPS,
+        "microseconds_per_step": {"least": float(np.min(steps)), "median": float(np.median(steps))},
+        "rows_per_second": float(options.batch / np.median(steps) * 1e6),
+        "microseconds_per_prediction": min(predictions) * 1e6,
+    }
+
+
+BENCH = Command(_bench_arguments, _bench)

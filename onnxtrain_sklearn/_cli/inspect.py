@@ -10,7 +10,6 @@ from typing import Any
 import onnx_ir as ir
 
 from .._estimators.classifier import OrtGradientClassifier
-from .._estimators.describe import Description
 from .._estimators.regressor import OrtGradientRegressor
 from .._estimators.source import source_of
 from .._gradient.engine import ENGINES, available_engines, differentiate
@@ -42,14 +41,22 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
     option = model_named(options.model, options.trust)
     if option.kind == "own":
-        option = _as_graph(option, console)
+        # the graph of an estimator of this package; of a pipeline that of its last step
+        net = own_estimator(option.model)
+        if net is not option.model:
+            console.progress(f"inspected: the last step, {type(net).__name__}; it takes what the steps before it give")
+        option = ModelOption("graph", net.to_onnx(), option.text)
     if option.kind not in ("graph", "fitted"):
         raise UsageError(f"{options.model!r} is built for the data of a fit: inspect takes a file.")
     record: dict[str, Any] = {"model": option.text}
     if option.kind == "graph":
         record |= _facts(from_proto(read(option.model)))
+    patterns = options.trainable or "all"
+    kind = OrtGradientClassifier if is_classifier_option(option) else OrtGradientRegressor
     try:
-        described, source = _inspected(option, options)
+        described = kind(GraphModel(option.model, options.of), trainable=patterns).describe()
+        source, trained = selected(source_of(option.model, options.of)[0], patterns)
+        source = source.with_frozen_statistics(trained)
     except ModelError as error:
         if not record.get("nodes"):
             raise
@@ -59,26 +66,18 @@ def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
         record |= _facts(source.model)
     names = [entry.name for entry in described.of("trained")]
     console.progress(f"{len(names)} parameters to train")
-    record |= _told_description(described)
-    record["engines"] = {engine: _verdict_of(engine, source, names) for engine in ENGINES}
+    record |= {
+        "trainable": True,
+        "trained_output": described.output,
+        "loss": described.loss,
+        "n_trained": described.n_trained,
+        "parameters": [
+            {"name": e.name, "shape": e.shape, "type": e.dtype.name, "status": e.status, "reason": e.reason}
+            for e in described.entries
+        ],
+        "engines": {engine: _differentiated(engine, source, names) for engine in ENGINES},
+    }
     return Outcome(record, _lines(record))
-
-
-def _as_graph(option: ModelOption, console: Console) -> ModelOption:
-    """Return the graph of an estimator of this package, of a pipeline that of its last step."""
-    net = own_estimator(option.model)
-    if net is not option.model:
-        console.progress(f"inspected: the last step, {type(net).__name__}; it takes what the steps before it give")
-    return ModelOption("graph", net.to_onnx(), option.text)
-
-
-def _inspected(option: ModelOption, options: argparse.Namespace) -> tuple[Description, TrainableModel]:
-    """Return the description of the graph as an estimator would train it, and the graph itself."""
-    patterns = options.trainable or "all"
-    kind = OrtGradientClassifier if is_classifier_option(option) else OrtGradientRegressor
-    described = kind(GraphModel(option.model, options.of), trainable=patterns).describe()
-    source, names = selected(source_of(option.model, options.of)[0], patterns)
-    return described, source.with_frozen_statistics(names)
 
 
 def _facts(model: ir.Model) -> dict[str, Any]:
@@ -97,30 +96,14 @@ def _facts(model: ir.Model) -> dict[str, Any]:
 
 
 def _told_value(value: ir.Value) -> dict[str, Any]:
-    shape = None if value.shape is None else [size if isinstance(size, int) else _symbol(size) for size in value.shape]
+    """Return name, type and shape of an input or output; None stands for a size without a name."""
+    sizes = None if value.shape is None else [getattr(size, "value", size) for size in value.shape]
+    shape = None if sizes is None else [size if size is None or isinstance(size, int) else str(size) for size in sizes]
     kind = str(value.type) if value.dtype is None else value.dtype.name.lower()
     return {"name": value.name, "type": kind, "shape": shape}
 
 
-def _symbol(size: object) -> str | None:
-    name = getattr(size, "value", None)
-    return None if name is None else str(name)
-
-
-def _told_description(described: Description) -> dict[str, Any]:
-    return {
-        "trainable": True,
-        "trained_output": described.output,
-        "loss": described.loss,
-        "n_trained": described.n_trained,
-        "parameters": [
-            {"name": e.name, "shape": e.shape, "type": e.dtype.name, "status": e.status, "reason": e.reason}
-            for e in described.entries
-        ],
-    }
-
-
-def _verdict_of(engine: str, source: TrainableModel, names: Sequence[str]) -> dict[str, Any]:
+def _differentiated(engine: str, source: TrainableModel, names: Sequence[str]) -> dict[str, Any]:
     """Return whether an engine differentiates the graph; if not, its reasons with the parameters that each blocks."""
     if engine not in available_engines():
         return {"available": False, "differentiable": None, "obstacles": []}
@@ -166,9 +149,17 @@ def _lines(record: Record) -> list[str]:
         return [*lines, f"not trainable: {record['reason']}"]
     lines.append(f"trained output {record['trained_output']!r}, loss taken {record['loss']}")
     lines.append(f"{record['n_trained']:,} trained numbers")
-    lines += [_parameter_line(entry) for entry in record["parameters"]]
+    for entry in record["parameters"]:
+        shape = "x".join(map(str, entry["shape"])) or "scalar"
+        lines.append(f"  {entry['status']:9} {entry['name']} {shape} {entry['type']}: {entry['reason']}")
     for engine, verdict in record["engines"].items():
-        lines += _engine_lines(engine, verdict)
+        if not verdict["available"]:
+            lines.append(f"engine {engine}: not installed")
+        elif verdict["differentiable"]:
+            lines.append(f"engine {engine}: differentiates all trained parameters")
+        else:
+            lines.append(f"engine {engine}: does not differentiate")
+            lines += [f"  {', '.join(one['parameters'])}: {one['reason']}" for one in verdict["obstacles"]]
     return lines
 
 
@@ -177,22 +168,4 @@ def _line_of(value: Record) -> str:
     return f"{value['name']}: {value['type']} {sizes}"
 
 
-def _parameter_line(entry: Record) -> str:
-    shape = "x".join(map(str, entry["shape"])) or "scalar"
-    return f"  {entry['status']:9} {entry['name']} {shape} {entry['type']}: {entry['reason']}"
-
-
-def _engine_lines(engine: str, verdict: Record) -> list[str]:
-    if not verdict["available"]:
-        return [f"engine {engine}: not installed"]
-    if verdict["differentiable"]:
-        return [f"engine {engine}: differentiates all trained parameters"]
-    obstacles = (f"  {', '.join(one['parameters'])}: {one['reason']}" for one in verdict["obstacles"])
-    return [f"engine {engine}: does not differentiate", *obstacles]
-
-
-INSPECT = Command(
-    _inspect_arguments,
-    _inspect,
-    SECURITY,
-)
+INSPECT = Command(_inspect_arguments, _inspect, SECURITY)

@@ -23,7 +23,7 @@ from ..exceptions import nearest
 from ..models import MODELS
 from ..skops_types import TRUSTED_TYPES
 from .console import UsageError
-from .table_files import require_columns
+from .tables import require_columns
 
 if TYPE_CHECKING:
     import pandas
@@ -88,7 +88,7 @@ def model_named(name: str, trust: Sequence[str] = ()) -> ModelOption:
         what = "There is no file" if looks_like_path else "Unknown model"
         raise UsageError(f"{what} {name!r}.{'' if looks_like_path else nearest(name, names)}")
     if path.suffix in (*PICKLES, ".skops"):
-        loaded = _unpickled(path) if path.suffix in PICKLES else _from_skops(path, trust)
+        loaded = _load_estimator(path, trust)
         if not hasattr(loaded, "predict"):
             raise UsageError(f"{name!r} holds a {type(loaded).__name__}, which is no fitted estimator.")
         text = f"{path.name} ({type(loaded).__name__})"
@@ -97,16 +97,15 @@ def model_named(name: str, trust: Sequence[str] = ()) -> ModelOption:
     return ModelOption("graph", str(path), path.name)
 
 
-def _unpickled(path: Path) -> Any:
-    import joblib
+def _load_estimator(path: Path, trust: Sequence[str]) -> Any:
+    """Return the object in a joblib, pickle or skops file."""
+    if path.suffix in PICKLES:
+        import joblib
 
-    try:
-        return joblib.load(path)
-    except Exception as error:  # a pickle runs code, which may raise anything
-        raise ValueError(f"{str(path)!r} cannot be loaded by joblib: {type(error).__name__}: {error}") from error
-
-
-def _from_skops(path: Path, trust: Sequence[str]) -> Any:
+        try:
+            return joblib.load(path)
+        except Exception as error:  # a pickle runs code, which may raise anything
+            raise ValueError(f"{str(path)!r} cannot be loaded by joblib: {type(error).__name__}: {error}") from error
     try:
         import skops.io
     except ImportError as error:

@@ -1,8 +1,11 @@
 """The program ``onnxtrain-sklearn``: its commands, the parser, and the exit status.
 
-``main`` imports the module of the given command alone, and runs it. The exit status is 0 on success, 1 if the work
-failed, and 2 if the arguments are wrong. An error is one sentence on stderr. Arguments are parsed by the standard
-library's argparse, so that the program needs no further package.
+``main`` imports the module of the given command alone, and runs it. An error is one sentence on stderr. Arguments are
+parsed by the standard library's argparse, so that the program needs no further package.
+
+The exit status is 0 on success and 2 if an argument is wrong, whatever the data hold: it names a file, a column or a
+parameter that does not exist, or gives a parameter a value that it cannot have (``UsageError``,
+``InvalidParameterError``). It is 1 if the work failed: the data cannot be used, training diverged, a check failed.
 """
 
 from __future__ import annotations
@@ -11,47 +14,41 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import NoReturn
 
 from .._ort import packages
 from .._utils.untrusted_text import printable
-from ..exceptions import RuntimeNotFoundError
+from ..exceptions import InvalidParameterError, RuntimeNotFoundError
 from .console import Command, Console, UsageError, sentence
 
 
 @dataclass(frozen=True)
 class ListedCommand:
-    """A command in the table: its name, a line of help, and the function that imports its module."""
+    """A command in the table: its name, its module, and a line of help."""
 
     name: str
+    module: str
     summary: str
-    load: Callable[[], Command]
 
-
-def _command_at(name: str, summary: str, module: str, variable: str) -> ListedCommand:
-    def load() -> Command:
-        found: Command = getattr(importlib.import_module(f".{module}", __package__), variable)
+    def load(self) -> Command:
+        """Import the module, and return the command, which has its name in capitals."""
+        module = importlib.import_module(f".{self.module}", __package__)
+        found: Command = getattr(module, self.name.upper().replace("-", "_"))
         return found
 
-    return ListedCommand(name, summary, load)
 
-
-COMMANDS: tuple[ListedCommand, ...] = (
-    _command_at("doctor", "show what is installed and what it can do, and test it", "doctor", "DOCTOR"),
-    _command_at(
-        "inspect", "show inputs, outputs and parameters, and what each engine differentiates", "inspect", "INSPECT"
-    ),
-    _command_at("train", "train a network on a table and write it as ONNX", "train", "TRAIN"),
-    _command_at("predict", "run an ONNX file on a table and write its outputs as CSV", "predict", "PREDICT"),
-    _command_at("gradient", "write the graph that computes the gradient of an output", "gradient", "GRADIENT"),
-    _command_at(
-        "export-training", "write graphs that train a model in any onnxruntime", "export_training", "EXPORT_TRAINING"
-    ),
-    _command_at("bench", "time a training step of a network with each engine", "bench", "BENCH"),
-    _command_at("demo", "train on digits, breast_cancer and diabetes beside scikit-learn's MLP", "demo", "DEMO"),
+COMMANDS = (
+    ListedCommand("doctor", "doctor", "show what is installed and what it can do, and test it"),
+    ListedCommand("inspect", "inspect", "show inputs, outputs and parameters, and what each engine differentiates"),
+    ListedCommand("train", "train", "train a network on a table and write it as ONNX"),
+    ListedCommand("predict", "predict", "run an ONNX file on a table and write its outputs as CSV"),
+    ListedCommand("gradient", "export", "write the graph that computes the gradient of an output"),
+    ListedCommand("export-training", "export", "write graphs that train a model in any onnxruntime"),
+    ListedCommand("bench", "doctor", "time a training step of a network with each engine"),
+    ListedCommand("demo", "demo", "train on digits, breast_cancer and diabetes beside scikit-learn's MLP"),
 )
 """Every command, in the order of the help."""
 
@@ -78,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.traceback:
             raise
-        status, text = WRONG_USAGE if isinstance(error, UsageError) else FAILED, sentence(error)
+        is_usage = isinstance(error, UsageError | InvalidParameterError)
+        status, text = WRONG_USAGE if is_usage else FAILED, sentence(error)
         console.error(f"error: {text}")
         if status == WRONG_USAGE:
             console.error(f"See onnxtrain-sklearn {name} --help.")

@@ -1,29 +1,81 @@
 """``train``: fit a network to a table and write it as one ONNX file, with scores and a report.
 
-The command reads the table (``table_files``, ``table_columns``), splits its rows, fits the model (``fitting``), writes
-the file and runs it again to compare its predictions with the estimator's (``onnx_files``).
+``_train`` is the command: it reads the table, splits its rows, fits the model in the way of its kind (``fit_option``),
+writes the file and runs it again to compare its predictions with the estimator's.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
+from sklearn import metrics
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
 from sklearn.model_selection import train_test_split
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from .arguments import parsed_settings, require_writable
-from .console import Command, Console, Outcome, Record, UsageError, sentence
-from .fitting import Rows, Trained, fit_option
-from .model_option import BUILDERS, PICKLES, RECIPES, SECURITY, ModelOption, is_classifier_option, model_named
-from .onnx_files import describe_table, prediction_difference, runner_of, save, whole_graph
-from .report import Report, baseline, confusion, prediction_scores, write_report
-from .table_columns import TableTask, Target, target_of, warn_of_row_numbers
-from .table_files import read_table_file, require_columns, table_arguments, without_columns
+from .._data.inputs import WARNINGS
+from .._estimators.classifier import OrtGradientClassifier
+from .._estimators.regressor import OrtGradientRegressor
+from .._fitted import skl2onnx_bridge
+from .._given.ml_files import TABLE_KEY
+from .._multi_output.estimator import OrtGradientMultiOutput
+from .._recipes.base import BaseRecipe
+from .._utils.typing import Estimator, FrameLike, MatrixLike
+from ..models import Linear
+from .console import (
+    Command,
+    Console,
+    Outcome,
+    Record,
+    UsageError,
+    apply_settings,
+    epochs_shown,
+    parsed_settings,
+    require_writable,
+    sentence,
+    write_model,
+)
+from .model_option import (
+    BUILDERS,
+    PICKLES,
+    RECIPES,
+    SECURITY,
+    ModelOption,
+    fitted_columns,
+    is_classifier_option,
+    model_named,
+    own_estimator,
+)
+from .predict import Output, runner_of
+from .report import Report, write_report
+from .tables import (
+    MISSING_TEXT,
+    TableTask,
+    Target,
+    as_numbers_and_text,
+    read_table_file,
+    require_columns,
+    table_arguments,
+    target_of,
+    text_columns,
+    warn_of_row_names,
+    warn_of_row_numbers,
+    without_columns,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -51,6 +103,14 @@ DEFAULT_MODEL, DEFAULT_WITH_VALIDATION = "realmlp", "mlp"
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Rows of a table: the columns besides the target, and the targets."""
+
+    frame: pandas.DataFrame
+    y: np.ndarray
+
+
+@dataclass(frozen=True)
 class Splits:
     """The rows to train on, to test on and to stop on."""
 
@@ -60,21 +120,39 @@ class Splits:
 
 
 @dataclass(frozen=True)
-class Written:
-    """The written file: its size, whether it holds the whole pipeline, and the difference of its predictions."""
+class Trained:
+    """A fitted estimator, and how it reads a table.
 
-    path: Path
-    size: int
-    whole: bool
-    difference: float | None
+    Attributes
+    ----------
+    predictor : estimator
+        The whole estimator, which may be a pipeline; it predicts from the results of ``prepare``.
+    net : estimator
+        The estimator of this package in it, with the losses of its epochs.
+    prepare : callable
+        Makes the input of ``predictor`` from a data frame.
+    columns : list of str
+        The columns that it reads, in their order.
+    missing_text : str
+        The text that stands for a missing one in the ONNX file.
+    earlier : int
+        Epochs of earlier fits that this training went on from.
+    """
+
+    predictor: Any
+    net: Any
+    prepare: Callable[[Any], Any]
+    columns: list[str]
+    missing_text: str = MISSING_TEXT
+    earlier: int = 0
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
-    table_arguments(parser, "CSV or Parquet file with a header")
+    table_arguments(parser)
     add = parser.add_argument
     add("--target", required=True, metavar="COLUMN", help="the column to predict")
     defaults = f"{DEFAULT_MODEL}; with --validation: {DEFAULT_WITH_VALIDATION}"
-    add("--model", metavar="NAME|FILE", help=f"what is trained, see below; default: {defaults}")
+    add("--model", metavar="NAME|FILE", help=f"the model to train, see below; default: {defaults}")
     add("--task", choices=["classification", "regression"], help="default: as the target's values tell")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="parameters of the estimator")
     add("--holdout", type=_share, default=0.2, metavar="SHARE", help="rows to test on, 0: none; default: %(default)s")
@@ -89,10 +167,6 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trust", nargs="+", default=[], metavar="TYPE", help="types in a skops file that may be loaded")
 
 
-def _default_model(options: argparse.Namespace) -> str:
-    return DEFAULT_MODEL if options.validation is None else DEFAULT_WITH_VALIDATION
-
-
 def _share(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1:
@@ -101,40 +175,94 @@ def _share(text: str) -> float:
 
 
 def _train(options: argparse.Namespace, console: Console) -> Outcome:
+    # Check the arguments that need no data.
     if options.report is not None and options.report.suffix not in (".html", ".md"):
         raise UsageError(f"--report writes .html or .md, got {options.report.name!r}.")
-    require_joblib_name(options.save)
+    if options.save is not None and options.save.suffix not in PICKLES:  # the ending says how the file is read again
+        raise UsageError(f"--save writes {', '.join(PICKLES[:-1])} or {PICKLES[-1]}, got {options.save.name!r}.")
     tables = [options.data, options.test, options.validation]
     require_writable([options.output, options.save, options.report], tables)
     settings = parsed_settings(options.set)
-    option = model_named(options.model or _default_model(options), options.trust)
-    table = read_table_file(options.data, options.separator)
-    frame = without_columns(table, options.drop)
-    target = target_of(frame, options.target, task_of_model(option, options.task))
-    if len(frame.columns) == 1:
+    default = DEFAULT_MODEL if options.validation is None else DEFAULT_WITH_VALIDATION
+    option = model_named(options.model or default, options.trust)
+
+    # Read the table, and split its rows.
+    table = without_columns(read_table_file(options.data, options.separator), options.drop)
+    target = target_of(table, options.target, _task_of_model(option, options.task))
+    if len(table.columns) == 1:
         raise ValueError(f"{options.data}: there is no column besides the target {target.name!r} to predict it from.")
-    console.progress(f"{options.data}: {len(frame)} rows, {len(frame.columns) - 1} columns besides the target")
+    frame = table.drop(columns=target.name)
+    console.progress(f"{options.data}: {len(frame)} rows, {len(frame.columns)} columns besides the target")
     console.progress(f"target {target.name!r}: {target.task}, as {target.reason}")
-    warn_of_row_numbers(frame.drop(columns=target.name))
-    splits = _splits(options, frame.drop(columns=target.name), target)
+    warn_of_row_numbers(frame)
+    splits = _splits(options, frame, target)
+
+    # Fit, write and compare.
     begun = time.monotonic()
     trained = fit_option(
         option, target.task, splits.train, splits.validation, settings, seed=options.seed, console=console
     )
     seconds = time.monotonic() - begun
-    written = _write(trained, splits.test or splits.train, target, options.output, console)
-    record = _train_record(option, target, splits, trained, written, settings) | {"seconds": seconds}
+    file = _write(trained, splits.test or splits.train, target, options.output, console)
+
+    # Score, save and report.
+    net, test = trained.net, splits.test
+    scores = {"train": prediction_scores(trained, splits.train, target.task)}
+    record = {
+        "model": option.text,
+        "task": target.task,
+        "task_reason": target.reason,
+        "target": target.name,
+        "columns": trained.columns,
+        "classes": getattr(net, "classes_", None),
+        "rows": {"train": len(splits.train.y), "test": 0 if test is None else len(test.y)},
+        "settings": settings,
+        "engine": net.engine_,
+        "epochs": net.n_iter_ - trained.earlier,
+        "scores": scores | ({} if test is None else {"test": prediction_scores(trained, test, target.task)}),
+        "baseline": {} if test is None else baseline(splits.train.y, test.y, target.task),
+        "onnx": file,
+        "seconds": seconds,
+    }
     if options.save is not None:
-        record["saved"] = {"path": str(options.save), "bytes": save_estimator(trained, options.save)}
+        import joblib
+
+        options.save.parent.mkdir(parents=True, exist_ok=True)
+        joblib.dump(trained.predictor, options.save)
+        record["saved"] = {"path": str(options.save), "bytes": options.save.stat().st_size}
     if options.report is not None:
-        matrix = confusion(trained, splits.test, target.task) if splits.test is not None else None
-        record["report"] = [
-            str(path) for path in write_report(Report(record, trained.net, matrix), options.report, console)
-        ]
-    return Outcome(record, _summary(record), succeeded=written.difference is None or written.difference <= SAME)
+        matrix = confusion(trained, test, target.task) if test is not None else None
+        written = write_report(Report(record, net, matrix), options.report, console)
+        record["report"] = [str(path) for path in written]
+    return Outcome(record, _summary(record), succeeded=file["difference"] is None or file["difference"] <= SAME)
 
 
-def task_of_model(option: ModelOption, task: TableTask | None) -> TableTask | None:
+def _summary(record: Record) -> list[str]:
+    def told(scores: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+
+    classes = "" if record["classes"] is None else f" of {len(record['classes'])} classes"
+    lines = [
+        f"{record['task']}{classes}, as {record['task_reason']}",
+        f"{record['model']}, engine {record['engine']}: {record['epochs']} epochs in {record['seconds']:.1f} s",
+    ]
+    lines += [f"{part} ({record['rows'][part]} rows): {told(scores)}" for part, scores in record["scores"].items()]
+    if record["baseline"]:
+        lines.append(f"constant prediction: {told(record['baseline'])}")
+    file = record["onnx"]
+    if not file["whole_pipeline"]:
+        verdict = "the network alone, which takes preprocessed rows"
+    elif file["difference"] <= SAME:
+        verdict = "run by onnxruntime it predicts what the estimator does"
+    else:
+        verdict = f"its predictions DIFFER from the estimator's by {file['difference']:.2g}"
+    lines.append(f"{file['path']}: {file['bytes']:,} bytes, {verdict}")
+    if saved := record.get("saved"):
+        lines.append(f"{saved['path']}: {saved['bytes']:,} bytes, the trained estimator")
+    return [*lines, *record.get("report", [])]
+
+
+def _task_of_model(option: ModelOption, task: TableTask | None) -> TableTask | None:
     """Return the task that a fitted model has; for others, the one that was given."""
     if option.kind not in ("fitted", "own"):
         return task
@@ -145,40 +273,207 @@ def task_of_model(option: ModelOption, task: TableTask | None) -> TableTask | No
 
 
 def _splits(options: argparse.Namespace, frame: pandas.DataFrame, target: Target) -> Splits:
-    """Return the rows for each purpose; classes of one row are not split."""
+    """Return the rows for each purpose."""
+
+    def rows_of(path: Path) -> Rows:
+        table = read_table_file(path, options.separator)
+        require_columns(table, [*frame.columns, target.name], f"In {str(path)!r}, column")
+        return Rows(table[list(frame.columns)], target_of(table, target.name, target.task).values)
+
     whole = Rows(frame, target.values)
-    validation = None if options.validation is None else _rows_of(options, options.validation, frame, target)
+    validation = None if options.validation is None else rows_of(options.validation)
     if options.test is not None:
-        return Splits(whole, _rows_of(options, options.test, frame, target), validation)
+        return Splits(whole, rows_of(options.test), validation)
     if not options.holdout:
         return Splits(whole, None, validation)
-    if len(frame) < 2:
+    rows, share = len(frame), options.holdout
+    if rows < 2:
         raise ValueError("One row cannot be split: give --holdout 0.")
-    chosen = np.arange(len(frame))
-    split = {"test_size": options.holdout, "random_state": options.seed}
-    train, test = train_test_split(chosen, stratify=_strata(target, options.holdout), **split)
-    part = [Rows(frame.iloc[rows], target.values[rows]) for rows in (np.sort(train), np.sort(test))]
+    strata = None
+    if target.task == "classification":
+        _, counts = np.unique(target.values, return_counts=True)
+        # scikit-learn refuses to stratify if a class has too few rows for both parts
+        if np.min(counts) >= 2 and min(rows * share, rows * (1 - share)) >= len(counts):
+            strata = target.values
+    train, test = train_test_split(np.arange(rows), stratify=strata, test_size=share, random_state=options.seed)
+    part = [Rows(frame.iloc[chosen], target.values[chosen]) for chosen in (np.sort(train), np.sort(test))]
     return Splits(part[0], part[1], validation)
 
 
-def _strata(target: Target, share: float) -> np.ndarray | None:
-    """Return the labels to stratify by; None for numbers, and where a class has too few rows for both parts."""
-    if target.task == "regression":
-        return None
-    _, counts = np.unique(target.values, return_counts=True)
-    rows = len(target.values)
-    enough = np.min(counts) >= 2 and min(rows * share, rows * (1 - share)) >= len(counts)
-    return target.values if enough else None
+# Fitting: a recipe takes the raw table; a builder's network is trained on imputed, scaled and encoded columns; a fitted
+# model or a graph takes its own columns; a stored estimator of this package goes on from its weights.
 
 
-def _rows_of(options: argparse.Namespace, path: Path, frame: pandas.DataFrame, target: Target) -> Rows:
-    table = read_table_file(path, options.separator)
-    require_columns(table, [*frame.columns, target.name], f"In {str(path)!r}, column")
-    return Rows(table[list(frame.columns)], target_of(table, target.name, target.task).values)
+LINEAR_STEPS: dict[str, object] = {"learning_rate_init": 0.05, "learning_rate": "cosine"}
+"""Settings of the linear model: at the learning rate of networks, its weights would be only half way to their optimum
+after the default number of epochs."""
+
+OF_STEPS = {*LINEAR_STEPS, "optimizer"}
+"""Parameters that decide the size of a step: if the user sets one of them, ``LINEAR_STEPS`` are not applied."""
 
 
-def _write(trained: Trained, rows: Rows, target: Target, path: Path, console: Console) -> Written:
-    """Write the ONNX file, run it, and compare its predictions with those of the estimator."""
+def fit_option(
+    option: ModelOption,
+    task: TableTask,
+    rows: Rows,
+    validation: Rows | None,
+    settings: Mapping[str, object],
+    *,
+    seed: int,
+    console: Console,
+) -> Trained:
+    """Fit the model that ``--model`` names to the rows."""
+    if option.kind == "recipe" or isinstance(option.model, BaseRecipe):
+        return _train_recipe(option, task, rows, validation, settings, seed=seed, console=console)
+    if option.kind == "own":
+        return _continue_training(option, rows, validation, settings, console)
+    kind = OrtGradientClassifier if task == "classification" else OrtGradientRegressor
+    estimator: Any = kind(option.model, random_state=seed, early_stopping=validation is not None)
+    if isinstance(option.model, Linear) and settings.keys().isdisjoint(OF_STEPS):
+        patience = {} if validation is not None else {"n_iter_no_change": math.inf}  # the rates are planned to the end
+        estimator.set_params(**LINEAR_STEPS, **patience)
+    apply_settings(estimator, settings)
+    if option.kind == "builder":
+        return _train_table_pipeline(estimator, rows, validation, console)
+    names = list(rows.frame.columns)
+    if option.kind == "fitted":
+        prepare, names = fitted_columns(option, rows.frame)
+    elif texts := text_columns(rows.frame):
+        raise UsageError(
+            f"An ONNX graph is trained on numbers, and column {texts[0]!r} holds text: --drop {texts[0]!r}."
+        )
+    else:
+        prepare = _table_of(names)
+    held = {} if validation is None else {"X_val": prepare(validation.frame), "y_val": validation.y}
+    with epochs_shown(estimator, console):
+        estimator.fit(prepare(rows.frame), rows.y, **held)
+    return Trained(estimator, estimator, prepare, names, "nan" if option.kind == "fitted" else MISSING_TEXT)
+
+
+def _table_of(names: list[str]) -> Callable[[Any], Any]:
+    return lambda table: as_numbers_and_text(table[names])
+
+
+def _train_recipe(
+    option: ModelOption,
+    task: TableTask,
+    rows: Rows,
+    validation: Rows | None,
+    settings: Mapping[str, object],
+    *,
+    seed: int,
+    console: Console,
+) -> Trained:
+    if validation is not None:
+        raise UsageError(
+            f"--validation is for networks; {option.text} holds out rows of its own (validation_fraction)."
+        )
+    # A stored recipe is trained anew, with its settings: its preprocessing is fitted to the rows of its first fit.
+    kind: Any = type(option.model) if option.kind == "own" else RECIPES[option.model][task]
+    estimator = clone(option.model) if option.kind == "own" else kind(random_state=seed)
+    apply_settings(estimator, settings)
+    names = list(rows.frame.columns)
+    warn_of_row_names(as_numbers_and_text(rows.frame))
+
+    def raw_table(frame: pandas.DataFrame) -> Any:
+        """Return the table with None for missing text, as estimators for raw tables take it."""
+        table = as_numbers_and_text(frame[names])
+        for name in text_columns(table):
+            table[name] = np.array([*(text or None for text in table[name].tolist()), None], object)[:-1]
+        return table
+
+    with epochs_shown(estimator, console), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", WARNINGS)  # the warnings above name --drop
+        estimator.fit(raw_table(rows.frame), rows.y)
+    return Trained(estimator, estimator, raw_table, names)
+
+
+def _continue_training(
+    option: ModelOption, rows: Rows, validation: Rows | None, settings: Mapping[str, object], console: Console
+) -> Trained:
+    """Train a stored estimator from its weights and with its settings; earlier steps of a pipeline stay as they are."""
+    whole = option.model
+    net = own_estimator(whole)
+    if isinstance(net, BaseRecipe):
+        recipe = next(name for name, kinds in RECIPES.items() if type(net) in kinds.values())
+        raise UsageError(
+            f"{option.text}: each fit of a {type(net).__name__} begins anew. Train another with --model {recipe}."
+        )
+    if isinstance(net, OrtGradientMultiOutput):
+        raise UsageError(
+            f"{option.text}: a {type(net).__name__} has several targets, and train takes one --target. Go on in "
+            "Python, by fit() with warm_start=True."
+        )
+    select, columns = fitted_columns(option, rows.frame)
+    written_here = isinstance(whole, Pipeline) and tuple(name for name, _ in whole.steps) == STEP_NAMES
+
+    def prepare(frame: FrameLike) -> Any:
+        return as_numbers_and_text(select(frame)) if written_here else select(frame)
+
+    def encoded(frame: FrameLike) -> Any:
+        return prepare(frame) if whole is net else whole[:-1].transform(prepare(frame))
+
+    apply_settings(net, settings)
+    for_now: dict[str, object] = {} if "warm_start" in settings else {"warm_start": True}
+    held = {}
+    if validation is not None:
+        for_now["early_stopping"] = True
+        held = {"X_val": encoded(validation.frame), "y_val": validation.y}
+    earlier = int(getattr(net, "n_iter_", 0)) if for_now.get("warm_start", net.warm_start) else 0
+    with _set_for_now(net, for_now), epochs_shown(net, console, earlier):
+        net.fit(encoded(rows.frame), rows.y, **held)
+    return Trained(whole, net, prepare, columns, MISSING_TEXT if written_here else "nan", earlier)
+
+
+@contextmanager
+def _set_for_now(estimator: Any, parameters: Mapping[str, object]) -> Iterator[None]:
+    before = {name: getattr(estimator, name) for name in parameters}
+    estimator.set_params(**parameters)
+    try:
+        yield
+    finally:
+        estimator.set_params(**before)
+
+
+STEP_NAMES = ("table_columns", "network")
+"""Steps of the pipeline for builders. By these names a stored one is known, which takes missing text as empty."""
+
+
+def _train_table_pipeline(estimator: Estimator, rows: Rows, validation: Rows | None, console: Console) -> Trained:
+    """Fit imputation, scaling and one-hot encoding to the rows, and train a network behind them."""
+    frame = as_numbers_and_text(rows.frame)
+    texts = text_columns(frame)
+    numbers = [name for name in frame.columns if name not in texts]
+    for name in numbers:
+        if frame[name].isna().all():
+            raise ValueError(
+                f"Column {name!r} holds no value in the rows to train on: leave it out by --drop {name!r}."
+            )
+    warn_of_row_names(frame)
+    preprocessing: Any = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
+    if texts:
+        encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False, dtype=np.float32)
+        parts = [("numbers", preprocessing, numbers), ("texts", encoder, texts)]
+        preprocessing = ColumnTransformer(parts[not numbers :])
+    X = preprocessing.fit_transform(frame)
+    held = {}
+    if validation is not None:
+        held = {"X_val": preprocessing.transform(as_numbers_and_text(validation.frame)), "y_val": validation.y}
+    with epochs_shown(estimator, console):
+        estimator.fit(X, rows.y, **held)
+    whole = Pipeline([*zip(STEP_NAMES, (preprocessing, estimator), strict=True)])
+    names = list(frame.columns)
+    return Trained(whole, estimator, _table_of(names), names)
+
+
+# The ONNX file: the whole pipeline, with the table's columns and classes in its metadata.
+
+
+OPSET = 18
+
+
+def _write(trained: Trained, rows: Rows, target: Target, path: Path, console: Console) -> dict[str, Any]:
+    """Write the ONNX file, run it, compare its predictions with the estimator's, and return the record of the file."""
     sample = rows.frame[trained.columns]
     prepared = trained.prepare(rows.frame)
     try:
@@ -189,86 +484,111 @@ def _write(trained: Trained, rows: Rows, target: Target, path: Path, console: Co
         console.progress(f"The pipeline is not converted to ONNX ({sentence(error)}): the network alone is written.")
         model, whole = trained.net.to_onnx(), False
     if whole:
-        describe_table(model, trained, target.name)
-    size = save(model, path)
-    if not whole:
-        return Written(path, size, whole, None)
-    runner = runner_of(path)
-    return Written(path, size, whole, prediction_difference(trained.predictor, prepared, runner.run(sample)))
+        classes = getattr(trained.net, "classes_", None)
+        told = {
+            "columns": trained.columns,
+            "target": target.name,
+            "classes": None if classes is None else np.asarray(classes).tolist(),
+            "missing_text": trained.missing_text,
+        }
+        others = [entry for entry in model.metadata_props if entry.key != TABLE_KEY]
+        del model.metadata_props[:]
+        model.metadata_props.extend(others)
+        model.metadata_props.add(key=TABLE_KEY, value=json.dumps(told))
+    size, difference = write_model(model, path), None
+    if whole:
+        difference = prediction_difference(trained.predictor, prepared, runner_of(path).run(sample))
+    return {"path": str(path), "bytes": size, "whole_pipeline": whole, "difference": difference}
 
 
-def _train_record(
-    option: ModelOption,
-    target: Target,
-    splits: Splits,
-    trained: Trained,
-    written: Written,
-    settings: Mapping[str, object],
-) -> dict[str, Any]:
-    net, test = trained.net, splits.test
+def whole_graph(trained: Trained, sample: pandas.DataFrame) -> Any:
+    """Return the ONNX model of a trained estimator, its preprocessing included.
+
+    Raises
+    ------
+    Exception
+        skl2onnx cannot convert the pipeline.
+    """
+    if trained.predictor is trained.net:
+        return trained.net.to_onnx()
+    texts = set(text_columns(sample))
+    kinds = skl2onnx_bridge.types()
+    number, text = kinds.FloatTensorType, kinds.StringTensorType
+    types = [(name, (text if name in texts else number)([None, 1])) for name in sample.columns]
+    if not texts:
+        types = [("X", number([None, len(sample.columns)]))]
+    options = {id(trained.net): {"zipmap": False}} if hasattr(trained.net, "classes_") else {}
+    model: onnx.ModelProto = skl2onnx_bridge.package().to_onnx(
+        trained.predictor, initial_types=types, options=options, target_opset=OPSET
+    )
+    # Rename the inputs after the columns: skl2onnx replaces characters that identifiers cannot have by "_".
+    given = {value.name: name for value, (name, _) in zip(model.graph.input, types, strict=True)}
+    for value in model.graph.input:
+        value.name = given[value.name]
+    for node in model.graph.node:
+        node.input[:] = [given.get(name, name) for name in node.input]
+    return model
+
+
+def prediction_difference(estimator: Estimator, X: MatrixLike, outputs: Mapping[str, Output]) -> float:
+    """Return the largest difference of predictions, relative to the largest one; of labels, the share that differs."""
+    expected = np.asarray(estimator.predict(X))
+    got = np.asarray(next(iter(outputs.values()))).reshape(expected.shape)
+    if expected.dtype.kind != "f":
+        return float(np.mean(got.astype(str) != expected.astype(str)))
+    return float(np.max(np.abs(got - expected)) / max(1e-12, float(np.max(np.abs(expected)))))
+
+
+# Scores of a trained model, beside those of the best constant prediction.
+
+
+LARGEST_TABLE = 12
+"""Most classes for which the report has a confusion matrix."""
+
+
+def prediction_scores(trained: Trained, rows: Rows, task: TableTask) -> dict[str, float]:
+    """Return the scores on some rows by name."""
+    X = trained.prepare(rows.frame)
+    predicted = np.asarray(trained.predictor.predict(X))
+    if task == "regression":
+        return _regression_scores(rows.y, predicted)
+    # scikit-learn's balanced accuracy warns if a class is predicted that is not in y
+    recalls = [np.mean(predicted[rows.y == label] == label) for label in np.unique(rows.y)]
+    found = {
+        "accuracy": float(metrics.accuracy_score(rows.y, predicted)),
+        "balanced_accuracy": float(np.mean(recalls)),
+    }
+    if hasattr(trained.predictor, "predict_proba"):
+        labels = trained.net.classes_
+        if set(np.unique(rows.y)) <= set(labels):
+            found["log_loss"] = float(metrics.log_loss(rows.y, trained.predictor.predict_proba(X), labels=labels))
+    return found
+
+
+def _regression_scores(y: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    y, predicted = y.ravel(), predicted.ravel()
     return {
-        "model": option.text,
-        "task": target.task,
-        "task_reason": target.reason,
-        "target": target.name,
-        "columns": trained.columns,
-        "classes": getattr(net, "classes_", None),
-        "rows": {"train": len(splits.train.y), "test": 0 if test is None else len(test.y)},
-        "settings": dict(settings),
-        "engine": net.engine_,
-        "epochs": net.n_iter_ - trained.earlier,
-        "scores": {"train": prediction_scores(trained, splits.train, target.task)}
-        | ({} if test is None else {"test": prediction_scores(trained, test, target.task)}),
-        "baseline": {} if test is None else baseline(splits.train.y, test.y, target.task),
-        "onnx": {
-            "path": str(written.path),
-            "bytes": written.size,
-            "whole_pipeline": written.whole,
-            "difference": written.difference,
-        },
+        "r2": float(metrics.r2_score(y, predicted)) if len(y) > 1 else float("nan"),
+        "mean_absolute_error": float(metrics.mean_absolute_error(y, predicted)),
+        "root_mean_squared_error": float(np.sqrt(metrics.mean_squared_error(y, predicted))),
     }
 
 
-def _summary(record: Record) -> list[str]:
-    classes = "" if record["classes"] is None else f" of {len(record['classes'])} classes"
-    lines = [f"{record['task']}{classes}, as {record['task_reason']}"]
-    lines.append(
-        f"{record['model']}, engine {record['engine']}: {record['epochs']} epochs in {record['seconds']:.1f} s"
-    )
-    for part, scores in record["scores"].items():
-        told = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-        lines.append(f"{part} ({record['rows'][part]} rows): {told}")
-    if record["baseline"]:
-        told = ", ".join(f"{name} {value:.4g}" for name, value in record["baseline"].items())
-        lines.append(f"constant prediction: {told}")
-    file = record["onnx"]
-    lines.append(f"{file['path']}: {file['bytes']:,} bytes, {_verdict(file)}")
-    if saved := record.get("saved"):
-        lines.append(f"{saved['path']}: {saved['bytes']:,} bytes, the trained estimator")
-    return [*lines, *record.get("report", [])]
+def baseline(train: np.ndarray, y: np.ndarray, task: TableTask) -> dict[str, float]:
+    """Return the score of the most frequent class, or of the mean, of the rows that were trained."""
+    if task == "regression":
+        return _regression_scores(y, np.full(len(y), train.mean()))
+    labels, counts = np.unique(train, return_counts=True)
+    return {"accuracy": float(np.mean(y == labels[np.argmax(counts)]))}
 
 
-def _verdict(file: Record) -> str:
-    if not file["whole_pipeline"]:
-        return "the network alone, which takes preprocessed rows"
-    if file["difference"] <= SAME:
-        return "run by onnxruntime it predicts what the estimator does"
-    return f"its predictions DIFFER from the estimator's by {file['difference']:.2g}"
-
-
-def require_joblib_name(path: Path | None) -> None:
-    """Raise UsageError where the name of the file has not the ending by which it is read again."""
-    if path is not None and path.suffix not in PICKLES:
-        raise UsageError(f"--save writes {', '.join(PICKLES[:-1])} or {PICKLES[-1]}, got {path.name!r}.")
-
-
-def save_estimator(trained: Trained, path: Path) -> int:
-    """Write the whole estimator, its preprocessing included, and return the size of the file."""
-    import joblib
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    joblib.dump(trained.predictor, path)
-    return path.stat().st_size
+def confusion(trained: Trained, rows: Rows, task: TableTask) -> tuple[list[Any], list[list[int]]] | None:
+    """Return labels and counts (true by predicted) for few classes."""
+    labels = [] if task == "regression" else list(trained.net.classes_)
+    if not 2 <= len(labels) <= LARGEST_TABLE:
+        return None
+    predicted = trained.predictor.predict(trained.prepare(rows.frame))
+    return labels, metrics.confusion_matrix(rows.y, predicted, labels=labels).tolist()
 
 
 TRAIN = Command(_train_arguments, _train, NOTES)

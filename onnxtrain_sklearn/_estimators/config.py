@@ -136,7 +136,7 @@ class TrainingConfig:
         if not self.runtime.checkpoint_activations:
             return chosen
         if chosen in (COMPILED, "ort-training"):
-            raise ValueError(
+            raise InvalidParameterError(
                 f"checkpoint_activations=True needs the portable engine, and engine={self.given_engine!r} keeps all "
                 "activations. Set engine='auto' or 'portable'."
             )
@@ -194,11 +194,11 @@ class TrainingConfig:
         factors = factors_of(self.optimizer, self.builder, self.trainable, source)
         scheduled, kind = self.loop.scheduled, type(settings.optimizer).__name__
         if scheduled.dropout and not settings.optimizer.takes_minibatches:
-            raise ValueError(
+            raise InvalidParameterError(
                 f"dropout_schedule has no effect with {kind}, which takes no minibatch steps. Set it to 'constant'."
             )
         if scheduled.decay and not hasattr(settings.optimizer, "weight_decay"):
-            raise ValueError(
+            raise InvalidParameterError(
                 f"weight_decay_schedule multiplies the parameter weight_decay of the optimizer, which {kind} lacks. "
                 f"Set it to 'constant', or take another optimizer, such as AdamW()."
             )
@@ -220,13 +220,13 @@ def check_estimator_parameters(estimator: Parameters) -> None:
 
     # Which output is trained, and what it holds.
     if output is not None and by_output:
-        raise ValueError(
+        raise InvalidParameterError(
             f"output={output!r} names one output of the graph; the keys of loss name those that {name} trains. Leave "
             f"output=None."
         )
     if output is not None and resolve_builder(model) is not None:
         builder = "None (MLP())" if model is None else repr(model) if isinstance(model, str) else type(model).__name__
-        raise ValueError(
+        raise InvalidParameterError(
             f"output={output!r} names an output of a given ONNX graph; model is {builder}, whose graph has one output. "
             f"Leave output=None."
         )
@@ -236,28 +236,28 @@ def check_estimator_parameters(estimator: Parameters) -> None:
         valid = ", ".join(map(repr, estimator._output_kinds))
         raise InvalidParameterError(f"output_kind={kind!r} is not for {name}, which takes {valid}.")
     if kind != "auto" and not is_foreign(model):
-        raise ValueError(
+        raise InvalidParameterError(
             f"output_kind={kind!r} is for given ONNX graphs: what a fitted model or a builder of this package gives is "
             f"known. Leave output_kind='auto'."
         )
 
     # How the graph is read.
     if given.training_mode and (not is_foreign(model) or resolve_builder(model) is not None):
-        raise ValueError(
+        raise InvalidParameterError(
             "training_mode=True is for given ONNX graphs: a builder decides in which mode its graph is trained, and "
             "fitted models have none. Leave training_mode=False."
         )
     if isinstance(axis, Mapping):
         _require_several_outputs(estimator, "class_axis", axis)
     elif axis != "auto" and is_regressor(estimator):
-        raise ValueError(f"class_axis={axis!r} is for classification. Leave class_axis='auto'.")
+        raise InvalidParameterError(f"class_axis={axis!r} is for classification. Leave class_axis='auto'.")
 
     # What the classes weigh; of several outputs each checks its own.
     weights = None if by_output else getattr(estimator, "class_weight", None)
     dicts = weights if isinstance(weights, list) else [weights]
     numbers = [w for one in dicts if isinstance(one, Mapping) for w in one.values()]
     if wrong := [w for w in numbers if not isinstance(w, Real) or not 0 <= float(w) < math.inf]:
-        raise ValueError(f"class_weight must contain non-negative numbers, got {wrong[0]!r}.")
+        raise InvalidParameterError(f"class_weight must contain non-negative numbers, got {wrong[0]!r}.")
 
 
 def _require_several_outputs(estimator: Parameters, name: str, value: object) -> None:
@@ -325,7 +325,7 @@ def factors_of(
     that matches counts.
     """
     if optimizer.weight_decay_factors and not hasattr(optimizer, "weight_decay"):
-        raise ValueError(
+        raise InvalidParameterError(
             f"{DECAY} multiplies the parameter weight_decay of the optimizer, which {type(optimizer).__name__} lacks. "
             f"Set it to None, or take another optimizer, such as AdamW()."
         )
@@ -343,7 +343,7 @@ def factors_of(
             for pattern, factor in getattr(owner, attribute).items():
                 matched = [name for name in names if matches(name, pattern)]
                 if not matched:
-                    raise ValueError(
+                    raise InvalidParameterError(
                         f"{attribute}: {pattern!r} matches no parameter of the graph.{nearest(pattern, names)}"
                     )
                 factors |= dict.fromkeys(matched, float(factor))
@@ -356,7 +356,7 @@ def factors_of(
 def lazy_rows_of(optimizer: BaseOptimizer, device: Device) -> bool:
     """Return True if rows of matrices that do not occur stay; devices update all of them."""
     if optimizer.lazy_rows and device.memory is not None:
-        raise ValueError(
+        raise InvalidParameterError(
             f"lazy_rows=True updates single rows in the host's memory, but training runs on {device.name!r}. Set "
             f"optimizer__lazy_rows=False, or device='cpu'."
         )

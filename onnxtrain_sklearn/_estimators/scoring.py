@@ -31,7 +31,7 @@ from .._training.score_loss import SCORED_PIECE, ScoreLoss, weighted_mean
 from .._training.settings import StepSettings, TotalLoss, settings_of_output
 from .._utils.typing import MatrixLike
 from ..callbacks.base import Part
-from ..exceptions import ModelError, nearest
+from ..exceptions import InvalidParameterError, ModelError, nearest
 from .examples import Call, Examples, ignoring, scaled_values, validation_examples
 from .fitted_state import Columns, FittedState
 from .heads import Plan
@@ -124,7 +124,7 @@ def scorer_by_name(estimator: Any, scoring: Scoring, classes: np.ndarray | None)
         return _scorer_of_classes(scoring, classes)
     names = get_scorer_names()
     if not callable(scoring) and scoring not in names:
-        raise ValueError(
+        raise InvalidParameterError(
             f"scoring must be the name of a scorer of scikit-learn (sklearn.metrics.get_scorer_names()), a function or "
             f"None, got {scoring!r}.{nearest(str(scoring), names)}"
         )
@@ -461,7 +461,7 @@ def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored
 
 def _require_function(scoring: Scoring) -> None:
     if not callable(scoring):
-        raise ValueError(
+        raise InvalidParameterError(
             f"scoring must be a function (estimator, X, y) -> float where y has several outputs, or None; "
             f"scikit-learn's scorers take one. Got {scoring!r}."
         )

@@ -30,7 +30,7 @@ from .._model.trainable import TrainableModel, trainable_model
 from .._utils.cache import Cache, content, is_plain
 from .._utils.errors import ignores_float_errors, refusing
 from .._utils.typing import MatrixLike
-from ..exceptions import ModelError, instead_of, nearest
+from ..exceptions import InvalidParameterError, ModelError, instead_of, nearest
 from ..graph import GraphBuilder, operators_of
 from ..losses import LossSource
 from ..models import MODELS, Builder, ModelSource, keywords_of, resolve_builder
@@ -73,7 +73,7 @@ def source_of(
             f"graph builder such as MLP(), its name, or None, {instead_of(model)}."
         )
     if isinstance(model, str) and len(model) < LONGEST_NAME and model.isidentifier() and not os.path.exists(model):
-        raise ValueError(
+        raise InvalidParameterError(
             f"Unknown model {model!r}.{nearest(model, MODELS)} Other strings are paths of ONNX files, and there is no "
             f"file {model!r}."
         )

@@ -32,7 +32,14 @@ from .._model.reference import PlainSession, compared, draws, plain_session, ran
 from .._model.stable_forms import use_stable_forms
 from .._ort import gradient_builder, packages, sessions
 from .._utils.errors import refusing
-from ..exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError, instead_of, nearest
+from ..exceptions import (
+    InvalidParameterError,
+    ModelError,
+    RuntimeNotFoundError,
+    UnsupportedOperatorError,
+    instead_of,
+    nearest,
+)
 from ..graph import GraphBuilder, copy_type
 from . import ort_training, portable
 from .path import path
@@ -59,7 +66,7 @@ def choose_engine(engine: str, others: Sequence[str] = ()) -> str:
     ``others`` are further names that the caller accepts, for the suggestion in the error.
     """
     if engine != "auto" and engine not in ENGINES:
-        raise ValueError(f"Unknown engine {engine!r}.{nearest(engine, ['auto', *ENGINES, *others])}")
+        raise InvalidParameterError(f"Unknown engine {engine!r}.{nearest(engine, ['auto', *ENGINES, *others])}")
     if engine not in ("auto", *available_engines()):
         raise RuntimeNotFoundError(
             f"engine={engine!r} cannot run on the installed onnxruntime {packages.version()}: it has no gradient "

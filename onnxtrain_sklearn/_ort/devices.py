@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 
-from ..exceptions import DeviceError, nearest
+from ..exceptions import DeviceError, InvalidParameterError, nearest
 from .packages import installed_distributions, onnxruntime, pybind, version
 
 OWN_MEMORY = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
@@ -56,22 +56,30 @@ def resolve_device(
         return _CPU
     kind, _, index = str(device).partition(":")
     if kind not in _PROVIDERS or (index and not index.isdigit()):
-        raise ValueError(f"Unknown device {device!r}.{nearest(kind, _PROVIDERS)} A number may follow: 'cuda:1'.")
+        raise InvalidParameterError(
+            f"Unknown device {device!r}.{nearest(kind, _PROVIDERS)} A number may follow: 'cuda:1'."
+        )
     for name, value, one_kind in (("providers", providers, str), ("provider_options", provider_options, Mapping)):
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         if not (is_list and all(isinstance(one, one_kind) for one in value or ())) and value is not None:
-            raise TypeError(f"providers must list names, provider_options one dict for each; got {name}={value!r}.")
+            raise InvalidParameterError(
+                f"providers must list names, provider_options one dict for each; got {name}={value!r}."
+            )
     for name in (name for options in provider_options or () for name in options):
         if not isinstance(name, str):
-            raise TypeError(f"The keys of provider_options must be names of options (strings), got {name!r}.")
+            raise InvalidParameterError(
+                f"The keys of provider_options must be names of options (strings), got {name!r}."
+            )
     names = list(providers) if providers is not None else [_PROVIDERS[kind]]
     if not names:
-        raise ValueError("providers is an empty list: name at least one, or leave it None.")
+        raise InvalidParameterError("providers is an empty list: name at least one, or leave it None.")
     if kind != "cpu" and kind not in map(OWN_MEMORY.get, names):
-        raise ValueError(f"device={device!r} is none of providers={names}: name {_PROVIDERS[kind]}, or leave one out.")
+        raise InvalidParameterError(
+            f"device={device!r} is none of providers={names}: name {_PROVIDERS[kind]}, or leave one out."
+        )
     options = [{k: str(v) for k, v in o.items()} for o in provider_options or [{} for _ in names]]
     if len(options) != len(names):
-        raise ValueError(
+        raise InvalidParameterError(
             f"provider_options has {len(options)} entries for {len(names)} providers {names}; give one dict each."
         )
     if names != [_PROVIDERS["cpu"]]:  # which every onnxruntime has
@@ -107,7 +115,7 @@ def _start_providers(names: Sequence[str], options: Sequence[dict[str, str]]) ->
         if name == _PROVIDERS["cuda"]:
             chosen.setdefault("use_tf32", "0")
         if captured := [option for option in chosen if "cuda_graph" in option and chosen[option] != "0"]:
-            raise ValueError(
+            raise InvalidParameterError(
                 f"provider_options must not have {captured[0]!r}: a captured graph reads the addresses of its first "
                 f"run, and each minibatch lies at another one. Leave it out."
             )

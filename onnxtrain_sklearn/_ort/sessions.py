@@ -27,7 +27,7 @@ import onnx_ir as ir
 
 from .._utils.cache import Cache, content
 from .._utils.errors import NOT_ENOUGH, ran_out, reason
-from ..exceptions import DeviceError, ModelError, OnnxTrainWarning, instead_of, nearest
+from ..exceptions import DeviceError, InvalidParameterError, ModelError, OnnxTrainWarning, instead_of, nearest
 from .devices import OWN_MEMORY, Device, resolve_device
 from .packages import onnxruntime, version
 from .wrong_kernels import exact, in_pairs
@@ -522,7 +522,7 @@ def set_option(settings: onnxruntime.SessionOptions, name: str, value: object) -
         return
     valid = [a for a in dir(settings) if not a.startswith("_") and not callable(getattr(settings, a))]
     if name not in valid:
-        raise ValueError(
+        raise InvalidParameterError(
             f"Unknown session option {name!r}.{nearest(name, valid)} Names with a dot are configuration entries."
         )
     cores = os.cpu_count() or 1
@@ -538,7 +538,7 @@ def set_option(settings: onnxruntime.SessionOptions, name: str, value: object) -
             value = cores
     members = getattr(type(getattr(settings, name)), "__members__", {})
     if isinstance(value, str) and members and value not in members:
-        raise ValueError(f"Session option {name!r} has no value {value!r}.{nearest(value, members)}")
+        raise InvalidParameterError(f"Session option {name!r} has no value {value!r}.{nearest(value, members)}")
     try:
         setattr(settings, name, members.get(value, value) if isinstance(value, str) else value)
     except TypeError:

@@ -22,7 +22,7 @@ from .._gradient.engine import available_engines
 from .._ir.control_flow import fold
 from .._ort.devices import Device
 from .._ort.llvm import features, is_installed
-from ..exceptions import RuntimeNotFoundError, UnsupportedOperatorError
+from ..exceptions import InvalidParameterError, RuntimeNotFoundError, UnsupportedOperatorError
 from .loss_graph import PARALLEL_WORK
 
 COMPILED = "compiled"
@@ -100,7 +100,9 @@ def is_usable(engine: str) -> bool:
 def require_compiler(device: Device) -> None:
     """Raise if nothing can be compiled in this environment, or for this device."""
     if device.providers != ("CPUExecutionProvider",):
-        raise ValueError(f"engine='compiled' computes on the CPU, got device={device.name!r}. Set device='cpu'.")
+        raise InvalidParameterError(
+            f"engine='compiled' computes on the CPU, got device={device.name!r}. Set device='cpu'."
+        )
     if not is_installed():
         raise RuntimeNotFoundError(
             "engine='compiled' needs llvmlite, which is not installed. Install the extra onnxtrain-sklearn[compiled], "

@@ -24,7 +24,7 @@ from .._model.reweighted import form_of
 from .._model.trainable import TrainableModel, why_quantized
 from .._model.weights import TRAINED_TYPES
 from .._utils.typing import DType
-from ..exceptions import ModelError, nearest, warn
+from ..exceptions import InvalidParameterError, ModelError, nearest, warn
 from ..optimizers import BaseOptimizer, Optimizer, Parameter, Slot
 from ..optimizers.in_place import slots_for
 
@@ -187,22 +187,28 @@ def select_trainable(weights: Mapping[str, np.ndarray], trainable: Trainable) ->
     if callable(trainable) and not isinstance(trainable, type):
         chosen = [name for name, array in weights.items() if trainable(name, array.copy())]
         if not chosen:
-            raise ValueError(f"trainable selects no parameter: the function returned False for {', '.join(weights)}.")
+            raise InvalidParameterError(
+                f"trainable selects no parameter: the function returned False for {', '.join(weights)}."
+            )
         return chosen
     if isinstance(trainable, str) and trainable == "all":
         return list(weights)
     if isinstance(trainable, type) or not isinstance(trainable, str | Iterable):
-        raise TypeError(f"trainable must be 'all', names or glob patterns, or a function, got {trainable!r}.")
+        raise InvalidParameterError(
+            f"trainable must be 'all', names or glob patterns, or a function, got {trainable!r}."
+        )
     patterns: list[Any] = [trainable] if isinstance(trainable, str) else list(trainable)
     for pattern in patterns:
         if not isinstance(pattern, str):
             kind = type(pattern).__name__
-            raise TypeError(f"trainable must hold names or glob patterns, got {pattern!r} of type {kind}.")
+            raise InvalidParameterError(f"trainable must hold names or glob patterns, got {pattern!r} of type {kind}.")
         if not any(matches(name, pattern) for name in weights):
-            raise ValueError(f"trainable={pattern!r} matches no parameter of the graph.{nearest(pattern, weights)}")
+            raise InvalidParameterError(
+                f"trainable={pattern!r} matches no parameter of the graph.{nearest(pattern, weights)}"
+            )
     chosen = [name for name in weights if any(matches(name, pattern) for pattern in patterns)]
     if not chosen:
-        raise ValueError("trainable is an empty list: name at least one parameter, or 'all'.")
+        raise InvalidParameterError("trainable is an empty list: name at least one parameter, or 'all'.")
     return chosen
 
 

@@ -317,13 +317,13 @@ def resolve(role: str, value: Any, registry: Mapping[str, type[C]], base: Any, *
     """
     if isinstance(value, str):
         if value not in registry:
-            raise ValueError(f"Unknown {role} {value!r}.{nearest(value, registry)}")
+            raise InvalidParameterError(f"Unknown {role} {value!r}.{nearest(value, registry)}")
         return registry[value]()
     if not isinstance(value, base):
         article = "an" if (kind or base.__name__)[0] in "AEIOU" else "a"
         is_rate = role == "learning_rate" and isinstance(value, Real)
         hint = f" The rate itself is learning_rate_init={value!r}." if is_rate else ""
-        raise TypeError(
+        raise InvalidParameterError(
             f"{role} must be a name or {article} {kind or base.__name__} object, {instead_of(value)}.{hint}"
         )
     component: C = value

@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 
 from onnxtrain_sklearn._cli import program
-from onnxtrain_sklearn._cli.arguments import parsed_settings
-from onnxtrain_sklearn._cli.console import Command, Outcome
+from onnxtrain_sklearn._cli.console import Command, Outcome, parsed_settings
 from onnxtrain_sklearn._ort.packages import installed_distributions
 from tests.cli.tables import program_json, write_iris
 from tests.helpers.processes import run_in_new_process
@@ -28,8 +27,11 @@ def iris(tmp_path_factory):
 
 
 def with_command(monkeypatch, run):
-    command = Command(lambda parser: None, run)
-    monkeypatch.setattr(program, "COMMANDS", (program.ListedCommand("try", "try it", lambda: command),))
+    class Tried(program.ListedCommand):
+        def load(self):
+            return Command(lambda parser: None, run)
+
+    monkeypatch.setattr(program, "COMMANDS", (Tried("try", "", "try it"),))
 
 
 WRONG = {
@@ -39,7 +41,63 @@ WRONG = {
     "no model file": (["{iris}", "--target", "species", "--model", "m.onnx"], 2, "There is no file 'm.onnx'."),
     "no parameter": (["{iris}", "--target", "species", "--set", "max_itr=1"], 2, "Did you mean 'max_iter'"),
     "no setting": (["{iris}", "--target", "species", "--set", "max_iter"], 2, "--set takes NAME=VALUE"),
-    "a wrong value": (["{iris}", "--target", "species", "--set", "max_iter=0"], 1, "must be an int"),
+    "a wrong value": (["{iris}", "--target", "species", "--set", "max_iter=0"], 2, "must be an int"),
+    "no optimizer": (["{iris}", "--target", "species", "--model", "mlp", "--set", "optimizer=LAMB"], 2, "mean 'lamb'?"),
+    "no loss": (
+        ["{iris}", "--target", "species", "--model", "mlp", "--set", "loss=logloss"],
+        2,
+        "Did you mean 'log_loss'",
+    ),
+    "no engine": (
+        ["{iris}", "--target", "species", "--model", "mlp", "--set", "engine=portabel"],
+        2,
+        "mean 'portable'",
+    ),
+    "no device": (["{iris}", "--target", "species", "--model", "mlp", "--set", "device=cdua"], 2, "mean 'cuda'"),
+    "no weight": (
+        ["{iris}", "--target", "species", "--model", "mlp", "--set", "trainable=x"],
+        2,
+        "matches no parameter",
+    ),
+    "of the optimizer": (
+        ["{iris}", "--target", "species", "--model", "mlp", "--set", "max_grad_norm=1"],
+        2,
+        "It is a parameter of optimizer: --set optimizer__max_grad_norm=VALUE.",
+    ),
+    "of another optimizer": (
+        ["{iris}", "--target", "species", "--model", "mlp", "--set", "momentum=0.9"],
+        2,
+        "It is a parameter of optimizer 'muon' or 'rmsprop' or 'sgd': --set optimizer=NAME optimizer__momentum=VALUE.",
+    ),
+    "of the runtime": (
+        ["{iris}", "--target", "species", "--model", "mlp", "--set", "providers=[]"],
+        2,
+        "It is a parameter of runtime: --set runtime__providers=VALUE.",
+    ),
+    "of the network": (
+        ["{iris}", "--target", "species", "--model", "mlp", "--set", "hidden_layer_sizes=(8,)"],
+        2,
+        "Did you mean 'model__hidden_layer_sizes'?",
+    ),
+    "a wrong option of the optimizer": (
+        ["{iris}", "--target", "species", "--model", "mlp", "--set", "optimizer__max_grad_norm=-1"],
+        2,
+        "must be a float in the range (0.0, inf)",
+    ),
+    "settings that exclude each other": (
+        [
+            "{iris}",
+            "--target",
+            "species",
+            "--model",
+            "mlp",
+            "--set",
+            "optimizer=lbfgs",
+            "dropout_schedule=linear",
+        ],
+        2,
+        "dropout_schedule has no effect with LBFGS",
+    ),
     "a report of another kind": (["{iris}", "--target", "species", "--report", "r.pdf"], 2, "--report writes"),
     "text to regress on": (["{iris}", "--target", "species", "--task", "regression"], 2, "which is no number"),
     "no rows": (["{empty}", "--target", "a"], 1, "has no rows"),
@@ -161,7 +219,8 @@ import contextlib, io
 from onnxtrain_sklearn._cli import program
 with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.suppress(SystemExit):
     program.main(["--help"])
-assert not [name for name in sys.modules if name.endswith((".train", ".demo", ".bench", ".doctor"))]
+commands = tuple(f"_cli.{listed.module}" for listed in program.COMMANDS)
+assert not [name for name in sys.modules if name.endswith(commands)]
 assert all(listed.summary in " ".join(told.getvalue().split()) for listed in program.COMMANDS)
 """)
 

@@ -42,8 +42,9 @@ PROTOBUF = {
     # a graph whose gradient is known
     "_cli.doctor": {"parser"},
     # reads and writes files
-    "_cli.gradient": {"ModelProto", "helper"},
-    "_cli.onnx_files": {"ModelProto"},
+    "_cli.console": {"ModelProto"},
+    "_cli.export": {"ModelProto", "helper"},
+    "_cli.train": {"ModelProto"},
     "_estimators.classifier": {"ModelProto"},
     # tells what users give
     "_estimators.describe": {"ModelProto"},

@@ -8,8 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from onnxtrain_sklearn import OrtGradientRegressor
 from onnxtrain_sklearn._utils.params import COUNT, OneOf, Range, Sizes, check_parameters
 from onnxtrain_sklearn.exceptions import InvalidParameterError
+from onnxtrain_sklearn.losses import LOSSES
+from onnxtrain_sklearn.models import MODELS
+from onnxtrain_sklearn.optimizers import OPTIMIZERS
+from onnxtrain_sklearn.schedules import SCHEDULES
 
 
 @pytest.mark.parametrize(
@@ -44,3 +49,15 @@ def test_a_list_that_changes_is_checked_again():
     sizes.append(0)
     with pytest.raises(InvalidParameterError):
         check_parameters(SimpleNamespace(sizes=sizes), {"sizes": (Sizes(),)})
+
+
+REGISTRIES = {"optimizer": OPTIMIZERS, "loss": LOSSES, "learning_rate": SCHEDULES, "model": MODELS}
+
+
+@pytest.mark.parametrize("parameter", REGISTRIES)
+def test_name_in_capitals_suggests_the_component(parameter):
+    X = np.eye(4)
+    for name in REGISTRIES[parameter]:
+        estimator = OrtGradientRegressor(**{parameter: name.upper()})
+        with pytest.raises(InvalidParameterError, match=rf"Did you mean '{name}'\?"):
+            estimator.fit(X, X[:, 0])
