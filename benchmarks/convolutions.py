@@ -3,7 +3,7 @@
 Needs PyTorch and onnxscript beside the package. Each network is exported by PyTorch with random weights, in training
 mode and in evaluation mode, and both sides take steps of SGD on the same random images. The sides
 alternate and the least of the repetitions counts. ``--layers`` compares the forms of the gradient rules for layers of
-these networks instead: the bounds in ``_gradient/tuning.py`` come from that table.
+these networks instead: the bounds in ``_gradient/rules/convolution_products.py`` come from that table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Gradient graphs: the choice of an engine, and the two engines.
 
 ``engine`` holds ``gradient_graph`` and chooses; ``ort_training`` and ``portable`` are the engines. Both differentiate
-the nodes on the ``path`` of the gradient and avoid the infinite derivatives of ``singularities``. The portable engine
-first lowers operators (``lowering``), then calls a rule for each node: those in ``rules``, one module per family, by
-the interface in ``context``, or that of If, Loop and Scan in ``control_flow``. ``recomputation`` edits a finished
-gradient graph so that it takes less memory. ``tuning`` holds measured bounds between forms of equal value.
+the nodes on the ``path`` of the gradient. The portable engine first lowers operators (``lowering``), then calls a rule
+for each node: those in ``rules``, one module per family, by the interface in ``context``, or that of If, Loop and Scan
+in ``subgraph_rules``. ``recomputation`` edits a finished gradient graph so that it takes less memory.
 """

@@ -21,8 +21,7 @@ from .._ir.queries import Dims, attribute, constant, describe, dims, fixed, oper
 from .._ir.supported import Supported
 from ..exceptions import UnsupportedOperatorError
 from ..graph import GraphBuilder, Operand, Setting
-from .path import PathNode
-from .singularities import MISSING, SELECTED
+from .path import MISSING, SELECTED, PathNode
 
 Thunk: TypeAlias = Callable[[], "ir.Value | None"]
 Cotangents: TypeAlias = "dict[ir.Value, list[ir.Value]]"

@@ -42,9 +42,7 @@ from ..exceptions import (
 )
 from ..graph import GraphBuilder, copy_type
 from . import ort_training, portable
-from .path import path
-from .singularities import mark_selected
-from .tuning import TUNING
+from .path import mark_selected, path
 
 Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]
 
@@ -301,8 +299,12 @@ def portable_is_faster(nodes: Iterable[ir.Node]) -> bool:
     """Return True if the portable engine is clearly faster for a graph whose gradient passes through ``nodes``."""
     operators = {node.op_type for node in nodes if not node.domain}
     ratios = (ratio for ratio, names in FAMILIES.values() if operators.intersection(names.split()))
-    return next(ratios, 1.0) < TUNING.clearly_faster
+    return next(ratios, 1.0) < CLEARLY_FASTER
 
+
+CLEARLY_FASTER = 0.9
+"""Ratio of step times below which the portable engine is taken: two runs of ``python benchmarks/engine_families.py``
+differ by a tenth."""
 
 FAMILIES: dict[str, tuple[float, str]] = {
     "convolution": (1.03, "Conv"),

@@ -23,8 +23,8 @@ from .._ir.shapes import infer_shapes
 from .._ir.supported import ANY, Supported
 from ..graph import GraphBuilder, Operand
 from .context import require, require_types, unsupported
-from .control_flow import inner_builder
 from .path import PathNode, path_between
+from .subgraph_rules import inner_builder
 
 Lowering: TypeAlias = "Supported[Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]]"
 

@@ -46,8 +46,7 @@ from .._utils.errors import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError
 from ..graph import GraphBuilder, copy_type, stops_gradient
 from .context import DIFFERENTIATED_TYPES, REMEDY, unsupported
-from .path import PathNode, path
-from .singularities import is_norm
+from .path import PathNode, is_norm, path
 
 OPSETS = range(11, 22)
 

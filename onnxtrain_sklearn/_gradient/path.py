@@ -1,20 +1,28 @@
-"""The path of the gradient: the nodes through which an output depends on trained parameters.
+"""The path of the gradient, and the places on it where an infinite derivative must not reach the loss.
 
 :func:`path` starts from names in the graph, :func:`path_between` from values, also within a subgraph. The engines
-differentiate these nodes only and refuse an operator only if it is on the path.
+differentiate these nodes only and refuse an operator only if it is on the path. Gradients flow through floating-point
+values: a path through a bool or an integer has a zero gradient, and so has one through a node that stops it. A value
+that a subgraph reads counts as read by the node that contains the subgraph.
 
-Gradients flow through floating-point values: a path through a bool or an integer has a zero gradient, and so has one
-through a node that stops it. A value that a subgraph reads counts as read by the node that contains the subgraph.
+The chain rule multiplies derivatives, and zero times infinity is NaN. In two places the right gradient is zero:
+
+- *Norms at zero.* The derivative of a root is infinite at zero. Its operand may be a sum of squares, whose derivative
+  is zero there. Both engines take the subgradient zero instead, as ``torch.cdist`` and ``torch.linalg.norm`` do
+  (:func:`is_norm`). The root of a value that may be anything, such as a parameter, keeps its infinite derivative.
+- *Dropped results*, as in ``Where(x > 0, Log(x), 0)``. Where the condition drops a result, its cotangent is zero, but
+  the derivative there may be infinite or NaN. :func:`mark_selected` marks the nodes upstream of a Where, and their
+  rules return zero where the cotangent is zero. A NaN that is not dropped still reaches the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .._ir.queries import is_float, reads
+from .._ir.queries import constant, every_node, is_float, operand, reads
 from ..graph import stops_gradient
 
 
@@ -70,3 +78,131 @@ def dependent(graph: ir.Graph, sources: Set[ir.Value]) -> set[ir.Value]:
         if not stops_gradient(node) and not downstream.isdisjoint(reads(node)):
             downstream.update(filter(is_float, node.outputs))
     return downstream
+
+
+# --- Norms at zero ---
+
+_DEPTH = 32
+"""Nodes upstream of a root that are examined; a norm has fewer."""
+
+_MOVES = frozenset("Concat Expand Flatten Gather Identity Reshape Slice Squeeze Tile Transpose Unsqueeze".split())
+"""Operators that only move elements of their first operand (Concat: of all operands)."""
+
+_SUMS = frozenset("Add Mean ReduceMax ReduceMean ReduceMin ReduceSum Sum".split())
+"""Operators whose result is zero, and flat, only where the operands are."""
+
+
+def is_norm(node: ir.Node, wanted: Collection[int]) -> bool:
+    """Return True for Sqrt, or Pow with an exponent from 1/2 to below 1, of a value that is flat where it is zero.
+
+    ``wanted`` are the positions of the operands with a gradient: a trained exponent may leave that range.
+    """
+    if node.op_type == "Pow":
+        power = None if node.inputs[1] is None else constant(node.inputs[1])
+        if 1 in wanted or power is None or power.size != 1 or not 0.5 <= power.item() < 1:
+            return False
+    elif node.op_type != "Sqrt":
+        return False
+    return _is_flat_at_zero(node.inputs[0], _DEPTH)
+
+
+def _is_flat_at_zero(value: ir.Value | None, depth: int) -> bool:
+    """Return True if a value is never negative, and its own derivative is zero wherever it is zero."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain or not depth:
+        return False
+    if node.op_type in _FLAT:
+        return _FLAT[node.op_type](node)
+    if node.op_type in ("Div", "Mul"):
+        first, second = node.inputs
+        if node.op_type == "Mul" and (first is second or _is_positive(first)):
+            return first is second or _is_flat_at_zero(second, depth - 1)
+        return _is_positive(second) and _is_flat_at_zero(first, depth - 1)
+    if node.op_type in _SUMS | _MOVES:
+        every = node.op_type in ("Add", "Concat", "Mean", "Sum")
+        return all(_is_flat_at_zero(x, depth - 1) for x in (node.inputs if every else node.inputs[:1]))
+    return False
+
+
+def _is_positive(value: ir.Value | None) -> bool:
+    """Return True for a single positive constant."""
+    array = None if value is None else constant(value)
+    return array is not None and array.size == 1 and array.item() > 0
+
+
+def _is_even_power(node: ir.Node) -> bool:
+    power = None if node.inputs[1] is None else constant(node.inputs[1])
+    return power is not None and power.size == 1 and power.item() > 0 and power.item() % 2 == 0
+
+
+def _is_bounded_by_zero(node: ir.Node) -> bool:
+    bounds = [operand(node, 1)] if node.op_type == "Clip" else list(node.inputs)
+    return any(x is not None and (a := constant(x)) is not None and a.size == 1 and a.item() == 0 for x in bounds)
+
+
+_FLAT: dict[str, Callable[[ir.Node], bool]] = {
+    "Clip": _is_bounded_by_zero,
+    "Max": _is_bounded_by_zero,
+    "Pow": _is_even_power,
+    "ReduceSumSquare": lambda node: True,
+    "Relu": lambda node: True,
+}
+"""Operators that are flat at zero whatever they read, with a condition; Relu and bounds are flat from the left."""
+
+
+# --- Results that a Where drops ---
+
+SELECTED, MISSING = "selected by a condition", "selected by IsNaN"
+"""Keys of a node's ``meta``, set by :func:`mark_selected`."""
+
+STEEP = frozenset("Acos Acosh Asin Atanh Cosh Exp Log Reciprocal Sinh Sqrt Tan".split())
+"""Unary operators with an unbounded derivative."""
+
+_INFINITE = frozenset({"Acos", "Acosh", "Asin", "Atanh", "Log", "Reciprocal", "Sqrt"})
+"""Steep operators with an infinite derivative at a finite number."""
+
+OTHERS = frozenset("Div LogSoftmax Mul Pow ReduceL2 ReduceLogSum ReduceLogSumExp Softmax".split())
+"""Further operators whose rules multiply by numbers that may be infinite or NaN."""
+
+_PASSED = (
+    STEEP
+    | OTHERS
+    | frozenset(
+        "Abs Add Cast Ceil Clip Cos Elu Erf Expand Flatten Gather Identity LeakyRelu Max Min Neg Relu Reshape Sigmoid "
+        "Sin Slice Softplus Split Squeeze Sub Sum Tanh Transpose Unsqueeze Where Dropout".split()
+    )
+)
+"""Operators that the marks pass. Products of matrices end them: they mix a dropped element with all others."""
+
+
+def mark_selected(graph: ir.Graph) -> bool:
+    """Mark the nodes whose results a Where selects, in their ``meta``; return True if one of them is steep."""
+    steep = False
+    for node in every_node(graph):
+        if node.op_type == "Where" and not node.domain:
+            steep |= _mark_upstream(node, MISSING if _tests_for_nan(node.inputs[0]) else SELECTED)
+    return steep
+
+
+def _mark_upstream(where: ir.Node, mark: str) -> bool:
+    front, seen, steep = list(where.inputs[1:]), set(), False
+    while front:
+        value = front.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in seen or node.domain or node.op_type not in _PASSED:
+            continue
+        seen.add(node)
+        node.meta[mark] = True
+        steep |= node.op_type in STEEP | {"LogSoftmax", "Softmax"} and (mark == MISSING or node.op_type in _INFINITE)
+        front += node.inputs[1:] if node.op_type == "Where" else node.inputs
+    return steep
+
+
+def _tests_for_nan(condition: ir.Value | None, depth: int = 4) -> bool:
+    node = None if condition is None else condition.producer()
+    if node is None or not depth:
+        return False
+    if node.op_type == "IsNaN":
+        return True
+    passes = node.op_type in ("And", "Cast", "Expand", "Not", "Or", "Unsqueeze")
+    return passes and any(_tests_for_nan(x, depth - 1) for x in node.inputs)

@@ -26,7 +26,7 @@ from .._ort import sessions
 from .._utils.errors import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError
 from ..graph import GraphBuilder, copy_type
-from . import control_flow
+from . import subgraph_rules
 from .context import (
     Cotangents,
     GradientRule,
@@ -38,19 +38,17 @@ from .context import (
     zeros_like,
 )
 from .lowering import expand
-from .path import PathNode, path
-from .rules import convolution, elementwise, indexing, interpolation, matmul, normalization, reductions, shapes
-from .singularities import mark_selected
+from .path import PathNode, mark_selected, path
+from .rules import convolution, data_movement, elementwise, interpolation, matmul, normalization, reductions
 
 RULES: dict[str, GradientRule] = {
     **convolution.RULES,
+    **data_movement.RULES,
     **elementwise.RULES,
-    **indexing.RULES,
+    **interpolation.RULES,
     **matmul.RULES,
     **normalization.RULES,
     **reductions.RULES,
-    **interpolation.RULES,
-    **shapes.RULES,
 }
 
 
@@ -85,7 +83,7 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     output = next(v for v in graph.outputs if v.name == of)
     complete_bodies(result)
     wanted = [v for v in [*graph.inputs, *graph.initializers.values()] if v.name in wrt]
-    expand(result, wanted, output, RULES.keys() | control_flow.RULES.keys())
+    expand(result, wanted, output, RULES.keys() | subgraph_rules.RULES.keys())
     forward = set(graph)
     mark_selected(graph)
 
@@ -136,10 +134,10 @@ def _gradients(
     """Return the values that a node reads, with their cotangents, if they have one."""
     node = step.node
     require_types(step)
-    if kind(node) in control_flow.RULES:
-        flow = control_flow.RULES[kind(node)]
+    if kind(node) in subgraph_rules.RULES:
+        flow = subgraph_rules.RULES[kind(node)]
         require(flow, node)
-        return flow.rule(control_flow.Flow(op, node, totals, step.sources, _backward))
+        return flow.rule(subgraph_rules.Flow(op, node, totals, step.sources, _backward))
     if kind(node) not in RULES:
         raise unsupported(node, refusal(node) or "the portable engine has no gradient for it")
     known = RULES[kind(node)]

@@ -9,10 +9,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient import control_flow as control
 from onnxtrain_sklearn._gradient import lowering, portable
 from onnxtrain_sklearn._gradient import lowering as expand
 from onnxtrain_sklearn._gradient import ort_training as ort
+from onnxtrain_sklearn._gradient import subgraph_rules as control
 from onnxtrain_sklearn._ir.supported import ANY, Supported
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.helpers.environment import available_engines

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient import control_flow as control
 from onnxtrain_sklearn._gradient import lowering as expand
+from onnxtrain_sklearn._gradient import subgraph_rules as control
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts.differences import NO_KERNEL, reference_gradients
 from tests.contracts.gradient_cases import in_type, model_of, operators

@@ -12,9 +12,8 @@ import pytest
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
 from onnxtrain_sklearn._gradient import engine as gradient_engine
-from onnxtrain_sklearn._gradient.engine import differentiate
+from onnxtrain_sklearn._gradient.engine import CLEARLY_FASTER, differentiate
 from onnxtrain_sklearn._gradient.ort_training import PROVEN
-from onnxtrain_sklearn._gradient.tuning import TUNING
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.helpers.environment import available_engines
 
@@ -58,7 +57,7 @@ def test_the_first_family_that_occurs_decides(monkeypatch):
 
 
 def test_a_difference_within_the_noise_decides_nothing(monkeypatch):
-    in_table((TUNING.clearly_faster + 1) / 2, "Relu", monkeypatch)
+    in_table((CLEARLY_FASTER + 1) / 2, "Relu", monkeypatch)
     assert not gradient_engine.portable_is_faster(nodes("Relu"))
 
 

@@ -1,8 +1,7 @@
 """Convolutions and their gradients as few large matrix products, for layouts where these are faster.
 
 :func:`faster_convolution`, :func:`input_cotangent` and :func:`kernel_cotangent` choose a form by the layout alone, or
-return None where the operator is not slower. The bounds are in :mod:`onnxtrain_sklearn._gradient.tuning`, the timings
-in docs/convolutions.md.
+return None where the operator is not slower. :class:`Tuning` holds the bounds.
 
 onnxruntime computes a convolution image by image, each as a product of the kernel with the windows of one image. That
 product is slow where an image has few positions. The gradient of the kernel, written as a convolution, is a product
@@ -12,7 +11,7 @@ with as few columns as the kernel has elements. The forms here take all images a
   of the output. For small images a product with a constant matrix of 0 and 1 reads the patches, and adds their
   cotangents up.
 - *pixels*: the same elements with the channels last, one matrix (images * positions, channels) per tap.
-- *tiles*: Winograd's algorithm for kernels of 3x3 and 3x3x3, in :mod:`.winograd`.
+- *tiles*: Winograd's algorithm for kernels of 3x3 and 3x3x3.
 - *bands*: for a kernel per channel. A window's sum along the last axis is a product with a band matrix that holds the
   kernel's last axis; the windows' other axes are laid side by side.
 - *whole matrices*: for a kernel per channel on small images, one matrix per channel from all pixels to all positions.
@@ -23,21 +22,78 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from ...graph import GraphBuilder
-from ..tuning import TUNING
-from . import winograd
 from .windows import Layout, Windows
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Bounds between forms of equal value, inclusive on the side that the name says.
+
+    ``python benchmarks/convolutions.py --layers`` measured them; docs/convolutions.md holds the timings. After a
+    change, run the command and the tests of the forms. Results do not depend on them but for rounding.
+    """
+
+    many_taps: int = 49
+    """Windows with more elements would need more nodes than they save time."""
+
+    few_channels: int = 8
+    """With fewer input channels, slices of the windows cost more than their products (7x7 on 3 channels)."""
+
+    few_positions: int = 16
+    """Up to this many positions in an image, products over all images are faster than image by image."""
+
+    many_positions: int = 1024
+    """From this many positions on, flipping a kernel, or a product for each of its elements, costs little."""
+
+    many_outputs: int = 64
+    """With fewer output channels, adding patches up costs more than their product saves."""
+
+    few_reads: int = 768
+    """A constant matrix that says which pixel is read where is slower than slices if it has more elements."""
+
+    short_line: int = 16
+    """Band matrices of longer lines hold too many zeros."""
+
+    small_line: int = 8
+    """Lines up to this long are sliced all at once, longer ones copied by Gather: on 8 pixels Gather takes 0.9 to 1.5
+    of the time, on 14 to 16 pixels with 32 images 0.6 to 0.9."""
+
+    few_elements: int = 320
+    """A channel's whole matrix takes longer to make than it saves if it has more elements than this per image,"""
+
+    many_elements: int = 4096
+    """or more than this in all."""
+
+    # Winograd's algorithm: python benchmarks/convolutions.py --layers
+
+    long_line: int = 16
+    """The sums are products with matrices as long as a line: on longer lines they cost more than they save."""
+
+    few_tiles: int = 32
+    """With fewer tiles in all images, reading the sums of the kernel takes longer than the products that it saves;"""
+
+    few_small_images: int = 8
+    """so it does with fewer images of 2x2,"""
+
+    large_kernel: int = 8192
+    """and with more pairs of channels for each tile, unless the sums are few beside the elements of the kernel."""
+
+
+TUNING = Tuning()
 
 
 def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value | None:
     """Return the convolution as matrix products, None where the operator is not slower."""
     if _in_tiles(op, c):
-        return winograd.convolution_by_tiles(op, c, x, kernel)
+        return convolution_by_tiles(op, c, x, kernel)
     if _in_whole_matrices(c):
         product = op.MatMul(_channels_first(op, c, x), _whole_matrices(op, c, kernel))
         return _images_of(op, c, product, c.steps)
@@ -54,7 +110,7 @@ def faster_convolution(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Valu
 def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value | None:
     """Return the gradient of the kernel as matrix products, None where a convolution is not slower."""
     if _in_tiles(op, c):
-        return winograd.kernel_cotangent_by_tiles(op, c, x, g)
+        return kernel_cotangent_by_tiles(op, c, x, g)
     if _in_whole_matrices(c):
         return _kernel_by_whole_matrices(op, c, x, g)
     if c.by_channel and c.sizes[-1] <= 2 * TUNING.short_line and _rows(c.windows) <= TUNING.many_taps:
@@ -69,9 +125,9 @@ def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> i
 def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value | None:
     """Return the gradient of the input in a form faster than a transposed convolution; None: there is none."""
     if _in_tiles(op, c):
-        return winograd.input_cotangent_by_tiles(op, c, kernel, g)
+        return input_cotangent_by_tiles(op, c, kernel, g)
     if _in_whole_matrices(c):
-        matrices = winograd.matrices_transposed(op, _whole_matrices(op, c, kernel))
+        matrices = matrices_transposed(op, _whole_matrices(op, c, kernel))
         return _images_of(op, c, op.MatMul(_channels_first(op, c, g), matrices), c.sizes)
     if c.by_channel and c.dense and c.sizes[-1] <= TUNING.short_line and _rows(c.windows) <= TUNING.many_taps:
         return _by_bands(op, _turned(c), g, _flipped(op, c, kernel))
@@ -96,7 +152,7 @@ def _in_tiles(op: GraphBuilder, c: Layout) -> bool:
     if not plain or axes < 2 or w.kernel != [3] * axes or op.dtype is ir.DataType.FLOAT16:
         return False
     line, tiles = max(*c.sizes, *c.steps), c.images * math.prod(-(-n // 2) for n in c.steps)
-    channels, numbers = c.inputs * c.outputs, winograd.count_numbers(c)
+    channels, numbers = c.inputs * c.outputs, count_numbers(c)
     if line > TUNING.long_line or line * (c.inputs + c.outputs) > channels:
         return False
     if 3 * numbers <= c.taps:
@@ -117,7 +173,7 @@ def _rows(w: Windows) -> int:
 def _swapped(op: GraphBuilder, value: ir.Value, rank: int) -> ir.Value:
     """Exchange images and channels."""
     swapped = op.Transpose(value, perm=[1, 0, *range(2, rank + 2)])
-    return winograd.apart_from_products(op, swapped) if rank == 1 else swapped
+    return apart_from_products(op, swapped) if rank == 1 else swapped
 
 
 def _slices(
@@ -276,7 +332,7 @@ def _in_whole_matrices(c: Layout) -> bool:
 
 
 def _kernel_by_whole_matrices(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
-    pixels = winograd.matrices_transposed(op, _channels_first(op, c, x))
+    pixels = matrices_transposed(op, _channels_first(op, c, x))
     products = op.Reshape(op.MatMul(pixels, _channels_first(op, c, g)), [c.inputs, -1])
     return op.Reshape(op.MatMul(products, _elements_of_matrices(op, c).T.copy()), c.kernel_shape)
 
@@ -308,7 +364,7 @@ def _by_bands(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.
 
 def _kernel_by_bands(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
     cotangents = op.Reshape(_positions_of(op, c, g), [c.inputs, -1, c.steps[-1]])
-    products = op.MatMul(winograd.matrices_transposed(op, cotangents), _lines(op, c, x))  # the narrower is transposed
+    products = op.MatMul(matrices_transposed(op, cotangents), _lines(op, c, x))  # the narrower is transposed
     bands = op.Transpose(op.Reshape(products, [c.inputs, c.steps[-1], -1, c.sizes[-1]]), perm=[0, 2, 3, 1])
     places = _places(op, c)
     return op.Reshape(op.MatMul(op.Reshape(bands, [-1, places.shape[1]]), places.T.copy()), c.kernel_shape)
@@ -345,3 +401,148 @@ def _places(op: GraphBuilder, c: Layout) -> np.ndarray:
     reads = np.arange(steps) * w.strides[-1] - w.begin[-1] + np.arange(w.kernel[-1])[:, None] * w.dilations[-1]
     places: np.ndarray = (reads[:, None] == np.arange(length)[:, None]).astype(op.dtype.numpy())
     return places.reshape(w.kernel[-1], length * steps)
+
+
+# --- Tiles: 3x3 and 3x3x3 kernels by Winograd's algorithm F(2, 3) ---
+#
+# Along one axis, two neighboring outputs read four pixels, a *tile*. They take six products, or four products of sums
+# of the pixels with sums of the kernel: ``y = A'((G k) * (B' x))``. With two axes, 16 products replace 36. Each entry
+# of a tile, for all tiles and summed over the channels, is one matrix product. An axis of two pixels between zeros is a
+# tile that takes three products; a single pixel takes one.
+#
+# The sums are matrix products too, with constant matrices of 0, 1, -1 and 1/2, one for each axis. So a convolution and
+# its two gradients have the same parts: :func:`_to_tiles` maps pixels and cotangents to sums, :func:`_kernel_sums` maps
+# kernels, matrix products multiply them, and :func:`_from_tiles` applies the transposed sums. Equal nodes are emitted
+# once, so the three passes share their sums.
+#
+# Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016.
+
+
+class Tile(NamedTuple):
+    """The matrices B', G and A of a tile: sums of pixels, sums of the kernel, and the outputs of each product."""
+
+    read: np.ndarray
+    kernel: np.ndarray
+    written: np.ndarray
+
+
+FOUR = Tile(
+    np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]]),
+    np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]),
+    np.array([[1, 0], [1, 1], [1, -1], [0, -1]]),
+)
+"""Two outputs of four pixels by four products."""
+
+PAIR = Tile(
+    np.array([[0, 1], [1, 1], [1, 0]]),
+    np.array([[0, -1, 1], [0, 1, 0], [1, -1, 0]]),
+    np.array([[1, 0], [1, 1], [0, 1]]),
+)
+"""Two outputs of two pixels between zeros by three products."""
+
+SINGLE = Tile(np.array([[1]]), np.array([[0, 1, 0]]), np.array([[1]]))
+"""The output of one pixel between zeros, which reads only the middle element of the kernel."""
+
+
+def convolution_by_tiles(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
+    sums = matrices_transposed(op, _kernel_sums(op, c, kernel))
+    products = op.MatMul(_to_tiles(op, x, _read_numbers(op, c), c.inputs), sums)
+    return _from_tiles(op, products, _written_numbers(op, c), c.images)
+
+
+def input_cotangent_by_tiles(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value:
+    products = op.MatMul(_to_tiles(op, g, _written_numbers(op, c), c.outputs), _kernel_sums(op, c, kernel))
+    return _from_tiles(op, products, _read_numbers(op, c), c.images)
+
+
+def kernel_cotangent_by_tiles(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
+    cotangents = matrices_transposed(op, _to_tiles(op, g, _written_numbers(op, c), c.outputs))
+    products = op.MatMul(cotangents, _to_tiles(op, x, _read_numbers(op, c), c.inputs))
+    matrix = _sums_of_kernels(op, c)
+    return op.Reshape(op.Gemm(op.Reshape(products, [len(matrix), -1]), matrix, transA=1), c.kernel_shape)
+
+
+def matrices_transposed(op: GraphBuilder, matrices: ir.Value) -> ir.Value:
+    return apart_from_products(op, op.Transpose(matrices, perm=[0, 2, 1]))
+
+
+def apart_from_products(op: GraphBuilder, value: ir.Value) -> ir.Value:
+    """Keep Transpose apart from MatMul; onnxruntime 1.19 and 1.21 fuse them to an operator without float64."""
+    return op.Neg(op.Neg(value)) if op.dtype is ir.DataType.DOUBLE else value
+
+
+def _kernel_sums(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
+    """Return the sums of the kernel, (numbers of a tile, channels written, channels read)."""
+    sums = op.Gemm(_sums_of_kernels(op, c), op.Reshape(kernel, [-1, c.taps]), transB=1)
+    return op.Reshape(sums, [-1, c.outputs, c.inputs])
+
+
+def _sums_of_kernels(op: GraphBuilder, c: Layout) -> np.ndarray:
+    """Return the matrix from a kernel to its sums; the last axis comes first, as in :func:`_to_tiles`."""
+    n, kernels = len(c.sizes), [_tile(c, i).kernel for i in range(len(c.sizes))]
+    whole = reduce(np.kron, kernels).reshape(*map(len, kernels), -1).transpose(*reversed(range(n)), n)
+    return np.asarray(whole.reshape(-1, c.taps), op.dtype.numpy())
+
+
+def _tile(c: Layout, axis: int) -> Tile:
+    """Return the tile of an axis; one or two pixels between single zeros are a tile of their own."""
+    alone = (c.windows.begin[axis], c.windows.end[axis]) == (1, 1)
+    return {1: SINGLE, 2: PAIR}.get(c.sizes[axis], FOUR) if alone else FOUR
+
+
+def count_numbers(c: Layout) -> int:
+    """Return the number of sums in a tile; each takes one product, in place of the products of the tile's outputs."""
+    return math.prod(len(_tile(c, i).kernel) for i in range(len(c.sizes)))
+
+
+def _read_numbers(op: GraphBuilder, c: Layout) -> list[np.ndarray]:
+    """Return, for each axis, the matrix from pixels to the numbers of all tiles, (numbers, tiles, pixels)."""
+    tiles = [_tile(c, i) for i in range(len(c.sizes))]
+    starts = [-begin if tile is FOUR else 0 for tile, begin in zip(tiles, c.windows.begin, strict=True)]
+    return [_repeated_tile(op, t.read, c.steps[i], c.sizes[i], starts[i]) for i, t in enumerate(tiles)]
+
+
+def _written_numbers(op: GraphBuilder, c: Layout) -> list[np.ndarray]:
+    """Return the matrices from outputs to the numbers of all tiles; their transposes lead from products to outputs."""
+    return [_repeated_tile(op, _tile(c, i).written, steps, steps, 0) for i, steps in enumerate(c.steps)]
+
+
+def _repeated_tile(op: GraphBuilder, tile: np.ndarray, steps: int, size: int, start: int) -> np.ndarray:
+    """Repeat the matrix of one tile every two outputs; pixels in the padding, outside the axis, are left out."""
+    tiles, places = -(-steps // 2), np.arange(tile.shape[1])
+    whole = np.zeros((len(tile), tiles, size), op.dtype.numpy())
+    for t in range(tiles):
+        reads = start + 2 * t + places
+        inside = (reads >= 0) & (reads < size)
+        whole[:, t, reads[inside]] = tile[:, inside]
+    return whole
+
+
+def _to_tiles(op: GraphBuilder, images: ir.Value, matrices: Sequence[np.ndarray], channels: int) -> ir.Value:
+    """Return the numbers of all tiles, (numbers of a tile, tiles * images, channels).
+
+    Each product puts the last axis after the entries that earlier products made, so no sum is transposed afterwards.
+    """
+    value, numbers = images, 1
+    for one in reversed(matrices):
+        size = one.shape[2]
+        matrix = one.reshape(-1, size)
+        if numbers == 1:
+            value = op.Gemm(matrix, op.Reshape(value, [-1, size]), transB=1)
+        else:
+            value = op.MatMul(matrix, matrices_transposed(op, op.Reshape(value, [numbers, -1, size])))
+        numbers *= len(one)
+    return op.Reshape(value, [numbers, -1, channels])
+
+
+def _from_tiles(op: GraphBuilder, numbers: ir.Value, matrices: Sequence[np.ndarray], images: int) -> ir.Value:
+    """Add each entry of a tile to the pixels that it comes from: the transpose of :func:`_to_tiles`."""
+    value, left = numbers, math.prod(len(one) for one in matrices)
+    for one in matrices:
+        left //= len(one)
+        matrix = one.reshape(-1, one.shape[2])
+        if left == 1:
+            value = op.Gemm(op.Reshape(value, [len(matrix), -1]), matrix, transA=1)
+        else:
+            value = op.MatMul(matrices_transposed(op, op.Reshape(value, [left, len(matrix), -1])), matrix)
+    return op.Reshape(value, [images, -1, *(one.shape[2] for one in matrices)])

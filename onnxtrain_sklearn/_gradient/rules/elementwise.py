@@ -20,7 +20,7 @@ from ..._ir.supported import ANY, Supported
 from ..._model.clip_derivative import is_open
 from ...graph import GraphBuilder, Operand
 from ..context import GradientRule, Reverse, Thunk, filled_like, mask, reshape_to, sum_to
-from ..singularities import MISSING, STEEP, is_norm
+from ..path import MISSING, STEEP, is_norm
 
 Cotangent = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
 """Called with the node, the builder, the cotangent of the output, the input, and the output."""
@@ -76,7 +76,7 @@ def _selu_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: i
 
 
 def _flat_at_zero(r: Reverse, found: ir.Value) -> ir.Value:
-    """Return the gradient of a root; zero where a norm is zero, see :func:`~..singularities.is_norm`."""
+    """Return the gradient of a root; zero where a norm is zero, see :func:`~..path.is_norm`."""
     return r.op.Where(r.op.Equal(r.y, 0.0), 0.0, found) if is_norm(r.node, r.wanted) else found
 
 

@@ -17,7 +17,7 @@ from ..._ir.supported import Supported
 from ..._model.loss_terms import is_one_hot
 from ...graph import GraphBuilder, Operand
 from ..context import GradientRule, Reverse, Thunk, count, mask, scatter_add, shape_of, zeros_like
-from ..singularities import OTHERS
+from ..path import OTHERS
 
 Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 """Called with node, builder, cotangent of the output, input, and output; cotangent and output keep the reduced axes."""
