@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import scipy.sparse as sp
 
-from .columns import Column, SparseRows
+from .columns import InputData, SparseRows
 
 
 @dataclass(eq=False)
@@ -148,7 +148,7 @@ class ArrayBatches:
 
     def __init__(
         self,
-        columns: Mapping[str, Column],
+        columns: Mapping[str, InputData],
         rows: np.ndarray,
         sample_weight: np.ndarray | None,
         size: int,
@@ -167,12 +167,12 @@ class ArrayBatches:
         total = float(len(rows) if sample_weight is None else sample_weight[rows].sum(dtype=np.float64))
         self.weight: float | None = None if drop_last else total
 
-    def of(self, columns: Mapping[str, Column]) -> ArrayBatches:
+    def of(self, columns: Mapping[str, InputData]) -> ArrayBatches:
         """Return the same minibatches of other columns."""
         rows, size, rng = self._rows, self.size, self._rng
         return ArrayBatches(columns, rows, self._weights, size, rng, n_rows=self._n_rows, drop_last=self.drop_last)
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> InputData:
         """Return the data of one input."""
         return self._columns[name]
 
@@ -233,7 +233,7 @@ class ArrayBatches:
 class _Rows:
     """Rows in memory, and their weights, from which minibatches are gathered."""
 
-    def __init__(self, columns: Mapping[str, Column], weights: np.ndarray | None) -> None:
+    def __init__(self, columns: Mapping[str, InputData], weights: np.ndarray | None) -> None:
         self.columns, self.weights = columns, weights
         self._writers: tuple[BatchBuffers, list[Callable[[np.ndarray], object]]] | None = None
 
@@ -285,7 +285,7 @@ class _Rows:
 class Block(NamedTuple):
     """Some rows of a stream: the graph's inputs, including the target, and the weights; None if all are one."""
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, InputData]
     weights: np.ndarray | None = None
 
 
@@ -430,7 +430,7 @@ def _length(block: Block) -> int:
 def _taken(block: Block, rows: np.ndarray) -> Block:
     """Return a copy of some rows of a block."""
     columns = {
-        name: Column(column.sparse_rows(rows) if column.is_sparse else column.rows(rows), column.dtype)
+        name: InputData(column.sparse_rows(rows) if column.is_sparse else column.rows(rows), column.dtype)
         for name, column in block.columns.items()
     }
     return Block(columns, None if block.weights is None else block.weights[rows])
@@ -466,7 +466,7 @@ class _Window:
         """Return all rows as one block, views where they are dense."""
         data = {name: array[: self.count] for name, array in self._dense.items()}
         data |= {name: sp.vstack(parts, format="csr") for name, parts in self._sparse.items()}
-        columns = {name: Column(data[name], dtype) for name, dtype in self._dtypes.items()}
+        columns = {name: InputData(data[name], dtype) for name, dtype in self._dtypes.items()}
         return Block(columns, self._weights[: self.count] if self._is_weighted else None)
 
 
@@ -488,7 +488,7 @@ def weighted_rows(rows: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndar
 
 
 def distinct_rows(
-    columns: Mapping[str, Column], rows: np.ndarray, weights: np.ndarray | None
+    columns: Mapping[str, InputData], rows: np.ndarray, weights: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return one row of each group of equal ones, ordered by content, and weights that are the sums of the groups.
 

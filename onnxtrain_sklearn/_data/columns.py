@@ -1,12 +1,12 @@
-"""The inputs of the graph as columns of data: arrays, data frames, sparse matrices, memory maps, dicts of inputs.
+"""The data of the graph's inputs, by name: arrays, data frames, sparse matrices, memory maps.
 
-A :class:`Column` is the data of one input. Its rows are gathered into a buffer in the graph's type; of a sparse
+An :class:`InputData` is the data of one input. Its rows are gathered into a buffer in the graph's type; of a sparse
 matrix or a memory map, only these rows are made dense or read. The data are converted as a whole only if the copy is
-small.
+small. A variable ``columns`` holds one for each input of the graph.
 
 ``inputs`` checks ``X`` and makes columns of it; :func:`dict_columns` does so for a dict of arrays. The sections below
-hold what both need: the conversion of other kinds of data (:func:`as_frame`), sparse rows and their products with
-matrices, and warnings where the graph's type cannot represent the numbers.
+hold the parts that both need: the conversion of other kinds of data (:func:`as_frame`), sparse rows and their products
+with matrices, and warnings where the graph's type cannot represent the numbers.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ PIECE_ELEMENTS = 2**20
 """Elements of a piece when large data are checked in pieces."""
 
 
-class Column:
-    """The data of one input of the graph, whose rows can be gathered into a buffer.
+class InputData:
+    """The data of one input of the graph, with a row for each sample.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ class Column:
     def __len__(self) -> int:
         return int(self._data.shape[0])
 
-    def of_type(self, dtype: DType) -> Column:
+    def of_type(self, dtype: DType) -> InputData:
         """Return the same data for an input of another type."""
-        return self if dtype == self._dtype else Column(self._data, dtype)
+        return self if dtype == self._dtype else InputData(self._data, dtype)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -196,7 +196,7 @@ def dimensions(X: MatrixLike) -> int:
         return 0
 
 
-def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) -> dict[str, Column]:
+def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) -> dict[str, InputData]:
     """Return a dict of arrays as the inputs of a graph; names, lengths and shapes are checked."""
     if specs is None:
         raise TypeError("A dict of inputs needs a graph that names them: give model=... an ONNX graph.")
@@ -215,7 +215,7 @@ def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) ->
         with _faults_of_text(name):
             array = check_array(given, accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=name)
         warn_of_rounding(array, spec.dtype, name)
-        columns[spec.name] = Column(shaped(array, spec), spec.dtype)
+        columns[spec.name] = InputData(shaped(array, spec), spec.dtype)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(

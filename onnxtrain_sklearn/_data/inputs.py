@@ -25,7 +25,7 @@ from sklearn.utils.validation import validate_data
 from .._model.trainable import TensorSpec
 from .._utils.typing import FrameLike, MatrixLike, SparseLike
 from ..exceptions import ModelError, warn
-from .columns import Column, as_frame, dict_columns, dimensions, require_no_times, shaped, warn_of_rounded_columns
+from .columns import InputData, as_frame, dict_columns, dimensions, require_no_times, shaped, warn_of_rounded_columns
 
 NATIVE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -175,7 +175,7 @@ def input_columns(
     *,
     reset: bool,
     missing: Callable[[], bool] = lambda: False,
-) -> dict[str, Column]:
+) -> dict[str, InputData]:
     """Return ``X`` as the inputs of a graph, checked as scikit-learn does.
 
     ``specs`` are the inputs; None if the graph is yet to be built. ``reset`` sets the feature attributes of the
@@ -208,7 +208,7 @@ def input_columns(
     spec = TensorSpec("X", np.dtype(np.float32), (None, None)) if specs is None else specs[0]
     array = _validated(estimator, X, spec.shape, reset, missing)
     warn_of_rounded_columns(X, array, spec.dtype)
-    return {spec.name: Column(shaped(array, spec), spec.dtype)}
+    return {spec.name: InputData(shaped(array, spec), spec.dtype)}
 
 
 def _is_plain_matrix(X: object) -> TypeGuard[np.ndarray]:

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
 from .._data.batches import MERGE_LIMIT, ArrayBatches, distinct_rows, weighted_rows
-from .._data.columns import Column, dimensions
+from .._data.columns import InputData, dimensions
 from .._data.held_out import split_rows
 from .._data.inputs import has_several_inputs, input_columns
 from .._data.target_scale import TargetRange, TargetScale, target_range, target_scale
@@ -216,7 +216,7 @@ def batches_for(
     values, weights = examples.targets.values, examples.weights
     positions, number_type = trained_positions(state.head, examples.targets), state.parameters.buffer.dtype
     shape, dtype = target_layout(state.head.task, state.head.n_outputs, len(values), number_type, positions)
-    every = {**examples.columns, TARGET: Column(values.reshape(shape), dtype)}
+    every = {**examples.columns, TARGET: InputData(values.reshape(shape), dtype)}
     n_rows = len(rows)
     fits = n_rows <= min(size, MERGE_LIMIT) and not rows_meet
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
@@ -367,7 +367,7 @@ def _allows_missing(estimator: Any, fitted: FittedModel | None) -> bool:
     return fitted.allows_missing if isinstance(fitted, FittedFile) else allowed
 
 
-def require_numbers(estimator: Parameters, state: FittedState, columns: Mapping[str, Column]) -> None:
+def require_numbers(estimator: Parameters, state: FittedState, columns: Mapping[str, InputData]) -> None:
     """Raise if the graph predicts NaN for a row with a missing value.
 
     In this case a step of the pipeline accepts missing values, and a later one does not.

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
-from .._data.columns import Column
+from .._data.columns import InputData
 from .._fitted.fitted_model import FittedModel
 from .._importers.quantization import holds_fakes
 from .._inference.ensemble import ensemble_of
@@ -42,7 +42,7 @@ from ..models import ModelSource, resolve_builder
 from ..models.given import bare_model, resolve_graph_model
 from .parameters import Parameters
 
-Columns = Mapping[str, Column]
+Columns = Mapping[str, InputData]
 
 
 @dataclass

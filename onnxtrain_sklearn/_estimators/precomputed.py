@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._data.batches import ArrayBatches
-from .._data.columns import COPY_LIMIT, Column
+from .._data.columns import COPY_LIMIT, InputData
 from .._given.given_output import run_graph
 from .._inference.predictor import Predictor
 from .._model.frozen_part import FrozenPart, frozen_part
@@ -101,7 +101,7 @@ def remaining(state: FittedState, parameters: FlatParameters, columns: Columns) 
     return Remaining(replace(model, model=part.second, inputs=inputs, reference=None), parameters, rest, every)
 
 
-def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[str, Column] | None:
+def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[str, InputData] | None:
     """Return the values at the cut of the graph for all rows; None if they are too large, or not one for each row."""
     names = [v.name or "" for v in part.first.graph.outputs]
     own = {v.name: columns[v.name or ""] for v in part.first.graph.inputs}
@@ -110,7 +110,7 @@ def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[st
     if factors is not None:
         return {names[0]: multiplied(next(iter(given.values())), factors)}
     predictor = Predictor(part.first, state.device, state.session_options, sparse=sparse)
-    n_rows, found = len(next(iter(given.values()))), dict[str, Column]()
+    n_rows, found = len(next(iter(given.values()))), dict[str, InputData]()
     try:
         for i, name in enumerate(names):
             few = predictor.run(given, np.array([n_rows - 1, 0, n_rows - 1]), output=i)
@@ -121,7 +121,7 @@ def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[st
             values = predictor.run(given, output=i)
             if not np.allclose(few, values[[-1, 0, -1]], rtol=1e-3, atol=1e-5, equal_nan=True):
                 return None  # the last row has other values among other rows: rows depend on each other
-            found[name] = Column(values, values.dtype)
+            found[name] = InputData(values, values.dtype)
     except ModelError:  # its first axis is not the axis of the rows
         return None
     return found
@@ -134,7 +134,7 @@ def column_factors(model: ir.Model, columns: Columns, device: Device) -> np.ndar
     if len(names) != 1 or names[0] not in sparse_inputs(columns) or not _multiplies_only(graph):
         return None
     column = columns[names[0]]
-    ones = Column(np.ones((1, *column.shape[1:]), column.dtype), column.dtype)
+    ones = InputData(np.ones((1, *column.shape[1:]), column.dtype), column.dtype)
     found = run_graph(model, {names[0]: ones}, np.arange(1), device)
     return found[0] if found.shape == ones.shape and np.isfinite(found).all() else None
 
@@ -153,14 +153,14 @@ def _multiplies_only(graph: ir.Graph) -> bool:
     return True
 
 
-def multiplied(column: Column, factors: np.ndarray) -> Column:
+def multiplied(column: InputData, factors: np.ndarray) -> InputData:
     """Return sparse data with each column multiplied by its factor."""
     rows = column.sparse_rows(slice(None))
     numbers = (rows.data * factors[rows.indices]).astype(factors.dtype)
-    return Column(type(rows)((numbers, rows.indices, rows.indptr), shape=rows.shape, copy=False), factors.dtype)
+    return InputData(type(rows)((numbers, rows.indices, rows.indptr), shape=rows.shape, copy=False), factors.dtype)
 
 
-def root_mean_squares(column: Column, rows: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+def root_mean_squares(column: InputData, rows: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     """Return the root mean square of each column of sparse data over the weighted rows."""
     part = column.sparse_rows(rows).astype(np.float64)
     own = np.ones(len(rows)) if weights is None else weights

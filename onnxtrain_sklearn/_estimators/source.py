@@ -14,7 +14,7 @@ import onnx_ir as ir
 import scipy.sparse as sp
 from sklearn.base import is_classifier
 
-from .._data.columns import Column
+from .._data.columns import InputData
 from .._fitted.fitted_model import FittedModel, holds_text, is_estimator
 from .._given.ml_files import is_fitted_graph, is_plain_graph_of_text
 from .._given.same_start import of_kind
@@ -211,7 +211,7 @@ def _source_built_by(builder: Builder, whole: ir.Model) -> TrainableModel:
     return source
 
 
-def _require_one_input(source: TrainableModel, column: Column, name: str) -> None:
+def _require_one_input(source: TrainableModel, column: InputData, name: str) -> None:
     """Raise if the graph does not accept the rows; ``name`` is the method that built it."""
     if len(source.inputs) != 1:
         raise ModelError(f"{name} made a graph with {len(source.inputs)} inputs, not 1.")

@@ -23,7 +23,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
-from .._data.columns import COPY_LIMIT, Column
+from .._data.columns import COPY_LIMIT, InputData
 from .._model.trainable import TensorSpec
 from .._ort import devices, packages, sessions
 from .._utils.typing import Estimator, MatrixLike, SparseLike
@@ -119,7 +119,7 @@ def is_estimator(model: object) -> TypeGuard[Estimator]:
 CHUNK = 2048
 """Number of rows in a chunk."""
 
-InputColumns = dict[str, Column]
+InputColumns = dict[str, InputData]
 Specs = tuple[TensorSpec, ...] | None
 
 
@@ -138,10 +138,10 @@ def table_columns(estimator: BaseEstimator, X: MatrixLike, fitted: FittedModel) 
     return {name: _column(array, specs.get(name)) for name, array in table.arrays(X).items()}
 
 
-def _column(array: np.ndarray, spec: TensorSpec | None) -> Column:
+def _column(array: np.ndarray, spec: TensorSpec | None) -> InputData:
     """Return a column of a table as an input; the text of each row may be an entry of a vector."""
     is_vector = spec is not None and len(spec.shape) == 1
-    return Column(array.ravel() if is_vector else array, np.dtype(np.float32) if spec is None else spec.dtype)
+    return InputData(array.ravel() if is_vector else array, np.dtype(np.float32) if spec is None else spec.dtype)
 
 
 def as_trained(columns: InputColumns, fitted: FittedModel, specs: Specs) -> InputColumns:
@@ -153,10 +153,10 @@ def as_trained(columns: InputColumns, fitted: FittedModel, specs: Specs) -> Inpu
     if parts.numbers:
         rows = np.arange(len(next(iter(columns.values()))))
         arrays[parts.matrix] = np.hstack([columns[name].rows(rows) for name in parts.numbers])
-    return {spec.name: Column(arrays[spec.name], spec.dtype) for spec in specs}
+    return {spec.name: InputData(arrays[spec.name], spec.dtype) for spec in specs}
 
 
-def _encoded(columns: Mapping[str, Column], encoder: bytes) -> dict[str, Any]:
+def _encoded(columns: Mapping[str, InputData], encoder: bytes) -> dict[str, Any]:
     try:
         session = sessions.create_session(encoder, devices.resolve_device(), threads=devices.available_threads())
     except Exception as error:  # releases of onnxruntime differ in the class

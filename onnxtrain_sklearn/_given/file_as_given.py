@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .._data.columns import Column
+from .._data.columns import InputData
 from .._importers.load import without_zip_maps
 from .._ir.files import read, without_program
 from .._ir.protobuf import to_proto
@@ -34,7 +34,7 @@ def require_file_as_given(
     model: Any,
     graph: ir.Model,
     joined: tuple[int, ...],
-    columns: Mapping[str, Column],
+    columns: Mapping[str, InputData],
     rows: np.ndarray,
     found: np.ndarray,
     run: Callable[[np.ndarray], np.ndarray],
@@ -84,7 +84,7 @@ def require_file_as_given(
 
 
 def _feeds(
-    proto: onnx.ModelProto, columns: Mapping[str, Column]
+    proto: onnx.ModelProto, columns: Mapping[str, InputData]
 ) -> tuple[int, Callable[[np.ndarray], dict[str, np.ndarray]]]:
     """Return the number of rows that the file takes, 0: any, and the function from rows to its inputs.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from .._data.columns import Column
+from .._data.columns import InputData
 from .._data.targets import Targets
 from .._fitted.fitted_model import is_estimator
 from .._inference.predictor import Predictor
@@ -98,7 +98,7 @@ def is_foreign(model: ModelSource) -> bool:
 
 
 def own_output(
-    model: ModelSource, source: TrainableModel, columns: Mapping[str, Column], device: Device
+    model: ModelSource, source: TrainableModel, columns: Mapping[str, InputData], device: Device
 ) -> OwnOutput | None:
     """Run the graph from which ``source`` was made on some rows of the data; None if ``model`` is not foreign."""
     if not is_foreign(model):
@@ -127,7 +127,9 @@ def own_output(
     return OwnOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
 
 
-def _own_numbers(whole: ir.Model, predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray) -> np.ndarray:
+def _own_numbers(
+    whole: ir.Model, predictor: Predictor, columns: Mapping[str, InputData], rows: np.ndarray
+) -> np.ndarray:
     """Return the output for some rows; if the graph runs on as many rows as it was exported for only, say so."""
     try:
         with refusing("The graph does not run on the data"):
@@ -142,7 +144,7 @@ def _own_numbers(whole: ir.Model, predictor: Predictor, columns: Mapping[str, Co
         ) from error
 
 
-def _runs_on(count: int, predictor: Predictor, columns: Mapping[str, Column], rows: np.ndarray) -> bool:
+def _runs_on(count: int, predictor: Predictor, columns: Mapping[str, InputData], rows: np.ndarray) -> bool:
     try:
         with refusing("The graph does not run on its batch"):
             predictor.run(columns, np.resize(rows, count))
@@ -205,13 +207,13 @@ def _across_rows(name: str) -> ModelError:
     )
 
 
-def run_graph(graph: ir.Model, columns: Mapping[str, Column], rows: np.ndarray, device: Device) -> np.ndarray:
+def run_graph(graph: ir.Model, columns: Mapping[str, InputData], rows: np.ndarray, device: Device) -> np.ndarray:
     """Return the output of a graph for some rows; raise ModelError if it does not run on them."""
     with refusing("The graph does not run on the data"):
         return Predictor(graph, device, None).run(_inputs_of(graph, columns, graph.graph.outputs[0].name or ""), rows)
 
 
-def _inputs_of(graph: ir.Model, columns: Mapping[str, Column], output: str) -> Mapping[str, Column]:
+def _inputs_of(graph: ir.Model, columns: Mapping[str, InputData], output: str) -> Mapping[str, InputData]:
     """Return the inputs of a graph: one of several outputs may depend on some of the inputs alone."""
     names = {value.name for value in graph.graph.inputs}
     if not names:

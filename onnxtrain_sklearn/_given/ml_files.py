@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from .._data.columns import Column
+from .._data.columns import InputData
 from .._fitted.fitted_model import FittedModel, Table, TableColumn
 from .._inference.predictor import Predictor
 from .._ir.queries import is_float, reads
@@ -100,7 +100,7 @@ def are_indicators(labels: Labels) -> bool:
     return all(one.dtype.kind in "iub" and np.array_equal(one, [0, 1]) for one in labels)
 
 
-def outputs_of_file(known: FittedFile, columns: Mapping[str, Column]) -> tuple[np.ndarray | None, np.ndarray]:
+def outputs_of_file(known: FittedFile, columns: Mapping[str, InputData]) -> tuple[np.ndarray | None, np.ndarray]:
     """Return the labels and the values that the given file computes."""
     assert known.file is not None
     running = Predictor(known.file, devices.resolve_device(), None)

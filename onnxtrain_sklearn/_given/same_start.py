@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy.special import expit, softmax
 
-from .._data.columns import Column
+from .._data.columns import InputData
 from .._fitted.fitted_model import FittedModel, sample_rows
 from .._inference.graph import Head
 from .._inference.predictor import Predictor
@@ -33,7 +33,7 @@ SOME_STEPS = 0.1
 """Largest difference of outputs of a quantized graph: what rounds the other way in one layer does so in later ones."""
 
 Given: TypeAlias = "tuple[TrainableModel, FittedModel | None]"
-Predict: TypeAlias = Callable[[Mapping[str, Column]], Mapping[str, np.ndarray]]
+Predict: TypeAlias = Callable[[Mapping[str, InputData]], Mapping[str, np.ndarray]]
 
 _OTHER_MODEL = "Training would not start from the ONNX file, so it is refused:"
 
@@ -43,7 +43,7 @@ def require_own_start(
     source: TrainableModel,
     head: Head,
     predictor: Predictor,
-    columns: Mapping[str, Column],
+    columns: Mapping[str, InputData],
     device: Device,
 ) -> np.ndarray:
     """Raise if predictions of the untrained estimator, or the scores of its loss, differ from the graph's output.
@@ -74,7 +74,7 @@ def _compared_outputs(
     source: TrainableModel,
     head: Head,
     predictor: Predictor,
-    columns: Mapping[str, Column],
+    columns: Mapping[str, InputData],
     scores: np.ndarray,
 ) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Return what is compared: its name, the estimator's numbers and the graph's."""
@@ -115,7 +115,7 @@ def of_kind(given: Given, *, classifies: bool) -> Given:
     return given
 
 
-def started(known: FittedFile, model: Any, columns: Mapping[str, Column], predict: Predict) -> FittedFile:
+def started(known: FittedFile, model: Any, columns: Mapping[str, InputData], predict: Predict) -> FittedFile:
     """Compare ``predict`` with the file on rows of the data; return the description without the file.
 
     ``model`` is the file as given, run by onnxruntime.
@@ -126,7 +126,7 @@ def started(known: FittedFile, model: Any, columns: Mapping[str, Column], predic
         The results differ.
     """
     rows = sample_rows(np.arange(len(next(iter(columns.values())))))
-    sample = {name: Column(column.rows(rows), column.dtype) for name, column in columns.items()}
+    sample = {name: InputData(column.rows(rows), column.dtype) for name, column in columns.items()}
     file, of_sample, of_file = known.file, np.arange(len(rows)), FileCompared()
     if file is not None:
         running = Predictor(file, devices.resolve_device(), None)
@@ -137,7 +137,7 @@ def started(known: FittedFile, model: Any, columns: Mapping[str, Column], predic
     return replace(known, file=None, compared=of_file)
 
 
-def _require_file_start(known: FittedFile, columns: Mapping[str, Column], ours: Mapping[str, np.ndarray]) -> None:
+def _require_file_start(known: FittedFile, columns: Mapping[str, InputData], ours: Mapping[str, np.ndarray]) -> None:
     label, values = outputs_of_file(known, columns)
     values = values if known.order is None else values[:, known.order]
     if label is None and len(ours) > 1:

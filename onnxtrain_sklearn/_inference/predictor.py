@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._data import columns as data_columns
-from .._data.columns import Column
+from .._data.columns import InputData
 from .._importers.quantization import holds_fakes, requantized
 from .._ir.edits import initializers_to_inputs
 from .._ir.protobuf import fill_initializers, to_proto
@@ -151,14 +151,14 @@ class Predictor:
         initializers_to_inputs(model.graph, list(self._live))
         return prediction_graph(model)
 
-    def run(self, columns: Mapping[str, Column], rows: np.ndarray | None = None, output: int = 0) -> np.ndarray:
+    def run(self, columns: Mapping[str, InputData], rows: np.ndarray | None = None, output: int = 0) -> np.ndarray:
         """Return output number ``output`` for all rows of the data, or for the given ones."""
         pieces = self.pieces_of(columns, rows)
         found = [self._chunk(columns, one if rows is None else rows[one], output) for one in pieces]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def run_several(
-        self, columns: Mapping[str, Column], outputs: Sequence[int], rows: np.ndarray | None = None
+        self, columns: Mapping[str, InputData], outputs: Sequence[int], rows: np.ndarray | None = None
     ) -> list[np.ndarray]:
         """Return the outputs of these numbers for all rows of the data, or for the given ones, in one pass."""
         pieces = self.pieces_of(columns, rows)
@@ -174,7 +174,7 @@ class Predictor:
         piece = _finite_rows(rows, dtype) if one_chunk else None
         return None if piece is None else self._computed({name: piece}, len(piece), output)
 
-    def pieces_of(self, columns: Mapping[str, Column], rows: np.ndarray | None = None) -> list[slice]:
+    def pieces_of(self, columns: Mapping[str, InputData], rows: np.ndarray | None = None) -> list[slice]:
         """Return the chunks in which the data are predicted, or the given rows of them."""
         n_rows = len(next(iter(columns.values()))) if rows is None else len(rows)
         dense = [column for name, column in columns.items() if name not in self._sparse]
@@ -187,16 +187,16 @@ class Predictor:
         size = n_rows if size < n_rows and self._rows_meet() else size
         return [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
 
-    def _chunk(self, columns: Mapping[str, Column], rows: np.ndarray | slice, output: int) -> np.ndarray:
+    def _chunk(self, columns: Mapping[str, InputData], rows: np.ndarray | slice, output: int) -> np.ndarray:
         return self._computed(self._feeds(columns, rows), _number_of_rows(rows), output)
 
     def _several_of_chunk(
-        self, columns: Mapping[str, Column], rows: np.ndarray | slice, outputs: Sequence[int]
+        self, columns: Mapping[str, InputData], rows: np.ndarray | slice, outputs: Sequence[int]
     ) -> list[np.ndarray]:
         feeds, names = {**self._feeds(columns, rows), **self._live}, [self.outputs[i] for i in outputs]
         return [_as_rows(one, _number_of_rows(rows)) for one in self._run_session(names, feeds)]
 
-    def _feeds(self, columns: Mapping[str, Column], rows: np.ndarray | slice) -> dict[str, np.ndarray]:
+    def _feeds(self, columns: Mapping[str, InputData], rows: np.ndarray | slice) -> dict[str, np.ndarray]:
         feeds = {name: column.rows(rows) for name, column in columns.items() if name not in self._sparse}
         parts = {name: columns[name].sparse_rows(rows) for name in self._sparse}
         for one, matrix in zip(self._products, self._matrices, strict=True):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .._data.columns import Column
+from .._data.columns import InputData
 from .._data.statistics import LabelCounts, exact_quantiles
 from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
 from .._ort import sessions
@@ -121,7 +121,7 @@ class Preprocessing:
         """Columns of the matrix."""
         return len(self.numbers) + len(self.code_columns)
 
-    def columns(self, table: RawTable) -> dict[str, Column]:
+    def columns(self, table: RawTable) -> dict[str, InputData]:
         """Return a table as inputs of the graph."""
         text = {own.place: own for own in self.categories}
         arrays = []
@@ -129,10 +129,10 @@ class Preprocessing:
             own = text.get(i)
             arrays.append(_as_numbers(name, column) if own is None else own.values(name, column))
         if not self.takes_text:
-            return {MATRIX: Column(np.stack(arrays, axis=1), np.dtype(np.float32))}
+            return {MATRIX: InputData(np.stack(arrays, axis=1), np.dtype(np.float32))}
         kinds = [np.dtype(object if a.dtype == object else np.float32) for a in arrays]
         return {
-            name: Column(array.reshape(-1, 1), kind)
+            name: InputData(array.reshape(-1, 1), kind)
             for name, array, kind in zip(self.names, arrays, kinds, strict=True)
         }
 

@@ -12,13 +12,13 @@ from onnxtrain_sklearn._data.batches import (
     filled,
     weighted_rows,
 )
-from onnxtrain_sklearn._data.columns import Column
+from onnxtrain_sklearn._data.columns import InputData
 
 FLOAT = np.dtype(np.float32)
 
 
 def batches(n=10, size=4, *, weights=None, seed=None, rows=None, drop_last=False):
-    columns = {"X": Column(np.arange(n, dtype=np.float32)[:, None], FLOAT)}
+    columns = {"X": InputData(np.arange(n, dtype=np.float32)[:, None], FLOAT)}
     rng = None if seed is None else np.random.RandomState(seed)
     return ArrayBatches(columns, np.arange(n) if rows is None else rows, weights, size, rng, drop_last=drop_last)
 
@@ -117,13 +117,13 @@ def test_batches_are_no_larger_than_the_data():
 
 def test_a_single_batch_is_gathered_once_per_buffers(monkeypatch):
     source, calls = batches(4, seed=0), []
-    into = Column.into
+    into = InputData.into
 
     def counted(column, out):
         write = into(column, out)
         return lambda rows: (calls.append(len(rows)), write(rows))[1]
 
-    monkeypatch.setattr(Column, "into", counted)
+    monkeypatch.setattr(InputData, "into", counted)
     buffers = new_buffers()
     for _ in range(3):
         assert list(filled(source.epoch(), lambda rows: buffers)) == [4]
@@ -143,7 +143,7 @@ def test_buffers_are_asked_for_as_many_rows_as_a_batch_has():
 
 def test_several_columns_stay_aligned():
     X = np.random.default_rng(0).integers(-5, 6, size=(12, 6)).astype(np.float64)
-    columns = {"X": Column(X, FLOAT), "y": Column(X[:, 0].astype(int), np.dtype(np.int64))}
+    columns = {"X": InputData(X, FLOAT), "y": InputData(X[:, 0].astype(int), np.dtype(np.int64))}
     source = ArrayBatches(columns, np.arange(12), None, 5, np.random.RandomState(0))
     buffers = {"X": np.zeros((5, 6), np.float32), "y": np.zeros(5, np.int64)}
     for _ in filled(source.epoch(), lambda rows: BatchBuffers(buffers, np.zeros(5, np.float32))):
@@ -161,7 +161,7 @@ def test_rows_of_weight_zero_are_left_out():
 
 def merged(X, y, weights):
     """The distinct rows and their weights, in the order in which they are trained."""
-    columns = {"X": Column(X, FLOAT), "y": Column(y, np.dtype(np.int64))}
+    columns = {"X": InputData(X, FLOAT), "y": InputData(y, np.dtype(np.int64))}
     rows, sums = distinct_rows(columns, np.arange(len(y)), weights)
     return X[rows].tolist(), y[rows].tolist(), sums[rows].tolist()
 
@@ -185,7 +185,7 @@ def test_weights_stand_for_repeats():
 
 
 def test_rows_outside_the_selection_do_not_count():
-    columns = {"X": Column(np.ones((4, 1), np.float32), FLOAT)}
+    columns = {"X": InputData(np.ones((4, 1), np.float32), FLOAT)}
     rows, weights = distinct_rows(columns, np.array([1, 3]), None)
     assert (rows.tolist(), weights.tolist()) == ([1], [0, 2, 0, 0])
 
@@ -195,7 +195,7 @@ def test_distinct_rows_are_in_the_order_of_their_bytes(width):
     rng = np.random.default_rng(0)
     data = rng.integers(-2, 3, size=(60, width)).astype(np.float32)[rng.integers(0, 60, 60)]  # zeros among the bytes
     data[5] = -0.0
-    rows, sums = distinct_rows({"X": Column(data, np.dtype(np.float32))}, np.arange(60), None)
+    rows, sums = distinct_rows({"X": InputData(data, np.dtype(np.float32))}, np.arange(60), None)
     content = data.view(np.uint8)
     _, first, group = np.unique(content, axis=0, return_index=True, return_inverse=True)
     np.testing.assert_array_equal(rows, first)

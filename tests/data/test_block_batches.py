@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn._data.batches import ArrayBatches, BatchBuffers, Block, BlockBatches, filled
-from onnxtrain_sklearn._data.columns import Column, SparseRows
+from onnxtrain_sklearn._data.columns import InputData, SparseRows
 
 FLOAT = np.dtype(np.float32)
 
@@ -33,7 +33,7 @@ class ListedBlocks:
         self.read.append(i)
         part = self._slices[i]
         weights = None if self._weights is None else self._weights[part].copy()
-        return Block({"X": Column(self._X[part].copy(), FLOAT)}, weights)
+        return Block({"X": InputData(self._X[part].copy(), FLOAT)}, weights)
 
 
 def numbered(n):
@@ -69,7 +69,7 @@ def test_stream_that_fits_into_the_buffer_gives_the_minibatches_of_the_array(wei
         return None if seed is None else np.random.RandomState(seed)
 
     stream = BlockBatches(ListedBlocks(X, weights, borders), size, rng(), buffer_rows=10, drop_last=drop_last)
-    array = ArrayBatches({"X": Column(X, FLOAT)}, rows, weights, size, rng(), n_rows=10, drop_last=drop_last)
+    array = ArrayBatches({"X": InputData(X, FLOAT)}, rows, weights, size, rng(), n_rows=10, drop_last=drop_last)
     assert (stream.size, stream.steps) == (array.size, array.steps)
     for _ in range(3):
         assert epoch(stream, 99) == epoch(array, 99)
@@ -180,7 +180,7 @@ def test_memory_is_that_of_a_window_and_a_block():
             return rows // block
 
         def block(self, i):
-            return Block({"X": Column(np.full((block, width), i, np.float32), FLOAT)})
+            return Block({"X": InputData(np.full((block, width), i, np.float32), FLOAT)})
 
     stream = BlockBatches(Made(), 64, np.random.RandomState(0), buffer_rows=window)
     buffers = BatchBuffers({"X": np.zeros((64, width), np.float32)}, np.zeros(64, np.float32))

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from onnxtrain_sklearn import Linear, OrtGradientRegressor
 from onnxtrain_sklearn._data import columns as _data
-from onnxtrain_sklearn._data.columns import Column, dict_columns, shaped
+from onnxtrain_sklearn._data.columns import InputData, dict_columns, shaped
 from onnxtrain_sklearn._model.trainable import TensorSpec
 
 FLOAT = np.dtype(np.float32)
@@ -52,10 +52,12 @@ FORMS = {
 def column(request, tmp_path):
     """A column over numbers() in every form."""
     if request.param in FORMS:
-        return Column(FORMS[request.param](whole_numbers()), FLOAT)
+        return InputData(FORMS[request.param](whole_numbers()), FLOAT)
     if request.param == "strided memmap":
-        return Column(mapped(tmp_path, np.repeat(whole_numbers(), 2, axis=1))[:, ::2], FLOAT)
-    return Column(mapped(tmp_path, whole_numbers().astype(np.float32 if "32" in request.param else np.float64)), FLOAT)
+        return InputData(mapped(tmp_path, np.repeat(whole_numbers(), 2, axis=1))[:, ::2], FLOAT)
+    return InputData(
+        mapped(tmp_path, whole_numbers().astype(np.float32 if "32" in request.param else np.float64)), FLOAT
+    )
 
 
 ROWS = np.array([3, 0, 11, 3, 5])
@@ -83,7 +85,7 @@ def test_other_type(column):
 @pytest.mark.parametrize("form", FORMS)
 def test_large_data_give_the_same_rows(form, limit, monkeypatch):
     monkeypatch.setattr(_data, "COPY_LIMIT", limit)
-    column = Column(FORMS[form](whole_numbers()), FLOAT)
+    column = InputData(FORMS[form](whole_numbers()), FLOAT)
     buffer = np.zeros((5, 6), np.float32)
     column.into(buffer)(ROWS)
     np.testing.assert_array_equal(buffer, whole_numbers()[ROWS])
@@ -93,9 +95,9 @@ def test_rows_of_any_shape():
     images = np.random.default_rng(0).normal(size=(5, 2, 3, 4)).astype(np.float32)
     buffer = np.zeros((2, 2, 3, 4), np.float32)
     for data in (images, np.asfortranarray(images), images.astype(np.float64)):
-        Column(data, FLOAT).into(buffer)(np.array([4, 1]))
+        InputData(data, FLOAT).into(buffer)(np.array([4, 1]))
         np.testing.assert_array_equal(buffer, images[[4, 1]])
-    numbers_only = Column(np.arange(5.0), FLOAT)
+    numbers_only = InputData(np.arange(5.0), FLOAT)
     np.testing.assert_array_equal(numbers_only.rows(np.array([2, 0])), [2, 0])
 
 
@@ -126,7 +128,7 @@ def test_large_data_are_never_copied(kind, tmp_path, monkeypatch):
     if "memmap" in kind:
         data = mapped(tmp_path, data)[:: 2 if "strided" in kind else 1]
     buffer = np.zeros((500, 64), np.float32)
-    assert peak(lambda: sweep(Column(data, FLOAT), buffer)) < data.nbytes / 10
+    assert peak(lambda: sweep(InputData(data, FLOAT), buffer)) < data.nbytes / 10
 
 
 def sparse(n, k):
@@ -139,7 +141,7 @@ def sparse(n, k):
 def test_sparse_data_are_never_densified():
     data = sparse(20_000, 2_000)
     buffer = np.zeros((20, 2_000), np.float32)
-    assert peak(lambda: sweep(Column(data, FLOAT), buffer)) < 8 * buffer.nbytes + 2 * data.data.nbytes
+    assert peak(lambda: sweep(InputData(data, FLOAT), buffer)) < 8 * buffer.nbytes + 2 * data.data.nbytes
 
 
 @pytest.mark.parametrize("kind", ["memmap", "sparse"])
@@ -167,7 +169,7 @@ def test_numbers_too_large_for_the_graph(form, limit, monkeypatch):
     data[3, 2] = 1e39
     make = {"fortran": np.asfortranarray}.get(form, FORMS[form])
     with pytest.raises(ValueError, match="a value too large for float32, the type of the graph's input"):
-        Column(make(data), FLOAT).into(np.zeros((5, 6), np.float32))(ROWS)
+        InputData(make(data), FLOAT).into(np.zeros((5, 6), np.float32))(ROWS)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ def test_numbers_that_an_integer_input_cannot_hold(make, dtype, value, piece, mo
     monkeypatch.setattr(_data, "PIECE_ELEMENTS", piece)
     data = np.ones((4, 3), type(value))
     spec = TensorSpec("ids", np.dtype(dtype), (None, 3))
-    np.testing.assert_array_equal(Column(shaped(make(data), spec), spec.dtype).rows(np.arange(4)), data)
+    np.testing.assert_array_equal(InputData(shaped(make(data), spec), spec.dtype).rows(np.arange(4)), data)
     data[2, 1] = value
     message = re.escape(f"input 'ids' expects {np.dtype(dtype)}, but X contains {value}.")
     with pytest.raises(ValueError, match=message):

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._data.columns import Column
+from onnxtrain_sklearn._data.columns import InputData
 from tests.helpers.processes import run_in_new_process
 
 PROGRAM = """
@@ -58,7 +58,7 @@ def test_fit_and_predict_of_a_mapped_file_take_little_memory(settings, tmp_path)
 def test_rows_of_a_slice_are_a_view():
     data = np.arange(12, dtype=np.float32).reshape(6, 2)
     data.flags.writeable = False
-    float32, float64 = Column(data, np.dtype(np.float32)), Column(data, np.dtype(np.float64))
+    float32, float64 = InputData(data, np.dtype(np.float32)), InputData(data, np.dtype(np.float64))
     assert np.shares_memory(float32.rows(slice(2, 5)), data)
     for column in (float32, float64):
         assert_array_equal(column.rows(slice(2, 5)), data[2:5])
@@ -68,9 +68,9 @@ def test_read_only_rows_are_gathered_without_a_copy_of_them(monkeypatch, tmp_pat
     path = tmp_path / "X.npy"
     np.save(path, np.arange(12, dtype=np.float32).reshape(6, 2))
     mapped = np.load(path, mmap_mode="r")
-    monkeypatch.setattr(Column, "rows", lambda *args: pytest.fail("rows were copied"))
+    monkeypatch.setattr(InputData, "rows", lambda *args: pytest.fail("rows were copied"))
     out = np.zeros((2, 2), np.float32)
-    Column(mapped, np.dtype(np.float32)).into(out)(np.array([3, 1]))
+    InputData(mapped, np.dtype(np.float32)).into(out)(np.array([3, 1]))
     assert_array_equal(out, [[6, 7], [2, 3]])
 
 

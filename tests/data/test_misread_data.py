@@ -10,7 +10,7 @@ from numpy.testing import assert_array_equal
 from sklearn.linear_model import LinearRegression
 
 from onnxtrain_sklearn import Inputs, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._data.columns import Column, require_no_times, shaped
+from onnxtrain_sklearn._data.columns import InputData, require_no_times, shaped
 from onnxtrain_sklearn._model.trainable import TensorSpec
 from tests.helpers.training import quietly
 
@@ -37,7 +37,7 @@ def test_only_flat_rows_are_given_the_shape_of_the_input(shape, advice):
         moved = images.transpose((0, 3, 1, 2) if shape == (4, 5, 3) else (0, 3, 2, 1))
         assert_array_equal(shaped(moved, IMAGE), moved)
     flat = RNG.normal(size=(2, 60)).astype(np.float32)
-    assert Column(shaped(flat, IMAGE), IMAGE.dtype).shape == (2, 3, 4, 5)
+    assert InputData(shaped(flat, IMAGE), IMAGE.dtype).shape == (2, 3, 4, 5)
     assert_array_equal(shaped(flat, IMAGE)[1].ravel(), flat[1])
 
 

@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, AdamW, Inputs, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data import columns
-from onnxtrain_sklearn._data.columns import Column
+from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._given.given_output import COMPARED_ROWS
 from tests.helpers.environment import available_engines
 from tests.helpers.step_options import configured
@@ -70,7 +70,7 @@ def assert_equal_fits(sparse, dense, tolerance=2e-5):
 def no_dense_rows(monkeypatch):
     """Let conversions of wide sparse rows to dense ones fail, but for those on which a given graph is run as it is."""
 
-    plain_rows, plain_into = Column.rows, Column.into
+    plain_rows, plain_into = InputData.rows, InputData.into
 
     def require_few(column, rows):
         assert not column.stays_sparse or len(np.arange(len(column))[rows]) <= COMPARED_ROWS, "rows were made dense"
@@ -80,8 +80,8 @@ def no_dense_rows(monkeypatch):
         write = plain_into(column, out)
         return lambda rows: write(require_few(column, rows))
 
-    monkeypatch.setattr(Column, "rows", lambda column, rows: plain_rows(column, require_few(column, rows)))
-    monkeypatch.setattr(Column, "into", into)
+    monkeypatch.setattr(InputData, "rows", lambda column, rows: plain_rows(column, require_few(column, rows)))
+    monkeypatch.setattr(InputData, "into", into)
 
 
 @pytest.mark.usefixtures("no_dense_rows")

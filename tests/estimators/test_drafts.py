@@ -14,7 +14,7 @@ from onnxtrain_sklearn import (
     TabM,
     clear_cache,
 )
-from onnxtrain_sklearn._data.columns import Column
+from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._data.targets import Targets
 from onnxtrain_sklearn._estimators import source as module
 from onnxtrain_sklearn._estimators.examples import Examples
@@ -65,7 +65,7 @@ def test_a_known_form_with_other_weights_is_what_the_builder_builds(builder, tas
         data = {name: array for name, array in {"X": X, "y": y}.items() if name in keywords_of(builder)}
         whole = builder.build(7, 1, np.random.RandomState(seed), **data)
         expected = trainable_model(load(whole))
-        examples = Examples({"X": Column(X, np.dtype(np.float32))}, Targets(y, task, 1), None)
+        examples = Examples({"X": InputData(X, np.dtype(np.float32))}, Targets(y, task, 1), None)
         found = built_source(builder, examples, None, np.random.RandomState(seed))
         assert found.parameters == expected.parameters
         assert found.members == getattr(builder, "n_members", None)

@@ -11,7 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, MaxAbsScaler, Normalizer, StandardScaler
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier
-from onnxtrain_sklearn._data.columns import Column
+from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._estimators import finetuning_setup
 from tests.helpers.environment import each_engine
 
@@ -74,7 +74,7 @@ def test_the_damped_weights_are_the_better_start(engine):
 
 @pytest.mark.parametrize("scaler", SCALERS)
 def test_the_search_never_makes_them_dense(scaler, monkeypatch):
-    monkeypatch.setattr(Column, "into", _refusing_sparse(Column.into))
+    monkeypatch.setattr(InputData, "into", _refusing_sparse(InputData.into))
     found = tuned(fitted(scaler))
     assert len(found.fine_tuning_["candidate"]) > 4
 

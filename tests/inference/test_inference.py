@@ -13,7 +13,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._data.columns import Column
+from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._inference import predictor as _inference
 from onnxtrain_sklearn._inference.graph import Head, inference_model
@@ -255,8 +255,8 @@ def test_chunks_of_any_size_give_the_same(size, monkeypatch):
 def test_wide_rows_come_in_smaller_chunks(monkeypatch):
     regressor = fitted_for_inference(Linear(), TARGETS["numbers"])
     expected, seen = regressor.predict(X), []
-    take = Column.rows
-    monkeypatch.setattr(Column, "rows", lambda self, rows: (seen.append(len(take(self, rows))), take(self, rows))[1])
+    take = InputData.rows
+    monkeypatch.setattr(InputData, "rows", lambda self, rows: (seen.append(len(take(self, rows))), take(self, rows))[1])
     monkeypatch.setattr(_inference, "CHUNK_NUMBERS", 3 * 20 + 1)
     assert_allclose(regressor.predict(X), expected, rtol=0, atol=1e-6)
     assert seen == [20, 20, 10]
@@ -266,8 +266,8 @@ def test_wide_rows_come_in_smaller_chunks(monkeypatch):
 
 def test_graphs_that_are_wide_inside_take_smaller_chunks(monkeypatch):
     regressor, seen = fitted_for_inference(MLP((40,)), TARGETS["numbers"]), []
-    expected, take = regressor.predict(X), Column.rows
-    monkeypatch.setattr(Column, "rows", lambda self, rows: (seen.append(len(take(self, rows))), take(self, rows))[1])
+    expected, take = regressor.predict(X), InputData.rows
+    monkeypatch.setattr(InputData, "rows", lambda self, rows: (seen.append(len(take(self, rows))), take(self, rows))[1])
     monkeypatch.setattr(_inference, "INNER_NUMBERS", 40 * 20 + 1)
     assert_allclose(regressor.predict(X), expected, rtol=0, atol=1e-6)
     assert seen == [20, 20, 10]
@@ -282,7 +282,7 @@ def predictor(proto, *, live=None):
     return Predictor(graph, devices.resolve_device(), None, live=live)
 
 
-COLUMNS = {"X": Column(X, np.dtype(np.float32))}
+COLUMNS = {"X": InputData(X, np.dtype(np.float32))}
 
 
 def test_some_rows():

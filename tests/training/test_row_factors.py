@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._data.batches import ArrayBatches
-from onnxtrain_sklearn._data.columns import Column
+from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._gradient.portable import factor_out_columns
 from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.passes import RowShares
@@ -134,7 +134,7 @@ def test_gradients_of_partial_and_weighted_minibatches_are_those_of_the_rows_alo
 def test_weights_that_are_written_between_passes_count():
     X, y = data(8)
     passed, fresh = new_step(mlp(), batch=8), new_step(mlp(), batch=8)
-    column, target = Column(X, X.dtype), Column(y[:, None], y.dtype)
+    column, target = InputData(X, X.dtype), InputData(y[:, None], y.dtype)
     whole = ArrayBatches({"X": column, TARGET: target}, np.arange(8), None, 8, None)
     for _ in passed.train(whole, lambda: Rates(0.0)):
         pass

@@ -32,7 +32,7 @@ from onnxtrain_sklearn import (
     clear_cache,
     losses,
 )  # fmt: skip
-from onnxtrain_sklearn._data.columns import Column
+from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._data.targets import Targets
 from onnxtrain_sklearn._estimators.examples import Examples
 from onnxtrain_sklearn._estimators.source import built_source
@@ -379,7 +379,7 @@ def test_tasks_of_equal_shapes_have_their_own_losses():
 )
 def test_weights_that_a_builder_draws_are_those_that_it_builds(builder):
     targets = Targets(np.zeros((40, 2)), "regression", 2)
-    examples = Examples({"X": Column(X, np.dtype(np.float32))}, targets, None)
+    examples = Examples({"X": InputData(X, np.dtype(np.float32))}, targets, None)
     expected = trainable_model(load(builder.build(4, 2, np.random.RandomState(7))))
     for _ in range(2):
         found = built_source(builder, examples, None, np.random.RandomState(7))

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, MLP, OrtGradientClassifier
 from onnxtrain_sklearn._data.batches import Block, BlockBatches
-from onnxtrain_sklearn._data.columns import Column
+from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.full_batch import FullBatchTrainer
 from onnxtrain_sklearn._training.history import History
@@ -39,7 +39,7 @@ class BlocksOf:
 
     def block(self, i):
         rows, weights = self._parts[i], self._batches._weights
-        columns = {n: Column(column.rows(rows), column.dtype) for n, column in self._batches._columns.items()}
+        columns = {n: InputData(column.rows(rows), column.dtype) for n, column in self._batches._columns.items()}
         return Block(columns, None if weights is None else weights[rows])
 
 
