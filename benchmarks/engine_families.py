@@ -3,7 +3,9 @@
 Each family has small networks in which its operators take most of the time. An environment with the training build of
 onnxruntime has both engines on one runtime. The ratio is the time of a step of the portable engine by that of
 ort-training, in CPU time on one thread: below 1, the portable engine is faster. The family has the geometric mean of
-its networks. The figures are those of ``FAMILIES`` in ``onnxtrain_sklearn/_gradient/engine.py``.
+its networks. The figures are those of ``FAMILIES`` in ``onnxtrain_sklearn/_gradient/engine.py``. They were checked on
+networks of several families: an embedding and attention 1.07, LeNet 1.13, an embedding with a hidden layer of tanh 0.94
+and 1.09 in two runs, with a linear layer 0.90 and 1.00.
 
 With ``--compiled`` it compares what a step of compiled code saves, and what it takes to compile it, with the estimates
 by which ``engine="auto"`` takes it, ``onnxtrain_sklearn/_training/machine_code.py``.

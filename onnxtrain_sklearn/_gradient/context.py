@@ -170,7 +170,15 @@ def sum_to(r: Reverse, value: ir.Value, source: Dims | None, target: ir.Value) -
     sizes = dims(target)
     axes = broadcast_axes(source, sizes)
     if axes is None:
-        return _sum_at_run_time(r, value, target)
+        # Find the axes at run time: those whose sizes differ once the shapes are right-aligned. Pad adds the leading
+        # ones to the shape: from Expand or ConstantOfShape, onnxruntime would infer too many and refuse the graph.
+        r.need_opset(13, "its gradient, with shapes that are not known,")
+        op = r.op
+        shape, wide = op.Shape(target), op.Shape(value)
+        missing = op.Unsqueeze(op.Sub(op.Size(wide), op.Size(shape)), axes=[0])
+        aligned = op.Pad(shape, op.Concat(missing, np.zeros(1, np.int64), axis=0), np.array(1, np.int64))
+        found = op.Squeeze(op.NonZero(op.Not(op.Equal(aligned, wide))), axes=[0])
+        return op.Reshape(op.ReduceSum(value, axes=found, keepdims=True, noop_with_empty_axes=1), shape)
     assert source is not None
     assert sizes is not None
     if not axes:
@@ -205,21 +213,6 @@ def broadcast_axes(source: Dims | None, target: Dims | None) -> list[int] | None
         elif n is None or (m != n and n != 1):
             return None
     return axes
-
-
-def _sum_at_run_time(r: Reverse, value: ir.Value, target: ir.Value) -> ir.Value:
-    """Find the broadcast axes at run time: those whose sizes differ once the shapes are right-aligned.
-
-    Pad adds the leading ones to the shape: from Expand or ConstantOfShape, onnxruntime would infer too many and refuse
-    the graph.
-    """
-    r.need_opset(13, "its gradient, with shapes that are not known,")
-    op = r.op
-    shape, wide = op.Shape(target), op.Shape(value)
-    missing = op.Unsqueeze(op.Sub(op.Size(wide), op.Size(shape)), axes=[0])
-    aligned = op.Pad(shape, op.Concat(missing, np.zeros(1, np.int64), axis=0), np.array(1, np.int64))
-    axes = op.Squeeze(op.NonZero(op.Not(op.Equal(aligned, wide))), axes=[0])
-    return op.Reshape(op.ReduceSum(value, axes=axes, keepdims=True, noop_with_empty_axes=1), shape)
 
 
 def shape_of(op: GraphBuilder, value: ir.Value) -> Operand:

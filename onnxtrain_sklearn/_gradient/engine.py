@@ -1,8 +1,8 @@
 """Choose a gradient engine and differentiate a graph with it.
 
 :func:`gradient_graph` is the public function on ONNX models; training calls :func:`differentiate` on graphs that are
-validated already. Both lower fused operators, find the path of the gradient, try the engines in turn and add what an
-engine leaves out, such as zero gradients of names that do not affect the output.
+validated already, or :func:`differentiate_own` on a graph that it gives up. All lower fused operators, find the path of
+the gradient, try the engines in turn and add zero gradients of names that do not affect the output.
 
 An engine is a function ``(model, wrt, of) -> model``. It returns a new graph with the inputs, initializers and outputs
 of the given one and an output ``NAME_grad`` for each name in ``wrt``. It returns correct gradients or raises
@@ -88,8 +88,9 @@ def gradient_graph(
     of : str, default=None
         Name of the output that is differentiated, a scalar; None: the first output.
     engine : {"auto", "ort-training", "portable"}, default="auto"
-        The gradient engine. "auto": the faster of the installed engines that are verified for every operator between
-        the names and the output, by a measured table of operators.
+        The gradient engine. "auto" considers the installed engines that are verified for every operator between the
+        names and the output. It takes ort-training unless a measured table of operators finds the portable engine
+        clearly faster.
 
     Returns
     -------
@@ -109,11 +110,11 @@ def gradient_graph(
 
     Notes
     -----
-    The outputs are compared once, on normal or on positive numbers, indices 0 and 1, and 3 for every free size. They
-    are not compared where the model draws random numbers, has inputs of text or bfloat16 or of unknown rank, takes more
-    than a million numbers, is larger than 2 GB, or where onnxruntime does not run it on such inputs, as with operators
-    of your own domain or sizes that must fit each other. The gradients themselves are not compared here; the tests of
-    the package check those of each operator.
+    The outputs are compared once: on random numbers (positive ones if others are of no use), on the indices 0 and 1,
+    and on 3 for every free size. They are not compared where the model draws random numbers, has inputs of text or
+    bfloat16 or of unknown rank, takes more than a million numbers, is larger than 2 GB, or where onnxruntime does not
+    run it on such inputs, as with operators of your own domain or sizes that must fit each other. The gradients are
+    not compared here: the tests of the package check those of each operator.
 
     Examples
     --------
@@ -132,16 +133,29 @@ def gradient_graph(
     if not names:
         raise ValueError("wrt is an empty list: name at least one input or initializer.")
     with refusing("The gradients of the graph cannot be built"):
-        # Read the graph: standard operators, known shapes, forms whose gradients do not overflow.
+        # Read the graph: standard operators, known shapes, forms whose gradients do not overflow. Free axes of inputs
+        # get names if there is a Loop: equal names show that its states keep their sizes.
         source = from_proto(proto)
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
         remove_identity_transposes(source)
-        _name_free_sizes(source.graph)
+        if any(node.op_type == "Loop" and not node.domain for node in every_node(source.graph)):
+            for value in source.graph.inputs:
+                sizes = list(value.shape or ())
+                free = [isinstance(size, ir.SymbolicDim) and size.value is None for size in sizes]
+                if any(free):
+                    named = [f"{value.name}/{i}" if free[i] else size for i, size in enumerate(sizes)]
+                    value.shape = ir.Shape(named)
         infer_declared(lower(source), fold)
         use_stable_forms(source)
         require_values_within_limits(source)
         require_loadable(source)
-        _check_names(source.graph, names)
+        values = {v.name: v for v in source.graph.inputs if v.name} | dict(source.graph.initializers)
+        for name in names:
+            if name not in values:
+                hint = nearest(name, [str(v) for v in values])
+                raise ModelError(f"wrt names {name!r}, which is no input or initializer.{hint}")
+            if not is_float(values[name]):
+                raise ModelError(f"wrt names {name!r} of type {values[name].dtype}; only floats have a gradient.")
         output = _scalar_output(source.graph, of)
         result = ir.to_proto(_differentiate_lowered(multiply_by_columns(source), names, output, engine).model)
 
@@ -152,27 +166,6 @@ def gradient_graph(
         else:
             _require_values_as_given(read(model), session)
     return result
-
-
-def _name_free_sizes(graph: ir.Graph) -> None:
-    """Name the free axes of inputs of a graph with a Loop: equal names show that its states keep their sizes."""
-    if not any(node.op_type == "Loop" and not node.domain for node in every_node(graph)):
-        return
-    for value in graph.inputs:
-        free = [isinstance(size, ir.SymbolicDim) and size.value is None for size in value.shape or ()]
-        if any(free):
-            sizes = zip(value.shape or (), free, strict=True)
-            value.shape = ir.Shape([f"{value.name}/{i}" if new else size for i, (size, new) in enumerate(sizes)])
-
-
-def _check_names(graph: ir.Graph, names: Sequence[str]) -> None:
-    values = {v.name: v for v in graph.inputs if v.name} | dict(graph.initializers)
-    for name in names:
-        if name not in values:
-            hint = nearest(name, [str(v) for v in values])
-            raise ModelError(f"wrt names {name!r}, which is no input or initializer.{hint}")
-        if not is_float(values[name]):
-            raise ModelError(f"wrt names {name!r} of type {values[name].dtype}; only floats have a gradient.")
 
 
 def _scalar_output(graph: ir.Graph, of: str | None) -> str:
@@ -233,7 +226,17 @@ def _differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine:
     model.ir_version = min(model.ir_version, sessions.versions_for(ir_version=model.ir_version).ir_version)
     if engine == "ort-training":  # it cannot differentiate subgraphs; with "auto" the portable engine does
         unroll(model)
-    _require_free_names(graph, wrt)
+
+    # The names of the gradients must be free, also in subgraphs.
+    every = every_node(graph)
+    graphs = [graph, *(inner for node in every for inner in graphs_in(node))]
+    taken = {v.name for inner in graphs for v in (*inner.inputs, *inner.initializers.values())}
+    taken |= {v.name for node in every for v in node.outputs}
+    for one in wrt:
+        if f"{one}_grad" in taken:
+            raise ModelError(
+                f"The graph already has a value named '{one}_grad', as the gradient of {one!r} is; rename it."
+            )
 
     # The engines get only names that affect the output. The gradient of an empty value is empty, whatever a kernel
     # would return.
@@ -250,8 +253,10 @@ def _differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine:
         except UnsupportedOperatorError as error:
             errors[name] = error
     else:
-        raise errors[max(errors)]  # "portable" where it was tried: it supports more, so its reason is the one to know
+        # The last in the alphabet, "portable", where it was tried: it supports more, so its reason is the one to know.
+        raise errors[max(errors)]
 
+    # Other names have zero gradients.
     op = GraphBuilder(result.graph, prefix="zero")
     values = {v.name: v for v in result.graph.inputs} | dict(result.graph.initializers)
     for one in wrt:
@@ -268,24 +273,12 @@ def _differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine:
     return GradientGraph(result, name)
 
 
-def _require_free_names(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Raise if a value already has the name of a gradient."""
-    nodes = every_node(graph)
-    graphs = [graph, *(inner for node in nodes for inner in graphs_in(node))]
-    values = {v.name for inner in graphs for v in (*inner.inputs, *inner.initializers.values())}
-    values |= {v.name for node in nodes for v in node.outputs}
-    for name in names:
-        if f"{name}_grad" in values:
-            raise ModelError(
-                f"The graph already has a value named '{name}_grad', as the gradient of {name!r} is; rename it."
-            )
-
-
 def _engines_to_try(model: ir.Model, nodes: Sequence[ir.Node], engine: str) -> Sequence[str]:
-    """Return the engines to try in turn, the faster one first; ``nodes`` are the nodes on the path.
+    """Return the engines to try in turn; ``nodes`` are the nodes on the path.
 
-    With "auto", onnxruntime-training is left out for float64, for which it lacks most gradient kernels, and for graphs
-    in which a Where hides an infinite derivative: its gradient is NaN there.
+    With "auto", onnxruntime-training comes first unless the portable engine is clearly faster. It is left out for
+    float64, for which it lacks most gradient kernels, and for graphs in which a Where hides an infinite derivative: its
+    gradient is NaN there.
     """
     if choose_engine(engine) != "auto":
         return [engine]
@@ -323,7 +316,5 @@ FAMILIES: dict[str, tuple[float, str]] = {
 and the operators.
 
 Measured by ``python benchmarks/engine_families.py`` with onnxruntime-training 1.19.2, in CPU time on one thread. The
-families are ordered by the time that their operators take: the first one that occurs in a graph decides. Checked on
-networks of several families: an embedding and attention 1.07, LeNet 1.13, an embedding with a hidden layer of tanh 0.94
-and 1.09 in two runs, with a linear layer 0.90 and 1.00.
+families are ordered by the time that their operators take: the first one that occurs in a graph decides.
 """

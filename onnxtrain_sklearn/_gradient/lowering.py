@@ -64,6 +64,7 @@ def _unknown_nodes(steps: Sequence[PathNode], known: Collection[str]) -> Iterato
 
 
 def _expand_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
+    # Queries, keys and values of each head; keys and values of the past come first.
     q, k, v, mask, past_key, past_value = (operand(node, i) for i in range(6))
     assert q is not None
     flat = len(dims(q) or []) == 3
@@ -72,13 +73,43 @@ def _expand_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | No
     if past_key is not None and past_value is not None:
         keys, values = _append_to_past(op, past_key, keys), _append_to_past(op, past_value, values)
     heads, width = _fixed_size(node, queries, 1), _fixed_size(node, queries, 3)
+
+    # Scores: scaled products.
     scale = attribute(node, "scale", None)
     transposed = op.Transpose(_repeat_heads(op, node, keys, heads), perm=[0, 1, 3, 2])
     scores = op.MatMul(op.Mul(queries, 1 / np.sqrt(width).item() if scale is None else float(scale)), transposed)
     softcap = attribute(node, "softcap", 0.0)
     if softcap:
         scores = op.Mul(op.Tanh(op.Mul(scores, 1.0 / softcap)), float(softcap))
-    y = op.MatMul(_attention_weights(op, node, scores, mask, past_key), _repeat_heads(op, node, values, heads))
+
+    # The allowed keys: of a causal mask those up to the position of the query, where past keys precede all queries.
+    allowed = list[ir.Value]()
+    if attribute(node, "is_causal", 0):
+        shape = op.Shape(scores)
+        rows, columns = (
+            op.Range(np.array(0), op.Squeeze(op.Slice(shape, [axis], [axis + 1], [0]), axes=[0]), np.array(1))
+            for axis in (2, 3)
+        )
+        if past_key is not None:
+            rows = op.Add(rows, op.Slice(op.Shape(past_key), [2], [3], [0]))
+        allowed.append(op.LessOrEqual(op.Unsqueeze(columns, axes=[0]), op.Unsqueeze(rows, axes=[1])))
+    if mask is not None:
+        _require_full_width(node, mask)
+        if mask.dtype is ir.DataType.BOOL:
+            allowed.append(mask)
+        else:
+            scores = op.Add(scores, mask)
+            allowed.append(op.Greater(mask, -np.inf))
+
+    # Weights: the softmax over the allowed keys, zero elsewhere. Masked scores get a large negative number instead of
+    # -inf, whose gradient would be NaN.
+    if allowed:
+        both = allowed[0] if len(allowed) == 1 else op.And(*allowed)
+        lowest = float(np.finfo(op.dtype.numpy()).min) / 2
+        weights = op.Where(both, op.Softmax(op.Where(both, scores, lowest), axis=-1), 0.0)
+    else:
+        weights = op.Softmax(scores, axis=-1)
+    y = op.MatMul(weights, _repeat_heads(op, node, values, heads))
     if flat:
         y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, heads * _fixed_size(node, values, 3)])
     return [y, keys, values]
@@ -127,40 +158,6 @@ def _repeat_heads(op: GraphBuilder, node: ir.Node, value: ir.Value, heads: int) 
     return op.Reshape(wide, [0, heads, -1, _fixed_size(node, value, 3)])
 
 
-def _attention_weights(
-    op: GraphBuilder, node: ir.Node, scores: ir.Value, mask: ir.Value | None, past: ir.Value | None
-) -> ir.Value:
-    """Return the softmax over the allowed keys, zero elsewhere.
-
-    Masked scores get a large negative number instead of -inf, whose gradient would be NaN.
-    """
-    allowed = [_causal_keys(op, scores, past)] if attribute(node, "is_causal", 0) else []
-    if mask is not None:
-        _require_full_width(node, mask)
-        if mask.dtype is ir.DataType.BOOL:
-            allowed.append(mask)
-        else:
-            scores = op.Add(scores, mask)
-            allowed.append(op.Greater(mask, -np.inf))
-    if not allowed:
-        return op.Softmax(scores, axis=-1)
-    both = allowed[0] if len(allowed) == 1 else op.And(*allowed)
-    lowest = float(np.finfo(op.dtype.numpy()).min) / 2
-    return op.Where(both, op.Softmax(op.Where(both, scores, lowest), axis=-1), 0.0)
-
-
-def _causal_keys(op: GraphBuilder, scores: ir.Value, past: ir.Value | None) -> ir.Value:
-    """Return the causal mask: for each query the keys up to its position; past keys precede all queries."""
-    shape = op.Shape(scores)
-    rows, columns = (
-        op.Range(np.array(0), op.Squeeze(op.Slice(shape, [axis], [axis + 1], [0]), axes=[0]), np.array(1))
-        for axis in (2, 3)
-    )
-    if past is not None:
-        rows = op.Add(rows, op.Slice(op.Shape(past), [2], [3], [0]))
-    return op.LessOrEqual(op.Unsqueeze(columns, axes=[0]), op.Unsqueeze(rows, axes=[1]))
-
-
 def _require_full_width(node: ir.Node, mask: ir.Value) -> None:
     """Refuse a mask narrower than the keys: its meaning has changed between versions."""
     width = (dims(mask) or [None])[-1]
@@ -184,7 +181,8 @@ def _expand_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     width = _fixed_size(node, x, 2) // heads if flat else _fixed_size(node, x, 3)
     value = op.Reshape(x, [0, 0, heads, width]) if flat else op.Transpose(x, perm=[0, 2, 1, 3])
     turned = attribute(node, "rotary_embedding_dim", 0) or width
-    c, s = (_angles_of_positions(op, table, positions, turned // 2) for table in (cosine, sine))
+    tables = (table if positions is None else op.Gather(table, positions, axis=0) for table in (cosine, sine))
+    c, s = (op.Unsqueeze(op.Slice(table, [0], [turned // 2], [2]), axes=[2]) for table in tables)
     paired = bool(attribute(node, "interleaved", 0))
     if paired:  # a pair is two neighbors, else a feature of each half
         a, b = op.Slice(value, [0], [turned], [3], [2]), op.Slice(value, [1], [turned], [3], [2])
@@ -198,12 +196,6 @@ def _expand_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
         parts.append(op.Slice(value, [turned], [width], [3]))
     y = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=3)
     return [op.Reshape(y, [0, 0, heads * width]) if flat else op.Transpose(y, perm=[0, 2, 1, 3])]
-
-
-def _angles_of_positions(op: GraphBuilder, table: ir.Value | None, positions: ir.Value | None, count: int) -> ir.Value:
-    assert table is not None
-    chosen = table if positions is None else op.Gather(table, positions, axis=0)
-    return op.Unsqueeze(op.Slice(chosen, [0], [count], [2]), axes=[2])
 
 
 # --- LSTM, GRU and RNN ---
@@ -552,26 +544,22 @@ def _member_position(node: ir.Node, index: int, length: int) -> int:
 
 def _split_members(op: GraphBuilder, node: ir.Node) -> Members:
     """Lower SplitToSequence to Split; without keepdims the axis is squeezed."""
-    x, axis = node.inputs[0], attribute(node, "axis", 0)
-    sizes = _member_sizes(node, axis)
+    x, lengths, axis = node.inputs[0], operand(node, 1), attribute(node, "axis", 0)
+    known = None if lengths is None else constant(lengths)
+    if known is not None and known.ndim:
+        sizes = [int(n) for n in known]
+    else:  # parts of one size, but for the last
+        shape = dims(x)
+        total = None if shape is None else shape[axis]
+        if not isinstance(total, int) or (lengths is not None and known is None):
+            raise unsupported(node, "the number and the lengths of the parts must be fixed")
+        size = 1 if known is None else int(known)
+        sizes = [min(size, total - start) for start in range(0, total, size)]
     split = op.emit("Split", x, outputs=len(sizes), axis=axis, split=sizes) if len(sizes) > 1 else [x]
     parts = [v for v in split if v is not None]
-    if operand(node, 1) is None and not attribute(node, "keepdims", 1):
+    if lengths is None and not attribute(node, "keepdims", 1):
         parts = [op.Squeeze(v, axes=[axis]) for v in parts]
     return parts
-
-
-def _member_sizes(node: ir.Node, axis: int) -> list[int]:
-    """Return the sizes of the parts along the axis; they must be fixed."""
-    shape, split = dims(node.inputs[0]), operand(node, 1)
-    total = None if shape is None else shape[axis]
-    lengths = None if split is None else constant(split)
-    if lengths is not None and lengths.ndim:
-        return [int(n) for n in lengths]
-    if not isinstance(total, int) or (split is not None and lengths is None):
-        raise unsupported(node, "the number and the lengths of the parts must be fixed")
-    size = 1 if lengths is None else int(lengths)
-    return [min(size, total - start) for start in range(0, total, size)]
 
 
 MAKERS: dict[str, Maker] = {

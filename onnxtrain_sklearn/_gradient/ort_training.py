@@ -13,7 +13,7 @@ for which it is wrong or fails.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -85,9 +85,17 @@ def _differentiate(
             f"onnxruntime-training differentiates opset {OPSETS[0]} to {OPSETS[-1]}; this graph is of opset {version}. "
             "Convert it: onnx.version_converter.convert_version(model, 18)."
         )
-    if (node := next(filter(stops_gradient, model.graph.all_nodes()), None)) is not None:
-        raise UnsupportedOperatorError(f"Node {node.name!r} stops the gradient: engine='portable' does so.")
-    _require_no_reads_from_bodies(model.graph)
+    if (stop := next(filter(stops_gradient, model.graph.all_nodes()), None)) is not None:
+        raise UnsupportedOperatorError(f"Node {stop.name!r} stops the gradient: engine='portable' does so.")
+    # If a subgraph reads a computed value of the graph, the builder ends the process, even off the path.
+    for node in model.graph:
+        for x in reads(node) if graphs_in(node) else ():
+            producer = x.producer()
+            if x not in node.inputs and producer is not None and producer.graph is model.graph:
+                raise UnsupportedOperatorError(
+                    f"{describe(node)} reads {x.name!r} from outside its body, where onnxruntime-training's builder "
+                    f"cannot follow. Use engine='portable'."
+                )
 
     # Settings are checked on the given graph, as preparation may drop some; shapes and outputs on the prepared one.
     for step in path(model.graph, wrt, next(v for v in model.graph.outputs if v.name == of)):
@@ -99,9 +107,15 @@ def _differentiate(
     seed = prepare(prepared, wrt, of)
     for step in path(prepared.graph, wrt, seed):
         with refusing(f"{describe(step.node)} cannot be differentiated", UnsupportedOperatorError):
-            for objection in _objections(step, proven[kind(step.node)]):
-                if objection:
-                    raise unsupported(step.node, objection)
+            known = proven[kind(step.node)]
+            reason = known.missing(step.node, step.outputs)
+            on_path = (
+                v for v in (*step.node.inputs, *step.node.outputs) if v in step.sources or v in step.node.outputs
+            )
+            if not reason and any(0 in (dims(value) or []) for value in on_path):
+                reason = "the kernels of its gradient fail on values without elements"
+            if reason := reason or next(filter(None, (objection(step) for objection in known.rule)), None):
+                raise unsupported(step.node, reason)
 
     try:
         serialized = ir.to_proto(prepared).SerializeToString()
@@ -114,27 +128,6 @@ def _differentiate(
         subject = "The graph" if failed is None else describe(failed)
         raise UnsupportedOperatorError(f"{subject} cannot be differentiated: {text}. {REMEDY}") from error
     return _restore(finish(ir.from_proto(onnx.load_model_from_string(result))), model, wrt)
-
-
-def _require_no_reads_from_bodies(graph: ir.Graph) -> None:
-    """Raise if a subgraph reads a computed value of the graph: the builder then ends the process, even off the path."""
-    for node in graph:
-        for x in reads(node) if graphs_in(node) else ():
-            producer = x.producer()
-            if x not in node.inputs and producer is not None and producer.graph is graph:
-                raise UnsupportedOperatorError(
-                    f"{describe(node)} reads {x.name!r} from outside its body, where onnxruntime-training's builder "
-                    f"cannot follow. Use engine='portable'."
-                )
-
-
-def _objections(step: PathNode, known: Proven) -> Iterator[str | None]:
-    """Yield reasons why a node of the prepared graph cannot be differentiated, or None."""
-    yield known.missing(step.node, step.outputs)
-    on_path = (v for v in (*step.node.inputs, *step.node.outputs) if v in step.sources or v in step.node.outputs)
-    if any(0 in (dims(value) or []) for value in on_path):
-        yield "the kernels of its gradient fail on values without elements"
-    yield from (rule(step) for rule in known.rule)
 
 
 def _restore(model: ir.Model, source: ir.Model, wrt: Sequence[str]) -> ir.Model:

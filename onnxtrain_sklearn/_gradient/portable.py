@@ -95,8 +95,20 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
     results = [_add_cotangents(op, cotangents.get(sources[name], [])) for name in wrt]
 
-    # Only now, as the rules read the original nodes.
-    _use_faster_forward_forms(op, steps)
+    # Use faster forms of forward nodes; only now, as the rules read the original ones: matrix products for convolutions
+    # (those with constant kernels stay, as onnxruntime has blocked layouts for them), and for batch normalization
+    # statistics that the gradient shares.
+    faster = {
+        "Conv": convolution.multiply_convolution,
+        "BatchNormalization": normalization.normalize_by_moments,
+    }
+    found = [step for step in steps if kind(step.node) in faster]
+    nodes = [step.node for step in found if kind(step.node) != "Conv" or 1 in step.inputs]
+    for node in nodes:
+        op.dtype = node.outputs[0].dtype or op.dtype
+        faster[kind(node)](op, node)
+    if any(node.graph is None for node in nodes):
+        graph.sort()
 
     # Name the gradients. A constant, or a value with another name, needs an Identity of its own: no shared nodes.
     apart = GraphBuilder(graph, prefix="gradient")
@@ -168,24 +180,6 @@ def _add_cotangents(op: GraphBuilder, cotangents: Sequence[ir.Value]) -> ir.Valu
     return _typed(total, cotangents[0])
 
 
-def _use_faster_forward_forms(op: GraphBuilder, steps: Sequence[PathNode]) -> None:
-    """Use matrix products for convolutions, and statistics that the gradient shares for batch normalization.
-
-    Convolutions with constant kernels stay: onnxruntime has blocked layouts for them.
-    """
-    faster = {
-        "Conv": convolution.multiply_convolution,
-        "BatchNormalization": normalization.normalize_by_moments,
-    }
-    found = [step for step in steps if kind(step.node) in faster]
-    nodes = [step.node for step in found if kind(step.node) != "Conv" or 1 in step.inputs]
-    for node in nodes:
-        op.dtype = node.outputs[0].dtype or op.dtype
-        faster[kind(node)](op, node)
-    if any(node.graph is None for node in nodes):
-        op.graph.sort()
-
-
 # --- Simplification of the backward pass; the nodes of the user's graph stay as they are ---
 
 _BROADCASTING = frozenset("Add And Div Equal Greater Less Mul Or Pow Sub Sum Where".split())
@@ -203,7 +197,15 @@ def simplify(graph: ir.Graph, own: Collection[ir.Node], trained: Collection[ir.V
                 if x is not None and _broadcasts_without_expand(node, i, x):
                     node.replace_input_with(i, x.producer().inputs[0])  # type: ignore[union-attr]
         if node.op_type == "Mul":
-            _drop_factor_one(node, trained)
+            product = node.outputs[0]
+            for one, other in (node.inputs, node.inputs[::-1]):
+                array = None if one is None or one in trained else constant(one)
+                if array is not None and array.size == 1 and array.item() == 1 and other is not None:
+                    # The constant may have more axes, to which the other factor is broadcast.
+                    same = dims(other) == dims(product) and fixed(dims(other)) and other.dtype is product.dtype
+                    if same and not product.is_graph_output():
+                        bypass(node, other)
+                        break
         if node.op_type == "Reshape":
             # The second of two Reshapes is enough, unless it copies sizes. onnxruntime 1.21 fails to load some pairs.
             x, shape = node.inputs[0], None if node.inputs[1] is None else constant(node.inputs[1])
@@ -225,19 +227,6 @@ def _broadcasts_without_expand(node: ir.Node, index: int, x: ir.Value) -> bool:
         return False
     known = [tuple(shape) for shape in shapes if shape is not None and fixed(shape)]
     return len(known) == len(shapes) and list(np.broadcast_shapes(*known)) == whole
-
-
-def _drop_factor_one(node: ir.Node, trained: Collection[ir.Value]) -> None:
-    """Replace a product with the constant 1 by the other factor."""
-    for one, other in (node.inputs, node.inputs[::-1]):
-        array = None if one is None or one in trained else constant(one)
-        product = node.outputs[0]
-        if array is not None and array.size == 1 and array.item() == 1 and other is not None:
-            # The constant may have more axes, to which the other factor is broadcast.
-            same = dims(other) == dims(product) and fixed(dims(other)) and other.dtype is product.dtype
-            if same and not product.is_graph_output():
-                bypass(node, other)
-                return
 
 
 # --- Common factors: ``c a ± c b`` becomes ``c (a ± b)`` for a column c ---

@@ -13,7 +13,7 @@ Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost", 2
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -59,15 +59,33 @@ def recompute_activations(model: ir.Model, data: Collection[str]) -> int:
     """
     graph = model.graph
     graph.sort()
-    forward = _upstream([v for v in graph.outputs if not (v.name or "").endswith("_grad")])
+
+    # The forward pass: the nodes that outputs other than gradients depend on.
+    front = [v.producer() for v in graph.outputs if not (v.name or "").endswith("_grad")]
+    forward = set[ir.Node]()
+    while front:
+        node = front.pop()
+        if node is not None and node not in forward:
+            forward.add(node)
+            front += [x.producer() for x in reads(node)]
+
     activations = {v for v in graph.inputs if v.name in data}
     for node in graph:
         if not activations.isdisjoint(reads(node)):
             activations.update(node.outputs)
     segments = _segments([node for node in graph if node in forward], forward, activations)
-    op = GraphBuilder(graph, prefix="again", constant_nodes=True)
+
     # The nodes of the backward pass that depend on each segment; the last segment is the first that it reaches.
-    reached = [_backward_nodes(segment.inner, graph, forward) for segment in segments]
+    reached = list[set[ir.Node]]()
+    for segment in segments:
+        found, values = set[ir.Node](), set(segment.inner)
+        for node in graph:
+            if node not in forward and not values.isdisjoint(reads(node)):
+                found.add(node)
+                values.update(node.outputs)
+        reached.append(found)
+
+    op = GraphBuilder(graph, prefix="again", constant_nodes=True)
     count = 0
     for i in reversed(range(len(segments))):
         earlier = set().union(*reached[: i + 1])
@@ -75,17 +93,6 @@ def recompute_activations(model: ir.Model, data: Collection[str]) -> int:
     if count:
         graph.sort()
     return count
-
-
-def _upstream(outputs: Iterable[ir.Value]) -> set[ir.Node]:
-    """Return the nodes that outputs depend on."""
-    front, found = [v.producer() for v in outputs], set[ir.Node]()
-    while front:
-        node = front.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            front += [x.producer() for x in reads(node)]
-    return found
 
 
 def _segments(nodes: Sequence[ir.Node], forward: set[ir.Node], activations: set[ir.Value]) -> list[_Segment]:
@@ -127,16 +134,6 @@ def _activation_bytes(value: ir.Value) -> float:
     return math.prod(sizes) * bytes_per_element(value.dtype) if fixed(sizes) and value.dtype is not None else 0.0
 
 
-def _backward_nodes(inner: set[ir.Value], graph: ir.Graph, forward: set[ir.Node]) -> set[ir.Node]:
-    """Return the nodes of the backward pass that depend on values inside a segment."""
-    found, values = set[ir.Node](), set(inner)
-    for node in graph:
-        if node not in forward and not values.isdisjoint(reads(node)):
-            found.add(node)
-            values.update(node.outputs)
-    return found
-
-
 def _compute_again(
     op: GraphBuilder,
     segment: _Segment,
@@ -147,15 +144,37 @@ def _compute_again(
 ) -> bool:
     """Recompute the values of a segment that the backward pass reads; return True if there are any."""
     wanted = {v for v in segment.inner if v.dtype in _FLOATS and any(user in readers for user, _ in v.uses())}
-    copied = _needed(segment, wanted)
+
+    # The nodes that compute them from the kept values, in order, without nodes that cannot run twice.
+    missing, copied = set(wanted), list[ir.Node]()
+    for node in reversed(segment.nodes):
+        if missing.isdisjoint(node.outputs):
+            continue
+        if node.op_type in _KEPT_OPERATORS or graphs_in(node):
+            missing -= set(node.outputs)
+            continue
+        copied.insert(0, node)
+        missing |= {x for x in node.inputs if x is not None and x in segment.inner and x.dtype in _FLOATS}
     if not copied:
         return False
+
+    # The gate: the latest gradient that is known before a value of this segment, or of an earlier one, is read.
     order = {node: i for i, node in enumerate(op.graph)}
     first = min(order[u] for v in wanted for u, _ in v.uses() if u in readers and u.graph is op.graph)
-    gate = _gate(readers, earlier, forward, order, first, activations)
-    if gate is None:
+    known: list[tuple[int, ir.Value]] = []
+    for node in readers:
+        for x in node.inputs:
+            made = None if x is None else x.producer()
+            if made is None or made in earlier or made in forward or x is None or order.get(made, first) >= first:
+                continue
+            if x.dtype in _FLOATS and x in activations and _activation_bytes(x):
+                known.append((order[made], x))
+    if not known:
         return False
+    gate = max(known, key=lambda one: one[0])[1]
     assert gate.dtype is not None
+
+    # The copies, which wait for the gate.
     signal = op.Greater(op.Gather(op.Reshape(gate, [-1]), 0), np.zeros((), gate.dtype.numpy()))
     values = _copies(op, copied, signal, activations)
     for value in wanted:
@@ -163,46 +182,11 @@ def _compute_again(
             if value in values:
                 node.replace_input_with(index, values[value])
     # The copies must stand before their first reader, not at the end of the graph.
-    made = [node for node in op.graph if node not in order]
+    copies = [node for node in op.graph if node not in order]
     anchor = next(node for node, i in order.items() if i == first)
-    op.graph.remove(made)
-    op.graph.insert_before(anchor, made)
+    op.graph.remove(copies)
+    op.graph.insert_before(anchor, copies)
     return True
-
-
-def _needed(segment: _Segment, wanted: set[ir.Value]) -> list[ir.Node]:
-    """Return the nodes that compute the wanted values from the kept ones, in order; empty if they cannot run twice."""
-    missing, found = set(wanted), []
-    for node in reversed(segment.nodes):
-        if missing.isdisjoint(node.outputs):
-            continue
-        if node.op_type in _KEPT_OPERATORS or graphs_in(node):
-            missing -= set(node.outputs)
-            continue
-        found.append(node)
-        missing |= {x for x in node.inputs if x is not None and x in segment.inner and x.dtype in _FLOATS}
-    return found[::-1]
-
-
-def _gate(
-    readers: set[ir.Node],
-    earlier: set[ir.Node],
-    forward: set[ir.Node],
-    order: Mapping[ir.Node, int],
-    first: int,
-    activations: set[ir.Value],
-) -> ir.Value | None:
-    """Return the latest gradient that is known before a value of this segment, or of an earlier one, is read."""
-    found: list[tuple[int, ir.Value]] = []
-    for node in readers:
-        for x in node.inputs:
-            made = None if x is None else x.producer()
-            if made is None or made in earlier or made in forward or made not in order or x is None:
-                continue
-            if x.dtype in _FLOATS and x in activations and _activation_bytes(x):
-                found.append((order[made], x))
-    before = [one for one in found if one[0] < first]
-    return max(before, key=lambda one: one[0])[1] if before else None
 
 
 def _copies(

@@ -63,19 +63,15 @@ class _Body:
             if kind(node) in RANDOM or drops:
                 raise unsupported(flow.node, f"{node.op_type} inside of it would draw other numbers the second time")
         self.graph = flow.graph(name).clone(allow_outer_scope_values=True)
-        self._rename(flow.op)
+        for graph in (self.graph, *self.graph.subgraphs()):  # the old names would shadow outer values
+            for value in [*graph.inputs, *graph.initializers.values()]:
+                value.name = flow.op.name(value.name or "value")
+        for node in self.graph.all_nodes():
+            node.name = flow.op.name(node.op_type)
+            for value in node.outputs:
+                value.name = flow.op.name(value.name) if value.name else value.name
         self.op = inner_builder(flow.op, self.graph)
         self._flow = flow
-
-    def _rename(self, op: GraphBuilder) -> None:
-        """Rename all values and nodes, because their names would shadow outer values."""
-        for graph in (self.graph, *self.graph.subgraphs()):
-            for value in [*graph.inputs, *graph.initializers.values()]:
-                value.name = op.name(value.name or "value")
-        for node in self.graph.all_nodes():
-            node.name = op.name(node.op_type)
-            for value in node.outputs:
-                value.name = op.name(value.name) if value.name else value.name
 
     def input(self, stem: str, like: ir.Value, shape: ir.Shape | None = None) -> ir.Value:
         """Add an input of the type of ``like``, and of its shape unless ``shape`` is given."""
