@@ -1,7 +1,6 @@
 """Scikit-learn estimators that train any ONNX graph."""
 
-from ._utils import dependencies  # noqa: F401  # isort: skip  # before one of them is imported
-from ._utils import onnx_ir  # noqa: F401  # isort: skip  # before the others import onnx-ir
+from ._utils import imports  # noqa: F401  # isort: skip  # before the packages that it prepares are imported
 from . import callbacks, graph, losses, schedules
 from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier

@@ -18,8 +18,18 @@ from math import cos, log2, pi
 from numbers import Integral, Real
 from typing import ClassVar
 
-from ._utils.declared import with_texts
-from ._utils.params import BELOW_ONE, COUNT, FRACTION, NOT_NEGATIVE, Component, Range, Rules, registered, resolve
+from ._utils.params import (
+    BELOW_ONE,
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    Component,
+    Range,
+    Rules,
+    registered,
+    resolve,
+    with_texts,
+)
 
 __all__ = [
     "SCHEDULES",

@@ -130,7 +130,7 @@ class ArrayBatches:
 
     Parameters
     ----------
-    columns : mapping of str to Column
+    columns : mapping of str to InputData
         The graph's inputs by name, including the target.
     rows : ndarray of int
         The rows to train on.

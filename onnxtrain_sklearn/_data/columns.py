@@ -51,7 +51,7 @@ class InputData:
 
     def __init__(self, data: np.ndarray | SparseLike, dtype: DType) -> None:
         self._sparse = sp.issparse(data)
-        self._data: Any = _converted_rows(data.tocsr(), dtype) if sp.issparse(data) else _converted(data, dtype)
+        self._data: Any = _converted(data, dtype)
         self._dtype = dtype
         # Rows can be taken right into a buffer. Of an array that is not contiguous or not aligned, ndarray.take would
         # copy everything first.
@@ -141,22 +141,23 @@ class InputData:
         return lambda rows: np.copyto(out, self.rows(rows).reshape(out.shape))
 
 
-def _converted(data: np.ndarray, dtype: DType) -> np.ndarray:
+def _converted(data: np.ndarray | SparseLike, dtype: DType) -> Any:
     """Return ``data`` contiguous and in ``dtype``, unless it is a memory map or the copy would be large."""
-    if _is_mapped(data) or data.size * dtype.itemsize > COPY_LIMIT:
+    if sp.issparse(data):
+        rows: Any = data.tocsr()
+        if rows.nnz * dtype.itemsize > COPY_LIMIT:
+            return rows
+        with _no_overflow(dtype):
+            return in_type(rows, dtype)
+    owner: object = data
+    while owner is not None and not isinstance(owner, np.memmap):  # a view of a memory map is mapped, too
+        owner = getattr(owner, "base", None)
+    if owner is not None or data.size * dtype.itemsize > COPY_LIMIT:
         return np.asarray(data)
     if data.dtype == dtype:
         return np.ascontiguousarray(data)
     with _no_overflow(dtype):
         return np.ascontiguousarray(data, dtype=dtype)
-
-
-def _converted_rows(data: Any, dtype: DType) -> Any:
-    """Return sparse rows in ``dtype``, unless the copy would be large."""
-    if data.nnz * dtype.itemsize > COPY_LIMIT:
-        return data
-    with _no_overflow(dtype):
-        return in_type(data, dtype)
 
 
 def _ranks(part: Any) -> np.ndarray:
@@ -178,13 +179,6 @@ def _no_overflow(dtype: DType) -> Iterator[None]:
             yield
         except FloatingPointError:
             raise ValueError(f"Input contains a value too large for {dtype}, the type of the graph's input.") from None
-
-
-def _is_mapped(data: object) -> bool:
-    """Return True if the data are a memory map, or a view of one."""
-    while data is not None and not isinstance(data, np.memmap):
-        data = getattr(data, "base", None)
-    return data is not None
 
 
 def dimensions(X: MatrixLike) -> int:
@@ -257,57 +251,48 @@ def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | Spa
         features = f"{got[0]} features" if len(got) == 1 else f"rows of shape {got}"
         row = tuple("?" if w is None else w for w in wanted)
         raise ValueError(
-            f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {row}."
-            f"{_advice(wanted, got) or _advice_of_rows(wanted, array) or _advice_of_width(wanted, array)}"
+            f"X has {features}, but the graph's input {spec.name!r} takes rows of shape {row}.{_advice(wanted, array)}"
         )
     if spec.dtype.kind in "iub" and result.dtype != spec.dtype:
         _require_exact(result.data if sp.issparse(result) else result, spec)
     return result
 
 
-def _advice(wanted: tuple[int | None, ...], got: tuple[int, ...]) -> str:
-    """Return a remedy for rows of several axes whose shape is not that of the input."""
-    if len(got) < 2:
+def _advice(wanted: tuple[int | None, ...], array: np.ndarray | SparseLike) -> str:
+    """Return a remedy for rows that have not the shape ``wanted`` by an input; empty if none is known."""
+    shape = tuple(array.shape)
+    got, row = shape[1:], ", ".join("?" if w is None else str(w) for w in wanted)
+    same_size = None not in wanted and math.prod(w or 0 for w in wanted) == math.prod(got)
+
+    def fits(sizes: Sequence[int]) -> bool:
+        return len(sizes) == len(wanted) and all(w in (None, g) for w, g in zip(wanted, sizes, strict=True))
+
+    if len(got) >= 2:
+        # Are the axes in another order? Channels-last images are the most likely case, so that theirs is tried first.
+        axes = range(1, len(got) + 1)
+        orders = [(len(got), *axes[:-1]), *permutations(axes)] if len(wanted) == len(got) <= MOST_AXES else []
+        for order in orders:
+            if fits([got[i - 1] for i in order]):
+                first = " Channels come first in it:" if order == orders[0] else " Its axes have another order:"
+                return f"{first} give X.transpose(0, {', '.join(map(str, order))})."
+        if same_size:
+            return (
+                f" Only flat rows, (n, {math.prod(got)}), are reshaped, because the axes of X may be in another order, "
+                f"such as channels last. If its values are in the order of the input, give X.reshape(len(X), {row})."
+            )
+    # Are the rows on another axis, as in the states of an LSTM?
+    for axis in range(1, len(shape)):
+        if fits(shape[:axis] + shape[axis + 1 :]):
+            moved = "X.T" if sp.issparse(array) else f"np.moveaxis(X, {axis}, 0)"
+            return f" Its rows seem to be on axis {axis}: give {moved}."
+    # Do flat rows have the wrong width, or would sparse rows fit if they were dense?
+    if len(shape) != 2 or not wanted:
         return ""
-    # Channels-last images are the most likely case, so that their order of axes is tried first.
-    axes = range(1, len(got) + 1)
-    orders = [(len(got), *axes[:-1]), *permutations(axes)] if len(wanted) == len(got) <= MOST_AXES else []
-    for order in orders:
-        if all(w in (None, got[i - 1]) for w, i in zip(wanted, order, strict=True)):
-            first = " Channels come first in it:" if order == orders[0] else " Its axes have another order:"
-            return f"{first} give X.transpose(0, {', '.join(map(str, order))})."
-    if None in wanted or math.prod(w or 0 for w in wanted) != math.prod(got):
-        return ""
-    row = ", ".join(map(str, wanted))
-    return (
-        f" Only flat rows, (n, {math.prod(got)}), are reshaped, because the axes of X may be in another order, such as "
-        f"channels last. If its values are in the order of the input, give X.reshape(len(X), {row})."
-    )
-
-
-def _advice_of_rows(wanted: tuple[int | None, ...], array: np.ndarray | SparseLike) -> str:
-    """Return a remedy if the rows are not on the first axis, as in the states of an LSTM."""
-    got = tuple(array.shape)
-    if len(got) == len(wanted) + 1:
-        for axis in range(1, len(got)):
-            others = [size for i, size in enumerate(got) if i != axis]
-            if all(w in (None, size) for w, size in zip(wanted, others, strict=True)):
-                moved = "X.T" if sp.issparse(array) else f"np.moveaxis(X, {axis}, 0)"
-                return f" Its rows seem to be on axis {axis}: give {moved}."
-    return ""
-
-
-def _advice_of_width(wanted: tuple[int | None, ...], array: np.ndarray | SparseLike) -> str:
-    """Return a remedy for flat rows of the wrong width, or sparse rows that would fit if they were dense."""
-    if len(array.shape) != 2 or not wanted:
-        return ""
-    sizes = [0 if w is None else w for w in wanted]
-    if None not in wanted and math.prod(sizes) == array.shape[1]:
+    if same_size:
         return " Sparse rows are not reshaped: give X.toarray()."
     if len(wanted) == 1:
-        return f" Give X {sizes[0]} columns, the features of this input in its order."
-    row = ", ".join("?" if w is None else str(w) for w in wanted)
-    flat = "" if None in wanted else f", or flat rows, (n, {math.prod(sizes)}), in the same order"
+        return f" Give X {wanted[0] or 0} columns, the features of this input in its order."
+    flat = "" if None in wanted else f", or flat rows, (n, {math.prod(w or 0 for w in wanted)}), in the same order"
     return f" Give X the shape (n, {row}){flat}."
 
 
@@ -345,7 +330,9 @@ def as_frame(X: object) -> Any:
     if hasattr(X, "column_names") and hasattr(X, "to_pandas"):
         return X.to_pandas()
     if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
-        return _with_missing(X)
+        if X.dtype.kind not in "fiub":
+            return np.ma.filled(X.astype(object), None)
+        return np.ma.filled(X if X.dtype.kind == "f" else X.astype(np.float64), np.nan)
     if hasattr(X, "columns") and not hasattr(X, "iloc") and not hasattr(X, "__len__"):
         found = next((name for name in _COMPUTE[::-1] if hasattr(X, name)), None)
         raise TypeError(
@@ -353,13 +340,6 @@ def as_frame(X: object) -> Any:
             f"{f': X.{found}()' if found else ''}."
         )
     return X
-
-
-def _with_missing(X: np.ma.MaskedArray[Any, Any]) -> np.ndarray:
-    """Return a masked array with NaN for hidden numbers, and None for other hidden values."""
-    if X.dtype.kind not in "fiub":
-        return np.asarray(np.ma.filled(X.astype(object), None))
-    return np.asarray(np.ma.filled(X if X.dtype.kind == "f" else X.astype(np.float64), np.nan))
 
 
 def require_no_times(X: object, name: str = "X") -> None:
@@ -393,16 +373,13 @@ def _kind_of_times(values: Any) -> str:
             return _kind_of_times(np.asarray(values))
         except ValueError:  # rows of different lengths
             return ""
-    if not hasattr(values, "__array__") or (str(dtype) not in ("object", "Object") and not _is_of_objects(dtype)):
+    # Cells of some extension types of pandas become Python objects: periods, and dates of Arrow.
+    of_times = getattr(dtype, "kind", "") == "O" and str(dtype).startswith(("period", "date", "time", "duration"))
+    if not hasattr(values, "__array__") or (str(dtype) not in ("object", "Object") and not of_times):
         return ""
     found = {type(cell) for cell in np.asarray(values, object).ravel()}
     times = [one.__name__ for one in found if issubclass(one, _TIMES) or one.__name__ == "Period"]
     return min(times, default="")
-
-
-def _is_of_objects(dtype: object) -> bool:
-    """Return True for extension types of pandas whose cells become Python objects, such as periods and Arrow dates."""
-    return getattr(dtype, "kind", "") == "O" and str(dtype).startswith(("period", "date", "time", "duration"))
 
 
 def require_unmasked(values: object, name: str) -> None:

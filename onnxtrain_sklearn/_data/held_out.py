@@ -54,28 +54,24 @@ def split_rows(
             f"score needs 2. Increase validation_fraction or the size of your dataset, or give X_val and y_val."
         )
     if stratify is not None:
-        _require_rows_of_each_class(stratify, targets, fraction, held_out)
+        counts = np.bincount(stratify)
+        if (counts == 1).any() and isinstance(targets.classes, np.ndarray):
+            single = targets.classes[np.flatnonzero(counts == 1)].tolist()
+            raise ValueError(
+                f"early_stopping=True holds out rows of each class, but y has a single row of class "
+                f"{', '.join(map(repr, single))}. Leave such rows out, or give X_val and y_val."
+            )
+        n_rows, classes = len(stratify), np.count_nonzero(counts)
+        if min(held_out, n_rows - held_out) < classes:
+            raise ValueError(
+                f"early_stopping=True holds out rows of each class, but validation_fraction={fraction} of {n_rows} "
+                f"rows splits them into {n_rows - held_out} and {held_out}, with {classes} classes in y. Choose "
+                f"another validation_fraction, or give X_val and y_val."
+            )
     from sklearn.model_selection import train_test_split  # needs a fifth of scikit-learn
 
     trained, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=stratify)
     return trained, held
-
-
-def _require_rows_of_each_class(stratify: np.ndarray, targets: Targets, fraction: float, held_out: int) -> None:
-    counts = np.bincount(stratify)
-    if (counts == 1).any() and isinstance(targets.classes, np.ndarray):
-        raise ValueError(
-            f"early_stopping=True holds out rows of each class, but y has a single row of class "
-            f"{', '.join(map(repr, targets.classes[np.flatnonzero(counts == 1)].tolist()))}. Leave such rows out, or "
-            f"give X_val and y_val."
-        )
-    classes = np.count_nonzero(counts)
-    if min(held_out, len(stratify) - held_out) < classes:
-        raise ValueError(
-            f"early_stopping=True holds out rows of each class, but validation_fraction={fraction} of {len(stratify)} "
-            f"rows splits them into {len(stratify) - held_out} and {held_out}, with {classes} classes in y. Choose "
-            f"another validation_fraction, or give X_val and y_val."
-        )
 
 
 def require_scorable(targets: Targets, weights: np.ndarray | None) -> None:

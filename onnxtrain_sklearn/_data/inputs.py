@@ -92,14 +92,29 @@ class Inputs:
         self, data: Mapping[str, MatrixLike] | FrameLike, columns: Mapping[str, str | Sequence[str]] | None = None
     ) -> None:
         if columns is not None:
-            data = as_frame(data)
-            data = {name: _selected(data, own) for name, own in columns.items()}
+            frame: Any = as_frame(data)
+            if not is_frame(frame):
+                raise TypeError(f"columns= selects columns of a data frame, got {type(frame).__name__}.")
+            chosen: dict[str, Any] = {name: own if isinstance(own, str) else list(own) for name, own in columns.items()}
+            for own in chosen.values():
+                known = list(frame.columns)
+                if missing := [c for c in ([own] if isinstance(own, str) else own) if c not in known]:
+                    raise ValueError(f"The data frame has no columns {missing}; it has {known}.")
+            data = {name: frame[own] for name, own in chosen.items()}
         if not isinstance(data, Mapping) or sp.issparse(data):
             raise TypeError(
                 f"Inputs takes a mapping from input names to arrays, or a data frame and columns={{input: its "
                 f"columns}}, got {type(data).__name__}."
             )
-        self.arrays = {str(name): _input_array(name, rows) for name, rows in data.items()}
+        self.arrays: dict[str, Any] = {}
+        for name, rows in data.items():
+            given = as_frame(rows)
+            require_no_times(given, f"The input {name!r}")
+            array = given.tocsr() if sp.issparse(given) else np.asarray(given)
+            if not array.ndim:
+                kind = type(rows).__name__
+                raise ValueError(f"The input {name!r} must have a row for each sample, got a single {kind}.")
+            self.arrays[str(name)] = array
         lengths = {name: rows.shape[0] for name, rows in self.arrays.items()}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"The inputs must have the same number of rows, got {lengths}.")
@@ -138,24 +153,6 @@ class Inputs:
 
     def __repr__(self) -> str:
         return f"Inputs({', '.join(f'{name}: {a.dtype} {a.shape}' for name, a in self.arrays.items())})"
-
-
-def _selected(frame: object, columns: str | Sequence[str]) -> Any:
-    if not is_frame(frame):
-        raise TypeError(f"columns= selects columns of a data frame, got {type(frame).__name__}.")
-    missing = [c for c in ([columns] if isinstance(columns, str) else columns) if c not in list(frame.columns)]
-    if missing:
-        raise ValueError(f"The data frame has no columns {missing}; it has {list(frame.columns)}.")
-    return frame[columns if isinstance(columns, str) else list(columns)]
-
-
-def _input_array(name: str, rows: object) -> Any:
-    given = as_frame(rows)
-    require_no_times(given, f"The input {name!r}")
-    array = given.tocsr() if sp.issparse(given) else np.asarray(given)
-    if not array.ndim:
-        raise ValueError(f"The input {name!r} must have a row for each sample, got a single {type(rows).__name__}.")
-    return array
 
 
 def is_frame(X: object) -> TypeGuard[FrameLike]:
@@ -211,14 +208,6 @@ def input_columns(
     return {spec.name: InputData(shaped(array, spec), spec.dtype)}
 
 
-def _is_plain_matrix(X: object) -> TypeGuard[np.ndarray]:
-    """Return True if scikit-learn's checks would return ``X`` unchanged: a NumPy matrix of native, finite floats."""
-    if type(X) is not np.ndarray or X.dtype not in NATIVE_FLOATS or X.ndim != 2 or not X.size:
-        return False
-    with np.errstate(all="ignore"):  # if a sum of finite numbers overflows, scikit-learn checks each of them
-        return bool(np.isfinite(X.sum()))
-
-
 def _validated(
     estimator: Any, X: MatrixLike, shape: Sequence[int | None], reset: bool, missing: Callable[[], bool]
 ) -> Any:
@@ -227,12 +216,15 @@ def _validated(
     if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether X is flat or not
         X = np.asanyarray(X)
         rows, X = X.shape, X.reshape(len(X), math.prod(X.shape[1:]))
-    if reset and rank > 1 and _is_plain_matrix(X):
-        # The attributes that scikit-learn sets for features without names.
-        estimator.n_features_in_ = X.shape[1]
-        if hasattr(estimator, "feature_names_in_"):
-            del estimator.feature_names_in_
-        return X if rows is None else X.reshape(rows)
+    if reset and rank > 1 and type(X) is np.ndarray and X.dtype in NATIVE_FLOATS and X.ndim == 2 and X.size:
+        with np.errstate(all="ignore"):  # if a sum of finite numbers overflows, scikit-learn checks each of them
+            is_finite = np.isfinite(X.sum())
+        if is_finite:
+            # scikit-learn's checks, which take longer, would return X unchanged and set these attributes.
+            estimator.n_features_in_ = X.shape[1]
+            if hasattr(estimator, "feature_names_in_"):
+                del estimator.feature_names_in_
+            return X if rows is None else X.reshape(rows)
     require_no_times(X)
     checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if missing() else True}
     with _faults_of_tables():
@@ -264,54 +256,47 @@ def frame_arrays(frame: FrameLike, inputs: Sequence[str]) -> dict[str, np.ndarra
     An input takes the column of its name, or the columns that begin with its name and a separator, in the order of
     their numbers if all end in one. Every column must belong to exactly one input.
     """
-    owners = {column: _owners(column, inputs) for column in frame.columns}
+    # Which inputs may a column belong to? Of several levels of pandas the first one counts.
+    owners: dict[Hashable, list[str]] = {}
+    for column in frame.columns:
+        name: object = column[0] if isinstance(column, tuple) else column
+        starts = {i: tuple(f"{i}{separator}" for separator in SEPARATORS) for i in inputs}
+        longer = [i for i in inputs if isinstance(name, str) and name.startswith(starts[i])]
+        owners[column] = [name] if isinstance(name, str) and name in inputs else longer
     parts = {name: [c for c, own in owners.items() if own == [name]] for name in inputs}
-    if problem := _problem(owners, parts):
+
+    # Does each column belong to one input, and has each input columns?
+    problem = ""
+    for name, columns in parts.items():
+        if not columns or (name in columns and len(columns) > 1):
+            problem = f"for the input {name!r} there are {f'both {columns[:2]}' if columns else 'no columns'}"
+            break
+    for column, own in owners.items():
+        if len(own) != 1:
+            problem = f"column {column!r} belongs to {f'{own[0]!r} and {own[1]!r}' if own else 'none of them'}"
+            break
+    if problem:
         raise ValueError(
             f"The columns of X do not tell which input they are for: {problem}. The graph's inputs are {list(inputs)}. "
             f"Each takes the column of its name or columns that begin with it ({inputs[0]}_0, {inputs[0]}_1, ...); "
             f"else give Inputs(frame, {{input: [its columns]}})."
         )
-    return {name: _joined_columns(frame, name, _ordered(name, columns)) for name, columns in parts.items()}
 
-
-def _owners(column: Hashable, inputs: Sequence[str]) -> list[str]:
-    """Return the inputs that a column may belong to by its name."""
-    name: object = column[0] if isinstance(column, tuple) else column  # the first of several levels of pandas
-    if isinstance(name, str) and name in inputs:
-        return [name]
-    starts = {i: tuple(f"{i}{separator}" for separator in SEPARATORS) for i in inputs}
-    return [i for i in inputs if isinstance(name, str) and name.startswith(starts[i])]
-
-
-def _problem(owners: Mapping[Hashable, list[str]], parts: Mapping[str, list[Hashable]]) -> str:
-    """Return why the columns cannot be assigned to inputs; empty if they can."""
-    for column, own in owners.items():
-        if len(own) != 1:
-            return f"column {column!r} belongs to {f'{own[0]!r} and {own[1]!r}' if own else 'none of them'}"
+    arrays = {}
     for name, columns in parts.items():
-        if not columns or (name in columns and len(columns) > 1):
-            return f"for the input {name!r} there are {f'both {columns[:2]}' if columns else 'no columns'}"
-    return ""
-
-
-def _ordered(name: str, columns: list[Hashable]) -> list[Hashable]:
-    """Return columns in the order of their numbers, so that x_10 follows x_9, or as they are if some have none."""
-    rests = [c[len(name) :].lstrip("".join(SEPARATORS)) if isinstance(c, str) else "" for c in columns]
-    if not all(rest.isdecimal() for rest in rests):
-        return columns
-    return [column for _, column in sorted(zip(map(int, rests), columns, strict=True))]
-
-
-def _joined_columns(frame: FrameLike, name: str, columns: list[Hashable]) -> np.ndarray:
-    """Return one column as a vector, several as a matrix, and cells that are arrays stacked."""
-    array = np.asarray(frame[columns[0]] if columns == [name] else frame[columns])
-    if array.ndim == 1 and array.dtype == object and len(array) and np.ndim(array[0]):
-        try:
-            return np.stack([np.asarray(cell) for cell in array])
-        except ValueError:
-            raise ValueError(f"The cells of column {name!r} hold arrays of different shapes.") from None
-    return array
+        # x_10 follows x_9; columns of which some have no number stay as they are
+        rests = [c[len(name) :].lstrip("".join(SEPARATORS)) if isinstance(c, str) else "" for c in columns]
+        if all(rest.isdecimal() for rest in rests):
+            columns = [column for _, column in sorted(zip(map(int, rests), columns, strict=True))]
+        # one column is a vector, several are a matrix, and cells that are arrays are stacked
+        array = np.asarray(frame[columns[0]] if columns == [name] else frame[columns])
+        if array.ndim == 1 and array.dtype == object and len(array) and np.ndim(array[0]):
+            try:
+                array = np.stack([np.asarray(cell) for cell in array])
+            except ValueError:
+                raise ValueError(f"The cells of column {name!r} hold arrays of different shapes.") from None
+        arrays[name] = array
+    return arrays
 
 
 def prediction_type(X: MatrixLike) -> type[np.floating[Any]]:

@@ -7,13 +7,14 @@ depends on their type.
 
 :func:`regression_targets` encodes numbers, :func:`counted_targets` labels, some of which may be ignored, and
 :func:`position_targets` labels at each position of a row. :func:`row_weights`, :func:`weights_of_counted` and
-:func:`weighted_positions` are the weights of the rows for these.
+:func:`weighted_positions` are the weights of the rows for these. :func:`joined_targets` joins the targets of several
+outputs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Number, Real
@@ -129,9 +130,23 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
         if kind not in ("binary", "multiclass"):
             check_classification_targets(y)  # only now, because it determines the kind again, which takes time
         if isinstance(classes, list) or (classes is None and kind == "multiclass-multioutput"):
-            return _several_labels(np.asarray(y.toarray() if hasattr(y, "toarray") else y), classes)
+            # Several labels a row become one-hot columns for the classes of each label.
+            labels = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
+            if classes is not None and labels.shape[1:] != (len(classes),):
+                raise ValueError(f"y has shape {labels.shape}, expected {len(classes)} labels (columns) a row.")
+            known = [np.unique(column) for column in labels.T] if classes is None else classes
+            places = [_indices(labels[:, j], own, f"Column {j} of y") for j, own in enumerate(known)]
+            one_hot = [np.eye(len(own))[place] for own, place in zip(known, places, strict=True)]
+            values = np.concatenate(one_hot, axis=1)
+            return Targets(values, "multioutput", values.shape[1], known)
         if kind == "multilabel-indicator" or (classes is not None and np.shape(y)[1:] == classes.shape):
-            return _indicator_matrix(y, classes)
+            values = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
+            if not np.isin(values, (0, 1)).all():
+                found = np.unique(values).tolist()
+                raise ValueError(f"Indicators of several labels a row must be 0 or 1, got {found} in y.")
+            if classes is not None and len(classes) != values.shape[1]:
+                raise ValueError(f"y has {values.shape[1]} labels (columns), expected {len(classes)}.")
+            return Targets(values.astype(np.float64), "multilabel", values.shape[1], np.arange(values.shape[1]))
         return _label_targets(column_or_1d(y, warn=True), classes)
 
 
@@ -231,29 +246,10 @@ def _shortened(labels: np.ndarray, most: int = 20) -> str:
     return f"[{', '.join(map(repr, labels[:most].tolist()))}, ...], {len(labels)} in all"
 
 
-def _several_labels(y: np.ndarray, classes: list[np.ndarray] | None) -> Targets:
-    """Return one-hot columns for the classes of each label."""
-    if classes is not None and y.shape[1:] != (len(classes),):
-        raise ValueError(f"y has shape {y.shape}, expected {len(classes)} labels (columns) a row.")
-    known = [np.unique(column) for column in y.T] if classes is None else classes
-    places = [_indices(y[:, j], own, f"Column {j} of y") for j, own in enumerate(known)]
-    values = np.concatenate([np.eye(len(own))[place] for own, place in zip(known, places, strict=True)], axis=1)
-    return Targets(values, "multioutput", values.shape[1], known)
-
-
 def labels_of(values: np.ndarray, classes: list[np.ndarray]) -> np.ndarray:
     """Return the labels of rows with a column for each class of each label: the class of the largest value."""
     parts = np.split(values, np.cumsum([len(known) for known in classes])[:-1], axis=1)
     return np.stack([known[part.argmax(axis=1)] for known, part in zip(classes, parts, strict=True)], axis=1)
-
-
-def _indicator_matrix(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
-    values = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
-    if not np.isin(values, (0, 1)).all():
-        raise ValueError(f"Indicators of several labels a row must be 0 or 1, got {np.unique(values).tolist()} in y.")
-    if classes is not None and len(classes) != values.shape[1]:
-        raise ValueError(f"y has {values.shape[1]} labels (columns), expected {len(classes)}.")
-    return Targets(values.astype(np.float64), "multilabel", values.shape[1], np.arange(values.shape[1]))
 
 
 def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
@@ -276,7 +272,14 @@ def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight:
         return None
     weights = checked_weights(sample_weight, len(targets.values))
     if class_weight is not None:
-        weights = weights * _class_weights(class_weight, targets, weights)
+        if targets.task == "multilabel":
+            factors = compute_sample_weight(class_weight, targets.values)
+        elif isinstance(targets.classes, list):
+            factors = compute_sample_weight(class_weight, labels_of(targets.values, targets.classes))
+        else:  # for "balanced", classes count by the weights of their rows
+            factors = weights_of_classes(class_weight, targets.classes, targets.values, weights)[targets.values]
+        _require_no_negative(factors, class_weight)
+        weights = weights * factors
     require_usable_weights(weights)
     return weights
 
@@ -287,18 +290,6 @@ def require_usable_weights(weights: np.ndarray) -> None:
         raise ValueError("The sum of sample_weight is zero: at least one row must have a positive weight.")
     if not MIN_WEIGHT < weights.max() <= weights.sum() < MAX_WEIGHT:
         raise ValueError(f"The largest weight of a row is {weights.max():g}: scale them, only their ratios count.")
-
-
-def _class_weights(class_weight: ClassWeight, targets: Targets, weights: np.ndarray) -> np.ndarray:
-    """Return the factor of each row by its class; for "balanced", classes count by the weights of their rows."""
-    if targets.task == "multilabel":
-        rows = compute_sample_weight(class_weight, targets.values)
-    elif isinstance(targets.classes, list):
-        rows = compute_sample_weight(class_weight, labels_of(targets.values, targets.classes))
-    else:
-        rows = weights_of_classes(class_weight, targets.classes, targets.values, weights)[targets.values]
-    _require_no_negative(rows, class_weight)
-    return np.asarray(rows)
 
 
 def weights_of_classes(
@@ -435,7 +426,9 @@ IGNORED = -1
 def counted_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
     """Return where labels are not those to ignore."""
     if ignores_missing(ignore_label):
-        return _numbers_and_texts(labels)
+        if labels.dtype != object:
+            return np.asarray(labels == labels, bool)  # NaN differs from itself
+        return np.array([not is_missing(label) for label in labels.ravel()], bool).reshape(labels.shape)
     other_kind = labels.dtype != object and (labels.dtype.kind in "US") != isinstance(ignore_label, str)
     if ignore_label is None or other_kind:
         return np.ones(labels.shape, bool)
@@ -445,14 +438,6 @@ def counted_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
 def ignores_missing(ignore_label: object) -> bool:
     """Return True if ``ignore_label`` is NaN, so that missing labels are ignored."""
     return isinstance(ignore_label, Real) and math.isnan(ignore_label)
-
-
-def _numbers_and_texts(labels: np.ndarray) -> np.ndarray:
-    """Return where labels are neither NaN, which differs from itself, nor None."""
-    if labels.dtype != object:
-        return np.asarray(labels == labels, bool)
-    given = [not is_missing(label) for label in labels.ravel()]
-    return np.array(given, bool).reshape(labels.shape)
 
 
 def plain_labels(labels: np.ndarray) -> np.ndarray:
@@ -567,27 +552,22 @@ def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_
         weights[some] = kept
         return weights
     if class_weight is not None:
-        weights = weights * _weights_of_counted_labels(targets, targets.counts, class_weight)
+        # the product of the class weights of the labels that count
+        several = isinstance(targets.classes, list)
+        labels = labels_of(targets.values, targets.classes) if isinstance(targets.classes, list) else targets.values
+        given: Any = class_weight
+        if not isinstance(given, list) or len(given) != labels.shape[1]:
+            compute_sample_weight(given, labels if several else np.abs(labels))  # only for its error messages
+        product = np.ones(len(labels))
+        for j, own in enumerate(targets.counts.T):
+            if own.any():
+                of_column = given[j] if isinstance(given, list) else given
+                product[own] *= compute_sample_weight(of_column, labels[own, j])
+        _require_no_negative(product, class_weight)
+        weights = weights * product
     weights = np.asarray(weights * share_of_labels(targets))
     require_usable_weights(weights)
     return weights
-
-
-def _weights_of_counted_labels(targets: Targets, counted: np.ndarray, class_weight: ClassWeight) -> np.ndarray:
-    """Return the product of the class weights of the labels that count, for each row."""
-    several = isinstance(targets.classes, list)
-    labels = labels_of(targets.values, targets.classes) if isinstance(targets.classes, list) else targets.values
-    given: Any = class_weight
-    if not isinstance(given, list) or len(given) != labels.shape[1]:
-        compute_sample_weight(given, labels if several else np.abs(labels))  # only for its error messages
-    product = np.ones(len(labels))
-    for j, own in enumerate(counted.T):
-        if own.any():
-            of_column = given[j] if isinstance(given, list) else given
-            product[own] *= compute_sample_weight(of_column, labels[own, j])
-    if np.any(product < 0):
-        raise ValueError(f"class_weight must not contain negative weights, got {class_weight!r}.")
-    return product
 
 
 def rows_that_count(
@@ -611,6 +591,106 @@ def rows_that_count(
     filled[~counted] = predicted.reshape(labels.shape)[~counted]
     weights = None if sample_weight is None else checked_weights(sample_weight, len(some))[some]
     return plain_labels(filled), predicted, weights
+
+
+# Targets of several outputs, as columns of one matrix.
+#
+# A row without a label for an output has weight zero for it; :func:`spread` fills the columns of such rows with values
+# that every loss accepts and that have no effect.
+
+
+@dataclass(frozen=True, eq=False)
+class SeveralTargets(Targets):
+    """The targets of several outputs, joined in one matrix of numbers.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The outputs.
+    parts : tuple of Targets
+        The targets of each output.
+    weights : tuple of ndarray or None
+        The weights of the rows for each output; None if all are one.
+    has_factors : bool
+        True if the outputs weigh rows differently: after the targets, ``values`` then holds a factor for each output.
+    """
+
+    names: tuple[str, ...] = ()
+    parts: tuple[Targets, ...] = ()
+    weights: tuple[np.ndarray | None, ...] = ()
+    has_factors: bool = False
+
+    def take(self, rows: np.ndarray) -> SeveralTargets:
+        """Return the targets of some rows."""
+        parts = tuple(part.take(rows) for part in self.parts)
+        weights = tuple(None if own is None else own[rows] for own in self.weights)
+        return replace(self, values=self.values[rows], parts=parts, weights=weights)
+
+    def with_factors(self, rows: np.ndarray) -> SeveralTargets:
+        """Return the targets with the factors of the outputs, each of mean one over ``rows``."""
+        if not self.has_factors:
+            return self
+        factors = []
+        for weights, name in zip(self.weights, self.names, strict=True):
+            if weights is None:
+                factors.append(np.ones(len(self.values)))
+                continue
+            mean = float(weights[rows].mean())
+            if weights.any() and not mean > 0:
+                raise ValueError(f"Output {name!r}: none of the rows to train on has a positive weight.")
+            # all weights are zero in a pass over rows without a label of the output
+            factors.append(np.asarray(weights / mean) if mean > 0 else weights)
+        values = np.column_stack([self.values, *factors])
+        return replace(self, values=values, n_outputs=values.shape[1])
+
+
+def joined_targets(
+    names: Sequence[str], parts: Sequence[Targets], weights: Sequence[np.ndarray | None]
+) -> tuple[SeveralTargets, np.ndarray | None]:
+    """Return the targets of several outputs as one, and the weights of the rows.
+
+    If all outputs have the same weights, these are returned; else ones where a row counts for any output, else zeros.
+    """
+    values = np.concatenate([np.reshape(part.values, (len(part.values), -1)) for part in parts], axis=1)
+    alike = all(_equal(own, weights[0]) for own in weights[1:])
+    joined = SeveralTargets(
+        values,
+        "regression",
+        values.shape[1],
+        names=tuple(names),
+        parts=tuple(parts),
+        weights=tuple(weights),
+        has_factors=not alike,
+    )
+    if alike:
+        return joined, weights[0]
+    counts = np.any([np.ones(len(values), bool) if own is None else own > 0 for own in weights], axis=0)
+    if not counts.any():
+        raise ValueError("The sum of sample_weight is zero for every output: at least one row must have a weight.")
+    return joined, None if counts.all() else counts.astype(np.float64)
+
+
+def _equal(first: np.ndarray | None, second: np.ndarray | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return np.array_equal(first, second)
+
+
+def spread(targets: Targets, weights: np.ndarray | None, rows: np.ndarray, count: int) -> tuple[Targets, np.ndarray]:
+    """Return the targets of ``rows`` among ``count`` rows, and the weights, which are zero for the other rows.
+
+    The other rows get a target that every loss accepts: a positive number, or the first class.
+    """
+    filler = IGNORED if targets.has_positions else int(targets.task == "regression")
+    values = np.full((count, *targets.values.shape[1:]), filler, targets.values.dtype)
+    values[rows] = targets.values
+    every = np.zeros(count)
+    every[rows] = 1.0 if weights is None else weights
+    counts = targets.counts
+    if counts is not None:
+        counts = np.ones((count, *counts.shape[1:]), bool)
+        counts[rows] = targets.counts
+    return replace(targets, values=values, counts=counts), every
 
 
 # Errors about labels that cannot be classes: missing ones, and texts among numbers, which cannot be sorted.
@@ -637,25 +717,18 @@ def sortable_labels(labels: object, name: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        if fault := _fault(labels):
-            raise ValueError(f"{name} {fault}") from error
+        found = None if sp.issparse(labels) else _objects(labels)
+        if found and (missing := sum(map(is_missing, found))):
+            raise ValueError(
+                f"{name} lacks {missing} of {len(found)} labels (None or NaN): leave these rows out, or give them a "
+                f"label of their own."
+            ) from error
+        if found and len({isinstance(label, str) for label in found}) == 2:
+            kinds = sorted({type(label).__name__ for label in found})
+            raise ValueError(
+                f"{name} must hold texts or numbers, and not both; got {', '.join(kinds)}: make them texts with str."
+            ) from error
         raise
-
-
-def _fault(labels: object) -> str | None:
-    """Return why Python objects among labels cannot be sorted; None if the reason is unknown."""
-    found = None if sp.issparse(labels) else _objects(labels)
-    if found is None:
-        return None
-    if missing := sum(map(is_missing, found)):
-        return (
-            f"lacks {missing} of {len(found)} labels (None or NaN): leave these rows out, or give them a label of "
-            f"their own."
-        )
-    if len({isinstance(label, str) for label in found}) == 2:
-        kinds = sorted({type(label).__name__ for label in found})
-        return f"must hold texts or numbers, and not both; got {', '.join(kinds)}: make them texts with str."
-    return None
 
 
 def _objects(labels: object) -> list[object] | None:

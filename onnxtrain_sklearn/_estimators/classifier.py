@@ -20,7 +20,7 @@ from .._data.targets import (
 )
 from .._fitted.fitted_model import is_estimator, listed
 from .._inference.graph import OutputOptions
-from .._utils.declared import documented
+from .._utils.params import documented
 from .._utils.typing import ClassWeight, MatrixLike
 from ..adapters import LoRA
 from ..finetuning import FineTuner

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from .._data.several_targets import SeveralTargets
+from .._data.targets import SeveralTargets
 from .._export.source import OutputSource
 from .._fitted.fitted_model import FittedModel
 from .._fitted.skl2onnx_bridge import register_waiting

@@ -17,7 +17,7 @@ from typing import Any
 
 from .._importers.load import load
 from .._ir.drawing import BoxLayout, graph_svg
-from .._utils.declared import Parameter
+from .._utils.params import Parameter
 from .._utils.svg import curves_svg
 from .._utils.typing import HistoryRow
 from ..exceptions import ModelError

@@ -15,7 +15,6 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from .._training.parameters import Trainable
-from .._utils.declared import Parameter, rules_of, switch
 from .._utils.params import (
     COUNT,
     FRACTION,
@@ -23,9 +22,12 @@ from .._utils.params import (
     Callbacks,
     Instance,
     OneOf,
+    Parameter,
     Parametrized,
     Range,
     check_parameters,
+    rules_of,
+    switch,
 )
 from ..adapters import LoRA
 from ..callbacks.base import HOOKS

@@ -74,7 +74,7 @@ class Remaining:
         The weights that are trained.
     frozen : mapping of str to ndarray
         The others.
-    columns : mapping of str to Column
+    columns : mapping of str to InputData
         The data for the inputs.
     """
 

@@ -16,8 +16,7 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import DTypeLike
 from sklearn.utils import check_random_state
 
-from .._data.several_targets import SeveralTargets
-from .._data.targets import Targets
+from .._data.targets import SeveralTargets, Targets
 from .._utils.cache import digest
 from ..callbacks.checkpoint import Checkpoint
 from .examples import Call, Examples

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._data.held_out import r2_of_maps
 from .._inference.graph import OutputOptions
-from .._utils.declared import documented
+from .._utils.params import documented
 from .._utils.typing import MatrixLike
 from ..adapters import LoRA
 from ..finetuning import FineTuner

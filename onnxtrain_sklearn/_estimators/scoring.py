@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from .._data.held_out import faults_of_validation_data, log_loss_of_labels, require_scorable, squared_error_of_labels
-from .._data.several_targets import SeveralTargets
 from .._data.targets import (
     IGNORED,
+    SeveralTargets,
     Targets,
     given_weights,
     position_shares,
@@ -183,7 +183,7 @@ class Predictions(ABC, Generic[P]):
     state : FittedState
     X : data
         The validation data as given by the user.
-    live : mapping of str to Column
+    live : mapping of str to InputData
         The data that contain the rows, as inputs of the trained graph.
     rows : ndarray of int
         The validation rows among them.
@@ -339,7 +339,7 @@ class ScoredRows:
         is made where a scorer or a callback reads them.
     targets : Targets
     weights : ndarray or None
-    live : mapping of str to Column
+    live : mapping of str to InputData
         The data that contain the rows, as inputs of the trained graph.
     rows : ndarray of int
         The rows among them.

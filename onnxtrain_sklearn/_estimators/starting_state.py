@@ -12,8 +12,8 @@ import numpy as np
 
 from .._data.batches import ArrayBatches
 from .._data.columns import warn_of_rounding
-from .._data.several_targets import SeveralTargets
 from .._data.target_scale import require_in_range, warn_of_equal_targets
+from .._data.targets import SeveralTargets
 from .._fitted.fitted_model import FittedModel, sample_rows
 from .._given import same_start
 from .._given.file_as_given import FileCompared

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .._data.several_targets import SeveralTargets
 from .._data.target_scale import TargetRange
+from .._data.targets import SeveralTargets
 from .._gradient.engine import available_engines
 from .._ir.protobuf import to_proto
 from .._ir.queries import constant, every_node

@@ -14,8 +14,15 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from .._data.inputs import Inputs, is_frame
-from .._data.several_targets import joined_targets, spread
-from .._data.targets import Targets, checked_weights, class_targets, position_targets, regression_targets
+from .._data.targets import (
+    Targets,
+    checked_weights,
+    class_targets,
+    joined_targets,
+    position_targets,
+    regression_targets,
+    spread,
+)
 from ..exceptions import nearest
 from .target_inputs import weights_of_rows
 

@@ -26,7 +26,7 @@ from .._estimators.tasks import (
     links_classes,
 )
 from .._inference.graph import Head, OutputOptions
-from .._utils.declared import documented
+from .._utils.params import documented
 from .._utils.typing import MatrixLike
 from ..adapters import LoRA
 from ..losses import Loss, LossSource

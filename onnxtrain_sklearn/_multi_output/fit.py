@@ -16,15 +16,17 @@ from numpy.typing import ArrayLike
 from .._data.columns import warn_of_rounding
 from .._data.held_out import faults_of_validation_data, require_scorable
 from .._data.inputs import Inputs, frame_arrays, is_frame
-from .._data.several_targets import SeveralTargets, joined_targets, spread
 from .._data.targets import (
     IGNORED,
     Classes,
+    SeveralTargets,
     Targets,
     checked_weights,
+    joined_targets,
     require_same_places,
     require_sorted,
     sorted_classes,
+    spread,
 )
 from .._estimators.base import BaseOrtGradient
 from .._estimators.classifier import OrtGradientClassifier
@@ -68,8 +70,7 @@ from .._model.links import Task
 from .._model.trainable import TrainableModel, with_outputs_of
 from .._ort.devices import Device
 from .._training.settings import OutputLoss, TotalLoss
-from .._utils.declared import Parameter
-from .._utils.params import Instance, OneOf
+from .._utils.params import Instance, OneOf, Parameter
 from .._utils.typing import MatrixLike
 from ..exceptions import InvalidParameterError, ModelError, nearest
 from ..losses import Loss, resolve_loss

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from numbers import Real
 
 from .._estimators import parameters
-from .._utils.declared import Parameter, switch
-from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Range, Sizes
+from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Parameter, Range, Sizes, switch
 from ..losses import LogLoss
 from ..models.tabular import RealMLP, TabM
 

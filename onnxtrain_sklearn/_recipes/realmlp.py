@@ -10,7 +10,7 @@ import numpy as np
 
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
-from .._utils.declared import documented
+from .._utils.params import documented
 from .._utils.typing import ClassWeight
 from ..losses import LogLoss
 from ..models.embeddings import Embedding

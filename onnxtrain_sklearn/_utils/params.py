@@ -1,15 +1,19 @@
-"""Base class of components, and the rules that check the parameters of their constructors.
+"""Parameters of estimators and components: rules for their values, copies, and their documentation.
 
-A component stores the arguments of its constructor and nothing else, as scikit-learn requires; its class declares in
-:attr:`Component.valid` which values each parameter may have. Call :meth:`Component.validate` before the first use of a
-component, most simply by :func:`resolve`.
+A component (:class:`Component`: a loss, an optimizer, a schedule, a builder) stores the arguments of its constructor
+and nothing else, as scikit-learn requires; its class declares in :attr:`Component.valid` the valid values of each
+parameter. :func:`resolve` looks up a component by its name and validates it. Estimators declare a :class:`Parameter`
+with rules and text for each argument; :func:`documented` writes their docstrings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from numbers import Integral, Real
+from textwrap import indent
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast, get_origin
 from weakref import WeakKeyDictionary
 
@@ -329,3 +333,78 @@ def resolve(role: str, value: Any, registry: Mapping[str, type[C]], base: Any, *
     component: C = value
     component.validate()
     return component
+
+
+# Parameters of estimators: declared once, beside their documentation.
+#
+# The constructors repeat names, types and defaults, because scikit-learn and type checkers read their signatures. A
+# parameter without rules is checked where it is used.
+
+
+K = TypeVar("K", bound=type)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """The declaration of a parameter.
+
+    Attributes
+    ----------
+    kind : str
+        Its type and valid values, as in the documentation.
+    text : str
+        Its meaning.
+    rules : tuple
+        The constraints on its values; empty if they are checked elsewhere.
+    """
+
+    kind: str
+    text: str
+    rules: tuple[Rule, ...] = ()
+
+    def documented(self, name: str, default: object) -> str:
+        """Return the entry of the documentation."""
+        shown = f'"{default}"' if isinstance(default, str) else repr(default)
+        return f"{name} : {self.kind}, default={shown}\n{indent(self.text.strip(), '    ')}\n"
+
+
+def switch(text: str) -> Parameter:
+    """Return the declaration of a parameter that is True or False."""
+    return Parameter("bool", text, (bool,))
+
+
+@lru_cache(maxsize=64)
+def rules_of(kind: Any) -> Rules:
+    """Return the rules of the parameters of a class that have rules."""
+    declared: Mapping[str, Parameter] = kind.declared
+    return {name: parameter.rules for name, parameter in declared.items() if parameter.rules}
+
+
+def documented(**texts: str) -> Callable[[K], K]:
+    """Return a decorator that fills ``{parameters}`` in the docstring of an estimator, then the names of ``texts``."""
+
+    def fill(cls: K) -> K:
+        if cls.__doc__ is not None:  # python -OO
+            # in the order and with the defaults of the constructor
+            signature: Any = inspect.signature(cls).parameters
+            declared: Mapping[str, Parameter] = cls.declared  # type: ignore[attr-defined]
+            entries = (declared[name].documented(name, given.default) for name, given in signature.items())
+            section = f"Parameters\n----------\n{''.join(entries)}\n"
+            cls.__doc__ = inspect.cleandoc(cls.__doc__).replace("{parameters}\n", section)
+        return with_texts(**texts)(cls)
+
+    return fill
+
+
+def with_texts(**texts: str) -> Callable[[K], K]:
+    """Return a decorator that puts texts in place of names in braces in the docstring of a class."""
+
+    def fill(cls: K) -> K:
+        if cls.__doc__ is not None:
+            doc = inspect.cleandoc(cls.__doc__)
+            for name, text in texts.items():
+                doc = doc.replace(f"{{{name}}}", text)
+            cls.__doc__ = doc
+        return cls
+
+    return fill

@@ -12,7 +12,7 @@ from tests.helpers.processes import run_in_new_process
 BEGINNING = """
 import sys
 import onnxtrain_sklearn
-from onnxtrain_sklearn._utils.onnx_ir import SYMPY, _Substitute
+from onnxtrain_sklearn._utils.imports import SYMPY, _Substitute
 import onnx_ir as ir
 """
 
