@@ -82,7 +82,7 @@ def _split_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _slice_rule(r: Reverse) -> Sequence[Thunk]:
-    """Emit a Pad if bounds and sizes are constant and all steps 1; otherwise slice the positions and scatter."""
+    """Pad if bounds and sizes are constant and all steps 1; otherwise slice the positions and scatter."""
     pads = _slice_pads(r)
     if pads is not None:
         return [lambda: r.op.Pad(r.g, np.array(pads, np.int64))]
@@ -140,11 +140,6 @@ def _depth_to_space_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.op.Gather(blocks, order, axis=1)]
 
 
-def _compress_rule(r: Reverse) -> Sequence[Thunk]:
-    """Compress the positions like the values, and scatter."""
-    return [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), r.x(1)), r.x(), repeats=False)]
-
-
 # --- Elements at indices ---
 
 
@@ -154,17 +149,23 @@ Pick: TypeAlias = Callable[[ir.Value], ir.Value]
 def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     """Sum the gradients of repeated indices; the index is flattened to one axis first."""
     op, x, rank = r.op, r.x(), r.rank()
-    axis = r.attribute("axis", 0) % rank
-    sizes = _gather_pads(r, axis)
-    if sizes is not None:
+    axis, row = r.attribute("axis", 0) % rank, padding_row(r.node)
 
-        def among_zeros() -> ir.Value:
-            cotangent = op.Unsqueeze(r.g, axes=[axis]) if dims(r.x(1)) == [] else r.g
-            pads = np.zeros((2, rank), np.int64)
-            pads[:, axis] = sizes
-            return op.Pad(cotangent, pads.ravel()) if any(sizes) else cotangent
+    # Constant consecutive indices: pad. PyTorch separates queries, keys and values by single indices, and scattering
+    # takes many times as long.
+    known, length = constant(r.x(1)), (dims(x) or [None] * (axis + 1))[axis]
+    if known is not None and known.ndim < 2 and known.size and isinstance(length, int) and row is None:
+        places = known.ravel() + length * (known.ravel() < 0)
+        if np.array_equal(places, places[0] + np.arange(len(places))):
 
-        return [among_zeros]
+            def among_zeros() -> ir.Value:
+                cotangent = op.Unsqueeze(r.g, axes=[axis]) if known.ndim == 0 else r.g
+                pads = np.zeros((2, rank), np.int64)
+                pads[:, axis] = int(places[0]), length - 1 - int(places[-1])
+                return op.Pad(cotangent, pads.ravel()) if pads.any() else cotangent
+
+            return [among_zeros]
+
     before, after = np.arange(axis, dtype=np.int64), np.arange(axis + 1, rank, dtype=np.int64)
     size = op.Reshape(op.Size(r.x(1)), [1])
     shape = op.Concat(*_sizes_along(r, before), size, *_sizes_along(r, after), axis=0)
@@ -172,7 +173,7 @@ def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     index = op.Cast(index, to=INT64)
 
     def gradient() -> ir.Value:
-        cotangent, row = r.g, padding_row(r.node)
+        cotangent = r.g
         if row is not None:  # PyTorch does not train the row that stands for padding
             others = op.Not(op.Equal(op.Cast(r.x(1), to=INT64), np.array(row, np.int64)))
             cotangent = op.Mul(cotangent, op.Unsqueeze(mask(op, others), axes=[-1]))
@@ -182,29 +183,8 @@ def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     return [gradient]
 
 
-def _gather_pads(r: Reverse, axis: int) -> tuple[int, int] | None:
-    """Return the sizes before and after constant consecutive indices; None for other indices.
-
-    PyTorch separates queries, keys and values by single indices, and scattering takes many times as long as padding.
-    """
-    index, size = constant(r.x(1)), (dims(r.x()) or [None] * (axis + 1))[axis]
-    if index is None or index.ndim > 1 or not index.size or not isinstance(size, int):
-        return None
-    if padding_row(r.node) is not None:
-        return None
-    places = index.ravel() + size * (index.ravel() < 0)
-    if not np.array_equal(places, places[0] + np.arange(len(places))):
-        return None
-    return int(places[0]), size - 1 - int(places[-1])
-
-
 def _sizes_along(r: Reverse, axes: np.ndarray) -> list[object]:
     return [r.op.Gather(shape_of(r.op, r.x()), axes)] if len(axes) else []
-
-
-def _gather_elements_rule(r: Reverse) -> Sequence[Thunk]:
-    axis = r.attribute("axis", 0)
-    return [lambda: scatter_add(r, zeros_like(r.op, r.x()), r.x(1), r.g, axis, repeats=True)]
 
 
 def _gather_nd_rule(r: Reverse) -> Sequence[Thunk]:
@@ -212,17 +192,14 @@ def _gather_nd_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=True)]
 
 
-def _scatter_elements_rule(r: Reverse) -> Sequence[Thunk | None]:
-    axis = r.attribute("axis", 0)
-    return _scatter(r, lambda value: r.op.GatherElements(value, r.x(1), axis=axis))
-
-
-def _scatter_nd_rule(r: Reverse) -> Sequence[Thunk | None]:
-    return _scatter(r, lambda value: r.op.GatherND(value, r.x(1)))
-
-
-def _scatter(r: Reverse, pick: Pick) -> Sequence[Thunk | None]:
+def _scatter_rule(r: Reverse) -> Sequence[Thunk | None]:
     """Dispatch by the reduction; ``pick`` gathers at the indices, which may repeat."""
+
+    def pick(value: ir.Value) -> ir.Value:
+        if r.node.op_type == "ScatterND":
+            return r.op.GatherND(value, r.x(1))
+        return r.op.GatherElements(value, r.x(1), axis=r.attribute("axis", 0))
+
     rules = {"none": _replaced, "add": _sums, "mul": _products, "max": _extremes, "min": _extremes}
     of_data, of_updates = rules[r.attribute("reduction", "none")](r, pick)
     return of_data, None, of_updates
@@ -271,25 +248,26 @@ def _tensor_scatter_rule(r: Reverse) -> Sequence[Thunk | None]:
     The update never overlaps itself: it is at most as long as the cache. A longer update, or a negative index, makes
     the operator itself fail at run time.
     """
-    axis = r.attribute("axis", -2) % r.rank()
+    op, rank = r.op, r.rank()
+    axis = r.attribute("axis", -2) % rank
     cache, update = (shape[axis] if (shape := dims(x)) is not None else None for x in (r.x(), r.x(1)))
     if isinstance(cache, int) and isinstance(update, int) and update > cache:
         r.refuse(f"its update of {update} steps is longer than its cache of {cache}, which the standard forbids")
     indices = [r.x(2)] if r.has(2) else []
-    return lambda: r.again(r.g, zeros_like(r.op, r.x(1)), *indices), lambda: _read_back(r, axis), None
 
+    def of_update() -> ir.Value:
+        """Read the cotangent at the positions that the update wrote."""
+        shape = shape_of(op, r.x(1))
+        length = op.Gather(shape_of(op, r.x()), np.array([axis]))
+        steps = op.Range(np.array(0), op.Gather(shape, np.array(axis)), np.array(1))
+        places = op.Reshape(steps, [-1] + [1] * (rank - axis - 1))
+        if r.has(2):
+            places = op.Add(places, op.Reshape(r.x(2), [-1] + [1] * (rank - 1)))
+        if r.attribute("mode", "linear") == "circular":
+            places = op.Mod(places, length)
+        return op.GatherElements(r.g, op.Expand(places, shape), axis=axis)
 
-def _read_back(r: Reverse, axis: int) -> ir.Value:
-    """Return the gradient of the update: the gradient of the output at the positions that it wrote."""
-    op, rank, shape = r.op, r.rank(), shape_of(r.op, r.x(1))
-    length = op.Gather(shape_of(op, r.x()), np.array([axis]))
-    steps = op.Range(np.array(0), op.Gather(shape, np.array(axis)), np.array(1))
-    places = op.Reshape(steps, [-1] + [1] * (rank - axis - 1))
-    if r.has(2):
-        places = op.Add(places, op.Reshape(r.x(2), [-1] + [1] * (rank - 1)))
-    if r.attribute("mode", "linear") == "circular":
-        places = op.Mod(places, length)
-    return op.GatherElements(r.g, op.Expand(places, shape), axis=axis)
+    return lambda: r.again(r.g, zeros_like(op, r.x(1)), *indices), of_update, None
 
 
 def _one_hot_rule(r: Reverse) -> Sequence[Thunk | None]:
@@ -321,7 +299,11 @@ def _top_k_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 RULES: dict[str, GradientRule] = {
-    "Compress": Supported(_compress_rule, "axis", inputs=2),
+    "Compress": Supported(
+        lambda r: [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), r.x(1)), r.x(), repeats=False)],
+        "axis",
+        inputs=2,
+    ),
     "Concat": Supported(_concat_rule, "axis", inputs=ANY),
     "DepthToSpace": Supported(_depth_to_space_rule, "blocksize mode=CRD|DCR"),
     "Expand": Supported(lambda r: [lambda: r.sum_to(r.g, 0)], inputs=2),
@@ -340,11 +322,15 @@ RULES: dict[str, GradientRule] = {
     "Trilu": Supported(lambda r: [lambda: r.again(r.g, *r.node.inputs[1:])], "upper", inputs=2),
     "Unsqueeze": Supported(_reshape_rule, "axes", inputs=2),
     "Gather": Supported(_gather_rule, "axis", inputs=2),
-    "GatherElements": Supported(_gather_elements_rule, "axis", inputs=2),
+    "GatherElements": Supported(
+        lambda r: [lambda: scatter_add(r, zeros_like(r.op, r.x()), r.x(1), r.g, r.attribute("axis", 0), repeats=True)],
+        "axis",
+        inputs=2,
+    ),
     "GatherND": Supported(_gather_nd_rule, "batch_dims", inputs=2),
     "OneHot": Supported(_one_hot_rule, "axis", inputs=3),
-    "ScatterElements": Supported(_scatter_elements_rule, "axis reduction=add|max|min|mul|none", inputs=3),
-    "ScatterND": Supported(_scatter_nd_rule, "reduction=add|max|min|mul|none", inputs=3),
+    "ScatterElements": Supported(_scatter_rule, "axis reduction=add|max|min|mul|none", inputs=3),
+    "ScatterND": Supported(_scatter_rule, "reduction=add|max|min|mul|none", inputs=3),
     "TensorScatter": Supported(_tensor_scatter_rule, "axis mode=circular|linear", inputs=3),
     "TopK": Supported(_top_k_rule, "axis largest sorted", inputs=2, outputs=2),
     "Unique": Supported(_unique_rule, "axis sorted", outputs=4),

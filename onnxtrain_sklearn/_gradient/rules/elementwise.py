@@ -153,18 +153,6 @@ def _unary_rule(cotangent: Cotangent, r: Reverse) -> Sequence[Thunk]:
 # --- Operators of several operands ---
 
 
-def _cast_like_rule(r: Reverse) -> Sequence[Thunk]:
-    return lambda: _cast(r, r.op, r.g, r.x(), r.y), lambda: None
-
-
-def _add_rule(r: Reverse) -> Sequence[Thunk]:
-    return lambda: r.sum_to(r.g, 0), lambda: r.sum_to(r.g, 1)
-
-
-def _sub_rule(r: Reverse) -> Sequence[Thunk]:
-    return lambda: r.sum_to(r.g, 0), lambda: r.op.Neg(r.sum_to(r.g, 1))
-
-
 def _mul_rule(r: Reverse) -> Sequence[Thunk]:
     a, b = r.x(0), r.x(1)
     return (
@@ -183,33 +171,26 @@ def _div_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _pow_rule(r: Reverse) -> Sequence[Thunk]:
     """The exponent may have another type, even an integer type. The derivative of x**0 is 0, also at x = 0."""
-    op, x, base_type = r.op, r.x(0), r.x(0).dtype
-    exponent = r.x(1) if r.x(1).dtype is base_type else op.Cast(r.x(1), to=base_type)
-    return (
-        lambda: r.sum_to(_flat_at_zero(r, r.keep_zeros(op.Mul(r.g, _power_cotangent(r, exponent)))), 0),
-        lambda: _exponent_cotangent(r, exponent, x),
-    )
+    op, x, n = r.op, r.x(0), r.x(1)
+    exponent = n if n.dtype is x.dtype else op.Cast(n, to=x.dtype)
 
+    def slope() -> ir.Value:
+        known = None if 1 in r.wanted else constant(n)  # a trained exponent changes
+        if known is not None and known.size == 1 and known.item() == 2:
+            return op.Mul(x, 2.0)
+        lower = op.Pow(x, op.Sub(exponent, 1.0))
+        if known is not None and np.all(known >= 1):
+            return op.Mul(lower, exponent)
+        constant_power = op.Equal(exponent, 0.0)
+        return op.Where(constant_power, 0.0, op.Mul(lower, exponent))
 
-def _power_cotangent(r: Reverse, exponent: ir.Value) -> ir.Value:
-    op, x = r.op, r.x(0)
-    known = None if 1 in r.wanted else constant(r.x(1))  # a trained exponent changes
-    if known is not None and known.size == 1 and known.item() == 2:
-        return op.Mul(x, 2.0)
-    lower = op.Pow(x, op.Sub(exponent, 1.0))
-    if known is not None and np.all(known >= 1):
-        return op.Mul(lower, exponent)
-    constant_power = op.Equal(exponent, 0.0)
-    return op.Where(constant_power, 0.0, op.Mul(lower, exponent))
+    def of_exponent() -> ir.Value:
+        """Return ``g y log x``, and its limit 0 for x = 0 and a positive exponent."""
+        log = op.Log(op.Where(op.Equal(x, 0.0), 1.0, x))
+        cotangent = r.sum_to(r.keep_zeros(op.Mul(r.g, op.Mul(r.y, log))), 1)
+        return cotangent if n.dtype is x.dtype or n.dtype is None else op.Cast(cotangent, to=n.dtype)
 
-
-def _exponent_cotangent(r: Reverse, exponent: ir.Value, x: ir.Value) -> ir.Value:
-    """Return ``y log x``, and its limit 0 for x = 0 and a positive exponent."""
-    op = r.op
-    log = op.Log(op.Where(op.Equal(x, 0.0), 1.0, x))
-    cotangent = r.sum_to(r.keep_zeros(op.Mul(r.g, op.Mul(r.y, log))), 1)
-    dtype = r.x(1).dtype
-    return cotangent if dtype is x.dtype or dtype is None else op.Cast(cotangent, to=dtype)
+    return lambda: r.sum_to(_flat_at_zero(r, r.keep_zeros(op.Mul(r.g, slope()))), 0), of_exponent
 
 
 def _mod_rule(r: Reverse) -> Sequence[Thunk]:
@@ -226,10 +207,6 @@ def _prelu_rule(r: Reverse) -> Sequence[Thunk]:
         lambda: op.Mul(r.g, op.Where(op.Greater(x, 0.0), 1.0, slope)),
         lambda: r.sum_to(op.Mul(r.g, op.Min(x, 0.0)), 1),
     )
-
-
-def _variadic_sum_rule(r: Reverse) -> Sequence[Thunk]:
-    return [partial(r.sum_to, r.g, i) for i in range(len(r.node.inputs))]
 
 
 def _mean_rule(r: Reverse) -> Sequence[Thunk]:
@@ -337,8 +314,16 @@ def _dequantize_rule(r: Reverse) -> Sequence[Thunk | None]:
 
     def of_scale() -> ir.Value:
         cotangent = op.Mul(r.g, r.again(r.x(), filled_like(op, scale, 1), *zero))
-        if block:
-            return _block_sums(r, cotangent, axis % r.rank(), block)
+        if block:  # sum over the blocks of the axis; the last block may be shorter
+            at = axis % r.rank()
+            shape, blocks = dims(r.x()) or [], (dims(scale) or [None] * r.rank())[at]
+            size, after = shape[at] if shape else None, shape[at + 1 :]
+            if not (isinstance(size, int) and isinstance(blocks, int) and fixed(after)):
+                r.refuse("the sizes from its axis on must be fixed")
+            ends = np.zeros((2, len(shape)), np.int64)
+            ends[1, at] = blocks * block - size
+            parts = op.Reshape(op.Pad(cotangent, ends.ravel()), [*[0] * at, blocks, block, *after])
+            return op.ReduceSum(parts, axes=[at + 1], keepdims=False)
         if r.rank(scale) == 0 or r.rank() == 0:
             return reshape_to(op, op.ReduceSum(cotangent, keepdims=False), scale)
         others = [i for i in range(r.rank()) if i != axis % r.rank()]
@@ -346,18 +331,6 @@ def _dequantize_rule(r: Reverse) -> Sequence[Thunk | None]:
         return sum_to(r, sums, [(dims(r.x()) or [])[axis % r.rank()]], scale)
 
     return None, of_scale, None
-
-
-def _block_sums(r: Reverse, cotangent: ir.Value, axis: int, block: int) -> ir.Value:
-    """Sum over the blocks of an axis; the last block may be shorter."""
-    op, shape, blocks = r.op, dims(r.x()) or [], (dims(r.x(1)) or [None] * r.rank())[axis]
-    after = shape[axis + 1 :]
-    if not fixed([shape[axis], blocks, *after]):
-        r.refuse("the sizes from its axis on must be fixed")
-    ends = np.zeros((2, len(shape)), np.int64)
-    ends[1, axis] = int(str(blocks)) * block - int(str(shape[axis]))
-    parts = op.Reshape(op.Pad(cotangent, ends.ravel()), [*[0] * axis, blocks, block, *after])
-    return op.ReduceSum(parts, axes=[axis + 1], keepdims=False)
 
 
 def _dynamic_quantize_rule(r: Reverse) -> Sequence[Thunk]:
@@ -378,8 +351,8 @@ RULES: dict[str, GradientRule] = {
         name: Supported(partial(_unary_rule, cotangent), UNARY_SETTINGS.get(name, ""))
         for name, cotangent in COTANGENTS.items()
     },
-    "Add": Supported(_add_rule, inputs=2),
-    "CastLike": Supported(_cast_like_rule, inputs=2),
+    "Add": Supported(lambda r: [lambda: r.sum_to(r.g, 0), lambda: r.sum_to(r.g, 1)], inputs=2),
+    "CastLike": Supported(lambda r: [lambda: _cast(r, r.op, r.g, r.x(), r.y), lambda: None], inputs=2),
     "Clip": Supported(_clip_rule, inputs=3),
     "Div": Supported(_div_rule, inputs=2),
     "Dropout": Supported(_dropout_rule, "ratio seed", inputs=3, outputs=2),
@@ -390,8 +363,8 @@ RULES: dict[str, GradientRule] = {
     "Mul": Supported(_mul_rule, inputs=2),
     "PRelu": Supported(_prelu_rule, inputs=2),
     "Pow": Supported(_pow_rule, inputs=2),
-    "Sub": Supported(_sub_rule, inputs=2),
-    "Sum": Supported(_variadic_sum_rule, inputs=ANY),
+    "Sub": Supported(lambda r: [lambda: r.sum_to(r.g, 0), lambda: r.op.Neg(r.sum_to(r.g, 1))], inputs=2),
+    "Sum": Supported(lambda r: [partial(r.sum_to, r.g, i) for i in range(len(r.node.inputs))], inputs=ANY),
     "Where": Supported(_where_rule, inputs=3),
     "Bernoulli": Supported(_nothing_rule, "dtype seed"),
     "DequantizeLinear": Supported(_dequantize_rule, "axis block_size", inputs=3),
