@@ -44,26 +44,20 @@ def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
     rows, columns = [1, *left] if len(left) == 1 else left, [*right, 1] if len(right) == 1 else right
     y = dims(r.y)
     lead: Dims = [None] * (rank - 2) if y is None else y[: rank - 2]
-    return (
-        lambda: _reduce(
-            r,
-            _prevent_fusion(r, lambda value: op.MatMul(g, value), _transposed_matrices(r, b, len(columns))),
-            [*lead, *rows[-2:]],
-            0,
-            len(left) == 1,
-        ),
-        lambda: _cotangent_of_right(r, a, g, rows, columns, lead),
-    )
 
+    def of_left() -> ir.Value:
+        product = _prevent_fusion(r, lambda value: op.MatMul(g, value), _transposed_matrices(r, b, len(columns)))
+        return _reduce(r, product, [*lead, *rows[-2:]], 0, len(left) == 1)
 
-def _cotangent_of_right(r: Reverse, a: ir.Value, g: ir.Value, rows: Dims, columns: Dims, lead: Dims) -> ir.Value:
-    """Return the cotangent of the right operand; for a single matrix, all rows on the left go into one product."""
-    op, vector = r.op, len(dims(r.x(1)) or []) == 1
-    if len(columns) == 2 and len(rows) > 2 and all(isinstance(d, int) for d in (rows[-1], columns[-1])):
-        flat = op.Gemm(op.Reshape(a, [-1, rows[-1]]), op.Reshape(g, [-1, columns[-1]]), transA=1)
-        return op.Squeeze(flat, axes=[1]) if vector else flat
-    product = _prevent_fusion(r, lambda value: op.MatMul(value, g), _transposed_matrices(r, a, len(rows)))
-    return _reduce(r, product, [*lead, *columns[-2:]], 1, vector)
+    def of_right() -> ir.Value:
+        # If the right operand is a single matrix, all rows on the left go into one product.
+        if len(columns) == 2 and len(rows) > 2 and all(isinstance(d, int) for d in (rows[-1], columns[-1])):
+            flat = op.Gemm(op.Reshape(a, [-1, rows[-1]]), op.Reshape(g, [-1, columns[-1]]), transA=1)
+            return op.Squeeze(flat, axes=[1]) if len(right) == 1 else flat
+        product = _prevent_fusion(r, lambda value: op.MatMul(value, g), _transposed_matrices(r, a, len(rows)))
+        return _reduce(r, product, [*lead, *columns[-2:]], 1, len(right) == 1)
+
+    return of_left, of_right
 
 
 def _prevent_fusion(r: Reverse, product: Callable[[ir.Value], ir.Value], transposed: ir.Value) -> ir.Value:
@@ -113,7 +107,10 @@ def _expanded_indices(r: Reverse) -> tuple[list[str], str]:
 
 
 def _einsum_cotangent(r: Reverse, terms: Sequence[str], output: str, i: int) -> ir.Value:
-    """Rename the second letter of a repeated index, and equate it with the first by an identity matrix."""
+    """Return the cotangent of operand ``i``.
+
+    The second letter of a repeated index is renamed, and equated with the first by an identity matrix.
+    """
     x, term, others = r.x(i), terms[i], [output, *terms[:i], *terms[i + 1 :]]
     operands: list[ir.Value] = [r.g, *(r.x(j) for j in range(len(terms)) if j != i)]
     spare = (c for c in ascii_letters if c not in "".join([*terms, output]))
@@ -126,7 +123,18 @@ def _einsum_cotangent(r: Reverse, terms: Sequence[str], output: str, i: int) -> 
             term = term[:axis] + other + term[axis + 1 :]
             others, operands = [*others, letter + other], [*operands, _identity(r, x, axis)]
             sizes[letter] = sizes[other] = (dims(x) or [])[axis]
-    return _fit_to_operand(r, operands, others, term, sizes, x)
+
+    # Sum over indices that have size 1 in ``x``, and repeat along indices that only ``x`` has.
+    op, shape = r.op, dims(x) or [None] * len(term)
+    kept = [axis for axis, letter in enumerate(term) if letter in sizes and shape[axis] != 1]
+    lost = [axis for axis in range(len(term)) if axis not in kept]
+    cotangent = op.Einsum(*operands, equation=f"{','.join(others)}->{''.join(term[axis] for axis in kept)}")
+    cotangent = op.Unsqueeze(cotangent, axes=lost) if lost else cotangent
+    have = [1 if axis in lost else sizes[letter] for axis, letter in enumerate(term)]
+    if have == shape and None not in shape:
+        return cotangent
+    repeated = [n if m in (1, n) or isinstance(n, int) else None for n, m in zip(shape, have, strict=True)]
+    return sum_to(r, op.Expand(cotangent, shape_of(op, x)), repeated, x)
 
 
 def _seen(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, set[Size]]:
@@ -136,22 +144,6 @@ def _seen(terms: Sequence[str], operands: Sequence[ir.Value]) -> dict[str, set[S
         for letter, size in zip(term, dims(value) or [None] * len(term), strict=True):
             sizes.setdefault(letter, set()).add(size)
     return sizes
-
-
-def _fit_to_operand(
-    r: Reverse, operands: Sequence[ir.Value], others: Sequence[str], term: str, sizes: dict[str, Size], x: ir.Value
-) -> ir.Value:
-    """Sum over indices that have size 1 in ``x``, and repeat along indices that only ``x`` has."""
-    op, shape = r.op, dims(x) or [None] * len(term)
-    kept = [axis for axis, letter in enumerate(term) if letter in sizes and shape[axis] != 1]
-    lost = [axis for axis in range(len(term)) if axis not in kept]
-    cotangent = op.Einsum(*operands, equation=f"{','.join(others)}->{''.join(term[axis] for axis in kept)}")
-    cotangent = op.Unsqueeze(cotangent, axes=lost) if lost else cotangent
-    have = [1 if axis in lost else sizes[letter] for axis, letter in enumerate(term)]
-    if have == shape and None not in shape:
-        return cotangent
-    wide = [n if m in (1, n) or isinstance(n, int) else None for n, m in zip(shape, have, strict=True)]
-    return sum_to(r, op.Expand(cotangent, shape_of(op, x)), wide, x)
 
 
 def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:
@@ -177,12 +169,31 @@ def _loss_rule(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
         return [lambda: op.Mul(op.Mul(excess, 1.0 / rows[0]), r.g)]
     log_p = op.Sub(x, op.ReduceLogSumExp(x, axes=[1], keepdims=True)) if cross_entropy else x
     chosen = _class_weight_of_rows(r)
-    g, total = _cotangent_of_rows(r, chosen)
-    return (
-        lambda: _score_cotangents(r, log_p, op.Mul(chosen, op.Neg(g)) if g is not None else None, cross_entropy),
-        None,
-        lambda: _class_weight_cotangents(r, log_p, chosen, g, total),
-    )
+
+    # The cotangent of the weighted loss of each row, broadcastable, and the divisor of the mean.
+    g, reduction = r.cotangents[0], r.attribute("reduction", "mean")
+    total = op.ReduceSum(chosen, keepdims=False) if reduction == "mean" else None
+    if g is not None and reduction != "sum":
+        g = op.Unsqueeze(g, axes=[1]) if total is None else op.Div(g, total)
+
+    def of_scores() -> ir.Value:
+        cotangents = [] if g is None else [op.Mul(chosen, op.Neg(g))]
+        cotangents += [s for s in r.cotangents[1:] if s is not None]
+        both = cotangents[0] if len(cotangents) == 1 else op.Add(*cotangents)
+        if not cross_entropy:
+            return both
+        return op.Sub(both, op.Mul(op.Exp(log_p), op.ReduceSum(both, axes=[1], keepdims=True)))
+
+    def of_class_weights() -> ir.Value | None:
+        """Class weights scale the losses and enter the divisor of the mean."""
+        if g is None:
+            return None
+        column = [-1, *[1] * (r.rank() - 2)]
+        hits = op.Where(op.Equal(chosen, 0.0), 0.0, op.Div(chosen, op.Reshape(r.x(2), column)))
+        losses = op.Neg(log_p) if total is None else op.Sub(op.Neg(log_p), r.y)
+        return op.ReduceSum(op.Mul(op.Mul(hits, losses), g), axes=[0, *range(2, r.rank())], keepdims=False)
+
+    return of_scores, None, of_class_weights
 
 
 def _require_labels(r: Reverse) -> None:
@@ -217,36 +228,6 @@ def _class_weight_of_rows(r: Reverse) -> ir.Value:
     if ignored is not None:
         hit = op.And(hit, op.Not(op.Equal(target, np.array(ignored, classes.dtype))))
     return op.Mul(mask(op, hit), op.Reshape(r.x(2), list(column))) if r.has(2) else mask(op, hit)
-
-
-def _cotangent_of_rows(r: Reverse, chosen: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
-    """Return the cotangent of each row's weighted loss, broadcastable, and the divisor of the mean."""
-    op, g, reduction = r.op, r.cotangents[0], r.attribute("reduction", "mean")
-    total = op.ReduceSum(chosen, keepdims=False) if reduction == "mean" else None
-    if g is None or reduction == "sum":
-        return g, total
-    return (op.Div(g, total), total) if total is not None else (op.Unsqueeze(g, axes=[1]), total)
-
-
-def _score_cotangents(r: Reverse, log_p: ir.Value, cotangent: ir.Value | None, cross_entropy: bool) -> ir.Value | None:
-    op, cotangents = r.op, [s for s in (cotangent, *r.cotangents[1:]) if s is not None]
-    total = cotangents[0] if len(cotangents) == 1 else op.Add(*cotangents)
-    if not cross_entropy:
-        return total
-    return op.Sub(total, op.Mul(op.Exp(log_p), op.ReduceSum(total, axes=[1], keepdims=True)))
-
-
-def _class_weight_cotangents(
-    r: Reverse, log_p: ir.Value, chosen: ir.Value, g: ir.Value | None, total: ir.Value | None
-) -> ir.Value | None:
-    """Return the cotangents of the class weights, which scale the losses and enter the divisor of the mean."""
-    if g is None:
-        return None
-    op, rank = r.op, r.rank()
-    column = [-1, *[1] * (rank - 2)]
-    hits = op.Where(op.Equal(chosen, 0.0), 0.0, op.Div(chosen, op.Reshape(r.x(2), column)))
-    losses = op.Neg(log_p) if total is None else op.Sub(op.Neg(log_p), r.y)
-    return op.ReduceSum(op.Mul(op.Mul(hits, losses), g), axes=[0, *range(2, rank)], keepdims=False)
 
 
 _LOSS_SETTINGS = "ignore_index reduction=mean|none|sum"

@@ -153,20 +153,18 @@ def _picked_cotangents(r: Reverse, axes: Sequence[int]) -> tuple[ir.Value, ir.Va
     assert zeros is not None
     assert index is not None
     assert updates is not None
+    made = zeros.producer()
+    if made is None or made.op_type != "ConstantOfShape":
+        return None
+    number = attribute(made, "value", None)  # None: zero
+    if number is not None and number.numpy().any():
+        return None
     sizes, few = dims(r.y), dims(index)
-    if len(axes) != 1 or not (_are_zeros(zeros) and fixed(sizes) and fixed(few)):
+    if len(axes) != 1 or not (fixed(sizes) and fixed(few)):
         return None
     axis = axes[0] % len(sizes)
     others = all(sizes[i] == few[i] for i in range(len(sizes)) if i != axis)
     return (index, updates) if others and attribute(node, "axis", 0) % len(sizes) == axis else None
-
-
-def _are_zeros(value: ir.Value) -> bool:
-    made = value.producer()
-    if made is None or made.op_type != "ConstantOfShape":
-        return False
-    number = attribute(made, "value", None)
-    return number is None or not number.numpy().any()
 
 
 def _cumprod_rule(r: Reverse) -> Sequence[Thunk]:
@@ -221,7 +219,15 @@ def _dft_rule(r: Reverse) -> Sequence[Thunk]:
     if onesided and inverse and length != 2 * (size - 1):
         r.refuse("runtimes disagree on a dft_length that is not the one of its input")
     if onesided and inverse:
-        return [lambda: _to_half(r, axis, length)]
+
+        def half_spectrum() -> ir.Value:
+            """Each bin but the first and the last counts for its conjugate, too."""
+            weight = np.full(length // 2 + 1, 2 / length)
+            weight[[0, -1]] = 1 / length
+            column = weight.reshape(-1, *[1] * (r.rank() - 1 - axis)).astype(r.op.dtype.numpy())
+            return r.op.Mul(_transform_along(r, r.g, axis, onesided=1), column)
+
+        return [half_spectrum]
     return [lambda: _resized(r, _like_input(r, _complex_cotangent(r, r.g, axis, length)), axis, length, size)]
 
 
@@ -247,14 +253,6 @@ def _like_input(r: Reverse, value: ir.Value) -> ir.Value:
     return value if parts == 2 else r.op.Slice(value, [0], [1], [-1])
 
 
-def _to_half(r: Reverse, axis: int, length: int) -> ir.Value:
-    """Return the cotangent of a half spectrum: each bin but the first and the last counts for its conjugate, too."""
-    weight = np.full(length // 2 + 1, 2 / length)
-    weight[[0, -1]] = 1 / length
-    column = weight.reshape(-1, *[1] * (r.rank() - 1 - axis)).astype(r.op.dtype.numpy())
-    return r.op.Mul(_transform_along(r, r.g, axis, onesided=1), column)
-
-
 def _resized(r: Reverse, value: ir.Value, axis: int, size: int, wanted: int) -> ir.Value:
     """Truncate an axis at its end, or pad it with zeros."""
     ends = np.zeros((2, r.rank(r.y)), np.int64)
@@ -268,7 +266,12 @@ def _stft_rule(r: Reverse) -> Sequence[Thunk | None]:
         r.refuse("shape inference takes its attribute onesided for 0 where it is left out, and runtimes for 1; give it")
     op, shape, bins = r.op, dims(r.x()) or [None] * 3, dims(r.y) or [None] * 4
     step = int(r.constant(1, "the step of its frames").item())
-    length = _frame_length(r, shape[1])
+    # The length of a frame: as given, else that of the window, else of the signal.
+    if r.has(3):
+        length = int(r.constant(3, "the length of its frames").item())
+    else:
+        known = (dims(r.x(2)) or [None])[0] if r.has(2) else shape[1]
+        length = known if isinstance(known, int) else r.refuse("the length of its frames is not known")
     if not isinstance(bins[1], int):
         r.refuse("the number of its frames is not known")
     places = np.add.outer(np.arange(bins[1]) * step, np.arange(length))
@@ -284,14 +287,6 @@ def _stft_rule(r: Reverse) -> Sequence[Thunk | None]:
         return op.ReduceSum(op.Mul(frames, op.Gather(r.x(), places, axis=1)), axes=[0, 1, 3], keepdims=False)
 
     return of_signal, None, of_window
-
-
-def _frame_length(r: Reverse, signal: int | str | None) -> int:
-    """Return the frame length: as given, else the length of the window, else of the signal."""
-    if r.has(3):
-        return int(r.constant(3, "the length of its frames").item())
-    length = (dims(r.x(2)) or [None])[0] if r.has(2) else signal
-    return length if isinstance(length, int) else r.refuse("the length of its frames is not known")
 
 
 RULES: dict[str, GradientRule] = {
