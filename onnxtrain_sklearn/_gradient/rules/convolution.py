@@ -102,7 +102,15 @@ def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows,
     """Correlate input and cotangents over the batch: swap channels with the batch, and strides with dilations."""
     op, spatial = r.op, list(range(2, 2 + len(w.kernel)))
     cotangents = op.Transpose(g, perm=[1, 0, *spatial])
-    rows = op.Transpose(x, perm=[1, 0, *spatial]) if group == 1 else _grouped(r, x, group)
+    if group == 1:
+        rows = op.Transpose(x, perm=[1, 0, *spatial])
+    else:  # (channels per group, groups * batch, ...)
+        channels, sizes = (dims(r.x(1)) or [None, None])[1], _spatial_shape(op, x)
+        if not isinstance(channels, int):
+            r.refuse("the number of channels of its kernel is not known")
+        parts = op.Reshape(x, _shape_with_lead(op, [0, group, channels], sizes))
+        parts = op.Transpose(parts, perm=[2, 1, 0, *range(3, 1 + r.rank())])
+        rows = op.Reshape(parts, _shape_with_lead(op, [channels, -1], sizes))
     unread, end = _unread_sizes(x, g, w), w.end
     if unread is not None:  # padding that no window reads is left out
         end = [max(pad - max(n, 0), 0) for pad, n in zip(w.end, unread, strict=True)]
@@ -114,16 +122,6 @@ def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows,
     if unread is None or any(n >= dilation for n, dilation in zip(unread, w.dilations, strict=True)):
         result = op.Slice(result, [0] * len(spatial), w.kernel, spatial)  # positions that no kernel element has
     return op.Transpose(result, perm=[1, 0, *spatial])
-
-
-def _grouped(r: Reverse, x: ir.Value, group: int) -> ir.Value:
-    """Return ``x`` as (channels per group, groups * batch, ...)."""
-    op, channels, sizes = r.op, (dims(r.x(1)) or [None, None])[1], _spatial_shape(r.op, x)
-    if not isinstance(channels, int):
-        r.refuse("the number of channels of its kernel is not known")
-    parts = op.Reshape(x, _shape_with_lead(op, [0, group, channels], sizes))
-    parts = op.Transpose(parts, perm=[2, 1, 0, *range(3, 1 + r.rank())])
-    return op.Reshape(parts, _shape_with_lead(op, [channels, -1], sizes))
 
 
 def _conv_transpose_rule(r: Reverse) -> Sequence[Thunk]:

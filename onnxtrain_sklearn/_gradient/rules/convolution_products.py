@@ -112,7 +112,9 @@ def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> i
     if _in_tiles(op, c):
         return kernel_cotangent_by_tiles(op, c, x, g)
     if _in_whole_matrices(c):
-        return _kernel_by_whole_matrices(op, c, x, g)
+        pixels = matrices_transposed(op, _channels_first(op, c, x))
+        products = op.Reshape(op.MatMul(pixels, _channels_first(op, c, g)), [c.inputs, -1])
+        return op.Reshape(op.MatMul(products, _elements_of_matrices(op, c).T.copy()), c.kernel_shape)
     if c.by_channel and c.sizes[-1] <= 2 * TUNING.short_line and _rows(c.windows) <= TUNING.many_taps:
         return _kernel_by_bands(op, c, x, g)
     if c.groups > 1 or c.taps > TUNING.many_taps or (c.taps > 1 and c.inputs < TUNING.few_channels):
@@ -134,7 +136,11 @@ def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) 
     if c.groups > 1:
         return None
     if c.dense and (c.positions >= TUNING.many_positions or (c.taps == 1 and 2 * c.positions > TUNING.few_positions)):
-        return _input_by_convolution(op, c, kernel, g)
+        turned = _turned(c).windows
+        if min(turned.begin + turned.end) < 0:
+            return None
+        back = _flipped(op, c, _swapped(op, kernel, len(c.sizes)))
+        return op.Conv(g, back, dilations=turned.dilations, pads=turned.begin + turned.end)
     # Col2Im, which adds patches up, is of opset 18; onnxruntime 1.19 computes it correctly in two dimensions only.
     adds_up = (
         op.opset >= 18 and len(c.sizes) < 3 and c.positions <= TUNING.few_positions and c.outputs >= TUNING.many_outputs
@@ -313,14 +319,6 @@ def _turned(c: Layout) -> Layout:
     return Layout(windows, c.groups, c.images, c.outputs, c.inputs, c.steps, c.sizes)
 
 
-def _input_by_convolution(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value | None:
-    turned = _turned(c).windows
-    if min(turned.begin + turned.end) < 0:
-        return None
-    back = _flipped(op, c, _swapped(op, kernel, len(c.sizes)))
-    return op.Conv(g, back, dilations=turned.dilations, pads=turned.begin + turned.end)
-
-
 def _in_whole_matrices(c: Layout) -> bool:
     """Return True if each channel has a kernel of its own, and a small matrix from all pixels to all positions."""
     elements = c.positions * math.prod(c.sizes)
@@ -329,12 +327,6 @@ def _in_whole_matrices(c: Layout) -> bool:
         and c.taps <= TUNING.many_taps
         and elements <= min(TUNING.few_elements * c.images, TUNING.many_elements)
     )
-
-
-def _kernel_by_whole_matrices(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
-    pixels = matrices_transposed(op, _channels_first(op, c, x))
-    products = op.Reshape(op.MatMul(pixels, _channels_first(op, c, g)), [c.inputs, -1])
-    return op.Reshape(op.MatMul(products, _elements_of_matrices(op, c).T.copy()), c.kernel_shape)
 
 
 def _channels_first(op: GraphBuilder, c: Layout, value: ir.Value) -> ir.Value:
@@ -378,21 +370,18 @@ def _lines(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
         return swapped
     padded = _padded(op, swapped, [0, 0, *w.begin[:-1], 0], [0, 0, *w.end[:-1], 0])
     if length > TUNING.small_line:
-        lines = op.Gather(op.Reshape(padded, [c.inputs * c.images, -1, length]), _lines_read(c), axis=1)
+        # The padded lines of an image that windows read: by the first window, by the second, and so on.
+        axes = range(n - 1)
+        sizes = [c.sizes[i] + w.begin[i] + w.end[i] for i in axes]
+        places = np.arange(math.prod(sizes)).reshape(sizes)
+        for i in axes:
+            reads = np.arange(c.steps[i])[:, None] * w.strides[i] + np.arange(w.kernel[i]) * w.dilations[i]
+            places = places.take(reads, axis=2 * i)
+        places = places.transpose(*range(0, 2 * n - 2, 2), *range(1, 2 * n - 2, 2)).ravel()
+        lines = op.Gather(op.Reshape(padded, [c.inputs * c.images, -1, length]), places, axis=1)
     else:
         lines = _side_by_side(op, _slices(op, padded, w, c.steps, range(2, n + 1)), n + 1)
     return op.Reshape(lines, [c.inputs, -1, _rows(w) * length])
-
-
-def _lines_read(c: Layout) -> np.ndarray:
-    """Return the padded lines of an image that windows read: by the first window, by the second, and so on."""
-    w, axes = c.windows, range(len(c.sizes) - 1)
-    sizes = [c.sizes[i] + w.begin[i] + w.end[i] for i in axes]
-    lines = np.arange(math.prod(sizes)).reshape(sizes)
-    for i in axes:
-        reads = np.arange(c.steps[i])[:, None] * w.strides[i] + np.arange(w.kernel[i]) * w.dilations[i]
-        lines = lines.take(reads, axis=2 * i)
-    return np.asarray(lines.transpose(*range(0, 2 * len(axes), 2), *range(1, 2 * len(axes), 2)).ravel())
 
 
 def _places(op: GraphBuilder, c: Layout) -> np.ndarray:

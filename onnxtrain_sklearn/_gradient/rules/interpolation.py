@@ -165,7 +165,18 @@ def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
     group, parts = r.attribute("group", 1), r.attribute("offset_group", 1)
     filters, window = kernel[0], kernel[2:]
     elements, steps = int(np.prod(window)), int(np.prod(out))
-    samples = _offset_samples(r, window, out, [-1, channels // parts])
+
+    # The samples: an image per batch entry and offset group, a point per kernel element and output position.
+    sizes, n = spatial_sizes(r, r.x()), len(window)
+    strides, dilations = (r.attribute(name, [1] * n) for name in ("strides", "dilations"))
+    offsets, taps = op.Reshape(r.x(2), [-1, elements, n, steps]), list[Taps]()
+    for i, (read, step) in enumerate(zip(np.indices(window), np.indices(out), strict=True)):
+        start = np.add.outer(read.ravel() * dilations[i], step.ravel() * strides[i]) - r.attribute("pads", [0] * n)[i]
+        place = op.Add(op.Gather(offsets, np.array(i), axis=2), start.astype(op.dtype.numpy()))
+        taps.append(_taps(r, op.Reshape(place, [0, -1]), sizes[i], "linear", "zeros", False))
+    samples = Samples(r, op.Reshape(r.x(), [-1, channels // parts, int(np.prod(sizes))]), sizes, taps)
+
+    # The convolution of the samples, masked by a factor.
     factor: Operand = op.Reshape(r.x(4), [-1, 1, elements * steps]) if r.has(4) else 1.0
     g = op.Reshape(r.g, [-1, group, filters // group, steps])
     weight = op.Reshape(r.x(1), [group, filters // group, -1])
@@ -188,19 +199,6 @@ def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
         lambda: op.ReduceSum(r.g, axes=[0, *range(2, r.rank())], keepdims=False),
         lambda: reshape_to(op, op.ReduceSum(op.Mul(columns, samples.values()), axes=[1], keepdims=False), r.x(4)),
     )
-
-
-def _offset_samples(r: Reverse, window: list[int], out: list[int], groups: list[int]) -> Samples:
-    """Return the samples: an image per batch entry and offset group, a point per kernel element and output position."""
-    op, sizes, n = r.op, spatial_sizes(r, r.x()), len(window)
-    strides, dilations = (r.attribute(name, [1] * n) for name in ("strides", "dilations"))
-    offsets = op.Reshape(r.x(2), [-1, int(np.prod(window)), n, int(np.prod(out))])
-    taps = []
-    for i, (read, step) in enumerate(zip(np.indices(window), np.indices(out), strict=True)):
-        start = np.add.outer(read.ravel() * dilations[i], step.ravel() * strides[i]) - r.attribute("pads", [0] * n)[i]
-        place = op.Add(op.Gather(offsets, np.array(i), axis=2), start.astype(op.dtype.numpy()))
-        taps.append(_taps(r, op.Reshape(place, [0, -1]), sizes[i], "linear", "zeros", False))
-    return Samples(r, op.Reshape(r.x(), [*groups, int(np.prod(sizes))]), sizes, taps)
 
 
 # --- Bins of regions ---
@@ -320,57 +318,43 @@ def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 def _resized_back(r: Reverse) -> ir.Value:
     """Multiply each axis by the transpose of its matrix, which is made at run time by resizing an identity matrix."""
-    op, cotangent, rank = r.op, r.g, r.rank()
+    op, cotangent, rank, dtype = r.op, r.g, r.rank(), r.x().dtype or r.op.dtype
+    before, after = dims(r.x()), dims(r.y)
     listed = [axis % rank for axis in r.attribute("axes", range(rank))]
+    crops = r.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    scales = None if r.has(3) else operand(r.node, 2)  # where sizes are given, older opsets have empty scales
+    factors = None if scales is None else constant(scales)
     for place, axis in enumerate(listed):
-        if _keeps(r, place, axis):
-            continue
-        weights = op.Transpose(_interpolation_matrix(r, place, axis, len(listed)), perm=[1, 0])
+        # Leave axes alone that are known to be unchanged; with a scale, equal sizes do not imply that.
+        if not crops:
+            if scales is not None and factors is not None and factors[place] == 1:
+                continue
+            if scales is None and before and after and before[axis] is not None and before[axis] == after[axis]:
+                continue
+
+        # The matrix of the axis: one row per input position, one column per output position.
+        size = _length(r, r.x(), axis)
+        unit = op.EyeLike(op.ConstantOfShape(op.Concat(size, size, axis=0), value=ir.tensor([0], dtype=dtype)))
+        roi: Operand = np.zeros(0, dtype.numpy())
+        if crops:
+            starts, ends = (op.Slice(r.x(1), [k], [k + 1], [0]) for k in (place, len(listed) + place))
+            edges = [np.array([edge], r.x(1).dtype.numpy()) for edge in (0, 1)]  # type: ignore[union-attr]
+            roi = op.Concat(edges[0], starts, edges[1], ends, axis=0)
+        scaled: Operand = np.zeros(0, np.float32)
+        if scales is not None:
+            scaled = op.Concat(np.ones(1, np.float32), op.Slice(scales, [place], [place + 1], [0]), axis=0)
+        sizes = op.Concat(size, _length(r, r.y, axis), axis=0) if scales is None else None
+        omitted: dict[str, Any] = {"axes": None, "extrapolation_value": None, "keep_aspect_ratio_policy": None}
+        if r.opset >= 13 and scales is None:
+            matrix = r.again(unit, roi if crops else None, None, sizes, **omitted)
+        else:
+            matrix = r.again(unit, roi, scaled, *([sizes] if scales is None else []), **omitted)
+
+        weights = op.Transpose(matrix, perm=[1, 0])
         last = [*(i for i in range(rank) if i != axis), axis]
         moved = op.MatMul(cotangent if axis == rank - 1 else op.Transpose(cotangent, perm=last), weights)
         cotangent = moved if axis == rank - 1 else op.Transpose(moved, perm=np.argsort(last).tolist())
     return cotangent
-
-
-def _crops(r: Reverse) -> bool:
-    return bool(r.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize")
-
-
-def _given_scales(r: Reverse) -> ir.Value | None:
-    """Return the scales, None if sizes are given; in older opsets the scales are then empty."""
-    return None if r.has(3) else operand(r.node, 2)
-
-
-def _keeps(r: Reverse, place: int, axis: int) -> bool:
-    """Return True if an axis is known to be unchanged; with a scale, equal sizes do not imply that."""
-    scales = _given_scales(r)
-    if _crops(r):
-        return False
-    if scales is not None:
-        factors = constant(scales)
-        return factors is not None and factors[place] == 1
-    before, after = dims(r.x()), dims(r.y)
-    return before is not None and after is not None and before[axis] is not None and before[axis] == after[axis]
-
-
-def _interpolation_matrix(r: Reverse, place: int, axis: int, count: int) -> ir.Value:
-    """Return the matrix of an axis: one row per input position, one column per output position."""
-    op, dtype, scales = r.op, r.x().dtype or r.op.dtype, _given_scales(r)
-    size = _length(r, r.x(), axis)
-    unit = op.EyeLike(op.ConstantOfShape(op.Concat(size, size, axis=0), value=ir.tensor([0], dtype=dtype)))
-    roi: Operand = np.zeros(0, dtype.numpy())
-    if _crops(r):
-        starts, ends = (op.Slice(r.x(1), [k], [k + 1], [0]) for k in (place, count + place))
-        edges = [np.array([edge], r.x(1).dtype.numpy()) for edge in (0, 1)]  # type: ignore[union-attr]
-        roi = op.Concat(edges[0], starts, edges[1], ends, axis=0)
-    factors: Operand = np.zeros(0, np.float32)
-    if scales is not None:
-        factors = op.Concat(np.ones(1, np.float32), op.Slice(scales, [place], [place + 1], [0]), axis=0)
-    sizes = op.Concat(size, _length(r, r.y, axis), axis=0) if scales is None else None
-    omitted: dict[str, Any] = {"axes": None, "extrapolation_value": None, "keep_aspect_ratio_policy": None}
-    if r.opset >= 13 and scales is None:
-        return r.again(unit, roi if _crops(r) else None, None, sizes, **omitted)
-    return r.again(unit, roi, factors, *([sizes] if scales is None else []), **omitted)
 
 
 def _length(r: Reverse, value: ir.Value, axis: int) -> Operand:

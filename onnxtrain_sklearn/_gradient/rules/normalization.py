@@ -124,36 +124,25 @@ def _rms_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     )
 
 
-def _channels(r: Reverse, value: ir.Value) -> ir.Value:
-    """Reshape a vector with one number per channel so that it broadcasts to the input, (N, C, ...)."""
-    rank = r.rank()
-    return r.op.Reshape(value, [-1, *[1] * (rank - 2)]) if rank > 2 else value
-
-
-def _channel_sums(r: Reverse, value: ir.Value) -> ir.Value:
-    rank = r.rank()
-    return r.op.ReduceSum(value, axes=[0, *range(2, rank)], keepdims=False)
-
-
 def _instance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    op, axes = r.op, list(range(2, r.rank()))
+    op, c, axes = r.op, _per_channel(r), list(range(2, r.rank()))
     z, inverse = _standardize(r, r.x(), axes)
     return (
-        lambda: _centered_back(op, r.g, z, op.Mul(inverse, _channels(r, r.x(1))), axes),
-        lambda: _channel_sums(r, op.Mul(r.g, z)),
-        lambda: _channel_sums(r, r.g),
+        lambda: _centered_back(op, r.g, z, op.Mul(inverse, c.spread(r.x(1))), axes),
+        lambda: c.sums(op.Mul(r.g, z)),
+        lambda: c.sums(r.g),
     )
 
 
 def _group_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """Scale and bias have one number per group before opset 21, and one per channel since."""
-    op, groups = r.op, r.attribute("num_groups", 1)
+    op, c, groups = r.op, _per_channel(r), r.attribute("num_groups", 1)
     shape = [0, groups, -1]  # 0 keeps the batch size
     z, inverse = _standardize(r, op.Reshape(r.x(), shape), [2])
     whole = reshape_to(op, z, r.x())
     if r.opset >= 21:
-        h = op.Reshape(op.Mul(r.g, _channels(r, r.x(1))), shape)
-        scale, bias = (lambda: _channel_sums(r, op.Mul(r.g, whole))), (lambda: _channel_sums(r, r.g))
+        h = op.Reshape(op.Mul(r.g, c.spread(r.x(1))), shape)
+        scale, bias = (lambda: c.sums(op.Mul(r.g, whole))), (lambda: c.sums(r.g))
     else:
         grouped = op.Reshape(r.g, shape)
         h = op.Mul(grouped, op.Reshape(r.x(1), [-1, 1]))
