@@ -191,18 +191,13 @@ _COMPONENTS: dict[str, Mapping[str, type]] = {
 
 def apply_settings(estimator: Estimator, settings: Mapping[str, object]) -> None:
     """Set parameters of an estimator, in place; a name that it lacks raises UsageError."""
-    chosen, known = dict(settings), estimator.get_params()
-    for name, components in _COMPONENTS.items():
-        # An estimator takes a component by its name, but set_params reaches into objects only.
-        given = str(settings.get(name, known.get(name)))
-        if name in known and given in components and any(key.startswith(f"{name}__") for key in settings):
-            chosen[name] = components[given]()
-    for name in chosen:
+    known = estimator.get_params()
+    for name in settings:
         if name not in known and name.partition("__")[0] not in known:
             hint = _place_of(name, known) or nearest(name, known)
             raise UsageError(f"--set {name!r} is no parameter of {type(estimator).__name__}.{hint}")
     try:
-        estimator.set_params(**chosen)
+        estimator.set_params(**settings)
     except (ValueError, AttributeError) as error:
         raise UsageError(f"--set: {error}") from error
 

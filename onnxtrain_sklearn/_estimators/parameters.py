@@ -47,151 +47,160 @@ def _listed(registry: Mapping[str, object]) -> str:
 
 SHARED: Mapping[str, Parameter] = {
     "model": Parameter("ModelProto, bytes, path, ONNXProgram, fitted estimator, builder, str, GraphModel or None", """
-The graph to train: float32 or float64; float16 and bfloat16 are trained in float32 and exported in their own type.
-Training starts from the weights in it; the model itself is not changed. :meth:`describe` lists the weights. Opsets 11
-to 26 are trained as far as the installed onnxruntime takes them; ONNX converts others where it can. A final activation
-is recognized, also behind operators that change only the shape: the loss is taken on the scores before it, and
-``predict_proba`` returns what the graph gives.
-The ``ONNXProgram`` that ``torch.onnx.export`` returns is taken as well; copies of the estimator hold its protobuf.
-A fitted scikit-learn model or pipeline of the same kind is converted by skl2onnx and trained from its own numbers. Its
-features and labels are kept, columns of text that it encodes too. Outlier detectors count as classifiers, with the
-labels -1 and 1.
-A graph builder, such as ``MLP((64, 32))`` or ``Linear()``, makes a graph sized to the data. A name stands for a builder
-with its defaults, nested parameters (``model__hidden_layer_sizes``) included; None: ``MLP()``. Names:
-""" + _listed(MODELS) + """
-:class:`~onnxtrain_sklearn.GraphModel` adds to a model how its graph is read: which output is trained and what it holds,
-whether its nodes are switched over to training, where the axis of the classes is."""),
+The graph to train. Training starts from its weights, and the model itself is not changed; :meth:`describe`
+lists the weights. It may be
+
+- an ONNX file: its path, its bytes, a ``ModelProto``, or the ``ONNXProgram`` that ``torch.onnx.export``
+  returns. float16 and bfloat16 are trained in float32 and exported in their own type. A final softmax or
+  sigmoid is recognized, also before operators that change only the shape: the loss is computed from the scores
+  before it, and ``predict_proba`` returns the output of the graph. Opsets 11 to 26 are trained if the installed
+  onnxruntime runs them, others if ONNX can convert them.
+- a fitted scikit-learn model or pipeline of the same kind, converted by skl2onnx. Its features and labels are
+  kept, and so are the columns of text that it encodes. Outlier detectors count as classifiers with the labels
+  -1 and 1.
+- a graph builder, such as ``MLP((64, 32))`` or ``Linear()``, which makes a graph sized to the data; or the name
+  of one, whose parameters are nested (``model__hidden_layer_sizes``). None: ``MLP()``.
+- a :class:`~onnxtrain_sklearn.GraphModel`: an ONNX file, with the output to train, the content of this output,
+  the mode of its nodes, or the axis of the classes.
+
+Names of builders:
+""" + _listed(MODELS)),
     "loss": Parameter("str, Loss or block", """
-What is minimized: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an object, or a block of
-:mod:`onnxtrain_sklearn.classic.onnxblock` that computes a loss. The mean over the rows of a minibatch, weighted by
-``sample_weight``. For a fitted scikit-learn model the default stands for the loss that the model minimizes: the hinge
-loss for classifiers that give scores without probabilities, the Poisson, gamma, Huber or quantile loss for regressors
-that minimize it."""),
+The loss to minimize: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an object, or a block of
+:mod:`onnxtrain_sklearn.classic.onnxblock` that computes a loss. Its mean over the rows of a minibatch is
+weighted by ``sample_weight``. For a fitted scikit-learn model, the default is the loss that this model
+minimizes: the hinge loss for classifiers that give scores without probabilities; the Poisson, gamma, Huber or
+quantile loss for regressors of that loss."""),
     "optimizer": Parameter("str or Optimizer", """
-A name or an object; its parameters are nested (``optimizer__momentum``). Besides those of its rule, each but "lbfgs"
-has the options of a step: a limit of the gradient, accumulated minibatches, an average of the weights, factors and a
-schedule (:class:`~onnxtrain_sklearn.optimizers.Optimizer`). "adamw" decays all weights by 0.01 times the learning rate
-a step, as in PyTorch. Names:
+A name or an object; its parameters are nested (``optimizer__momentum``). All but "lbfgs" also take the options
+of a step: ``max_grad_norm``, ``accumulate``, ``ema_decay``, ``lazy_rows``, factors by parameter and a schedule
+of the weight decay (:class:`~onnxtrain_sklearn.optimizers.Optimizer`). In each step, "adamw" decays all weights
+by 0.01 times the learning rate, as in PyTorch. Names:
 """ + _listed(OPTIMIZERS)),
     "learning_rate_init": Parameter("float", """
-Learning rate that the schedule starts from; 0 leaves the weights as they are.""", (NOT_NEGATIVE,)),
+Learning rate, which ``learning_rate`` multiplies by the factor of its schedule. With 0, the weights stay as
+they are.""", (NOT_NEGATIVE,)),
     "learning_rate": Parameter("str or Schedule", """
-The schedule that the rate follows, a name or an object. Names:
+Schedule of the learning rate, a name or an object. Names:
 """ + _listed(SCHEDULES)),
     "batch_size": Parameter('int or "auto"', """
-Rows of a minibatch; "auto": min(200, n_samples). L-BFGS always takes all rows.""", (OneOf(("auto",)), COUNT)),
+Rows of a minibatch. "auto": 200, or all rows if there are fewer. L-BFGS always takes all rows.""",
+        (OneOf(("auto",)), COUNT)),
     "max_iter": Parameter("int", "Largest number of epochs.", (COUNT,)),
-    "shuffle": switch("Whether the rows are put into a new order before every epoch."),
+    "shuffle": switch("Whether to shuffle the rows before every epoch."),
     "drop_last": switch("""
-Whether an epoch leaves out the rows at the end of its order that do not fill a minibatch of ``batch_size`` rows: other
-ones in each epoch, with ``shuffle=False`` always the same. ``loss_`` and ``t_`` count the rows that were trained on.
-Fewer rows than ``batch_size`` are one minibatch. A call of ``partial_fit`` is an epoch of its rows."""),
+Whether to leave out the last rows of an epoch if they do not fill a minibatch. With ``shuffle=False`` these are
+the same rows in each epoch. ``loss_`` and ``t_`` count only the rows that were trained on. If there are fewer
+rows than ``batch_size``, they are one minibatch. Each call of ``partial_fit`` is an epoch of its own rows."""),
     "alpha": Parameter("float", """
-Strength of the penalty on parameters of rank >= 2: ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by
-the sum of the sample weights of the minibatch, as in scikit-learn's MLP.""", (NOT_NEGATIVE,)),
-    "l1_ratio": Parameter("float", "Share of the L1 norm in the penalty, in [0, 1].", (FRACTION,)),
+Strength of the penalty on weights, not biases (parameters of rank 2 and more), as in scikit-learn's MLP:
+``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by the sum of the sample weights of the minibatch.""",
+        (NOT_NEGATIVE,)),
+    "l1_ratio": Parameter("float", "Share of the L1 norm in the penalty: 0 is L2, 1 is L1.", (FRACTION,)),
     "dropout_schedule": Parameter("str or Schedule", """
-The schedule that all ratios of Dropout in the graph follow, step by step; the names of ``learning_rate``."""),
+Schedule that multiplies all dropout ratios in the graph, step by step; takes the names of ``learning_rate``."""),
     "trainable": Parameter('"all", str, list of str, or callable', """
-Which parameters are trained: names or glob patterns ("layers.1.*"), or a function ``(name, array) -> bool``. The others
-keep their values to the bit. A BatchNormalization whose scale and shift are both frozen normalizes by its running
-statistics, which stay. Those of a fitted scikit-learn model are named by step and attribute:
-"logisticregression.coef", "*.coef", "pca.*"."""),
+The parameters to train: names, glob patterns such as "layers.1.*", or a function ``(name, array) -> bool``. All
+others are frozen: they keep their values to the bit. The parameters of a fitted scikit-learn model are named by
+step and attribute: "logisticregression.coef", "*.coef", "pca.*". A BatchNormalization whose scale and shift are
+both frozen normalizes by its running statistics and does not update them."""),
     "adapters": Parameter("LoRA or None", """
-Low-rank factors that are trained beside matrices of a given model, which stay as they are:
-:class:`~onnxtrain_sklearn.LoRA`. With ``trainable="all"`` they alone are trained, else what ``trainable`` selects of
-the other parameters too. Predictions, ``weights_`` and ``to_onnx()`` have them merged into the matrices; ``adapters_``
-holds them by name, :meth:`save_adapter` writes them to a file. None: the parameters themselves are trained.""",
+Low-rank factors (:class:`~onnxtrain_sklearn.LoRA`) to train beside the matrices of a given model, which stay as
+they are. With ``trainable="all"`` only these factors are trained; other values of ``trainable`` add parameters
+that are not adapted. Predictions, ``weights_`` and ``to_onnx()`` have the factors merged into the matrices.
+``adapters_`` holds the factors by name, and :meth:`save_adapter` writes them to a file. None: no adapters.""",
         (Instance(LoRA, "a LoRA"), None)),
     "finetune": Parameter('"auto", FineTuner or None', """
-How ``fit`` trains a model that has been trained before. "auto": a fitted scikit-learn model, also in an ONNX file, is
-fine-tuned by :class:`~onnxtrain_sklearn.FineTuner`, which adapts it to few new rows, unless a parameter of plain
-training (``optimizer``, ``learning_rate_init``, ``max_iter``, ``early_stopping``, ``warm_start``, ...) differs from its
-default. A FineTuner: given graphs of any kind are fine-tuned, with its settings. None, and always for builders and
-``partial_fit``: plain training by ``optimizer``.""",
+How ``fit`` trains a model that was trained before. "auto": a fitted scikit-learn model, also one in an ONNX
+file, is adapted to few new rows by :class:`~onnxtrain_sklearn.FineTuner`. But if you change a parameter of
+plain training (``optimizer``, ``learning_rate_init``, ``max_iter``, ``early_stopping``, ``warm_start``, ...),
+plain training it is. A FineTuner: fine-tune any given graph with these settings. None: plain training by
+``optimizer``. Builders and ``partial_fit`` always use plain training.""",
         (Instance(FineTuner, "a FineTuner"), OneOf(("auto",)), None)),
     "tol": Parameter("float", """
-Least improvement of the loss, or of what ``early_stopping`` watches, that counts as one.""",
+Smallest improvement that counts, of the loss or of the score or loss that ``early_stopping`` watches.""",
         (Range(Real, -np.inf, np.inf, closed="both"),)),
     "n_iter_no_change": Parameter("int or np.inf", """
-Training ends after more epochs than this in a row without improvement; np.inf: never for that reason.""",
+End training after more than this number of epochs in a row without improvement. np.inf: never end for this
+reason.""",
         (COUNT, OneOf((np.inf,)))),
     "early_stopping": Parameter('bool or "best_epoch"', """
-Whether to watch validation data instead of the training loss, and to end with the weights that were best on them,
-whatever ``tol`` is. Classifiers watch the loss on them, since the accuracy on few rows stands still for many epochs
-while the network learns; regressors and several outputs watch the score, and ``scoring`` names a score to watch
-instead. "best_epoch": the same, but training takes all ``max_iter`` epochs, and of equal ones the latest is the best;
-else it is the first.""", (bool, OneOf(("best_epoch",)))),
+Whether to watch validation data instead of the training loss, and to end with the weights that were best on
+them. Classifiers watch the validation loss, because on few rows the accuracy stands still for many epochs while
+the network learns. Regressors and estimators of several outputs watch the score. ``scoring`` names another
+score to watch. "best_epoch": train all ``max_iter`` epochs, then take the weights of the best one. Any
+improvement makes an epoch the best one, whatever ``tol`` is. Of equally good epochs True takes the first,
+"best_epoch" the last.""", (bool, OneOf(("best_epoch",)))),
     "scoring": Parameter("str, callable or None", """
-Score on the validation data, higher is better, in place of the accuracy or R²; early stopping watches it as it is:
-the name of a scorer of scikit-learn (``"accuracy"``, ``"neg_log_loss"``, ``"roc_auc"``,
-``"neg_mean_absolute_error"``) or a function ``(estimator, X, y) -> float``, which takes
-``sample_weight`` too where rows are weighted. ``"neg_log_loss"`` and ``"neg_brier_score"`` of several labels a row are
-means over the labels, where scikit-learn's take the row for one label. It is called after each epoch with an estimator
-that predicts the validation data ``X`` by the weights of that epoch. It needs validation data:
+Score on the validation data, in place of accuracy or R²: the name of a scorer of scikit-learn (``"accuracy"``,
+``"neg_log_loss"``, ``"roc_auc"``, ``"neg_mean_absolute_error"``), or a function ``(estimator, X, y) -> float``,
+which also takes ``sample_weight`` if rows are weighted. Higher is better. Early stopping watches this score. It
+is computed after each epoch; the estimator given to a function predicts only the validation data ``X``, by the
+weights of that epoch. If a row has several labels, ``"neg_log_loss"`` and ``"neg_brier_score"`` are means over
+the labels; scikit-learn's own would read the row as one label. It needs validation data:
 ``early_stopping=True``, or ``X_val`` and ``y_val``."""),
     "validation_fraction": Parameter("float", """
-Share of the data that early stopping holds out where ``fit`` is given no ``X_val``.""",
+Share of the rows that early stopping holds out if ``fit`` gets no ``X_val``.""",
         (Range(Real, 0, 1, closed="neither"),)),
     "callbacks": Parameter("list of callbacks or None", """
-Callbacks of :mod:`onnxtrain_sklearn.callbacks`, such as ``EarlyStopping()`` and ``Checkpoint("folder")``, those of
-``sklearn.callback`` (``ProgressBar``, ``ScoringMonitor``), other objects in that form, and functions. They belong to
-this estimator alone; ``set_callbacks`` (scikit-learn 1.9) sets those that take part in the levels of a pipeline or a
-search. A function is called after each epoch, of ``fit`` and of ``partial_fit``, with an object that has ``number``,
-``loss``, ``validation_score`` and ``learning_rate`` of the epoch. Training ends where a callback returns True.""",
+Functions, and callbacks of :mod:`onnxtrain_sklearn.callbacks` (``EarlyStopping()``, ``Checkpoint("folder")``),
+of ``sklearn.callback`` (``ProgressBar``, ``ScoringMonitor``), or of the same form. A function is called after
+each epoch with an object that has the ``number``, ``loss``, ``validation_score`` and ``learning_rate`` of the
+epoch. A callback that returns True ends training. These callbacks belong to this estimator alone;
+``set_callbacks`` (scikit-learn 1.9) sets callbacks that a pipeline or search shares with its steps.""",
         (Callbacks(HOOKS), None)),
     "warm_start": switch("""
-Whether ``fit`` goes on from where the last one ended, with its weights and its optimizer, for ``max_iter`` more epochs.
-``model`` must be what it was at the first."""),
+Whether ``fit`` continues from the weights and the optimizer state of the last call, for ``max_iter`` more
+epochs. ``model`` must be that of the first call."""),
     "random_state": Parameter("int, RandomState or None", """
 Seeds the initial weights of builders, the order of the rows, the validation split and dropout."""),
     "verbose": Parameter("bool or int", """
-Whether to print what is trained, and its progress. True: a line with a bar and the time left where it can be written
-over, in a terminal and in a notebook, else a table of epochs. 2: always the table.""", (bool, Range(Integral, 0))),
+Whether to print what is trained and the progress. True: a progress bar with the time left in terminals and
+notebooks, a table of epochs elsewhere. 2: always the table.""", (bool, Range(Integral, 0))),
     "engine": Parameter('{"auto", "ort-training", "portable", "compiled"}', """
-What differentiates the graph. "auto": of the first two that are installed and proven right for every operator between
-the parameters and the loss the faster one, by a measured table of operators; or "compiled", where a fit of a small
-network plans enough steps to earn the time that compiling takes. "compiled": the gradients of "portable", as machine
-code for one thread of the processor. It needs llvmlite, and graphs of products, elementwise functions, reductions,
-normalizations and tables whose rows are selected. ``engine_`` says which one was used."""),
+Engine that differentiates the graph. "auto": "ort-training" or "portable", whichever is faster by a table of
+measurements among those that are installed and proven right for every operator between parameters and loss; or
+"compiled" for a small network with so many steps that compiling pays. "compiled": the gradients of "portable"
+as machine code for one thread. It needs llvmlite, and a graph of matrix products, elementwise functions,
+reductions, normalizations and lookups of rows. ``engine_`` names the engine that was used."""),
     "device": Parameter("str", """
 "cpu", "cuda" or "cuda:1". A device that is not available is an error."""),
     "runtime": Parameter("Runtime or None", """
-Execution providers and session options of onnxruntime, and whether activations are recomputed to save memory:
-:class:`~onnxtrain_sklearn.Runtime`. None: its defaults."""),
+Execution providers and session options of onnxruntime, and whether to recompute activations to save memory
+(:class:`~onnxtrain_sklearn.Runtime`). None: the defaults."""),
 }  # fmt: skip
 """The parameters that the classifier, the regressor and the estimator of several outputs share."""
 
 REGRESSOR: Mapping[str, Parameter] = {
     **SHARED,
     "target_scaling": Parameter('"auto" or None', """
-Units that the targets are trained in. "auto": a graph that is built for the data is trained on targets of mean 0 and
-standard deviation 1, for the losses with a log link (poisson, gamma, tweedie) on targets of mean 1, so that the unit of
-``y`` does not matter. Mean and deviation are those of the rows that the first call trains on, weighted. ``MLP``,
-``Linear`` (without a penalty ``alpha``) and ``ConvNet`` then scale columns of large numbers too, as those of
-classifiers always do. Predictions, ``to_onnx()``, ``coef_`` and validation scores are in the units of ``X`` and ``y``;
-``loss_``, ``weights_`` and parameters of the loss, such as the delta of :class:`~onnxtrain_sklearn.losses.Huber`, are
-in those that are trained. Given graphs and fitted models keep their own units. Builders and losses of your own keep
-them too, unless their attributes ``scales_targets`` and ``target_scaling`` say otherwise. None: the units of ``X``
-and ``y``.""",
+Units in which the targets are trained. "auto": if the graph is built for the data, its targets are scaled to
+mean 0 and standard deviation 1, or, for the losses with a log link (poisson, gamma, tweedie), to mean 1, so
+that the unit of ``y`` does not matter. Mean and deviation are those of the rows of the first call, weighted.
+``MLP``, ``ConvNet``, and ``Linear`` without a penalty ``alpha`` then also scale columns of large numbers; in
+classifiers they always do. Predictions, ``to_onnx()``, ``coef_`` and validation scores are in the units of
+``X`` and ``y``; ``loss_``, ``weights_`` and parameters of the loss, such as ``delta`` of
+:class:`~onnxtrain_sklearn.losses.Huber`, are in the scaled ones. Given graphs and fitted models are trained in
+the units of ``X`` and ``y``. So are builders and losses of your own, unless their attributes ``scales_targets``
+and ``target_scaling`` say otherwise. None: always the units of ``X`` and ``y``.""",
         (OneOf(("auto",)), None)),
     "clip_predictions": switch("""
-Whether predictions are clipped to the range of the targets, from the smallest to the largest of each output: of the
-rows that were trained on in all calls, without those that were held out. ``predict``, ``to_onnx()`` and validation
-scores are clipped; the loss is not. The bounds are rounded to the type of the graph."""),
+Whether to clip predictions to the range of the targets, for each output: from the smallest to the largest
+target of all rows trained on so far, without rows that were held out. It applies to ``predict``, ``to_onnx()``
+and validation scores, not to the loss. The bounds are rounded to the type of the graph."""),
 }  # fmt: skip
 
 CLASSIFIER: Mapping[str, Parameter] = {
     **SHARED,
     "ignore_label": Parameter("int, float, str or None", """
-Label that does not count: at a position of a row, such as that of the padding of short rows; as one of several labels
-of a row; as that of a whole row. It has no part in loss, scores, weights and ``classes_``, and the loss is the mean
-over all labels that count. NaN: those that are missing, None too. None: all labels count.""",
+Label that does not count: for a row, for one of several labels of a row, or at a position, such as the padding
+of short rows. It does not enter loss, scores, weights and ``classes_``; the loss is the mean over all labels
+that count. NaN: missing labels do not count, None included. None: all labels count.""",
         (Instance(Real, "a number"), Instance(str, "a text"), None)),
     "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
-Weight of the rows of each class by label, multiplied with ``sample_weight``, for training and for validation scores;
-"balanced": in inverse proportion to their weight in ``y``, not for ``partial_fit``. Several labels a row: as for
-:func:`sklearn.utils.class_weight.compute_sample_weight`.""",
+Weights of the classes, a dict from labels to weights. They multiply ``sample_weight``, in training and in
+validation scores. "balanced": inversely proportional to the weight of the class in ``y``; not for
+``partial_fit``. If a row has several labels: as for :func:`sklearn.utils.class_weight.compute_sample_weight`.""",
         (Instance(Mapping, "a dict from labels to weights"), Instance(list, "a list of such dicts"),
          OneOf(("balanced",)), None)),
 }  # fmt: skip
@@ -282,7 +291,7 @@ def attributes(*, score: str, classes: str = "") -> str:
 def output_attributes() -> str:
     """Return the section of the estimator of several outputs."""
     text = attributes(score="Mean of the scores of the outputs", classes=OUTPUT_ENTRIES)
-    kept = text.replace("n_outputs_ : int\n    Scores a row.", "n_outputs_ : int\n    Number of outputs.")
+    kept = text.replace("n_outputs_ : int\n    Number of scores of a row.", "n_outputs_ : int\n    Number of outputs.")
     entries = re.split(r"\n(?=\S)", kept)
     return "\n".join(entry for entry in entries if not entry.startswith(_OF_ONE_OUTPUT))
 
@@ -301,46 +310,47 @@ Attributes
 ----------
 {classes}
 n_features_in_ : int
-    Columns of ``X`` (not for a dict of inputs).
+    Number of columns of ``X`` (not for a dict of inputs).
 feature_names_in_ : ndarray of str
-    Names of the columns, where ``X`` has them.
+    Names of the columns, if ``X`` has them.
 n_outputs_ : int
-    Scores a row.
+    Number of scores of a row.
 n_iter_ : int
-    Epochs trained, over all calls with ``warm_start`` and ``partial_fit``; an interrupted epoch does not count.
+    Epochs of all calls, with ``warm_start`` and ``partial_fit`` too; an interrupted epoch does not count.
 t_ : int
-    Rows seen in them.
+    Rows trained on in these epochs.
 loss_ : float
-    Mean loss of the last epoch, the penalty included.
+    Mean loss of the last epoch, penalty included.
 loss_curve_ : list of float
-    Mean loss of each epoch, of the latest 100,000.
+    Mean loss of each of the latest 100,000 epochs.
 history_ : list of dict
-    A dict for each epoch: ``epoch``, ``step``, ``loss``, ``learning_rate``, ``seconds``, with validation data
-    ``validation_score``, ``validation_loss`` where early stopping watches it, and what callbacks add.
-    ``history_.to_frame()`` returns a pandas DataFrame. Of epochs before the latest 10,000 only ``epoch`` and ``loss``
-    are kept.
+    A dict for each epoch: ``epoch``, ``step``, ``loss``, ``learning_rate`` and ``seconds``; with validation data also
+    ``validation_score``, and ``validation_loss`` if early stopping watches it; and the entries of callbacks.
+    ``history_.to_frame()`` returns a pandas DataFrame. Before the latest 10,000 epochs, only ``epoch`` and ``loss`` are
+    kept.
 callbacks_ : dict of str to dict
-    What callbacks remember, by class.
+    The memory of each callback, by the name of its class.
 best_loss_ : float or None
     Least loss of an epoch; None with early stopping.
 validation_scores_ : list of float or None
-    {score}, or the score that ``scoring`` names, on the validation data after each epoch, of the latest 100,000.
+    {score}, or the score that ``scoring`` names, on the validation data after each of the latest 100,000 epochs.
 best_validation_score_ : float or None
-    Best of these scores; with early stopping that of the best epoch, whose weights are kept.
+    Best of these scores; with early stopping, the score of the epoch whose weights are kept.
 fine_tuning_ : dict of str to ndarray
-    The candidates of fine-tuning, in columns: ``candidate`` names the search ("old", "shifted", "rescaled", "zero",
-    "old rows"), ``strength`` that of its pull, infinite for its start, or the weight of the old rows, ``loss`` is that
-    of held-out rows, ``gain`` and ``standard_error`` say how far it is below that of the old model, ``share`` is the
-    share in the result. With ``X_val``, ``score`` replaces the losses. Plain training has no such attribute.
+    The candidates of fine-tuning, a column for each property. ``candidate``: the search ("old", "shifted", "rescaled",
+    "zero", "old rows"). ``strength``: the strength of its pull, infinite for its start, or the weight of the old rows.
+    ``loss``: the loss of held-out rows. ``gain``, ``standard_error``: how far that is below the loss of the old model.
+    ``share``: the share of the candidate in the result. With ``X_val``, ``score`` replaces the losses. Not available
+    after plain training.
 engine_, device_ : str
     The gradient engine and the device that were used.
 model_ : onnx.ModelProto
     The trained inference graph.
 coef_, intercept_ : ndarray, or a number
-    Of graphs that are one linear layer of ``X``, a fitted linear model among them; others have none. Shapes are
-    those of scikit-learn's linear models.
+    Weights and biases in the shapes of scikit-learn's linear models. Only available if the graph is one linear layer of
+    ``X``, as that of a fitted linear model is.
 adapters_ : dict of str to ndarray
-    The low-rank factors by name, of estimators with ``adapters``.
+    The low-rank factors by name. Only available with ``adapters``.
 weights_ : dict of str to ndarray
     Every float parameter by its name in the graph, trained or frozen, and running statistics."""
 

@@ -16,97 +16,102 @@ from ..models.tabular import RealMLP, TabM
 
 IN_ALL: Mapping[str, Parameter] = {
     "n_ensembles": Parameter("int", """
-Models that are trained, each with another validation part, and averaged in one graph.""", (COUNT,)),
+Number of models to train. Each holds out other rows, and one graph averages their predictions.""", (COUNT,)),
     "validation_fraction": Parameter("float or None", """
-Share of the rows that each model holds out, at most one half: the epoch that scores best on them (``scoring``) is kept.
-None: nothing is held out, and {unvalidated}.""", (Range(Real, 0, 0.5, closed="right"), None)),
+Share of the rows that each model holds out, at most one half. The epoch with the best score on these rows is kept
+(``scoring``). None: no rows are held out, and {unvalidated}.""", (Range(Real, 0, 0.5, closed="right"), None)),
     "scoring": Parameter("str, callable or None", """
-Score on the rows held out, higher is better: the name of a scorer of scikit-learn (``"neg_mean_absolute_error"``, for
-classes ``"neg_log_loss"`` or ``"roc_auc"``), or a function ``(estimator, X, y) -> float``, which is given a network and
-its preprocessed rows. None: {score}."""),
+Score on the rows held out: the name of a scorer of scikit-learn (``"neg_mean_absolute_error"``, for classes
+``"neg_log_loss"`` or ``"roc_auc"``), or a function ``(estimator, X, y) -> float`` of a network and its preprocessed
+rows. Higher is better. None: {score}."""),
     "categorical_features": Parameter('"from_dtype", list or None', """
-Columns that are categories. "from_dtype": text, booleans and pandas categories. A list of names, of indices or a mask
-of all columns; None: no column."""),
+The columns that are categories: a list of names or indices, or a mask of all columns. "from_dtype": columns of text,
+booleans and pandas categories. None: no column."""),
     "random_state": Parameter("int, RandomState or None", """
-Seeds validation parts, initial weights, the order of the rows and dropout."""),
+Seeds the rows held out, the initial weights, the order of the rows and dropout."""),
     **{name: parameters.SHARED[name] for name in ("callbacks", "verbose", "engine", "device")},
 }  # fmt: skip
 
 CLASS_WEIGHT: Mapping[str, Parameter] = {
     "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
-Weight of the rows of each class by label, multiplied with ``sample_weight``. Several labels a row: a list with a dict
-for each, or "balanced"; a row weighs the product of the weights of its labels."""),
+Weights of the classes, a dict from labels to weights, which multiply ``sample_weight``. "balanced": inversely
+proportional to the weight of the class in ``y``. If a row has several labels: a list with a dict for each, or
+"balanced"; the row gets the product of the weights of its labels."""),
 }  # fmt: skip
 
 LABEL_SMOOTHING: Mapping[str, Parameter] = {
     "label_smoothing": Parameter("float", """
-Share of each target that is spread evenly over the classes, in [0, 1); each of several labels a row has two, 0 and 1.
-With the 0.1 of RealMLP's authors no probability of two classes is learned that is outside of 0.05 to 0.95. 0 is for
-probabilities of rare classes, together with ``scoring="neg_log_loss"``: where the accuracy chooses the epoch, they may
-be near 0 and 1 without reason.""",
+Share of each target that is spread evenly over the classes, in [0, 1). With 0.1, the value of RealMLP's authors, a
+network of two classes learns probabilities between 0.05 and 0.95. For probabilities of rare classes, set 0 together
+with ``scoring="neg_log_loss"``: if the accuracy chooses the epoch, probabilities may be too near to 0 and 1. If a row
+has several labels, each label has the two classes 0 and 1.""",
         LogLoss.valid["label_smoothing"]),
 }  # fmt: skip
 
 REALMLP: Mapping[str, Parameter] = {
     **IN_ALL,
     "variant": Parameter('{"td", "td-s"}', """
-Settings of the network and of its training. "td": periodic embeddings of numbers, dropout, weight decay. "td-s", the
-simple one: none of them; faster, and a little worse.""", (OneOf(("td", "td-s")),)),
+Settings of the network and its training. "td": with periodic embeddings of numbers, dropout and weight decay. "td-s":
+the simple variant without these; faster, and a little worse.""", (OneOf(("td", "td-s")),)),
     "batch_size": Parameter("int", """
-Rows of a minibatch. Each epoch leaves out the rows at the end of its random order that do not fill one.""", (COUNT,)),
+Rows of a minibatch. Each epoch leaves out the last rows of its random order if they do not fill a minibatch.""",
+        (COUNT,)),
     "hidden_layer_sizes": Parameter("int or sequence of int", "Units of each hidden layer.", (Sizes(),)),
     "embedding": Parameter("str, Embedding or None", """
-Embedding of the numeric columns. "auto": that of the variant, "periodic" for "td" and none for "td-s";
-"piecewise_linear": better where the effect of a number has steps or edges, as that of a place has, or is one of single
-values, as that of amounts that are mostly 0.""",
+Embedding of the numeric columns. "auto": "periodic" for the variant "td", none for "td-s". "piecewise_linear" is
+better if the effect of a number has steps or edges (coordinates of a place), or if single values matter (amounts that
+are mostly 0).""",
         RealMLP.valid["embedding"]),
     "learning_rate_init": Parameter('float or "auto"', """
-Largest learning rate of the schedule; "auto": that of the variant, {rate}.""", (POSITIVE, OneOf(("auto",)))),
-    "max_iter": Parameter("int", "Epochs.", (COUNT,)),
+Largest learning rate of the schedule. "auto": the rate of the variant, {rate}.""", (POSITIVE, OneOf(("auto",)))),
+    "max_iter": Parameter("int", "Number of epochs.", (COUNT,)),
 }  # fmt: skip
 
 TABM: Mapping[str, Parameter] = {
     **IN_ALL,
     "batch_size": Parameter("int", """
-Rows of a minibatch, at most; an epoch is divided into steps of about equal size.""", (COUNT,)),
-    "n_members": Parameter("int", "Networks that share weights.", TabM.valid["n_members"]),
-    "mini": switch("Whether they share all but a vector in front and the last layer."),
+Largest number of rows of a minibatch; the rows of an epoch are divided about equally.""",
+        (COUNT,)),
+    "n_members": Parameter("int", "Number of networks that share weights.", TabM.valid["n_members"]),
+    "mini": switch("Whether they share all weights but a vector before the first layer and the last layer."),
     "embedding": Parameter("str, Embedding or None", """
-Embedding of the numeric columns: "piecewise_linear" is the one that TabM's authors take.""", TabM.valid["embedding"]),
+Embedding of the numeric columns; TabM's authors use "piecewise_linear".""", TabM.valid["embedding"]),
     "hidden_layer_sizes": Parameter('int, sequence of int or "auto"', """
-Units of each hidden layer; "auto": three layers of 512, or two behind an embedding.""",
+Units of each hidden layer. "auto": three layers of 512; two after an embedding.""",
         TabM.valid["hidden_layer_sizes"]),
-    "dropout": Parameter("float", "Share of the hidden units that a training step leaves out.", TabM.valid["dropout"]),
-    "learning_rate_init": Parameter("float", "The learning rate, which is constant.", (POSITIVE,)),
-    "weight_decay": Parameter("float", "Decoupled decay of the weights.", (NOT_NEGATIVE,)),
+    "dropout": Parameter("float", "Share of the hidden units that each training step drops.", TabM.valid["dropout"]),
+    "learning_rate_init": Parameter("float", "Learning rate, the same in all steps.", (POSITIVE,)),
+    "weight_decay": Parameter("float", "Decoupled weight decay, as in AdamW.", (NOT_NEGATIVE,)),
     "max_iter": Parameter("int", """
-Epochs, at most: training ends when the validation score has not risen for ``n_iter_no_change`` epochs.""", (COUNT,)),
-    "n_iter_no_change": Parameter("int", "The patience.", (COUNT,)),
+Largest number of epochs. Training ends earlier if the validation score does not rise in ``n_iter_no_change``
+epochs.""",
+        (COUNT,)),
+    "n_iter_no_change": Parameter("int", "Epochs without a better validation score that end training.", (COUNT,)),
 }  # fmt: skip
 
 _CLASSES = """\
 classes_ : ndarray of shape (n_classes,)
-    Sorted labels; for several labels a row, their indices.
+    Sorted labels; if a row has several labels, their indices.
 """
 
 _ATTRIBUTES = """\
 n_features_in_ : int
-    Columns of ``X``.
+    Number of columns of ``X``.
 feature_names_in_ : ndarray of str
-    Names of the columns, where ``X`` has them.
+    Names of the columns, if ``X`` has them.
 n_outputs_ : int
-    Scores a row.
+    Number of scores of a row.
 n_iter_ : int
-    Epochs trained.
+    Number of epochs trained.
 loss_curves_, validation_scores_ : list of list of float
-    Mean loss of each epoch and score on the validation part, a list for each network.
+    Mean loss of each epoch, and score on the rows held out: a list for each network.
 history_ : list of dict
-    A dict for each epoch: ``network``, its number, ``epoch``, ``loss``, ``validation_score``, ``seconds`` and others;
+    A dict for each epoch: ``network`` (its number), ``epoch``, ``loss``, ``validation_score``, ``seconds`` and others.
     ``history_.to_frame()`` returns a pandas DataFrame.
 engine_, device_ : str
-    What was used.
+    The gradient engine and the device that were used.
 model_ : onnx.ModelProto
-    The graph, as :meth:`to_onnx` returns it."""
+    The graph that :meth:`to_onnx` returns."""
 
 FOR_CLASSES: Mapping[str, str] = {
     "attributes": f"Attributes\n----------\n{_CLASSES}{_ATTRIBUTES}",
