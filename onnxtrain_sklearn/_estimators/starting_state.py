@@ -45,7 +45,7 @@ from ..models.given import bare_model
 from ..optimizers import LBFGS
 from .adaptation import adapted
 from .examples import Examples, balanced_weights, graph_inputs, predictions_on, require_numbers, scaled_values
-from .finetuning_setup import tuned_names
+from .finetuning import tuned_names
 from .fitted_state import Columns, FittedState, LiveSessions, Start, sparse_inputs, trained_form
 from .heads import HeadChoice, Plan
 from .tasks import OutputTask

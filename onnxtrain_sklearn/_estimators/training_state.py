@@ -1,7 +1,8 @@
 """The training state of an estimator as arrays and numbers by name, for files, other processes, and averaging.
 
-It is :func:`stored_state` with flat names, beside what it belongs to: a digest of the graph, its constants
-and scales, engine and seed. No value is an object that NumPy or msgpack would have to pickle.
+It is :func:`stored_state` with flat names, beside what it belongs to: a digest of the graph, its constants and scales,
+engine and seed. No value is an object that NumPy or msgpack would have to pickle. The random generator of a call is
+here too, because a checkpoint holds the seed that the first call drew.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import inspect
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import DTypeLike
+from sklearn.utils import check_random_state
 
 from .._data.target_scale import TargetRange
-from .._data.targets import SeveralTargets
+from .._data.targets import SeveralTargets, Targets
 from .._gradient.engine import available_engines
 from .._ir.protobuf import to_proto
 from .._ir.queries import constant, every_node
@@ -35,15 +39,14 @@ from .._utils.cache import digest, with_attributes
 from .._utils.errors import refusing
 from ..adapters import without_low_rank
 from ..callbacks.base import Callback, State
-from ..callbacks.checkpoint import as_text, from_text
+from ..callbacks.checkpoint import Checkpoint, as_text, from_text
 from ..exceptions import ModelError, nearest
 from ..models.given import resolve_graph_model
 from ..optimizers import resolve_optimizer
 from ..schedules import Progress, Restarts
-from .examples import Call
+from .examples import Call, Examples
 from .fitted_state import FittedState, require_single_scores
 from .parameters import Parameters, set_callbacks_of
-from .random_generator import IRRELEVANT, PIECE_ROWS
 from .scoring import ScoredRows
 
 FORMAT = 1
@@ -670,3 +673,82 @@ def _add_rows(update: Callable[[bytes], object], scored: ScoredRows) -> None:
     update(digest([np.asarray(scored.targets.values), scored.weights]))
     if isinstance(scored.targets, SeveralTargets):
         update(digest(list(scored.targets.weights)))
+
+
+# The random generator of a call.
+#
+# Without ``random_state`` it is seeded at random, and a checkpoint holds the seed that the first call drew: the same
+# call in another process continues to the same bits.
+
+
+IRRELEVANT = {"model", "callbacks", "verbose"}
+"""Parameters that are not compared: the graph is, and of callbacks those that steer."""
+
+PIECE_ROWS = 4096
+"""Rows of the data that are read at a time."""
+
+SEEDS = 2**31 - 1
+"""Seeds are less than this."""
+
+
+class Seeded(Protocol):
+    """An estimator that draws random numbers."""
+
+    random_state: int | np.random.RandomState | None
+    callbacks: Sequence[object] | None
+
+
+def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.random.RandomState:
+    """Return the generator of a call that begins a training on ``rows``, which are read for a checkpoint alone."""
+    seed, held = estimator.random_state, [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
+    checkpoint = next((one for one in held if isinstance(one, Checkpoint)), None)
+    if seed is not None or checkpoint is None:
+        return seeded(seed)
+    checkpoint.validate()
+    drawn = int(check_random_state(None).randint(SEEDS))
+    return np.random.RandomState(checkpoint.seed(_seed_key(estimator, rows()), drawn))
+
+
+class _Zeros(ISeedSequence):
+    """The first words of a generator that is seeded next; those that NumPy derives take most of the time of both."""
+
+    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> np.ndarray:
+        return np.zeros(n_words, dtype)
+
+
+def seeded(seed: int | np.random.RandomState | None) -> np.random.RandomState:
+    """Return the generator that scikit-learn's ``check_random_state`` returns for ``seed``."""
+    generator: np.random.RandomState
+    if isinstance(seed, int | np.integer):
+        words: Any = _Zeros()  # of a type that NumPy takes and does not declare
+        generator = np.random.RandomState(np.random.MT19937(words))
+        generator.seed(int(seed))
+    else:
+        generator = check_random_state(seed)
+    return generator
+
+
+def bytes_of(examples: Examples, call: Call) -> Iterable[bytes]:
+    """Yield the kind of the call and all rows, a few at a time."""
+    yield str(call.one_pass).encode()
+    for name, column in examples.columns.items():
+        yield name.encode()
+        for start in range(0, len(column), PIECE_ROWS):
+            yield column.rows(slice(start, start + PIECE_ROWS)).tobytes()
+    yield bytes_of_targets(examples.targets, examples.weights)
+
+
+def bytes_of_targets(targets: Targets, weights: np.ndarray | None) -> bytes:
+    """Return a digest of targets and weights of rows."""
+    several = list(targets.weights) if isinstance(targets, SeveralTargets) else None
+    return digest([np.asarray(targets.values), weights, several])
+
+
+def _seed_key(estimator: Seeded, rows: Iterable[bytes]) -> str:
+    """Return a digest of settings and rows; calls that differ in the model alone may share a seed."""
+    hasher = blake2b(digest_size=12)
+    names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
+    hasher.update(digest([type(estimator).__qualname__, {name: getattr(estimator, name) for name in names}]))
+    for part in rows:
+        hasher.update(part)
+    return hasher.hexdigest()

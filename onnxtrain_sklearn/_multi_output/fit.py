@@ -43,6 +43,7 @@ from .._estimators.examples import (
     trained_positions,
     weighted_targets,
 )
+from .._estimators.files import exported_class_weights, settings_of_step
 from .._estimators.fit import Outputs
 from .._estimators.fitted_state import Columns, FittedState
 from .._estimators.heads import HeadChoice, Plan, head_for, of_whole_rows, places_of_labels
@@ -59,7 +60,6 @@ from .._estimators.scoring import (
 )
 from .._estimators.source import source_of
 from .._estimators.tasks import OutputTask
-from .._estimators.training_files import exported_class_weights, settings_of_step
 from .._export.source import OutputSource
 from .._fitted.fitted_model import is_estimator, listed
 from .._given.given_output import OwnOutput, own_output, settled

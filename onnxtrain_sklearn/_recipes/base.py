@@ -22,10 +22,10 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from .._data.inputs import prediction_type
 from .._data.targets import Targets, class_targets, regression_targets, row_weights
+from .._estimators.fit import raise_or_warn
 from .._estimators.parameters import CallbackSupportMixin, DeclaredEstimator
 from .._estimators.pickling import resumed_device
 from .._estimators.scoring import Scoring
-from .._estimators.transaction import raise_or_warn
 from .._export.folder import training_folder, write_folder
 from .._export.graphs import require_known_form
 from .._fitted.skl2onnx_bridge import register_waiting

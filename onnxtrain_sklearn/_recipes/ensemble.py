@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from .._data.targets import Targets
 from .._estimators.parameters import SET, call_with_teardown, is_propagated, set_callbacks_of
-from .._estimators.random_generator import Seeded, bytes_of_targets, generator_of
 from .._estimators.scoring import Scoring
+from .._estimators.training_state import Seeded, bytes_of_targets, generator_of
 from .._inference.ensemble import averaged_predictions
 from .._inference.predictor import PredictionGraph, prediction_graph
 from .._ir.edits import append_graph

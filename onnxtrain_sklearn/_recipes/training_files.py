@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_consistent_length
 
 from .._data.targets import Targets, weights_of_classes
-from .._estimators.training_files import export_source, untrained_state
+from .._estimators.files import export_source, untrained_state
 from .._export.several_networks import name_in_network
 from .._export.source import ExportSource
 from .._ort import devices

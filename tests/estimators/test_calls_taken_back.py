@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
-from onnxtrain_sklearn._estimators import transaction
+from onnxtrain_sklearn._estimators import fit
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.passes import HostPass
 from onnxtrain_sklearn._training.step import HostStep
@@ -180,26 +180,26 @@ def test_functions_scores_and_errors_of_the_runtime_count_alike():
 
 def test_a_large_state_is_copied_only_for_code_of_the_user_and_for_many_steps():
     estimator, copies = OrtGradientRegressor(Linear(), **SETTINGS).fit(X, Y), []
-    plain = transaction.ResumedState.copy_arrays
+    plain = fit.ResumedState.copy_arrays
 
     def counted(state):
         copies.append(1)
         plain(state)
 
     with (
-        mock.patch.object(transaction, "ALWAYS_COPIED", 1),
-        mock.patch.object(transaction.ResumedState, "copy_arrays", counted),
+        mock.patch.object(fit, "ALWAYS_COPIED", 1),
+        mock.patch.object(fit.ResumedState, "copy_arrays", counted),
     ):
         steps = 3 * -(-len(X) // 16)
-        with mock.patch.object(transaction, "MANY_STEPS", steps + 1):
+        with mock.patch.object(fit, "MANY_STEPS", steps + 1):
             estimator.fit(X, Y)
             assert not copies
             estimator.set_params(callbacks=[lambda epoch: None]).fit(X, Y)
             assert len(copies) == 1
-        with mock.patch.object(transaction, "MANY_STEPS", steps):
+        with mock.patch.object(fit, "MANY_STEPS", steps):
             estimator.set_params(callbacks=None).fit(X, Y)
             assert len(copies) == 2
-            with mock.patch.object(transaction, "COPIED_FOR_STEPS", 1):
+            with mock.patch.object(fit, "COPIED_FOR_STEPS", 1):
                 estimator.fit(X, Y)
         assert len(copies) == 2
 
@@ -209,7 +209,7 @@ def test_a_large_state_goes_back_from_an_error_before_its_first_step(name, where
     """Nothing is copied: no array has changed, but for the running statistics. Later the weights alone go back."""
     estimator = configured(OrtGradientClassifier(), **{"model": MLP((8,)), **SETTINGS, **CASES[name]}).fit(X, Y)
     before = seen(estimator)
-    with mock.patch.object(transaction, "ALWAYS_COPIED", 1), mock.patch.object(transaction, "COPIED_FOR_STEPS", 1):
+    with mock.patch.object(fit, "ALWAYS_COPIED", 1), mock.patch.object(fit, "COPIED_FOR_STEPS", 1):
         with failing_passes(after=1):
             attempted(estimator)
         assert seen(estimator) == before

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators.examples import Call
-from onnxtrain_sklearn._estimators.finetuning_setup import TUNED_PIECE
+from onnxtrain_sklearn._estimators.finetuning import TUNED_PIECE
 from onnxtrain_sklearn._estimators.fit import prepared
 from tests.helpers.environment import each_engine
 from tests.helpers.graphs import model

@@ -12,7 +12,7 @@ from sklearn.preprocessing import FunctionTransformer, MaxAbsScaler, Normalizer,
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier
 from onnxtrain_sklearn._data.columns import InputData
-from onnxtrain_sklearn._estimators import finetuning_setup
+from onnxtrain_sklearn._estimators import finetuning
 from tests.helpers.environment import each_engine
 
 FAR_COLUMN, N_COLUMNS = 7, 400
@@ -49,8 +49,8 @@ def tuned(model, rows=X, weights=None, **settings):
 def seen(monkeypatch):
     """What each fit divides its weights by."""
     found = []
-    original = finetuning_setup.damping_of
-    monkeypatch.setattr(finetuning_setup, "damping_of", lambda *args: found.append(original(*args)) or found[-1])
+    original = finetuning.damping_of
+    monkeypatch.setattr(finetuning, "damping_of", lambda *args: found.append(original(*args)) or found[-1])
     return found
 
 

@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, RobustScaler, StandardScaler
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators import finetuning_setup
+from onnxtrain_sklearn._estimators import finetuning
 from tests.helpers.environment import each_engine
 from tests.helpers.sessions import session
 
@@ -54,8 +54,8 @@ def tuned(model, **settings):
 def seen_damping(monkeypatch):
     """Return a list that takes what each fit divides its weights by."""
     found = []
-    original = finetuning_setup.damping_of
-    monkeypatch.setattr(finetuning_setup, "damping_of", lambda *args: found.append(original(*args)) or found[-1])
+    original = finetuning.damping_of
+    monkeypatch.setattr(finetuning, "damping_of", lambda *args: found.append(original(*args)) or found[-1])
     return found
 
 

@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, ConvNet, FineTuner, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators import precomputed
+from onnxtrain_sklearn._estimators import finetuning
 from onnxtrain_sklearn._model.frozen_part import frozen_part
 from tests.helpers.environment import each_engine
 
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 def searched(monkeypatch, fit):
     """Return the operators that each iteration of a search computes, and the shapes of its inputs."""
     found = []
-    plain = precomputed.remaining
+    plain = finetuning.remaining
 
     def seen(*args):
         found.append(plain(*args))
         return found[-1]
 
-    monkeypatch.setattr(precomputed, "remaining", seen)
+    monkeypatch.setattr(finetuning, "remaining", seen)
     fit()
     model = found[0].model
     return [node.op_type for node in model.model.graph], {spec.name: spec.shape for spec in model.inputs}
@@ -100,14 +100,14 @@ def test_the_result_is_that_of_the_whole_graph(monkeypatch, last):
     old = make_pipeline(StandardScaler(), last).fit(X[:300], NUMBER[:300])
     settings = {"finetune": FineTuner(cv=2, max_iter=10), "random_state": 0}
     once = OrtGradientRegressor(old, **settings).fit(X[NEW], NUMBER[NEW] + 1).predict(X[TEST])
-    monkeypatch.setattr(precomputed, "frozen_part", lambda *_: None)
+    monkeypatch.setattr(finetuning, "frozen_part", lambda *_: None)
     always = OrtGradientRegressor(old, **settings).fit(X[NEW], NUMBER[NEW] + 1).predict(X[TEST])
     assert_allclose(once, always, rtol=1e-3, atol=1e-3)
 
 
 def test_large_values_are_computed_in_each_iteration(monkeypatch):
     old = make_pipeline(StandardScaler(), Ridge()).fit(X[:300], NUMBER[:300])
-    monkeypatch.setattr(precomputed, "COPY_LIMIT", 100)
+    monkeypatch.setattr(finetuning, "COPY_LIMIT", 100)
     tuned = OrtGradientRegressor(old, finetune=SMALL, random_state=0)
     _, inputs = searched(monkeypatch, lambda: tuned.fit(X[NEW], NUMBER[NEW]))
     assert list(inputs) == ["X"]

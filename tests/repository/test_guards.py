@@ -49,7 +49,7 @@ PROTOBUF = {
     # tells what users give
     "_estimators.describe": {"ModelProto"},
     # to_training_onnx returns one
-    "_estimators.training_files": {"ModelProto"},
+    "_estimators.files": {"ModelProto"},
     # to_onnx returns one
     "_estimators.base": {"ModelProto"},
     "_estimators.regressor": {"ModelProto"},
