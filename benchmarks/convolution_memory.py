@@ -22,7 +22,7 @@ from fit_step import RATE
 
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model.trainable import trainable_model
-from onnxtrain_sklearn._training.step_interface import Rates
+from onnxtrain_sklearn._training.step_parts import Rates
 
 STEPS = 3
 SIDES = ("ours", "torch")

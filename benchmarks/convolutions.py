@@ -33,7 +33,7 @@ from onnxtrain_sklearn._ort.binding import Binding
 from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn._training.step import HostStep
-from onnxtrain_sklearn._training.step_interface import OptimizerState, Rates, StepParts
+from onnxtrain_sklearn._training.step_parts import OptimizerState, Rates, StepParts
 from onnxtrain_sklearn.graph import GraphBuilder
 
 Run = Callable[[], object]

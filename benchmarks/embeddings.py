@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientClassifier
-from onnxtrain_sklearn._training.step_interface import Rates
+from onnxtrain_sklearn._training.step_parts import Rates
 
 ROWS, WORDS, CLASSES, RATE = 32, 32, 4, 0.001
 SHAPES = ((60, 128), (30_522, 128), (30_522, 312))

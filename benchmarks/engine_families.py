@@ -8,7 +8,7 @@ networks of several families: an embedding and attention 1.07, LeNet 1.13, an em
 and 1.09 in two runs, with a linear layer 0.90 and 1.00.
 
 With ``--compiled`` it compares what a step of compiled code saves, and what it takes to compile it, with the estimates
-by which ``engine="auto"`` takes it, ``onnxtrain_sklearn/_training/machine_code.py``.
+by which ``engine="auto"`` takes it, ``onnxtrain_sklearn/_training/step_choice.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import packages
 from onnxtrain_sklearn._ort.llvm import features
-from onnxtrain_sklearn._training.machine_code import COMPILED, COMPILING, COMPILING_NODE, ELEMENT, NODE
+from onnxtrain_sklearn._training.programs import COMPILED
+from onnxtrain_sklearn._training.step_choice import COMPILING, COMPILING_NODE, ELEMENT, NODE
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -27,9 +27,8 @@ from onnxtrain_sklearn._model.trainable import TrainableModel, trainable_model
 from onnxtrain_sklearn._ort import devices, packages
 from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET, training_graph
 from onnxtrain_sklearn._training.parameters import FlatParameters
-from onnxtrain_sklearn._training.settings import StepSettings
 from onnxtrain_sklearn._training.step import HostStep
-from onnxtrain_sklearn._training.step_interface import OptimizerState, Rates, StepParts
+from onnxtrain_sklearn._training.step_parts import OptimizerState, Rates, StepParts, StepSettings
 from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.optimizers import Optimizer
 

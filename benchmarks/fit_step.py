@@ -19,7 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 
 from onnxtrain_sklearn import MLP, SGD, Adam, OrtGradientClassifier
-from onnxtrain_sklearn._training.formula_updates import SAVINGS
+from onnxtrain_sklearn._training.update_executors import SAVINGS
 
 
 @dataclass(frozen=True)

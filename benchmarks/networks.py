@@ -31,7 +31,7 @@ from network_runs import RATE, Batch, File, NotExportedError, OurRun, TorchRun, 
 from network_zoo import BATCH, NETWORKS, SOURCES
 from torch import nn
 
-from onnxtrain_sklearn._training.step_interface import Rates
+from onnxtrain_sklearn._training.step_parts import Rates
 from onnxtrain_sklearn.exceptions import DivergenceError
 
 RESULTS = Path(__file__).parent / "networks_results.jsonl"

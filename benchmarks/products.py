@@ -114,14 +114,14 @@ def by_torch(case: Case, optimizer: str) -> Fit:
 
 def updated_by_numpy(case: Case, optimizer: str) -> Fit:
     """Return the update of a fit of this package without llvmlite."""
-    from onnxtrain_sklearn._training.formula_updates import numpy_update
+    from onnxtrain_sklearn._training.update_executors import numpy_update
 
     return own_update(case, optimizer, numpy_update)
 
 
 def updated_by_loop(case: Case, optimizer: str) -> Fit:
     """Return the update of a fit of this package, compiled by llvmlite."""
-    from onnxtrain_sklearn._training.formula_updates import compiled_update
+    from onnxtrain_sklearn._training.update_executors import compiled_update
 
     return own_update(case, optimizer, compiled_update)
 
@@ -130,7 +130,7 @@ def own_update(case: Case, optimizer: str, make: Callable[..., Any]) -> Fit:
     import onnx_ir as ir
 
     from onnxtrain_sklearn import SGD, AdamW
-    from onnxtrain_sklearn._training.formula_updates import formula_of
+    from onnxtrain_sklearn._training.update_executors import formula_of
     from onnxtrain_sklearn._utils.errors import ignores_float_errors
     from onnxtrain_sklearn.optimizers import update_graph
 

@@ -23,7 +23,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, Adam, OrtGradientClassifier, clear_cache
-from onnxtrain_sklearn._training.machine_code import can_compile
+from onnxtrain_sklearn._training.programs import can_compile
 from onnxtrain_sklearn._training.trainer import Trainer
 
 EPOCHS = 50

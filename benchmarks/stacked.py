@@ -23,7 +23,7 @@ from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ort.binding import Array, Binding, DeviceArray
 from onnxtrain_sklearn._ort.devices import Device, resolve_device
 from onnxtrain_sklearn._ort.sessions import create_session
-from onnxtrain_sklearn._training.machine_code import can_compile, compiled_code
+from onnxtrain_sklearn._training.programs import can_compile, compiled_code
 
 CASES = (((20, 10, 2), 32), ((30, 32, 2), 32), ((30, 100, 2), 200), ((64, 128, 10), 200))
 STACKS = (4, 16, 64)

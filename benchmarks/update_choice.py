@@ -3,7 +3,7 @@
     python benchmarks/update_choice.py [--optimizers adamw,sgd] [--sizes 1000,10000]
 
 The executors alternate, and the minimum of each counts; their results are compared, to the bit. ``UpdateTuning`` of
-``_training/formula_updates.py`` holds the constants that were read from this table.
+``_training/update_executors.py`` holds the constants that were read from this table.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ort import devices, llvm, sessions
-from onnxtrain_sklearn._training.formula_updates import TUNING, compiled_update, formula_of, numpy_update
-from onnxtrain_sklearn._training.update_bindings import bind_update
+from onnxtrain_sklearn._training.update_executors import TUNING, compiled_update, formula_of, numpy_update
+from onnxtrain_sklearn._training.updates import bind_update
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, update_graph
 
 SIZES = (1_000, 10_000, 30_000, 100_000, 235_000, 1_000_000, 3_000_000, 10_000_000)

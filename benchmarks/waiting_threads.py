@@ -27,7 +27,7 @@ from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._ort.sessions import SPIN, SPIN_MICROSECONDS
 from onnxtrain_sklearn._training.step import HostStep
-from onnxtrain_sklearn._training.step_interface import Rates
+from onnxtrain_sklearn._training.step_parts import Rates
 
 WAITS: Mapping[str, Mapping[str, object]] = {
     f"{SPIN_MICROSECONDS} us": {},

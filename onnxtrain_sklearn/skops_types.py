@@ -30,7 +30,7 @@ HELD = (
     "_recipes.scaling.Quantile",
     "_recipes.scaling.Robust",
     "_ort.devices.Device",
-    "_training.step_interface.Choice",
+    "_training.step.Choice",
     "adapters.LoRA",
     "finetuning.FineTuner",
     "models.GraphModel",

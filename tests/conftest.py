@@ -90,7 +90,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(autouse=True)
 def updates_of_a_new_process() -> None:
     """Let each test begin with updates by NumPy, whatever tests before it did in the process."""
-    module = sys.modules.get("onnxtrain_sklearn._training.formula_updates")  # an import here would change warnings
+    module = sys.modules.get("onnxtrain_sklearn._training.update_executors")  # an import here would change warnings
     if module is not None:
         vars(module.SAVINGS).update(vars(module.Savings()))
 

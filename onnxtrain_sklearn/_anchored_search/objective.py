@@ -14,7 +14,7 @@ import scipy.optimize
 from .._data.batches import Batches, Minibatch
 from .._training.loss_graph import TARGET
 from .._training.parameters import FlatParameters
-from .._training.step_interface import GradientStep
+from .._training.step import HostStep
 
 SAMPLED_ROWS = 64
 """Number of rows whose gradients are squared."""
@@ -31,7 +31,7 @@ class RowObjective:
         The weights that the rows have in the data.
     """
 
-    def __init__(self, step: GradientStep, batches: Batches) -> None:
+    def __init__(self, step: HostStep, batches: Batches) -> None:
         self._step, self._batches = step, batches
         self._pieces = list(batches.epoch())
         self._loaded: Minibatch | None = None

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._data.batches import Batches
 from .._training.history import History
-from .._training.step_interface import GradientStep
+from .._training.step import HostStep
 from .._training.trainer import Trainer, TrainerSettings
 from ..exceptions import warn
 from ..finetuning import FineTuner
@@ -74,7 +74,7 @@ class FineTuningTrainer(Trainer):
         self,
         tuning: Tuning,
         settings: TrainerSettings,
-        step: GradientStep,
+        step: HostStep,
         batches: Batches,
         history: History,
         validate: Callable[[], float] | None = None,

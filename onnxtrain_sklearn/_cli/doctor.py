@@ -32,9 +32,10 @@ from .._gradient.engine import available_engines, gradient_graph
 from .._model.trainable import TensorSpec
 from .._ort import devices, llvm, packages, sessions
 from .._ort.wrong_kernels import saturate
-from .._training.formula_updates import compiled_update, formula_of, numpy_update
 from .._training.history import Epoch
-from .._training.machine_code import COMPILED, auto_compiles, can_compile
+from .._training.programs import COMPILED, can_compile
+from .._training.step_choice import auto_compiles
+from .._training.update_executors import compiled_update, formula_of, numpy_update
 from ..exceptions import ModelError, RuntimeNotFoundError
 from ..models import MLP
 from ..optimizers import AdamW, update_graph

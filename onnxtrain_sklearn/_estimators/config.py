@@ -22,9 +22,9 @@ from .._inference.graph import Head
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device, resolve_device
 from .._ort.sessions import know_libraries
-from .._training.machine_code import COMPILED, require_compiler
 from .._training.parameters import NO_FACTORS, Factors, Trainable, matches
-from .._training.settings import StepSettings, TotalLoss, TrainedPositions
+from .._training.programs import COMPILED, require_compiler
+from .._training.step_parts import StepSettings, TotalLoss, TrainedPositions
 from .._training.trainer import TrainerSettings
 from .._utils.cache import with_attributes
 from .._utils.params import FACTORS, check_parameters

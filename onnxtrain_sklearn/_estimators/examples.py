@@ -41,7 +41,7 @@ from .._inference.graph import Head
 from .._model.score_axes import Positions
 from .._model.trainable import TensorSpec, TrainableModel
 from .._training.loss_graph import TARGET, target_layout
-from .._training.settings import StepSettings, TrainedPositions
+from .._training.step_parts import StepSettings, TrainedPositions
 from .._utils.cache import with_attributes
 from .._utils.typing import MatrixLike, Validation
 from ..exceptions import ModelError

@@ -36,13 +36,13 @@ from .._ir.protobuf import to_proto
 from .._ir.shapes import infer_shapes
 from .._model.score_axes import repeated_rows
 from .._ort.objects import read_adapter
-from .._training.loss_graph import as_float32, ir_type, one_hot
-from .._training.machine_code import differentiating_engine
+from .._training.loss_graph import ir_type, one_hot
 from .._training.parameters import FlatParameters, state_slots
+from .._training.programs import differentiating_engine
 from .._training.randomness import draws_numbers
-from .._training.row_dependence import outputs_that_meet
-from .._training.settings import StepSettings, TotalLoss
-from .._training.step_interface import OptimizerState, StepParts
+from .._training.rows_meet import outputs_where_rows_meet, where_rows_meet
+from .._training.step import as_float32
+from .._training.step_parts import OptimizerState, StepParts, StepSettings, TotalLoss
 from .._utils.errors import refusing
 from .._utils.typing import MatrixLike
 from ..exceptions import ModelError, instead_of, nearest
@@ -102,7 +102,7 @@ def export_source(
         "constants": constants_of(state),
     }
     parts = StepParts(state.model, settings, parameters, state.frozen, state.optimizer, rows, state.sparse)
-    if found := outputs_that_meet(state.model, settings):
+    if found := outputs_where_rows_meet(state.model, settings):
         raise ModelError(
             f"Output {found[0]!r}: rows meet in its loss. In training graphs of several outputs, rows without a label "
             f"for an output would meet those with one: train it in Python, or take a loss of single rows."
@@ -127,11 +127,12 @@ def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
     Rows that are no whole number of minibatches are no step of the estimator: they are one minibatch.
     """
     rows = parts.batch
-    if parts.meeting is not None:
+    where = where_rows_meet(parts.model, parts.settings)
+    if where is not None:
         if rows % accumulate:
             raise ValueError(
                 f"batch_size must be a multiple of {accumulate}, got {rows}: a step takes the rows of all accumulate="
-                f"{accumulate} minibatches, and rows meet within each of them ({parts.meeting})."
+                f"{accumulate} minibatches, and rows meet within each of them ({where})."
             )
         return accumulate
     return accumulate if draws_numbers(parts.model.model) and not rows % accumulate else 1

@@ -36,10 +36,10 @@ from .._model.trainable import TensorSpec, TrainableModel
 from .._ort.devices import Device
 from .._training.loss_graph import TARGET
 from .._training.parameters import Trainable
-from .._training.row_dependence import meeting
-from .._training.settings import StepSettings
+from .._training.rows_meet import where_rows_meet
+from .._training.step import HostStep
 from .._training.step_choice import new_step
-from .._training.step_interface import GradientStep, OptimizerState, StepParts
+from .._training.step_parts import OptimizerState, StepParts, StepSettings
 from .._training.trainer import Trainer
 from .._utils.errors import refusing
 from ..exceptions import ModelError, instead_of, warn
@@ -200,7 +200,7 @@ def tuning_trainer(
 ) -> Trainer:
     """Return the trainer that fine-tunes the parameters of ``state`` on ``rows``, and on the ``old`` rows if given."""
     assert plan.tuner is not None
-    where = meeting(state.model, settings)
+    where = where_rows_meet(state.model, settings)
     if where is not None:
         raise ModelError(
             f"Fine-tuning adds up the losses of all rows, but rows meet within a minibatch: the result of a row "
@@ -306,7 +306,7 @@ KEEPS = frozenset({"Cast", "Identity"})
 @refusing("The graph cannot be trained")
 def searched_rows(
     state: FittedState, settings: StepSettings, columns: Columns, batches: ArrayBatches
-) -> tuple[GradientStep, ArrayBatches]:
+) -> tuple[HostStep, ArrayBatches]:
     """Return the step of a search, and ``batches`` of the columns that it reads.
 
     The optimizer in ``settings`` is L-BFGS, so the step has its gradient on the host.
@@ -315,7 +315,7 @@ def searched_rows(
     sparse = () if settings.device.memory is not None else sparse_inputs(rest.columns)
     parts = StepParts(rest.model, settings, state.parameters, rest.frozen, OptimizerState(), batches.size, sparse)
     own = batches.of({**rest.columns, TARGET: batches.column(TARGET)})
-    return cast("GradientStep", new_step(parts)), own
+    return cast("HostStep", new_step(parts)), own
 
 
 @dataclass(frozen=True, eq=False)

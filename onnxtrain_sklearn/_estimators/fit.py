@@ -28,11 +28,11 @@ from .._fitted.fitted_model import FittedModel
 from .._fitted.skl2onnx_bridge import register_waiting
 from .._model.trainable import TrainableModel
 from .._ort import sessions
-from .._training.machine_code import COMPILED, LIKELY_EPOCHS
-from .._training.row_dependence import meeting, outputs_that_meet
-from .._training.settings import StepSettings
-from .._training.step_choice import new_step, new_trainer
-from .._training.step_interface import StepParts, TrainingStep
+from .._training.programs import COMPILED
+from .._training.rows_meet import outputs_where_rows_meet, where_rows_meet
+from .._training.step import TrainingStep
+from .._training.step_choice import LIKELY_EPOCHS, new_step, new_trainer
+from .._training.step_parts import StepParts, StepSettings
 from .._training.trainer import Trainer
 from .._utils.cache import content
 from .._utils.errors import refusing
@@ -207,9 +207,9 @@ def trainer_for(
     # first pieces.
     rows = plan.rng.permutation(rows) if tuner else rows
     limit = TUNED_PIECE if tuner else config.batch_size
-    rows_meet = meeting(state.model, settings) is not None
+    rows_meet = where_rows_meet(state.model, settings) is not None
     if rows_meet and isinstance(examples.targets, SeveralTargets):
-        _require_labels(outputs_that_meet(state.model, settings), examples.targets, rows)
+        _require_labels(outputs_where_rows_meet(state.model, settings), examples.targets, rows)
     if rows_meet and not settings.optimizer.takes_minibatches and tuner is None:
         limit = len(rows)  # the loss of the full batch is not a sum over pieces
     size = min(len(rows), limit)
@@ -244,12 +244,12 @@ def trainer_for(
     return trainer
 
 
-def _require_labels(meeting: Collection[str], targets: SeveralTargets, rows: np.ndarray) -> None:
+def _require_labels(outputs: Collection[str], targets: SeveralTargets, rows: np.ndarray) -> None:
     """Raise if rows meet in the loss of an output, and some of them have no label for this output."""
     ones = np.ones(len(targets.values))
     weights = {name: ones if w is None else w for name, w in zip(targets.names, targets.weights, strict=True)}
     counted = np.max([own[rows] for own in weights.values()], axis=0) > 0
-    for name in meeting:
+    for name in outputs:
         missing = int(np.sum(counted & (weights[name][rows] == 0)))
         if missing:
             raise ValueError(

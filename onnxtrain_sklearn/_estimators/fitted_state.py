@@ -22,7 +22,7 @@ from .._importers.quantization import holds_fakes
 from .._inference.ensemble import ensemble_of
 from .._inference.graph import Head, OutputOptions, exported_model, inference_model
 from .._inference.predictor import Predictor, filled_graph, prediction_graph
-from .._inference.row_trials import where_rows_meet
+from .._inference.row_trials import where_rows_meet_in_graph
 from .._ir.files import without_program
 from .._ir.protobuf import to_proto
 from .._model.low_rank import merged
@@ -30,9 +30,9 @@ from .._model.trainable import TrainableModel
 from .._ort import sessions
 from .._ort.devices import Device
 from .._training.history import History
-from .._training.loss_graph import as_float32
 from .._training.parameters import FlatParameters
-from .._training.step_interface import Choice, OptimizerState, TrainingStep
+from .._training.step import Choice, TrainingStep, as_float32
+from .._training.step_parts import OptimizerState
 from .._utils.cache import content
 from .._utils.params import copied
 from .._utils.typing import DType
@@ -271,7 +271,7 @@ class FittedState:
 
     def rows_of_predictions_meet(self) -> bool:
         """Return True if rows meet: the prediction of a row depends on the rows that are predicted with it."""
-        return where_rows_meet(self.model, self.session_options, in_training=False) is not None
+        return where_rows_meet_in_graph(self.model, self.session_options, in_training=False) is not None
 
 
 def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:

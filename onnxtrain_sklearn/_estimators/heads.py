@@ -34,7 +34,7 @@ from .._model.trainable import TrainableModel, trainable_model
 from .._ort import devices
 from .._ort.devices import Device
 from .._training.loss_graph import n_classes_of
-from .._training.settings import StepSettings
+from .._training.step_parts import StepSettings
 from ..exceptions import ModelError
 from ..finetuning import FineTuner
 from ..losses import LOSSES, Loss, resolve_loss

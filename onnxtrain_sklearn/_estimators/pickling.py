@@ -17,7 +17,7 @@ from .._fitted.skl2onnx_bridge import register_waiting
 from .._ir.files import without_program
 from .._ort import devices, packages
 from .._ort.devices import Device
-from .._training.machine_code import is_usable
+from .._training.programs import is_usable
 from .._utils.params import copied
 from ..callbacks.base import ACTIVE
 from ..exceptions import warn
@@ -28,7 +28,7 @@ EstimatorT = TypeVar("EstimatorT")
 PACKAGE = __name__.partition(".")[0]
 
 CLASSES: Mapping[str, str] = {
-    "Choice": "_training.step_interface",
+    "Choice": "_training.step",
     "Curve": "_training.history",
     "Device": "_ort.devices",
     "EpochLog": "_training.history",
@@ -39,7 +39,7 @@ CLASSES: Mapping[str, str] = {
     "Head": "_inference.graph",
     "History": "_training.history",
     "KeptTypes": "_model.precision",
-    "OptimizerState": "_training.step_interface",
+    "OptimizerState": "_training.step_parts",
     "LowRank": "_model.low_rank",
     "Origin": "_fitted.provenance",
     "OutputForm": "_model.trainable",

@@ -27,8 +27,8 @@ from .._fitted import sklearn_private
 from .._inference.graph import Head
 from .._inference.predictor import Predictor
 from .._model.links import Task
-from .._training.score_loss import SCORED_PIECE, ScoreLoss, weighted_mean
-from .._training.settings import StepSettings, TotalLoss, settings_of_output
+from .._training.step_parts import StepSettings, TotalLoss, settings_of_output
+from .._training.validation_loss import SCORED_PIECE, ScoreLoss, weighted_mean
 from .._utils.typing import MatrixLike
 from ..callbacks.base import Part
 from ..exceptions import InvalidParameterError, ModelError, nearest

@@ -28,16 +28,14 @@ from .._model.reweighted import form_of
 from .._model.trainable import TrainableModel
 from .._ort import devices
 from .._training.loss_graph import WEIGHT
-from .._training.machine_code import COMPILED
 from .._training.parameters import FlatParameters, Trainable, selected, warn_of_doubtful
-from .._training.programs import PassProgram, PassSource, pass_program
+from .._training.programs import COMPILED, PassProgram, PassSource, pass_program
 from .._training.randomness import draws_numbers
-from .._training.row_dependence import meeting
-from .._training.score_loss import ScoreLoss
-from .._training.settings import Scheduled, StepSettings, TotalLoss, settings_of_output
+from .._training.rows_meet import where_rows_meet
 from .._training.step import HostStep, in_trainable_type
-from .._training.step_interface import OptimizerState, StepParts
+from .._training.step_parts import OptimizerState, Scheduled, StepParts, StepSettings, TotalLoss, settings_of_output
 from .._training.trainer import Trainer
+from .._training.validation_loss import ScoreLoss
 from .._utils.cache import with_attributes
 from ..exceptions import ModelError, UnsupportedOperatorError, warn
 from ..losses import Loss
@@ -290,7 +288,7 @@ def _compared(
     left_out, step, batches = _left_out(state), trainer.step, trainer.batches
     if not isinstance(batches, ArrayBatches):
         return FileCompared("its rows come as a stream")
-    if left_out or not isinstance(step, HostStep) or meeting(state.model, settings) is not None:
+    if left_out or not isinstance(step, HostStep) or where_rows_meet(state.model, settings) is not None:
         try:
             parts = _parts_in_form(state, settings, len(own.rows))
             step = HostStep(parts)

@@ -30,10 +30,11 @@ from .._ir.protobuf import to_proto
 from .._ir.queries import constant, every_node
 from .._ort import packages
 from .._training.history import Curve, EpochLog
-from .._training.machine_code import COMPILED, auto_compiles
 from .._training.parameters import FlatParameters, state_slots
+from .._training.programs import COMPILED
 from .._training.rates import swept_losses
-from .._training.step_interface import OptimizerState, Rates
+from .._training.step_choice import auto_compiles
+from .._training.step_parts import OptimizerState, Rates
 from .._training.trainer import Trainer
 from .._utils.cache import digest, with_attributes
 from .._utils.errors import refusing

@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from .._inference.graph import Head
+from .._training.rows_meet import where_rows_meet
 from .._utils.params import Component
 from .._utils.untrusted_text import json_object
 from ..exceptions import ModelError
@@ -96,7 +97,7 @@ def manifest_of(
         "inputs": inputs,
         "loss_output": step.loss,
         "batch_size": step.batch,
-        "padding": source.parts.meeting is None,
+        "padding": where_rows_meet(source.parts.model, source.parts.settings) is None,
         "random": random,
         "state": {"file": STATE_FILE, "tensors": [_state_fact(one) for one in step.state]},
         "graphs": {name: _graph_fact(name, entry) for name, entry in entries.items()},

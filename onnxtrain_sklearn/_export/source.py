@@ -16,8 +16,7 @@ import onnx_ir as ir
 
 from .._inference.graph import Head
 from .._training.parameters import FlatParameters
-from .._training.settings import OutputLoss
-from .._training.step_interface import StepParts
+from .._training.step_parts import OutputLoss, StepParts
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from .._model.loss_terms import penalty_factors, weighted_penalty
 from .._training.parameters import Factors, FlatParameters, Segment, require_rows_apart, segments, state_name
-from .._training.settings import StepSettings
+from .._training.step_parts import StepSettings
 from ..graph import GraphBuilder
 from ..optimizers import Optimizer, update_graph
 from ..optimizers.in_place import emit_clipped, update_rule

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from .._ir.edits import replace_inputs
 from .._training.loss_graph import TARGET, WEIGHT, target_layout
-from .._training.settings import OutputLoss, TrainedPositions
+from .._training.step_parts import OutputLoss, TrainedPositions
 from ..graph import GraphBuilder
 from .source import ExportSource, OutputSource
 

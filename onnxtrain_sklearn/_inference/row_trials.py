@@ -1,9 +1,11 @@
-"""Find out whether the rows of a minibatch meet in a graph: by analysis, and by trials where that does not tell.
+"""Find out whether the rows of a minibatch meet in a graph: by analysis, and by trials where it does not tell.
 
-:func:`where_rows_meet` asks about a trainable model, :func:`meeting_in` about any graph. Both ask the analysis of
-``_model/row_axis`` first. Where it is not certain, :func:`meet_in_numbers` tries: it changes one row after the
-other, and if the results of other rows change, rows meet. They meet too if results change where rows are added, as
-those of a graph that divides by the number of rows. Answers are kept for graphs of equal structure.
+*Rows meet* if the result of one row depends on other rows of its minibatch: see :mod:`.._training.rows_meet`, which
+asks this module about the graph and looks into the loss itself. :func:`where_rows_meet_in_graph` asks about a trainable
+model, :func:`meeting_in` about any graph. Both first ask the analysis of ``_model/row_axis``. Where it is not certain,
+:func:`meet_in_numbers` tries: it changes one row after the other, and if the results of other rows change, rows meet.
+They meet too if results change where rows are added, as those of a graph that divides by the number of rows. Graphs of
+equal structure share the answer.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Meeting(NamedTuple):
     seen: bool
 
 
-def where_rows_meet(model: TrainableModel, options: Options, *, in_training: bool = True) -> str | None:
+def where_rows_meet_in_graph(model: TrainableModel, options: Options, *, in_training: bool = True) -> str | None:
     """Return where the rows of a minibatch meet, or may meet, in a graph; None: nowhere. It is found once for a form.
 
     In training, normalization takes statistics of the minibatch. ``options`` are those of the sessions that try it.

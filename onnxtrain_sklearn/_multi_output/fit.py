@@ -69,7 +69,7 @@ from .._inference.predictor import Predictor
 from .._model.links import Task
 from .._model.trainable import TrainableModel, with_outputs_of
 from .._ort.devices import Device
-from .._training.settings import OutputLoss, TotalLoss
+from .._training.step_parts import OutputLoss, TotalLoss
 from .._utils.params import Instance, OneOf, Parameter
 from .._utils.typing import MatrixLike
 from ..exceptions import InvalidParameterError, ModelError, nearest

@@ -17,15 +17,16 @@ import numpy as np
 from .._data.batches import BatchBuffers, Batches, Minibatch
 from .._ort.binding import Array, Binding, DeviceArray
 from ..optimizers import Optimizer
-from .loss_graph import LOSS, PENALTY, WEIGHT
+from .loss_graph import LOSS, WEIGHT
 from .parameters import FlatParameters, state_slots
 from .pass_rewrites import DATA, ROW_NUMBERS
 from .passes import pass_graph
 from .programs import PassSource
 from .randomness import UniformNumbers
-from .settings import StepSettings
-from .step_interface import Choice, OptimizerState, Rates, StepParts
-from .update_bindings import SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
+from .rows_meet import where_rows_meet
+from .step import Choice
+from .step_parts import OptimizerState, Rates, StepParts, StepSettings
+from .updates import PENALTY, SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
 
 RESIDENT_LIMIT = 2**31
 """Largest data, in bytes, that are uploaded at once; larger data are uploaded by minibatch."""
@@ -85,7 +86,9 @@ class DeviceStep:
         assert isinstance(optimizer, Optimizer)
         self.settings, self.parameters, self.state, self.batch = settings, parts.parameters, parts.state, parts.batch
         self.choice: Choice | None = None
-        self._parts, self._pads = parts, parts.meeting is None  # padding rows would change the results of the others
+        self._parts = parts
+        # Where rows meet, padding rows would change the results of the others.
+        self._pads = where_rows_meet(parts.model, settings) is None
         layout = parts.parameters.aligned(ALIGNMENT)
         bindings = VectorBindings(settings, layout, lambda array: DeviceArray(array, memory))
         segments = bindings.segment_updates(optimizer)

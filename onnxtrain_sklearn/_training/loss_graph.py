@@ -14,9 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .._gradient.engine import differentiate
 from .._ir.edits import swap_initializers
-from .._ir.queries import Dims, attribute, dims, operand
 from .._model.batch_axis import with_batch
 from .._model.links import Link, Task, split_columns
 from .._model.loss_terms import (
@@ -25,12 +23,10 @@ from .._model.loss_terms import (
     append_pairwise_loss,
     mark_one_hot,
     row_means,
-    weighted_penalty,
     weighted_row_mean,
     weights_of_shares,
 )
 from .._model.modes import follow_torch
-from .._model.precision import in_dtype
 from .._model.reweighted import form_of
 from .._model.score_axes import Positions, position_weights, repeated_rows, rows_of_members
 from .._model.trainable import TrainableModel
@@ -38,13 +34,9 @@ from .._utils.typing import DType
 from ..exceptions import ModelError
 from ..graph import GraphBuilder, new_graph
 from ..losses import Loss
-from .settings import OutputLoss, StepSettings, TotalLoss, TrainedPositions
-
-PARALLEL_WORK = 4_000_000
-"""Multiply-adds of one forward pass above which more than one thread pays; below, a second core would only spin."""
+from .step_parts import OutputLoss, StepSettings, TotalLoss, TrainedPositions
 
 TARGET, WEIGHT, LOSS = "onnxtrain/y", "onnxtrain/sample_weight", "onnxtrain/loss"
-PENALTY, SQUARES, ABSOLUTES = "penalty", "squares", "absolutes"
 
 TABLE_CLASSES = 64
 """Classes up to which one-hot rows are read from a table."""
@@ -186,35 +178,6 @@ def target_layout(
     return (rows, n_outputs), dtype
 
 
-def penalty_graph(size: int, kind: ir.DataType, engine: str, *, absolute: bool) -> ir.Model:
-    """Return the graph that adds the gradient of the penalty on ``weights`` (size,) to ``gradients``, in place.
-
-    Its further inputs are ``strength`` and the factors :data:`SQUARES` and, if ``absolute``, :data:`ABSOLUTES`.
-    """
-    weights, names = ir.val("weights", kind, (size,)), ("strength", SQUARES, ABSOLUTES)
-    strength, squares, *absolutes = (ir.val(name, kind, ()) for name in (names if absolute else names[:2]))
-    op = new_graph([weights, strength, squares, *absolutes], kind, "penalty")
-    value = op.Mul(weighted_penalty(op, weights, squares, absolutes[0] if absolutes else None), strength)
-    value.name, value.dtype, value.shape = PENALTY, kind, ir.Shape([])
-    op.graph.outputs.append(value)
-    model = differentiate(ir.Model(op.graph, ir_version=8), ["weights"], PENALTY, engine).model
-    penalty_gradient = next(v for v in model.graph.outputs if v.name == "weights_grad")
-    gradients = ir.val("gradients", kind, (size,))
-    model.graph.inputs.append(gradients)
-    total = GraphBuilder(model.graph, dtype=kind, prefix="penalty").Add(gradients, penalty_gradient)
-    total.name, total.dtype, total.shape = "new_gradients", kind, ir.Shape([size])
-    model.graph.outputs.remove(penalty_gradient)
-    model.graph.outputs.append(total)
-    return model
-
-
-def as_float32(model: TrainableModel) -> TrainableModel:
-    """Return the float32 form of a float64 model."""
-    double, single = np.dtype(np.float64), np.dtype(np.float32)
-    inputs = tuple(replace(spec, dtype=single) if spec.dtype == double else spec for spec in model.inputs)
-    return replace(model, model=in_dtype(model.model, ir.DataType.FLOAT), inputs=inputs, dtype=single)
-
-
 def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType, *, ignores: bool = False) -> ir.Value:
     """Return the one-hot encoding of the class indices ``y`` (N,); reading rows of a small table is faster.
 
@@ -237,37 +200,8 @@ def one_hot_table(n_classes: int) -> np.ndarray:
     return np.vstack([identity, np.full_like(identity, np.nan)])
 
 
-def work(graph: ir.Graph) -> float:
-    """Return the multiply-adds of matrix products and convolutions in one pass, infinite if shapes are unknown."""
-    total = 0.0
-    for node in graph:
-        if node.op_type in ("Gemm", "MatMul", "Conv") and not node.domain:
-            total += _known_product(dims(node.outputs[0])) * _contracted(node)
-    return total
-
-
-def _contracted(node: ir.Node) -> float:
-    """Return the multiply-adds per element of the output."""
-    sizes = dims(operand(node, 1 if node.op_type == "Conv" else 0)) or [None]
-    if node.op_type == "Conv":
-        return _known_product(sizes[1:])
-    return _known_product(sizes[:1] if node.op_type == "Gemm" and attribute(node, "transA", 0) else sizes[-1:])
-
-
-def _known_product(sizes: Dims | None) -> float:
-    """Return the product of the sizes, infinite if one is unknown."""
-    return math.prod(float(d) if isinstance(d, int) else math.inf for d in ([None] if sizes is None else sizes))
-
-
 def ir_type(dtype: DType) -> ir.DataType:
     return ir.DataType.from_numpy(np.dtype(dtype))
-
-
-def buffer_shape(shape: Sequence[int | None], batch: int) -> tuple[int, ...]:
-    """Return the shape of a graph input of ``shape`` for ``batch`` rows."""
-    if None in shape[1:]:
-        raise ModelError(f"Every axis of a graph input but the first must be fixed to train, got shape {tuple(shape)}.")
-    return (batch, *(int(d) for d in shape[1:] if d is not None))
 
 
 # The loss on several outputs of a graph: the weighted sum of the loss on each.

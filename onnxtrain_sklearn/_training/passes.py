@@ -19,16 +19,16 @@ from .._model.trainable import TrainableModel
 from .._ort import devices, sessions
 from .._ort.binding import Array, Binding
 from .._ort.sessions import InferenceSession, shared_session
-from ..exceptions import warn
+from ..exceptions import ModelError, warn
 from ..optimizers import Optimizer
 from ..optimizers.in_place import moves_without_gradient
-from .loss_graph import LOSS, PARALLEL_WORK, TARGET, WEIGHT, buffer_shape, target_layout
+from .loss_graph import LOSS, TARGET, WEIGHT, target_layout
 from .parameters import FlatParameters
-from .pass_rewrites import in_written_shapes
-from .programs import PassProgram, PassSource, pass_program
+from .pass_rewrites import LABELED, REPEATED, LabeledShares, RowShares, in_written_shapes
+from .programs import PARALLEL_WORK, PassProgram, PassSource, pass_program
 from .randomness import FACTOR, UniformNumbers
-from .row_weights import LABELED, REPEATED, LabeledShares, RowShares
-from .step_interface import OptimizerState, StepParts
+from .rows_meet import where_rows_meet
+from .step_parts import OptimizerState, StepParts
 
 BACKWARD_IN_ORDER: Mapping[str, object] = {
     "enable_mem_pattern": False,
@@ -154,7 +154,7 @@ class HostPasses:
     """True if matrix products take the forms that are fastest on a CPU."""
 
     def __init__(self, parts: StepParts) -> None:
-        self._parts, self._pads = parts, parts.meeting is None
+        self._parts, self._pads = parts, where_rows_meet(parts.model, parts.settings) is None
         graph = self._graph(parts.batch, first=True)
         self.program = graph.program
         self.tables = self._row_gradients()
@@ -501,3 +501,10 @@ def host_lookups(lookups: Sequence[Lookup], tables: Mapping[str, RowGradients]) 
         slope = np.zeros((lookup.count, lookup.width), tables[lookup.weight].gradient.dtype)
         found.append(HostLookup(lookup, np.zeros(lookup.count, np.int64), slope))
     return HostLookups(found, tables)
+
+
+def buffer_shape(shape: Sequence[int | None], batch: int) -> tuple[int, ...]:
+    """Return the shape of a graph input of ``shape`` for ``batch`` rows."""
+    if None in shape[1:]:
+        raise ModelError(f"Every axis of a graph input but the first must be fixed to train, got shape {tuple(shape)}.")
+    return (batch, *(int(d) for d in shape[1:] if d is not None))

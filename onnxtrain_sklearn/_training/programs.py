@@ -7,35 +7,64 @@ graph before it is differentiated, so that no weight is baked into the program a
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from .._compiler.code import GraphCode
+from .._compiler.code import GraphCode, graph_code
+from .._compiler.elementwise import supported
+from .._compiler.kernels import tile_of
+from .._compiler.plan import NotCompiledError
 from .._compiler.rows import RowInputs
-from .._gradient.engine import differentiate_own
+from .._gradient.engine import available_engines, differentiate_own
 from .._gradient.recomputation import recompute_activations
 from .._importers.torch_program import is_from_torch
+from .._ir.control_flow import fold
 from .._ir.edits import initializers_to_inputs
 from .._ir.limits import bytes_per_element
 from .._ir.protobuf import to_proto
-from .._ir.queries import dims, structure, values_digest
+from .._ir.queries import Dims, attribute, dims, operand, structure, values_digest
 from .._model.modes import is_stateless
 from .._model.reweighted import form_of
 from .._model.row_reads import LARGE, FirstProduct, Lookup, put_back_lookups, take_first_products, take_lookups
 from .._model.trainable import TrainableModel
+from .._ort.devices import Device
+from .._ort.llvm import features, is_installed
 from .._utils.cache import Cache, content, is_plain
-from ..exceptions import ModelError
-from .loss_graph import LOSS, TARGET, WEIGHT, training_graph, work
-from .machine_code import COMPILED, PassSize, compiled_code, differentiating_engine
+from ..exceptions import InvalidParameterError, ModelError, RuntimeNotFoundError, UnsupportedOperatorError
+from .loss_graph import LOSS, TARGET, WEIGHT, training_graph
 from .parameters import FlatParameters
-from .pass_rewrites import gather_rows, last_layer_last, return_before_reshapes, transpose_operands
+from .pass_rewrites import (
+    LABELED,
+    REPEATED,
+    gather_rows,
+    last_layer_last,
+    repeat_shares,
+    return_before_reshapes,
+    take_labeled_shares,
+    transpose_operands,
+)
 from .randomness import FACTOR, expose_dropout, expose_random
-from .row_weights import LABELED, REPEATED, repeat_shares, take_labeled_shares
-from .settings import StepSettings
+from .step_parts import StepSettings
+
+COMPILED = "compiled"
+"""Name of the engine that runs a pass as machine code."""
+
+PARALLEL_WORK = 4_000_000
+"""Multiply-adds of one forward pass above which more than one thread pays; below, a second core would only spin."""
+
+
+class PassSize(NamedTuple):
+    """Size of a pass: multiply-adds forward, nodes with their gradients, elements of all values."""
+
+    work: float
+    nodes: int
+    elements: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,3 +303,74 @@ def _nbytes(value: ir.Value) -> float:
     if sizes is None or value.dtype is None or not all(isinstance(d, int) for d in sizes):
         return 0.0
     return float(math.prod(sizes)) * bytes_per_element(value.dtype)
+
+
+def work(graph: ir.Graph) -> float:
+    """Return the multiply-adds of matrix products and convolutions in one pass, infinite if shapes are unknown."""
+    total = 0.0
+    for node in graph:
+        if node.op_type in ("Gemm", "MatMul", "Conv") and not node.domain:
+            total += _known_product(dims(node.outputs[0])) * _contracted(node)
+    return total
+
+
+def _contracted(node: ir.Node) -> float:
+    """Return the multiply-adds per element of the output."""
+    sizes = dims(operand(node, 1 if node.op_type == "Conv" else 0)) or [None]
+    if node.op_type == "Conv":
+        return _known_product(sizes[1:])
+    return _known_product(sizes[:1] if node.op_type == "Gemm" and attribute(node, "transA", 0) else sizes[-1:])
+
+
+def _known_product(sizes: Dims | None) -> float:
+    """Return the product of the sizes, infinite if one is unknown."""
+    return math.prod(float(d) if isinstance(d, int) else math.inf for d in ([None] if sizes is None else sizes))
+
+
+# Machine code: whether this environment can compile a pass, and the code of a graph.
+
+
+def can_compile() -> bool:
+    """Return True if llvmlite is installed and the processor has the instructions that compiled functions use."""
+    return is_installed() and is_supported()
+
+
+@cache
+def is_supported() -> bool:
+    """Return True if the processor has the instructions that the functions need."""
+    return supported(features(), platform.machine())
+
+
+def is_usable(engine: str) -> bool:
+    """Return True if an estimator can be trained with an engine; llvmlite is loaded for the compiled one alone."""
+    return can_compile() if engine == COMPILED else engine in ("auto", *available_engines())
+
+
+def require_compiler(device: Device) -> None:
+    """Raise if nothing can be compiled in this environment, or for this device."""
+    if device.providers != ("CPUExecutionProvider",):
+        raise InvalidParameterError(
+            f"engine='compiled' computes on the CPU, got device={device.name!r}. Set device='cpu'."
+        )
+    if not is_installed():
+        raise RuntimeNotFoundError(
+            "engine='compiled' needs llvmlite, which is not installed. Install the extra onnxtrain-sklearn[compiled], "
+            "or use engine='auto'."
+        )
+    if not is_supported():
+        raise RuntimeNotFoundError("engine='compiled' needs a processor with FMA. Use engine='auto'.")
+
+
+def differentiating_engine(engine: str) -> str:
+    """Return the engine that differentiates: "compiled" runs gradient graphs of the portable engine."""
+    return "portable" if engine == COMPILED else engine
+
+
+def compiled_code(model: ir.Model, rows: RowInputs | None = None) -> GraphCode:
+    """Return the code of a gradient graph; shapes that it computes are put into it as constants, in place."""
+    try:
+        return graph_code(fold(model).graph, tile_of(features()), rows)
+    except NotCompiledError as error:
+        raise UnsupportedOperatorError(
+            f"engine='compiled' cannot run the graph: {error}. Use engine='auto' or 'portable'."
+        ) from None

@@ -1,6 +1,6 @@
 """Learning rate, weight decay and dropout of each step, and sweeps over learning rates.
 
-The epoch loop asks :meth:`ScheduledRates.advance` for the :class:`~.step_interface.Rates` of each step.
+The epoch loop asks :meth:`ScheduledRates.advance` for the :class:`~.step_parts.Rates` of each step.
 :func:`swept_losses` takes steps at given rates instead, for the callback ``LearningRateFinder``.
 """
 
@@ -16,7 +16,8 @@ from .._utils.errors import ignores_float_errors
 from ..exceptions import warn
 from ..schedules import Constant, Progress, Schedule
 from .history import History
-from .step_interface import Rates, TrainingStep
+from .step import TrainingStep
+from .step_parts import Rates
 
 NEGLIGIBLE_FACTOR = 1e-3
 """Factor of a finished schedule below which further training has practically no effect."""

@@ -1,7 +1,7 @@
 """The training step in the host's memory: gradient, accumulation, penalty, clipping, update, average.
 
 They all read and write the same flat vectors in place. :class:`~.passes.HostPasses` computes loss and gradient, by
-sessions or machine code. :class:`~.host_updates.HostUpdates` computes the optimizer's update, by NumPy, machine code or
+sessions or machine code. :class:`~.updates.HostUpdates` computes the optimizer's update, by NumPy, machine code or
 sessions. The step runs them in order, with accumulation, penalty and clipping in between. Pass and update are separate
 graphs because an update inside the gradient graph would overwrite weights that the backward pass still needs.
 
@@ -13,24 +13,88 @@ copied. Devices have their own step, :mod:`.device_step`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
+import onnx_ir as ir
 
 from .._data.batches import BatchBuffers, Batches, filled
+from .._model.precision import in_dtype
 from .._model.trainable import TrainableModel
 from .._ort import sessions
 from ..optimizers import Optimizer
-from .host_updates import HostAccumulation, HostAverage, HostPenalty, HostUpdates, RowChoice
-from .loss_graph import as_float32
-from .machine_code import COMPILED
 from .parameters import FlatParameters, state_slots
 from .passes import HostPasses
-from .settings import Scheduled, StepSettings
-from .step_interface import Choice, OptimizerState, Rates, StepParts
-from .update_bindings import VectorBindings
+from .programs import COMPILED
+from .step_parts import OptimizerState, Rates, Scheduled, StepParts, StepSettings
+from .updates import HostAccumulation, HostAverage, HostPenalty, HostUpdates, RowChoice, VectorBindings
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kind of a step.
+
+    Attributes
+    ----------
+    passes, update : str
+        Who runs the passes and who updates the parameters.
+    reason : str
+    """
+
+    passes: str
+    update: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"passes by {self.passes}, updates {self.update}: {self.reason}"
+
+
+class TrainingStep(Protocol):
+    """The part of a training step that the loop uses.
+
+    Attributes
+    ----------
+    parameters : FlatParameters
+        The trained parameters: the host's copy.
+    state : OptimizerState
+        The host's copy.
+    batch : int
+        Rows of a full minibatch.
+    engine : str
+        ``"compiled"`` where machine code runs the graph, else the engine that differentiated it.
+    choice : Choice or None
+        Why it is of its kind.
+    in_host_memory : bool
+        Whether the host's arrays are trained in place. Then ``train`` yields a loss before the update of the weights
+        that gave it, and ``parameters.gradient`` is the gradient of the last step.
+    """
+
+    parameters: FlatParameters
+    state: OptimizerState
+    batch: int
+    engine: str
+    choice: Choice | None
+    in_host_memory: ClassVar[bool]
+
+    def train(
+        self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
+    ) -> Iterator[tuple[float, float]]:
+        """Train on each minibatch of one pass; yield the sum of its weights and the loss before the update.
+
+        ``after`` is called with the loss after each update, when the host's copies are up to date; it may change them,
+        and ends the pass if it returns True.
+        """
+
+    def synchronize(self) -> None:
+        """Bring the host's copies of parameters and optimizer state up to date."""
+
+    def reload(self) -> None:
+        """Go on from the host's copies, which were changed from outside."""
+
+    def forget_state(self) -> None:
+        """Reset the optimizer to its state before the first step."""
 
 
 class HostStep:
@@ -42,7 +106,7 @@ class HostStep:
     program : PassProgram
         The gradient graph of a full minibatch.
     settings, parameters, state, batch, engine, choice
-        As in :class:`~.step_interface.TrainingStep`.
+        As in :class:`TrainingStep`.
     """
 
     in_host_memory: ClassVar[bool] = True
@@ -175,3 +239,10 @@ def in_trainable_type(
             raise
         return as_float32(model)
     return model
+
+
+def as_float32(model: TrainableModel) -> TrainableModel:
+    """Return the float32 form of a float64 model."""
+    double, single = np.dtype(np.float64), np.dtype(np.float32)
+    inputs = tuple(replace(spec, dtype=single) if spec.dtype == double else spec for spec in model.inputs)
+    return replace(model, model=in_dtype(model.model, ir.DataType.FLOAT), inputs=inputs, dtype=single)

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TypeAlias
 
 import numpy as np
 
 from .._data.batches import Batches
+from .._ort.llvm import features, is_installed
 from ..exceptions import UnsupportedOperatorError
 from ..optimizers import LBFGS
 from .device_step import DeviceStep
-from .full_batch import FullBatchTrainer
 from .history import History
-from .machine_code import COMPILED, auto_compiles, pays
-from .step import HostStep
-from .step_interface import Choice, StepParts, TrainingStep
-from .trainer import Trainer, TrainerSettings
+from .programs import COMPILED, PARALLEL_WORK, PassSize, is_supported
+from .rows_meet import where_rows_meet
+from .step import Choice, HostStep, TrainingStep
+from .step_parts import StepParts
+from .trainer import FullBatchTrainer, Trainer, TrainerSettings
 
 DEVICE, SESSION, CODE = "a session on the device", "a session", "machine code"
 """Who runs a pass."""
 
 ON_DEVICE, ON_HOST, FULL_BATCH = "on the device", "on the host", "by SciPy"
-"""Who updates the parameters; on the host :mod:`.host_updates` chooses for each segment."""
+"""Who updates the parameters; on the host :mod:`.updates` chooses for each segment."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,12 @@ CHOICES: Sequence[Row] = (
     (lambda s: s.parts.sparse, SESSION, ON_HOST, "the rows are sparse"),
     (lambda s: s.parts.parameters.vector.dtype != np.float32, SESSION, ON_HOST, "float64 is not compiled"),
     # minibatches in which rows meet are not padded: those of another size would be compiled in the midst of training
-    (lambda s: s.parts.meeting is not None, SESSION, ON_HOST, "rows of a minibatch meet"),
+    (
+        lambda s: where_rows_meet(s.parts.model, s.parts.settings) is not None,
+        SESSION,
+        ON_HOST,
+        "rows of a minibatch meet",
+    ),
     (lambda s: not auto_compiles(), SESSION, ON_HOST, "llvmlite is not installed, or not measured on this processor"),
     (lambda s: s.began_compiled, CODE, ON_HOST, "the training began with it"),
     (lambda s: True, CODE, ON_HOST, "the planned steps save more time than compiling takes"),
@@ -129,3 +136,50 @@ def new_trainer(
     if isinstance(step, HostStep) and isinstance(step.settings.optimizer, LBFGS):
         return FullBatchTrainer(step.settings.optimizer, settings, step, batches, history, validate)
     return Trainer(settings, step, batches, history, validate)
+
+
+# Does compiling pay? Computed, not timed, so that a seed gives the same bits on every run.
+
+
+NODE, ELEMENT = 5e-7, 1.2e-10
+"""Seconds that a step saves for each node of the gradient graph, and for each element that it computes.
+
+``python benchmarks/engine_families.py --compiled`` compares them with what steps save.
+"""
+
+
+LOADING, COMPILING, COMPILING_NODE = 0.1, 0.05, 7e-4
+"""Seconds that it takes to load the compiler, to compile a graph, and each of its nodes."""
+
+
+MARGIN = 3.0
+"""How many times these seconds a fit is to save, as it may end before its last epoch."""
+
+
+LIKELY_EPOCHS = 200
+"""Epochs that count at most, unless all are planned: ``max_iter`` is often far more than a fit needs."""
+
+
+def pays(size: PassSize, steps: int) -> bool:
+    """Return True if this many steps save ``MARGIN`` times what compiling takes, and a session would use one thread.
+
+    The answer depends on the graph and the steps alone, not on the number of threads or on what the process compiled
+    before: a seed must always give the same bits. A session runs larger graphs on all cores.
+    """
+    saved = steps * (NODE * size.nodes + ELEMENT * size.elements)
+    return size.work < PARALLEL_WORK and saved >= MARGIN * (LOADING + COMPILING + COMPILING_NODE * size.nodes)
+
+
+def auto_compiles() -> bool:
+    """Return True if ``engine="auto"`` may compile a graph in this environment; loads the compiler."""
+    return is_installed() and is_measured()
+
+
+@cache
+def is_measured() -> bool:
+    """Return True if the code can run, and was measured on such processors."""
+    try:
+        known = {"+avx2", "+avx512vl"}.intersection(features().split(","))
+        return bool(known) and platform.machine().lower() in {"x86_64", "amd64"} and is_supported()
+    except (ImportError, OSError, RuntimeError):  # a broken or old llvmlite
+        return False

@@ -17,7 +17,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from onnxtrain_sklearn.__main__ import main
 from onnxtrain_sklearn._cli import doctor
 from onnxtrain_sklearn._ort import wrong_kernels
-from onnxtrain_sklearn._training.machine_code import is_measured
+from onnxtrain_sklearn._training.step_choice import is_measured
 from tests.cli.tables import program_json
 from tests.helpers.environment import ENGINES, available_engines
 

@@ -11,17 +11,17 @@ import numpy as np
 from onnxtrain_sklearn import clear_cache
 from onnxtrain_sklearn._data import columns
 from onnxtrain_sklearn._estimators import examples
-from onnxtrain_sklearn._training import device_step, formula_updates, loss_graph
-from onnxtrain_sklearn._training.formula_updates import UpdateTuning
+from onnxtrain_sklearn._training import device_step, loss_graph, update_executors
+from onnxtrain_sklearn._training.update_executors import UpdateTuning
 from tests.combinations.draws import Draw
 from tests.helpers.environment import OWN_MEMORY
 
 PATCHES: dict[str, list[tuple[object, str, object]]] = {
     "usual": [],
-    "vectors in pieces": [(formula_updates, "TUNING", UpdateTuning(piece=3, block=4))],
-    "NumPy updates in blocks": [(formula_updates, "TUNING", UpdateTuning(piece=3, block=4, least_elements=0))],
+    "vectors in pieces": [(update_executors, "TUNING", UpdateTuning(piece=3, block=4))],
+    "NumPy updates in blocks": [(update_executors, "TUNING", UpdateTuning(piece=3, block=4, least_elements=0))],
     "compiled updates": [
-        (formula_updates.SAVINGS, "suffice", True), (formula_updates, "TUNING", UpdateTuning(least_elements=0)),
+        (update_executors.SAVINGS, "suffice", True), (update_executors, "TUNING", UpdateTuning(least_elements=0)),
     ],
     "device": [],
     "device without the data": [(device_step, "RESIDENT_LIMIT", 0)],

@@ -36,7 +36,7 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn._compiler import code
 from onnxtrain_sklearn._ort.devices import resolve_device
-from onnxtrain_sklearn._training import machine_code
+from onnxtrain_sklearn._training import programs, step_choice
 from onnxtrain_sklearn.exceptions import RuntimeNotFoundError, UnsupportedOperatorError
 from tests.helpers.data import DATA, blobs, line
 from tests.helpers.step_options import configured
@@ -211,7 +211,8 @@ def test_an_unpickled_estimator_goes_on_as_the_original_does():
 
 
 def without_compiler(monkeypatch):
-    monkeypatch.setattr(machine_code, "is_installed", lambda: False)
+    for module in (programs, step_choice):
+        monkeypatch.setattr(module, "is_installed", lambda: False)
 
 
 def test_a_pickle_goes_on_without_the_compiler(monkeypatch):
@@ -252,7 +253,7 @@ def test_compile_error_leaves_estimator_unchanged(name, monkeypatch):
 def test_compiled_code_computes_on_the_cpu():
     device = dataclasses.replace(resolve_device(), name="cuda", providers=("CUDAExecutionProvider",))
     with pytest.raises(ValueError, match="engine='compiled' computes on the CPU, got device='cuda'"):
-        machine_code.require_compiler(device)
+        programs.require_compiler(device)
 
 
 def test_a_fitted_estimator_stays_as_it_was_where_a_fit_is_refused(monkeypatch):
@@ -300,5 +301,5 @@ def test_a_forked_child_runs_and_compiles():
 
 def test_a_copy_of_another_engine_loads_no_compiler(monkeypatch):
     stored = pickle.dumps(OrtGradientClassifier(Linear(), max_iter=1).fit(*TWO))
-    monkeypatch.setattr(machine_code, "can_compile", lambda: pytest.fail("loads llvmlite"))
+    monkeypatch.setattr(programs, "can_compile", lambda: pytest.fail("loads llvmlite"))
     assert pickle.loads(stored).engine == "auto"

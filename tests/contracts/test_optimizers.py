@@ -22,12 +22,10 @@ from sklearn.base import clone
 from onnxtrain_sklearn._export.step_update import StepScalars, emit_update
 from onnxtrain_sklearn._ir.edits import append_output
 from onnxtrain_sklearn._ort import devices, gradient_builder, llvm
-from onnxtrain_sklearn._training import formula_updates
-from onnxtrain_sklearn._training.host_updates import HostUpdates, RowChoice
+from onnxtrain_sklearn._training import update_executors
 from onnxtrain_sklearn._training.parameters import FlatParameters, state_slots
-from onnxtrain_sklearn._training.settings import Scheduled
-from onnxtrain_sklearn._training.step_interface import OptimizerState, Rates
-from onnxtrain_sklearn._training.update_bindings import VectorBindings
+from onnxtrain_sklearn._training.step_parts import OptimizerState, Rates, Scheduled
+from onnxtrain_sklearn._training.updates import HostUpdates, RowChoice, VectorBindings
 from onnxtrain_sklearn.graph import new_graph
 from onnxtrain_sklearn.optimizers import LBFGS, OPTIMIZERS, Optimizer, resolve_optimizer
 from tests.helpers.optimizers import ROSENBROCK, RULES, SETTINGS, trained_by
@@ -80,7 +78,7 @@ class Run:
         )  # fmt: skip
         monkeypatch.setattr(gradient_builder, "has_gradient_builder", lambda: executor == "fused")
         tune(monkeypatch, least_elements=0)
-        monkeypatch.setattr(formula_updates.SAVINGS, "suffice", executor == "machine code")
+        monkeypatch.setattr(update_executors.SAVINGS, "suffice", executor == "machine code")
         if executor == "exported":
             self.run = self.exported(settings)
             return

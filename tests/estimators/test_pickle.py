@@ -304,7 +304,7 @@ def elsewhere(monkeypatch):
     fitted.device = fitted.device_ = "cuda:1"
     fitted.engine = "ort-training"
     fitted._state.device = Device("cuda:1", providers, ({"device_id": "1"}, {}))
-    monkeypatch.setattr("onnxtrain_sklearn._training.machine_code.available_engines", lambda: ("portable",))
+    monkeypatch.setattr("onnxtrain_sklearn._training.programs.available_engines", lambda: ("portable",))
     return pickle.dumps(fitted), twin
 
 

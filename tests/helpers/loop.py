@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxtrain_sklearn._training.history import History
-from onnxtrain_sklearn._training.step_interface import Rates
+from onnxtrain_sklearn._training.step_parts import Rates
 from onnxtrain_sklearn._training.trainer import Trainer, TrainerSettings
 from onnxtrain_sklearn.optimizers import SGD
 from onnxtrain_sklearn.schedules import resolve_schedule

@@ -13,9 +13,8 @@ from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.parameters import FlatParameters
-from onnxtrain_sklearn._training.settings import StepSettings
 from onnxtrain_sklearn._training.step import HostStep
-from onnxtrain_sklearn._training.step_interface import OptimizerState, Rates, StepParts
+from onnxtrain_sklearn._training.step_parts import OptimizerState, Rates, StepParts, StepSettings
 from onnxtrain_sklearn.losses import SquaredError
 from tests.helpers.environment import available_engines
 

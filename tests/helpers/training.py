@@ -12,7 +12,7 @@ import pytest
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._training.step import HostStep
-from onnxtrain_sklearn._training.step_interface import Rates
+from onnxtrain_sklearn._training.step_parts import Rates
 
 NEVER = -np.inf
 """A tol that every epoch improves by: training takes all its epochs."""

@@ -22,9 +22,9 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn._estimators import config as estimator_settings
 from onnxtrain_sklearn._inference import predictor
-from onnxtrain_sklearn._inference.row_trials import where_rows_meet
-from onnxtrain_sklearn._training.machine_code import can_compile
-from onnxtrain_sklearn._training.row_dependence import meet_in_loss
+from onnxtrain_sklearn._inference.row_trials import where_rows_meet_in_graph
+from onnxtrain_sklearn._training.programs import can_compile
+from onnxtrain_sklearn._training.rows_meet import rows_meet_in_loss
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
@@ -395,7 +395,7 @@ def test_trials_find_whether_rows_meet(name):
     others = [session.run(None, {"X": np.r_[X[i : i + 1], X[1:4], X[i + 1 : i + 3]]})[0][1:4] for i in range(4, 60)]
     assert any(np.abs(one - before).max() > 1e-5 for one in others) == expected
     fitted = OrtGradientRegressor(model, optimizer=SGD(), learning_rate_init=0.0, max_iter=1).fit(X, Y[:, 0])
-    assert (where_rows_meet(fitted._state.model, None) is not None) == expected
+    assert (where_rows_meet_in_graph(fitted._state.model, None) is not None) == expected
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -406,5 +406,5 @@ def test_losses_of_this_package_compute_each_row_by_itself(name, monkeypatch):
     y = np.abs(Y[:, 0]) + 0.1 if task == "regression" else np.arange(N) % (2 if task == "binary" else 3)
     fitted = kind("linear", loss=loss, max_iter=1, learning_rate_init=0.0).fit(X, y)
     settings = fitted._state.live.step.settings
-    monkeypatch.setattr("onnxtrain_sklearn._training.row_dependence.LOSSES", {})
-    assert not meet_in_loss(settings, np.dtype(np.float32))
+    monkeypatch.setattr("onnxtrain_sklearn._training.rows_meet.LOSSES", {})
+    assert not rows_meet_in_loss(settings, np.dtype(np.float32))

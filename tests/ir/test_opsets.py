@@ -103,7 +103,7 @@ def test_all_graphs_are_valid_at_every_opset(loss, opset, monkeypatch):
         return result
 
     clear_cache()
-    for function in ("programs.differentiate_own", "loss_graph.differentiate"):
+    for function in ("programs.differentiate_own", "updates.differentiate"):
         monkeypatch.setattr(f"onnxtrain_sklearn._training.{function}", spy)
     found = fitted_to_opset(loss, opset, "portable")
     exported = found.to_onnx()

@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, r2_score
 from sklearn.model_selection import cross_val_score
 
 from onnxtrain_sklearn import SGD, Inputs, LoRA, OrtGradientMultiOutput
-from onnxtrain_sklearn._training.host_updates import RowUpdate
+from onnxtrain_sklearn._training.updates import RowUpdate
 from onnxtrain_sklearn.callbacks import Callback, Checkpoint
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.environment import each_engine

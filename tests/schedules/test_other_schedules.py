@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import Adam, AdamW, OrtGradientRegressor
 from onnxtrain_sklearn._ort import gradient_builder
 from onnxtrain_sklearn._training.randomness import STEM, UniformNumbers
-from onnxtrain_sklearn._training.update_bindings import VectorBindings
+from onnxtrain_sklearn._training.updates import VectorBindings
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import Constant, Cosine, FlatCosine, Linear, Progress, StepDecay

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._training.device_step import DeviceStep
-from onnxtrain_sklearn._training.update_bindings import step_weight
+from onnxtrain_sklearn._training.updates import step_weight
 from onnxtrain_sklearn.exceptions import DivergenceError, InvalidParameterError
 from tests.helpers.environment import each_engine
 from tests.helpers.network import NAMES, largest_error, trained

@@ -18,8 +18,8 @@ from sklearn.exceptions import ConvergenceWarning
 from onnxtrain_sklearn import MLP, SGD, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._ort import llvm
 from onnxtrain_sklearn._ort.llvm import MachineCode
-from onnxtrain_sklearn._training import formula_updates
-from onnxtrain_sklearn._training.formula_updates import (
+from onnxtrain_sklearn._training import update_executors
+from onnxtrain_sklearn._training.update_executors import (
     INSTRUCTIONS,
     INTRINSICS,
     LANES,
@@ -49,17 +49,17 @@ class Other(Optimizer):
 def let_compiling_take(seconds, monkeypatch):
     """Begin to count what compiled updates would save, with this cost."""
     tune(monkeypatch, compiling=seconds, loading=seconds)
-    monkeypatch.setattr(formula_updates.SAVINGS, "_seconds", 0.0)
-    monkeypatch.setattr(formula_updates.SAVINGS, "suffice", False)
+    monkeypatch.setattr(update_executors.SAVINGS, "_seconds", 0.0)
+    monkeypatch.setattr(update_executors.SAVINGS, "suffice", False)
 
 
 @pytest.fixture
 def compiled(monkeypatch):
     """Return a list that gets an entry for each update that is compiled; the session updates no vector."""
-    path, make, made = "onnxtrain_sklearn._training", formula_updates.compiled_update, []
-    monkeypatch.setattr(f"{path}.update_bindings.gradient_builder.has_gradient_builder", lambda: False)
+    path, make, made = "onnxtrain_sklearn._training", update_executors.compiled_update, []
+    monkeypatch.setattr(f"{path}.updates.gradient_builder.has_gradient_builder", lambda: False)
     tune(monkeypatch, least_elements=0)
-    monkeypatch.setattr(formula_updates, "compiled_update", lambda *given: (made.append(0), make(*given))[1])
+    monkeypatch.setattr(update_executors, "compiled_update", lambda *given: (made.append(0), make(*given))[1])
     return made
 
 
@@ -85,7 +85,7 @@ def test_results_are_those_of_numpy_to_the_bit(optimizer, size, kind):
     scalars = {name: np.zeros((), dtype) for name in graph.scalars(0.1, 1)}
     runs = [
         make(formula, v, gradients, scalars)
-        for make, v in ((formula_updates.compiled_update, ours), (numpy_update, theirs))
+        for make, v in ((update_executors.compiled_update, ours), (numpy_update, theirs))
     ]
     for t in range(1, 4):
         for name, value in graph.scalars(0.1, t).items():
@@ -113,7 +113,7 @@ def test_a_loop_keeps_its_arrays():
     scalars = {name: np.array(value, np.float32) for name, value in graph.scalars(0.1, 1).items()}
     given = [*vectors.values(), np.ones(100, np.float32), *scalars.values()]
     known = [weakref.ref(array) for array in given]
-    run = formula_updates.compiled_update(formula, vectors, given[-1 - len(scalars)], scalars).run
+    run = update_executors.compiled_update(formula, vectors, given[-1 - len(scalars)], scalars).run
     del vectors, scalars, given
     gc.collect()
     run()
@@ -173,12 +173,12 @@ def test_numpy_goes_on_where_nothing_can_be_compiled(reason, compiled, monkeypat
     let_compiling_take(0.0, monkeypatch)
     clear_cache()
     if reason == "refused":
-        monkeypatch.setattr(formula_updates, "loop_code", lambda *_: "no code")
+        monkeypatch.setattr(update_executors, "loop_code", lambda *_: "no code")
     elif reason == "broken":
         llvm._llvm.cache_clear()
         monkeypatch.setitem(sys.modules, "llvmlite", None)
     else:
-        monkeypatch.setattr(formula_updates, "is_installed", lambda: False)
+        monkeypatch.setattr(update_executors, "is_installed", lambda: False)
     X, optimizer = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32), SGD(momentum=0.125)
     estimator = OrtGradientRegressor(MLP((4,)), optimizer=optimizer, random_state=0).partial_fit(X, X[:, 0])
     before = estimator.weights_["layers.0.weight"]

@@ -19,8 +19,9 @@ from onnxtrain_sklearn import (
     clear_cache,
 )
 from onnxtrain_sklearn._compiler import code
-from onnxtrain_sklearn._training import machine_code, step_choice
-from onnxtrain_sklearn._training.machine_code import COMPILED, PassSize, is_measured, pays
+from onnxtrain_sklearn._training import step_choice
+from onnxtrain_sklearn._training.programs import COMPILED, PassSize
+from onnxtrain_sklearn._training.step_choice import is_measured, pays
 from onnxtrain_sklearn.callbacks import Checkpoint
 from tests.helpers.data import line
 from tests.helpers.step_options import configured
@@ -48,7 +49,7 @@ def bits(estimator):
 @pytest.fixture
 def any_fit_is_long(monkeypatch):
     """Let a graph be compiled for the steps of any fit."""
-    monkeypatch.setattr(machine_code, "MARGIN", 1e-12)
+    monkeypatch.setattr(step_choice, "MARGIN", 1e-12)
 
 
 def test_steps_pay_from_a_number_on():
@@ -95,7 +96,7 @@ def test_code_compiled_earlier_does_not_change_the_choice():
 def test_a_run_goes_on_with_the_engine_that_it_began_with(monkeypatch):
     portable = estimator_of(warm_start=True).partial_fit(X, Y)
     began = portable.engine_
-    monkeypatch.setattr(machine_code, "MARGIN", 1e-12)
+    monkeypatch.setattr(step_choice, "MARGIN", 1e-12)
     compiled = estimator_of(warm_start=True).fit(X, Y)
     for estimator in (portable, compiled):
         estimator.fit(X, Y).partial_fit(X, Y)
@@ -117,7 +118,7 @@ def test_an_unpickled_estimator_goes_on_with_its_engine(any_fit_is_long):
 def test_an_unpickled_estimator_goes_on_without_the_compiler(any_fit_is_long, monkeypatch):
     original = estimator_of().fit(X, Y)
     stored, expected = pickle.dumps(original), bits(original.partial_fit(X, Y))
-    monkeypatch.setattr(machine_code, "is_installed", lambda: False)
+    monkeypatch.setattr(step_choice, "is_installed", lambda: False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         copy = pickle.loads(stored)
@@ -168,7 +169,7 @@ def broken(*_):
     raise OSError("no rights")
 
 
-WITHOUT = [(machine_code, "is_installed"), (machine_code, "is_measured"), (code, "MachineCode")]
+WITHOUT = [(step_choice, "is_installed"), (step_choice, "is_measured"), (code, "MachineCode")]
 
 
 @pytest.mark.parametrize("where", WITHOUT)
@@ -184,5 +185,5 @@ def test_a_session_runs_where_the_compiler_does_not(where, any_fit_is_long, monk
 
 @pytest.mark.parametrize("machine", ["aarch64", "arm64"])
 def test_other_processors_compile_by_name_alone(machine, monkeypatch):
-    monkeypatch.setattr(machine_code.platform, "machine", lambda: machine)
+    monkeypatch.setattr(step_choice.platform, "machine", lambda: machine)
     assert not is_measured.__wrapped__()

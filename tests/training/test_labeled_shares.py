@@ -11,7 +11,7 @@ from scipy.special import log_softmax, softmax
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
 from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET
-from onnxtrain_sklearn._training.row_weights import LABELED, REPEATED, LabeledShares, RowShares, take_labeled_shares
+from onnxtrain_sklearn._training.pass_rewrites import LABELED, REPEATED, LabeledShares, RowShares, take_labeled_shares
 from onnxtrain_sklearn.losses import LogLoss
 from tests.helpers.sessions import session
 

@@ -12,8 +12,8 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.host_updates import RowUpdate
 from onnxtrain_sklearn._training.passes import SPARE, SPARE_ROWS
+from onnxtrain_sklearn._training.updates import RowUpdate
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, RMSprop
 from tests.helpers.environment import available_engines
 from tests.helpers.step_options import configured, with_options

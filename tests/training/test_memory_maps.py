@@ -16,7 +16,7 @@ from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import MLP, Adam, OrtGradientRegressor
 from onnxtrain_sklearn._training.parameters import FlatParameters, owned
-from onnxtrain_sklearn._training.step_interface import OptimizerState
+from onnxtrain_sklearn._training.step_parts import OptimizerState
 from tests.helpers.environment import available_engines
 from tests.helpers.processes import run_in_new_process
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, OrtGradientRegressor, RMSprop
-from onnxtrain_sklearn._training.formula_updates import NumpyUpdate, formula_of
+from onnxtrain_sklearn._training.update_executors import NumpyUpdate, formula_of
 from onnxtrain_sklearn.optimizers import Optimizer, Parameter, update_graph
 from tests.helpers.tuning import tune
 

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, clear_cache
 from onnxtrain_sklearn._training import programs
 from onnxtrain_sklearn._training.loss_graph import LOSS, WEIGHT
-from onnxtrain_sklearn._training.row_weights import REPEATED, REPEATED_CLASSES, repeat_shares
+from onnxtrain_sklearn._training.pass_rewrites import REPEATED, REPEATED_CLASSES, repeat_shares
 from onnxtrain_sklearn.losses import Hinge, LogLoss
 from tests.helpers.sessions import session
 

@@ -17,7 +17,7 @@ from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._gradient.portable import factor_out_columns
 from onnxtrain_sklearn._training.loss_graph import TARGET
 from onnxtrain_sklearn._training.passes import RowShares
-from onnxtrain_sklearn._training.step_interface import Rates
+from onnxtrain_sklearn._training.step_parts import Rates
 from onnxtrain_sklearn.losses import LogLoss
 from tests.helpers.steps import data, fill, mlp, new_step
 

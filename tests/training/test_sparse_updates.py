@@ -12,8 +12,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._estimators.config import lazy_rows_of
 from onnxtrain_sklearn._ort.devices import Device
-from onnxtrain_sklearn._training.host_updates import RowUpdate
 from onnxtrain_sklearn._training.passes import HostPasses
+from onnxtrain_sklearn._training.updates import RowUpdate
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, Lion, Optimizer, RMSprop
 from tests.helpers.environment import available_engines

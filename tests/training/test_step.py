@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._ort import sessions
-from onnxtrain_sklearn._training.step_interface import Rates
+from onnxtrain_sklearn._training.step_parts import Rates
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
 from tests.helpers.environment import each_engine

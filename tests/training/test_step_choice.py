@@ -11,8 +11,8 @@ import scipy.sparse as sp
 from onnxtrain_sklearn import MLP, ConvNet, Linear, OrtGradientClassifier, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._gradient.engine import available_engines
 from onnxtrain_sklearn._ort import devices
-from onnxtrain_sklearn._training import machine_code, step_choice
-from onnxtrain_sklearn._training.machine_code import is_measured
+from onnxtrain_sklearn._training import step_choice
+from onnxtrain_sklearn._training.step_choice import is_measured
 from tests.helpers.data import line
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -66,7 +66,7 @@ def test_named_compiler_is_machine_code():
 class TestLongFits:
     @pytest.fixture(autouse=True)
     def _any_fit_is_long(self, monkeypatch):
-        monkeypatch.setattr(machine_code, "MARGIN", 1e-12)
+        monkeypatch.setattr(step_choice, "MARGIN", 1e-12)
 
     def test_long_fit_is_machine_code(self):
         first = fitted()

@@ -12,7 +12,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._training.loss_graph import TARGET
-from onnxtrain_sklearn._training.step_interface import Rates
+from onnxtrain_sklearn._training.step_parts import Rates
 from onnxtrain_sklearn.losses import LogLoss, SquaredError
 from tests.helpers.data import DATA
 from tests.helpers.environment import each_engine

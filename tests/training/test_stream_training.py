@@ -10,9 +10,8 @@ from onnxtrain_sklearn import LBFGS, MLP, OrtGradientClassifier
 from onnxtrain_sklearn._data.batches import Block, BlockBatches
 from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._training.device_step import DeviceStep
-from onnxtrain_sklearn._training.full_batch import FullBatchTrainer
 from onnxtrain_sklearn._training.history import History
-from onnxtrain_sklearn._training.trainer import Trainer
+from onnxtrain_sklearn._training.trainer import FullBatchTrainer, Trainer
 from onnxtrain_sklearn.callbacks import LearningRateFinder, SnapshotEnsemble, WeightAveraging
 from tests.helpers.environment import OWN_MEMORY, available_engines
 from tests.helpers.loop import Batches, Step, trainer

@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn._training.history import History
-from onnxtrain_sklearn._training.step_interface import Rates
+from onnxtrain_sklearn._training.step_parts import Rates
 from onnxtrain_sklearn._training.trainer import Trainer
 from onnxtrain_sklearn.exceptions import DivergenceError
 from tests.helpers.loop import Batches, LateStep, Step, trainer

@@ -12,8 +12,8 @@ from .._ir.protobuf import to_proto
 from .._ort import devices, sessions
 from .._utils.typing import DType
 from .loss_graph import LOSS, TARGET, WEIGHT, score_loss_graph, target_layout
-from .row_dependence import meet_in_loss, require_separate_labels
-from .settings import StepSettings
+from .rows_meet import require_separate_labels, rows_meet_in_loss
+from .step_parts import StepSettings
 
 SCORED_PIECE = 8192
 """Rows whose losses are computed at once."""
@@ -32,7 +32,7 @@ class ScoreLoss:
     def __init__(self, settings: StepSettings, dtype: DType, batch: int) -> None:
         self._settings, self._dtype = settings, dtype
         require_separate_labels(settings, dtype)
-        self.rows_meet = meet_in_loss(settings, dtype)
+        self.rows_meet = rows_meet_in_loss(settings, dtype)
         self._rows = batch if self.rows_meet else SCORED_PIECE
         self._session: Any = None
         self._shape: tuple[int, ...] = ()

@@ -1,22 +1,26 @@
-"""Settings of a training step: plain data that the estimator resolves once.
+"""The plain data that a training step is made of: settings, rates, optimizer state, parts.
 
-The other modules of this room read them: :mod:`.loss_graph` the loss and what it is on, :mod:`.programs` engine and
-device, :mod:`.host_updates` and :mod:`.device_step` the optimizer and its options.
+The estimator resolves the settings once. :mod:`.loss_graph` reads the loss and its targets, :mod:`.programs` engine and
+device, :mod:`.updates` and :mod:`.device_step` the optimizer and its options.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .._model.links import Link, Task
 from .._model.score_axes import Positions
+from .._model.trainable import TrainableModel
 from .._ort.devices import Device
+from .._utils.typing import DType
 from ..losses import Loss
-from ..optimizers import BaseOptimizer
-from .parameters import Factors
+from ..optimizers import BaseOptimizer, Slot
+from .parameters import Factors, FlatParameters, owned
 
 
 class Scheduled(NamedTuple):
@@ -143,3 +147,78 @@ def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
         positions=positions,
         ignores=one.ignores,
     )
+
+
+class Rates(NamedTuple):
+    """The learning rate of a step, and the factors of weight decay and dropout by their schedules."""
+
+    learning_rate: float
+    decay: float = 1.0
+    dropout: float = 1.0
+
+
+@dataclass
+class OptimizerState:
+    """The number of steps, the optimizer's arrays by name, and the number of draws of dropout masks.
+
+    ``averaged`` is the number of steps in the moving average of the weights.
+    """
+
+    t: int = 0
+    slots: dict[str, np.ndarray] = field(default_factory=dict)
+    draws: int = 0
+    averaged: int = 0
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self.slots = {name: owned(slot) for name, slot in self.slots.items()}
+
+    def fits(self, slots: Mapping[str, Slot]) -> bool:
+        """Return True if the arrays are those of ``slots``."""
+        return {name: array.shape for name, array in self.slots.items()} == {n: s.shape for n, s in slots.items()}
+
+    def prepare(self, slots: Mapping[str, Slot], dtype: DType) -> None:
+        """Create these slots at their initial values, unless they exist already."""
+        if not self.fits(slots):
+            fresh = {name: np.full(slot.shape, slot.fill, dtype) for name, slot in slots.items()}
+            vars(self).update(t=0, slots=fresh)  # atomic: after an interrupt the state is the old one or the new one
+
+    def reset(self, slots: Mapping[str, Slot]) -> None:
+        """Reset to the state before the first step: slots at their initial values."""
+        self.t = self.averaged = 0
+        for name, slot in slots.items():
+            self.slots[name].fill(slot.fill)
+
+
+@dataclass(frozen=True, eq=False)
+class StepParts:
+    """The arguments from which a step is built.
+
+    Attributes
+    ----------
+    model : TrainableModel
+    settings : StepSettings
+    parameters : FlatParameters
+        Updated in place.
+    frozen : mapping of str to ndarray
+        Values of the parameters that are not trained.
+    state : OptimizerState
+        Updated in place; slots that the optimizer needs are created where they are missing.
+    batch : int
+        Rows of a full minibatch.
+    sparse : collection of str
+        Inputs whose rows come sparse. Their products with weights are computed without making the rows dense.
+    """
+
+    model: TrainableModel
+    settings: StepSettings
+    parameters: FlatParameters
+    frozen: Mapping[str, np.ndarray]
+    state: OptimizerState
+    batch: int
+    sparse: Collection[str] = ()
+
+    @property
+    def penalizes(self) -> bool:
+        """True if the penalty has an effect."""
+        return bool(self.settings.alpha and self.parameters.penalized.stop)

@@ -1,6 +1,16 @@
-"""Find out whether the rows of a minibatch meet in training: in the graph, or in the loss of a user.
+"""Find out where the rows of a minibatch meet in training: in the graph, or in the loss.
 
-A minibatch in which rows meet is never filled up. The losses of this package compute each row by itself.
+*Rows meet* if the result of one row depends on other rows of its minibatch, as with batch normalization in training, or
+with a user's loss that ranks the rows. Much depends on it. If rows do not meet, a short minibatch is padded with rows
+of weight zero, equal rows are merged, and predictions are computed in pieces of any size. If they do, each of these
+would change results: a minibatch of another size gets a graph of its own, and some settings are refused.
+
+Three modules find the answer:
+
+- :mod:`.._model.row_axis` follows the axis of the rows through the operators of a graph;
+- :mod:`.._inference.row_trials` asks it, and runs the graph on random numbers where it is not certain;
+- :func:`where_rows_meet` here asks that about the graph of the scores, and :func:`rows_meet_in_loss` about the loss.
+  The losses of this package compute each row by itself; those of users are always tried.
 """
 
 from __future__ import annotations
@@ -12,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from .._inference.row_trials import ADDED_ROWS, TRIED_ROWS, meet_in_numbers, numbers_of_type, where_rows_meet
+from .._inference.row_trials import ADDED_ROWS, TRIED_ROWS, meet_in_numbers, numbers_of_type, where_rows_meet_in_graph
 from .._ir.protobuf import to_proto
 from .._ir.queries import all_values, structure
 from .._model.row_axis import ROW_LOSSES, meeting_of_rows
@@ -23,13 +33,13 @@ from .._utils.typing import DType
 from ..exceptions import ModelError
 from ..losses import LOSSES
 from .loss_graph import TARGET, WEIGHT, score_loss_graph, target_layout
-from .settings import StepSettings, TotalLoss, settings_of_output
+from .step_parts import StepSettings, TotalLoss, settings_of_output
 
 _known: Cache[list[bool]] = Cache(256, 2**20, lambda found: 256)
 _recent: deque[tuple[StepSettings, object, list[tuple[str, StepSettings]]]] = deque(maxlen=4)
 
 
-def meeting(model: TrainableModel, settings: StepSettings) -> str | None:
+def where_rows_meet(model: TrainableModel, settings: StepSettings) -> str | None:
     """Return where the rows of a minibatch meet, in the graph or in the loss; None: nowhere.
 
     It raises ModelError where not the rows of the data would meet in the loss, but more.
@@ -45,11 +55,11 @@ def meeting(model: TrainableModel, settings: StepSettings) -> str | None:
             more = f"the {model.members} members of a network: the rows of different members would meet"
         if more:
             raise ModelError(f"Rows meet in the loss {name}, which is not for {more}. Take a loss of single rows.")
-    found = where_rows_meet(model, settings.session_options)
+    found = where_rows_meet_in_graph(model, settings.session_options)
     return found or (f"The loss {type(losses[0].loss).__name__}" if losses else None)
 
 
-def outputs_that_meet(model: TrainableModel, settings: StepSettings) -> list[str]:
+def outputs_where_rows_meet(model: TrainableModel, settings: StepSettings) -> list[str]:
     """Return the names of the outputs, where several are trained, in whose loss rows meet."""
     return [name for name, _ in _losses_that_meet(model, settings) if name]
 
@@ -64,7 +74,9 @@ def _losses_that_meet(model: TrainableModel, settings: StepSettings) -> list[tup
         if known is settings and of == key:
             return found
     result = [
-        (name, one) for name, one in _each_output(settings).items() if meet_in_loss(one, model.dtype, of_pairs=key[1])
+        (name, one)
+        for name, one in _each_output(settings).items()
+        if rows_meet_in_loss(one, model.dtype, of_pairs=key[1])
     ]
     _recent.append((settings, key, result))
     return result
@@ -83,7 +95,7 @@ def require_separate_labels(settings: StepSettings, dtype: DType) -> None:
         return
     _graph_of_loss(settings, dtype, TRIED_ROWS, of_pairs=False)  # which refuses one loss for all labels
     name, advice = type(settings.loss).__name__, "Leave these rows out, or take a loss of single labels."
-    if meet_in_loss(settings, dtype):
+    if rows_meet_in_loss(settings, dtype):
         raise ModelError(
             f"Rows meet in the loss {name}, and some labels of rows do not count (ignore_label): they would meet the "
             f"others. {advice}"
@@ -113,7 +125,7 @@ def _labels_meet(settings: StepSettings, dtype: DType) -> bool:
     return False
 
 
-def meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False) -> bool:
+def rows_meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False) -> bool:
     """Return True if the loss of a row depends on other rows, or on their number."""
     if type(settings.loss) in LOSSES.values():
         return False

@@ -1,0 +1,595 @@
+"""The updates that follow a pass: graphs over flat vectors, and the objects that run them on the host.
+
+The optimizer's step, the penalty, clipping, accumulation and the average of the weights are graphs that change vectors
+in place. :class:`VectorBindings` binds them to arrays of the host or of a device. :class:`HostUpdates` updates the
+parameters on the host: segment by segment, by the fastest executor for each (:mod:`.update_executors`), and only the
+rows that occur in the minibatch where that gives the same result, or where ``lazy_rows`` asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from .._gradient.engine import differentiate
+from .._ir.edits import append_output
+from .._ir.protobuf import to_proto
+from .._model.loss_terms import penalty_factors, weighted_penalty
+from .._ort import devices, gradient_builder
+from .._ort.binding import Array, Binding
+from .._ort.sessions import InferenceSession, shared_session
+from .._utils.cache import Cache, content, is_plain
+from .._utils.typing import DType
+from ..graph import GraphBuilder, new_graph
+from ..optimizers import Optimizer, Parameter, Slot, clip_graph, update_graph
+from ..optimizers.in_place import moves_without_gradient, slots_for, update_rule
+from . import update_executors
+from .loss_graph import ir_type
+from .parameters import FlatParameters, Segment, require_rows_apart, segments, state_name
+from .passes import RowGradients
+from .programs import PARALLEL_WORK, differentiating_engine, work
+from .step_parts import OptimizerState, Rates, StepSettings
+from .update_executors import SAVINGS, Formula, VectorUpdate, formula_of, formula_update, saved_by_compiling
+
+PENALTY, SQUARES, ABSOLUTES = "penalty", "squares", "absolutes"
+
+X = TypeVar("X")
+
+_graphs: Cache[tuple[bytes, float, Formula | None]] = Cache(128, 2**24, lambda entry: len(entry[0]))
+
+
+def graph_bytes(emit: Callable[..., ir.Model], *arguments: Hashable, **keywords: Hashable) -> bytes:
+    """Return what ``emit``, a function of this package, makes of these arguments, as bytes."""
+
+    def made() -> tuple[bytes, float, Formula | None]:
+        return to_proto(emit(*arguments, **keywords)).SerializeToString(), 0.0, None
+
+    return _graphs.get((emit, arguments, tuple(keywords.items())), made)[0]
+
+
+@dataclass(frozen=True)
+class UpdateProgram:
+    """An update graph as bytes; the other attributes are those of :class:`~.optimizers.UpdateGraph`.
+
+    ``formula`` is the same update for NumPy; None if NumPy cannot run it. ``work`` is the number of multiply-adds in
+    its products of matrices. ``moves_without_gradient``: whether an element may change in a step in which its gradient
+    is zero.
+    """
+
+    graph: bytes
+    slots: Mapping[str, Slot]
+    scalars: Callable[..., Mapping[str, Any]]
+    elementwise: bool
+    scheduled: bool
+    formula: Formula | None = None
+    work: float = 0.0
+    moves_without_gradient: bool = True
+
+
+def update_program(
+    optimizer: Optimizer, parameter: Parameter, kind: ir.DataType, *, fused: bool, scheduled: bool
+) -> UpdateProgram:
+    """Return the update of ``optimizer``; its scalars are those of the object itself, never of an equal one."""
+
+    def made() -> tuple[bytes, float, Formula | None]:
+        found = update_graph(optimizer, kind, parameter=parameter, fused=fused, scheduled=scheduled)
+        return to_proto(found.model).SerializeToString(), work(found.model.graph), formula_of(found)
+
+    shapes = () if optimizer.elementwise else (parameter.shape, slots_for(optimizer, parameter).items())
+    key = ("update", content(optimizer), *map(tuple, shapes), kind, fused, scheduled)
+    graph, products, formula = _graphs.get(key, made) if is_plain(optimizer) else made()
+    rule = update_rule(optimizer, kind, fused=fused, scheduled=scheduled)
+    moves = moves_without_gradient(optimizer)
+    slots, elementwise = slots_for(rule, parameter), optimizer.elementwise
+    return UpdateProgram(graph, slots, rule.scalars, elementwise, scheduled, formula, products, moves)
+
+
+# The graphs that run on whole vectors after the gradient, bound to arrays of the host or of a device.
+
+
+ToMemory = Callable[[np.ndarray], Array]
+"""Puts an array into the memory of the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentUpdate:
+    """The update of a segment of the vectors: its graph, and what opens the session that runs it."""
+
+    segment: Segment
+    program: UpdateProgram
+    open_session: Callable[[], InferenceSession]
+
+    @property
+    def scalars_key(self) -> Hashable:
+        """Segments of equal keys have the same scalars in each step."""
+        return self.segment.factors, self.segment.parameter
+
+    @cached_property
+    def scalars(self) -> Callable[[Rates, int], Mapping[str, Any]]:
+        """Returns the scalars of a step, by its rates and its number from 1."""
+        found, factor = self.program.scalars, self.segment.factors.rate
+        if self.program.scheduled:
+            return lambda rates, t: found(float(rates.learning_rate * factor), t, rates.decay)
+        return lambda rates, t: found(float(rates.learning_rate * factor), t)
+
+    def slots(self, state: Mapping[str, X]) -> dict[str, X]:
+        """Return the arrays of the optimizer's state that the segment has, or shares with others, by slot."""
+        return {slot: state[state_name(slot, self.segment.parameter)] for slot in self.program.slots}
+
+    def host_arrays(
+        self, vector: np.ndarray, gradient: np.ndarray, state: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Return the arrays that the graph updates, by its names, and the gradients: views in its shapes."""
+        part, parameter, slots = self.segment.part, self.segment.parameter, self.slots(state)
+        if parameter is None:
+            return {name: array[part] for name, array in {"parameters": vector, **slots}.items()}, gradient[part]
+        shape = (-1,) if self.program.elementwise else parameter.shape
+        if self.program.elementwise:
+            slots = {name: array.reshape(-1) for name, array in slots.items()}
+        return {"parameters": vector[part].reshape(shape), **slots}, gradient[part].reshape(shape)
+
+
+class VectorBindings:
+    """Binds the graphs of a step. They have sessions of one thread each, which other fits may use too.
+
+    Parameters
+    ----------
+    settings : StepSettings
+    parameters : FlatParameters
+        Their sizes and their type are read.
+    place : callable
+        Puts an array into the memory of the vectors.
+    """
+
+    def __init__(self, settings: StepSettings, parameters: FlatParameters, place: ToMemory) -> None:
+        self._settings, self._parameters, self.place = settings, parameters, place
+        self.dtype = parameters.vector.dtype
+        self._size, self._kind = len(parameters.vector), ir_type(self.dtype)
+
+    def penalty(self, weights: Array, gradients: Array, **scalars: Array) -> Binding:
+        """Bind the graph that adds the gradient of the penalty to ``gradients``, in place."""
+        settings = self._settings
+        squares, absolutes = penalty_factors(settings.alpha, settings.l1_ratio)
+        factors = {SQUARES: squares, **({ABSOLUTES: absolutes} if settings.l1_ratio else {})}
+        graph = graph_bytes(
+            penalty_graph,
+            self._parameters.penalized.stop,
+            self._kind,
+            differentiating_engine(settings.engine),
+            absolute=bool(settings.l1_ratio),
+        )
+        inputs = {"weights": weights, "gradients": gradients, **scalars}
+        inputs |= {name: self.place(np.array(factor, self.dtype)) for name, factor in factors.items()}
+        return Binding(self._session(graph), inputs, {"new_gradients": gradients})
+
+    def clipping(self, gradients: Array) -> Binding:
+        """Bind the graph that clips the norm of ``gradients``, in place."""
+        limit, norm = np.array(self._settings.max_grad_norm, self.dtype), np.zeros((), self.dtype)
+        inputs = {"gradients": gradients, "max_norm": self.place(limit)}
+        outputs = {"new_gradients": gradients, "norm": self.place(norm)}
+        return Binding(self._session(graph_bytes(clip_graph, self._kind)), inputs, outputs)
+
+    def accumulation(self, gradients: Array, share: Array | None = None) -> dict[tuple[bool, bool], Binding]:
+        """Bind the graphs that add up the gradients of a group of minibatches, by whether one is the first or last."""
+        total, found = self.place(np.zeros(self._size, self.dtype)), {}
+        for first, last in ((True, False), (False, False), (False, True)):
+            graph = graph_bytes(accumulation_graph, self._size, self._kind, first=first, last=last)
+            inputs = {"gradients": gradients, **({} if first else {TOTAL: total})}
+            inputs |= {} if share is None else {SHARE: share}
+            found[first, last] = Binding(self._session(graph), inputs, {"sum": gradients if last else total})
+        return found
+
+    def average(self, average: Array, parameters: Array, weight: Array | None = None) -> Binding:
+        """Bind the graph that moves the average of the parameters."""
+        graph = graph_bytes(average_graph, self._size, self._kind)
+        inputs = {AVERAGE: average, "parameters": parameters, **({} if weight is None else {STEP_WEIGHT: weight})}
+        return Binding(self._session(graph), inputs, {f"new_{AVERAGE}": average})
+
+    def copying(self, moved: Array, statistics: Array) -> Binding:
+        """Bind the graph that copies the next running statistics over the current ones."""
+        graph = graph_bytes(copy_graph, self._parameters.statistics.size, self._kind)
+        return Binding(self._session(graph), {"moved": moved}, {"statistics": statistics})
+
+    def segment_updates(self, optimizer: Optimizer) -> list[SegmentUpdate]:
+        """Return the updates of all segments."""
+        settings, fused = self._settings, gradient_builder.has_gradient_builder()
+        updates, programs, sessions = [], dict[object, UpdateProgram](), dict[bytes, Callable[[], InferenceSession]]()
+        for one in segments(self._parameters, settings.factors, optimizer):
+            # segments of a vector share the rule of their decay; that of a parameter may have been made for it
+            parameter = one.parameter or Parameter("parameters", self._parameters.vector.shape)
+            key = one.factors.decay if one.parameter is None else parameter
+            if key not in programs:
+                scheduled = settings.scheduled.decay and bool(getattr(one.optimizer, "weight_decay", 0.0))
+                found = update_program(one.optimizer, parameter, self._kind, fused=fused, scheduled=scheduled)
+                programs[key] = found
+                sessions.setdefault(found.graph, cache(partial(self._session, found.graph, found.work)))
+            updates.append(SegmentUpdate(one, programs[key], sessions[programs[key].graph]))
+        return updates
+
+    def _session(self, graph: bytes, products: float = 0.0) -> InferenceSession:
+        """Return a session; ``products`` are the multiply-adds of its products of matrices.
+
+        Without large ones it has one thread: a second spinning pool would compete with the gradient session's. Those of
+        Muon take longer than the pass of a small minibatch.
+        """
+        settings = self._settings
+        threads = devices.available_threads() if products >= PARALLEL_WORK else 1
+        memory = 8.0 * self._parameters.vector.nbytes  # a few vectors, of which pieces are computed at a time
+        return shared_session(graph, settings.device, threads=threads, options=settings.session_options, memory=memory)
+
+
+def bind_update(
+    session: InferenceSession, vectors: Mapping[str, Array], gradients: Array, scalars: Mapping[str, Array]
+) -> Binding:
+    """Bind the in-place update of ``vectors``: the parameters and the slots."""
+    outputs = {f"new_{name}": vector for name, vector in vectors.items()}
+    return Binding(session, {**vectors, "gradients": gradients, **scalars}, outputs)
+
+
+# Small graphs over whole vectors that run in place: accumulated gradients and averaged weights, and a copy.
+
+
+TOTAL, SHARE = "total", "share"
+AVERAGE, STEP_WEIGHT = "average", "step_weight"
+
+
+def accumulation_graph(size: int, kind: ir.DataType, *, first: bool, last: bool) -> ir.Model:
+    r"""Return the graph that adds the gradient of a minibatch, times its share of the weights, to the total.
+
+    .. math:: G ← G + s_i g_i, \quad s_i = w_i / \sum_j w_j
+
+    That makes the weighted mean over a group of minibatches. The ``first`` of a group replaces the total; the ``last``
+    writes the result over the gradients.
+    """
+    gradients, share = ir.val("gradients", kind, (size,)), ir.val(SHARE, kind, ())
+    total = ir.val(TOTAL, kind, (size,))
+    op = new_graph([gradients, share] if first else [gradients, share, total], kind, "accumulate")
+    part = op.Mul(gradients, share)
+    append_output(op.graph, part if first else op.Add(total, part), "sum", gradients if last else total)
+    return ir.Model(op.graph, ir_version=8)
+
+
+def average_graph(size: int, kind: ir.DataType) -> ir.Model:
+    """Return the graph that moves ``average`` towards ``parameters`` by the share ``step_weight`` of their distance."""
+    average, parameters = ir.val(AVERAGE, kind, (size,)), ir.val("parameters", kind, (size,))
+    weight = ir.val(STEP_WEIGHT, kind, ())
+    op = new_graph([average, parameters, weight], kind, "average")
+    moved = op.Add(average, op.Mul(op.Sub(parameters, average), weight))
+    append_output(op.graph, moved, f"new_{AVERAGE}", average)
+    return ir.Model(op.graph, ir_version=8)
+
+
+def step_weight(decay: float, steps: int) -> float:
+    r"""Return the weight of the latest parameters in the average after so many steps.
+
+    .. math:: \bar p_t = \bar p_{t-1} + \frac{1 - d}{1 - d^t} (p_t - \bar p_{t-1})
+
+    is the moving average of decay d that starts from zero, divided by 1 - dᵗ: the initial weights are not part of it.
+    """
+    return (1.0 - decay) / (1.0 - decay**steps)
+
+
+def copy_graph(size: int, kind: ir.DataType) -> ir.Model:
+    """Return the graph that copies the vector ``moved`` to ``statistics``."""
+    value = ir.val("moved", kind, (size,))
+    op = new_graph([value], kind, "copy")
+    append_output(op.graph, op.Identity(value), "statistics", value)
+    return ir.Model(op.graph, ir_version=8)
+
+
+def penalty_graph(size: int, kind: ir.DataType, engine: str, *, absolute: bool) -> ir.Model:
+    """Return the graph that adds the gradient of the penalty on ``weights`` (size,) to ``gradients``, in place.
+
+    Its further inputs are ``strength`` and the factors :data:`SQUARES` and, if ``absolute``, :data:`ABSOLUTES`.
+    """
+    weights, names = ir.val("weights", kind, (size,)), ("strength", SQUARES, ABSOLUTES)
+    strength, squares, *absolutes = (ir.val(name, kind, ()) for name in (names if absolute else names[:2]))
+    op = new_graph([weights, strength, squares, *absolutes], kind, "penalty")
+    value = op.Mul(weighted_penalty(op, weights, squares, absolutes[0] if absolutes else None), strength)
+    value.name, value.dtype, value.shape = PENALTY, kind, ir.Shape([])
+    op.graph.outputs.append(value)
+    model = differentiate(ir.Model(op.graph, ir_version=8), ["weights"], PENALTY, engine).model
+    penalty_gradient = next(v for v in model.graph.outputs if v.name == "weights_grad")
+    gradients = ir.val("gradients", kind, (size,))
+    model.graph.inputs.append(gradients)
+    total = GraphBuilder(model.graph, dtype=kind, prefix="penalty").Add(gradients, penalty_gradient)
+    total.name, total.dtype, total.shape = "new_gradients", kind, ir.Shape([size])
+    model.graph.outputs.remove(penalty_gradient)
+    model.graph.outputs.append(total)
+    return model
+
+
+class HostPenalty:
+    """The penalty on the penalized part of the parameters."""
+
+    def __init__(self, bindings: VectorBindings, parameters: FlatParameters) -> None:
+        part = parameters.penalized
+        self._strength, self._value = np.zeros((), bindings.dtype), np.zeros((), bindings.dtype)
+        scalars = {"strength": self._strength, PENALTY: self._value}
+        self._binding = bindings.penalty(parameters.vector[part], parameters.gradient[part], **scalars)
+
+    def run(self, weight: float) -> float:
+        """Add its gradients, divided by the sum ``weight`` of the weights of the rows; return its value."""
+        self._strength[()] = 1.0 / weight if weight > 0 else 0.0
+        self._binding.run()
+        return float(self._value.item())
+
+
+class HostAccumulation:
+    """The mean of the gradients of a group of minibatches."""
+
+    def __init__(self, bindings: VectorBindings, parameters: FlatParameters) -> None:
+        self._share = np.zeros((), bindings.dtype)
+        self._bindings = bindings.accumulation(parameters.gradient, self._share)
+
+    def add(self, i: int, count: int, share: float) -> None:
+        """Add the gradients of minibatch ``i`` of ``count``; the last leaves the mean of all in the gradients."""
+        if count > 1:
+            self._share[()] = share
+            self._bindings[i == 0, i == count - 1].run()
+
+
+class HostAverage:
+    """The moving average of the parameters, of which ``state`` counts the steps."""
+
+    def __init__(
+        self, bindings: VectorBindings, parameters: FlatParameters, state: OptimizerState, decay: float
+    ) -> None:
+        assert parameters.average is not None
+        self._state, self._decay, self._weight = state, decay, np.zeros((), bindings.dtype)
+        self._binding = bindings.average(parameters.average, parameters.vector, self._weight)
+
+    def run(self) -> None:
+        """Move the average towards the parameters."""
+        self._state.averaged += 1
+        self._weight[()] = step_weight(self._decay, self._state.averaged)
+        self._binding.run()
+
+
+@dataclass(frozen=True, eq=False)
+class HostUpdate:
+    """The updates of all segments of equal factors, and the scalars that they read."""
+
+    scalars_of: Callable[[Rates, int], Mapping[str, Any]]
+    scalars: Mapping[str, np.ndarray]
+    bindings: list[VectorUpdate | RowUpdate]
+
+    def run(self, rates: Rates, t: int) -> None:
+        """Take step ``t``."""
+        for name, value in self.scalars_of(rates, t).items():
+            self.scalars[name][()] = value
+        for binding in self.bindings:
+            binding.run()
+
+
+class HostUpdates:
+    """The update of all parameters and slots, compiled once that pays; its steps are the same to the bit.
+
+    Parameters
+    ----------
+    segments, parameters, slots, choice
+        As :func:`host_updates` takes them.
+
+    Attributes
+    ----------
+    updates : list of HostUpdate
+    """
+
+    def __init__(
+        self,
+        segments: list[SegmentUpdate],
+        parameters: FlatParameters,
+        slots: Mapping[str, np.ndarray],
+        choice: RowChoice,
+    ) -> None:
+        self._make = partial(host_updates, segments, parameters, slots, choice)
+        self.updates = self._make()
+        self._saved = sum(saved_by_compiling(one) for update in self.updates for one in update.bindings)
+
+    def prepare(self, steps: int) -> None:
+        """Prepare for so many steps."""
+        if self._saved:
+            SAVINGS.add(steps * self._saved)
+            if SAVINGS.suffice:
+                self.updates, self._saved = self._make(), 0.0
+
+    def run(self, rates: Rates, t: int) -> None:
+        """Take step ``t``."""
+        for update in self.updates:
+            update.run(rates, t)
+
+
+def host_updates(
+    segments: list[SegmentUpdate], parameters: FlatParameters, slots: Mapping[str, np.ndarray], choice: RowChoice
+) -> list[HostUpdate]:
+    """Return the updates of the parameters and the slots, one for all segments whose scalars are the same."""
+    updates: dict[object, HostUpdate] = {}
+    for one in segments:
+        if one.scalars_key not in updates:
+            updates[one.scalars_key] = HostUpdate(one.scalars, _scalars(one, parameters.vector.dtype), [])
+        update = updates[one.scalars_key]
+        for part, table in choice.parts(one):
+            arrays, gradients = part.host_arrays(parameters.vector, parameters.gradient, slots)
+            if table is None:
+                update.bindings.extend(_bound(part, arrays, gradients, update.scalars))
+            else:
+                whole = () if table.most is None else _bound(part, arrays, gradients, update.scalars)
+                update.bindings.append(row_update(part, table, arrays, update.scalars, whole))
+    return list(updates.values())
+
+
+def _scalars(one: SegmentUpdate, dtype: DType) -> dict[str, np.ndarray]:
+    kinds = {n: np.int64 if isinstance(x, int) else dtype for n, x in one.scalars(Rates(0.001), 1).items()}
+    return {name: np.zeros((), kind) for name, kind in kinds.items()}
+
+
+def _bound(
+    one: SegmentUpdate, arrays: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
+) -> list[VectorUpdate]:
+    """Return the updates of a segment: by its formula if it has one and that pays, else by the session in pieces."""
+    formula, tuning = one.program.formula, update_executors.TUNING
+    if formula is not None and gradients.size > tuning.least_elements:
+        return [formula_update(formula, arrays, gradients, scalars)]
+    session = one.open_session()
+    if not one.program.elementwise or gradients.size <= 2 * tuning.piece:
+        return [bind_update(session, arrays, gradients, scalars)]
+    cuts = [slice(i, i + tuning.piece) for i in range(0, gradients.size, tuning.piece)]
+    return [bind_update(session, {n: a[cut] for n, a in arrays.items()}, gradients[cut], scalars) for cut in cuts]
+
+
+# Updates of some rows of a matrix: those that occur in a minibatch, a block of them at a time.
+#
+# The rows of the matrix, of its gradient and of the optimizer's vectors are copied to blocks, updated there by the
+# graph of the optimizer, and copied back.
+
+
+GRADIENTS = "gradients"
+
+BLOCK_SIZES = 8
+"""Sizes that blocks have: the smallest that holds the rows of a step is updated."""
+
+Matrices: TypeAlias = "Mapping[str, Sequence[np.ndarray]]"
+
+
+@dataclass(frozen=True, eq=False)
+class RowBlock:
+    """Copies of some rows of the parameters, the optimizer's vectors and the gradients, and their update in place."""
+
+    arrays: Matrices
+    update: VectorUpdate
+
+    def run(self, matrices: Matrices, rows: np.ndarray) -> None:
+        """Update these rows of the matrices."""
+        for name, parts in matrices.items():
+            for matrix, block in zip(parts, self.arrays[name], strict=True):
+                np.take(matrix, rows, 0, block[: len(rows)], "clip")  # which does not buffer the result
+                block[len(rows) :] = 0
+        self.update.run()
+        for name in matrices.keys() - {GRADIENTS}:
+            for matrix, block in zip(matrices[name], self.arrays[name], strict=True):
+                matrix[rows] = block[: len(rows)]
+
+
+@dataclass(frozen=True, eq=False)
+class RowUpdate:
+    """The update of the rows of a matrix that occur.
+
+    Attributes
+    ----------
+    table : RowGradients
+    matrices : mapping of str to sequence of ndarray
+        The parameters, the optimizer's vectors and the gradients, views of shape (n_rows, n_columns); of a matrix that
+        is stored transposed, its rows.
+    size : int
+        Rows that are updated together at most.
+    block_of : callable
+        Returns a block of so many rows.
+    whole : sequence of VectorUpdate
+        The update of all rows, for steps in which all are taken to occur.
+    """
+
+    table: RowGradients
+    matrices: Matrices
+    size: int
+    block_of: Callable[[int], RowBlock]
+    whole: Sequence[VectorUpdate] = ()
+
+    def run(self) -> None:
+        """Update the rows in place."""
+        if self.table.everywhere:
+            for update in self.whole:
+                update.run()
+            return
+        rows = self.table.rows(repeated=self.size)  # in one block, equal rows are updated alike
+        for start in range(0, len(rows), self.size):
+            part = rows[start : start + self.size]
+            self.block_of(self._rounded(len(part))).run(self.matrices, part)
+
+    def _rounded(self, count: int) -> int:
+        step = -(-self.size // BLOCK_SIZES)
+        return min(self.size, -(-count // step) * step)
+
+
+def row_update(
+    one: SegmentUpdate,
+    table: RowGradients,
+    arrays: Mapping[str, np.ndarray],
+    scalars: Mapping[str, np.ndarray],
+    whole: Sequence[VectorUpdate] = (),
+) -> RowUpdate:
+    """Return the update of the rows of the matrix that the segment holds."""
+    shape, axis = table.gradient.shape, table.axis
+    matrices = {name: _by_row(array.reshape(shape), axis) for name, array in arrays.items()}
+    matrices[GRADIENTS] = _by_row(table.gradient, axis)
+    n_rows, width = shape[axis], shape[1 - axis]
+    size = min(n_rows, max(1, update_executors.TUNING.block // (2 * width)))
+
+    @cache
+    def block_of(count: int) -> RowBlock:
+        dtype, layout = table.gradient.dtype, (count, width)[:: 1 - 2 * axis]
+        return _row_block(one, {name: np.zeros(layout, dtype) for name in matrices}, axis, scalars)
+
+    return RowUpdate(table, matrices, size, block_of, whole)
+
+
+def _row_block(
+    one: SegmentUpdate, arrays: Mapping[str, np.ndarray], axis: int, scalars: Mapping[str, np.ndarray]
+) -> RowBlock:
+    flat, formula = {name: array.ravel() for name, array in arrays.items()}, one.program.formula
+    gradients, blocks = flat.pop(GRADIENTS), {name: _by_row(array, axis) for name, array in arrays.items()}
+    if formula is None:
+        return RowBlock(blocks, bind_update(one.open_session(), flat, gradients, scalars))
+    return RowBlock(blocks, formula_update(formula, flat, gradients, scalars))
+
+
+def _by_row(matrix: np.ndarray, axis: int) -> list[np.ndarray]:
+    """Return views whose first axis is that of the rows."""
+    if matrix.shape[1 - axis] == 1:
+        return [matrix.ravel()]  # numbers are copied faster than rows of one number
+    return [matrix] if axis == 0 else list(matrix)
+
+
+@dataclass(frozen=True, eq=False)
+class RowChoice:
+    """The choice of what is updated by rows.
+
+    ``lazy``: every matrix that is read by rows; otherwise only those whose unread rows do not move and are the most.
+    ``penalized``: the penalty moves all rows.
+    """
+
+    tables: Mapping[str, RowGradients]
+    parameters: FlatParameters
+    lazy: bool
+    penalized: bool
+
+    def parts(self, one: SegmentUpdate) -> list[tuple[SegmentUpdate, RowGradients | None]]:
+        """Divide a segment into the matrices that are updated by rows and what is between them."""
+        whole, start = one.segment.part, one.segment.part.start
+        found: list[tuple[SegmentUpdate, RowGradients | None]] = []
+        for span, table in self._tables_in(one):
+            found += [(_of(one, slice(start, span.start)), None), (_of(one, span), table)]
+            start = span.stop
+        found.append((_of(one, slice(start, whole.stop)), None))
+        return [(part, table) for part, table in found if part.segment.part.start < part.segment.part.stop]
+
+    def _tables_in(self, one: SegmentUpdate) -> list[tuple[slice, RowGradients]]:
+        spans = {name: self.parameters.span(name) for name in self.parameters.names if name in self.tables}
+        whole, by_rows = one.segment.part, self._by_rows
+        inner = {name: span for name, span in spans.items() if whole.start <= span.start and span.stop <= whole.stop}
+        return [(span, self.tables[name]) for name, span in inner.items() if by_rows(one, self.tables[name])]
+
+    def _by_rows(self, one: SegmentUpdate, table: RowGradients) -> bool:
+        if self.lazy:
+            require_rows_apart(one.segment.optimizer)
+            return True
+        rests = one.program.elementwise and not (one.program.moves_without_gradient or self.penalized)
+        return rests and 2 * table.count <= table.n_rows
+
+
+def _of(one: SegmentUpdate, part: slice) -> SegmentUpdate:
+    return one if part == one.segment.part else replace(one, segment=replace(one.segment, part=part))
