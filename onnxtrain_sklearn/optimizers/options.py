@@ -40,33 +40,30 @@ VALID: Rules = {
 
 DOCUMENTED = """\
 max_grad_norm : float or None, default=None
-    Upper limit of the Euclidean norm of all gradients together; None: no limit.
+    Upper limit of the Euclidean norm of all gradients together. None: no limit.
 ema_decay : float or None, default=None
     Decay of an exponential moving average of the weights, in [0, 1), such as 0.999. Predictions, validation scores,
-    ``weights_`` and ``to_onnx()`` take the average, training goes on from the weights themselves. The average is
-    corrected for its start: the initial weights are not part of it. Running statistics are not averaged. None: no
-    average.
+    ``weights_`` and ``to_onnx()`` use the average; training continues from the weights themselves. The initial weights
+    are not part of the average, and running statistics are not averaged. None: no average.
 accumulate : int, default=1
-    Minibatches whose gradients are added up for one step: the same step as by one minibatch of ``accumulate`` times
-    ``batch_size`` rows, in the memory of one. Only batch statistics, losses in which rows meet and dropout masks are
-    those of each minibatch.
+    Number of minibatches whose gradients are summed for one step. The step equals one on a minibatch of ``accumulate``
+    times ``batch_size`` rows, but needs only the memory of a small one. Batch statistics, dropout masks and losses in
+    which rows meet are computed for each minibatch.
 lazy_rows : bool, default=False
-    Whether a step leaves weights as they are that its minibatch does not read: the rows of an embedding that no index
-    names (of a trained matrix that only Gather reads, along its first axis), and, where ``X`` is a sparse matrix, the
-    rows of the matrix that it is multiplied by whose column of ``X`` is zero throughout the minibatch. The state of the
-    optimizer for them stays too, as with ``torch.optim.SparseAdam``: weight decay, ``alpha`` and momentum act on the
-    rows that occur alone. That takes less time where the matrix is large, and it is another optimizer where rows are
-    rare. A matrix that is read otherwise too, such as one that is the output layer as well, has a gradient in all rows,
-    and is updated as usual, and so is one that dense data are multiplied by. On the CPU alone. False: such rows are
-    updated as all other parameters; they are skipped where that changes nothing, as with
-    :class:`~onnxtrain_sklearn.SGD` without momentum, weight decay and ``alpha``.
+    Whether a step updates only the rows of a matrix that its minibatch reads, as ``torch.optim.SparseAdam`` does. All
+    other rows and their optimizer state stay as they are: weight decay, ``alpha`` and momentum do not act on them. This
+    saves time if the matrix is large; if rows are rare, it also trains differently. It concerns embeddings (trained
+    matrices that only Gather reads, along the first axis) and, if ``X`` is a sparse matrix, the matrix that ``X`` is
+    multiplied by, whose rows belong to the columns of ``X``. All rows are updated of a matrix that is also read in
+    another way, such as by the output layer, or multiplied by dense data. Only on the CPU. False: all rows are updated;
+    rows are skipped only if that changes nothing, as with :class:`~onnxtrain_sklearn.SGD` without momentum, weight decay
+    and ``alpha``.
 learning_rate_factors : dict or None, default=None
-    Factors of the learning rate, by parameter: glob patterns and numbers >= 0, such as
-    ``{"*": 0.1, "layers.2.*": 1.0}``. The last pattern that matches a name counts, so that general patterns come first;
-    parameters that none matches have a factor of 1. A graph builder may bring patterns of its own, as an attribute of
-    this name: those given here come after them. ``describe()`` of the estimator lists the names.
+    Dict from glob patterns to factors >= 0 of the learning rate, such as ``{"*": 0.1, "layers.2.*": 1.0}``. The last
+    pattern that matches a parameter counts, so put general ones first; without a match the factor is 1. Patterns of a
+    graph builder, an attribute of the same name, come before these. ``describe()`` of the estimator lists the names.
 weight_decay_factors : dict or None, default=None
-    Factors of ``weight_decay``, by parameter, in the same form.
+    Dict from glob patterns to factors of ``weight_decay``, in the same form.
 weight_decay_schedule : str or Schedule, default="constant"
     The schedule that ``weight_decay`` follows, step by step; the names of the estimators' ``learning_rate``.
 """
