@@ -56,8 +56,8 @@ lazy_rows : bool, default=False
     matrices that only Gather reads, along the first axis) and, if ``X`` is a sparse matrix, the matrix that ``X`` is
     multiplied by, whose rows belong to the columns of ``X``. All rows are updated of a matrix that is also read in
     another way, such as by the output layer, or multiplied by dense data. Only on the CPU. False: all rows are updated;
-    rows are skipped only if that changes nothing, as with :class:`~onnxtrain_sklearn.SGD` without momentum, weight decay
-    and ``alpha``.
+    rows are skipped only if that changes nothing, as with :class:`~onnxtrain_sklearn.SGD` without momentum, weight
+    decay and ``alpha``.
 learning_rate_factors : dict or None, default=None
     Dict from glob patterns to factors >= 0 of the learning rate, such as ``{"*": 0.1, "layers.2.*": 1.0}``. The last
     pattern that matches a parameter counts, so put general ones first; without a match the factor is 1. Patterns of a
