@@ -55,7 +55,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
     """Make no cases of what a quick run leaves out."""
     quick_alone = collector.config.getoption("--quick") and not collector.config.getoption("also")
     marks = {mark.name for mark in getattr(obj, "pytestmark", ())}
-    return [] if quick_alone and marks & selection.NOT_QUICK else None
+    return [] if quick_alone and selection.is_left_out(marks) else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,8 +64,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
     yield
     config, calls = metafunc.config, metafunc._calls
     if config.getoption("--quick") and not config.getoption("also"):
-        quick = [call for call in calls if not selection.NOT_QUICK & {mark.name for mark in call.marks}]
         each = metafunc.definition.get_closest_marker("each")
+        own = {mark.name for mark in metafunc.definition.iter_markers()}
+        quick = [call for call in calls if not selection.is_left_out(own | {mark.name for mark in call.marks})]
         calls[:] = selection.quick_cases(quick or calls, lambda call: call.params, config.getoption("cases"), each)
 
 

@@ -147,6 +147,7 @@ def test_rows_that_do_not_occur_are_not_read(name, computed, monkeypatch):
     assert bits(trained(data, **settings)) == ours
 
 
+@pytest.mark.each(by=lambda name: name)
 @pytest.mark.parametrize("name", WHOLE)
 def test_rows_that_may_meet_are_computed_whole(name, computed):
     data, settings = WHOLE[name]

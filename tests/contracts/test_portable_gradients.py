@@ -145,7 +145,12 @@ def proven(index, opset, form):
     return operators(CASES[index])
 
 
+def rules(index, opset, form):
+    return "refused" if refusal(CASES[index]) else tuple(operators(CASES[index]))
+
+
 @pytest.mark.proof(operators=proven)
+@pytest.mark.each(by=rules)
 @pytest.mark.thinned(by=covered_by_rules)
 @pytest.mark.parametrize(("index", "opset", "form"), variants())
 def test_gradient_is_right_or_refused(index, opset, form):

@@ -39,6 +39,7 @@ def gradients_at(graph, values):
     return session.run(["x_grad", "s_grad"], {})
 
 
+@pytest.mark.each(by=lambda kind, number, engine: (kind, number))
 @pytest.mark.parametrize(("kind", "number"), [("Mul", 1.0), ("Pow", 2.0), ("Pow", 1.0), ("Div", 1.0), ("Add", 0.0)])
 @pytest.mark.parametrize("engine", available_engines())
 def test_gradient_where_a_number_has_moved(kind, number, engine):

@@ -8,8 +8,9 @@ form. So nothing that is covered is ever left out, and a case that is added need
 A test marked ``proof(operators=...)`` compares gradients with central differences; the function returns the operators
 that a case proves, and ``--operator Resize`` takes the proofs of that one alone.
 
-``--quick`` leaves out proofs, what is exhaustive and tests marked ``long`` or ``slow``, and takes a case of each test
-that is left, or of each entry of a registry where the mark ``each(by=...)`` says which entry a case is of.
+``--quick`` leaves out what is exhaustive and tests marked ``long`` or ``slow``, and takes a case of each test that is
+left, or of each entry of a registry where the mark ``each(by=...)`` says which entry a case is of. Of proofs it takes
+only those with that mark.
 ``--quick --cases 2`` takes two, spread evenly over its matrix, and ``--quick --and training_runtime`` adds every test
 with that mark.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 import difflib
 import heapq
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import pytest
@@ -38,8 +39,8 @@ MARKERS = (
     "training_runtime: a case of the engine that needs onnxruntime-training",
     "long: a test of most of a second, of a matter that quicker tests touch; `make quick` leaves it out",
     "slow: a test of seconds, as of other processes or many trainings, which `make test-all` alone runs",
-    "proof(operators): a comparison of gradients with central differences, which `make quick` leaves out; "
-    "operators(**parameters) returns those that a case proves",
+    "proof(operators): a comparison of gradients with central differences, which `make quick` leaves out unless it has "
+    "the mark each; operators(**parameters) returns those that a case proves",
 )
 
 one_case = pytest.mark.thinned(by=lambda **case: "one")
@@ -115,14 +116,19 @@ def of(function: Callable[..., Iterable[Hashable]], item: Any) -> Iterable[Hasha
     return [found] if isinstance(found, str) else found
 
 
+def is_left_out(marks: Set[str]) -> bool:
+    """Return True if a quick run leaves out tests with these marks."""
+    return bool(marks & (NOT_QUICK - {"proof"} if "each" in marks else NOT_QUICK))
+
+
 def of_quick_run(items: Iterable[pytest.Item], most: int, also: str | None = None) -> list[pytest.Item]:
-    """Return what `make quick` runs: some cases of each test, and neither proofs nor what is slow or exhaustive.
+    """Return what `make quick` runs: some cases of each test, but nothing slow or exhaustive and few proofs.
 
     What is marked ``also`` is added, whatever else it is.
     """
     tests: dict[str, list[Any]] = {}
     for item in items:
-        if not any(item.get_closest_marker(name) for name in NOT_QUICK):
+        if not is_left_out({mark.name for mark in item.iter_markers()}):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     chosen = {
         item

@@ -71,6 +71,7 @@ def forgets_logistic(c):
     return c.operator in ("LinearClassifier", "SVMClassifier") and single
 
 
+@pytest.mark.each(by=lambda c: (c.operator, *c.attributes, repr(c.attributes.get("class_ids"))))
 @right
 def test_values_are_those_of_onnxruntime(c):
     if forgets_logistic(c):
@@ -251,3 +252,21 @@ def test_trees_find_the_same_leaves_in_float64():
     model = rewrite(load(several_nodes(node))).model
     double = in_dtype(model, ir.DataType.DOUBLE)
     assert_same(run(model, {"x": GRID})[0].astype(float), run(double, {"x": GRID.astype(float)})[0], tolerance=1e-6)
+
+
+@pytest.mark.parametrize("opset", [12, 18])  # before 13, axes are an attribute
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scan_that_sums_over_the_rows_of_the_state_is_kept(axis, opset):
+    total = f"ReduceSum<axes = [{axis}], keepdims = 0>(e)" if opset < 13 else "ReduceSum<keepdims = 0>(e, a)"
+    graph = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": {opset}]>
+        pairs (float[3, 3] y, float[N, 3] x) => (float[3, 3] state, float[N, 3] z) {{
+            state, z = Scan <num_scan_inputs = 1, body = one_row (float[3, 3] s, float[3] row)
+                => (float[3, 3] t, float[3] d) <int64[1] a = {{{axis}}}>
+                {{ t = Identity(s) e = Sub(s, row) d = {total} }}> (y, x)
+        }}""")
+    y, x = np.arange(9, dtype=np.float32).reshape(3, 3) ** 2, np.array([[1, 2, 4], [0, 3, 5]], np.float32)
+    rewritten = rewrite(load(graph)).model
+    assert any(node.op_type == "Scan" for node in rewritten.graph) == (axis == 0)
+    found = run(rewritten, {"y": y, "x": x})[1]
+    np.testing.assert_allclose(found, [(y - row).sum(axis) for row in x], rtol=1e-6)
