@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType, Int64TensorType, StringTensorType
-from sklearn.base import is_classifier
+from sklearn.base import clone, is_classifier
 from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
@@ -39,7 +39,9 @@ LABELS = np.where(NUMBERS[:, 0] + (KINDS == "mid") > 0.5, "yes", "no")
 AMOUNTS = 10 + 3 * NUMBERS[:, 0] - 2 * (KINDS == "low")
 AT_REST = {"max_iter": 1, "optimizer": "sgd", "learning_rate_init": 1e-30}
 
-RECIPES = [RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor]
+REALMLP = {"hidden_layer_sizes": (16, 16), "max_iter": 2, "random_state": 0}
+TABM = REALMLP | {"hidden_layer_sizes": 16, "n_members": 4}
+RECIPES = [RealMLPClassifier(**REALMLP), RealMLPRegressor(**REALMLP), TabMClassifier(**TABM), TabMRegressor(**TABM)]
 
 
 def results(proto, X, missing_text=""):
@@ -65,12 +67,12 @@ def with_gaps(X):
 
 
 @pytest.mark.parametrize("X", [NUMBERS, FRAME], ids=["numbers", "text"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
 @pytest.mark.long
 def test_files_of_recipes_start_from_their_predictions(recipe, X):
     X = with_gaps(X)
-    kind, y = (OrtGradientClassifier, LABELS) if is_classifier(recipe()) else (OrtGradientRegressor, AMOUNTS)
-    proto = recipe(random_state=0, max_iter=2).fit(X, y).to_onnx()
+    kind, y = (OrtGradientClassifier, LABELS) if is_classifier(recipe) else (OrtGradientRegressor, AMOUNTS)
+    proto = clone(recipe).fit(X, y).to_onnx()
     start = kind(proto, **AT_REST).fit(X, y)
     *labels, numbers = results(proto, X)
     if labels:
@@ -90,7 +92,7 @@ def test_files_of_recipes_start_from_their_predictions(recipe, X):
 
 @pytest.mark.parametrize("ensembles", [1, 2])
 def test_files_of_ensembles_and_unseen_categories(ensembles):
-    proto = RealMLPClassifier(max_iter=2, n_ensembles=ensembles, random_state=0).fit(FRAME, LABELS).to_onnx()
+    proto = RealMLPClassifier(**REALMLP, n_ensembles=ensembles).fit(FRAME, LABELS).to_onnx()
     start = OrtGradientClassifier(proto, **AT_REST).fit(FRAME, LABELS)
     other = with_gaps(FRAME).assign(kind="never seen")
     assert_allclose(start.predict_proba(other), results(proto, other)[1], atol=1e-6)

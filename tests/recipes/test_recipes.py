@@ -47,6 +47,7 @@ def feeds_of(X):
     return feeds
 
 
+FEW_UNITS = {RealMLPClassifier: {"hidden_layer_sizes": (4,)}, TabMClassifier: {"hidden_layer_sizes": 4, "n_members": 2}}
 TABM = {"n_members": 4, "hidden_layer_sizes": 24, "learning_rate_init": 0.01, "max_iter": 60, "random_state": 0}
 
 CLASSIFIERS = {
@@ -342,7 +343,8 @@ def test_missing_text_is_no_category_of_any_member(kind):
     texts[5] = ""  # one member alone holds this row out, and takes the empty string for a missing value
     y = np.arange(24) // 12
     for seed in range(3):
-        ensemble = kind(n_ensembles=3, max_iter=1, batch_size=8, validation_fraction=0.3, random_state=seed)
+        settings = FEW_UNITS[kind] | {"n_ensembles": 3, "max_iter": 1, "batch_size": 8, "validation_fraction": 0.3}
+        ensemble = kind(**settings, random_state=seed)
         ensemble.fit(pd.DataFrame({"text": texts, "x": np.arange(24.0)}), y)
         missing, unseen = (pd.DataFrame({"text": [value], "x": [3.0]}) for value in (None, "unseen"))
         np.testing.assert_array_equal(ensemble.predict_proba(missing), ensemble.predict_proba(unseen))
@@ -354,7 +356,8 @@ def test_column_with_few_truth_values_is_one_of_numbers_in_every_member(kind):
     flags = np.array([None] * 24, object)
     flags[5] = True
     X = pd.DataFrame({"flag": flags, "x": np.arange(24.0)})
-    ensemble = kind(n_ensembles=3, max_iter=1, batch_size=8, validation_fraction=0.3, random_state=0)
+    settings = FEW_UNITS[kind] | {"n_ensembles": 3, "max_iter": 1, "batch_size": 8, "validation_fraction": 0.3}
+    ensemble = kind(**settings, random_state=0)
     ensemble.fit(X, np.arange(24) // 12)
     labels, _ = evaluate(ensemble.to_onnx(), X=np.array([[1.0, 3.0], [np.nan, 3.0]], np.float32))
     np.testing.assert_array_equal(labels, ensemble.predict(pd.DataFrame({"flag": [True, None], "x": [3.0, 3.0]})))
