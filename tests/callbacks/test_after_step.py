@@ -135,7 +135,7 @@ def test_training_ends_after_the_step_whose_hook_returns_true(engine, where):
 
 
 @pytest.mark.parametrize(("last", "rows"), [(3, 48), (4, 50)])
-def test_rows_of_the_last_minibatch_count_as_they_are(last, rows):
+def test_short_last_minibatch_counts_its_rows(last, rows):
     assert regressor(Steps(last=last)).fit(X, Y).t_ == rows
 
 
@@ -199,7 +199,7 @@ def test_fine_tuning_refuses_the_hook():
     assert not hasattr(estimator, "classes_")
 
 
-def test_error_of_the_hook_leaves_the_estimator_as_it_was():
+def test_hook_error_leaves_estimator_unchanged():
     class Failing(Callback):
         def after_step(self, training, loss):
             if training.step == 6:

@@ -175,14 +175,14 @@ def test_a_pipeline_does_not_take_callbacks_that_see_the_weights():
 
 @sklearn_has_callbacks
 class TestSetByScikitLearn:
-    def test_they_are_called_as_those_of_the_parameter(self):
+    def test_hooks_are_called_as_for_the_parameter(self):
         own, given = Recorder(), Recorder()
         fitted = net(own, max_iter=2).set_callbacks(given, Greatest()).fit(X, Y)
         assert own.told == given.told == TWO_EPOCHS
         assert "greatest" in fitted.history_[-1]
         assert not {"_training", "_callback_fit_ctx"} & vars(fitted).keys()
 
-    def test_they_end_training_and_are_torn_down_after_an_error(self):
+    def test_hook_ends_training_and_error_runs_teardown(self):
         recorder = Recorder(last=1)
         estimator = net().set_callbacks(recorder)
         assert estimator.fit(X, Y).n_iter_ == 1
@@ -197,7 +197,7 @@ class TestSetByScikitLearn:
             net(Recorder(), max_iter=1).set_callbacks(Recorder()).fit(X, Y)
         assert [one.filename for one in warned] == [__file__]
 
-    def test_clones_share_them_and_pickles_hold_them(self):
+    def test_clones_share_callbacks_and_pickles_hold_them(self):
         recorder = Recorder()
         estimator = net(max_iter=2).set_callbacks(recorder)
         clone(estimator).fit(X, Y)
@@ -206,7 +206,7 @@ class TestSetByScikitLearn:
         assert twin._skl_callbacks[0].told == 2 * TWO_EPOCHS
 
     @pytest.mark.parametrize("n_jobs", [None, pytest.param(2, marks=pytest.mark.slow)])
-    def test_scores_of_all_levels_are_known_to_the_monitor(self, n_jobs):
+    def test_monitor_receives_scores_of_all_levels(self, n_jobs):
         from sklearn.callback import ScoringMonitor
 
         monitor = ScoringMonitor(scoring="accuracy")
@@ -218,7 +218,7 @@ class TestSetByScikitLearn:
         assert {len(row["task_id_path"]) for row in epochs} >= {5}
         assert search.score(X, Y) in [row["accuracy"] for row in epochs]
 
-    def test_the_monitor_works_in_the_parameter_too(self):
+    def test_monitor_works_as_parameter(self):
         from sklearn.callback import ScoringMonitor
 
         monitor = ScoringMonitor(scoring="accuracy")

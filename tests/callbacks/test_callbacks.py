@@ -57,7 +57,7 @@ def test_other_values_end_nothing():
     assert net(lambda epoch: np.ones(3), lambda epoch: "stop").fit(X, Y).n_iter_ == 6
 
 
-def test_each_pass_is_told():
+def test_each_partial_fit_calls_hooks():
     seen = []
     passes = net(seen.append)
     for _ in range(2):

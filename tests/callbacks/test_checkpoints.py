@@ -141,7 +141,7 @@ STEERING = {
 
 
 @pytest.mark.parametrize("case", STEERING)
-def test_a_fit_with_callbacks_that_steer_otherwise_does_not_take_the_files(case, tmp_path):
+def test_checkpoints_of_other_steering_callbacks_are_ignored(case, tmp_path):
     for one in STEERING[case]:
         assert same(net(one, Checkpoint(tmp_path)).fit(X, Y), net(one).fit(X, Y))
     assert len(files(tmp_path)) == 2
@@ -166,7 +166,7 @@ def test_a_fit_with_other_data_does_not_take_the_files(tmp_path):
     assert len(files(tmp_path)) == len(calls)
 
 
-def test_warm_starts_and_passes_go_on_too(tmp_path):
+def test_warm_start_and_partial_fit_resume(tmp_path):
     def trained(*callbacks):
         estimator = net(*callbacks, max_iter=3, warm_start=True).fit(X, Y).fit(X, Y)
         return estimator.partial_fit(X, Y).partial_fit(X, Y)
@@ -178,7 +178,7 @@ def test_warm_starts_and_passes_go_on_too(tmp_path):
     assert len(files(tmp_path)) == 1
 
 
-def test_a_pass_that_is_padded_otherwise_does_not_take_the_files(tmp_path):
+def test_checkpoints_of_other_padding_are_ignored(tmp_path):
     """The masks of dropout have the shape of the padded minibatch."""
     data = pickle.dumps(net(model=MLP((6, 5), dropout=0.4)).partial_fit(X[:12], Y[:12], classes=[0, 1]))
 

@@ -142,7 +142,7 @@ def test_plain_training_of_fitted_models_goes_on(tmp_path):
     assert steps == []
 
 
-def test_regressors_too(tmp_path):
+def test_regressor_search_resumes(tmp_path):
     data = line()
     estimator = OrtGradientRegressor(optimizer="lbfgs", callbacks=[Checkpoint(tmp_path)], max_iter=5)
     curve = estimator.fit(*data).loss_curve_

@@ -134,7 +134,7 @@ def test_the_graph_holds_all_and_copies_predict_the_same():
     assert_allclose(fitted.predict_proba(csr_array(X)), fitted.predict_proba(X), rtol=1e-5, atol=1e-7)
 
 
-def test_skl2onnx_converts_all_of_them():
+def test_skl2onnx_converts_all_snapshots():
     skl2onnx = pytest.importorskip("skl2onnx")
     pipeline = make_pipeline(StandardScaler(), ensemble()).fit(X, Y)
     rows = X.astype(np.float32)

@@ -180,7 +180,7 @@ def test_the_working_directory_and_a_model_file(tmp_path, monkeypatch):
     assert {p.name for p in tmp_path.iterdir()} == {"net.onnx", "training_model.onnx", "eval_model.onnx", "checkpoint"}
 
 
-def test_newer_models_are_brought_to_what_devices_read(tmp_path):
+def test_newer_models_are_converted_for_devices(tmp_path):
     model = net(opset=23)
     model.ir_version = 12
     generate_artifacts(model, ["W"], loss=LossType.MSELoss, optimizer=OptimType.SGD, artifact_directory=tmp_path)
@@ -221,7 +221,7 @@ def test_ort_format_needs_the_training_runtime(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_while_files_are_written_leaves_what_was_there(tmp_path, monkeypatch):
+def test_write_error_leaves_existing_files(tmp_path, monkeypatch):
     generate_artifacts(net(), ["W"], None, LossType.MSELoss, OptimType.SGD, tmp_path / "old")
     before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
     full = OSError("disk full")
@@ -340,7 +340,7 @@ def shared_checkpoint(path, names, array):
     path.write_bytes(bytes(builder.Output()))
 
 
-def test_parameters_of_a_checkpoint_have_bytes_and_names_of_their_own(tmp_path):
+def test_checkpoint_parameters_own_bytes_and_names(tmp_path):
     array = np.arange(50_000, dtype=np.float32)
     shared_checkpoint(tmp_path / "one", ["a"], array)
     np.testing.assert_array_equal(read_checkpoint(tmp_path / "one")["a"], array)

@@ -209,7 +209,7 @@ def test_verbose(capsys):
     assert "of 3 nodes with respect to X, W, b" in capsys.readouterr().out
 
 
-def test_combinations_are_told_apart():
+def test_combinations_are_distinguished():
     members = list(DerivativeOptions) or [KeepYieldOp, KeepOutputs, FillGrad, Loss]
     assert all(not a & b for a, b in itertools.combinations([m for m in members if m], 2))
     assert Zero == 0

@@ -27,7 +27,7 @@ def gradients(model, engine="auto", **attributes):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["SGDOptimizer", "AdamOptimizer"])
-def test_a_scaled_loss_trains_alike(kind, engine):
+def test_scaled_loss_gives_same_training(kind, engine):
     plain, scaled = (
         TrainingSession(with_loss(), parameters(kind, loss_scale=scale), engine=engine) for scale in (0.0, 1024.0)
     )

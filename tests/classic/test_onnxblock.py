@@ -360,7 +360,7 @@ def test_without_a_model():
         pass
 
 
-def test_the_given_model_is_left_as_it_is():
+def test_given_model_is_unchanged():
     model = net()
     with onnxblock.base(model):
         loss.MSELoss()("Y")

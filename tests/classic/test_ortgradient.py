@@ -60,7 +60,7 @@ def test_gradients_of_one_two_and_three_outputs(graph, shapes, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_weights_and_outputs_in_any_order_and_some_of_them(engine):
+def test_subset_of_weights_and_outputs_in_any_order(engine):
     model = net(*THREE, weights=BIAS)
     trained = OrtGradientForwardBackward(model, ["b", "W"], output_names=["Y", "V"], engine=engine)
     assert trained.cls_type_._bw_fetches_names == ["X_grad", "b_grad", "W_grad"]
@@ -227,7 +227,7 @@ def test_attributes_of_the_class():
     assert agent == ("TrainingAgent" if hasattr(C, "TrainingAgent") else "TwoSessions")
 
 
-def test_two_outputs_have_a_device_each():
+def test_two_outputs_bind_to_own_devices():
     cls = OrtGradientForwardBackward(net(*TWO, weights=BIAS)).cls_type_
     assert len(cls._fw_outputs_device_info) == 2
 

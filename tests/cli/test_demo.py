@@ -75,7 +75,7 @@ def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_demo_fails_where_a_file_predicts_otherwise(tmp_path, monkeypatch, capsys):
+def test_demo_fails_if_file_predictions_differ(tmp_path, monkeypatch, capsys):
     run = command._run
     monkeypatch.setitem(command.DEMO_SETTINGS, "max_iter", EPOCHS)
     monkeypatch.setattr(command, "_run", lambda path, X: run(path, X) + 1)

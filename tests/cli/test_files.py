@@ -49,7 +49,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_files_that_would_be_misread(name, tmp_path, capsys):
+def test_misread_files_are_refused(name, tmp_path, capsys):
     text, message = TEXTS[name]
     (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     status, told = program_json(capsys, "train", tmp_path / name, "--target", "y", "--output", tmp_path / "x.onnx")
@@ -64,7 +64,7 @@ def test_fields_behind_the_last_separator_are_empty(tmp_path, capsys):
     assert (status, told["columns"]) == (0, ["a"])
 
 
-def test_cells_of_several_values_and_an_index_are_told_of(tmp_path, capsys):
+def test_nested_cells_and_index_are_reported(tmp_path, capsys):
     pytest.importorskip("pyarrow")
     frame = frame_of_many_types()
     frame.assign(lists=[[1, 2]] * ROWS).to_parquet(tmp_path / "lists.parquet")

@@ -87,7 +87,7 @@ def test_no_escape_sequence_reaches_the_terminal(case, as_json, tmp_path, monkey
         assert not BAD & set(file.read_text())
 
 
-def test_json_comes_back_as_it_was():
+def test_json_escapes_round_trip():
     record = {EVIL: ["é", "\U000e0001", "\x7f\x85"]}
     text = json_escaped(json.dumps(record, ensure_ascii=False, indent=2))
     assert json.loads(text) == record
@@ -104,7 +104,7 @@ FORMULAS = ["=1+1", "=cmd|' /C calc'!A0", "+cmd", "-cmd", "@SUM(A1)", "\t=1", "\
 FORMULAS += ["-1e", "-0x1"]
 
 
-def test_texts_that_a_spreadsheet_would_run_are_marked():
+def test_spreadsheet_formulas_are_escaped():
     assert [cell(text) for text in NUMBERS] == NUMBERS
     assert [cell(text) for text in FORMULAS] == [f"'{text}" for text in FORMULAS]
     assert [cell(value) for value in (-1, -1.5, None, True)] == [-1, -1.5, None, True]

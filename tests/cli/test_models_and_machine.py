@@ -39,7 +39,7 @@ def written(folder, text):
     return path
 
 
-def test_inspect_lists_what_the_graph_is_made_of(tmp_path, capsys):
+def test_inspect_lists_graph_contents(tmp_path, capsys):
     path = written(tmp_path, NET)
     status, told = program_json(capsys, "inspect", path)
     assert status == 0
@@ -193,7 +193,7 @@ def test_bench_of_an_unsupported_graph_fails(tmp_path, capsys):
     assert "set by bench itself" in told["error"]["message"]
 
 
-def test_the_linear_model_learns_what_that_of_scikit_learn_does(tmp_path, capsys):
+def test_linear_model_equals_scikit_learn(tmp_path, capsys):
     """Those who set how far a step goes set it all."""
     table, progression = datasets.load_diabetes(return_X_y=True, as_frame=True)
     table.assign(target=progression).to_csv(tmp_path / "diabetes.csv", index=False)

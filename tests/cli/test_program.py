@@ -140,7 +140,7 @@ def test_errors_are_a_sentence(files, case, capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "model.onnx").exists()
 
 
-def test_errors_are_json_too(capsys):
+def test_errors_are_json(capsys):
     status, told = program_json(capsys, "predict", "no.onnx", "no.csv")
     assert status == 2
     error = {"type": "UsageError", "message": "There is no file 'no.csv'."}
@@ -158,7 +158,7 @@ def test_unexpected_errors_name_their_class(monkeypatch, capsys):
         program.main(["try", "--traceback"])
 
 
-def test_interrupts_have_a_status_of_their_own(monkeypatch, capsys):
+def test_interrupt_has_own_exit_status(monkeypatch, capsys):
     def run(options, console):
         raise KeyboardInterrupt
 
@@ -298,7 +298,7 @@ def test_module_run_without_dependencies_names_them_in_a_sentence():
     assert ran.stderr.count("\n") == 1
 
 
-def test_import_without_dependencies_raises_an_error_that_names_them():
+def test_import_names_missing_dependencies():
     code = WITHOUT_TWO.format(argument="other.py")
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 1

@@ -285,7 +285,7 @@ def test_the_task_is_found_in_the_target(tmp_path, capsys):
     assert tasks == {name: "classification" if name in classes else "regression" for name in targets}
 
 
-def test_without_matplotlib_the_report_says_so(folder, tmp_path, capsys, monkeypatch):
+def test_report_without_matplotlib_mentions_it(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     options = ["--target", "species", "--output", str(tmp_path / "m.onnx"), "--report", str(tmp_path / "r.html")]
     assert main(["train", str(folder / "iris.csv"), *options, "--set", "max_iter=1"]) == 0

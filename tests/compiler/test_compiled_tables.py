@@ -241,7 +241,7 @@ def test_integers(kind):
 
 @pytest.mark.parametrize("node", ["Add(i, j)", "Sub(i, j)", "Mul(j, i)", "Less(i, i)", "Equal(i, i)"])
 @pytest.mark.parametrize("value", [2**24, -(2**24), 2**53 + 1, -(2**63)])
-def test_integers_that_would_be_rounded_are_an_error(node, value):
+def test_integers_beyond_float_precision_are_refused(node, value):
     name = node.partition("(")[0]
     text = f"g (int64[40] i, int64[40] j) => (float r) {{ x = {node} r = Cast<to = 1>(x) }}"
     inputs = {"i": np.arange(40), "j": np.arange(40)[::-1].copy()}

@@ -140,7 +140,7 @@ def test_nested_parameters_of_an_estimator(role, kind):
 
 @pytest.mark.filterwarnings("ignore:lazy_rows=True has no effect")
 @pytest.mark.parametrize(("role", "kind"), COMPONENTS)
-def test_training_leaves_a_component_as_it_was_and_its_pickle_trains_alike(role, kind):
+def test_training_leaves_component_and_pickle_unchanged(role, kind):
     component = kind(**changed_value(kind))
     before, attributes = component.get_params(), dict(vars(component))
     fitted = estimator_with(role, component).fit(X, y + 1)
@@ -209,7 +209,7 @@ def test_a_class_that_inherits_its_name_does_not_take_the_place_of_the_other():
     assert registered(Loss, {"__name__": __name__, "Steeper": Steeper, "Loss": Loss, "one": 1}) == {}
 
 
-def test_components_are_where_users_look_for_them():
+def test_components_are_exported_publicly():
     for role, known in ROLES.items():
         for kind in known.values():
             assert getattr(MODULES[role], kind.__name__) is kind

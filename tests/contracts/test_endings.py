@@ -277,7 +277,7 @@ def covered_by_ending(task, name, engine=None):
 
 @pytest.mark.thinned(by=covered_by_ending)
 @pytest.mark.parametrize(("task", "name"), CASES, ids=IDS)
-def test_the_untrained_estimator_predicts_what_the_graph_gives(task, name):
+def test_untrained_estimator_predicts_graph_output(task, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error", OnnxTrainWarning)
         fitted = estimator_of_ending(task, graph_with_ending(task, name), learning_rate_init=0).fit(X, TASKS[task][2])

@@ -258,7 +258,7 @@ def test_states_travel_between_executors(executor, name, settings, dtype, monkey
 
 @pytest.mark.parametrize(("executor", "name", "settings", "dtype"), matrix(["session", "fused", "exported"]))
 @by_executor
-def test_numpy_scalars_are_as_good_as_floats(executor, name, settings, dtype, monkeypatch) -> None:
+def test_numpy_scalars_equal_floats(executor, name, settings, dtype, monkeypatch) -> None:
     """Samplers of hyper-parameters give numpy scalars, of any type."""
     start, steps = problem(dtype, steps=3)
     right = Run(executor, OPTIMIZERS[name](**settings), start, monkeypatch).steps(steps)

@@ -199,7 +199,7 @@ def test_graphs_hold_plain_operators_only():
 
 @pytest.mark.skipif(NEWEST < 24, reason="TensorScatter came with opset 24")
 @pytest.mark.parametrize(("steps", "start"), [(4, 0), (2, -1)])
-def test_what_tensor_scatter_forbids_fails_where_only_a_run_can_tell(steps, start):
+def test_invalid_tensor_scatter_fails_at_run_time(steps, start):
     arrays = {"x": np.zeros((2, 1, 3), np.float32), "u": np.zeros((1, 3, 3), np.float32), "i": np.array([start])}
     body = 't = Transpose<perm = [1, 0, 2]>(x) y = TensorScatter<mode = "circular">(u, t, i)'
     one = Case("TensorScatter", body, arrays, wrt=("x", "u"), fed=("i",))

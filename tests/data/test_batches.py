@@ -166,7 +166,7 @@ def merged(X, y, weights):
     return X[rows].tolist(), y[rows].tolist(), sums[rows].tolist()
 
 
-def test_equal_rows_are_merged_whatever_their_order():
+def test_equal_rows_merge_in_any_order():
     X = np.array([[1, 2], [3, 4], [1, 2], [1, 2], [3, 4]], np.float32)
     y = np.array([0, 1, 0, 1, 1])
     weights = np.array([1.0, 2, 0.5, 4, 8])
@@ -177,7 +177,7 @@ def test_equal_rows_are_merged_whatever_their_order():
         assert merged(X[order], y[order], weights[order]) == result
 
 
-def test_weights_stand_for_repeats():
+def test_integer_weights_equal_repeated_rows():
     rng = np.random.default_rng(0)
     X, y, repeats = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(2, size=20), rng.integers(4, size=20)
     weighted = merged(X, y, repeats.astype(float))

@@ -64,7 +64,7 @@ def test_rows_of_a_slice_are_a_view():
         assert_array_equal(column.rows(slice(2, 5)), data[2:5])
 
 
-def test_read_only_rows_are_gathered_without_a_copy_of_them(monkeypatch, tmp_path):
+def test_read_only_rows_are_gathered_without_copy(monkeypatch, tmp_path):
     path = tmp_path / "X.npy"
     np.save(path, np.arange(12, dtype=np.float32).reshape(6, 2))
     mapped = np.load(path, mmap_mode="r")
@@ -78,7 +78,7 @@ GRAPH = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] X) => (float
     A = Relu (X)  B = Add (A, b)  Y = MatMul (B, W) }"""
 
 
-def test_predictions_leave_the_rows_as_they_are():
+def test_prediction_leaves_rows_unchanged():
     model, X = onnx.parser.parse_model(GRAPH), np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     for name, array in {"W": np.ones((3, 1), np.float32), "b": np.ones(3, np.float32)}.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))

@@ -63,7 +63,7 @@ def test_integers_that_float32_rounds_warn(form):
         fit_integers(make())
 
 
-def test_at_prediction_too():
+def test_prediction_warns_of_rounded_integers():
     fitted = fit_integers(X)
     with pytest.warns(OnnxTrainWarning, match="16777217"):
         fitted.predict(with_large())

@@ -43,7 +43,7 @@ def test_hidden_text_is_missing():
     assert_array_equal(trained.predict_proba(texts), trained.predict_proba(texts.filled(None)))
 
 
-def test_estimators_without_missing_values_refuse_hidden_ones_and_stay_as_they_are():
+def test_masked_values_are_refused_and_estimator_unchanged():
     trained = OrtGradientClassifier(MLP((4,)), max_iter=1).fit(np.ma.masked_array(X, mask=False), Y)
     before = dict(vars(trained))
     for call in (trained.fit, trained.partial_fit):

@@ -34,7 +34,7 @@ def parsed(text, **weights):
 
 
 @pytest.mark.parametrize("kind", [object, str])
-def test_text_in_a_matrix_names_the_estimators_that_take_it(kind):
+def test_text_matrix_error_names_table_estimators(kind):
     texts = X.astype(object)
     texts[:, 1] = "red"
     with pytest.raises(ValueError, match=r"X holds text, and the input of the graph takes numbers. RealMLPClassifier"):
@@ -131,7 +131,7 @@ def test_edges_are_no_rows_and_a_graph_may_be_one():
     assert_allclose(fitted.weights_["W"].ravel(), expected, rtol=1e-4)
 
 
-def test_states_with_rows_on_another_axis_say_how_to_move_them():
+def test_state_with_rows_on_other_axis_error_names_remedy():
     text = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X, float[{shape}] state) => (float[N, 1] Y)
         {{ {begin} a = MatMul(X, W) m = ReduceMean<keepdims = 0>(rows, axis) b = MatMul(m, V) Y = Add(a, b) }}"""
     weights = {"W": np.ones((4, 1), np.float32), "V": np.ones((64, 1), np.float32), "axis": np.array([0])}
@@ -257,6 +257,6 @@ class Doubled:
 @pytest.mark.parametrize(
     ("settings", "author"), [({"optimizer": Plain()}, "Plain.update"), ({"model": Doubled()}, "Doubled.build")]
 )
-def test_optimizers_and_builders_of_python_operators_do_so_too(settings, author):
+def test_optimizers_and_builders_of_python_operators_name_methods(settings, author):
     with pytest.raises(ModelError, match=f"{author}: values of a graph have no operators of Python"):
         OrtGradientRegressor(**{"model": Linear()} | settings).fit(X, y)

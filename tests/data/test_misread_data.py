@@ -159,7 +159,7 @@ def test_missing_targets_are_nan_as_scikit_learn_says(kind):
 
 @pytest.mark.parametrize("kind", MISSING)
 @pytest.mark.parametrize("part", ["val", "old"])
-def test_missing_targets_of_further_rows_are_said_in_the_same_words(kind, part):
+def test_missing_targets_of_later_rows_give_same_error(kind, part):
     fitted = LinearRegression().fit(X, np.stack([X[:, 0]] * 2, axis=1) if kind == "several" else X[:, 0])
     net = OrtGradientRegressor(fitted)  # is fine-tuned, which takes old rows
     y = np.ones((8, 2)) if kind == "several" else np.arange(8.0)

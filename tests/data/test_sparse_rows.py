@@ -191,7 +191,7 @@ class TestFit:
             assert_array_equal(second.weights_[name], array)
 
 
-def test_graphs_that_read_the_rows_otherwise_take_dense_rows():
+def test_other_reads_of_rows_take_dense_rows():
     for nodes in OTHER_GRAPHS.values():
         found = [new(given(nodes)).fit(X, LABELS) for X in (SPARSE, DENSE)]
         assert_equal_fits(*found)
@@ -267,7 +267,7 @@ def test_gathered_rows(changes, monkeypatch):
         assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
-def test_this_release_of_scipy_has_the_kernel():
+def test_scipy_release_has_the_kernel():
     assert columns.csc_matvecs is not None
 
 

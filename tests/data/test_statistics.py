@@ -113,7 +113,7 @@ def test_moments_of_one_array_are_those_of_numpy_to_the_bit():
 
 
 @each_way
-def test_constant_columns_are_known(join):
+def test_constant_columns_are_detected(join):
     values = np.c_[np.full(1000, 0.1), np.full(1000, 1e9 + 0.1), 1e9 + 1e-3 * NORMAL[:, 0]]
     assert join(lambda: Moments(scaled=True), values).constant.tolist() == [True, True, False]
 
@@ -222,7 +222,7 @@ def test_sketch_keeps_a_few_numbers_of_many():
 
 
 @pytest.mark.parametrize("count", [3, 5000])
-def test_repeats_stand_for_missing_numbers(count):
+def test_add_repeats_equals_filled_values(count):
     found = Quantiles(1024).update(NORMAL).add_repeats(np.full(3, 0.25), np.full(3, count))
     filled = np.concatenate([NORMAL, np.full((count, 3), 0.25)])
     assert_allclose(found.at(np.array([0.25, 0.5, 0.75])), np.quantile(filled, [0.25, 0.5, 0.75], axis=0), atol=0.02)

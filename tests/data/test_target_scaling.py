@@ -43,7 +43,7 @@ def test_the_unit_of_the_targets_does_not_matter(loss):
 
 
 @pytest.mark.parametrize("loss", ["squared_error", "huber", "quantile"])
-def test_nor_does_their_origin(loss):
+def test_origin_of_the_targets_does_not_matter(loss):
     scores = [scaled_regressor(loss=loss).fit(X, Y + origin).score(X, Y + origin) for origin in (-1e4, 0.0, 1e4)]
     assert_allclose(scores, scores[1], atol=1e-3)
 
@@ -80,7 +80,7 @@ def test_an_untrained_network_predicts_about_the_mean(loss):
     assert_allclose(start.predict(X), Y.mean(), rtol=1e-6)
 
 
-def test_each_output_has_a_scale_of_its_own():
+def test_each_output_has_own_scale():
     several = np.stack([Y, 1e5 * Y - 7, np.full(len(Y), 3.5)], axis=1)
     fitted = scaled_regressor().fit(X, several)
     assert fitted.score(X, several) > 0.35
@@ -158,7 +158,7 @@ def test_one_row_and_a_constant_target():
     assert_allclose(scaled_regressor(loss="poisson").fit(X, np.zeros(len(X))).predict(X), 0, atol=1.0)
 
 
-def test_copies_predict_alike():
+def test_copies_predict_the_same():
     fitted = scaled_regressor(max_iter=3).fit(X, Y)
     copy = pickle.loads(pickle.dumps(fitted))
     assert_array_equal(copy.predict(X), fitted.predict(X))
@@ -213,7 +213,7 @@ class Watching(Linear):
         return super().build(n_features, n_outputs, random_state)
 
 
-def test_builders_see_targets_as_they_are_trained():
+def test_builders_receive_scaled_targets():
     scaled_regressor(Watching(), max_iter=1).fit(X, Y)
     assert_allclose([Watching.seen.mean(), Watching.seen.std()], [0, 1], atol=1e-12)
 

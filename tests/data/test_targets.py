@@ -64,7 +64,7 @@ def test_two_classes_become_indices_for_one_score(y, classes):
     assert_array_equal(targets.stratify, targets.values)
 
 
-def test_several_classes_have_a_score_each():
+def test_several_classes_have_one_score_per_class():
     targets = class_targets(["c", "a", "b"], None)
     assert (targets.task, targets.n_outputs, targets.values.tolist()) == ("multiclass", 3, [2, 0, 1])
 

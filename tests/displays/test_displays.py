@@ -160,7 +160,7 @@ def test_graphs_that_cannot_be_drawn():
         plot_graph(3)
 
 
-def test_without_matplotlib_displays_say_what_to_install(stopped, monkeypatch):
+def test_missing_matplotlib_error_names_the_package(stopped, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         TrainingDisplay.from_estimator(stopped)

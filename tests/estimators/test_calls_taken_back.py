@@ -157,7 +157,7 @@ def test_settings_of_a_call_that_failed_do_not_count():
         assert seen(estimator) == seen(twin)
 
 
-def test_functions_scores_and_errors_of_the_runtime_count_alike():
+def test_any_error_rolls_back_the_call():
     def fails(*arguments):
         raise RuntimeError("no disk")
 

@@ -39,7 +39,7 @@ def run_graph(estimator, rows):
 @each_engine
 @pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "poisson"])
 @pytest.mark.parametrize("columns", [0, [0, 1]], ids=["one", "two"])
-def test_each_output_has_bounds_of_its_own(loss, columns, engine):
+def test_each_output_has_own_bounds(loss, columns, engine):
     y = np.abs(Y[:, columns])
     clipped = clipped_regressor(MLP((8,)), loss=loss, engine=engine).fit(X, y)
     free = clone(clipped).set_params(clip_predictions=False).fit(X, y)
@@ -52,7 +52,7 @@ def test_each_output_has_bounds_of_its_own(loss, columns, engine):
     assert_array_equal(run_graph(clipped, FAR).reshape(found.shape), found)
 
 
-def test_given_graphs_are_clipped_too():
+def test_given_graphs_are_clipped():
     for n_outputs, y in ((1, Y[:, 0]), (2, Y)):
         graph = Linear().build(4, n_outputs, random_state=0)
         clipped = clipped_regressor(graph).fit(X, y)

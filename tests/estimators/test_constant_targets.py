@@ -106,7 +106,7 @@ def test_later_rows_of_other_targets_are_learned():
     assert np.corrcoef(warm.fit(X, VALUE + 2 * X[:, 0]).predict(X), X[:, 0])[0, 1] > 0.9
 
 
-def test_a_given_model_keeps_what_it_knows():
+def test_given_model_keeps_its_scores():
     old = Ridge().fit(X, X[:, 0])
     tuned = regressor(old).partial_fit(X[:1], [3.0])
     assert np.ptp(tuned.predict(X)) > 0.5

@@ -65,7 +65,7 @@ def test_a_copy_goes_on_exactly(case):
 
 
 @pytest.mark.parametrize("case", GRAPHS)
-def test_a_later_call_on_such_rows_keeps_the_form(case):
+def test_later_call_keeps_the_graph_form(case):
     estimator = passed(case)
     form = estimator._state.live.form
     assert estimator.partial_fit(X[:50], Y[:50])._state.live.form is form

@@ -74,7 +74,7 @@ def test_factors_of_a_builder():
     assert {e.name: e.learning_rate_factor for e in described.entries}["layers.0.bias"] == 0.1
 
 
-def test_describing_leaves_the_estimator_as_it_is():
+def test_describe_leaves_estimator_unchanged():
     given = described_graph()
     before, regressor = given.SerializeToString(), OrtGradientRegressor(given)
     parameters = regressor.get_params()

@@ -210,7 +210,7 @@ def test_clipping_prevents_divergence():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [1, 7, SHORT, SHORT + 1, BLOCK_OF_ANSWERS + 3])
-def test_numbers_that_are_not_finite_are_found_wherever_they_are(dtype, size):
+def test_nonfinite_number_is_found_at_any_position(dtype, size):
     vector = np.full(size, np.finfo(dtype).max, dtype)  # whose squares are too large
     with np.errstate(all="raise"):
         assert is_finite(vector)

@@ -57,7 +57,7 @@ BUILDERS = [
 
 @pytest.mark.parametrize("task", ["binary", "regression"])
 @pytest.mark.parametrize("builder", BUILDERS, ids=repr)
-def test_a_known_form_with_other_weights_is_what_the_builder_builds(builder, task):
+def test_cached_form_equals_a_new_build(builder, task):
     clear_cache()
     for seed in (0, 1, 0):
         X = table(seed)
@@ -76,7 +76,7 @@ def test_a_known_form_with_other_weights_is_what_the_builder_builds(builder, tas
 
 
 @pytest.mark.parametrize("builder", BUILDERS[2:], ids=repr)
-def test_nothing_that_is_kept_holds_a_weight_of_a_fit(builder):
+def test_cached_forms_hold_no_weights(builder):
     clear_cache()
     X = table(0)
     OrtGradientClassifier(builder, **SETTINGS).fit(X, labels(X))
@@ -87,7 +87,7 @@ def test_nothing_that_is_kept_holds_a_weight_of_a_fit(builder):
         assert not any(numpy_helper.to_array(one).any() for one in proto.graph.initializer)
 
 
-def test_values_inside_a_graph_come_from_part_graphs_that_are_kept():
+def test_part_graphs_are_cached_once():
     clear_cache()
     X = table(0)
     OrtGradientClassifier(RealMLP(hidden_layer_sizes=(6, 5)), **SETTINGS).fit(X, labels(X))
@@ -98,7 +98,7 @@ def test_values_inside_a_graph_come_from_part_graphs_that_are_kept():
 
 @pytest.mark.parametrize("estimator", [OrtGradientClassifier, OrtGradientRegressor])
 @pytest.mark.parametrize("builder", [*BUILDERS[2:], Embedded("periodic", RealMLP(hidden_layer_sizes=4))], ids=repr)
-def test_a_fit_after_others_is_that_of_a_new_process(builder, estimator):
+def test_fit_after_others_equals_fit_with_empty_cache(builder, estimator):
     X = table(5)
     y = labels(X) if estimator is OrtGradientClassifier else X[:, 2] * 3
     clear_cache()
@@ -112,7 +112,7 @@ def test_a_fit_after_others_is_that_of_a_new_process(builder, estimator):
     assert_array_equal(after.predict(X), alone.predict(X))
 
 
-def test_forms_of_classes_and_numbers_are_told_apart():
+def test_forms_of_classes_and_numbers_differ():
     """Two classes have two outputs inside, and numbers another activation."""
     clear_cache()
     X = table(0)
@@ -131,7 +131,7 @@ class DoubledFrequencies(PeriodicEmbedding):
 
 
 @pytest.mark.parametrize("variant", ["td", "td-s"])
-def test_an_embedding_derived_from_one_of_ours_is_emitted_by_itself(variant):
+def test_derived_embedding_is_not_cached(variant):
     builders = [RealMLP(variant, (4,), embedding=e) for e in (PeriodicEmbedding(), DoubledFrequencies())]
     X = table(0)
     ours, theirs = (builder.build(7, 1, 0, X=X, y=labels(X)) for builder in builders)

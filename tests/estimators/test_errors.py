@@ -185,7 +185,7 @@ def test_an_optimizer_that_cannot_run_in_place_is_refused_before_anything_change
     assert_array_equal(estimator.predict_proba(X), twin.partial_fit(X, y).predict_proba(X))
 
 
-def test_a_generator_given_as_random_state_is_put_back_too():
+def test_random_generator_is_restored_on_error():
     generator = np.random.RandomState(0)
     state = generator.get_state()[1].copy()
     with pytest.raises(ValueError, match="X_val has 3 features"):

@@ -205,7 +205,7 @@ def test_nothing_works_before_fit(method):
         small_classifier().to_onnx()
 
 
-def test_without_probabilities_there_is_no_method_for_them():
+def test_predict_proba_is_missing_without_probabilities():
     assert hasattr(small_classifier(), "predict_proba")
     assert not hasattr(small_classifier(loss="hinge"), "predict_proba")
     assert not hasattr(small_classifier(loss=losses.SquaredHinge()), "predict_proba")
@@ -263,7 +263,7 @@ class TwoLayers(BaseBuilder):
         return model
 
 
-def test_a_builder_of_ones_own():
+def test_user_defined_builder_trains():
     X, y = scaled_blobs(classes=3)
     fitted = OrtGradientClassifier(TwoLayers(6), learning_rate_init=0.05, max_iter=40, random_state=0).fit(X, y)
     assert fitted.score(X, y) > 0.9
@@ -289,7 +289,7 @@ class Untouched(str):
 
 
 @pytest.mark.parametrize("make", [small_classifier, small_regressor])
-def test_being_fitted_is_known_without_a_look_through_the_attributes(make):
+def test_is_fitted_does_not_scan_attributes(make):
     X, y = scaled_blobs()
     estimator = make()
     with pytest.raises(NotFittedError):

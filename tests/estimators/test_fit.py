@@ -44,7 +44,7 @@ def test_a_warm_fit_learns_harder_data_than_before():
     assert estimator.best_loss_ == min(estimator.loss_curve_)
 
 
-def test_without_warm_start_fit_begins_anew():
+def test_fit_without_warm_start_restarts():
     X, y = blobs()
     once, twice = small().fit(X, y), small().fit(X, y).fit(X, y)
     assert weights_equal(once, twice)
@@ -60,7 +60,7 @@ def test_passes_of_partial_fit_are_epochs_of_fit():
     assert whole.loss_curve_ == passes.loss_curve_
 
 
-def test_fit_after_partial_fit_begins_anew():
+def test_fit_after_partial_fit_restarts():
     X, y = blobs()
     assert weights_equal(small().fit(X, y), small().partial_fit(X, y, classes=[0, 1]).fit(X, y))
 

@@ -112,7 +112,7 @@ def test_two_classes_of_texts_with_one_score_each():
     assert_allclose(net.validation_scores_[-1], expected, rtol=1e-6)
 
 
-def test_callbacks_record_them():
+def test_callbacks_record_flat_scores():
     net = regressor(None, callbacks=[EpochScoring("r2"), EpochScoring("r2", on="train")])
     history = fitted(net, SERIES).history_
     assert_allclose([row["validation_r2"] for row in history], net.validation_scores_, rtol=1e-6)

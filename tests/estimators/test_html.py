@@ -112,7 +112,7 @@ def test_several_outputs_have_a_graph():
     assert {"X", "number", "class_label"} < set(texts(drawn))
 
 
-def test_a_large_graph_is_told_of_and_one_that_cannot_be_exported():
+def test_large_and_unexportable_graphs_are_named():
     nodes = "".join(f"v{i + 1} = Relu(v{i})\n" for i in range(210))
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
         net (float[N, 4] v0) => (float[N, 1] Y) <float[4, 1] W = {{1, 2, 3, 4}}> {{ {nodes} Y = MatMul(v210, W) }}""")

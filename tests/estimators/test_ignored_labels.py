@@ -197,7 +197,7 @@ def test_a_row_with_one_label_that_is_ignored_adds_nothing(marker):
         assert scored.validation_scores_ == plain.validation_scores_
 
 
-def test_the_default_of_a_whole_row_is_said():
+def test_default_ignore_label_of_whole_row_warns():
     y = np.arange(N) % 3
     y[4] = -100
     with pytest.warns(OnnxTrainWarning, match=r"ignore_label=-100 in 1 of 23 rows.*ignore_label=None if it is a class"):

@@ -67,7 +67,7 @@ CALLS = {
 
 
 @pytest.mark.slow
-def test_an_interrupt_keeps_a_direct_fit_and_ends_what_fits_others(tmp_path):
+def test_interrupt_keeps_direct_fit_and_ends_meta_estimator(tmp_path):
     lambdas = ", ".join(f"{name!r}: (lambda: {call}, {end!r}, {kept})" for name, (call, end, kept) in CALLS.items())
     program = f"""
 class Experiment:

@@ -54,7 +54,7 @@ def test_rows_of_one_class_are_enough(model):
     assert fitted.score(X[y == 2], y[y == 2]) > 0.9
 
 
-def test_it_trains_as_partial_fit_does_with_the_same_classes():
+def test_fit_with_classes_equals_partial_fit():
     first = named_classifier(Linear(), max_iter=1, shuffle=False).fit(X, y, classes=range(6))
     other = named_classifier(Linear(), shuffle=False).partial_fit(X, y, classes=range(6))
     assert_array_equal(first.predict_proba(X), other.predict_proba(X))
@@ -69,7 +69,7 @@ def test_validation_data_may_bring_the_other_classes():
         named_classifier(Linear()).fit(X[few], labels[few], X_val=X, y_val=labels)
 
 
-def test_a_warm_start_knows_them():
+def test_warm_start_keeps_named_classes():
     fitted = named_classifier(warm_start=True).fit(X, y, classes=range(6))
     assert len(fitted.fit(X, y).classes_) == 6
     with pytest.raises(ValueError, match="is not the same as on the last call"):
@@ -88,7 +88,7 @@ def test_a_search_passes_them_on():
     assert search.predict_proba(X).shape == (90, 6)
 
 
-def test_missing_classes_are_told_with_the_parameter():
+def test_missing_classes_error_names_the_parameter():
     with pytest.raises(ValueError, match=r"6 column\(s\), but y has 3 classes.*fit\(X, y, classes=...\)"):
         named_classifier().fit(X, y)
 

@@ -116,7 +116,7 @@ DROPPING = onnx.parser.parse_model(
 
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize("optimizer", ["adam", LBFGS()])
-def test_what_is_dropped_next_is_as_if_there_had_been_no_pickle(optimizer, engine):
+def test_dropout_continues_after_pickling(optimizer, engine):
     settings = {"optimizer": optimizer, "max_iter": 3, "batch_size": 50, "random_state": 0, "warm_start": True}
     straight = OrtGradientClassifier(DROPPING, engine=engine, **settings).fit(X, y)
     twin, third = pickle.loads(pickle.dumps(straight)), copy.deepcopy(straight)
@@ -166,7 +166,7 @@ def test_a_warm_start_goes_on_exactly_from_a_pickle():
     assert straight.validation_scores_ == twin.validation_scores_
 
 
-def test_a_copy_has_a_life_of_its_own():
+def test_copy_trains_independently():
     fitted = pickled_classifier().fit(X, y)
     expected, rng_state = fitted.predict_proba(X), fitted._state.rng.get_state()[1].copy()
     for how in COPIES.values():
@@ -242,7 +242,7 @@ def test_threads_predict_at_once(method):
 
 
 @pytest.mark.slow
-def test_threads_train_estimators_of_their_own():
+def test_threads_train_separate_estimators():
     expected = pickled_classifier(max_iter=10).fit(X, y).predict_proba(X)
     for result in raced(lambda: pickled_classifier(max_iter=10).fit(X, y).predict_proba(X), 4):
         assert_array_equal(result, expected)

@@ -238,7 +238,7 @@ def test_files_and_pickles_predict_the_same():
         assert_array_equal(twin.partial_fit(X, y).weights_["W"], fitted.partial_fit(X, y).weights_["W"])
 
 
-def test_a_graph_that_takes_rows_of_any_length_predicts_them():
+def test_graph_of_free_length_predicts_any_length():
     X, y = tagged()
     fitted = tagger().fit({"X": X}, y)
     assert_array_equal(fitted.predict({"X": X[:, :2]}), fitted.predict({"X": X})[:, :2])

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 
 
 @pytest.mark.parametrize("n", [60, 250])
-def test_a_row_of_weight_zero_is_as_good_as_gone(n):
+def test_row_of_weight_zero_has_no_effect(n):
     X, y = blobs(n)
     weights = np.random.RandomState(1).randint(0, 3, n).astype(float)
     kept = weights > 0

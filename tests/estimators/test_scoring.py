@@ -99,7 +99,7 @@ def test_a_scorer_may_choose_another_epoch():
     assert len(epochs) == 2
 
 
-def test_functions_and_metrics_of_ones_own():
+def test_user_defined_functions_and_metrics_score():
     seen = []
 
     def by_hand(estimator, X, y):

@@ -178,7 +178,7 @@ class TestInputs:
         with pytest.raises(ValueError, match="'a' must have a row for each sample"):
             Inputs({"a": 3})
 
-    def test_what_takes_one_array_is_told(self):
+    def test_inputs_refuse_use_as_one_array(self):
         with pytest.raises(TypeError, match="contains several arrays and cannot be converted to one"):
             np.asarray(Inputs(ARRAYS))
         with pytest.raises(TypeError, match="indexed by rows"):

@@ -131,7 +131,7 @@ def test_transformed_targets(transformer, dtype):
     ],
     ids=["alone", "last", "vote", "stack"],
 )
-def test_transformed_targets_within_others(inner, outer):
+def test_nested_transformed_targets_convert(inner, outer):
     target = TransformedTargetRegressor(inner, func=np.log1p, inverse_func=np.expm1)
     estimator = fit(outer(target), POSITIVE)
     assert_allclose(results(convert(estimator))[0].ravel(), estimator.predict(X), rtol=1e-4, atol=1e-4)

@@ -31,7 +31,7 @@ def test_scikit_learn_check(estimator, check):
         pytest.fail(f"skipped: {skipped}")
 
 
-def test_what_some_checks_need_is_there():
+def test_optional_dependencies_of_checks_are_present():
     assert importlib.util.find_spec("pandas")
     api = pytest.importorskip("scipy._lib._array_api", reason="SciPy before 1.12 has no array API")
     assert api.SCIPY_ARRAY_API

@@ -180,13 +180,13 @@ FOR_FITTED = [FineTuner(), LoRA(1)]
 
 
 @pytest.mark.parametrize("kind", COMPONENTS, ids=lambda kind: kind.__name__)
-def test_components_are_known(kind):
+def test_components_are_trusted(kind):
     one = kind(*GIVEN_FIRST.get(kind.__name__, ()))
     assert repr(loaded(one)) == repr(one)
 
 
 @pytest.mark.parametrize("one", FOR_FITTED, ids=lambda one: type(one).__name__)
-def test_settings_are_known(one):
+def test_settings_are_trusted(one):
     assert repr(loaded(one)) == repr(one)
 
 
@@ -203,7 +203,7 @@ def test_functions_of_the_package_are_not_trusted(monkeypatch):
         loaded(stored_net(scoring=onnxtrain_sklearn.clear_cache))
 
 
-def test_a_fitted_model_comes_back_from_what_is_loaded():
+def test_fitted_model_is_restored_from_skops():
     fitted = stored_net(linear_net(), learning_rate_init=0.1).fit(X, Y)
     assert_array_equal(loaded(fitted).to_sklearn(X)[-1].coef_, fitted.to_sklearn()[-1].coef_)
 

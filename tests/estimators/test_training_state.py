@@ -108,7 +108,7 @@ def test_classes_may_be_more_than_those_of_the_rows():
     assert net.partial_fit(X, LABELS).classes_.tolist() == [0, 1, 2]
 
 
-def test_error_of_initialize_leaves_the_estimator_as_it_was():
+def test_initialize_error_leaves_estimator_unchanged():
     net = classifier().partial_fit(X, LABELS, classes=[0, 1, 2])
     before = net.training_state()
     with pytest.raises(ValueError, match="inconsistent"):
@@ -329,7 +329,7 @@ def test_state_of_several_outputs_goes_on_to_the_same_bits():
     assert_same(trained.partial_fit(X, y), other.partial_fit(X, y))
 
 
-def test_state_of_several_outputs_holds_the_balanced_weights_of_each(tmp_path):
+def test_state_holds_balanced_weights_of_each_output(tmp_path):
     def made(rows):
         losses = {"a": "squared_error", "b": "log_loss"}
         several = OrtGradientMultiOutput(

@@ -142,7 +142,7 @@ def test_an_equal_model_goes_on(case, how):
     assert estimator.set_params(model=copy.deepcopy(make())).fit(X, Y).n_iter_ == 2
 
 
-def test_none_is_the_network_that_it_stands_for():
+def test_model_none_equals_its_default_network():
     estimator = OrtGradientRegressor(warm_start=True, max_iter=1).fit(X, Y)
     assert estimator.set_params(model=MLP()).fit(X, Y).n_iter_ == 2
 

@@ -133,7 +133,7 @@ def random_numbers(folder: Folder, seed: int) -> list[dict]:
 @pytest.mark.parametrize("form", ["step", "epoch"])
 @pytest.mark.parametrize("case", ["RealMLP", "RealMLP, bins", "TabM"])
 @pytest.mark.long
-def test_several_networks_take_the_steps_of_their_own_graphs(case, form, tmp_path):
+def test_joint_training_equals_separate_training(case, form, tmp_path):
     """Each behind the preprocessing of its own rows, and with random numbers of its own for dropout."""
     recipe = clone(RECIPES[case][0]).set_params(n_ensembles=2, validation_fraction=0.25)
     X = table()

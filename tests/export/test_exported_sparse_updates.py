@@ -101,7 +101,7 @@ def test_rows_that_do_not_occur_stay(optimizer, tmp_path):
     assert np.abs(last - WEIGHTS["T"][[57, 54, 51]]).min() > 1e-4
 
 
-def test_exact_updates_lead_elsewhere(tmp_path):
+def test_exact_updates_give_other_weights(tmp_path):
     """So that the comparisons above would show a row which is updated without occurring."""
     models = [lazy(optimizer=AdamW(), optimizer__lazy_rows=how) for how in (True, False)]
     vectors = [goes_on(m, tmp_path / str(m.optimizer.lazy_rows)).state["parameters"] for m in models]

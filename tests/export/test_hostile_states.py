@@ -311,7 +311,7 @@ def test_manifest_with_wild_values_trains_or_is_refused(part, folder, tmp_path):
         (lambda m: m.update(classes=[0, "b"]), "must be lists of different labels"),
     ],
 )
-def test_manifests_that_lie(change, match, folder, tmp_path):
+def test_contradicting_manifests_are_refused(change, match, folder, tmp_path):
     manifest = json.loads(folder["manifest.json"])
     change(manifest)
     path = written(tmp_path / "folder", {**folder, "manifest.json": json.dumps(manifest).encode()})
@@ -335,7 +335,7 @@ def _of_other_shape(content: bytes, output: str) -> bytes:
 
 
 @pytest.mark.parametrize("output", ["loss", "state"])
-def test_results_of_a_step_have_the_shape_of_what_they_replace(output, folder, tmp_path):
+def test_step_result_of_other_shape_is_refused(output, folder, tmp_path):
     manifest = json.loads(folder["manifest.json"])
     state = manifest["state"]["tensors"][0]
     name, match = manifest["loss_output"], r"The loss of a step has the shape \(2,\), and a loss is one number"

@@ -38,7 +38,7 @@ def test_schedules_go_on_after_the_steps_of_the_state(schedule, tmp_path):
     assert (twin._state.history.progress.step, twin.t_) == (3, 48)
 
 
-def test_a_state_without_its_steps_leaves_the_schedule_where_it_is():
+def test_state_without_steps_keeps_schedule_position():
     X, y = rows()
     model = OrtGradientClassifier(MLP((8,)), learning_rate="cosine", **SETTINGS).partial_fit(X, y, classes=[0, 1, 2])
     model.load_state(model.weights_)

@@ -75,7 +75,7 @@ def test_statistics_of_minibatches_and_dropout_go_on(tmp_path):
 
 @pytest.mark.parametrize(("count", "weighted"), [(2, False), (3, True)])
 @pytest.mark.long
-def test_accumulated_minibatches_have_statistics_of_their_own(count, weighted, tmp_path):
+def test_accumulated_minibatches_have_own_statistics(count, weighted, tmp_path):
     """They move the running statistics one after the other, and weigh in the step as their rows do."""
     X = np.random.default_rng(0).normal(size=(16 * count, 1, 8, 8)).astype(np.float32)
     y, weights = np.arange(len(X)) % 10, np.linspace(0.2, 3, len(X)).astype(np.float32) if weighted else None
@@ -94,7 +94,7 @@ def test_accumulated_minibatches_have_statistics_of_their_own(count, weighted, t
 
 
 @pytest.mark.parametrize("rows", [40, 36, 33])
-def test_accumulated_minibatches_have_masks_of_their_own(rows, tmp_path):
+def test_accumulated_minibatches_have_own_masks(rows, tmp_path):
     """The last step may have fewer minibatches, for which nothing is drawn."""
     settings = SETTINGS | {"batch_size": 8, "optimizer": SGD(momentum=0.9, accumulate=2)}
     X, y = columns(rows)
@@ -228,7 +228,7 @@ def test_state_files(tmp_path):
         model.load_state(tmp_path / "notes.txt")
 
 
-def test_an_export_replaces_an_earlier_one_and_nothing_else(tmp_path):
+def test_export_replaces_only_an_earlier_export(tmp_path):
     model = trained()
     model.export_training(tmp_path / "folder")
     model.export_training(tmp_path / "folder", form="step")

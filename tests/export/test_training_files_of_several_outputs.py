@@ -66,7 +66,7 @@ def assert_prediction(found, expected) -> None:
         assert_array_equal(found, expected)
 
 
-def test_targets_are_inputs_of_their_own(tmp_path):
+def test_each_target_is_an_input(tmp_path):
     """A program that knows the manifest alone trains: indices of classes, numbers, indices at positions."""
     names = ["class", "yes", "numbers", "words"]
     model = net(names, loss_weights={"numbers": 0.3}).partial_fit(X, targets(names), classes=known(names))
@@ -197,7 +197,7 @@ def test_one_file_with_the_step_goes_on(tmp_path):
     assert_allclose(training.predict_proba(X)["class"], model.predict_proba(X)["class"], atol=1e-5)
 
 
-def test_an_estimator_that_is_not_fitted_is_exported_as_it_is(tmp_path):
+def test_unfitted_estimator_is_exported_untrained(tmp_path):
     model = net()
     model.export_training(tmp_path / "folder", X, targets())
     assert not hasattr(model, "_state")

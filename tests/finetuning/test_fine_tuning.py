@@ -193,7 +193,7 @@ def test_transformers_keep_their_numbers_unless_asked_for():
     assert not np.array_equal(before["pca.components"], moved["pca.components"])
 
 
-def test_trainable_names_what_is_tuned():
+def test_trainable_selects_tuned_weights():
     old = ridge()
     tuned = OrtGradientRegressor(old, trainable=["ridge.intercept"], random_state=0).fit(X[NEW], Y[NEW] + 50)
     before = OrtGradientRegressor(old, learning_rate_init=0.0, max_iter=1).fit(X[NEW], Y[NEW]).weights_
@@ -202,14 +202,14 @@ def test_trainable_names_what_is_tuned():
 
 
 @pytest.mark.parametrize("y", [np.full(70, 3.0), np.full(70, 0.0)])
-def test_a_single_target_value_leaves_the_model_as_it_is(y):
+def test_single_target_value_leaves_model_unchanged(y):
     old = ridge()
     with pytest.warns(UserWarning, match="a single value"):
         tuned = OrtGradientRegressor(old, random_state=0).fit(X[NEW], y)
     assert_allclose(tuned.predict(X[TEST]), old.predict(X[TEST]), rtol=1e-4)
 
 
-def test_a_single_class_leaves_the_model_as_it_is():
+def test_single_class_leaves_model_unchanged():
     rows, labels = load_iris(return_X_y=True)
     old = LogisticRegression(max_iter=1000).fit(rows, labels)
     with pytest.warns(UserWarning, match="a single value"):

@@ -82,7 +82,7 @@ def test_a_strength_that_is_set_is_kept():
     assert_allclose(many, few, rtol=0.5)  # less pull would give a multiple
 
 
-def test_the_model_stays_where_many_rows_agree_with_it():
+def test_model_is_kept_if_many_rows_agree():
     old = Ridge(alpha=1e-6).fit(X, NUMBER)
     tuned = OrtGradientRegressor(old, finetune=FineTuner(margin=3.0), random_state=0).fit(X, NUMBER)
     assert_array_equal(tuned.coef_, old.coef_.astype(np.float32))

@@ -38,7 +38,7 @@ def test_labels_at_positions_are_tuned_where_the_first_is_constant():
     assert np.mean(tuned.predict(X[40:])[:, 1:] == tags[40:, 1:]) > 0.9
 
 
-def test_equal_maps_leave_the_model_as_it_is():
+def test_equal_maps_leave_model_unchanged():
     X, _ = rows_with_a_constant_corner()
     y = np.broadcast_to(np.arange(8.0).reshape(4, 2), (len(X), 4, 2))
     with pytest.warns(UserWarning, match="a single value for all rows"):

@@ -103,7 +103,7 @@ def test_scalers_of_some_columns_count(monkeypatch):
     assert (found[0] > 5).sum() == 1
 
 
-def test_tables_with_text_count_too():
+def test_range_of_tables_with_text_is_checked():
     table = pd.DataFrame(X.astype(np.float64), columns=list("abcdef")).assign(kind=np.where(X[:, 4] > 0, "p", "n"))
     parts = [("numbers", StandardScaler(), list("abcdef")), ("kind", OneHotEncoder(), ["kind"])]
     model = make_pipeline(ColumnTransformer(parts), LogisticRegression()).fit(table[OLD], LABEL[OLD])
@@ -139,7 +139,7 @@ def test_old_rows_are_searched_from_the_damped_weights():
 
 
 @pytest.mark.slow
-def test_validation_rows_choose_among_the_damped_candidates_too():
+def test_validation_rows_choose_among_damped_candidates():
     found = OrtGradientClassifier(fitted(NETWORK), random_state=0)
     found.fit(X[NEW], LABEL[NEW], X_val=X[TEST], y_val=LABEL[TEST])
     assert "damped" in found.fine_tuning_["candidate"]

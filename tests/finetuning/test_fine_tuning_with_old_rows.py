@@ -164,7 +164,7 @@ def test_a_recalibration_is_taken_where_the_mean_does_not_beat_the_old_model():
     assert_array_equal(found.shares, [0.0, 0.0, 1.0])
 
 
-def test_the_model_stays_where_the_new_rows_agree_with_it():
+def test_model_is_kept_if_new_rows_agree():
     kept = regressor().fit(X[250:290], ridge().predict(X[250:290]))
     assert_allclose(kept.predict(X[TEST]), ridge().predict(X[TEST]), rtol=1e-3)
 

@@ -120,7 +120,7 @@ def test_the_loss_looks_behind_the_exponential(name):
     [("lightgbm_binary", 2 * CANCER[0], CANCER[1]), ("xgboost_regressor", DIABETES[0], 1.5 * DIABETES[1] + 1)],
     ids=["lightgbm", "xgboost"],
 )
-def test_training_on_shifted_data_improves_what_was_held_out(name, X, y):
+def test_training_on_shifted_data_improves_held_out_score(name, X, y):
     half = len(X) // 2
     before = given_booster(name, **STILL).fit(X[:half], y[:half]).score(X[half:], y[half:])
     after = given_booster(name, max_iter=200, tol=0).fit(X[:half], y[:half]).score(X[half:], y[half:])
@@ -172,7 +172,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fitted_estimators_start_as_they_are_and_learn(name):
+def test_fitted_estimators_start_unchanged_and_learn(name):
     model, (X, y) = boosters()[name]
     model.fit(X, y)
     classifies = hasattr(model, "predict_proba")
@@ -220,7 +220,7 @@ def registered():
     return [dict(one) for one in registries]
 
 
-def test_the_registry_of_skl2onnx_stays_as_it_is():
+def test_skl2onnx_registry_is_unchanged():
     model, (X, y) = boosters()["XGBRegressor"]
     before = registered()
     OrtGradientRegressor(model.fit(X, y), max_iter=1).fit(X, y)

@@ -62,7 +62,7 @@ class TestDetectors:
         with pytest.raises(ValueError, match=r"\[0\].* are \[-1, 1\]"):
             tuned(OrtGradientClassifier, model.fit(X), X, (OUTLIERS > 0).astype(int))
 
-    def test_are_no_regressors(self, model):
+    def test_detectors_are_no_regressors(self, model):
         with pytest.raises(ModelError, match="take OrtGradientClassifier to train it, with -1 and 1 in y"):
             tuned(OrtGradientRegressor, model.fit(X), X, OUTLIERS)
 

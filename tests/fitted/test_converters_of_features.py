@@ -65,7 +65,7 @@ class TestTransformers:
         with pytest.raises(ModelError, match=r"of numpy and scipy\.special named absolute, arcsinh"):
             tuned(OrtGradientRegressor, model, np.abs(X), NUMBER)
 
-    def test_largest_number_of_a_row_whatever_its_sign(self):
+    def test_max_abs_of_a_row_ignores_sign(self):
         rows = np.concatenate([X, -np.abs(X[:5]), np.zeros((1, 4), np.float32)])
         assert_transforms(Normalizer("max"), rows)
 
@@ -81,7 +81,7 @@ class TestTransformers:
     @pytest.mark.parametrize("settings", [{}, {"strategy": "median"}, {"strategy": "constant", "fill_value": 2.0}])
     @pytest.mark.parametrize("keep_empty_features", [False, True])
     @pytest.mark.filterwarnings("ignore:Skipping features", "ignore:Currently, when `keep_empty_feature:FutureWarning")
-    def test_indicators_beside_what_was_filled_in(self, settings, keep_empty_features):
+    def test_indicators_beside_imputed_values(self, settings, keep_empty_features):
         fitted_on = GAPS.copy()
         fitted_on[:, 1] = np.nan
         fitted_on[:, 2] = X[:, 2]  # so that new gaps in it have no indicator
@@ -287,7 +287,7 @@ class TestRegressors:
         assert_allclose(scaler.var_, scaler.scale_**2)
         assert_array_equal(after.to_sklearn().regressor_.coef_, model.regressor_.coef_)
 
-    def test_scale_is_told_from_a_variance_of_one(self):
+    def test_scale_and_unit_variance_are_distinguished(self):
         model = TransformedTargetRegressor(Ridge(), transformer=StandardScaler()).fit(X, np.resize([1.0, -1.0], 80))
         assert model.transformer_.scale_ == model.transformer_.var_ == 1
         after = tuned(OrtGradientRegressor, model, X, NUMBER, trainable="*.scale")

@@ -42,7 +42,7 @@ class TestNeighbours:
         assert {name.partition(".")[2] for name in tuned.weights_} == {"fit_X", "y"}
         assert_allclose(tuned.predict(X), model.predict(X), rtol=1e-4, atol=1e-4)
 
-    def test_rows_without_neighbors_get_the_label_for_them(self):
+    def test_rows_without_neighbors_get_outlier_label(self):
         model = RadiusNeighborsClassifier(0.7, weights="distance", outlier_label=2).fit(X[OLD], THREE[OLD])
         expected = model.predict_proba(X)
         assert (expected[:, 2] == 1).sum() > 20
@@ -151,14 +151,14 @@ class TestVotes:
         expected = [shares[one].mean(axis=0) if len(one) else most for one in near]
         assert_allclose(tuned.predict_proba(X), expected, atol=1e-5)
 
-    def test_scikit_learn_has_no_place_for_them(self):
+    def test_votes_cannot_be_written_back(self):
         model = KNeighborsClassifier().fit(X[OLD], THREE[OLD])
         assert_array_equal(still(model, X[NEW], THREE[NEW]).to_sklearn().predict(X), model.predict(X))
         tuned = OrtGradientClassifier(model, max_iter=2, learning_rate_init=0.1).fit(X[NEW], THREE[NEW])
         with pytest.raises(ModelError, match=r"one class for each training point.*weights='distance'"):
             tuned.to_sklearn()
 
-    def test_they_are_not_trained_beside_anything_else(self):
+    def test_neighbor_votes_beside_parameters_are_not_trained(self):
         parts = [("line", LogisticRegression()), ("near", KNeighborsClassifier())]
         model = VotingClassifier(parts, voting="soft").fit(X[OLD], THREE[OLD])
         tuned = OrtGradientClassifier(model, max_iter=2, learning_rate_init=0.1).fit(X[NEW], THREE[NEW])

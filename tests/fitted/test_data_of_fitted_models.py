@@ -63,7 +63,7 @@ class TestFeatures:
     @pytest.mark.slow
     @pytest.mark.thinned(by=lambda names: "names")
     @pytest.mark.parametrize("names", [["c", "a"], [False, True, True]], ids=str)
-    def test_columns_by_name_within_others(self, names):
+    def test_nested_columns_by_name(self, names):
         frame = pd.DataFrame(X, columns=["a", "b", "c"])
         steps = [make_pipeline(make_column_transformer((StandardScaler(), names), (MinMaxScaler(), ["a", "b"])), last)
                  for last in (LogisticRegression(), Ridge())]  # fmt: skip
@@ -151,7 +151,7 @@ class TestMissingValues:
             tuned.partial_fit(np.concatenate([X, GAPS]), np.concatenate([BINARY, BINARY]))
         assert all(np.array_equal(array, before[name]) for name, array in tuned.weights_.items())
 
-    def test_where_they_are_filled_in(self):
+    def test_imputed_columns_train_on_missing_values(self):
         columns = make_column_transformer((SimpleImputer(), [0, 1]), remainder="passthrough")
         model = make_pipeline(columns, LogisticRegression()).fit(X[OLD], BINARY[OLD])
         tuned = classifier(model).fit(GAPS[NEW], BINARY[NEW])

@@ -86,7 +86,7 @@ def test_the_file_takes_the_columns_of_a_table_as_float64(last):
     assert not np.allclose(right, model.predict(X), rtol=1e-5)
 
 
-def test_what_trees_read_is_not_trained_for_another_model():
+def test_scaler_before_trees_is_not_trained():
     X, y = load_diabetes(return_X_y=True)
     trees = RandomForestRegressor(5, max_depth=3, random_state=0)
     model = make_pipeline(StandardScaler(), VotingRegressor([("linear", Ridge()), ("trees", trees)])).fit(X, y)

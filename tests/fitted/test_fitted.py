@@ -66,7 +66,7 @@ class TestNames:
         names = {"first.mean", "first.scale", "last.coef", "last.intercept"}
         assert set(regressor(model).fit(X, NUMBER).weights_) == names
 
-    def test_hold_the_numbers_of_the_model(self):
+    def test_parameters_hold_numbers_of_the_model(self):
         model = ridge()
         weights = regressor(model, learning_rate_init=0.0, max_iter=1).fit(X, NUMBER).weights_
         assert_allclose(weights["ridge.coef"].ravel(), model[-1].coef_, rtol=1e-6)
@@ -124,7 +124,7 @@ class TestNames:
 
 class TestLabels:
     @pytest.mark.parametrize("names", [["no", "yes"], [3, 7], [False, True], ["b", "a"]])
-    def test_are_those_of_the_model(self, names):
+    def test_labels_equal_those_of_the_model(self, names):
         y = np.array(names)[BINARY]
         model = logistic(y)
         tuned = classifier(model, max_iter=1, learning_rate_init=0.0).fit(X[NEW], y[NEW])

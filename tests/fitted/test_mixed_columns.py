@@ -281,7 +281,7 @@ class TestTools:
         scores = cross_val_score(table_regressor(model, max_iter=1, learning_rate_init=1e-4), FRAME, NUMBER, cv=3)
         assert scores.mean() == pytest.approx(search.best_score_)
 
-    def test_model_is_left_as_it_is(self):
+    def test_given_model_is_unchanged(self):
         model = fitted_to_table(clone(TRANSFORMERS["imputed"]))
         before = pickle.dumps(model)
         table_regressor(model).fit(FRAME, NUMBER).to_sklearn()

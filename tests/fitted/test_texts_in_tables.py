@@ -91,7 +91,7 @@ class TestUnknownAndMissing:
             tuned.predict(odd)
         assert all((array == weights[name]).all() for name, array in tuned.weights_.items())
 
-    def test_exported_encoder_refuses_what_it_does_not_know(self):
+    def test_exported_encoder_refuses_unknown_categories(self):
         proto = table_regressor(fitted_to_table(encoded(OneHotEncoder()))).fit(FRAME, NUMBER).to_onnx()
         with pytest.raises(Exception, match="Unknown Category"):
             session_results(proto, with_value("kind", "violet"))

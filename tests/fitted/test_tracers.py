@@ -79,7 +79,7 @@ def test_symmetric_matrices_are_written_back():
     written_back(with_attributes(network, coefs_=coefs, intercepts_=intercepts), y)
 
 
-def test_a_model_is_left_as_it_is():
+def test_given_model_is_unchanged():
     model = Pipeline([("scaler", SCALERS["standard"]), ("ridge", Ridge().fit(X, y))])
     before = {name: np.copy(value) for name, value in vars(SCALERS["standard"]).items()}
     written_back(model, y + 1)

@@ -47,7 +47,7 @@ def test_the_first_pass_knows_the_classes():
     assert trained.partial_fit(X, y).t_ == 210
 
 
-def test_the_first_pass_of_a_graph_without_labels_needs_them():
+def test_first_partial_fit_without_labels_needs_classes():
     model = helper.make_model(onnx.parser.parse_graph("g (float[N, 4] X) => (float[N, 3] Y) <float[4, 3] w = {0,0,0,0,0,0,0,0,0,0,0,0}> {Y = MatMul(X, w)}"), opset_imports=[helper.make_opsetid("", 18)])  # fmt: skip  # noqa: E501
     with pytest.raises(ValueError, match="classes must be passed on the first call"):
         OrtGradientClassifier(model).partial_fit(*IRIS)
@@ -79,7 +79,7 @@ def test_classes_that_are_not_sorted(labels):
     assert_allclose(model.predict_proba(X), p[:, np.argsort(labels)], atol=1e-5)
 
 
-def test_labels_by_a_rule_of_their_own_are_refused():
+def test_labels_by_custom_rule_are_refused():
     X = np.random.RandomState(0).standard_normal((60, 2)).astype(np.float32)
     other = [helper.make_node("Mul", ["own", "own"], ["label"])]
     proto = linear_classifier([0, -1, 1], [1.0, 2.0, -1.0, 0.5, 0.0, -2.0], extra=other)

@@ -87,7 +87,7 @@ def test_training_starts_from_the_file(case):
 
 
 @pytest.mark.parametrize("case", CASES[::3], ids=str)
-def test_the_trained_file_has_the_same_input_and_predicts_what_the_estimator_does(case):
+def test_trained_file_keeps_input_and_predicts_same(case):
     (X, y), (_, proto) = DATA[case.data], made(case)
     trained = estimator_of(case, proto, learning_rate_init=0.01).fit(X, y)
     exported = trained.to_onnx()
@@ -127,7 +127,7 @@ def test_paths_bytes_and_messages_are_one_model(tmp_path):
 
 
 @pytest.mark.parametrize("data", ["cancer", "digits"])
-def test_training_on_shifted_data_improves_what_was_held_out(data):
+def test_training_on_shifted_data_improves_held_out_score(data):
     (X, y), rng = DATA[data], np.random.RandomState(0)
     half, model = len(X) // 2, make_pipeline(StandardScaler(), LogisticRegression()).fit(X, y)
     shifted = (X + 2 * rng.standard_normal(X.shape[1])).astype(np.float32)
@@ -136,7 +136,7 @@ def test_training_on_shifted_data_improves_what_was_held_out(data):
     assert before + 0.15 < tuned.fit(shifted[:half], y[:half]).score(shifted[half:], y[half:])
 
 
-def test_missing_values_go_where_the_file_takes_them():
+def test_missing_values_follow_the_file_branches():
     X, y = DATA["iris"]
     gaps = np.where(np.random.RandomState(0).uniform(size=X.shape) < 0.1, np.nan, X).astype(np.float32)
     filled = make_pipeline(SimpleImputer(), LogisticRegression()).fit(gaps, y)
@@ -264,7 +264,7 @@ def test_outputs_without_a_shape_are_accepted():
 
 @ENGINES
 @pytest.mark.long
-def test_trees_that_only_decide_compute_what_the_file_computes(engine):
+def test_untrained_trees_equal_the_file(engine):
     """The file takes the threshold nearest to sums of votes, which in another order decide otherwise."""
     X, y = DATA["iris"]
     forest = RandomForestClassifier(5, random_state=0)

@@ -107,7 +107,7 @@ def test_comparison_changes_nothing(form, monkeypatch):
         ("rows meet", "compared", "compared"),
     ],
 )
-def test_description_says_what_was_compared(form, file, training):
+def test_description_names_the_comparison(form, file, training):
     estimator = OrtGradientRegressor(given(form), max_iter=1)
     assert estimator.describe().compared == ""
     described = estimator.fit(X, X.sum(axis=1)).describe()

@@ -135,7 +135,7 @@ def test_the_gradient_of_a_loop_over_rows_of_unnamed_number(inner):
 
 @pytest.mark.filterwarnings("ignore:Training has not converged")
 @pytest.mark.parametrize("batch", ["N", "?", "1"])
-def test_an_estimator_trains_a_loop_whatever_is_declared_of_the_rows(batch):
+def test_loop_trains_with_any_declared_rows(batch):
     proto = network(NETS["shape, computed"], batch=batch, end="")
     for name, array in [("W", W), ("V", V)]:
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
@@ -174,7 +174,7 @@ LEFT_OUT = {
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("kind", LEFT_OUT)
-def test_a_result_that_is_left_out_is_written_nowhere(kind):
+def test_omitted_result_is_not_written(kind):
     """A result without a name crashed onnxruntime's Loop, and was refused of Scan and If."""
     net = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> net (float[N,2] X) => (float[N,1] Y)
         <float[2,2] W = {{1, -2, 3, 1}}, float[2,1] V = {{1, 2}}, int64[1] first = {{0}}>

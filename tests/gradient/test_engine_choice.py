@@ -93,7 +93,7 @@ def test_unsupported_graph_is_refused_alike_by_either_choice(monkeypatch):
 @BOTH
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("activation", ["LeakyRelu", "Tanh", "Relu"])
-def test_engine_says_what_the_table_says(activation):
+def test_engine_follows_the_speed_table(activation):
     X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     classifier = OrtGradientClassifier(network(activation), max_iter=2).fit(X, X[:, :3].argmax(axis=1))
     assert classifier.engine_ == (

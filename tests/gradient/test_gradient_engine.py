@@ -75,7 +75,7 @@ def test_an_unused_initializer_is_kept_and_has_the_gradient_zero():
     np.testing.assert_array_equal(run_gradient(result, x=X)["w_grad"], np.zeros(3, np.float32))
 
 
-def test_the_given_model_is_left_as_it_is():
+def test_given_model_is_unchanged():
     model = parse("(float[2, 3] x) => (float loss)", "y = Mul(x, x) loss = ReduceSum<keepdims = 0>(y)")
     before = model.SerializeToString(deterministic=True)
     gradient_graph(model, wrt="x")
@@ -191,7 +191,7 @@ def test_gradients_are_not_taken_twice_under_one_name():
         gradient_graph(model, wrt="x")
 
 
-def test_names_that_the_gradients_would_take_are_freed():
+def test_colliding_gradient_names_are_renamed():
     body = "h = Mul(x, w) g = Mul(h, h_grad) loss = ReduceSum<keepdims = 0>(g)"
     model = parse("(float[2, 3] x, float[3] w, float[2, 3] h_grad) => (float loss)", body)
     values = run_gradient(gradient_graph(model, wrt="w"), x=X, w=W, h_grad=2 * X)

@@ -138,7 +138,7 @@ def test_a_value_used_twice_sums_its_gradients_and_names_stay_apart():
     assert_allclose([x, z], 1.0)
 
 
-def test_one_reshape_is_as_good_as_two():
+def test_consecutive_reshapes_are_merged():
     """A pair, of which the second has fixed sizes, does not load on onnxruntime 1.21."""
     text = f"{HEAD} g (float[3] x, int64[2] s, float[2, 3] z) => (float loss)"
     model = onnx.parser.parse_model(f"{text} {{ r = Reshape(x, s) y = Sub(r, z) loss = ReduceSum<keepdims = 0>(y) }}")

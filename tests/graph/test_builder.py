@@ -217,7 +217,7 @@ def test_float_or_unknown():
     assert not is_float(ir.val("x", ir.DataType.BOOL))
 
 
-def test_attributes_that_differ_in_shape_or_in_the_middle_are_told_apart():
+def test_different_attributes_are_not_merged():
     op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="g"), prefix="g", shared=True)
     long = np.zeros(5000, np.float32)
     other = long.copy()

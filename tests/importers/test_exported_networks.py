@@ -71,7 +71,7 @@ def networks():
 @pytest.mark.filterwarnings("ignore")  # of the exporters
 @pytest.mark.parametrize("dynamo", [True, False])
 @pytest.mark.parametrize("name", ["gru", "lstm", "gated", "encoder"])
-def test_exports_are_trained_as_pytorch_trains_them(name, dynamo, tmp_path):
+def test_exports_train_as_in_pytorch(name, dynamo, tmp_path):
     torch = pytest.importorskip("torch")
     if dynamo:
         pytest.importorskip("onnxscript")

@@ -83,7 +83,7 @@ def test_an_epsilon_that_is_cast_is_not_trained():
 
 
 @pytest.mark.parametrize(("producer", "trained"), [("jax2onnx", True), ("", False)])
-def test_arrays_of_jax_are_parameters_whatever_their_names(producer, trained):
+def test_jax_arrays_of_any_name_are_parameters(producer, trained):
     found = fitted(model(NORMALIZED.format("eps_0"), ARRAYS, producer))
     assert ("const_3" in found.weights_) == trained
 

@@ -139,7 +139,7 @@ def test_an_initializer_whose_bytes_and_shape_disagree(dims):
 
 
 @each_engine
-def test_bytes_that_no_gradient_reads_are_checked_too(engine):
+def test_unread_bytes_are_checked(engine):
     model = net("D = Dropout(X, ratio) H = MatMul(D, W) Y = ReduceSum <keepdims = 0> (H)", out="float Y")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.5), "ratio"))
     model.graph.initializer[-1].raw_data *= 3
@@ -183,7 +183,7 @@ def test_an_initializer_of_another_type(kind):
 
 
 @each_engine
-def test_all_initializers_are_inputs_too(engine):
+def test_initializers_may_all_be_inputs(engine):
     model = net(
         "H = Gemm(X, V, b) T = Tanh(H) Y = MatMul(T, W)", V=np.eye(3, dtype=np.float32), b=np.zeros(3, np.float32)
     )

@@ -71,7 +71,7 @@ def test_a_new_head_finds_the_last_layer_behind_casts():
     assert_array_equal(session.run(["label"], {"X": keras["X"]})[0], fitted.predict(keras["X"]))
 
 
-def test_a_file_whose_statistics_are_folded_says_what_to_do():
+def test_folded_statistics_error_names_remedy():
     with np.load(DATA / "keras_cnn.npz") as archive, pytest.raises(ModelError, match="Export from Keras on PyTorch"):
         OrtGradientClassifier(GraphModel(DATA / "keras_cnn.onnx", training_mode=True)).fit(archive["X"], archive["y"])
 

@@ -128,7 +128,7 @@ def test_functions_that_call_each_other_many_times_are_counted_at_once():
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_shapes_of_many_integers_are_known_all_the_same():
+def test_shapes_of_many_integers_are_inferred():
     net = many_integers("r = Range(z, large, one)", str(2**18))
     value = next(v for node in load(net).graph for v in node.outputs if v.name == "r")
     assert list(value.shape) == [2**18]
@@ -136,7 +136,7 @@ def test_shapes_of_many_integers_are_known_all_the_same():
     assert_allclose(predicted, X @ [1, 2] + (2**18 - 1) / 2, rtol=1e-4)
 
 
-def test_names_in_what_inference_says_are_harmless(caplog):
+def test_names_in_inference_messages_are_escaped(caplog):
     net = marked()
     net.graph.node[0].name = "W\x1b[2J\x85"
     infer_types(ir.from_proto(_with_weight_of_other_type(net)))

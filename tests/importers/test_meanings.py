@@ -54,7 +54,7 @@ RESIZED = [
 
 @pytest.mark.parametrize("mode", ["linear", "nearest"])
 @pytest.mark.parametrize(("operator", "opset", "scales"), RESIZED)
-def test_pixels_of_old_resizes_stay_where_they_are(operator, opset, scales, mode):
+def test_old_resize_keeps_pixel_positions(operator, opset, scales, mode):
     proto = resizing(operator, opset, mode, scales)
     (expected,) = evaluate(proto, X=IMAGES)
     y = expected.ravel() + 1

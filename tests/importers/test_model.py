@@ -107,7 +107,7 @@ def test_initializers_listed_as_inputs(ir_version):
     assert [value.name for value in one_step(proto, rows(), rows(8, 1).ravel()).to_onnx().graph.input] == ["X"]
 
 
-def test_every_node_gets_a_name_of_its_own():
+def test_every_node_gets_unique_name():
     proto = model("A = Relu(X) B = Relu(A) C = Tanh(B) D = Tanh(C) E = Tanh(D) Y = MatMul(E, W)")
     for node, name in zip(proto.graph.node, ["", "same", "same", "", "Tanh_0", "same_0"], strict=True):
         node.name = name

@@ -47,7 +47,7 @@ def test_every_opset_takes_the_right_step(opset):
 
 @each_runtime
 @pytest.mark.parametrize("opset", range(7, NEWEST + 1))
-def test_opset_stays_what_it_is_wherever_the_runtime_takes_it(opset, limits):
+def test_supported_opset_is_kept(opset, limits):
     assert load(squeezing_net(opset), limits).opset_imports == {"": min(max(opset, 11), limits.opset)}
 
 
@@ -88,7 +88,7 @@ def test_newer_opset_of_the_other_domain():
 
 @each_runtime
 @pytest.mark.parametrize("ir_version", [4, 8, 10, 11, 13, onnx.IR_VERSION])
-def test_ir_version_stays_what_it_is_wherever_the_runtime_takes_it(ir_version, limits):
+def test_supported_ir_version_is_kept(ir_version, limits):
     assert load(model(ir_version=ir_version), limits).ir_version == min(ir_version, limits.ir_version)
 
 

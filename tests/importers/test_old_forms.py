@@ -58,7 +58,7 @@ CASES = {
 @pytest.mark.filterwarnings("ignore:Training has not converged")
 @pytest.mark.parametrize("ir_version", [3, 4])
 @pytest.mark.parametrize("case", CASES)
-def test_training_starts_from_what_an_old_file_computes(case, ir_version):
+def test_training_starts_from_outputs_of_old_file(case, ir_version):
     nodes, held, opset, hidden = CASES[case]
     row = hidden.shape[1:]
     proto = old_file(nodes, held, opset, ir_version, row)

@@ -89,7 +89,7 @@ def test_a_layout_of_one_processor_is_refused(tmp_path):
         fitted_file(path, "lenet", "portable")
 
 
-def test_a_head_behind_such_a_layout_trains(tmp_path):
+def test_head_behind_blocked_layout_trains(tmp_path):
     """What is frozen is only run."""
     path = optimized("lenet", tmp_path, LEVELS.ORT_ENABLE_ALL)
     X, y = rows_of_network("lenet")

@@ -44,7 +44,7 @@ def in_a_branch(model):
 
 
 @pytest.mark.parametrize("add", [in_a_constant, in_a_branch])
-def test_sparse_tensors_are_refused_wherever_they_are(add):
+def test_sparse_tensors_are_refused_anywhere(add):
     body = "Y = MatMul(X, S)" if add is in_a_constant else "H = MatMul(X, W)"
     model = tensor_net(body, W=np.ones((3, 1), np.float32), yes=np.array(True))
     add(model)

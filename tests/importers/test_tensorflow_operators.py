@@ -94,7 +94,7 @@ def test_products_with_zero_are_zero_where_the_other_is_not_finite(operator):
     assert_allclose(trained.fit(X, Y).predict(X), np.zeros(8))
 
 
-def test_they_are_replaced_in_the_bodies_of_conditions_too():
+def test_operators_in_condition_bodies_are_replaced():
     body = """c = Greater(n, zero) h = If (c) <then_branch = t () => (float[M, 3] a) { a = Expm1(q) },
         else_branch = e () => (float[M, 3] a) { a = Erfc(q) }>"""
     text = NET.replace("h = OPERATOR", f"n = ReduceSum<keepdims = 0>(s) zero = Constant<value_float = 0.0>() {body}")

@@ -90,7 +90,7 @@ OF_SCALED = {
 }  # fmt: skip
 
 
-def test_parameters_that_begin_equal_are_told_apart_by_what_the_calls_name():
+def test_equal_parameters_are_distinguished_by_call_names():
     merged = fitted(exported(SCALED.format("t", "t"), {"w": W, "t": ONE, "u": U}, OF_SCALED, ["c"]))
     apart = fitted(exported(SCALED.format("t", "c"), {"w": W, "t": ONE, "c": ONE, "u": U}, OF_SCALED))
     assert merged.weights_.keys() == apart.weights_.keys() == {"w", "t", "c", "u"}

@@ -105,7 +105,7 @@ def test_a_layer_under_two_paths_and_one_that_is_called_twice_are_one_also_where
         assert min(abs(factor - state[f"{name}.weight"]).max() for factor in factors) < 2e-5
 
 
-def test_a_layer_with_several_results_is_separated_too():
+def test_merged_layer_with_several_results_is_separated():
     """PyTorch's normalization by stored statistics returns three results, and its readers name the first."""
     text = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 2] X) => (float[N, 1] Y)
         <float[2] one.weight = {1, 1}, float[2] one.bias = {0, 0}, float[2, 1] w = {1, 2}, float[2, 1] v = {3, 4}>
@@ -228,7 +228,7 @@ def test_layers_that_are_merged_and_read_through_one_removed_call_are_trained_ap
     ],
     ids=["two lost", "no number", "no count", "two removed"],
 )
-def test_a_layer_that_may_stand_for_one_that_is_read_through_a_removed_call_is_named(said):
+def test_ambiguous_layer_behind_removed_call_is_named(said):
     with pytest.warns(OnnxTrainWarning, match=r"'mixer.identity', stands for .*'norm.identity.weight', 'norm.ident"):
         source = trainable_model(load(block(**said)), foreign=True)
     assert len(source.parameters) == 7

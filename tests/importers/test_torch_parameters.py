@@ -128,7 +128,7 @@ def test_records_survive_the_conversion_to_another_opset(opset):
 
 
 @pytest.mark.parametrize("name", [*FILES, "constants_dynamo"])
-def test_the_given_model_stays_as_it_is(name):
+def test_given_model_is_unchanged(name):
     """Names of weights and constants too: onnx_ir shares them with the protobuf that it reads."""
     given = onnx.load(DATA / f"torch_{name}.onnx")
     before = given.SerializeToString(deterministic=True)
@@ -208,7 +208,7 @@ def test_results_that_are_trained_in_place_of_parameters_are_named():
 
 
 @pytest.mark.skipif("ort-training" not in available_engines(), reason="needs onnxruntime-training")
-def test_an_engine_that_would_train_the_row_of_padding_refuses_unless_the_table_is_frozen():
+def test_padding_row_is_refused_unless_table_is_frozen():
     with pytest.raises(UnsupportedOperatorError, match=r"\(Gather\) cannot be.* row 2 of its table \(padding_idx\)"):
         trained_on("padded_dynamo", engine="ort-training")
     frozen = trained_on("padded_dynamo", engine="ort-training", trainable="head.*")

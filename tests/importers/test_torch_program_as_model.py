@@ -66,7 +66,7 @@ def test_copies_hold_the_protobuf(copied, fitted):
         assert_array_equal(twin.fit(X, y).predict(X), regressor(graph()).fit(X, y).predict(X))
 
 
-def test_cross_validation_copies_it():
+def test_cross_validation_copies_the_program():
     assert np.isfinite(cross_val_score(regressor(Program()), X, y, cv=2, error_score="raise")).all()
 
 

@@ -195,7 +195,7 @@ def test_names_that_the_graph_has_already(taken):
     assert_array_equal(rows, classifier.predict_proba(X))
 
 
-def test_options_leave_the_estimator_as_it_is():
+def test_export_options_leave_estimator_unchanged():
     classifier = fitted_for_export("three strings")
     before = classifier.to_onnx().SerializeToString()
     assert classifier.to_onnx(zipmap=True, raw_scores=True).SerializeToString() != before

@@ -215,7 +215,7 @@ def test_scores_without_probabilities(target):
 
 @pytest.mark.parametrize("name", ["label", "probabilities", "scores", "raw_scores", "variable", "predict/Cast"])
 @pytest.mark.parametrize("old", ["H", "Y"])
-def test_values_give_way_to_the_names_of_the_outputs(name, old):
+def test_output_names_take_precedence_over_values(name, old):
     body = "H = Gemm(X, W, b) Y = Sigmoid(H)".replace(f"{old} =", f'"{name}" =').replace(f"({old})", f'("{name}")')
     proto = inferred_model(body, f"float[N, 1] {f'{chr(34)}{name}{chr(34)}' if old == 'Y' else 'Y'}")
     plain = fitted_for_inference(GRAPHS["one sigmoid"][1], TARGETS["two classes"], max_iter=1)

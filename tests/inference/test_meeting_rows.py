@@ -138,7 +138,7 @@ ENGINES = [*available_engines(), *(["compiled"] if can_compile() else [])]
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", CASES)
-def test_a_short_minibatch_is_trained_as_it_is(case, engine):
+def test_short_minibatch_is_not_padded(case, engine):
     if engine == "ort-training" and case == "triplets":
         pytest.skip("the engine has no gradient of ReduceMax")
     fitted = estimator(case, engine=engine, max_iter=2).fit(X, target(case))
@@ -399,7 +399,7 @@ def test_trials_find_whether_rows_meet(name):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_of_this_package_compute_each_row_by_itself(name, monkeypatch):
+def test_builtin_losses_are_row_independent(name, monkeypatch):
     loss = LOSSES[name]()
     task = next(task for task in ("regression", "binary", "multiclass") if task in loss.tasks)
     kind = OrtGradientRegressor if task == "regression" else OrtGradientClassifier

@@ -23,7 +23,7 @@ Y = X @ RNG.normal(size=4) + 0.1 * RNG.normal(size=40)
 
 
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function"])
-def test_predictions_of_equal_structures_are_those_of_their_own_weights(method):
+def test_equal_structures_predict_with_own_weights(method):
     labels = [(Y > 0).astype(int), np.array(["a", "b"])[(Y > 0).astype(int)], (Y > 0).astype(int) + 5]
     fitted = [OrtGradientClassifier(MLP((5,)), random_state=i, max_iter=3).fit(X, y) for i, y in enumerate(labels)]
     clear_cache()

@@ -153,7 +153,7 @@ def test_append_copy_of_a_body_that_returns_an_input(model, op):
     np.testing.assert_array_equal(run_edited(model)["Y"], [[0, 2]])
 
 
-def test_replace_input_that_is_an_output_too(model, op):
+def test_replace_input_that_is_also_an_output(model, op):
     x = model.graph.inputs[0]
     model.graph.outputs[1] = x
     given = ir.val("given", ir.DataType.FLOAT, ("N", 2))

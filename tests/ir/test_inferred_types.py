@@ -40,7 +40,7 @@ def test_tensors_of_sequences():
 
 
 @pytest.mark.parametrize("size", [2, 400])  # inference gets the numbers of the small one alone
-def test_initializers_stay_as_they_are(size):
+def test_initializers_are_unchanged(size):
     weights = np.ones((3, size), np.float32)
     model = inferred(f"g (float[N, 3] X, float[3, {size}] W) => (Y) {{ Y = MatMul(X, W) }}")
     given = model.graph.inputs.pop()

@@ -47,7 +47,7 @@ def misfit_graph(node, x, arrays):
 
 
 @pytest.mark.parametrize(("node", "x", "arrays", "message"), CASES.values(), ids=CASES)
-def test_they_are_refused(node, x, arrays, message):
+def test_mismatched_operands_are_refused(node, x, arrays, message):
     with pytest.raises(ModelError, match=rf"is not valid: .*{message}"):
         gradient_graph(misfit_graph(node, x, arrays), wrt="x", engine="portable")
 

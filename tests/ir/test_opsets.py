@@ -156,7 +156,7 @@ WEIGHTS = {"s": np.array([0.5, 1.5, -1.0, 2.0]), "A": np.random.RandomState(2).n
 
 
 @pytest.mark.parametrize(("opset", "body", "forward"), NEW_OPERATORS)
-def test_an_operator_that_came_late_is_trained_where_the_runtime_has_it(opset, body, forward):
+def test_late_operator_trains_if_runtime_supports_it(opset, body, forward):
     proto = model_at_opset(body, opset, ir_version=10, **WEIGHTS)
     settings = {"optimizer": SGD(), "learning_rate_init": 1.0, "batch_size": len(X), "max_iter": 1}
     net = OrtGradientClassifier(proto, random_state=0, **settings)
@@ -222,7 +222,7 @@ def test_a_pickle_goes_on_exactly_on_a_runtime_of_older_opsets(loss, monkeypatch
         assert_allclose(other.weights_[name], array, rtol=0, atol=1e-7)
 
 
-def test_a_graph_that_is_converted_in_a_pickle_keeps_what_is_known_of_it(monkeypatch):
+def test_pickle_converted_to_older_opset_keeps_metadata(monkeypatch):
     mean = "axis = Constant <value = int64[1] {1}> () M = ReduceMean (X, axis) D = Sub(X, M) z = MatMul(D, A)"
     source = trainable_model(load(model_at_opset(mean, 18, A=WEIGHTS["A"])))
     content = pickle.dumps(source)

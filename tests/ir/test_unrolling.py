@@ -126,7 +126,7 @@ def test_onnxruntime_training_differentiates_unrolled_loops(name):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_states_that_begin_with_one_value_and_keep_it():
+def test_states_that_start_equal_stay_equal():
     text = """<ir_version: 8, opset_import: ["": 18]> g (float[4] h) => (float[4] e, float[4] f) <int64 m = {3}> {
         e, f = Loop (m, , h, h) <body = b (int64 i, bool c, float[4] p, float[4] q) =>
             (bool d, float[4] p, float[4] q) {

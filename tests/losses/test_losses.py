@@ -131,7 +131,7 @@ def test_smoothed_labels_of_a_sigmoid_are_those_of_two_classes():
     assert value(loss, SCORES[:, :1], y, "binary", WEIGHTS) == pytest.approx(by_softmax, rel=1e-6)
 
 
-def test_labels_are_smoothed_over_the_classes_of_their_own():
+def test_label_smoothing_uses_own_classes():
     X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
     y = np.c_[X[:, 0] > 0, np.digitize(X[:, 1], [-0.5, 0.5])].astype(int)
     loss = losses.LogLoss(label_smoothing=0.2)
@@ -392,7 +392,7 @@ def test_clipped_margin_of_one_column_is_that_of_sgd_classifier():
     np.testing.assert_allclose(predictions("clipped_margin", scores), expected, rtol=1e-6)
 
 
-def test_modified_huber_labels_have_probabilities_of_their_own():
+def test_modified_huber_labels_have_own_probabilities():
     loss = losses.ModifiedHuber()
     assert [loss.link(task) for task in ("binary", "multiclass")] == ["clipped_margin"] * 2
     np.testing.assert_allclose(predictions(loss.link("multilabel"), [[2, 2, -2]]), [[1, 1, 0]])

@@ -158,14 +158,14 @@ def several_nodes(*nodes, outputs=(("y", 1, ["N", 1]),), held=(), producer="test
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9, producer_name=producer)
 
 
-def test_the_given_model_is_left_as_it_is():
+def test_given_model_is_unchanged():
     source = load(CASES[0].proto)
     before = to_proto(source).SerializeToString()
     rewrite(source)
     assert to_proto(source).SerializeToString() == before
 
 
-def test_nodes_of_one_kind_have_parameters_of_their_own():
+def test_nodes_of_one_kind_have_own_parameters():
     first = onnx.helper.make_node("LinearRegressor", ["x"], ["a"], "one", domain=ML, **LINE)
     second = onnx.helper.make_node("LinearRegressor", ["x"], ["b"], "two", domain=ML, **LINE)
     rewritten = rewrite(load(several_nodes(first, second, onnx.helper.make_node("Mul", ["a", "b"], ["y"], "m"))))

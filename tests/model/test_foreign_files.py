@@ -148,7 +148,7 @@ def test_both_engines_train_the_same_head(network):
 
 
 @EACH
-def test_the_file_is_left_as_it_is(network):
+def test_given_file_is_unchanged(network):
     before = network.path.read_bytes()
     tuned_network(network, "auto", max_iter=1)
     assert network.path.read_bytes() == before
@@ -165,7 +165,7 @@ def test_the_head_of_a_network_with_frozen_statistics_is_that_of_its_features():
 
 
 @BOTH
-def test_a_body_that_an_engine_lacks_is_no_obstacle_to_the_head():
+def test_head_trains_behind_unsupported_body():
     network = next(n for n in NETWORKS if n.name == "two_tower")
     with pytest.raises(UnsupportedOperatorError, match="Elu"):
         estimator(network, engine="ort-training").fit(*rows_of_file(network))

@@ -71,7 +71,7 @@ def test_training_ends_with_the_weights_of_the_graph_without_its_final_activatio
     assert_array_equal(behind.predict_proba(X)[:, -own.shape[1] :], own)
 
 
-def test_a_log_softmax_is_recognised_too():
+def test_log_softmax_is_recognized():
     given = given_graph("p = LogSoftmax <axis = 1> (z)", "[N,3] p", 3)
     behind = OrtGradientClassifier(given, **SETTINGS).fit(X, THREE)
     plain = OrtGradientClassifier(given_graph("", "[N,3] z", 3), **SETTINGS).fit(X, THREE)

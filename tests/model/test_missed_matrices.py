@@ -54,7 +54,7 @@ def test_a_layer_without_its_matrix_is_named(kind, trainable):
 @pytest.mark.parametrize(
     "trainable", ["*.bias", "enc.0.bias", ["enc.0.bias"], "enc.?.bias", ["enc.0.*", "val_7"], "*", "all", "head.*"]
 )
-def test_what_is_said_on_purpose_is_not(trainable):
+def test_explicit_trainable_gives_no_warning(trainable):
     with warnings.catch_warnings():
         warnings.simplefilter("error", OnnxTrainWarning)
         described(layered("MatMul"), trainable)

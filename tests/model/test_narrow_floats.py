@@ -72,7 +72,7 @@ CASES = [(ALL, None), (INSIDE, "float"), (MIXED, None)]
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("body", "border"), CASES, ids=["all", "inside", "mixed"])
-def test_they_are_trained_in_float32_and_rounded(body, border, kind):
+def test_narrow_weights_train_in_float32_and_round(body, border, kind):
     fitted = regressor(network(kind, body, border, border)).fit(X, y)
     rows = X.astype(TYPES[kind]).astype(np.float32)
     expected = regressor(single(kind, body)).fit(rows, y)

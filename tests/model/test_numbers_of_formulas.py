@@ -105,7 +105,7 @@ def test_obvious_weights_are_trained_without_a_warning(name, number):
     assert fitted.weights_[name] != np.float32(number)
 
 
-def test_beside_low_rank_factors_numbers_stay_as_they_are():
+def test_low_rank_factors_leave_formula_numbers_unchanged():
     weights = "float[3, 3] V = {1, 0, 0, 0, 1, 0, 0, 0, 1}, float factor = {2}"
     proto = model("a = MatMul(X, V) Y = Mul(a, factor)", y="float[N, 3] Y", weights=weights)
     with warnings.catch_warnings():

@@ -89,7 +89,7 @@ LEAVES = {"trainable": ["leaves"]}
 # -- the numbers tell -------------------------------------------------------------------------------------------------
 
 
-def test_numbers_that_add_up_to_one_are_probabilities_and_a_warning_says_so():
+def test_numbers_summing_to_one_warn_as_probabilities():
     with pytest.warns(OnnxTrainWarning, match=r"'p'.*taken for probabilities.*add up to one.*output_kind='prob"):
         fitted = OrtGradientClassifier(FOREST, **LEAVES, **UNTRAINED).fit(X, THREE)
     assert_allclose(fitted.predict_proba(X), run_outputs(FOREST), atol=3e-6)
@@ -100,7 +100,7 @@ def test_numbers_that_add_up_to_one_are_probabilities_and_a_warning_says_so():
     assert_allclose(claimed.predict_proba(X), fitted.predict_proba(X), atol=1e-7)
 
 
-def test_probabilities_stay_such_while_what_the_graph_gives_need_not():
+def test_declared_probabilities_stay_probabilities():
     estimator = OrtGradientClassifier(
         GraphModel(FOREST, output_kind="probabilities"), **LEAVES, **SETTINGS | {"max_iter": 50}
     )
@@ -112,7 +112,7 @@ def test_probabilities_stay_such_while_what_the_graph_gives_need_not():
     assert_allclose(run_outputs(fitted.to_onnx(), output="probabilities"), p, atol=1e-6)
 
 
-def test_one_number_that_could_be_either_is_a_score_and_a_warning_says_so():
+def test_ambiguous_single_output_warns_as_score():
     with pytest.warns(OnnxTrainWarning, match=r"taken for scores.*lie in \[0, 1\].*output_kind='scores'\) to confirm"):
         fitted = OrtGradientClassifier(STUMP, **LEAVES, **UNTRAINED).fit(X, TWO)
     assert_allclose(fitted.decision_function(X), run_outputs(STUMP).ravel(), atol=1e-6)
@@ -135,7 +135,7 @@ def test_scores_of_any_size_are_scores_without_a_warning():
 # -- the user tells ---------------------------------------------------------------------------------------------------
 
 
-def test_scores_are_taken_as_they_are_whatever_they_come_from():
+def test_declared_scores_are_used_unchanged():
     fitted = quiet(OrtGradientClassifier(GraphModel(SIGMOID, output_kind="scores"), **UNTRAINED), X, TWO)
     assert_allclose(fitted.decision_function(X), run_outputs(SIGMOID).ravel(), atol=1e-6)
     assert_allclose(fitted.predict_proba(X)[:, 1], 1 / (1 + np.exp(-run_outputs(SIGMOID).ravel())), atol=1e-6)
@@ -310,7 +310,7 @@ def test_numbers_that_do_not_agree_are_refused_for_every_form_of_a_graph(trainab
             OrtGradientRegressor(given, **settings).fit(X, np.c_[NUMBERS, NUMBERS, NUMBERS])
 
 
-def test_an_error_leaves_the_estimator_as_it_was(monkeypatch):
+def test_error_leaves_estimator_unchanged(monkeypatch):
     fitted = OrtGradientClassifier(SIGMOID, **SETTINGS).fit(X, TWO)
     before = fitted.predict_proba(X)
     monkeypatch.setitem(activation.SCORE_FORMS, "same", activation.SCORE_FORMS["negative"])
@@ -370,6 +370,6 @@ def test_a_step_of_gradient_descent_on_a_mean_of_networks_is_that_of_its_log_los
         assert_allclose(fitted.weights_[name], w - slope, atol=1e-5)
 
 
-def test_a_regressor_of_sigmoids_is_trained_on_what_they_give():
+def test_regressor_trains_on_sigmoid_outputs():
     fitted = OrtGradientRegressor(SIGMOID, **UNTRAINED).fit(X, NUMBERS)
     assert_allclose(fitted.loss_, np.mean((run_outputs(SIGMOID).ravel() - NUMBERS) ** 2), rtol=1e-5)

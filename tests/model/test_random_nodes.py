@@ -129,7 +129,7 @@ def drawn_numbers(node, draws=30):
         ("RandomNormal<shape = [200, 3]>()", norm()),
     ],
 )
-def test_their_distribution_is_that_of_the_node(node, law):
+def test_random_numbers_follow_the_node_distribution(node, law):
     found = drawn_numbers(node)
     assert kstest(found, law.cdf).pvalue > 1e-3
     assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.03
@@ -149,7 +149,7 @@ def test_numbers_of_no_known_shape_are_refused():
         expose_random(model)
 
 
-def test_dropout_schedules_do_not_change_them():
+def test_dropout_schedules_leave_random_nodes_unchanged():
     with pytest.warns(OnnxTrainWarning, match="dropout_schedule has no effect"):
         scheduled = trained(DROPPED["Bernoulli"], dropout_schedule="linear")
     assert_array_equal(scheduled.weights_["w"], trained(DROPPED["Bernoulli"]).weights_["w"])

@@ -108,18 +108,18 @@ def test_a_graph_with_nothing_to_switch_over_is_refused():
 
 
 @pytest.mark.parametrize("model", [None, MLP((3,), dropout=0.5), "mlp"])
-def test_builders_have_no_such_setting(model):
+def test_builders_refuse_training_mode(model):
     with pytest.raises(ValueError, match=r"training_mode=True is for given ONNX graphs"):
         regressor(model).fit(X, y)
 
 
-def test_a_graph_in_training_mode_already_stays_as_it_is():
+def test_graph_in_training_mode_is_unchanged():
     twice, once = (regressor(GraphModel(normalizing_graph(), training_mode=mode)).fit(X, y) for mode in (True, False))
     for name, array in once.weights_.items():
         assert_array_equal(twice.weights_[name], array)
 
 
-def test_statistics_that_are_also_parameters_are_told_apart():
+def test_statistics_that_are_parameters_are_separated():
     """PyTorch's exporter merges them in a fresh network: zeros are bias and mean, ones are scale and variance."""
     fitted = regressor(evaluating("B = BN (X, v, m, m, v) Y = MatMul(B, W)"), batch_size=23).fit(X, y)
     statistics = [array for name, array in fitted.weights_.items() if name.startswith(("m/", "v/"))]
@@ -165,7 +165,7 @@ def test_statistics_without_parameters_move_where_layers_before_them_are_trained
 
 
 @pytest.mark.parametrize("made", ["dynamo", "classic"])
-def test_a_folded_batch_normalization_is_said_to_be_gone(made):
+def test_folded_batch_normalization_is_reported(made):
     weights = ", float[3, 3, 1] onnx_c = {1, 0, 0, 0, 1, 0, 0, 0, 1}, int64[1] last = {2}"
     body = """U = Unsqueeze(X, last) C = Conv(U, onnx_c, b) Q = Squeeze(C, last)
     NORM Y = MatMul(B, W)"""

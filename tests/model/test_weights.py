@@ -171,7 +171,7 @@ RENAMED = {"filler": "net/gru/zeros/Const:0", "M": "onnx::MatMul_12", "N": "onnx
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_role_and_name_decide_what_is_trained(case):
+def test_role_and_name_select_trained_weights(case):
     body, arrays, expected = CASES[case]
     x = SEQUENCE if "axes" in body or "GRU" in body else "float[N, 3] X"
     proto = weighted_model(body, SIZES, x, **arrays)
@@ -292,7 +292,7 @@ def test_names_that_clash_stay_unique():
     assert_allclose(first_output(to_proto(source.model), X=rows()), first_output(proto, X=rows()))
 
 
-def test_graphs_of_known_origin_are_taken_as_they_are():
+def test_graphs_of_known_exporters_are_unchanged():
     proto = weighted_model("H = MatMul(X, W) Y = Mul(H, val_3)", val_3=single(2))
     assert set(trainable_model(load(proto)).parameters) == {"W", "val_3"}
     assert set(trainable_model(load(proto), foreign=True).parameters) == {"W"}
@@ -339,7 +339,7 @@ def test_floats_before_a_rounding_are_refused_even_where_they_are_named():
         step_of_weights(dynamic(second), trainable=["b", "V"])
 
 
-def test_a_file_that_ends_in_integers_is_said_to_be_quantized():
+def test_integer_output_error_names_quantization():
     body = "H = MatMul(X, W) Q = QuantizeLinear(H, s, z) I = Identity(Q) Y = DequantizeLinear(I, s, z)"
     with pytest.raises(ModelError, match=r"quantized: .*QuantizeLinear"):
         step_of_weights(weighted_model(body, f"{W}, float s = {{0.1}}, uint8 z = {{128}}"))

@@ -187,7 +187,7 @@ def test_rows_that_are_not_trained_on_are_not_seen(seen):
     assert fitted.t_ == 72
 
 
-def test_what_is_shown_changes_nothing_by_itself(seen):
+def test_builder_that_only_records_trains_the_same(seen):
     plain, shown = (OrtGradientClassifier(m, max_iter=3, random_state=0).fit(*blobs()) for m in (Linear(), Recorder()))
     assert weights_equal(plain, shown)
 

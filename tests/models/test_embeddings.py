@@ -145,7 +145,7 @@ def test_a_single_bin_spans_the_column():
     assert edges.tolist() == [0, 100]
 
 
-def test_a_rare_value_among_zeros_has_an_effect_of_its_own():
+def test_rare_nonzero_value_has_own_effect():
     x = np.r_[np.zeros(1900), np.tile(np.arange(1.0, 21.0), 5)]
     t, y = x[:, None], (x == 13.0) * 4.0
     model = Embedded(PiecewiseLinearEmbedding(8, 24), Linear())
@@ -253,7 +253,7 @@ def test_a_graph_in_double_behind_an_embedding():
 
 
 @pytest.mark.parametrize("embedding", [PeriodicEmbedding(6, 10, 0.2, "plr"), PiecewiseLinearEmbedding(3, 7)])
-def test_copies_train_alike(embedding):
+def test_copies_train_the_same(embedding):
     y = (X[:, 0] > 0).astype(int)
     net = OrtGradientClassifier(Embedded(embedding, MLP((4,))), **SETTINGS)
     fitted = quietly(net.fit, X, y)

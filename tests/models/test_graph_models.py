@@ -154,7 +154,7 @@ def test_several_outputs_refuse_the_name_of_one():
     assert estimator.set_params(model=GraphModel(GRAPH, output_kind={"a": "scores"})).fit(X, targets).n_iter_ == 1
 
 
-def test_output_kind_applies_to_builders_of_ones_own():
+def test_output_kind_applies_to_user_defined_builders():
     scores = OrtGradientClassifier(GraphModel(OwnBuilder(), output_kind="scores"), **ONCE).fit(X, y)
     auto = OrtGradientClassifier(OwnBuilder(), **ONCE).fit(X, y)
     assert_array_equal(scores.predict_proba(X), auto.predict_proba(X))

@@ -205,12 +205,12 @@ class FromData(Linear):
     [{"target_scaling": None}, {"model": Embedded("periodic", MLP((4,)))}, {"model": FromData()}],
     ids=["targets", "Embedded", "FromData"],
 )
-def test_rows_stay_as_they_are_where_targets_or_rows_are_not_scaled(parameters):
+def test_rows_are_unscaled_without_target_or_row_scaling(parameters):
     net = OrtGradientRegressor(**parameters, max_iter=1, tol=1e9, random_state=0).fit(1024 * X, Y)
     assert 1024 not in divisor(net)
 
 
-def test_rows_of_given_graphs_stay_as_they_are():
+def test_rows_of_given_graphs_are_unscaled():
     rows, y = load_iris(return_X_y=True)
     graph = MLP((4,)).build(n_features=4, n_outputs=3, random_state=0)
     assert numbers(OrtGradientClassifier(graph, max_iter=1, random_state=0).fit(1000 * rows, y)) == {}

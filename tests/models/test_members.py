@@ -293,7 +293,7 @@ def test_the_attribute_is_checked():
         trained(OrtGradientClassifier, X, y, model=Members(ends_in="Sigmoid"))
 
 
-def test_a_graph_of_that_shape_is_no_ensemble_by_itself():
+def test_graph_of_member_shape_is_no_ensemble():
     X, y = blobs(60)
     for model in (Members(None), Members().build(5, 1)):
         with pytest.raises((ModelError, ValueError)):

@@ -183,7 +183,7 @@ def test_training_goes_on_after_a_pickle(normalization, engine):
 
 
 @pytest.mark.parametrize("options", [{"dropout": 0.2}, {"normalization": "batch"}, {"residual": True}], ids=str)
-def test_they_learn(options):
+def test_parametric_activations_learn(options):
     X, y = blobs(200, classes=3)
     net = MLP((16, 16), parametric_activation=True, **options)
     fitted = OrtGradientClassifier(net, learning_rate_init=0.02, max_iter=40, batch_size=32, tol=NEVER, random_state=0)
@@ -245,7 +245,7 @@ def test_wrong_parameter_values_are_refused(options, match):
         MLP(**options).build(4, 1)
 
 
-def test_grids_reach_them():
+def test_set_params_changes_each_option():
     net = OrtGradientRegressor(MLP((4,)), max_iter=1, random_state=0)
     base = quietly(net.fit, X, Y).predict(X)
     for name, value in (("dropout", 0.5), ("normalization", "layer"), ("residual", True), ("activation", "mish")):

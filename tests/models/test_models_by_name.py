@@ -24,7 +24,7 @@ SETTINGS = {"max_iter": 3, "random_state": 0}
 @pytest.mark.parametrize(
     ("estimator", "name"), [*((OrtGradientClassifier, name) for name in MODELS), (OrtGradientRegressor, "mlp")]
 )
-def test_a_name_trains_what_its_object_trains(estimator, name):
+def test_name_trains_like_its_object(estimator, name):
     named = estimator(name, **SETTINGS).fit(X, Y)
     built = estimator(MODELS[name](), **SETTINGS).fit(X, Y)
     assert named.model == name

@@ -200,7 +200,7 @@ def test_dropout_is_for_training_alone():
     assert not weights_equal(fitted, plain)
 
 
-def test_copies_train_alike():
+def test_copies_train_the_same():
     model = RealMLP(hidden_layer_sizes=(8,), embedding=PiecewiseLinearEmbedding(3, 5), categories=CATEGORIES)
     net = OrtGradientClassifier(model, **SETTINGS)
     fitted = quietly(net.fit, TABLE, LABELS)

@@ -175,7 +175,7 @@ def test_biases_do_not_decay():
         assert np.array_equal(array, fitted[1][name]) != decays, name
 
 
-def test_copies_train_alike():
+def test_copies_train_the_same():
     net = OrtGradientClassifier(small(dropout=0.2, embedding=PiecewiseLinearEmbedding(3, 5)), **SETTINGS)
     fitted = quietly(net.fit, X, LABELS)
     for twin in (clone(net), pickle.loads(pickle.dumps(net))):

@@ -30,7 +30,7 @@ class TestClip:
         assert np.allclose(clipped, g * 2 / (norm + 1e-6), rtol=1e-6 if dtype == np.float32 else 1e-14, atol=0)
         assert np.sqrt((clipped.astype(np.float64) ** 2).sum()) == pytest.approx(2, rel=1e-6)
 
-    def test_short_gradients_stay_as_they_are(self, dtype: Any) -> None:
+    def test_short_gradients_are_unchanged(self, dtype: Any) -> None:
         g = np.random.default_rng(0).normal(size=101).astype(dtype)
         clipped, norm = clip_once(g, 100.0)
         assert np.array_equal(clipped, g)

@@ -86,7 +86,7 @@ class TestLBFGS:
         objective = quadratic(self.curvature, self.solution)
         assert all(loss == objective(vector)[0] for vector, loss in seen)
 
-    def test_callback_ends_it(self) -> None:
+    def test_callback_ends_lbfgs(self) -> None:
         result = self.minimize(callback=lambda vector, loss: loss < 50)
         assert (result.converged, result.loss < 50) == (False, True)
         assert result.n_iter < self.minimize().n_iter

@@ -188,7 +188,7 @@ class TestInPlaceProof:
         assert np.array_equal(got["memory"], m + (p - g / 2) ** 2)
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-    def test_one_value_may_stand_for_two_results(self, dtype: Any) -> None:
+    def test_one_value_may_serve_two_results(self, dtype: Any) -> None:
         def rule(op, p, g, state, rate):
             new = op.Add(op.Sub(p, op.Mul(g, rate)), op.Mul(state["memory"], 0.0))
             return new, {"memory": new}

@@ -105,7 +105,7 @@ def test_an_unknown_option_is_refused():
         trained("adamw").set_params(optimizer__max_norm=1.0)
 
 
-def test_a_constructor_without_options_says_how_to_take_them():
+def test_constructor_without_options_error_names_remedy():
     with pytest.raises(InvalidParameterError, match=r"constructor of Closed does not take it: let it take \*\*options"):
         trained(Closed()).set_params(optimizer__accumulate=2)
     assert trained(Closed()).fit(X, y).n_iter_ == 1

@@ -72,7 +72,7 @@ def test_functions_of_a_model():
 
 
 @pytest.mark.parametrize("body", ["s = Sum(a, b) y = Max(s, c)", "y = Add(a, c)", "s = Sum(c) y = Min(s, b)"])
-def test_graphs_without_such_operators_are_left(body):
+def test_graphs_without_affected_operators_are_unchanged(body):
     model = parsed(body)
     assert not in_pairs(model)
     assert model == parsed(body)

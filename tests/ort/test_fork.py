@@ -69,5 +69,5 @@ assert next(iter(estimator._state.live.predictors.values()))._session is session
 @pytest.mark.slow
 @pytest.mark.thinned(by=lambda engine: {"sessions"})
 @pytest.mark.parametrize("engine", available_engines())
-def test_a_forked_child_predicts_and_trains_with_sessions_of_its_own(engine):
+def test_forked_child_uses_own_sessions(engine):
     run_in_new_process(PROGRAM, engine, seconds=400)

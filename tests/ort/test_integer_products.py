@@ -140,7 +140,7 @@ def test_signed_weights_that_are_no_constants_get_nodes(form, source, saturating
         "I = Identity(X) J = Reshape(I, sizes) Y = QLinearMatMul(J, s, a, W, s, z, t, a)",
     ],
 )
-def test_two_signed_operands_are_left_as_they_are(body, saturating):
+def test_two_signed_operands_are_unchanged(body, saturating):
     """Their kernel is exact on every processor, and none takes signed rows and unsigned weights."""
     arrays = {"s": SCALE, "a": np.int8(0), "W": BYTES, "z": np.int8(0), "t": LARGE, "sizes": np.array([-1, 64])}
     arrays = {name: array for name, array in arrays.items() if name != "sizes" or "sizes" in body}

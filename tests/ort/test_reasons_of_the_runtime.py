@@ -23,7 +23,7 @@ def regressor(graph, **settings):
 
 
 @pytest.mark.parametrize("operator", ["Conv(X, W)", "AveragePool <kernel_shape = [3, 3]> (P)"])
-def test_an_operator_that_lacks_a_type_says_so(operator):
+def test_unsupported_operator_type_is_named(operator):
     graph = f"""(double[N, 1, 4, 4] X) => (double[N, 4] Y) <double[1, 1, 3, 3] W = {{1, 2, 3, 1, 2, 3, 1, 2, 3}},
         double[1] s = {{2}}> {{ P = Mul(X, s) c = {operator} Y = Flatten(c) }}"""
     expected = r"lacks a kernel .* type of its inputs, float64, .* whatever the opset\. Export the model in float32"

@@ -73,7 +73,7 @@ def test_the_newest_versions_are_sought_where_a_graph_has_newer_ones_than_all_ru
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_a_first_fit_does_not_seek_them(monkeypatch):
+def test_first_fit_does_not_query_versions(monkeypatch):
     clear_cache()
     monkeypatch.setattr(sessions, "supported_versions", None)
     OrtGradientRegressor(MLP((2,)), max_iter=1).fit([[0.0], [1.0]], [0.0, 1.0])
@@ -213,7 +213,7 @@ def test_graphs_just_below_the_bound_get_one_thread(monkeypatch):
 @pytest.mark.parametrize(
     ("variable", "expected"), [("1", 1), ("3", 3), ("64", 4), ("", 4), ("0", 4), ("-1", 4), ("2,2", 4), ("many", 4)]
 )
-def test_a_worker_is_told_its_share_of_the_cores(variable, expected, monkeypatch):
+def test_worker_gets_its_share_of_cores(variable, expected, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     assert devices.available_threads() == expected
@@ -288,7 +288,7 @@ def test_an_output_that_is_read_only_is_refused():
         Binding(create_session(DOUBLED, resolve_device()), {"X": np.ones(4, np.float32)}, {"Y": y})
 
 
-def test_missing_kernels_are_told_from_other_errors():
+def test_missing_kernels_differ_from_other_errors():
     erf = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (double[N] X) => (double[N] Y) { Y = Erf(X) }'
     )

@@ -99,7 +99,7 @@ def test_noise_of_the_quantiles_does_not_depend_on_the_unit():
     assert np.abs(results[0] - reference)[inside].max() < 0.05  # the noise is small
 
 
-def test_missing_numbers_become_the_median_and_are_told_by_codes():
+def test_missing_numbers_become_median_and_indicator():
     X = load_wine().data[:, :3].copy()
     X[::4, 1] = np.nan
     preprocessing, _ = fitted(X)
@@ -202,7 +202,7 @@ def test_columns_of_another_kind_are_refused_later():
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_pickles_transform_alike(scaling):
+def test_pickles_transform_the_same(scaling):
     X = load_wine().data
     preprocessing, table = fitted(X, scaling)
     copy = pickle.loads(pickle.dumps(preprocessing))

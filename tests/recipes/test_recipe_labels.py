@@ -75,7 +75,7 @@ def reference(truth, probabilities, weights=None, smoothing=0.0):
 class TestPredictions:
     @by_name
     @pytest.mark.parametrize("n_ensembles", [1, 2])
-    def test_are_those_of_the_graph(self, name, n_ensembles):
+    def test_predictions_equal_the_graph(self, name, n_ensembles):
         classifier = clone(CLASSIFIERS[name]).set_params(n_ensembles=n_ensembles).fit(X, Y)
         predicted, p = classifier.predict(X), classifier.predict_proba(X)
         assert predicted.shape == p.shape == Y.shape
@@ -256,7 +256,7 @@ class TestScikitLearn:
         assert ((p > 0.5) == Y).mean() > 0.8
 
     @pytest.mark.parametrize("wrap", [MultiOutputClassifier, ClassifierChain])
-    def test_around_it(self, wrap):
+    def test_meta_estimators_take_recipes(self, wrap):
         numbers = X.drop(columns="corner").fillna(0).to_numpy()
         model = wrap(clone(SMALL)).fit(numbers, Y)
         assert (model.predict(numbers) == Y).mean() > 0.8
@@ -264,7 +264,7 @@ class TestScikitLearn:
 
 class TestTrainingFiles:
     @pytest.mark.parametrize("count", [1, 2])
-    def test_are_trained_as_the_networks_are(self, count, tmp_path):
+    def test_training_files_train_as_the_networks(self, count, tmp_path):
         classifier = clone(SMALL).set_params(n_ensembles=count, validation_fraction=None, max_iter=4, batch_size=32)
         classifier.export_training(tmp_path / "folder", X, Y)
         training = load_training(tmp_path / "folder", shuffle=False)

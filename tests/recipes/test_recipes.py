@@ -227,7 +227,7 @@ def test_weights_of_rows_and_classes_have_an_effect():
     assert by_row.predict_proba(X)[:, 0].mean() == pytest.approx(by_class, abs=1e-6)
 
 
-def test_pickles_hold_the_graph_and_predict_alike():
+def test_pickles_hold_graph_and_predict_the_same():
     X, y = flowers()
     classifier = RealMLPClassifier(**SMALL).fit(X, y)
     expected = classifier.predict_proba(X)
@@ -318,7 +318,7 @@ def test_invalid_parameters(parameters, message):
         RealMLPClassifier(**SMALL | parameters).fit(X, y)
 
 
-def test_an_error_leaves_a_fitted_estimator_as_it_is():
+def test_error_leaves_fitted_estimator_unchanged():
     X, y = flowers()
     classifier = RealMLPClassifier(**SMALL).fit(X, y)
     expected = classifier.predict_proba(X)

@@ -19,7 +19,7 @@ EXAMPLES = {
 }
 
 
-def test_there_are_examples_of_methods():
+def test_methods_have_examples():
     assert "OrtGradientClassifier.fit" in EXAMPLES
 
 

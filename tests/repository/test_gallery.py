@@ -25,7 +25,7 @@ def imported_modules(tree: ast.Module) -> list[str]:
     ]
 
 
-def test_there_are_examples_in_each_section():
+def test_each_section_has_examples():
     sections = {path.parent for path in EXAMPLES}
     assert len(EXAMPLES) >= 12
     assert sections == {path.parent for path in GALLERY.glob("*/GALLERY_HEADER.rst")}
@@ -53,7 +53,7 @@ def test_example_uses_public_names_alone(path):
 
 
 @each_example
-def test_example_checks_what_it_says_and_ends_in_a_picture(path):
+def test_example_asserts_and_ends_in_a_picture(path):
     code = path.read_text(encoding="utf-8")
     assert re.search(r"^\s*assert ", code, flags=re.MULTILINE)
     assert code.count("plt.show()") == 1

@@ -254,7 +254,7 @@ def test_private_names_stay_in_their_module():
         ("skl2onnx", ["_fitted.skl2onnx_bridge"]),
     ],
 )
-def test_borders_alone_import_it(package, importers):
+def test_only_borders_import_the_library(package, importers):
     assert [m for m in modules() if imports_package(m, package)] == importers
 
 

@@ -47,7 +47,7 @@ def test_code_runs(page, tmp_path, monkeypatch, capsys):
         assert code not in shown or said == (words, pytest.approx(numbers, rel=0.05, abs=0.02))
 
 
-def test_the_first_pages_show_what_their_code_prints():
+def test_first_pages_show_printed_output():
     assert len(printed(PAGES[0])) == 1
     assert len(printed(ROOT / "docs" / "getting_started.md")) == 4
 

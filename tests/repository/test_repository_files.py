@@ -23,7 +23,7 @@ def test_the_citation_names_the_version_and_the_license():
 
 
 @pytest.mark.parametrize("path", [path for path in FORMS if path.stem != "config"], ids=lambda path: path.stem)
-def test_issue_forms_have_what_the_format_requires(path):
+def test_issue_forms_have_required_fields(path):
     form = yaml.safe_load(path.read_text())
     assert {"name", "description", "body"} <= set(form)
     fields = [part for part in form["body"] if part["type"] != "markdown"]
@@ -32,7 +32,7 @@ def test_issue_forms_have_what_the_format_requires(path):
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "README.md"])
-def test_links_and_targets_are_there(name):
+def test_links_and_targets_exist(name):
     text = (ROOT / name).read_text()
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (ROOT / link).exists(), link

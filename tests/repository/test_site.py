@@ -115,7 +115,7 @@ def test_nothing_is_loaded_from_elsewhere():
     assert not [(name, file) for name in names() for file in page(name).loaded if re.match(r"(https?:)?//", file)]
 
 
-def test_pictures_are_there():
+def test_pictures_exist():
     pictures = [(name, file) for name in names() for file in page(name).loaded if re.search(r"\.(png|svg|webp)$", file)]
     assert not [(name, file) for name, file in pictures if not target(name, file)[0].exists()]
 

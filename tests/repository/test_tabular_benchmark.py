@@ -44,7 +44,7 @@ RUNS = [
 ]
 
 
-def test_ranks_count_the_splits_that_all_ran_and_know_errors_from_accuracies(report):
+def test_ranks_use_common_splits_and_metric_direction(report):
     assert report.ranks(report.gathered(RUNS), ["linear", "RealMLP"]) == {"linear": 1.5, "RealMLP": 1.5}
     assert report.ranks(report.gathered(RUNS[:3]), ["linear", "RealMLP"]) == {"linear": 2.0, "RealMLP": 1.0}
     tied = [run("vehicle", model, 0.5) for model in ("linear", "LightGBM", "RealMLP")]
@@ -68,7 +68,7 @@ def test_seconds_are_compared_of_fits_of_one_day(report):
     assert report.table_of_originals(report.gathered(apart))[2].endswith(" | – |")
 
 
-def test_results_of_ones_own_have_a_page_of_their_own(report, tmp_path, monkeypatch):
+def test_user_results_have_own_page(report, tmp_path, monkeypatch):
     before = {path: path.read_bytes() for path in report.DOCS.glob("tabular.*")}
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, RUNS)), encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["tabular_report.py", "--results", str(tmp_path / "mine.jsonl")])
@@ -103,7 +103,7 @@ def test_perceptrons_are_ranked_beside_the_others_on_their_tables(report):
 
 
 @pytest.mark.slow
-def test_the_command_runs_what_is_missing_alone(tmp_path):
+def test_command_runs_only_missing_cases(tmp_path):
     results = tmp_path / "mine.jsonl"
     command = [sys.executable, str(BENCHMARKS / "tabular.py"), "--tables", "diabetes", "--splits", "1"]
     command += ["--results", str(results), "--models", "linear"]

@@ -25,7 +25,7 @@ def stubs():
 
 
 @pytest.mark.parametrize(("module", "node"), stubs())
-def test_stubs_declare_what_the_libraries_have(module, node):
+def test_stubs_match_the_libraries(module, node):
     if module == "sklearn.callback":
         pytest.importorskip(module, reason="of scikit-learn 1.9")
     owner = getattr(importlib.import_module(module), node.name)

@@ -262,7 +262,7 @@ class TestResolveSchedule:
         schedule = resolve_schedule(Cosine(total_steps=np.int64(10), final=np.float32(0.5)))  # type: ignore[arg-type]
         assert schedule.factor(Progress(step=10)) == 0.5
 
-    def test_user_written_ones_are_taken_as_they_are(self) -> None:
+    def test_user_schedules_are_used_unchanged(self) -> None:
         mine = ScheduleRecorder([])
         assert resolve_schedule(mine) is mine
         assert mine.factor(Progress()) == 0.5

@@ -68,7 +68,7 @@ class EveryOther(Schedule):
         return float(progress.step % 2)
 
 
-def test_a_schedule_of_ones_own(monkeypatch):
+def test_user_defined_schedule(monkeypatch):
     steps = record_steps(monkeypatch)
     small(learning_rate=EveryOther(), max_iter=1).fit(*blobs(128))
     assert steps.rates == [0.0, 0.01, 0.0, 0.01]
@@ -90,7 +90,7 @@ class Signs(Optimizer):
         return op.Sub(p, op.Mul(op.Sign(g), k["learning_rate"])), {}
 
 
-def test_an_optimizer_of_ones_own():
+def test_user_defined_optimizer():
     X, y = blobs(100)
     graph = Linear().build(5, 1, 0)
     start = onnx.numpy_helper.to_array(graph.graph.initializer[0])
@@ -170,7 +170,7 @@ def test_lbfgs_ends_without_a_warning_at_the_limit_of_float32(seed):
 
 
 @pytest.mark.parametrize("limit", [{"max_iter": 2}, {"optimizer__max_fun": 3}])
-def test_lbfgs_warns_where_a_limit_ended_it(limit):
+def test_lbfgs_warns_at_its_limit(limit):
     X, y = blobs()
     with pytest.warns(ConvergenceWarning):
         OrtGradientClassifier(Linear(), optimizer=LBFGS(), random_state=0).set_params(**limit).fit(X, y)
@@ -258,7 +258,7 @@ class ScaledFourthPower(Loss):
         return op.Mul(op.Mul(squared, squared), float(self.factor))
 
 
-def test_a_loss_of_ones_own():
+def test_user_defined_loss():
     X, y = line(100)
     settings = {"learning_rate_init": 0.02, "max_iter": 30, "random_state": 0, "tol": NEVER}
     estimator = OrtGradientRegressor(Linear(), loss=ScaledFourthPower(2.0), **settings).fit(X, y)

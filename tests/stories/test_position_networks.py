@@ -27,7 +27,7 @@ def classifier(net, **parameters):
 
 
 @pytest.mark.slow
-def test_an_lstm_remembers_what_it_has_read():
+def test_lstm_remembers_its_inputs():
     """The tag of a word says whether the words 1 up to it are odd in number; rows end at different words."""
     rng = np.random.default_rng(0)
     X = rng.integers(0, 6, (1200, 12))

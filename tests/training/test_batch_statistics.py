@@ -181,7 +181,7 @@ def test_the_best_weights_come_back_with_their_statistics():
         assert_array_equal(fitted.weights_[name], array)
 
 
-def test_divergence_takes_the_statistics_back_too():
+def test_divergence_restores_statistics():
     fitted = normalized_regressor().partial_fit(X, y)
     before = fitted.weights_
     with pytest.raises(DivergenceError):
@@ -190,7 +190,7 @@ def test_divergence_takes_the_statistics_back_too():
         assert_array_equal(fitted.weights_[name], array)
 
 
-def test_lbfgs_moves_them_too():
+def test_lbfgs_updates_statistics():
     fitted = normalized_regressor(optimizer=LBFGS(), max_iter=50).fit(X, y)
     assert_allclose(fitted.weights_["m"], X.mean(0), rtol=0.1)  # by a fifth of what is left in each evaluation
     assert fitted.score(X, y) > 0.9
@@ -216,7 +216,7 @@ def test_stored_statistics_that_are_scale_and_shift_of_a_file_are_not_trained():
     assert_allclose(merged.predict(X), apart.predict(X), rtol=1e-5)
 
 
-def test_statistics_that_an_exporter_merged_are_told_apart():
+def test_merged_statistics_are_separated():
     body = """B, m1, v1 = BN (X, s, b, m, v) P = Mul(B, B) C, m2, v2 = BN (P, s, b, m, v)
     Y = MatMul(C, W)"""
     fitted = normalized_regressor(normalizing_graph(body), batch_size=23, max_iter=40).fit(X, y)

@@ -104,7 +104,7 @@ def test_gradients_are_right_in_the_form_that_is_faster(name):
         assert_allclose([(found * step).sum() for step in steps], wanted, rtol=1e-4, atol=1e-3)
 
 
-def test_they_stand_where_the_product_stood():
+def test_transposed_product_keeps_its_place():
     model = ir.from_proto(
         onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
         g (float[{ROWS}, {INPUTS}] x, float[{ROWS}, 10] g, float[{INPUTS}, 10] u) => (float[{INPUTS}, 10] s, float t)

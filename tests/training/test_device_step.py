@@ -246,7 +246,7 @@ def test_inputs_are_bound_anew_for_each_run_on_a_device(own_memory, monkeypatch)
     assert bound == ["X", "X"]
 
 
-def test_only_providers_with_memory_of_their_own_have_one(monkeypatch):
+def test_only_providers_with_own_memory_use_device_step(monkeypatch):
     available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
     monkeypatch.setattr(devices, "require_cuda", lambda index: None)

@@ -45,7 +45,7 @@ def test_a_share_is_dropped_and_the_rest_scaled(node, ratio, opset):
     assert "Dropout" not in {node.op_type for node in model.graph}
 
 
-def test_each_draw_and_seed_has_masks_of_its_own_and_each_node_too():
+def test_masks_differ_by_draw_seed_and_node():
     model, inputs = exposed("y = Dropout(x, r, yes) z = Dropout(x, r, yes)", outputs="yz")
     kept = [run_dropout(model, inputs, draw, seed) for draw, seed in [(0, 1), (1, 1), (0, 2), (0, 1)]]
     masks = [tuple(a.ravel()) for pair in kept[:3] for a in pair]

@@ -89,7 +89,7 @@ def test_a_scorer_is_followed_as_written():
     assert by_name.validation_scores_ == by_function.validation_scores_
 
 
-def test_the_loss_is_that_of_callbacks_whatever_the_weights_and_the_pieces(monkeypatch):
+def test_loss_equals_callback_loss_for_weights_and_pieces(monkeypatch):
     weights = np.linspace(0, 2, len(Y_VAL))
     settings = {"max_iter": 3, "callbacks": [EpochScoring("neg_log_loss")]}
     whole = fit(classifier(**settings), sample_weight_val=weights)

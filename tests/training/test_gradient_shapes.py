@@ -50,7 +50,7 @@ def test_a_gradient_is_returned_before_its_last_reshape(text):
 
 
 @pytest.mark.parametrize("text", KEPT.values(), ids=KEPT)
-def test_other_gradients_are_returned_as_they_are(text):
+def test_other_gradients_are_unchanged(text):
     model = model_of(text)
     before = to_proto(model)
     return_before_reshapes(model.graph, ["w"])

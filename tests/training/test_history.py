@@ -87,7 +87,7 @@ def count_of_lines(call: Any) -> int:
     return lines
 
 
-def test_a_call_after_many_does_what_the_second_does_and_keeps_what_is_bounded(monkeypatch):
+def test_cost_of_a_call_does_not_grow_with_history(monkeypatch):
     monkeypatch.setattr(_history, "KEPT", 1000)
     monkeypatch.setattr(_history, "KEPT_ROWS", 100)
     short, long = partly_trained(5), partly_trained(20_005)

@@ -121,7 +121,7 @@ def test_a_label_that_is_no_class_makes_its_row_nan(label, values):
 
 
 @pytest.mark.parametrize(("loss", "reads"), [(LogLoss(), True), (LogLoss(label_smoothing=0.1), False)])
-def test_the_log_loss_of_several_classes_reads_them(loss, reads):
+def test_log_loss_of_several_classes_reads_shares(loss, reads):
     X, y = RNG.normal(size=(40, 5)).astype(np.float32), np.arange(40) % 4
     model = OrtGradientClassifier(MLP(6), loss=loss, engine="portable", batch_size=16, max_iter=2, random_state=0)
     model.fit(X, y)

@@ -151,7 +151,7 @@ def test_float64():
 
 
 @pytest.mark.parametrize("width", [30, 300])
-def test_narrow_and_filled_data_are_updated_lazily_too(width):
+def test_narrow_and_dense_data_update_lazily(width):
     rows = sp.random(N, width, 0.15, format="csr", dtype=np.float32, random_state=0)
     (optimizer, update), y = REFERENCES["AdamW"], targets(rows, 2)
     fitted = new(graph("product", width), optimizer=optimizer).fit(rows, y)

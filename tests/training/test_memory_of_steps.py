@@ -60,7 +60,7 @@ def test_a_pass_copies_no_weights_beside_those_it_goes_back_to():
         tracemalloc.stop()
 
 
-def test_the_comparison_with_a_given_graph_reads_the_parameters_where_they_are(monkeypatch):
+def test_comparison_with_given_graph_copies_no_parameters(monkeypatch):
     given = OrtGradientClassifier(MLP([512, 512]), max_iter=1, random_state=0).fit(X[:100], y[:100])
     size = sum(weights.nbytes for weights in given.weights_.values())
     found, original = [], sessions.create_session

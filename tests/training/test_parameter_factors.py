@@ -278,6 +278,6 @@ def test_factors_without_effect_are_refused():
         regressor(optimizer=with_options(SignDescent(), weight_decay_factors=DECAYS)).fit(X, y)
 
 
-def test_clones_keep_them():
+def test_clones_keep_factors():
     twin = clone(regressor(optimizer=Adam(learning_rate_factors=RATES)))
     assert twin.optimizer.learning_rate_factors == RATES

@@ -73,13 +73,13 @@ def test_passes_are_lines_of_a_table(monkeypatch):
     assert [row.split()[0] for row in output.getvalue().splitlines()[-3:]] == ["epoch", "1", "2"]
 
 
-def test_each_fit_has_a_head_of_its_own(monkeypatch):
+def test_each_fit_prints_own_header(monkeypatch):
     monkeypatch.setattr("sys.stdout", output := Terminal())
     net(verbose=2, warm_start=True, max_iter=2).fit(X, Y).fit(X, Y)
     assert [row.split()[0] for row in output.getvalue().splitlines()[-6:]] == ["epoch", "1", "2", "epoch", "3", "4"]
 
 
-def test_recipes_and_searches_on_all_rows_show_it_too(monkeypatch):
+def test_recipes_and_full_batch_searches_show_progress(monkeypatch):
     monkeypatch.setattr("sys.stdout", output := Terminal())
     monkeypatch.setenv("COLUMNS", "200")
     RealMLPRegressor("td-s", hidden_layer_sizes=(4,), max_iter=6, verbose=1, random_state=0).fit(*line())

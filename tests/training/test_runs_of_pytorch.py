@@ -120,7 +120,7 @@ def test_running_statistics_end_as_those_of_pytorch(optimizer, monkeypatch):
 
 
 @each_network
-def test_a_parameter_is_without_gradient_where_its_change_leaves_the_loss_as_it_is(network, monkeypatch):
+def test_parameter_without_effect_has_no_gradient(network, monkeypatch):
     """The proof of the exceptions: those, and no others, may be moved by half a unit without a trace in the loss."""
     known, own = known_run(network), HostStep.compute_gradients
     model, moved = estimator(network, known, "sgd", available_engines()[-1]), {}

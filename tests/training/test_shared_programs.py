@@ -301,7 +301,7 @@ def test_fits_in_several_threads_share_sessions_but_no_buffer(engine):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_compiles_sessions_of_its_own():
+def test_forked_child_compiles_own_sessions():
     make = regressor()
     expected = weights(make)
     pid = os.fork()

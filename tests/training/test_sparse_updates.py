@@ -126,7 +126,7 @@ def test_float64(name):
 
 
 @pytest.mark.parametrize("name", ["Adam with decay", "SGD"])
-def test_accumulated_minibatches_update_the_rows_of_any_of_them(name):
+def test_accumulated_minibatches_update_union_of_rows(name):
     optimizer, update = REFERENCES[name]
     fitted = new(
         optimizer=with_options(optimizer, lazy_rows=True, accumulate=3),
@@ -238,7 +238,7 @@ def test_gradients_are_the_central_differences():
     ],
     ids=["tied", "columns"],
 )
-def test_a_matrix_that_is_read_otherwise_is_updated_as_usual(nodes):
+def test_matrix_with_other_reads_gets_dense_updates(nodes):
     text = f'<ir_version: 8, opset_import: ["": 17]> net (int64[N] X) => (float[N, 1] Y) {{ {nodes} }}'
     model = onnx.parser.parse_model(text.replace("[N, 1] Y", "[N] Y") if "axis = 1" in nodes else text)
     model.graph.initializer.append(onnx.numpy_helper.from_array(T[:50].astype(np.float32), "T"))

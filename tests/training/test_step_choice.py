@@ -51,7 +51,7 @@ def test_lbfgs_is_updated_by_scipy():
     assert fitted(optimizer="lbfgs", batch_size="auto").describe().step == reason
 
 
-def test_device_with_memory_of_its_own_keeps_the_step(monkeypatch):
+def test_device_with_own_memory_keeps_its_step(monkeypatch):
     monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
     expected = "passes by a session on the device, updates on the device: the device has memory of its own"
     assert fitted().describe().step == expected

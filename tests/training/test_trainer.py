@@ -105,7 +105,7 @@ def test_going_on_scores_the_weights_it_starts_from():
     assert history.best_score == 0.3
 
 
-def test_later_fit_begins_its_patience_anew():
+def test_later_fit_resets_patience():
     history, scores = History(), iter([0.9, 0.1, 0.1, 0.2, 0.25, 0.1, 0.1])
     for epochs in (3, 9):  # the first call ends before its patience does
         running = trainer(
@@ -125,7 +125,7 @@ def test_later_fit_improves_on_the_validation_loss_it_starts_from():
         assert step.parameters.vector == vector
 
 
-def test_going_on_judges_improvement_anew():
+def test_continued_training_resets_improvement():
     history = History()
     trainer(Step([0.5, 0.5, 0.5, 0.5]), history=history).fit()
     assert history.best_loss == 0.5
@@ -177,7 +177,7 @@ def test_passes_beyond_the_plan_warn_once(schedule):
         trainer(Step([1.0] * 2), Batches(1.0, 1.0), pickle.loads(pickle.dumps(history)), **options).one_pass()
 
 
-def test_a_fit_beyond_the_steps_of_a_schedule_warns_too(recwarn):
+def test_fit_beyond_schedule_warns(recwarn):
     history = History()
     for steps in (3, 3):
         trainer(Step([1.0] * 3), history=history, schedule=Linear(total_steps=3), max_iter=steps).fit()

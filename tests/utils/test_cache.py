@@ -54,5 +54,5 @@ def test_a_store_is_bounded_in_entries_and_in_bytes():
         (Device("cuda", ("CUDAExecutionProvider",), ({"enable_cuda_graph": "1"},)), None, False),
     ],
 )
-def test_sessions_with_a_state_or_a_file_of_their_own_are_not_shared(device, options, shared):
+def test_sessions_with_own_state_or_file_are_not_shared(device, options, shared):
     assert may_be_shared(device, options) == shared

@@ -29,7 +29,7 @@ from onnxtrain_sklearn.schedules import SCHEDULES
         ((Range(Integral, 0, 4), None), None, "None"),
     ],
 )
-def test_accepted_values_stay_apart_from_others(allowed, valid, invalid):
+def test_accepted_values_are_distinguished(allowed, valid, invalid):
     for _ in range(2):
         check_parameters(SimpleNamespace(size=valid), {"size": allowed})
         with pytest.raises(InvalidParameterError, match="size"):
