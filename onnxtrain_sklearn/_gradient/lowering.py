@@ -241,7 +241,7 @@ class _Direction:
     size: int
     functions: Sequence[_Activation]
     recurrence: ir.Value  # (size, gates * size)
-    bias: ir.Value | None  # the recurrent bias, if it cannot be added to the input projection
+    bias: ir.Value | None  # the recurrent bias of a GRU's candidate, if each step adds it
     peepholes: Sequence[ir.Value]
 
 
@@ -334,31 +334,44 @@ def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, bac
     size = attribute(node, "hidden_size", None if shape is None else shape[-1])
     if not isinstance(size, int):
         raise unsupported(node, "the size of its state is not known")
+
+    # The input projections of all steps, with both biases. But with linear_before_reset, the reset gate of a GRU also
+    # multiplies the recurrent bias of the candidate, which is added in each step then.
     projected = op.MatMul(x, op.Transpose(_part(op, w, index), perm=[1, 0]))
-    bias, apart = _biases(op, node, cell, size, None if b is None else _part(op, b, index))
+    bias = apart = None
+    if b is not None:
+        n = cell.gates * size
+        of_input, of_state = op.emit("Split", _part(op, b, index), outputs=2, axis=-1, split=[n, n])
+        if node.op_type == "GRU" and attribute(node, "linear_before_reset", 0):
+            early, apart = op.emit("Split", of_state, outputs=2, axis=-1, split=[2 * size, size])
+            of_state = op.Pad(early, [0, size])
+        bias = op.Add(of_input, of_state)
     peepholes = operand(node, 7)
     d = _Direction(
         node,
         size,
-        _activations(node, cell)[index * len(cell.activations) :],
-        op.Transpose(_part(op, r, index), perm=[1, 0]),
-        apart,
-        ()
+        functions=_activations(node, cell)[index * len(cell.activations) :],
+        recurrence=op.Transpose(_part(op, r, index), perm=[1, 0]),
+        bias=apart,
+        peepholes=()
         if peepholes is None
         else op.emit("Split", _part(op, peepholes, index), outputs=3, axis=-1, split=[size] * 3),
     )
     starts = [_start(op, x, size, operand(node, 5 + i), index) for i in range(cell.states)]
     scanned = [projected if bias is None else op.Add(projected, bias)]
+
+    # Sequences of different lengths: each step knows which of them go on.
     if lengths is not None:
         steps = op.Range(np.array(0), op.Squeeze(op.Slice(op.Shape(x), [0], [1], [0]), axes=[0]), np.array(1))
         column = op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1])
         scanned.append(op.Less(op.Unsqueeze(steps, axes=[1, 2]), column))  # the steps before a sequence's end
         begun = op.Greater(op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1]), 0)
         starts = [op.Where(begun, start, 0.0) for start in starts]  # runtimes return zero states for empty sequences
+
     ways: dict[str, Any] = {}
     if backwards:
         ways = {"scan_input_directions": [1] * len(scanned), "scan_output_directions": [1]}
-    body = _body(op, d, cell, _batch(x), [x.dtype or op.dtype] * cell.states, masked=lengths is not None)
+    body = _body(op, d, cell, _batch(x), x.dtype or op.dtype, masked=lengths is not None)
     *last, y = op.emit(
         "Scan", *starts, *scanned, outputs=cell.states + 1, body=body, num_scan_inputs=len(scanned), **ways
     )
@@ -378,23 +391,6 @@ def _part(op: GraphBuilder, value: ir.Value | None, index: int) -> ir.Value:
     return op.Squeeze(one, axes=[0])
 
 
-def _biases(
-    op: GraphBuilder, node: ir.Node, cell: _Cell, size: int, b: ir.Value | None
-) -> tuple[ir.Value | None, ir.Value | None]:
-    """Return the bias to add to the input projection, and the recurrent bias that must be added separately.
-
-    With ``linear_before_reset``, the reset gate of a GRU also multiplies the recurrent bias of the candidate.
-    """
-    if b is None:
-        return None, None
-    n = cell.gates * size
-    of_input, of_state = op.emit("Split", b, outputs=2, axis=-1, split=[n, n])
-    if not (node.op_type == "GRU" and attribute(node, "linear_before_reset", 0)):
-        return op.Add(of_input, of_state), None
-    early, late = op.emit("Split", of_state, outputs=2, axis=-1, split=[2 * size, size])
-    return op.Add(of_input, op.Pad(early, [0, size])), late
-
-
 def _start(op: GraphBuilder, x: ir.Value, size: int, given: ir.Value | None, index: int) -> ir.Value:
     if given is not None:
         return _part(op, given, index)
@@ -410,7 +406,7 @@ def _body(
     d: _Direction,
     cell: _Cell,
     batch: int | str | None,
-    dtypes: Sequence[ir.DataType],
+    dtype: ir.DataType,
     *,
     masked: bool,
 ) -> ir.Graph:
@@ -424,8 +420,8 @@ def _body(
         graph.inputs.append(value)
         return value
 
-    states = [given("state", d.size, dtype) for dtype in dtypes]
-    x = given("step", cell.gates * d.size, dtypes[0])
+    states = [given("state", d.size, dtype) for _ in range(cell.states)]
+    x = given("step", cell.gates * d.size, dtype)
     going = given("going", 1, ir.DataType.BOOL) if masked else None
     new = cell.step(_Step(inner, d, x, states))
     y = new[0]
