@@ -116,7 +116,7 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = Non
     external = [*(view.buffer for view in (*inputs.values(), *outputs.values())), *constants]
     places, scratch = places_of(plan.stages, external)
 
-    # The rows of a minibatch that a run computes.
+    # The rows of a minibatch that a run computes, in whole registers: of a smaller one, no row can be left out.
     bound = None
     if rows is not None and rows.batch > LANES:
         states = {view.buffer: rows.state(name, view.shape) for name, view in inputs.items()}

@@ -484,6 +484,7 @@ def opposite(text: Text, operands: Sequence[str], width: int) -> str:
 
 def clipped(text: Text, operands: Sequence[str], width: int) -> str:
     """Add the first operand, at least the second and at most the third."""
+    # In this order the upper bound holds where the bounds cross, as in ONNX.
     return extreme("minimum", text, [extreme("maximum", text, operands[:2], width), operands[2]], width)
 
 
@@ -503,7 +504,7 @@ EMIT: Mapping[str, EmitElements] = {
     **{name: partial(of_first, function) for name, function in FUNCTIONS.items()},
     **{name: partial(comparison, test) for name, test in TESTS.items()},
     "Add": partial(instruction, "fadd"),
-    "And": partial(instruction, "fmul"),
+    "And": partial(instruction, "fmul"),  # of 0 and 1
     "Clip": clipped,
     "Div": partial(instruction, "fdiv"),
     "Identity": unchanged,

@@ -44,7 +44,7 @@ def _each_element(plan: FunctionPlan, node: ir.Node) -> View:
 
 
 def _clip(plan: FunctionPlan, node: ir.Node) -> View:
-    bounds = [queries.operand(node, i) for i in (1, 2)]
+    bounds = [queries.operand(node, i) for i in (1, 2)]  # attributes before opset 11
     numbers = [queries.attribute(node, "min", -math.inf), queries.attribute(node, "max", math.inf)]
     given = [plan.number(n) if v is None else plan.view(v) for v, n in zip(bounds, numbers, strict=True)]
     return plan.elementwise(EMIT["Clip"], [plan.view(first_operand(node)), *given])
@@ -147,6 +147,7 @@ def _reduced_axes(node: ir.Node, rank: int) -> list[int]:
 
 
 def _softmax(logarithm: bool, plan: FunctionPlan, node: ir.Node) -> View:
+    # Before opset 13 all axes from this one on are normalized: over the last axis, both meanings are the same.
     source = plan.view(first_operand(node))
     axis = queries.attribute(node, "axis", -1 if queries.opset(node) >= 13 else 1)
     if axis % len(source.shape) != len(source.shape) - 1:
@@ -160,6 +161,7 @@ def _log_sum_exp(plan: FunctionPlan, node: ir.Node) -> View:
     source = plan.view(first_operand(node))
     if _reduced_axes(node, len(source.shape)) != [len(source.shape) - 1]:
         raise NotCompiledError(f"{queries.describe(node)} is over other axes than the last")
+    # The stage needs a place for the differences, which nothing reads.
     given, logarithm = plan.contiguous(source), new_view(source.shape)
     total = new_view((*source.shape[:-1], 1))
     plan.add(SoftmaxStage(given, logarithm, True, total), total)
@@ -184,6 +186,7 @@ def _pad(plan: FunctionPlan, node: ir.Node) -> View:
     if counts is None or not (known and constant and np.min(counts, initial=0) >= 0):
         raise NotCompiledError(f"{queries.describe(node)} pads otherwise than by constants")
     number = plan.number(0.0 if value is None else float(value.reshape(())))
+    # Fill the whole result, then overwrite its inside.
     result = inner = plan.copy(number.broadcast(plan.shape(node.outputs[0])))
     chosen = range(len(source.shape)) if axes is None else [int(axis) % len(source.shape) for axis in axes]
     for axis, before in zip(chosen, counts[: len(counts) // 2].tolist(), strict=True):

@@ -120,6 +120,7 @@ class FunctionPlan:
         """Fuse an operation into the first stage of its shape that has its operands; without one, add a stage."""
         shape = np.broadcast_shapes(*(view.shape for view in operands))
         given, result = [view.broadcast(shape) for view in operands], new_view(shape)
+        # The earliest stage that may have the operation is the last one that writes an operand.
         after = max((self._written.get(view.buffer, -1) for view in given), default=-1)
         for i in range(max(after, 0), len(self.stages)):
             stage = self.stages[i]
@@ -241,6 +242,7 @@ def places_of(stages: Sequence[Stage], external: Collection[Buffer]) -> tuple[di
             places[buffer] = place
             ends[buffer] = place + -(-buffer.size // LINE_NUMBERS) * LINE_NUMBERS
             total = max(total, ends[buffer])
+        # Free the places of buffers that no later stage reads; of one that none reads, at once.
         for buffer in [buffer for buffer in ends if last.get(buffer, i) <= i]:
             del ends[buffer]
     return places, total

@@ -82,6 +82,7 @@ def bound_rows(
     try:
         for stage in stages:
             states.add(stage)
+        # An output with rows would lack those left out; one without a known state may have rows.
         if any(states.states.get(buffer, RowState.ROWS).has_rows for buffer in outputs):
             return None
     except RowsMeetError:

@@ -157,6 +157,7 @@ class Conversion:
                 text.lines.append(f"  store {type_} {_integer(text, number)}, ptr {place}, align {size}")
                 return
             integer = text.value(f"load {type_}, ptr {place}, align {size}")
+            # Also of truth values: a true one is stored as 1 in 8 bits, which is positive.
             text.store(text.value(f"sitofp {type_} {integer} to float"), self.result.buffer.pointer, loop.index)
 
 
@@ -256,6 +257,7 @@ class Selection:
                 self._nest(text, shape[1:], [place.inner(text, loop.index) for place in places])
             return
         table, indices, elements = places
+        # Neighbors move in vectors if one index selects all of them.
         width = LANES if (table.step, indices.step, elements.step) == (1, 0, 1) else 1
         # If one index selects a whole row, it is read once, and the row moves in vectors.
         at_row = None if indices.step else self._start(text, table.start, indices.start)
