@@ -26,17 +26,17 @@ from .._utils.typing import MatrixLike
 from ..models import GraphModel
 from ..models.given import bare_model
 from .adaptation import adaptable_graph, adapters_of, save_adapter
+from .call import Call, together
 from .coefficients import coefficients_of, intercept_of, trained_estimator
 from .config import is_on
 from .describe import Description, describe
-from .examples import Call, together
 from .files import export_folder, load_state, read_checkpoint, training_onnx, write_artifacts
 from .fit import ONE_OUTPUT, Outputs, initialize, train
 from .fitted_state import FittedState, Recorded, best_validation_score, fine_tuning_columns
+from .outputs import OutputTask
 from .parameters import CallbackSupportMixin, Parameters, resolved
 from .pickling import cloned, restore_copy, state_of_copy
 from .predict import predicted
-from .tasks import OutputTask
 from .training_state import constants_of, load_training_state, training_state
 
 if TYPE_CHECKING:

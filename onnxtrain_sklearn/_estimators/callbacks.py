@@ -15,7 +15,7 @@ import numpy as np
 from .._data.inputs import Inputs
 from .._training.trainer import Trainer, Watcher
 from ..callbacks.base import ACTIVE, EPOCH, Callback, Hooked, Part, TaskContext, Values, has_hooks
-from .examples import Call
+from .call import Call
 from .fitted_state import FittedState
 from .parameters import Parameters, call_with_teardown, set_callbacks_of
 from .scoring import Measures, ScoredRows, Scoring, rows_of

@@ -31,16 +31,16 @@ from ..optimizers import BaseOptimizer
 from ..runtime import Runtime
 from ..schedules import Schedule
 from .base import BaseOrtGradient
+from .call import Call, together
 from .config import check_one_pass, is_on, trains_in_minibatches
-from .examples import Call, together
 from .fit import initialize, train
-from .parameters import CLASSIFIER, attributes
-from .predict import accuracy_of_labels, accuracy_of_several, by_label, decisions, has_one_label, typed_labels
-from .tasks import (
+from .outputs import (
     LabelTask,
     OutputTask,
     gives_probabilities,
 )
+from .parameters import CLASSIFIER, attributes
+from .predict import accuracy_of_labels, accuracy_of_several, by_label, decisions, has_one_label, typed_labels
 
 if TYPE_CHECKING:
     from typing_extensions import Self

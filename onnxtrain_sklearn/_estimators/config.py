@@ -197,6 +197,8 @@ class TrainingConfig:
             raise InvalidParameterError(
                 f"dropout_schedule has no effect with {kind}, which takes no minibatch steps. Set it to 'constant'."
             )
+        if self.drop_last and not settings.optimizer.takes_minibatches:
+            raise ValueError(f"drop_last has no effect with {kind}, which takes no minibatch steps. Set it to False.")
         if scheduled.decay and not hasattr(settings.optimizer, "weight_decay"):
             raise InvalidParameterError(
                 f"weight_decay_schedule multiplies the parameter weight_decay of the optimizer, which {kind} lacks. "

@@ -51,12 +51,11 @@ from ..losses import Loss
 from ..optimizers import SGD, Adam, AdamW, BaseOptimizer, Slot, resolve_optimizer
 from ..optimizers.options import OPTIONS
 from ..schedules import Progress, resolve_schedule
+from .call import Call
 from .config import TrainingConfig
-from .examples import Call
-from .fit import prepared
+from .fit import prepare
 from .fitted_state import FittedState
-from .heads import loss_of
-from .tasks import OutputTask
+from .outputs import OutputTask, loss_of
 from .training_state import constants_of, require_same_constants
 
 SCHEDULE_PARAMETERS = ("learning_rate", "weight_decay_schedule", "dropout_schedule")
@@ -178,7 +177,7 @@ def settings_of_step(state: FittedState) -> StepSettings:
 def untrained_state(estimator: Any, X: MatrixLike, y: MatrixLike) -> FittedState:
     """Return the state that a fit of a copy of ``estimator`` would begin from."""
     twin = clone(estimator)
-    return prepared(twin, Call(X, cast("ArrayLike", y)))[0]
+    return prepare(twin, Call(X, cast("ArrayLike", y)))[0]
 
 
 # Load weights by name, or the vectors of training graphs, that were trained elsewhere.

@@ -46,9 +46,9 @@ from ..exceptions import ModelError, instead_of, warn
 from ..finetuning import FineTuner
 from ..models import resolve_builder
 from ..models.given import bare_model, resolve_graph_model
-from .examples import Call, Examples, batches_for, validation_examples
+from .call import Call, Examples, FitContext
+from .examples import batches_for, validation_examples
 from .fitted_state import Columns, FittedState, sparse_inputs
-from .heads import Plan
 from .parameters import Parameters
 
 USED = {
@@ -189,7 +189,7 @@ def old_examples(estimator: Parameters, state: FittedState, call: Call, tuner: F
 
 
 def tuning_trainer(
-    plan: Plan,
+    context: FitContext,
     state: FittedState,
     settings: StepSettings,
     examples: Examples,
@@ -199,7 +199,7 @@ def tuning_trainer(
     validate: Callable[[], float] | None,
 ) -> Trainer:
     """Return the trainer that fine-tunes the parameters of ``state`` on ``rows``, and on the ``old`` rows if given."""
-    assert plan.tuner is not None
+    assert context.tuner is not None
     where = where_rows_meet(state.model, settings)
     if where is not None:
         raise ModelError(
@@ -227,11 +227,11 @@ def tuning_trainer(
         pieces = batches_for(state, old, every, min(len(every), OLD_PIECE), shuffle=False)
         old_rows = RowObjective(*searched_rows(state, settings, old.columns, pieces))
     damping = None
-    if not plan.head_names:
-        frozen = transformer_names(plan.estimator, state.source, state.fitted) - {*state.parameters.names}
+    if not context.head_names:
+        frozen = transformer_names(context.estimator, state.source, state.fitted) - {*state.parameters.names}
         damping = damping_of(state, examples, rows, frozen)
-    tuning = Tuning(plan.tuner, scores, state.rng, old_rows, plan.head_names, damping)
-    return FineTuningTrainer(tuning, plan.config.loop, step, searched, state.history, validate)
+    tuning = Tuning(context.tuner, scores, state.rng, old_rows, context.head_names, damping)
+    return FineTuningTrainer(tuning, context.config.loop, step, searched, state.history, validate)
 
 
 # Damp the weights of columns that are out of the range of a frozen scaler in the new rows.

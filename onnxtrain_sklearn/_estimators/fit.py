@@ -1,6 +1,6 @@
 """Run a call of ``fit`` or ``partial_fit``: prepare, train, then publish the result or roll back.
 
-:func:`prepared` does everything before the first step, in this order: ``config`` resolves the parameters, ``source``
+:func:`prepare` does everything before the first step, in this order: ``config`` resolves the parameters, ``source``
 finds or builds the graph, ``examples`` checks the data, ``heads`` chooses the head, ``starting_state`` makes the state
 and compares it with a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of ``_training``. If
 several outputs are trained, :class:`Outputs` holds the functions that differ. :func:`train` runs the loop;
@@ -38,13 +38,14 @@ from .._utils.cache import content
 from .._utils.errors import refusing
 from ..callbacks.base import State
 from ..exceptions import DivergenceError, warn
+from .call import Call, Examples, FitContext, Split
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
 from .config import TrainingConfig
 from .describe import announce
-from .examples import Call, Examples, TrainingRows, batches_for, ignoring, training_examples
+from .examples import batches_for, training_examples
 from .finetuning import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
-from .heads import HeadChoice, Plan, body_of, choose_head, gets_new_head, headed
+from .outputs import HeadChoice, choose_head, ignoring
 from .parameters import set_callbacks_of
 from .scoring import (
     Measures,
@@ -55,7 +56,7 @@ from .scoring import (
     validation,
     watches_loss,
 )
-from .source import built_for, known_source
+from .source import GraphSource, graph_source
 from .starting_state import compare_training, require_own_start, starting_state
 from .training_state import bytes_of, generator_of
 
@@ -74,7 +75,7 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
     transaction = Transaction(estimator, old)
     state, trainer = None, None
     try:
-        state, trainer = prepared(estimator, call)
+        state, trainer = prepare(estimator, call)
         if old is None and estimator.verbose:
             announce(estimator, state)
         transaction.begin_training(trainer, one_pass=call.one_pass)
@@ -99,7 +100,7 @@ def initialize(fitted: EstimatorT, call: Call) -> EstimatorT:
     estimator: Any = fitted
     transaction, state = Transaction(estimator, None), None
     try:
-        state, _ = prepared(estimator, call)
+        state, _ = prepare(estimator, call)
         if estimator.verbose:
             announce(estimator, state)
         transaction.publish(state)
@@ -115,7 +116,7 @@ class Outputs(NamedTuple):
     Attributes
     ----------
     source : function
-        Returns the graph if it is known before the data, and the description of a fitted model.
+        Returns the source of the graph.
     examples : function
         Returns the data as inputs of the graph, with targets and weights.
     head : function
@@ -129,20 +130,20 @@ class Outputs(NamedTuple):
         Returns the losses and heads of several outputs, for training graphs.
     """
 
-    source: Callable[[Any, FittedState | None, Any], tuple[TrainableModel | None, FittedModel | None]]
-    examples: Callable[[Any, Call, Any, FittedModel | None, FittedState | None], Examples]
-    head: Callable[[Plan, TrainableModel, Examples], HeadChoice]
-    require_own_start: Callable[[Plan, FittedState, HeadChoice, Examples], Sequence[np.ndarray]]
-    validation: Callable[[Plan, FittedState, Examples], tuple[ScoredRows | None, Callable[[], float] | None]]
+    source: Callable[[Any, FittedState | None, Any], GraphSource]
+    examples: Callable[[Any, Call, TrainableModel | None, FittedModel | None, FittedState | None], Examples]
+    head: Callable[[FitContext, TrainableModel, Examples], HeadChoice]
+    require_own_start: Callable[[FitContext, FittedState, HeadChoice, Examples], Sequence[np.ndarray]]
+    validation: Callable[[FitContext, FittedState, Examples], tuple[ScoredRows | None, Callable[[], float] | None]]
     exported: Callable[[Any, FittedState], tuple[OutputSource, ...]]
 
 
 ONE_OUTPUT = Outputs(
-    known_source, training_examples, choose_head, require_own_start, validation, exported=lambda estimator, state: ()
+    graph_source, training_examples, choose_head, require_own_start, validation, exported=lambda estimator, state: ()
 )
 
 
-def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
+def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     """Validate everything; return the state and the loop that will train it.
 
     No step is taken here. Objects shared with an earlier state stay unchanged until ``trainer_for`` makes the training
@@ -154,34 +155,41 @@ def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     outputs: Outputs = estimator._outputs()
     old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
 
-    # The graph, if it is known before the data: a given graph, or the graph of an earlier call.
-    body = body_of(estimator) if gets_new_head(estimator, old) else None
-    source, fitted = outputs.source(estimator, old, call.X) if body is None else (body.source, None)
-
-    # The data as inputs of the graph, with targets. A builder builds its graph for them.
-    examples = outputs.examples(estimator, call, source, fitted, old)
+    # The graph, if it is known before the data, and the data as its inputs, with targets.
+    source = outputs.source(estimator, old, call.X)
+    examples = outputs.examples(estimator, call, source.known, source.fitted, old)
     rng = generator_of(estimator, lambda: bytes_of(examples, call)) if old is None else old.rng
-    tuner = None if call.one_pass else tuner_of(estimator, fitted)
-    rows = TrainingRows(estimator, call, old, rng)
-    names: tuple[str, ...] = ()
-    if body is not None:
-        source, names = headed(body, examples)
-    if source is None:
-        rows.choose_scale(examples)
-        source, examples = built_for(estimator, call, examples, rows, rng)
+    tuner = None if call.one_pass else tuner_of(estimator, source.fitted)
+
+    # The graph for these data: a builder builds it now, and a new head is sized to the targets.
+    holds_out = estimator.early_stopping and call.validation is None and not call.one_pass
+    split = Split(float(estimator.validation_fraction) if holds_out else None, rng)
+    graph, examples = source.complete(config, call, examples, split, rng)
     if isinstance(examples.targets, SeveralTargets):
-        examples = replace(examples, targets=examples.targets.with_factors(rows.split(examples)[0]))
-    plan = Plan(estimator, call, config, old, rng, rows, fitted, tuner, body, names)
+        examples = replace(examples, targets=examples.targets.with_factors(split.of(examples)[0]))
+    context = FitContext(
+        estimator,
+        call,
+        config,
+        old,
+        rng,
+        split,
+        tuner,
+        fitted=source.fitted,
+        transformers_of=source.transformers_of,
+        head_names=source.head_names,
+        target_scale=source.target_scale,
+    )
 
     # The head, which follows the scores, and the state to train; its predictions must equal those of a given model.
-    chosen = outputs.head(plan, source, examples)
-    state, settings = starting_state(plan, chosen, examples)
-    scores = outputs.require_own_start(plan, state, chosen, examples)
+    chosen = outputs.head(context, graph, examples)
+    state, settings = starting_state(context, chosen, examples)
+    scores = outputs.require_own_start(context, state, chosen, examples)
     state.live.predictors.clear()  # they hold the current weights
 
-    # The loop, its minibatches and its step.
-    scored, validate = outputs.validation(plan, state, examples)
-    trainer = trainer_for(plan, state, settings, examples, scored, validate)
+    # The loop, its minibatches and its step. Compare the graph of the step with that of predictions last.
+    scored, validate = outputs.validation(context, state, examples)
+    trainer = trainer_for(context, state, settings, examples, scored, validate)
     compare_training(state, settings, examples, chosen.owns, scores, trainer)
     return state, trainer
 
@@ -190,7 +198,7 @@ def prepared(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
 
 
 def trainer_for(
-    plan: Plan,
+    context: FitContext,
     state: FittedState,
     settings: StepSettings,
     examples: Examples,
@@ -198,14 +206,14 @@ def trainer_for(
     validate: Callable[[], float] | None,
 ) -> Trainer:
     """Return the loop over the training rows; ``validate`` scores the validation rows ``scored``."""
-    estimator, config, call, tuner = plan.estimator, plan.config, plan.call, plan.tuner
-    rows, _ = plan.rows.split(examples)
+    estimator, config, call, tuner = context.estimator, context.config, context.call, context.tuner
+    rows, _ = context.split.of(examples)
     old = old_examples(estimator, state, call, tuner)
     settings = settings if old is None else ignoring(settings, old.targets)
 
     # Minibatches. Fine-tuning takes all rows, in pieces. Shuffle them first, because its cross-validation uses only the
     # first pieces.
-    rows = plan.rng.permutation(rows) if tuner else rows
+    rows = context.rng.permutation(rows) if tuner else rows
     limit = TUNED_PIECE if tuner else config.batch_size
     rows_meet = where_rows_meet(state.model, settings) is not None
     if rows_meet and isinstance(examples.targets, SeveralTargets):
@@ -218,7 +226,7 @@ def trainer_for(
 
     # The step, and the loop around it.
     if tuner is not None:
-        trainer = tuning_trainer(plan, state, settings, examples, rows, old, batches, validate)
+        trainer = tuning_trainer(context, state, settings, examples, rows, old, batches, validate)
     else:
         # The smallest and largest minibatch size that a reused step may have: calls of partial_fit may bring more or
         # fewer rows.
@@ -228,9 +236,9 @@ def trainer_for(
         # The engine "auto" chooses by the steps that a new training plans; it is likely to stop before max_iter. A call
         # that continues keeps its engine.
         loop, planned = config.loop, 0
-        if plan.old is None and not call.one_pass:
+        if context.old is None and not call.one_pass:
             planned = batches.steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))
-        step = prepare_step(state, settings, room, most, sparse, planned)
+        step = step_for(state, settings, room, most, sparse, planned)
         trainer = new_trainer(loop, step, batches, state.history, validate)
 
     # Observers: early stopping may watch the validation loss, callbacks may watch anything.
@@ -263,7 +271,7 @@ def _require_labels(outputs: Collection[str], targets: SeveralTargets, rows: np.
 
 
 @refusing("The graph cannot be trained")
-def prepare_step(
+def step_for(
     state: FittedState, settings: StepSettings, batch: int, limit: int, sparse: Collection[str] = (), steps: int = 0
 ) -> TrainingStep:
     """Return the step of a state; make a new one only if the existing one does not fit.

@@ -77,8 +77,7 @@ class FittedState:
     source : TrainableModel
         The graph with the loss placed before or after its final activation. All other forms are derived from it.
     activation : dict
-        The original ``activation`` of the model, from scores to output, to restore it for a later call with another
-        loss.
+        :attr:`TrainableModel.activation` of the graph before the loss was placed, to restore it for another loss.
     shapes : dict of str to tuple
         The shape of a row of each input, as in the data of the last call.
     frozen : dict of str to ndarray
@@ -106,7 +105,7 @@ class FittedState:
         Parameter buffers saved during training (``SnapshotEnsemble``), whose predictions are averaged. If empty,
         ``parameters`` are used.
     balanced : tuple of float or None
-        The weight of each class that ``class_weight="balanced"`` computed for the last fit.
+        The weight of each class that ``class_weight="balanced"`` computed from the data of the last fit.
     balanced_outputs : tuple of (tuple of float or None)
         The same for each of several outputs that are trained together.
     rows : int or None
@@ -117,7 +116,7 @@ class FittedState:
     choice : Choice or None
         The kind of the last step and the reason, for users; None without plain training.
     compared : str
-        Text for ``describe()``: which comparisons with a given file were made before the first step.
+        Text for ``describe()``: which comparisons with a given file were made before training.
     live : LiveSessions
         The caches, the only part that is not data.
     """
@@ -161,7 +160,7 @@ class FittedState:
         return self.live.form
 
     @property
-    def given(self) -> TrainableModel:
+    def original(self) -> TrainableModel:
         """``source`` with its original activation, because a later loss may read a value elsewhere in it."""
         return replace(self.source, **self.activation)
 
@@ -385,7 +384,7 @@ def _weights_at(state: RunOfMembers, buffer: np.ndarray) -> dict[str, np.ndarray
 
 
 def require_single_scores(state: RunOfMembers) -> None:
-    """Raise ValueError if snapshots of this model cannot be averaged."""
+    """Raise ValueError if the predictions of snapshots of this model cannot be averaged."""
     source, head = state.source, state.head
     reasons = {
         "its graph has several outputs": bool(head.parts),

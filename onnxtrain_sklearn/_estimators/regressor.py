@@ -25,12 +25,12 @@ from ..optimizers import BaseOptimizer
 from ..runtime import Runtime
 from ..schedules import Schedule
 from .base import BaseOrtGradient
+from .call import Call
 from .config import check_one_pass, trains_in_minibatches
-from .examples import Call
 from .fit import train
+from .outputs import NumberTask, OutputTask, takes_negative_numbers
 from .parameters import REGRESSOR, attributes
 from .predict import numbers_in_rows
-from .tasks import NumberTask, OutputTask, takes_negative_numbers
 
 if TYPE_CHECKING:
     from typing_extensions import Self

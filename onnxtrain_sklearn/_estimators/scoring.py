@@ -32,9 +32,10 @@ from .._training.validation_loss import SCORED_PIECE, ScoreLoss, weighted_mean
 from .._utils.typing import MatrixLike
 from ..callbacks.base import Part
 from ..exceptions import InvalidParameterError, ModelError, nearest
-from .examples import Call, Examples, ignoring, scaled_values, validation_examples
+from .call import Call, Examples, FitContext
+from .examples import scaled_values, validation_examples
 from .fitted_state import Columns, FittedState
-from .heads import Plan
+from .outputs import ignoring
 from .parameters import Parameters
 
 Scoring: TypeAlias = "str | Callable[..., float]"
@@ -358,11 +359,11 @@ class ScoredRows:
 
 
 def validation(
-    plan: Plan, state: FittedState, examples: Examples
+    context: FitContext, state: FittedState, examples: Examples
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
     """Return the rows to score and the function that scores the current parameters; both None without such rows."""
-    estimator, call = plan.estimator, plan.call
-    scored = _validation_rows(plan, state, examples)
+    estimator, call = context.estimator, context.call
+    scored = _validation_rows(context, state, examples)
     if scored is None:
         require_no_scoring(estimator, call)
         return None, None
@@ -372,10 +373,10 @@ def validation(
     return scored, own
 
 
-def _validation_rows(plan: Plan, state: FittedState, examples: Examples) -> ScoredRows | None:
+def _validation_rows(context: FitContext, state: FittedState, examples: Examples) -> ScoredRows | None:
     """Return the validation data of the call, else the rows of ``examples`` that are held out; None without any."""
-    estimator, call, given = plan.estimator, plan.call, plan.call.validation
-    held_out = plan.rows.split(examples)[1]
+    estimator, call, given = context.estimator, context.call, context.call.validation
+    held_out = context.split.of(examples)[1]
     if given is None:
         return None if held_out is None else scored_rows(state, examples, held_out, call)
     with faults_of_validation_data():

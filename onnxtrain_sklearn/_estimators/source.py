@@ -1,4 +1,8 @@
-"""Find or build the graph to train: a given graph, a fitted estimator's, a builder's, or an earlier call's."""
+"""Find or build the graph to train: a given graph, a fitted estimator's, a builder's, or an earlier call's.
+
+:func:`graph_source` returns a :class:`GraphSource`. Its ``known`` graph says how X is read; ``complete`` then returns
+the graph for the data: a builder builds it, and a new head is sized to the targets.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -15,7 +19,9 @@ import scipy.sparse as sp
 from sklearn.base import is_classifier
 
 from .._data.columns import InputData
+from .._data.target_scale import TargetScale, target_scale
 from .._fitted.fitted_model import FittedModel, holds_text, is_estimator
+from .._given.given_output import as_columns, require_own_features, run_graph
 from .._given.ml_files import is_fitted_graph, is_plain_graph_of_text
 from .._given.same_start import of_kind
 from .._importers.load import LABELS, given_graph, load
@@ -23,21 +29,25 @@ from .._ir.files import without_program
 from .._ir.limits import current_limits, require_within_limits
 from .._ir.opsets import readable
 from .._ir.protobuf import erase_initializers
-from .._ir.shapes import infer_declared
+from .._ir.shapes import infer_declared, infer_shapes
 from .._model.joined_outputs import join_outputs
 from .._model.modes import in_training_mode
+from .._model.new_head import SAME_TYPES, graph_of_features, types_of_head, with_head
 from .._model.trainable import TrainableModel, trainable_model
+from .._ort import devices
 from .._utils.cache import Cache, content, is_plain
 from .._utils.errors import ignores_float_errors, refusing
 from .._utils.typing import MatrixLike
 from ..exceptions import InvalidParameterError, ModelError, instead_of, nearest
+from ..finetuning import FineTuner
 from ..graph import GraphBuilder, operators_of
-from ..losses import LossSource
-from ..models import MODELS, Builder, ModelSource, keywords_of, resolve_builder
+from ..losses import LossSource, resolve_loss
+from ..models import MODELS, Builder, GraphModel, ModelSource, keywords_of, resolve_builder
 from ..models.base import BY_CHANNEL, BY_COLUMN, Draft, makes_drafts
 from ..models.given import resolve_graph_model
-from .config import require_own_kind
-from .examples import Call, Examples, TrainingRows, graph_inputs, scaled
+from .call import Call, Examples, Split
+from .config import TrainingConfig, require_own_kind
+from .examples import graph_inputs, scaled
 from .fitted_state import FittedState
 from .parameters import Parameters
 
@@ -57,7 +67,7 @@ def source_of(
     """Return the trainable form of the user's ``model``, and the description of a fitted model (None for others).
 
     ``has_text`` says whether the data have columns that are not numeric, ``joined`` whether the loss is computed on the
-    concatenation of all outputs of the graph, ``training_mode`` whether dropout and batch normalization are switched to
+    concatenation of all outputs of the graph, ``training_mode`` whether to set dropout and batch normalization to
     training mode; ``several`` names the outputs that are trained together.
     """
     model = without_program(model)
@@ -79,7 +89,7 @@ def source_of(
         )
     whole = given_graph(model)
     whole = in_training_mode(whole) if training_mode else whole
-    # Text is encoded outside the graph only if one output is trained; otherwise ``input_columns`` raises and says why.
+    # Only graphs with one trained output get text encoding; otherwise ``input_columns`` raises and says why.
     plain = is_plain_graph_of_text(whole, output) and (joined or bool(several))
     if (labels := whole.meta[LABELS]) or (is_fitted_graph(whole, output) and not plain):
         _require_one_output(several)
@@ -100,49 +110,137 @@ def _require_one_output(several: Sequence[str]) -> None:
         )
 
 
-def known_source(
-    estimator: Parameters, old: FittedState | None, X: MatrixLike
-) -> tuple[TrainableModel | None, FittedModel | None]:
-    """Return the graph if it is known before the data: given, or trained by an earlier call."""
+class GraphSource:
+    """The source of the graph to train: here, a graph that is known before the data.
+
+    Attributes
+    ----------
+    known : TrainableModel or None
+        The graph, or the part of it whose inputs are those of the data; None if a builder builds it for them.
+    fitted : FittedModel or None
+        The fitted scikit-learn model that is trained; None without one, or if it gets a new head.
+    transformers_of : FittedModel or None
+        The fitted model whose transformers the graph holds: ``fitted``, or the model that gets a new head.
+    head_names : tuple of str
+        The names of the weights of a new head; empty without one.
+    target_scale : TargetScale or None
+        The scale of the targets; a builder's graph learns scaled targets.
+    """
+
+    def __init__(
+        self, known: TrainableModel | None, fitted: FittedModel | None = None, scale: TargetScale | None = None
+    ) -> None:
+        self.known, self.fitted, self.transformers_of = known, fitted, fitted
+        self.head_names: tuple[str, ...] = ()
+        self.target_scale = scale
+
+    def complete(
+        self, config: TrainingConfig, call: Call, examples: Examples, split: Split, rng: np.random.RandomState
+    ) -> tuple[TrainableModel, Examples]:
+        """Return the graph for the data, and the data as its inputs."""
+        assert self.known is not None
+        return self.known, examples
+
+
+def graph_source(estimator: Parameters, old: FittedState | None, X: MatrixLike) -> GraphSource:
+    """Return the source of the graph of an estimator with one output, or of its earlier call."""
     if old is not None:
         if old.began is not None:
             old.began.require_same(estimator)
-        return old.given, old.fitted
+        return GraphSource(old.original, old.fitted, old.head.target_scale)
     if resolve_builder(estimator.model) is not None:
-        return None, None
-    given = resolve_graph_model(estimator.model)
+        return BuiltGraph(estimator)
+    given, tuner = resolve_graph_model(estimator.model), estimator.finetune
+    if isinstance(tuner, FineTuner):
+        tuner.validate()
+        if tuner.new_head:
+            return GraphWithNewHead(given)
     if is_estimator(given.graph):
         require_own_kind(estimator)
     joined = isinstance(estimator.loss, LossSource)
     text, mode = holds_text(X), given.training_mode
     found = source_of(given.graph, given.output, has_text=text, joined=joined, training_mode=mode)
-    return of_kind(found, classifies=is_classifier(estimator))
+    return GraphSource(*of_kind(found, classifies=is_classifier(estimator)))
 
 
-# Let a builder build the graph for the data of a call.
-#
-# The data are prepared before the graph exists, as float32 in their own shape. They are prepared again if the graph
-# expects another type, or flat rows in another shape.
+class GraphWithNewHead(GraphSource):
+    """A given model whose head is replaced by one for other classes or targets; the part upstream of it is kept."""
+
+    def __init__(self, given: GraphModel) -> None:
+        model, output = given.graph, given.output
+        whole = None if is_estimator(model) else given_graph(cast("bytes", model))
+        self._types = SAME_TYPES  # of the weights and of the output that the new head replaces
+        if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole, output)):
+            whole = infer_shapes(whole.clone())  # the final activation is recognized by the axes that it normalizes
+            graph, features = graph_of_features(whole, output)
+            super().__init__(replace(trainable_model(graph, features, foreign=True), reference=None))
+            self._types = types_of_head(whole, output)
+            return
+        source, fitted = source_of(model, None)
+        if fitted is not None and fitted.table is not None:
+            raise ModelError(
+                f"new_head=True needs a model that takes numbers, and {type(model).__name__} encodes text. Convert the "
+                f"table with its transformers first, and give only the model that reads their output."
+            )
+        final = next(v for v in source.model.graph.outputs if v.name == source.scores)
+        graph, features = graph_of_features(source.model, output, final)
+        super().__init__(trainable_model(graph, features))
+        self.transformers_of = fitted
+
+    def complete(
+        self, config: TrainingConfig, call: Call, examples: Examples, split: Split, rng: np.random.RandomState
+    ) -> tuple[TrainableModel, Examples]:
+        """Return the graph with a head for the targets."""
+        body = self.known
+        assert body is not None
+        rows = np.array([0, len(examples) - 1, 0])
+        found = run_graph(body.model, examples.columns, rows, devices.resolve_device())
+        require_own_features(body.model, body.output, body.parameters)
+        width = as_columns(found, body.output).shape[1]
+        graph, self.head_names = with_head(body.model, body.output, width, examples.targets.n_outputs, self._types)
+        return trainable_model(graph, foreign=self.transformers_of is None), examples
 
 
 NEEDS_ROWS = {"X", "y", "sample_weight"}
 """The keywords of a builder that depend on the split into training and validation rows."""
 
 
-def built_for(
-    estimator: Parameters, call: Call, examples: Examples, rows: TrainingRows, rng: np.random.RandomState
-) -> tuple[TrainableModel, Examples]:
-    """Return the graph that the builder of an estimator builds for the data, and the data as its input."""
-    builder = resolve_builder(estimator.model)
-    assert builder is not None
-    trained = None if NEEDS_ROWS.isdisjoint(keywords_of(builder)) else rows.split(examples)[0]
-    scale = scale_for(estimator, builder, examples, rows)
-    source = built_source(builder, scaled(examples, rows.scale), trained, rng, scale)
-    (column,) = examples.columns.values()
-    if column.matches(source.inputs[0]):
-        return source, replace(examples, columns={source.inputs[0].name: column})
-    columns = graph_inputs(estimator, call.X, source.inputs, None, reset=False)
-    return source, replace(examples, columns=columns)
+class BuiltGraph(GraphSource):
+    """A graph that a builder builds for the data.
+
+    The data are read before the graph exists, as float32 in their own shape. They are read again if the graph expects
+    another type, or flat rows in another shape.
+    """
+
+    def __init__(self, estimator: Parameters) -> None:
+        super().__init__(None)
+        self._estimator = estimator
+
+    def complete(
+        self, config: TrainingConfig, call: Call, examples: Examples, split: Split, rng: np.random.RandomState
+    ) -> tuple[TrainableModel, Examples]:
+        """Return the graph for the data, and the data as its input."""
+        builder, estimator, targets = config.builder, self._estimator, examples.targets
+        if getattr(estimator, "target_scaling", None) is not None and getattr(builder, "scales_targets", False):
+            loss = resolve_loss(estimator.loss)
+            loss.check_targets(targets.values)
+            rows, centered = split.of(examples)[0], getattr(builder, "fit_intercept", True)
+            self.target_scale = target_scale(loss.target_scaling, targets, rows, examples.weights, centered=centered)
+        trained = None if NEEDS_ROWS.isdisjoint(keywords_of(builder)) else split.of(examples)[0]
+        # Nothing is scaled in three cases:
+        # - A regressor trains in the units of ``y``.
+        # - The builder is the user's: its weights may suit the rows as they are.
+        # - A linear model has a penalty, whose meaning depends on the units.
+        kind = getattr(builder, "scales_rows", None)
+        in_units = targets.task == "regression" and self.target_scale is None
+        linear = kind != BY_CHANNEL and not np.size(getattr(builder, "hidden_layer_sizes", ()))
+        unscaled = kind is None or in_units or not is_plain(builder) or (config.alpha and linear)
+        scale = None if unscaled else scale_for(builder, examples, split.of(examples)[0])
+        source = built_source(builder, scaled(examples, self.target_scale), trained, rng, scale)
+        (column,) = examples.columns.values()
+        if column.matches(source.inputs[0]):
+            return source, replace(examples, columns={source.inputs[0].name: column})
+        return source, replace(examples, columns=graph_inputs(estimator, call.X, source.inputs, None, reset=False))
 
 
 def built_source(
@@ -194,7 +292,7 @@ def _form_of_source(builder: Builder, draft: Draft, scale: InputScale | None) ->
     with refusing("The graph that the builder builds is not valid"):
         whole = infer_declared(readable(proto))
     source = _source_built_by(builder, with_scaled_rows(whole, scale))
-    return source.with_weights(source.weights())  # as arrays in memory: a file is read anew each time
+    return source.with_weights(source.weights())  # keep arrays in memory: a file would be read anew each time
 
 
 def _source_built_by(builder: Builder, whole: ir.Model) -> TrainableModel:
@@ -259,25 +357,13 @@ class InputScale:
     divisor: np.ndarray
 
 
-def scale_for(estimator: Parameters, builder: Builder, examples: Examples, rows: TrainingRows) -> InputScale | None:
-    """Return the scale of the rows in the graph of a builder; None if they are not scaled."""
-    # Nothing is scaled in three cases:
-    # - A regressor trains in the units of ``y``.
-    # - The builder is the user's: its weights may suit the rows as they are.
-    # - A linear model has a penalty, whose meaning depends on the units.
-    unscaled = examples.targets.task == "regression" and rows.scale is None
-    kind = getattr(builder, "scales_rows", None)
-    if kind is None or unscaled or not is_plain(builder):
-        return None
-    linear = kind != BY_CHANNEL and not np.size(getattr(builder, "hidden_layer_sizes", ()))
-    if estimator.alpha and linear:
-        return None
-
+def scale_for(builder: Builder, examples: Examples, trained: np.ndarray) -> InputScale | None:
+    """Return the scale of the rows in the graph of a builder; None if no column of the ``trained`` rows is large."""
     # The sample of rows: evenly spaced, and in order, because they may be read from a file. Shares are their weights.
-    (column,) = examples.columns.values()
+    (column,), kind = examples.columns.values(), getattr(builder, "scales_rows", None)
     row_shape, n_numbers = column.shape[1:], math.prod(column.shape[1:])
     most = min(LOOKED_AT_ROWS, max(LEAST_ROWS, LOOKED_AT_NUMBERS // n_numbers))
-    trained = np.sort(rows.split(examples)[0])
+    trained = np.sort(trained)
     chosen = trained[:: max(1, -(-len(trained) // most))]
     shares = np.ones(len(chosen)) if examples.weights is None else examples.weights[chosen].astype(np.float64)
     if not column.is_sparse and len(chosen) * n_numbers <= _NUMBERS_AT_ONCE:

@@ -14,7 +14,7 @@ from .._data.batches import ArrayBatches
 from .._data.columns import warn_of_rounding
 from .._data.target_scale import require_in_range, warn_of_equal_targets
 from .._data.targets import SeveralTargets
-from .._fitted.fitted_model import FittedModel, sample_rows
+from .._fitted.fitted_model import sample_rows
 from .._given import same_start
 from .._given.file_as_given import FileCompared
 from .._given.given_output import OwnOutput, is_quantized
@@ -42,50 +42,43 @@ from ..losses import Loss
 from ..models.given import bare_model
 from ..optimizers import LBFGS
 from .adaptation import adapted
-from .examples import Examples, balanced_weights, graph_inputs, predictions_on, require_numbers, scaled_values
+from .call import Examples, FitContext
+from .examples import graph_inputs, predictions_on, require_numbers, scaled_values
 from .finetuning import tuned_names
 from .fitted_state import Columns, FittedState, LiveSessions, Start, sparse_inputs, trained_form
-from .heads import HeadChoice, Plan
-from .tasks import OutputTask
+from .outputs import HeadChoice, OutputTask, balanced_weights
 
 
-def starting_state(plan: Plan, chosen: HeadChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
+def starting_state(context: FitContext, chosen: HeadChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
     """Return the state, new with this head or the old one with the current parameters, and the settings of its step."""
-    estimator, old, columns = plan.estimator, plan.old, examples.columns
-    seen = chosen.seen
+    estimator, config, old, tuner = context.estimator, context.config, context.old, context.tuner
+    source = chosen.source
     if old is None and estimator.adapters is not None:
-        seen = adapted(estimator, seen, plan.rng)
-    settings = plan.config.with_graph(chosen.settings, seen)
-    if plan.config.drop_last and not settings.optimizer.takes_minibatches:
-        kind = type(settings.optimizer).__name__
-        raise ValueError(f"drop_last has no effect with {kind}, which takes no minibatch steps. Set it to False.")
-    trainable = plan.config.trainable
-    if plan.tuner is not None:
+        source = adapted(estimator, source, context.rng)
+    settings, trainable = config.with_graph(chosen.settings, source), config.trainable
+    if tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
-        fitted = plan.fitted if plan.body is None else plan.body.fitted
-        trainable = tuned_names(estimator, plan.tuner, seen, fitted, plan.head_names)
+        trainable = tuned_names(estimator, tuner, source, context.transformers_of, context.head_names)
     if isinstance(settings.loss, Loss):
-        plan.rows.require_same_units(settings.loss)
-    head = chosen.head if plan.rows.scale is None else replace(chosen.head, target_scale=plan.rows.scale)
+        context.require_same_units(settings.loss)
+    head = replace(chosen.head, target_scale=context.target_scale)
     if old is not None:
-        return _resumed_state(old, seen, head, settings, trainable, columns), settings
-    state = _new_state(chosen.source, seen, head, settings, trainable, columns, plan.rng, plan.fitted)
-    state.began = Start.by(estimator)
-    warn_of_doubtful(state.source, state.parameters.names, plan.config.trainable)
+        return _resumed_state(old, source, head, settings, trainable, examples.columns), settings
+    state = _new_state(context, chosen.original, source, head, settings, trainable, examples.columns)
+    warn_of_doubtful(state.source, state.parameters.names, config.trainable)
     return state, settings
 
 
 def _new_state(
-    given: TrainableModel,
+    context: FitContext,
+    original: TrainableModel,
     source: TrainableModel,
     head: Head,
     settings: StepSettings,
     trainable: Trainable,
     columns: Columns,
-    rng: np.random.RandomState,
-    fitted: FittedModel | None,
 ) -> FittedState:
-    """Return a new state from the weights of ``source``, which is ``given`` with its ``scores`` chosen for the loss."""
+    """Return a new state from the weights of ``source``: ``original`` with its ``scores`` chosen for the loss."""
     source, names = selected(source if source.reference is None else replace(source, reference=None), trainable)
     weights, shapes = source.weights(), _shapes(source, columns)
     sparse = sparse_inputs(columns, every=settings.lazy_rows)
@@ -93,17 +86,18 @@ def _new_state(
     parameters, frozen = _divided(model, names, weights, settings)
     return FittedState(
         source=source,
-        activation=given.activation,
+        activation=original.activation,
         shapes=shapes,
         frozen=frozen,
         parameters=parameters,
         head=head,
-        rng=rng,
+        rng=context.rng,
         device=settings.device,
         session_options=settings.session_options,
         engine=settings.engine,
         seed=settings.seed,
-        fitted=fitted,
+        fitted=context.fitted,
+        began=Start.by(context.estimator),
         live=LiveSessions(form=model),
     )
 
@@ -142,7 +136,7 @@ def _resumed_state(
 def _divided(
     model: TrainableModel, names: Sequence[str], weights: Mapping[str, np.ndarray], settings: StepSettings
 ) -> tuple[FlatParameters, dict[str, np.ndarray]]:
-    """Return the numbers that training changes (parameters ``names``, running statistics), and the frozen rest."""
+    """Return the trained parameters ``names`` with the running statistics, and the frozen rest."""
     trained, moved = ({name: weights[name] for name in group} for group in (names, model.running_statistics))
     averages = settings.ema_decay is not None
     parameters = FlatParameters(trained, model.dtype, moved, settings.factors, averages=averages)
@@ -160,42 +154,44 @@ def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ..
 _GIVE = "Otherwise give another model, or none: a network is trained then."
 
 
-def require_own_start(plan: Plan, state: FittedState, chosen: HeadChoice, examples: Examples) -> Sequence[np.ndarray]:
+def require_own_start(
+    context: FitContext, state: FittedState, chosen: HeadChoice, examples: Examples
+) -> Sequence[np.ndarray]:
     """Raise if predictions of the untrained estimator differ from the given model's, or if it cannot take the data.
 
     Return the scores of a given graph for some rows; nothing for other models.
     """
-    task: OutputTask = plan.estimator._task()
-    state.balanced = balanced_weights(task, plan.call.sample_weight, examples.targets)
+    task: OutputTask = context.estimator._task()
+    state.balanced = balanced_weights(task, context.call.sample_weight, examples.targets)
     (own,), columns, scores = chosen.owns, examples.columns, []
     if own is not None:
         predictor = state.plain_predictor()
-        scores = [same_start.require_own_start(own, chosen.seen, state.head, predictor, columns, state.device)]
-    _require_equal_start(plan, state, examples)
+        scores = [same_start.require_own_start(own, chosen.source, state.head, predictor, columns, state.device)]
+    _require_equal_start(context, state, examples)
 
     # Raise or warn for values that the model cannot take, or that its type rounds.
-    require_numbers(plan.estimator, state, columns)
+    require_numbers(context.estimator, state, columns)
     if examples.targets.task == "regression":
-        warn_of_rounding(plan.call.y, state.model.dtype, "y")
-        if plan.rows.scale is not None:
-            require_in_range(plan.rows.scale, examples.targets.values, state.model.dtype)
-            warn_of_equal_targets(plan.rows.scale, examples.targets.values, state.model.dtype)
+        warn_of_rounding(context.call.y, state.model.dtype, "y")
+        if context.target_scale is not None:
+            require_in_range(context.target_scale, examples.targets.values, state.model.dtype)
+            warn_of_equal_targets(context.target_scale, examples.targets.values, state.model.dtype)
 
     # set after the comparison, which needs unclipped predictions
-    state.head = with_attributes(state.head, target_range=plan.rows.target_range(examples))
+    state.head = with_attributes(state.head, target_range=context.target_range(examples))
     return scores
 
 
-def _require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> None:
+def _require_equal_start(context: FitContext, state: FittedState, examples: Examples) -> None:
     """Raise if the graph of a fitted model predicts otherwise than the model; keep rows for later comparisons."""
     fitted = state.fitted
-    if plan.old is not None or fitted is None:
+    if context.old is not None or fitted is None:
         return
     if isinstance(fitted, FittedFile):
         columns = examples.columns
-        if fitted.table is not None:  # training reads encoded columns, the file reads X
-            columns = graph_inputs(plan.estimator, plan.call.X, state.source.inputs, fitted, reset=False)
-        state.fitted = started(fitted, bare_model(plan.estimator.model), columns, state.predictions)
+        if fitted.table is not None:  # training uses encoded columns, so encode X again for the file
+            columns = graph_inputs(context.estimator, context.call.X, state.source.inputs, fitted, reset=False)
+        state.fitted = started(fitted, bare_model(context.estimator.model), columns, state.predictions)
         return
     from .._fitted.corrections import where_float32_is_coarse
     from .._fitted.equivalence import (
@@ -203,11 +199,11 @@ def _require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> 
         tied_rows,
     )
 
-    X, splits_words = plan.call.X, fitted.table is not None and fitted.table.splits_words
+    X, splits_words = context.call.X, fitted.table is not None and fitted.table.splits_words
     rows = X if splits_words else sample_rows(X)  # words may differ in every row
     what = "It is refused, because training would begin from another model: its ONNX form"
-    found = predictions_on(plan.estimator, state, rows)
-    model: Any = bare_model(plan.estimator.model)
+    found = predictions_on(context.estimator, state, rows)
+    model: Any = bare_model(context.estimator.model)
     share, step = tied_rows(model, rows)
     ties = f"{share:.0%} of the rows have training points at equal distances where n_neighbors of {step} ends"
     whole = "models of neighbors within a radius count all of them."
@@ -231,16 +227,16 @@ def _require_equal_start(plan: Plan, state: FittedState, examples: Examples) -> 
 # Check that the training graph and the predicting graph of a given file give the same loss.
 #
 # Each is made from the given graph separately: the training graph gets a fixed minibatch size, the loss, perhaps
-# another opset, and is differentiated. Before the first step, compute the loss of some rows by both graphs.
+# another opset, and is differentiated. So compute the loss of some rows by both graphs before the first step.
 
 
 NEAR = 1e-3
-"""Tolerance of the scores, relative to the largest; the tolerance of the loss follows (see :func:`_allowed`)."""
+"""Tolerance of the scores, relative to the largest; the tolerance of the loss follows from it."""
 
 Scores = Sequence[np.ndarray]
 
 _of_programs: WeakKeyDictionary[PassProgram, FileCompared] = WeakKeyDictionary()
-"""The result of the comparison by program, which fits of an equal structure share."""
+"""The cached result of the comparison by program, which fits of an equal structure share."""
 
 
 def _of_both(file: FileCompared, training: FileCompared) -> str:

@@ -45,7 +45,7 @@ from ..exceptions import ModelError, nearest
 from ..models.given import resolve_graph_model
 from ..optimizers import resolve_optimizer
 from ..schedules import Progress, Restarts
-from .examples import Call, Examples
+from .call import Call, Examples
 from .fitted_state import FittedState, require_single_scores
 from .parameters import Parameters, set_callbacks_of
 from .scoring import ScoredRows

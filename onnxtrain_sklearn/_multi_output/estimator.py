@@ -15,16 +15,14 @@ from .._data.held_out import r2_of_maps
 from .._data.inputs import prediction_type
 from .._data.targets import checked_weights, rows_that_count
 from .._estimators.base import GraphEstimator
+from .._estimators.call import Call, together
 from .._estimators.config import check_one_pass, is_on, trains_in_minibatches
-from .._estimators.examples import Call, graph_inputs, together
+from .._estimators.examples import graph_inputs
 from .._estimators.fit import Outputs, initialize, train
+from .._estimators.outputs import OutputTask, links_classes
 from .._estimators.parameters import Parameters, output_attributes
 from .._estimators.predict import accuracy_of_several, by_label, decisions, has_one_label, numbers_in_rows, typed_labels
 from .._estimators.scoring import numbers_of_outputs, rows_of
-from .._estimators.tasks import (
-    OutputTask,
-    links_classes,
-)
 from .._inference.graph import Head, OutputOptions
 from .._utils.params import documented
 from .._utils.typing import MatrixLike

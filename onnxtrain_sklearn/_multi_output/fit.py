@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,24 +29,24 @@ from .._data.targets import (
     spread,
 )
 from .._estimators.base import BaseOrtGradient
+from .._estimators.call import Call, Examples, FitContext
 from .._estimators.classifier import OrtGradientClassifier
-from .._estimators.config import (
-    check_estimator_parameters,
-)
-from .._estimators.examples import (
-    Call,
-    Examples,
+from .._estimators.config import check_estimator_parameters
+from .._estimators.examples import graph_inputs
+from .._estimators.files import exported_class_weights, settings_of_step
+from .._estimators.fit import Outputs
+from .._estimators.fitted_state import FittedState
+from .._estimators.outputs import (
+    HeadChoice,
+    OutputChoice,
+    OutputTask,
     balanced_weights,
-    graph_inputs,
+    choose_output,
     require_known_labels,
     takes_positions,
     trained_positions,
     weighted_targets,
 )
-from .._estimators.files import exported_class_weights, settings_of_step
-from .._estimators.fit import Outputs
-from .._estimators.fitted_state import Columns, FittedState
-from .._estimators.heads import HeadChoice, Plan, head_for, of_whole_rows, places_of_labels
 from .._estimators.parameters import CLASSIFIER, SHARED, Parameters
 from .._estimators.regressor import OrtGradientRegressor
 from .._estimators.scoring import (
@@ -58,17 +58,14 @@ from .._estimators.scoring import (
     score_by,
     scored_rows,
 )
-from .._estimators.source import source_of
-from .._estimators.tasks import OutputTask
+from .._estimators.source import GraphSource, source_of
 from .._export.source import OutputSource
 from .._fitted.fitted_model import is_estimator, listed
-from .._given.given_output import OwnOutput, own_output, settled
 from .._given.same_start import require_own_start
 from .._inference.graph import Head, inference_model
 from .._inference.predictor import Predictor
 from .._model.links import Task
 from .._model.trainable import TrainableModel, with_outputs_of
-from .._ort.devices import Device
 from .._training.step_parts import OutputLoss, TotalLoss
 from .._utils.params import Instance, OneOf, Parameter
 from .._utils.typing import MatrixLike
@@ -117,8 +114,8 @@ by the weights of that epoch. It needs validation data: ``early_stopping=True``,
 def several_outputs(tasks: Tasks) -> Outputs:
     """Return the steps of a preparation for outputs that learn these tasks."""
     return Outputs(
-        source=lambda estimator, old, X: (_known_outputs(estimator, old, tasks), None),
-        examples=lambda estimator, call, source, fitted, old: several_examples(estimator, tasks, call, source, old),
+        source=lambda estimator, old, X: GraphSource(_known_outputs(estimator, old, tasks)),
+        examples=lambda estimator, call, graph, fitted, old: several_examples(estimator, tasks, call, graph, old),
         head=partial(choose_heads, tasks),
         require_own_start=partial(require_own_starts, tasks),
         validation=partial(validation_of_outputs, tasks),
@@ -138,7 +135,7 @@ def _known_outputs(estimator: Parameters, old: FittedState | None, tasks: Tasks)
                 f"loss was changed from the outputs {list(earlier)} to {list(names)}, but warm_start and partial_fit "
                 f"go on training those of the first call. Give a loss for each of them, in that order."
             )
-        return old.given
+        return old.original
     given = resolve_graph_model(estimator.model)
     model = given.graph
     if is_estimator(model) or resolve_builder(model) is not None:
@@ -153,80 +150,46 @@ def _known_outputs(estimator: Parameters, old: FittedState | None, tasks: Tasks)
 # Chooses the heads of several outputs, one after the other as that of a single one, and the settings of the step.
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The choice for one output: the model with its form settled, that with the loss placed, the head, its numbers."""
-
-    source: TrainableModel
-    seen: TrainableModel
-    head: Head
-    own: OwnOutput | None
-
-
-def choose_heads(tasks: Tasks, plan: Plan, source: TrainableModel, examples: Examples) -> HeadChoice:
+def choose_heads(tasks: Tasks, context: FitContext, graph: TrainableModel, examples: Examples) -> HeadChoice:
     """Return the heads as one, and the output of the given graph for each of them on some rows of the data."""
-    estimator, config, old = plan.estimator, plan.config, plan.old
-    device = config.device
-    targets, views, parts = examples.targets, source.views, list[_Part]()
+    estimator, config, old, targets = context.estimator, context.config, context.old, examples.targets
     assert isinstance(targets, SeveralTargets)
-    heads = [None] * len(views) if old is None else old.head.parts
-    whole = source
-    for (name, task), view, head, own in zip(tasks.items(), views, heads, targets.parts, strict=True):
+    heads = [None] * len(tasks) if old is None else old.head.parts
+    given = bare_model(estimator.model) if old is None else None
+    weights, model = loss_weights(estimator), graph.model
+    parts, losses = list[OutputChoice](), list[OutputLoss]()
+    for (name, task), view, head, own in zip(tasks.items(), graph.views, heads, targets.parts, strict=True):
         with naming(name):
-            view = replace(view, model=whole.model)
-            parts.append(_chosen_part(estimator, task, view, head, own, examples.columns, device))
-        whole = parts[-1].source
-    joined = Head("regression", "identity", targets.n_outputs, parts=tuple(part.head for part in parts))
-    model = replace(source, model=whole.model)
-    seed = int(plan.rng.randint(2**31 - 1)) if old is None else old.seed
-    total = TotalLoss(_losses_of_parts(estimator, tasks, parts, targets), targets.has_factors)
-    settings = config.with_head(total, joined, seed)
-    given, seen = ([getattr(part, which) for part in parts] for which in ("source", "seen"))
-    owns = tuple(part.own for part in parts)
-    return HeadChoice(with_outputs_of(model, given), with_outputs_of(model, seen), joined, settings, owns)
-
-
-def _chosen_part(
-    estimator: Parameters,
-    task: OutputTask,
-    view: TrainableModel,
-    head: Head | None,
-    targets: Targets,
-    columns: Columns,
-    device: Device,
-) -> _Part:
-    loss: Any = task.loss
-    loss.check_targets(targets.values)
-    own = own_output(bare_model(estimator.model), view, columns, device) if head is None else None
-    positions = places_of_labels(task, head, view, own, targets)
-    if own is None:
-        assert head is not None
-        return _Part(view, *head_for(view, loss, targets, head.n_outputs, positions), None)
-    own = own.at(positions) if positions is not None else of_whole_rows(own, targets)
-    view, n_columns = settled(view, own, task.output_kind, classifies=task.classifies)
-    return _Part(view, *head_for(view, loss, targets, n_columns, positions), own)
-
-
-def _losses_of_parts(
-    estimator: Parameters, tasks: Tasks, parts: list[_Part], targets: SeveralTargets
-) -> tuple[OutputLoss, ...]:
-    weights, found = loss_weights(estimator), []
-    for (name, task), part, own in zip(tasks.items(), parts, targets.parts, strict=True):
-        head, places, loss = part.head, trained_positions(part.head, own), task.loss
-        at_places = () if places is None else (places.axes, places.shape, places.label_weights)
-        more = head.task, head.link, head.n_outputs, head.groups, weights[name]
-        found.append(OutputLoss(name, loss, *more, *at_places, ignores=own.lacks_labels))  # type: ignore[misc]
-    return tuple(found)
+            view, loss = replace(view, model=model), cast("Loss", task.loss)
+            columns, device = examples.columns, config.device
+            part = choose_output(task, loss, view, own, columns, device, given=given, old=head)
+        parts.append(part)
+        model = part.original.model  # choosing a head may add an inverse link to the graph
+        positions = trained_positions(part.head, own)
+        at_positions = () if positions is None else (positions.axes, positions.shape, positions.label_weights)
+        more = part.head.task, part.head.link, part.head.n_outputs, part.head.groups, weights[name]
+        losses.append(OutputLoss(name, loss, *more, *at_positions, ignores=own.lacks_labels))  # type: ignore[misc]
+    whole = replace(graph, model=model)
+    head = Head("regression", "identity", targets.n_outputs, parts=tuple(part.head for part in parts))
+    seed = int(context.rng.randint(2**31 - 1)) if old is None else old.seed
+    settings = config.with_head(TotalLoss(tuple(losses), targets.has_factors), head, seed)
+    return HeadChoice(
+        with_outputs_of(whole, [part.original for part in parts]),
+        with_outputs_of(whole, [part.source for part in parts]),
+        head,
+        settings,
+        tuple(part.own for part in parts),
+    )
 
 
 def require_own_starts(
-    tasks: Tasks, plan: Plan, state: FittedState, chosen: HeadChoice, examples: Examples
+    tasks: Tasks, context: FitContext, state: FittedState, chosen: HeadChoice, examples: Examples
 ) -> list[np.ndarray]:
     """Raise if the untrained estimator does not predict what the given graph does, output by output.
 
     Return the scores of the rows that all outputs have in common.
     """
-    state.balanced_outputs = balanced_outputs(tasks, plan.call, examples)
+    state.balanced_outputs = balanced_outputs(tasks, context.call, examples)
     owns, columns, scores = chosen.owns, examples.columns, []
     rows = min((own.rows for own in owns if own is not None), key=len, default=np.empty(0, np.int64))
     for view, deployed, head, own in zip(state.source.views, state.deployed.views, state.head.parts, owns, strict=True):
@@ -236,7 +199,7 @@ def require_own_starts(
             found = require_own_start(own, view, head, predictor, columns, state.device)
             same = len(rows) == len(found)
             scores.append(found if same else predictor.run(columns, rows, output=-1))
-    for head, (name, y) in zip(state.head.parts, by_output(plan.call.y, tasks, "y").items(), strict=True):
+    for head, (name, y) in zip(state.head.parts, by_output(context.call.y, tasks, "y").items(), strict=True):
         if head.task == "regression":
             warn_of_rounding(y, state.model.dtype, f"y[{name!r}]")
     return scores
@@ -246,16 +209,16 @@ def require_own_starts(
 
 
 def validation_of_outputs(
-    tasks: Tasks, plan: Plan, state: FittedState, examples: Examples
+    tasks: Tasks, context: FitContext, state: FittedState, examples: Examples
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
     """Return the rows to score and the function that scores the current parameters; both None without such rows."""
-    scored = _validation_rows(plan, state, tasks, examples)
-    return scored, _score_of_outputs(plan.estimator, tasks, state, scored, plan.call)
+    scored = _validation_rows(context, state, tasks, examples)
+    return scored, _score_of_outputs(context.estimator, tasks, state, scored, context.call)
 
 
-def _validation_rows(plan: Plan, state: FittedState, tasks: Tasks, examples: Examples) -> ScoredRows | None:
+def _validation_rows(context: FitContext, state: FittedState, tasks: Tasks, examples: Examples) -> ScoredRows | None:
     """Return the validation data of the call, else the rows that are held out; None without any."""
-    estimator, call, held_out = plan.estimator, plan.call, plan.rows.split(examples)[1]
+    estimator, call, held_out = context.estimator, context.call, context.split.of(examples)[1]
     if call.validation is not None:
         given, data = _given_examples(estimator, tasks, state, examples, call), call.validation[:2]
         found = rows_to_score(state, given, np.arange(len(given)), lambda: data)
@@ -444,16 +407,17 @@ Tasks = Mapping[str, OutputTask]
 
 
 def several_examples(
-    estimator: Parameters, tasks: Tasks, call: Call, source: TrainableModel, old: FittedState | None
+    estimator: Parameters, tasks: Tasks, call: Call, graph: TrainableModel | None, old: FittedState | None
 ) -> Examples:
     """Return the examples of a call; the factors of the targets are yet to be made, for the rows to train on."""
-    columns = graph_inputs(estimator, call.X, source.inputs, None, reset=old is None)
+    assert graph is not None
+    columns = graph_inputs(estimator, call.X, graph.inputs, None, reset=old is None)
     n_rows, y = len(next(iter(columns.values()))), by_output(call.y, tasks, "y")
     _require_outputs_with_labels(call.classes, tasks)
     weights, known = weights_by_output(call.sample_weight, tasks), dict[str, Any](call.classes or {})  # type: ignore[arg-type]
     heads = dict(zip(tasks, [None] * len(tasks) if old is None else old.head.parts, strict=True))
     found = []
-    for view, (name, task) in zip(source.views, tasks.items(), strict=True):
+    for view, (name, task) in zip(graph.views, tasks.items(), strict=True):
         with naming(name):
             head, classes = heads[name], known.get(name)
             at_positions = head is None and takes_positions(task, view, y[name])

@@ -17,7 +17,7 @@ from onnxtrain_sklearn import (
 from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._data.targets import Targets
 from onnxtrain_sklearn._estimators import source as module
-from onnxtrain_sklearn._estimators.examples import Examples
+from onnxtrain_sklearn._estimators.call import Examples
 from onnxtrain_sklearn._estimators.source import built_source
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.queries import structure

@@ -15,7 +15,6 @@ from sklearn.neural_network import MLPRegressor
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data.batches import ArrayBatches
-from onnxtrain_sklearn._estimators.examples import TrainingRows
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.schedules import Cosine
 from tests.helpers.data import blobs, line
@@ -263,22 +262,20 @@ def test_validation_weights_count():
     assert_allclose(estimator.validation_scores_[-1], expected, rtol=1e-12)
 
 
-def test_a_split_for_early_stopping_is_held_out_and_stratified(monkeypatch):
+def test_a_split_for_early_stopping_is_held_out_and_stratified():
     X, y = blobs(200)
     y[:] = (np.arange(200) % 10 == 0).astype(int)
-    seen = {}
-    original = TrainingRows.split
+    held_out = []
 
-    def split(self, *args, **kwargs):
-        seen["rows"], seen["held"] = original(self, *args, **kwargs)
-        return seen["rows"], seen["held"]
+    def accuracy(estimator, X, y):
+        held_out[:] = X, y
+        return accuracy_score(y, estimator.predict(X))
 
-    monkeypatch.setattr(TrainingRows, "split", split)
-    estimator = small(early_stopping=True, validation_fraction=0.2, max_iter=20, n_iter_no_change=3, tol=1e-4).fit(X, y)
-    assert len(seen["held"]) == 40
-    assert y[seen["held"]].sum() == 4
-    assert not set(seen["held"]) & set(seen["rows"])
-    assert estimator.score(X[seen["held"]], y[seen["held"]]) == estimator.best_validation_score_
+    settings = {"early_stopping": True, "validation_fraction": 0.2, "max_iter": 20, "n_iter_no_change": 3, "tol": 1e-4}
+    estimator = small(scoring=accuracy, **settings).fit(X, y)
+    assert len(held_out[1]) == 40
+    assert held_out[1].sum() == 4
+    assert estimator.score(*held_out) == estimator.best_validation_score_
     assert estimator.t_ == 160 * estimator.n_iter_
 
 

@@ -22,8 +22,8 @@ from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradi
 from onnxtrain_sklearn._anchored_search.objective import OutputWeights, anchors, no_output_weights
 from onnxtrain_sklearn._anchored_search.search import Candidate, Paths, metric, shares
 from onnxtrain_sklearn._anchored_search.tuning_trainer import FineTuningTrainer
-from onnxtrain_sklearn._estimators.examples import Call
-from onnxtrain_sklearn._estimators.fit import prepared
+from onnxtrain_sklearn._estimators.call import Call
+from onnxtrain_sklearn._estimators.fit import prepare
 from tests.helpers.environment import each_engine
 
 X, Y = load_diabetes(return_X_y=True)
@@ -40,7 +40,7 @@ def ridge():
 
 def trainer_of(model, y=Y[NEW], **settings) -> FineTuningTrainer:
     estimator = OrtGradientRegressor(model, random_state=0, **settings)
-    trainer = prepared(estimator, Call(X[NEW], y))[1]
+    trainer = prepare(estimator, Call(X[NEW], y))[1]
     assert isinstance(trainer, FineTuningTrainer)
     return trainer
 
@@ -149,7 +149,7 @@ def test_a_column_in_other_units_counts_by_its_square():
     plain = trainer_of(old)
     rows[:, 2] *= 1000.0
     old.coef_[2] /= 1000.0
-    other = prepared(OrtGradientRegressor(old, random_state=0), Call(rows, Y[NEW]))[1]
+    other = prepare(OrtGradientRegressor(old, random_state=0), Call(rows, Y[NEW]))[1]
     first, second = (
         metric(one._objective, one._vector.astype(float), np.random.RandomState(0))[:10] for one in (plain, other)
     )

@@ -7,9 +7,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators.examples import Call
+from onnxtrain_sklearn._estimators.call import Call
 from onnxtrain_sklearn._estimators.finetuning import TUNED_PIECE
-from onnxtrain_sklearn._estimators.fit import prepared
+from onnxtrain_sklearn._estimators.fit import prepare
 from tests.helpers.environment import each_engine
 from tests.helpers.graphs import model
 
@@ -49,5 +49,5 @@ def test_equal_maps_leave_model_unchanged():
 def test_targets_of_several_pieces_of_the_data_are_those_of_the_rows():
     y = np.arange(2 * TUNED_PIECE, dtype=np.float64)
     estimator = OrtGradientRegressor(model(x="float[N, 3] X"), finetune=FineTuner(), random_state=0)
-    objective = prepared(estimator, Call(np.eye(3, dtype=np.float32)[y.astype(int) % 3], y))[1]._objective
+    objective = prepare(estimator, Call(np.eye(3, dtype=np.float32)[y.astype(int) % 3], y))[1]._objective
     assert_array_equal(objective.targets(), y[objective.rows])

@@ -34,7 +34,7 @@ from onnxtrain_sklearn import (
 )  # fmt: skip
 from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._data.targets import Targets
-from onnxtrain_sklearn._estimators.examples import Examples
+from onnxtrain_sklearn._estimators.call import Examples
 from onnxtrain_sklearn._estimators.source import built_source
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.queries import structure

@@ -1,0 +1,511 @@
+"""What an output of the graph learns (:class:`OutputTask`), and how its scores become predictions (``Head``).
+
+A task is made of the parameters of an estimator: labels or numbers, how ``y`` is encoded, how predictions are scored.
+If several outputs are trained, each has a task. The loss, the targets and the number of scores then determine the head:
+task, link, labels. A given graph is run first, to learn whether its output holds scores, probabilities or logarithms.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import ArrayLike
+
+from .._data.held_out import accuracy, r2_of_rows
+from .._data.targets import (
+    Classes,
+    Targets,
+    checked_weights,
+    counted_targets,
+    filled_labels,
+    given_weights,
+    ignored_in,
+    label_array,
+    labels_of,
+    position_targets,
+    regression_targets,
+    require_labels,
+    row_weights,
+    rows_with_labels,
+    validation_accuracy,
+    weighted_positions,
+    weights_of_classes,
+    weights_of_counted,
+)
+from .._fitted.fitted_model import FittedModel
+from .._given.given_output import (
+    OwnOutput,
+    as_columns,
+    own_output,
+    require_column_shape,
+    require_target_shape,
+    run_graph,
+    settled,
+)
+from .._inference.graph import Head
+from .._model.links import Link, Task
+from .._model.score_axes import Positions
+from .._model.trainable import TrainableModel
+from .._ort.devices import Device
+from .._training.loss_graph import n_classes_of
+from .._training.step_parts import StepSettings, TrainedPositions
+from .._utils.cache import with_attributes
+from .._utils.typing import ClassWeight
+from ..exceptions import warn
+from ..losses import LOSSES, Loss, resolve_loss
+from ..models.given import bare_model
+from .call import Examples, FitContext
+from .fitted_state import Columns, FittedState
+from .parameters import Parameters
+
+IGNORED_BY_DEFAULT = -100
+"""The ``ignore_label`` of PyTorch, which nobody may have chosen."""
+
+
+@dataclass(frozen=True, eq=False)
+class OutputTask(ABC):
+    """What one output learns.
+
+    Attributes
+    ----------
+    loss : str, Loss or block
+        As the estimator was given it.
+    output_kind : str
+        What the output of a given graph holds.
+    class_axis : int or str
+    ignore_label : int, float, str or None
+    class_weight : dict, list of dicts, "balanced" or None
+        Those of labels; for numbers the values that change nothing.
+    """
+
+    loss: Any
+    output_kind: str
+    class_axis: int | str = "auto"
+    ignore_label: int | float | str | None = None
+    class_weight: ClassWeight = None
+
+    classifies: ClassVar[bool]
+    default_loss: ClassVar[str]
+    """The default loss: with a fitted model, the loss of that model replaces it."""
+
+    @abstractmethod
+    def encode(self, y: ArrayLike, classes: Classes) -> Targets:
+        """Return the targets as numbers; ``classes`` are the classes already known."""
+
+    @abstractmethod
+    def score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+        """Return the score of predictions of validation rows."""
+
+
+class LabelTask(OutputTask):
+    """Labels: one a row, several a row, or one at each position of a row."""
+
+    classifies = True
+    default_loss = "log_loss"
+
+    def encode(self, y: ArrayLike, classes: Classes) -> Targets:
+        """Return the indices of the labels, or indicators."""
+        targets = counted_targets(y, classes, self.ignore_label)
+        counts = targets.counts
+        if counts is not None and counts.ndim == 1 and self.ignore_label == IGNORED_BY_DEFAULT:
+            warn(
+                f"y holds ignore_label={self.ignore_label} in {len(counts) - np.count_nonzero(counts)} of "
+                f"{len(counts)} rows, which do not count. Set ignore_label=None if it is a class; leave the rows out "
+                f"if not."
+            )
+        return targets
+
+    def score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+        """Return the accuracy on validation rows, whose targets are class indices."""
+        truth = targets.values
+        if targets.has_positions:
+            return validation_accuracy(predicted, targets, weights)
+        if targets.lacks_labels:
+            return _accuracy_of_counted(predicted, targets, weights)
+        if isinstance(targets.classes, list):
+            right = (predicted == labels_of(truth, targets.classes)).all(axis=1)
+            return float(np.average(right, weights=weights))
+        if targets.classes is not None and targets.task != "multilabel":
+            truth, predicted = targets.classes[truth], predicted.astype(targets.classes.dtype)
+        return accuracy(truth.astype(predicted.dtype), predicted, weights)
+
+
+class NumberTask(OutputTask):
+    """Numbers: one a row, several a row, or rows of several axes."""
+
+    classifies = False
+    default_loss = "squared_error"
+
+    def encode(self, y: ArrayLike, classes: Classes) -> Targets:
+        """Return the numbers."""
+        return regression_targets(y, allow_nd=True)
+
+    def score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+        """Return R² on validation rows."""
+        return r2_of_rows(targets.values, predicted, weights, are_maps=bool(targets.row_shape))
+
+
+def _accuracy_of_counted(predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
+    """Return the share of rows all of whose labels that count are right, by the weights that the rows were given."""
+    truth = targets.values
+    labels = labels_of(truth, targets.classes) if isinstance(targets.classes, list) else truth
+    rows, known = rows_with_labels(targets), targets.counts
+    given = None if weights is None else given_weights(targets, weights)
+    right = (predicted == labels) | ~np.asarray(known)
+    return float(np.average(right[rows].all(axis=1), weights=None if given is None else given[rows]))
+
+
+# Methods that exist depending on the loss and the fitted state.
+
+
+def gives_probabilities(estimator: Parameters) -> bool:
+    state: FittedState | None = getattr(estimator, "_state", None)
+    loss = estimator.loss
+    if not (links_classes(loss) if state is None else state.head.has_probabilities):
+        raise AttributeError(f"predict_proba is not available: loss={loss!r} gives scores without probabilities.")
+    return True
+
+
+def links_classes(loss: object) -> bool:
+    """Return True if ``loss`` gives probabilities; for an invalid loss ``fit`` raises the error."""
+    known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
+    return not isinstance(known, Loss) or known.link("binary") != "identity"
+
+
+def takes_negative_numbers(loss: object) -> bool:
+    known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
+    try:
+        if isinstance(known, Loss):
+            known.check_targets(np.array([[-1.0]]))
+    except ValueError:
+        return False
+    return True
+
+
+# Read ``y``: targets and weights, checked against the head of an earlier call.
+
+
+def weighted_targets(
+    task: OutputTask,
+    n_rows: int,
+    y: ArrayLike,
+    sample_weight: ArrayLike | None,
+    classes: Classes,
+    head: Head | None,
+    *,
+    at_positions: bool,
+) -> tuple[Targets, np.ndarray | None]:
+    """Return checked targets of ``n_rows`` rows, and their weights, which are None if all are one.
+
+    Targets must match ``head``, the head of the first call; it is None in the first call itself.
+    """
+    if at_positions or (head is not None and head.positions is not None):
+        targets = position_targets(y, classes, task.ignore_label)
+        _require_rows(n_rows, targets)
+        return weighted_positions(targets, sample_weight, task.class_weight)
+    targets = task.encode(y, classes)
+    _require_rows(n_rows, targets)
+    if head is not None:
+        _require_like(targets, head)
+    if targets.counts is not None:
+        return targets, weights_of_counted(targets, sample_weight, task.class_weight)
+    return targets, row_weights(sample_weight, targets, task.class_weight)
+
+
+def _require_rows(n_rows: int, targets: Targets) -> None:
+    """Raise if the number of targets differs from the number of rows."""
+    n_targets = len(targets.values)
+    if n_rows != n_targets:
+        raise ValueError(
+            f"Found input variables with inconsistent numbers of samples: X has {n_rows}, y has {n_targets}."
+        )
+
+
+def _require_like(targets: Targets, head: Head) -> None:
+    """Raise if the number of outputs, or one against several labels per row, differs from the first call."""
+    if targets.task == "regression" and targets.row_shape != head.row_shape:
+        shapes = [("n", *(shape or [head.n_outputs])) for shape in (targets.row_shape, head.row_shape)]
+        raise ValueError(f"y has shape {shapes[0]}, expected {shapes[1]}, as when training began.")
+    if targets.task == "regression" and targets.n_outputs != head.n_outputs:
+        raise ValueError(f"y has {targets.n_outputs} output(s), expected {head.n_outputs}.")
+    if (targets.task == "multilabel") != (head.task == "multilabel"):
+        expected = "indicators of several labels a row" if head.task == "multilabel" else "one label a row"
+        raise ValueError(f"y does not hold {expected}, as it did when training began.")
+
+
+def require_known_labels(task: OutputTask, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
+    """Raise at the first ``partial_fit`` if the labels of later calls are unknown.
+
+    They are known from ``classes``, or if y is an indicator matrix, which has a column for each label.
+    """
+    found = None if at_positions else ignored_in(y, task.ignore_label)
+    if found is not None and classes is None and found[1].any():
+        y = filled_labels(*found, None) if found[0].ndim == 2 else found[0][found[1]]
+    require_labels(y, classes, classifies=task.classifies, at_positions=at_positions)
+
+
+def balanced_weights(task: OutputTask, sample_weight: ArrayLike | None, targets: Targets) -> tuple[float, ...] | None:
+    """Return the weight of each class by ``class_weight="balanced"``.
+
+    None if it is not set, or if rows have several labels.
+    """
+    one_label = isinstance(targets.classes, np.ndarray) and targets.values.ndim == 1
+    if task.class_weight != "balanced" or not one_label:
+        return None
+    weights = checked_weights(sample_weight, len(targets.values)) * (1.0 if targets.counts is None else targets.counts)
+    return tuple(weights_of_classes("balanced", targets.classes, targets.values, weights).tolist())
+
+
+# Labels at each position of a row: recognize them in ``y``, and find the axis of the scores that holds the classes.
+
+
+def takes_positions(task: OutputTask, source: TrainableModel | None, y: ArrayLike) -> bool:
+    """Return True if ``y`` has a label at each position.
+
+    It does if ``class_axis`` is set. Otherwise a matrix does if the scores of a row have several axes; else its columns
+    are several labels of a row.
+    """
+    if not task.classifies or sp.issparse(y):
+        return False
+    axis = task.class_axis
+    if axis != "auto":
+        return True
+    axes = _axes(y)
+    if axes != 2 or source is None:
+        return axes > 2
+    row = source.output_row
+    long = [size for size in row if size != 1]
+    return len(long) > 1 or (len(row) == 2 and len(long) == 1 and _is_at(long[0], label_array(y)))
+
+
+def _is_at(places: int | None, labels: np.ndarray) -> bool:
+    """Return True if ``labels`` has one label for each score of a row; ``places`` is their number, None if it varies.
+
+    A matrix of only 0 and 1 holds indicators instead.
+    """
+    return labels.shape[1] > 1 and places in (None, labels.shape[1]) and not np.isin(labels, (0, 1)).all()
+
+
+def _axes(y: ArrayLike) -> int:
+    """Return the number of axes; 2 if the rows of a list differ in length."""
+    if isinstance(y, list | tuple) and (not y or isinstance(y[0], str | bytes | int | float)):
+        return 1  # without a copy
+    shape = getattr(y, "shape", None)
+    try:
+        return np.asarray(y).ndim if shape is None else len(shape)
+    except ValueError:
+        return 2
+
+
+def positions_of(own: OwnOutput | None, source: TrainableModel, targets: Targets, setting: int | str) -> Positions:
+    """Return the axes of the scores.
+
+    Raise ValueError if they do not fit the labels, or if both the first and the last axis could hold the classes.
+    """
+    if own is None:
+        raise ValueError(
+            f"y has a label at each of {targets.row_shape} positions, for which the graph must have scores: give an "
+            f"ONNX graph, or a builder of your own."
+        )
+    row, places, declared = own.row_shape, targets.row_shape, source.output_row
+    ends = {axis: rest for axis, rest in ((-1, row[:-1]), (1, row[1:])) if setting in ("auto", axis)}
+    fitting = [axis for axis, rest in ends.items() if rest == places]
+    if len(fitting) > 1 and len(declared) == len(row):  # an axis of unknown size cannot hold the classes
+        fitting = [axis for axis in fitting if declared[min(axis, 0)] is not None] or fitting
+    if row == places:
+        return Positions(len(places), -1)
+    if len(fitting) == 1:
+        return Positions(len(places), fitting[0])
+    shape = ("n", *row)
+    if fitting:
+        raise ValueError(
+            f"The graph's output {own.name!r} has shape {shape}: both its first axis after the rows and its last axis "
+            f"could hold the classes. Choose one by model=GraphModel(..., class_axis=1) or class_axis=-1."
+        )
+    raise ValueError(
+        f"The graph's output {own.name!r} has shape {shape}, but y has shape {('n', *places)}: labels at positions "
+        f"need scores of shape {('n', *places, 'k')} or {('n', 'k', *places)}."
+    )
+
+
+def trained_positions(head: Head, targets: Targets) -> TrainedPositions | None:
+    """Return a training step's description of the labels at positions; None if y has no labels at positions."""
+    if head.positions is None or targets.label_weights is None:
+        return None
+    return TrainedPositions(head.positions, targets.row_shape, tuple(targets.label_weights.tolist()))
+
+
+def ignoring(settings: StepSettings, targets: Targets) -> StepSettings:
+    """Return the settings, with ``ignores=True`` if the targets have labels that do not count in the loss."""
+    return with_attributes(settings, ignores=True) if targets.lacks_labels and not settings.ignores else settings
+
+
+# Choose the head of the output, and the value that the loss reads.
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """The head of a training and related decisions.
+
+    Attributes
+    ----------
+    original : TrainableModel
+        The graph, marked with what its output holds: scores, probabilities or logarithms.
+    source : TrainableModel
+        The same with ``scores`` set to the value that the loss reads, before or after the final activation.
+    head : Head
+    settings : StepSettings
+    owns : tuple of OwnOutput or None
+        Each output of a given graph as found by running it on some rows of the data; None without a given graph.
+    """
+
+    original: TrainableModel
+    source: TrainableModel
+    head: Head
+    settings: StepSettings
+    owns: tuple[OwnOutput | None, ...]
+
+
+class OutputChoice(NamedTuple):
+    """The choice for one output: its graph as in :class:`HeadChoice`, its head, and the given output as it was run."""
+
+    original: TrainableModel
+    source: TrainableModel
+    head: Head
+    own: OwnOutput | None
+
+
+def choose_head(context: FitContext, graph: TrainableModel, examples: Examples) -> HeadChoice:
+    """Return the head for the loss and the targets, and the settings of the step."""
+    config, old, fitted = context.config, context.old, context.fitted
+    task: OutputTask = context.estimator._task()
+    has_known_scores = graph.members is not None or bool(context.head_names)
+    if has_known_scores and task.output_kind not in ("auto", "scores"):
+        raise ValueError(
+            f"output_kind={task.output_kind!r}: the graph of an ensemble (n_members), or with a new head, gives "
+            f"scores. Set 'auto'."
+        )
+    loss = loss_of(task, fitted, graph)
+    runs = old is None and fitted is None and not has_known_scores
+    chosen = choose_output(
+        task,
+        loss,
+        graph,
+        examples.targets,
+        examples.columns,
+        config.device,
+        given=bare_model(context.estimator.model) if runs else None,
+        old=None if old is None else old.head,
+        fitted=fitted,
+    )
+    seed = int(context.rng.randint(2**31 - 1)) if old is None else old.seed
+    positions = trained_positions(chosen.head, examples.targets)
+    settings = ignoring(config.with_head(loss, chosen.head, seed, positions), examples.targets)
+    return HeadChoice(chosen.original, chosen.source, chosen.head, settings, (chosen.own,))
+
+
+def choose_output(
+    task: OutputTask,
+    loss: Loss,
+    graph: TrainableModel,
+    targets: Targets,
+    columns: Columns,
+    device: Device,
+    *,
+    given: Any = None,
+    old: Head | None = None,
+    fitted: FittedModel | None = None,
+) -> OutputChoice:
+    """Return the head of one output of a graph.
+
+    The ``given`` graph is run, to learn what its output holds. Without one the number of scores is known: from the
+    ``old`` head of an earlier call, from a ``fitted`` model, or because the graph was built for the targets.
+    """
+    loss.check_targets(targets.values)
+    own = None if given is None else own_output(given, graph, columns, device)
+    if old is not None:
+        positions = old.positions
+    else:
+        positions = positions_of(own, graph, targets, task.class_axis) if targets.has_positions else None
+    if own is not None:
+        if positions is not None:
+            own = own.at(positions)
+        elif targets.task == "regression":
+            require_target_shape(own, targets)
+        else:
+            require_column_shape(own.row_shape, own.name)
+        graph, n_columns = settled(graph, own, task.output_kind, classifies=task.classifies)
+    elif old is not None:
+        n_columns = old.n_outputs
+    elif fitted is not None:
+        n_columns = _score_columns(graph, columns, device)
+    else:
+        n_columns = targets.n_outputs
+    return OutputChoice(graph, *head_for(graph, loss, targets, n_columns, positions), own)
+
+
+def loss_of(task: OutputTask, fitted: FittedModel | None, source: TrainableModel) -> Loss:
+    """Return the loss; the default for a fitted model is the loss that the model minimizes."""
+    follows = isinstance(task.loss, str) and task.loss == task.default_loss
+    return resolve_loss(fitted.loss if follows and fitted is not None else task.loss, source.joined)
+
+
+def _score_columns(source: TrainableModel, columns: Columns, device: Device) -> int:
+    """Return the number of scores per row, determined by running the graph on three rows of the data."""
+    graph = source.model.clone()
+    keep = next(v for v in graph.graph.outputs if v.name == source.scores)
+    graph.graph.outputs.clear()
+    graph.graph.outputs.append(keep)
+    last = len(next(iter(columns.values()))) - 1
+    return int(as_columns(run_graph(graph, columns, np.array([0, last, 0]), device), source.scores).shape[1])
+
+
+def head_for(
+    source: TrainableModel, loss: Loss, targets: Targets, n_columns: int, positions: Positions | None
+) -> tuple[TrainableModel, Head]:
+    """Return the model with ``scores`` set before or after its final activation, and the head."""
+    of_pairs = source.link == "votes"
+    task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
+    of_label: Task = "multiclass" if task == "multioutput" else task
+    if of_label not in loss.tasks:
+        valid = ", ".join(repr(name) for name, kind in LOSSES.items() if of_label in kind.tasks)
+        raise ValueError(f"loss={type(loss).__name__} is not for {task} targets. Losses for them: {valid}.")
+    link = loss.link(of_label)
+    if task == "regression":
+        seen = source if source.link == link else source.ignoring_activation()
+        return seen, Head(task, link, n_columns, row_shape=targets.row_shape)
+    if of_pairs:
+        return source, Head(task, "identity", n_columns, targets.classes)
+    if source.link not in ("sigmoid", "softmax"):
+        return source.ignoring_activation(), Head(task, link, n_columns, targets.classes, positions=positions)
+    if task == "multioutput":
+        raise ValueError(
+            f"The graph ends in a {source.link}, which cannot model several labels of several classes each; let it end "
+            f"in the scores of all classes."
+        )
+    if source.link == "softmax" and task != "multiclass":
+        raise ValueError(
+            f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid."
+        )
+    own: Link = source.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
+    return source, Head(task, own, n_columns, targets.classes, positions=positions)
+
+
+def _task(targets: Targets, n_columns: int) -> Task:
+    """Return the task for ``n_columns`` scores; two classes with two scores are trained as multiclass."""
+    if targets.task == "binary" and n_columns == 2:
+        return "multiclass"
+    if n_columns != targets.n_outputs:
+        what = {"regression": "outputs", "multilabel": "labels"}.get(targets.task, "classes")
+        count = targets.n_outputs if targets.classes is None else len(targets.classes)
+        known = targets.task in ("binary", "multiclass") and count < n_columns
+        hint = " If y lacks some of the classes, name them all: fit(X, y, classes=...)." if known else ""
+        raise ValueError(
+            f"The graph's output has {n_columns} column(s), but y has {count} {what}.{hint} A trained model gets a new "
+            f"last layer, for other {what}, by finetune=FineTuner(new_head=True)."
+        )
+    return targets.task
