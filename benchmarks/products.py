@@ -114,16 +114,16 @@ def by_torch(case: Case, optimizer: str) -> Fit:
 
 def updated_by_numpy(case: Case, optimizer: str) -> Fit:
     """Return the update of a fit of this package without llvmlite."""
-    from onnxtrain_sklearn._training.update_executors import numpy_update
+    from onnxtrain_sklearn._training.update_executors import NumpyUpdate
 
-    return own_update(case, optimizer, numpy_update)
+    return own_update(case, optimizer, NumpyUpdate)
 
 
 def updated_by_loop(case: Case, optimizer: str) -> Fit:
     """Return the update of a fit of this package, compiled by llvmlite."""
-    from onnxtrain_sklearn._training.update_executors import compiled_update
+    from onnxtrain_sklearn._training.update_executors import CompiledUpdate
 
-    return own_update(case, optimizer, compiled_update)
+    return own_update(case, optimizer, CompiledUpdate)
 
 
 def own_update(case: Case, optimizer: str, make: Callable[..., Any]) -> Fit:

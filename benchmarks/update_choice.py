@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ort import devices, llvm, sessions
-from onnxtrain_sklearn._training.update_executors import TUNING, compiled_update, formula_of, numpy_update
+from onnxtrain_sklearn._training.update_executors import TUNING, CompiledUpdate, NumpyUpdate, formula_of
 from onnxtrain_sklearn._training.updates import bind_update
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, update_graph
 
@@ -38,9 +38,9 @@ def executors(name: str, size: int) -> dict[str, tuple[Callable[[], object], dic
         return {"parameters": start.copy(), **{n: np.full_like(start, s.fill) for n, s in graph.slots.items()}}
 
     assert formula is not None
-    makers: dict[str, Any] = {"numpy": numpy_update}
+    makers: dict[str, Any] = {"numpy": NumpyUpdate}
     if llvm.is_installed():
-        makers["machine code"] = compiled_update
+        makers["machine code"] = CompiledUpdate
     for label, make in makers.items():
         own = arrays()
         found[label] = (make(formula, own, gradients, scalars).run, own)

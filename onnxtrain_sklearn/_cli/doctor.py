@@ -35,7 +35,7 @@ from .._ort.wrong_kernels import saturate
 from .._training.history import Epoch
 from .._training.programs import COMPILED, can_compile
 from .._training.step_choice import auto_compiles
-from .._training.update_executors import compiled_update, formula_of, numpy_update
+from .._training.update_executors import CompiledUpdate, NumpyUpdate, formula_of
 from ..exceptions import ModelError, RuntimeNotFoundError
 from ..models import MLP
 from ..optimizers import AdamW, update_graph
@@ -152,7 +152,7 @@ def _checks(console: Console) -> list[dict[str, Any]]:
         found.append(_check(f"gradient by {engine}", partial(_check_gradient, engine), console))
         found.append(_check(f"training by {engine}", partial(_check_training, engine, "cpu"), console))
     if llvm.is_installed():
-        found.append(_check(COMPILED_UPDATES, _check_compiled_update, console))
+        found.append(_check(COMPILED_UPDATES, _check_CompiledUpdate, console))
     if llvm.is_installed() and can_compile():
         found.append(_check("training by compiled", partial(_check_training, COMPILED, "cpu"), console))
     if "CUDAExecutionProvider" in devices.available_providers():
@@ -182,12 +182,12 @@ def _check_gradient(engine: str) -> str:
     return f"off by {error:.1g}"
 
 
-def _check_compiled_update() -> str:
+def _check_CompiledUpdate() -> str:
     """Compare the compiled update of AdamW with NumPy's, bit by bit."""
     graph = update_graph(AdamW(), ir.DataType.FLOAT)
     formula, results = formula_of(graph), []
     assert formula is not None
-    for make in (numpy_update, compiled_update):
+    for make in (NumpyUpdate, CompiledUpdate):
         vectors = {name: np.linspace(0.1, 1, 99, dtype=np.float32) for name in ("parameters", *graph.slots)}
         scalars = {name: np.array(value, np.float32) for name, value in graph.scalars(0.1, 1).items()}
         make(formula, vectors, np.linspace(-1, 1, 99, dtype=np.float32), scalars).run()

@@ -48,11 +48,11 @@ def training_graph(
     frozen: Mapping[str, np.ndarray],
     batch: int,
     *,
-    takes_shares: bool = False,
+    normalized: bool = False,
 ) -> ir.Model:
     """Return the forward graph for ``batch`` rows with target and weights as inputs.
 
-    With ``takes_shares`` the weights come divided by their sum, as a column, which saves their division in each step.
+    With ``normalized`` the weights come divided by their sum, as a column, which saves their division in each step.
     Its outputs are the loss and the next values of running statistics.
     """
     graph_model = with_batch(form_of(model.model), batch)  # trained weights become inputs, the others are set here
@@ -62,9 +62,9 @@ def training_graph(
     op = GraphBuilder(graph, dtype=ir_type(model.dtype), prefix="onnxtrain")
     shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, model.dtype, settings.positions)
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
-    weights = ir.val(WEIGHT, ir_type(model.dtype), (batch, 1) if takes_shares else (batch,))
+    weights = ir.val(WEIGHT, ir_type(model.dtype), (batch, 1) if normalized else (batch,))
     graph.inputs.extend([y, weights])
-    sample_weight = weights_of_shares(op, weights, batch) if takes_shares else weights
+    sample_weight = weights_of_shares(op, weights, batch) if normalized else weights
     if isinstance(settings.loss, TotalLoss):
         every = {v.name: v for v in graph.outputs}
         outputs = [every[form.scores] for form in model.forms]

@@ -163,11 +163,11 @@ def gather_rows(graph: ir.Graph, names: Sequence[str], batch: int) -> None:
 # The weights of the rows, normalized on the host and read by the gradient graph in faster forms.
 
 
-KEPT_SHARES = 2
+KEPT_WEIGHTS = 2
 """Shares that are kept: without weights those of a full minibatch and of the last one, which is padded, alternate."""
 
 
-class RowShares:
+class NormalizedWeights:
     """The shares of the rows; those of most minibatches are equal.
 
     They are a column, and a matrix of so many equal columns.
@@ -205,22 +205,22 @@ class RowShares:
         are_equal = content == content[: self._weights.itemsize] * len(self._weights)
         self.equal = float(self.column[0, 0]) if are_equal else None
         self.of_ones = are_equal and bool(self._weights[0] == 1)
-        if len(self._kept) < KEPT_SHARES:
+        if len(self._kept) < KEPT_WEIGHTS:
             self._kept[content] = self.column.copy(), self.equal, self.of_ones
 
 
-class LabeledShares:
+class WeightsAtLabels:
     """A matrix with the negative share of each row at its label, and zeros elsewhere; NaN for a label that is no class.
 
     Parameters
     ----------
     labels : ndarray of int of shape (n_rows,)
         Those of the minibatch in the buffers.
-    shares : RowShares
+    shares : NormalizedWeights
         They are up to date.
     """
 
-    def __init__(self, labels: np.ndarray, shares: RowShares) -> None:
+    def __init__(self, labels: np.ndarray, shares: NormalizedWeights) -> None:
         self._labels, self._shares = labels, shares
         self.matrix = np.zeros_like(shares.matrix)
         self._rows = one_hot_table(self.matrix.shape[1]).astype(self.matrix.dtype)
@@ -244,7 +244,7 @@ class LabeledShares:
 # up its label. The loss is sum d log p then, and its gradient s p + d.
 
 
-LABELED = "onnxtrain/labeled_shares"
+WEIGHTS_AT_LABELS = "onnxtrain/weights_at_labels"
 
 
 class _LogLoss(NamedTuple):
@@ -257,15 +257,15 @@ class _LogLoss(NamedTuple):
     gradient: ir.Node
 
 
-def take_labeled_shares(graph: ir.Graph) -> bool:
+def read_weights_at_labels(graph: ir.Graph) -> bool:
     """Rewire ``graph``, which reads the matrix of shares, to read d instead of labels; return whether it can."""
     inputs = {value.name: value for value in graph.inputs}
-    shares, target = inputs.get(REPEATED), inputs.get(TARGET)
+    shares, target = inputs.get(WEIGHT_MATRIX), inputs.get(TARGET)
     nodes = None if shares is None or target is None else _log_loss(shares, target)
     if shares is None or target is None or nodes is None:
         return False
     op = GraphBuilder(graph, dtype=shares.dtype or ir.DataType.FLOAT, prefix="onnxtrain/labeled")
-    labeled = ir.val(LABELED, shares.dtype, shares.shape)
+    labeled = ir.val(WEIGHTS_AT_LABELS, shares.dtype, shares.shape)
     graph.inputs.append(labeled)
     by_class = op.Mul(labeled, nodes.by_label.inputs[nodes.by_label.inputs[0] is nodes.labels.outputs[0]])
     replace_in_order(op, nodes.sums[-1], [by_class, op.ReduceSum(by_class, keepdims=False)])
@@ -320,20 +320,20 @@ def _sole_readers(value: ir.Value, *operators: str) -> list[ir.Node]:
 # which is seldom. The graph reads it in place of the column, and sums the loss over classes and rows at once.
 
 
-REPEATED = "onnxtrain/repeated_shares"
+WEIGHT_MATRIX = "onnxtrain/weight_matrix"
 
-REPEATED_CLASSES = 64
+WEIGHT_MATRIX_CLASSES = 64
 """Classes up to which the shares are repeated: the longer the rows, the less a column takes."""
 
 
-def repeat_shares(graph: ir.Graph) -> int:
+def read_weight_matrix(graph: ir.Graph) -> int:
     """Let ``graph`` read the matrix of shares where it multiplies by their column; return its columns, 0: nowhere."""
     column = next((value for value in graph.inputs if value.name == WEIGHT), None)
     readers = [] if column is None else [node for node in column.consumers() if _multiplied_columns(node)]
     if column is None or not readers:
         return 0
     classes = max(_multiplied_columns(node) for node in readers)
-    matrix = ir.val(REPEATED, column.dtype, ((dims(column) or [0])[0], classes))
+    matrix = ir.val(WEIGHT_MATRIX, column.dtype, ((dims(column) or [0])[0], classes))
     graph.inputs.append(matrix)
     for node in readers:
         if _multiplied_columns(node) == classes:
@@ -350,7 +350,7 @@ def _multiplied_columns(node: ir.Node) -> int:
         return 0
     sizes = dims(node.outputs[0])
     shapes = sorted(str(dims(value)) for value in node.inputs)
-    if not fixed(sizes) or len(sizes) != 2 or not 1 < sizes[1] <= REPEATED_CLASSES:
+    if not fixed(sizes) or len(sizes) != 2 or not 1 < sizes[1] <= WEIGHT_MATRIX_CLASSES:
         return 0
     return sizes[1] if shapes == sorted(map(str, ([sizes[0], 1], sizes))) else 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +15,6 @@ from .._data.batches import BatchBuffers
 from .._data.columns import SparseRows, add_rows
 from .._model.reweighted import initial_value
 from .._model.row_reads import FirstProduct, Lookup
-from .._model.trainable import TrainableModel
 from .._ort import devices, sessions
 from .._ort.binding import Array, Binding
 from .._ort.sessions import InferenceSession, shared_session
@@ -23,8 +22,7 @@ from ..exceptions import ModelError, warn
 from ..optimizers import Optimizer
 from ..optimizers.in_place import moves_without_gradient
 from .loss_graph import LOSS, TARGET, WEIGHT, target_layout
-from .parameters import FlatParameters
-from .pass_rewrites import LABELED, REPEATED, LabeledShares, RowShares, in_written_shapes
+from .pass_rewrites import WEIGHT_MATRIX, WEIGHTS_AT_LABELS, NormalizedWeights, WeightsAtLabels, in_written_shapes
 from .programs import PARALLEL_WORK, PassProgram, PassSource, pass_program
 from .randomness import FACTOR, UniformNumbers
 from .rows_meet import where_rows_meet
@@ -70,21 +68,6 @@ class PassGraph:
         names = {value.name for value in session.get_inputs()}
         return Binding(session, {name: array for name, array in inputs.items() if name in names}, written)
 
-    def bind_on_host(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        outputs: Mapping[str, np.ndarray],
-        gradients: Mapping[str, np.ndarray],
-        statistics: Mapping[str, np.ndarray],
-        threads: int,
-    ) -> Binding | BoundCode:
-        """Bind the machine code of the graph if any, else its session; the arguments are those of :meth:`bind`."""
-        if self.program.code is None:
-            return self.bind(inputs, outputs, gradients, statistics, threads)
-        moved = self.source.model.running_statistics
-        written = {**outputs, **{f"{name}_grad": array for name, array in gradients.items()}}
-        return BoundCode(self.program.code, inputs, written | {moved[name]: a for name, a in statistics.items()})
-
     def session(self, threads: int = 1) -> InferenceSession:
         """Return the session of the pass, which other fits may use too."""
         program, settings = self.program, self.source.settings
@@ -125,6 +108,13 @@ def pass_graph(source: PassSource, *, first: bool) -> PassGraph:
     return PassGraph(source, program, buffers, uniform)
 
 
+def buffer_shape(shape: Sequence[int | None], batch: int) -> tuple[int, ...]:
+    """Return the shape of a graph input of ``shape`` for ``batch`` rows."""
+    if None in shape[1:]:
+        raise ModelError(f"Every axis of a graph input but the first must be fixed to train, got shape {tuple(shape)}.")
+    return (batch, *(int(d) for d in shape[1:] if d is not None))
+
+
 # The passes of a step in the host's memory.
 
 
@@ -140,15 +130,15 @@ class HostPasses:
     ----------
     program : PassProgram
         The gradient graph of a full minibatch.
-    tables : dict of RowGradients
-        The gradients of matrices of which a minibatch reads only some rows, by name.
+    row_sparse : dict of RowSparseGradient
+        The gradients of matrices of which a minibatch uses only some rows, by name.
     """
 
     adds_rows: ClassVar[bool] = True
     """True if the gradients of rows that Gather reads from large matrices are summed outside the graph."""
 
-    gives_shares: ClassVar[bool] = True
-    """True if the graph reads the shares of the rows instead of their weights."""
+    normalizes_weights: ClassVar[bool] = True
+    """True if the graph reads normalized weights of the rows: divided by their sum."""
 
     for_cpu: ClassVar[bool] = True
     """True if matrix products take the forms that are fastest on a CPU."""
@@ -157,29 +147,46 @@ class HostPasses:
         self._parts, self._pads = parts, where_rows_meet(parts.model, parts.settings) is None
         graph = self._graph(parts.batch, first=True)
         self.program = graph.program
-        self.tables = self._row_gradients()
-        self._known = {parts.batch: host_pass(graph, self.tables)}
+
+        # Penalty, clipping and accumulation write all gradients after the pass, so all must be cleared before the next.
+        settings, parameters, lookups = parts.settings, parts.parameters, self.program.lookups
+        rewritten = parts.penalizes or settings.max_grad_norm is not None or settings.accumulate > 1
+        self.row_sparse: dict[str, RowSparseGradient] = {}
+        for name in dict.fromkeys(lookup.weight for lookup in lookups):
+            view, count = parameters.gradient_view(name), sum(one.count for one in lookups if one.weight == name)
+            self.row_sparse[name] = RowSparseGradient(view.reshape(len(view), -1), count, rewritten=rewritten)
+        lazy, optimizer = settings.lazy_rows, settings.optimizer
+        rests = isinstance(optimizer, Optimizer) and not (parts.penalizes or moves_without_gradient(optimizer))
+        for product in self.program.products if lazy or rests else ():
+            if product.weight in parameters.names:
+                view, axis = parameters.gradient_view(product.weight), int(product.transposed)
+                least = max(LEAST_ROWS_PER_INDEX, LEAST_ELEMENTS_PER_INDEX // view.shape[1 - axis])
+                most = None if lazy else view.shape[axis] // least
+                gradient = RowSparseGradient(view, 0, rewritten=rewritten, axis=axis, most=most)
+                self.row_sparse[product.weight] = gradient
+
+        self._known = {parts.batch: HostPass(graph, self.row_sparse)}
         self._current = self._known[parts.batch]
 
     def buffers(self, rows: int) -> BatchBuffers:
         """Return the buffers that the next pass reads, for a minibatch of ``rows`` rows.
 
-        Their columns are the graph's inputs and the target (:data:`TARGET`). They have the size of a full
-        minibatch, or exactly ``rows`` rows if rows meet.
+        Their columns are the graph's inputs and the target (:data:`TARGET`). They have the size of a full minibatch, or
+        exactly ``rows`` rows if rows meet.
         """
         size = self._parts.batch if self._pads else rows
         if size not in self._known:
-            # keep at most one other size
+            # Keep at most one other size: each pass holds a session and buffers.
             self._known = {n: known for n, known in self._known.items() if n == self._parts.batch}
-            self._known[size] = host_pass(self._graph(size, first=False), self.tables)
+            self._known[size] = HostPass(self._graph(size, first=False), self.row_sparse)
         self._current = self._known[size]
         self._current.buffers.forget()
         return self._current.buffers
 
     def begin(self) -> None:
         """Begin a step in which no row of a matrix has occurred yet."""
-        for table in self.tables.values():
-            table.begin()
+        for gradient in self.row_sparse.values():
+            gradient.begin()
 
     def run(self, dropout: float) -> float:
         """Compute the gradients of the mean loss of the minibatch in the buffers; return the loss."""
@@ -195,178 +202,160 @@ class HostPasses:
             batch,
             sparse=parts.sparse,
             adds_rows=self.adds_rows,
-            gives_shares=self.gives_shares,
+            normalizes_weights=self.normalizes_weights,
             any_shape=True,
             for_cpu=self.for_cpu,
         )
         return pass_graph(source, first=first)
 
-    def _row_gradients(self) -> dict[str, RowGradients]:
-        """Return the gradients of matrices of which a minibatch reads only some rows."""
-        parts, program = self._parts, self.program
-        settings, parameters = parts.settings, parts.parameters
-        rewritten = parts.penalizes or settings.max_grad_norm is not None or settings.accumulate > 1
-        found = row_gradients(parameters, program.lookups, rewritten=rewritten)
-        lazy, optimizer = settings.lazy_rows, settings.optimizer
-        rests = isinstance(optimizer, Optimizer) and not (parts.penalizes or moves_without_gradient(optimizer))
-        if lazy or rests:
-            found |= product_gradients(parameters, program.products, rewritten=rewritten, lazy=lazy)
-        return found
 
-
-@dataclass(frozen=True, eq=False)
 class HostPass:
-    """One forward and backward pass over a fixed number of rows, and the arrays that it reads and writes.
-
-    ``moved`` pairs each running statistic with the array that the pass writes its next value to.
-    """
-
-    buffers: BatchBuffers
-    shares: RowShares
-    labeled: LabeledShares | None
-    gradient: Binding | BoundCode
-    loss: np.ndarray
-    uniform: UniformNumbers
-    moved: Sequence[tuple[np.ndarray, np.ndarray]]
-    products: Sequence[HostProduct]
-    lookups: HostLookups
-
-    @cached_property
-    def _calls(self) -> Sequence[Callable[[], object]]:
-        """The calls of a run, in order. For a small network there are two, and the time of each call counts."""
-        forward = [product.forward for product in self.products]
-        after = [product.backward for product in self.products]
-        after += [self.lookups.write_gradients] if self.lookups.reads else []
-        after += [partial(np.copyto, *pair) for pair in self.moved]
-        labeled = [] if self.labeled is None else [self.labeled.update]
-        return *forward, *labeled, self.gradient.run, *after
-
-    def run(self, state: OptimizerState, dropout: float) -> float:
-        """Compute the gradients of the mean loss of the minibatch in the buffers; return the loss."""
-        if self.uniform.buffers:
-            self.uniform.draw(state.draws, dropout)
-            state.draws += 1
-        if isinstance(self.gradient, BoundCode):
-            self.gradient.compute_rows(self.buffers.count)
-        if not (self.shares.of_ones and self.buffers.has_ones):
-            self.shares.update()
-        for call in self._calls:
-            call()
-        loss: float = self.loss.item()
-        return loss
-
-
-def host_pass(graph: PassGraph, tables: Mapping[str, RowGradients]) -> HostPass:
-    """Return the pass, bound to buffers of its own and to views into the vectors.
-
-    ``tables`` holds, by name, the gradients of matrices that are updated row by row: embeddings, and matrices
-    multiplied by sparse data of which only some columns occur.
-    """
-    source, buffers, uniform = graph.source, graph.buffers, graph.uniform
-    parameters, loss = source.parameters, np.zeros((), source.parameters.vector.dtype)
-    moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
-    threads = devices.available_threads() if graph.program.work >= PARALLEL_WORK else 1
-    products = host_products(graph.program.products, buffers, parameters, source.model, source.frozen, tables)
-    shares = RowShares(buffers.sample_weight, graph.program.repeated_shares)
-    labeled = LabeledShares(buffers.columns[TARGET], shares) if graph.program.labeled_shares else None
-    inputs = {**buffers.columns, **uniform.arrays, **parameters.views(), WEIGHT: shares.column, REPEATED: shares.matrix}
-    inputs |= {} if labeled is None else {LABELED: labeled.matrix}
-    inputs |= {product.first.name: product.product for product in products}
-    lookups = host_lookups(graph.program.lookups, tables)
-    outside = {product.first.weight for product in products}.union(tables)
-    gradients = {name: parameters.gradient_view(name) for name in parameters.names if name not in outside}
-    gradients |= {product.first.name: product.slope for product in products if product.gradient is not None}
-    gradients |= {read.lookup.rows: read.slope for read in lookups.reads}
-    outputs = {LOSS: loss, **{read.lookup.indices: read.indices for read in lookups.reads}}
-    binding = graph.bind_on_host(inputs, outputs, gradients, moved, threads)
-    statistics = [(parameters.view(name), moved[name]) for name in moved]
-    return HostPass(buffers, shares, labeled, binding, loss, uniform, statistics, products, lookups)
-
-
-# The part of a pass that is computed outside its session: products of sparse rows with the first matrices.
-
-
-@dataclass(frozen=True, eq=False)
-class HostProduct:
-    """A product of sparse rows with a matrix, and the arrays that the session reads and writes in its place.
-
-    ``gradient`` is the array for the gradient of the matrix; None if the matrix is not trained. ``table`` tracks the
-    rows that occur if only those are updated, else it is None.
-    """
-
-    first: FirstProduct
-    rows: SparseRows
-    matrix: np.ndarray
-    product: np.ndarray
-    slope: np.ndarray
-    gradient: np.ndarray | None
-    table: RowGradients | None = None
-
-    def forward(self) -> None:
-        """Compute the product, which the session reads."""
-        self.product[...] = columns.product(self.rows.rows, self.matrix, transposed=self.first.transposed)
-
-    def backward(self) -> None:
-        """Compute the gradient of the matrix from that of the product, which the session wrote."""
-        rows = self.rows.rows
-        if self.gradient is None:
-            return
-        if self.table is None:
-            self.gradient.fill(0)
-        else:
-            self.table.clear()
-            self.table.note(rows.indices, columns.occurring_columns(rows))
-        columns.add_gradient(rows, self.slope, self.gradient, transposed=self.first.transposed)
-
-
-def host_products(
-    products: Sequence[FirstProduct],
-    buffers: BatchBuffers,
-    parameters: FlatParameters,
-    model: TrainableModel,
-    frozen: Mapping[str, np.ndarray],
-    tables: Mapping[str, RowGradients],
-) -> list[HostProduct]:
-    """Return the products of a pass, with arrays of their own; ``tables`` are gradients of matrices by name."""
-    found = []
-    for first in products:
-        name, trained = first.weight, first.weight in parameters.names
-        if trained:
-            matrix = parameters.view(name)
-        else:
-            matrix = np.ascontiguousarray(frozen[name] if name in frozen else initial_value(model.model, name))
-        product, slope = (np.zeros((len(buffers.sample_weight), first.n_outputs), matrix.dtype) for _ in range(2))
-        gradient = parameters.gradient_view(first.weight) if trained else None
-        rows, table = buffers.sparse[first.input], tables.get(name)
-        found.append(HostProduct(first, rows, matrix, product, slope, gradient, table))
-    return found
-
-
-# Gradients of matrices of which a minibatch reads only some rows, summed outside the session.
-#
-# Gather reads these rows, or columns of sparse data are multiplied by them. The gradient is zero in all other rows.
-# Before the next pass, only the rows that were written need to be cleared.
-
-
-FEW = 8
-"""Clear single rows if at most 1 / FEW of the rows were written, else the whole gradient."""
-
-SPARE = 128
-"""Updating only the rows that occur pays if the matrix has at least ``SPARE // width`` rows for each index of a step.
-
-It never pays with fewer than ``SPARE_ROWS``.
-"""
-
-SPARE_ROWS = 16
-"""Rows per index of a step below which updating the whole matrix is faster, however wide its rows are."""
-
-
-class RowGradients:
-    """The gradient of one matrix.
+    """One forward and backward pass over a fixed number of rows, bound to buffers of its own and views of the vectors.
 
     Parameters
     ----------
-    gradient : ndarray of shape (n_rows, n_columns)
+    graph : PassGraph
+    row_sparse : mapping of str to RowSparseGradient
+        By name, the gradients of matrices that are updated row by row: embeddings, and matrices multiplied by sparse
+        data of which only some columns occur.
+    """
+
+    def __init__(self, graph: PassGraph, row_sparse: Mapping[str, RowSparseGradient]) -> None:
+        source, program, buffers, uniform = graph.source, graph.program, graph.buffers, graph.uniform
+        parameters = source.parameters
+        self.buffers, self._uniform, self._loss = buffers, uniform, np.zeros((), parameters.vector.dtype)
+        self._weights = NormalizedWeights(buffers.sample_weight, program.weight_columns)
+        at_labels = WeightsAtLabels(buffers.columns[TARGET], self._weights) if program.weights_at_labels else None
+        products = [HostProduct(first, graph, row_sparse.get(first.weight)) for first in program.products]
+        lookups = [HostLookup(lookup, row_sparse[lookup.weight]) for lookup in program.lookups]
+        moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
+
+        inputs = {**buffers.columns, **uniform.arrays, **parameters.views()}
+        inputs |= {WEIGHT: self._weights.column, WEIGHT_MATRIX: self._weights.matrix}
+        inputs |= {} if at_labels is None else {WEIGHTS_AT_LABELS: at_labels.matrix}
+        inputs |= {one.first.name: one.product for one in products}
+        outputs = {LOSS: self._loss, **{one.lookup.indices: one.indices for one in lookups}}
+        outside = {one.first.weight for one in products}.union(row_sparse)
+        gradients = {name: parameters.gradient_view(name) for name in parameters.names if name not in outside}
+        gradients |= {one.first.name: one.product_gradient for one in products if one.gradient is not None}
+        gradients |= {one.lookup.rows: one.row_gradients for one in lookups}
+        self.gradient: Binding | BoundCode
+        if program.code is None:
+            threads = devices.available_threads() if program.work >= PARALLEL_WORK else 1
+            self.gradient = graph.bind(inputs, outputs, gradients, moved, threads)
+        else:
+            next_names = source.model.running_statistics
+            written = {**outputs, **{f"{name}_grad": array for name, array in gradients.items()}}
+            written |= {next_names[name]: array for name, array in moved.items()}
+            self.gradient = BoundCode(program.code, inputs, written)
+
+        def add_lookups() -> None:
+            for name in dict.fromkeys(one.lookup.weight for one in lookups):
+                row_sparse[name].clear()
+            for one in lookups:
+                one.add_gradients()
+
+        # For a small network there are two calls, and the time of each counts.
+        self._calls: Sequence[Callable[[], object]] = [
+            *(one.forward for one in products),
+            *([] if at_labels is None else [at_labels.update]),
+            self.gradient.run,
+            *(one.backward for one in products),
+            *([add_lookups] if lookups else []),
+            *(partial(np.copyto, parameters.view(name), array) for name, array in moved.items()),
+        ]
+
+    def run(self, state: OptimizerState, dropout: float) -> float:
+        """Compute the gradients of the mean loss of the minibatch in the buffers; return the loss."""
+        if self._uniform.buffers:
+            self._uniform.draw(state.draws, dropout)
+            state.draws += 1
+        if isinstance(self.gradient, BoundCode):
+            self.gradient.compute_rows(self.buffers.count)
+        if not (self._weights.of_ones and self.buffers.has_ones):
+            self._weights.update()
+        for call in self._calls:
+            call()
+        loss: float = self._loss.item()
+        return loss
+
+
+# The part of a pass that is computed outside its session: products of sparse rows with matrices, and the gradients of
+# matrices of which a minibatch uses only some rows.
+
+
+class HostProduct:
+    """A product of sparse rows with a matrix, which the session reads; the session writes the gradient of the product.
+
+    ``gradient`` is the array for the gradient of the matrix; None if the matrix is not trained. ``row_sparse`` tracks
+    the rows that occur if only those are updated.
+    """
+
+    def __init__(self, first: FirstProduct, graph: PassGraph, row_sparse: RowSparseGradient | None) -> None:
+        source, name = graph.source, first.weight
+        self.first, self._rows, self._row_sparse = first, graph.buffers.sparse[first.input], row_sparse
+        self.gradient: np.ndarray | None = None
+        if name in source.parameters.names:
+            self._matrix, self.gradient = source.parameters.view(name), source.parameters.gradient_view(name)
+        else:
+            frozen = source.frozen[name] if name in source.frozen else initial_value(source.model.model, name)
+            self._matrix = np.ascontiguousarray(frozen)
+        shape = len(graph.buffers.sample_weight), first.n_outputs
+        self.product, self.product_gradient = (np.zeros(shape, self._matrix.dtype) for _ in range(2))
+
+    def forward(self) -> None:
+        """Compute the product."""
+        self.product[...] = columns.product(self._rows.rows, self._matrix, transposed=self.first.transposed)
+
+    def backward(self) -> None:
+        """Compute the gradient of the matrix from that of the product."""
+        rows = self._rows.rows
+        if self.gradient is None:
+            return
+        if self._row_sparse is None:
+            self.gradient.fill(0)
+        else:
+            self._row_sparse.clear()
+            self._row_sparse.note(rows.indices, columns.occurring_columns(rows))
+        columns.add_gradient(rows, self.product_gradient, self.gradient, transposed=self.first.transposed)
+
+
+class HostLookup:
+    """A Gather of rows from a matrix; the session writes the indices and the gradients of the rows."""
+
+    def __init__(self, lookup: Lookup, row_sparse: RowSparseGradient) -> None:
+        self.lookup, self._row_sparse = lookup, row_sparse
+        self.indices = np.zeros(lookup.count, np.int64)
+        self.row_gradients = np.zeros((lookup.count, lookup.width), row_sparse.values.dtype)
+
+    def add_gradients(self) -> None:
+        """Add the gradients of the rows to that of the matrix."""
+        places = np.remainder(self.indices, self.lookup.shape[0])  # negative indices count from the end
+        factors = np.ones(self.lookup.count, self.row_gradients.dtype)
+        if self.lookup.padding is not None:
+            factors[self.indices == self.lookup.padding] = 0
+        self._row_sparse.add(places, factors, self.row_gradients)
+
+
+CLEARED_PART = 8
+"""Single rows are cleared if at most this part (1/8) of all rows was written, else the whole gradient."""
+
+LEAST_ELEMENTS_PER_INDEX, LEAST_ROWS_PER_INDEX = 128, 16
+"""Size of a matrix for each index of a step from which on only the rows that occur are updated.
+
+With fewer elements or rows, updating the whole matrix is faster.
+"""
+
+
+class RowSparseGradient:
+    """The gradient of a matrix of which a minibatch uses only some rows: it is zero in all others.
+
+    Gather reads the rows, or columns of sparse data are multiplied by them. Before the next pass, only the rows that
+    were written need to be cleared; and an optimizer that leaves elements of zero gradient alone need update no others.
+
+    Parameters
+    ----------
+    values : ndarray of shape (n_rows, n_columns)
         A view into the vector of gradients.
     count : int
         Indices of a full minibatch; 0 if the number differs between minibatches.
@@ -380,131 +369,55 @@ class RowGradients:
     """
 
     def __init__(
-        self, gradient: np.ndarray, count: int, *, rewritten: bool, axis: int = 0, most: int | None = None
+        self, values: np.ndarray, count: int, *, rewritten: bool, axis: int = 0, most: int | None = None
     ) -> None:
-        self.gradient, self.count, self._rewritten = gradient, count, rewritten
-        self.axis, self.most = axis, most
+        self.values, self.count, self._rewritten = values, count, rewritten
+        self.axis, self.most, self.n_rows = axis, most, values.shape[axis]
         self._written: list[np.ndarray] = []
-        self._named: list[np.ndarray] = []
-        self._last = np.zeros(gradient.shape[axis], np.int32)
-        gradient.fill(0)  # another step may have left numbers
+        self._occurring: list[np.ndarray] = []
+        self._last = np.zeros(self.n_rows, np.int32)
+        values.fill(0)  # another step may have left numbers
 
     def begin(self) -> None:
         """Begin a step in which no row has occurred yet."""
-        self._named = []
+        self._occurring = []
 
     @property
-    def n_rows(self) -> int:
-        """Rows of the matrix."""
-        return len(self._last)
-
-    @property
-    def everywhere(self) -> bool:
+    def is_dense(self) -> bool:
         """True if so many rows occur that the whole matrix is updated."""
-        return self.most is not None and sum(map(len, self._named)) > self.most
+        return self.most is not None and sum(map(len, self._occurring)) > self.most
 
     def rows(self, repeated: int) -> np.ndarray:
         """Return the rows that occurred since :meth:`begin`, without the padding row.
 
         If there are at most ``repeated`` indices, duplicates are kept.
         """
-        named = self._named
-        places = named[0] if len(named) == 1 else np.concatenate([np.empty(0, np.intp), *named])
+        found = self._occurring
+        places = found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.intp), *found])
         if len(places) <= repeated:
             return places
         numbers = np.arange(len(places), dtype=np.int32)
         self._last[places] = numbers  # a third of the time of sorting them or of checking all rows
-        found: np.ndarray = places[self._last[places] == numbers]
-        return found
+        distinct: np.ndarray = places[self._last[places] == numbers]
+        return distinct
 
     def clear(self) -> None:
         """Set the gradient to zero."""
-        if self._rewritten or FEW * sum(map(len, self._written)) > self.n_rows:
-            self.gradient.fill(0)
+        if self._rewritten or CLEARED_PART * sum(map(len, self._written)) > self.n_rows:
+            self.values.fill(0)
         else:
             for rows in self._written:
-                self.gradient[rows if self.axis == 0 else (slice(None), rows)] = 0
+                self.values[rows if self.axis == 0 else (slice(None), rows)] = 0
         self._written = []
 
     def note(self, places: np.ndarray, occurring: np.ndarray) -> None:
         """Record rows whose gradients the caller adds: ``places`` are written, ``occurring`` hold nonzero data."""
-        named = occurring.astype(np.intp)  # indexing by other integers takes twice as long
-        self._written.append(named if occurring is places else places)
-        self._named.append(named)
+        rows = occurring.astype(np.intp)  # indexing by other integers takes twice as long
+        self._written.append(rows if occurring is places else places)
+        self._occurring.append(rows)
 
-    def add(self, places: np.ndarray, shares: np.ndarray, rows: np.ndarray) -> None:
-        """Add the gradients of the rows at ``places``, times ``shares``: 0 for ``padding_idx``, else 1."""
-        add_rows(places, shares, rows, self.gradient)
+    def add(self, places: np.ndarray, factors: np.ndarray, rows: np.ndarray) -> None:
+        """Add the gradients of the rows at ``places``, times ``factors``: 0 for ``padding_idx``, else 1."""
+        add_rows(places, factors, rows, self.values)
         self._written.append(places)
-        self._named.append(places if shares.all() else places[shares > 0])
-
-
-@dataclass(frozen=True, eq=False)
-class HostLookup:
-    """A read of rows, and the arrays that the session writes: the indices, and the gradient of each row."""
-
-    lookup: Lookup
-    indices: np.ndarray
-    slope: np.ndarray
-
-    def add_to(self, table: RowGradients) -> None:
-        """Add the gradients of the rows to that of the matrix."""
-        places = np.remainder(self.indices, self.lookup.shape[0])  # negative indices count from the end
-        shares = np.ones(self.lookup.count, self.slope.dtype)
-        if self.lookup.padding is not None:
-            shares[self.indices == self.lookup.padding] = 0
-        table.add(places, shares, self.slope)
-
-
-@dataclass(frozen=True, eq=False)
-class HostLookups:
-    """All reads of a pass, and the gradients of the matrices by name."""
-
-    reads: Sequence[HostLookup]
-    tables: Mapping[str, RowGradients]
-
-    def write_gradients(self) -> None:
-        """Sum the row gradients that the session wrote into the gradients of the matrices."""
-        for table in self.tables.values():
-            table.clear()
-        for read in self.reads:
-            read.add_to(self.tables[read.lookup.weight])
-
-
-def row_gradients(parameters: FlatParameters, lookups: Sequence[Lookup], *, rewritten: bool) -> dict[str, RowGradients]:
-    """Return the gradients of the matrices that are read, by name."""
-    found = {}
-    for name in dict.fromkeys(lookup.weight for lookup in lookups):
-        view, count = parameters.gradient_view(name), sum(one.count for one in lookups if one.weight == name)
-        found[name] = RowGradients(view.reshape(len(view), -1), count, rewritten=rewritten)
-    return found
-
-
-def product_gradients(
-    parameters: FlatParameters, products: Sequence[FirstProduct], *, rewritten: bool, lazy: bool
-) -> dict[str, RowGradients]:
-    """Return the gradients of the trained matrices that sparse rows are multiplied by, by name."""
-    found = {}
-    for product in products:
-        if product.weight in parameters.names:
-            view, axis = parameters.gradient_view(product.weight), int(product.transposed)
-            least = max(SPARE_ROWS, SPARE // view.shape[1 - axis])
-            most = None if lazy else view.shape[axis] // least
-            found[product.weight] = RowGradients(view, 0, rewritten=rewritten, axis=axis, most=most)
-    return found
-
-
-def host_lookups(lookups: Sequence[Lookup], tables: Mapping[str, RowGradients]) -> HostLookups:
-    """Return the reads of a pass, with arrays of their own."""
-    tables, found = {lookup.weight: tables[lookup.weight] for lookup in lookups}, []
-    for lookup in lookups:
-        slope = np.zeros((lookup.count, lookup.width), tables[lookup.weight].gradient.dtype)
-        found.append(HostLookup(lookup, np.zeros(lookup.count, np.int64), slope))
-    return HostLookups(found, tables)
-
-
-def buffer_shape(shape: Sequence[int | None], batch: int) -> tuple[int, ...]:
-    """Return the shape of a graph input of ``shape`` for ``batch`` rows."""
-    if None in shape[1:]:
-        raise ModelError(f"Every axis of a graph input but the first must be fixed to train, got shape {tuple(shape)}.")
-    return (batch, *(int(d) for d in shape[1:] if d is not None))
+        self._occurring.append(places if factors.all() else places[factors > 0])

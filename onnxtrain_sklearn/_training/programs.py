@@ -40,13 +40,13 @@ from ..exceptions import InvalidParameterError, ModelError, RuntimeNotFoundError
 from .loss_graph import LOSS, TARGET, WEIGHT, training_graph
 from .parameters import FlatParameters
 from .pass_rewrites import (
-    LABELED,
-    REPEATED,
+    WEIGHT_MATRIX,
+    WEIGHTS_AT_LABELS,
     gather_rows,
     last_layer_last,
-    repeat_shares,
+    read_weight_matrix,
+    read_weights_at_labels,
     return_before_reshapes,
-    take_labeled_shares,
     transpose_operands,
 )
 from .randomness import FACTOR, expose_dropout, expose_random
@@ -92,9 +92,9 @@ class PassProgram:
         Reads of rows of matrices. The graph returns the gradients of these rows instead of that of the matrix.
     segments : int
         Number of segments of the forward pass that the backward pass recomputes.
-    repeated_shares : int
+    weight_columns : int
         Columns of the matrix of shares that the graph reads; 0 if it reads none.
-    labeled_shares : bool
+    weights_at_labels : bool
         Whether the graph reads a matrix with each row's share at its label instead of the labels.
     code : GraphCode or None
         The graph as a function, which runs in place of a session; ``graph`` is empty then.
@@ -110,8 +110,8 @@ class PassProgram:
     products: Sequence[FirstProduct] = ()
     lookups: Sequence[Lookup] = ()
     segments: int = 0
-    repeated_shares: int = 0
-    labeled_shares: bool = False
+    weight_columns: int = 0
+    weights_at_labels: bool = False
     code: GraphCode | None = None
 
     @property
@@ -137,7 +137,7 @@ class PassSource:
         Names of the inputs that are given as sparse matrices.
     adds_rows : bool
         Whether the caller sums the gradients of rows that Gather reads from large matrices.
-    gives_shares : bool
+    normalizes_weights : bool
         Whether the caller gives the shares of the rows (weights divided by their sum), as a column.
     any_shape : bool
         Whether the caller accepts gradients in the shapes in which they are computed.
@@ -153,7 +153,7 @@ class PassSource:
     resident: bool = False
     sparse: Collection[str] = ()
     adds_rows: bool = False
-    gives_shares: bool = False
+    normalizes_weights: bool = False
     any_shape: bool = False
     for_cpu: bool = False
 
@@ -208,7 +208,14 @@ def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
         names,
         (source.settings.engine, source.settings.checkpoint_activations),
         source.batch,
-        (source.resident, source.adds_rows, source.least_lookup, source.gives_shares, source.for_cpu, source.any_shape),
+        (
+            source.resident,
+            source.adds_rows,
+            source.least_lookup,
+            source.normalizes_weights,
+            source.for_cpu,
+            source.any_shape,
+        ),
         tuple(source.sparse),
     )
 
@@ -224,8 +231,8 @@ class _Emitted(NamedTuple):
 
 def _emitted(source: PassSource) -> _Emitted:
     """Return the forward graph with the loss, whose parameters are inputs."""
-    shares = source.gives_shares
-    graph = training_graph(source.model, source.settings, source.frozen, source.batch, takes_shares=shares)
+    shares = source.normalizes_weights
+    graph = training_graph(source.model, source.settings, source.frozen, source.batch, normalized=shares)
     random = [*expose_random(graph), *expose_dropout(graph, scheduled=source.settings.scheduled.dropout)]
     products = take_first_products(graph, source.sparse)
     lookups = take_lookups(graph, source.parameters.names, source.least_lookup) if source.adds_rows else []
@@ -255,8 +262,8 @@ def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
         gather_rows(model.graph, [*(spec.name for spec in source.model.inputs), TARGET], source.batch)
     if source.any_shape:
         return_before_reshapes(model.graph, [name for name in names if name not in taken])
-    repeated = repeat_shares(model.graph) if source.for_cpu and source.gives_shares else 0
-    labeled = take_labeled_shares(model.graph) if repeated else False
+    repeated = read_weight_matrix(model.graph) if source.for_cpu and source.normalizes_weights else 0
+    labeled = read_weights_at_labels(model.graph) if repeated else False
     code = compiled_code(model, _row_inputs(source, emitted)) if engine == COMPILED else None
     if source.for_cpu and code is None:
         transpose_operands(model.graph)
@@ -283,7 +290,7 @@ def _row_inputs(source: PassSource, emitted: _Emitted) -> RowInputs:
     """Return the inputs of a gradient graph by whether they have a row for each row of the minibatch."""
     data = [*(spec.name for spec in source.model.inputs), TARGET, *(value.name or "" for value in emitted.random)]
     parameters = [*source.parameters.names, *source.parameters.running_statistics]
-    return RowInputs(source.batch, data, (WEIGHT, REPEATED, LABELED), [*parameters, FACTOR])
+    return RowInputs(source.batch, data, (WEIGHT, WEIGHT_MATRIX, WEIGHTS_AT_LABELS), [*parameters, FACTOR])
 
 
 def _alone(value: ir.Value) -> ir.Value:

@@ -29,7 +29,7 @@ from .parameters import FlatParameters, state_slots
 from .passes import HostPasses
 from .programs import COMPILED
 from .step_parts import OptimizerState, Rates, Scheduled, StepParts, StepSettings
-from .updates import HostAccumulation, HostAverage, HostPenalty, HostUpdates, RowChoice, VectorBindings
+from .updates import HostAccumulation, HostAverage, HostPenalty, HostUpdates, VectorBindings
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,10 @@ class HostStep:
         if isinstance(settings.optimizer, Optimizer):
             segments = bindings.segment_updates(settings.optimizer)
             parts.state.prepare(state_slots(settings.optimizer, parameters), parameters.vector.dtype)
-            rows = RowChoice(self.passes.tables, parameters, lazy=settings.lazy_rows, penalized=parts.penalizes)
-            self._updates = HostUpdates(segments, parameters, parts.state.slots, rows)
+            lazy, slots = settings.lazy_rows, parts.state.slots
+            self._updates = HostUpdates(
+                segments, parameters, slots, self.passes.row_sparse, lazy=lazy, penalized=parts.penalizes
+            )
 
     def train(
         self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
@@ -186,7 +188,7 @@ class HostStep:
         The penalty is divided by ``weight``, the sum of the weights of the minibatch, or of all rows for L-BFGS.
         Scheduled dropout ratios are multiplied by ``dropout``.
         """
-        if self.passes.tables:
+        if self.passes.row_sparse:
             self.passes.begin()
         loss = self.passes.run(dropout)
         return loss if self._penalty is None else loss + self._penalty.run(weight)

@@ -115,68 +115,65 @@ def formula_of(update: UpdateGraph) -> Formula | None:
     ]
     constants = {name: constant(value) for name, value in graph.initializers.items()}
     outputs = {value.name or "" for value in graph.outputs}
-    return Formula(nodes, constants, _registers(nodes, {"parameters", "gradients", *update.slots}, outputs))
 
-
-def _registers(
-    nodes: Sequence[tuple[str, tuple[str, ...], str]], vectors: set[str], outputs: set[str]
-) -> dict[str, int | None]:
-    """Assign the temporaries; one is free again with the last node that reads it, which may write over it."""
+    # Assign the temporaries. One is free again after the last node that reads it; that node may write over it.
     last = {name: i for i, (_, operands, _) in enumerate(nodes) for name in operands}
-    found: dict[str, int | None] = {}
-    vectors, free, count = set(vectors), list[int](), 0
+    registers: dict[str, int | None] = {}
+    vectors, free, count = {"parameters", "gradients", *update.slots}, list[int](), 0
     for i, (_, operands, result) in enumerate(nodes):
-        released = {found.get(name) for name in operands if last[name] == i}
+        released = {registers.get(name) for name in operands if last[name] == i}
         free += sorted(k for k in released if k is not None)
         if not vectors.intersection(operands):
-            found[result] = None
+            registers[result] = None
             continue
         vectors.add(result)
         if result not in outputs:
             if not free:
                 free, count = [count], count + 1
-            found[result] = free.pop()
-    return found
+            registers[result] = free.pop()
+    return Formula(nodes, constants, registers)
 
 
-@dataclass(frozen=True, eq=False)
 class NumpyUpdate:
-    """The calls of an update, in their order: functions of NumPy with their operands and results, parts of arrays.
+    """The update in place of ``vectors``, the parameters and the slots, by calls of NumPy's functions.
 
-    Each computes ``block`` elements at most.
+    The calls of a block of elements follow each other, so that its vectors and temporaries stay in the cache.
 
-    The caller silences NumPy's floating-point warnings once for a pass: here it would cost more than the update of a
-    short vector. The loop finds numbers that are not finite.
+    The caller silences NumPy's floating-point warnings once for an epoch: here it would cost more than the update of a
+    short vector. The epoch loop finds numbers that are not finite.
+
+    Attributes
+    ----------
+    calls : list of callable
+    block : int
+        Elements that each call computes at most.
     """
 
-    calls: Sequence[Callable[[], object]]
-    block: int
+    def __init__(
+        self,
+        formula: Formula,
+        vectors: Mapping[str, np.ndarray],
+        gradients: np.ndarray,
+        scalars: Mapping[str, np.ndarray],
+    ) -> None:
+        self.calls, self.block = list[Callable[[], object]](), min(TUNING.block, len(gradients))
+        registers, dtype, size = formula.registers, gradients.dtype, TUNING.block
+        temporaries = [np.empty(self.block, dtype) for _ in range(len(set(registers.values()) - {None}))]
+        numbers = {name: np.zeros((), dtype) for name, place in registers.items() if place is None}
+        for start in range(0, len(gradients), size):
+            part = {name: vector[start : start + size] for name, vector in {**vectors, "gradients": gradients}.items()}
+            local = {n: temporaries[k][: len(part["gradients"])] for n, k in registers.items() if k is not None}
+            results = {f"new_{name}": part[name] for name in vectors}
+            arrays: dict[str, Any] = {**formula.constants, **scalars, **numbers, **part, **local, **results}
+            for op_type, operands, result in formula.nodes:
+                if not start or result not in numbers:  # the first block computes the scalars for all
+                    # a result by position takes two thirds of the time of one by name
+                    self.calls.append(partial(UFUNCS[op_type], *(arrays[name] for name in (*operands, result))))
 
     def run(self) -> None:
-        """Update all blocks in place."""
+        """Update all blocks."""
         for call in self.calls:
             call()
-
-
-def numpy_update(
-    formula: Formula, vectors: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
-) -> NumpyUpdate:
-    """Return the update in place of ``vectors``, the parameters and the slots."""
-    count, dtype = len(set(formula.registers.values()) - {None}), gradients.dtype
-    block = TUNING.block
-    temporaries = [np.empty(min(block, len(gradients)), dtype) for _ in range(count)]
-    numbers = {name: np.zeros((), dtype) for name, place in formula.registers.items() if place is None}
-    calls: list[Callable[[], object]] = []
-    for start in range(0, len(gradients), block):
-        part = {name: vector[start : start + block] for name, vector in {**vectors, "gradients": gradients}.items()}
-        local = {n: temporaries[k][: len(part["gradients"])] for n, k in formula.registers.items() if k is not None}
-        results = {f"new_{name}": part[name] for name in vectors}
-        arrays: dict[str, Any] = {**formula.constants, **scalars, **numbers, **part, **local, **results}
-        for op_type, operands, result in formula.nodes:
-            if not start or result not in numbers:
-                # a result by position takes two thirds of the time of one by name
-                calls.append(partial(UFUNCS[op_type], *(arrays[name] for name in (*operands, result))))
-    return NumpyUpdate(calls, min(block, len(gradients)))
 
 
 # Updates of vectors by compiled loops, where llvmlite is installed.
@@ -216,19 +213,39 @@ def saved_by_compiling(update: object) -> float:
     return len(update.calls) * (TUNING.call + update.block * TUNING.element)
 
 
-@dataclass(frozen=True, eq=False)
-class CompiledUpdate:
-    """An update in place by a compiled loop; ``run`` keeps all that the loop reads and writes."""
-
-    run: Callable[[], object]
-
-
 class _Argument(ctypes.c_void_p):
     """The argument of a loop: a pointer that keeps the arrays behind it."""
 
     def __init__(self, arrays: Sequence[np.ndarray], count: int) -> None:
         self._kept = np.array([count, *(array.ctypes.data for array in arrays)], np.int64), arrays
         super().__init__(self._kept[0].ctypes.data)
+
+
+class CompiledUpdate:
+    """The update in place of ``vectors``, the parameters and the slots, by a compiled loop.
+
+    Attributes
+    ----------
+    run : callable
+        Calls the loop; it keeps all arrays that the loop reads and writes.
+    """
+
+    def __init__(
+        self,
+        formula: Formula,
+        vectors: Mapping[str, np.ndarray],
+        gradients: np.ndarray,
+        scalars: Mapping[str, np.ndarray],
+    ) -> None:
+        dtype, read = gradients.dtype, {name for _, operands, _ in formula.nodes for name in operands}
+        long = {**vectors, "gradients": gradients}
+        short = {name: array for name, array in {**formula.constants, **scalars}.items() if name in read}
+        kind = ELEMENT_TYPES[dtype.char]
+        key = tuple(formula.nodes), tuple(long), tuple(short), kind
+        code = _loops.get(key, lambda: MachineCode(loop_code(formula, list(long), list(short), kind)))
+        arrays = *long.values(), *short.values()
+        assert all(array.dtype == dtype and array.flags.c_contiguous for array in arrays)
+        self.run: Callable[[], object] = partial(code, _Argument(arrays, len(gradients)))
 
 
 VectorUpdate: TypeAlias = Binding | CompiledUpdate | NumpyUpdate
@@ -240,25 +257,10 @@ def formula_update(
     """Return the update in place of ``vectors``, the parameters and the slots, compiled where that pays."""
     if SAVINGS.suffice and is_installed():
         try:
-            return compiled_update(formula, vectors, gradients, scalars)
+            return CompiledUpdate(formula, vectors, gradients, scalars)
         except (ImportError, OSError, RuntimeError):  # a broken or old llvmlite, an unknown processor, no rights
             SAVINGS.forget()
-    return numpy_update(formula, vectors, gradients, scalars)
-
-
-def compiled_update(
-    formula: Formula, vectors: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
-) -> CompiledUpdate:
-    """Return the update in place of ``vectors`` by a compiled loop."""
-    dtype, read = gradients.dtype, {name for _, operands, _ in formula.nodes for name in operands}
-    long = {**vectors, "gradients": gradients}
-    short = {name: array for name, array in {**formula.constants, **scalars}.items() if name in read}
-    kind = ELEMENT_TYPES[dtype.char]
-    key = tuple(formula.nodes), tuple(long), tuple(short), kind
-    code = _loops.get(key, lambda: MachineCode(loop_code(formula, list(long), list(short), kind)))
-    arrays = *long.values(), *short.values()
-    assert all(array.dtype == dtype and array.flags.c_contiguous for array in arrays)
-    return CompiledUpdate(partial(code, _Argument(arrays, len(gradients))))
+    return NumpyUpdate(formula, vectors, gradients, scalars)
 
 
 # The formula of an update as one loop over the elements, in LLVM's assembly language.

@@ -24,21 +24,24 @@ from .._ort import devices, gradient_builder
 from .._ort.binding import Array, Binding
 from .._ort.sessions import InferenceSession, shared_session
 from .._utils.cache import Cache, content, is_plain
-from .._utils.typing import DType
 from ..graph import GraphBuilder, new_graph
 from ..optimizers import Optimizer, Parameter, Slot, clip_graph, update_graph
 from ..optimizers.in_place import moves_without_gradient, slots_for, update_rule
 from . import update_executors
 from .loss_graph import ir_type
 from .parameters import FlatParameters, Segment, require_rows_apart, segments, state_name
-from .passes import RowGradients
+from .passes import RowSparseGradient
 from .programs import PARALLEL_WORK, differentiating_engine, work
 from .step_parts import OptimizerState, Rates, StepSettings
 from .update_executors import SAVINGS, Formula, VectorUpdate, formula_of, formula_update, saved_by_compiling
 
 PENALTY, SQUARES, ABSOLUTES = "penalty", "squares", "absolutes"
+TOTAL, SHARE = "total", "share"
+AVERAGE, STEP_WEIGHT = "average", "step_weight"
 
 X = TypeVar("X")
+
+# The optimizer's update as a graph, compiled once for equal optimizers.
 
 _graphs: Cache[tuple[bytes, float, Formula | None]] = Cache(128, 2**24, lambda entry: len(entry[0]))
 
@@ -231,11 +234,264 @@ def bind_update(
     return Binding(session, {**vectors, "gradients": gradients, **scalars}, outputs)
 
 
-# Small graphs over whole vectors that run in place: accumulated gradients and averaged weights, and a copy.
+# The optimizer's update on the host.
 
 
-TOTAL, SHARE = "total", "share"
-AVERAGE, STEP_WEIGHT = "average", "step_weight"
+@dataclass(frozen=True, eq=False)
+class ScalarGroup:
+    """Updates that read the same scalars, such as the learning rate of the step: those of segments of equal factors."""
+
+    scalars_of: Callable[[Rates, int], Mapping[str, Any]]
+    scalars: Mapping[str, np.ndarray]
+    updates: list[VectorUpdate | RowUpdate]
+
+
+class HostUpdates:
+    """The update of all parameters and slots. It is compiled once that pays; its steps are the same to the bit.
+
+    Parameters
+    ----------
+    segments : list of SegmentUpdate
+    parameters : FlatParameters
+    slots : mapping of str to ndarray
+        The optimizer's state.
+    row_sparse : mapping of str to RowSparseGradient
+        The gradients of matrices of which a minibatch uses only some rows, by name.
+    lazy : bool
+        Whether only the rows that occur are updated in all of these matrices (``lazy_rows``). Otherwise they are where
+        the rest would not move, and is most of the matrix.
+    penalized : bool
+        Whether the penalty moves all rows.
+
+    Attributes
+    ----------
+    groups : list of ScalarGroup
+    """
+
+    def __init__(
+        self,
+        segments: list[SegmentUpdate],
+        parameters: FlatParameters,
+        slots: Mapping[str, np.ndarray],
+        row_sparse: Mapping[str, RowSparseGradient],
+        *,
+        lazy: bool,
+        penalized: bool,
+    ) -> None:
+        self._segments, self._parameters, self._slots = segments, parameters, slots
+        self._row_sparse, self._lazy, self._penalized = row_sparse, lazy, penalized
+        self.groups = self._bound()
+        self._saved = sum(saved_by_compiling(one) for group in self.groups for one in group.updates)
+
+    def prepare(self, steps: int) -> None:
+        """Count the steps that follow, and compile the updates if all steps so far would have paid for it."""
+        if self._saved:
+            SAVINGS.add(steps * self._saved)
+            if SAVINGS.suffice:
+                self.groups, self._saved = self._bound(), 0.0
+
+    def run(self, rates: Rates, t: int) -> None:
+        """Take step ``t``."""
+        for group in self.groups:
+            for name, value in group.scalars_of(rates, t).items():
+                group.scalars[name][()] = value
+            for one in group.updates:
+                one.run()
+
+    def _bound(self) -> list[ScalarGroup]:
+        """Bind the updates of all segments."""
+        vector, gradient, groups = self._parameters.vector, self._parameters.gradient, dict[object, ScalarGroup]()
+        for segment in self._segments:
+            if segment.scalars_key not in groups:
+                examples = segment.scalars(Rates(0.001), 1)
+                kinds = {n: np.int64 if isinstance(x, int) else vector.dtype for n, x in examples.items()}
+                scalars = {name: np.zeros((), kind) for name, kind in kinds.items()}
+                groups[segment.scalars_key] = ScalarGroup(segment.scalars, scalars, [])
+            group = groups[segment.scalars_key]
+            for part, row_sparse in self._parts(segment):
+                arrays, gradients = part.host_arrays(vector, gradient, self._slots)
+                every: Sequence[VectorUpdate] = ()
+                if row_sparse is None or row_sparse.most is not None:
+                    every = _vector_updates(part, arrays, gradients, group.scalars)
+                if row_sparse is None:
+                    group.updates.extend(every)
+                else:
+                    group.updates.append(RowUpdate(part, row_sparse, arrays, group.scalars, every))
+        return list(groups.values())
+
+    def _parts(self, segment: SegmentUpdate) -> list[tuple[SegmentUpdate, RowSparseGradient | None]]:
+        """Divide a segment into the matrices that are updated row by row, and the parts between them."""
+        whole, program = segment.segment.part, segment.program
+        rests = program.elementwise and not (program.moves_without_gradient or self._penalized)
+        found, start = list[tuple[slice, RowSparseGradient | None]](), whole.start
+        for name in self._parameters.names:
+            gradient, span = self._row_sparse.get(name), self._parameters.span(name)
+            if gradient is None or span.start < whole.start or whole.stop < span.stop:
+                continue
+            if self._lazy:
+                require_rows_apart(segment.segment.optimizer)
+            elif not rests or 2 * gradient.count > gradient.n_rows:
+                continue
+            found += [(slice(start, span.start), None), (span, gradient)]
+            start = span.stop
+        found.append((slice(start, whole.stop), None))
+        return [
+            (segment if part == whole else replace(segment, segment=replace(segment.segment, part=part)), gradient)
+            for part, gradient in found
+            if part.start < part.stop
+        ]
+
+
+def _vector_updates(
+    one: SegmentUpdate, arrays: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
+) -> list[VectorUpdate]:
+    """Return the updates of a segment: by its formula if it has one and that pays, else by a session in pieces."""
+    formula, tuning = one.program.formula, update_executors.TUNING
+    if formula is not None and gradients.size > tuning.least_elements:
+        return [formula_update(formula, arrays, gradients, scalars)]
+    session = one.open_session()
+    if not one.program.elementwise or gradients.size <= 2 * tuning.piece:
+        return [bind_update(session, arrays, gradients, scalars)]
+    cuts = [slice(i, i + tuning.piece) for i in range(0, gradients.size, tuning.piece)]
+    return [bind_update(session, {n: a[cut] for n, a in arrays.items()}, gradients[cut], scalars) for cut in cuts]
+
+
+GRADIENTS = "gradients"
+
+BLOCK_SIZES = 8
+"""Number of sizes that blocks of rows have. A step takes the smallest block that holds its rows."""
+
+Matrices: TypeAlias = "Mapping[str, Sequence[np.ndarray]]"
+
+
+class RowUpdate:
+    """The update of the rows of a matrix that occur in a minibatch.
+
+    The rows of the matrix, of its gradient and of the optimizer's state are copied to contiguous blocks, updated there
+    by the graph of the optimizer, and copied back.
+
+    Parameters
+    ----------
+    one : SegmentUpdate
+        The update of the matrix.
+    gradient : RowSparseGradient
+    arrays : mapping of str to ndarray
+        The parameters and the optimizer's state of the matrix.
+    scalars : mapping of str to ndarray
+    every : sequence of VectorUpdate, optional
+        The update of all rows, for steps in which most occur.
+    """
+
+    def __init__(
+        self,
+        one: SegmentUpdate,
+        gradient: RowSparseGradient,
+        arrays: Mapping[str, np.ndarray],
+        scalars: Mapping[str, np.ndarray],
+        every: Sequence[VectorUpdate] = (),
+    ) -> None:
+        self._one, self._gradient, self._scalars, self._every = one, gradient, scalars, every
+        shape, axis = gradient.values.shape, gradient.axis
+        self._width = shape[1 - axis]
+        self._size = min(shape[axis], max(1, update_executors.TUNING.block // (2 * self._width)))
+        self._matrices = {name: _rows_first(array.reshape(shape), axis) for name, array in arrays.items()}
+        self._matrices[GRADIENTS] = _rows_first(gradient.values, axis)
+        self._blocks: dict[int, tuple[Matrices, VectorUpdate]] = {}
+
+    def run(self) -> None:
+        """Update the rows in place."""
+        if self._gradient.is_dense:
+            for update in self._every:
+                update.run()
+            return
+        # Within one block a repeated row does no harm: its copies are updated alike.
+        rows, step = self._gradient.rows(repeated=self._size), -(-self._size // BLOCK_SIZES)
+        for start in range(0, len(rows), self._size):
+            part = rows[start : start + self._size]
+            count = min(self._size, -(-len(part) // step) * step)
+            if count not in self._blocks:
+                self._blocks[count] = self._new_block(count)
+            blocks, update = self._blocks[count]
+            for name, matrices in self._matrices.items():
+                for matrix, block in zip(matrices, blocks[name], strict=True):
+                    np.take(matrix, part, 0, block[: len(part)], "clip")  # other modes buffer the result
+                    block[len(part) :] = 0
+            update.run()
+            for name in self._matrices.keys() - {GRADIENTS}:
+                for matrix, block in zip(self._matrices[name], blocks[name], strict=True):
+                    matrix[part] = block[: len(part)]
+
+    def _new_block(self, count: int) -> tuple[Matrices, VectorUpdate]:
+        """Return arrays for so many rows, and the update that is bound to them."""
+        axis, dtype, formula = self._gradient.axis, self._gradient.values.dtype, self._one.program.formula
+        arrays = {name: np.zeros((count, self._width)[:: 1 - 2 * axis], dtype) for name in self._matrices}
+        flat = {name: array.ravel() for name, array in arrays.items()}
+        gradients = flat.pop(GRADIENTS)
+        if formula is None:
+            update: VectorUpdate = bind_update(self._one.open_session(), flat, gradients, self._scalars)
+        else:
+            update = formula_update(formula, flat, gradients, self._scalars)
+        return {name: _rows_first(array, axis) for name, array in arrays.items()}, update
+
+
+def _rows_first(matrix: np.ndarray, axis: int) -> list[np.ndarray]:
+    """Return views whose first axis is that of the rows; one for each column if the matrix is stored transposed."""
+    if matrix.shape[1 - axis] == 1:
+        return [matrix.ravel()]  # numbers are copied faster than rows of one number
+    return [matrix] if axis == 0 else list(matrix)
+
+
+# Penalty, accumulation and average on the host, as the step calls them.
+
+
+class HostPenalty:
+    """The penalty on the penalized part of the parameters."""
+
+    def __init__(self, bindings: VectorBindings, parameters: FlatParameters) -> None:
+        part = parameters.penalized
+        self._strength, self._value = np.zeros((), bindings.dtype), np.zeros((), bindings.dtype)
+        scalars = {"strength": self._strength, PENALTY: self._value}
+        self._binding = bindings.penalty(parameters.vector[part], parameters.gradient[part], **scalars)
+
+    def run(self, weight: float) -> float:
+        """Add its gradients, divided by the sum ``weight`` of the weights of the rows; return its value."""
+        self._strength[()] = 1.0 / weight if weight > 0 else 0.0
+        self._binding.run()
+        return float(self._value.item())
+
+
+class HostAccumulation:
+    """The mean of the gradients of a group of minibatches."""
+
+    def __init__(self, bindings: VectorBindings, parameters: FlatParameters) -> None:
+        self._share = np.zeros((), bindings.dtype)
+        self._bindings = bindings.accumulation(parameters.gradient, self._share)
+
+    def add(self, i: int, count: int, share: float) -> None:
+        """Add the gradients of minibatch ``i`` of ``count``; the last leaves the mean of all in the gradients."""
+        if count > 1:
+            self._share[()] = share
+            self._bindings[i == 0, i == count - 1].run()
+
+
+class HostAverage:
+    """The moving average of the parameters, of which ``state`` counts the steps."""
+
+    def __init__(
+        self, bindings: VectorBindings, parameters: FlatParameters, state: OptimizerState, decay: float
+    ) -> None:
+        assert parameters.average is not None
+        self._state, self._decay, self._weight = state, decay, np.zeros((), bindings.dtype)
+        self._binding = bindings.average(parameters.average, parameters.vector, self._weight)
+
+    def run(self) -> None:
+        """Move the average towards the parameters."""
+        self._state.averaged += 1
+        self._weight[()] = step_weight(self._decay, self._state.averaged)
+        self._binding.run()
+
+
+# The graphs over whole vectors.
 
 
 def accumulation_graph(size: int, kind: ir.DataType, *, first: bool, last: bool) -> ir.Model:
@@ -302,294 +558,3 @@ def penalty_graph(size: int, kind: ir.DataType, engine: str, *, absolute: bool) 
     model.graph.outputs.remove(penalty_gradient)
     model.graph.outputs.append(total)
     return model
-
-
-class HostPenalty:
-    """The penalty on the penalized part of the parameters."""
-
-    def __init__(self, bindings: VectorBindings, parameters: FlatParameters) -> None:
-        part = parameters.penalized
-        self._strength, self._value = np.zeros((), bindings.dtype), np.zeros((), bindings.dtype)
-        scalars = {"strength": self._strength, PENALTY: self._value}
-        self._binding = bindings.penalty(parameters.vector[part], parameters.gradient[part], **scalars)
-
-    def run(self, weight: float) -> float:
-        """Add its gradients, divided by the sum ``weight`` of the weights of the rows; return its value."""
-        self._strength[()] = 1.0 / weight if weight > 0 else 0.0
-        self._binding.run()
-        return float(self._value.item())
-
-
-class HostAccumulation:
-    """The mean of the gradients of a group of minibatches."""
-
-    def __init__(self, bindings: VectorBindings, parameters: FlatParameters) -> None:
-        self._share = np.zeros((), bindings.dtype)
-        self._bindings = bindings.accumulation(parameters.gradient, self._share)
-
-    def add(self, i: int, count: int, share: float) -> None:
-        """Add the gradients of minibatch ``i`` of ``count``; the last leaves the mean of all in the gradients."""
-        if count > 1:
-            self._share[()] = share
-            self._bindings[i == 0, i == count - 1].run()
-
-
-class HostAverage:
-    """The moving average of the parameters, of which ``state`` counts the steps."""
-
-    def __init__(
-        self, bindings: VectorBindings, parameters: FlatParameters, state: OptimizerState, decay: float
-    ) -> None:
-        assert parameters.average is not None
-        self._state, self._decay, self._weight = state, decay, np.zeros((), bindings.dtype)
-        self._binding = bindings.average(parameters.average, parameters.vector, self._weight)
-
-    def run(self) -> None:
-        """Move the average towards the parameters."""
-        self._state.averaged += 1
-        self._weight[()] = step_weight(self._decay, self._state.averaged)
-        self._binding.run()
-
-
-@dataclass(frozen=True, eq=False)
-class HostUpdate:
-    """The updates of all segments of equal factors, and the scalars that they read."""
-
-    scalars_of: Callable[[Rates, int], Mapping[str, Any]]
-    scalars: Mapping[str, np.ndarray]
-    bindings: list[VectorUpdate | RowUpdate]
-
-    def run(self, rates: Rates, t: int) -> None:
-        """Take step ``t``."""
-        for name, value in self.scalars_of(rates, t).items():
-            self.scalars[name][()] = value
-        for binding in self.bindings:
-            binding.run()
-
-
-class HostUpdates:
-    """The update of all parameters and slots, compiled once that pays; its steps are the same to the bit.
-
-    Parameters
-    ----------
-    segments, parameters, slots, choice
-        As :func:`host_updates` takes them.
-
-    Attributes
-    ----------
-    updates : list of HostUpdate
-    """
-
-    def __init__(
-        self,
-        segments: list[SegmentUpdate],
-        parameters: FlatParameters,
-        slots: Mapping[str, np.ndarray],
-        choice: RowChoice,
-    ) -> None:
-        self._make = partial(host_updates, segments, parameters, slots, choice)
-        self.updates = self._make()
-        self._saved = sum(saved_by_compiling(one) for update in self.updates for one in update.bindings)
-
-    def prepare(self, steps: int) -> None:
-        """Prepare for so many steps."""
-        if self._saved:
-            SAVINGS.add(steps * self._saved)
-            if SAVINGS.suffice:
-                self.updates, self._saved = self._make(), 0.0
-
-    def run(self, rates: Rates, t: int) -> None:
-        """Take step ``t``."""
-        for update in self.updates:
-            update.run(rates, t)
-
-
-def host_updates(
-    segments: list[SegmentUpdate], parameters: FlatParameters, slots: Mapping[str, np.ndarray], choice: RowChoice
-) -> list[HostUpdate]:
-    """Return the updates of the parameters and the slots, one for all segments whose scalars are the same."""
-    updates: dict[object, HostUpdate] = {}
-    for one in segments:
-        if one.scalars_key not in updates:
-            updates[one.scalars_key] = HostUpdate(one.scalars, _scalars(one, parameters.vector.dtype), [])
-        update = updates[one.scalars_key]
-        for part, table in choice.parts(one):
-            arrays, gradients = part.host_arrays(parameters.vector, parameters.gradient, slots)
-            if table is None:
-                update.bindings.extend(_bound(part, arrays, gradients, update.scalars))
-            else:
-                whole = () if table.most is None else _bound(part, arrays, gradients, update.scalars)
-                update.bindings.append(row_update(part, table, arrays, update.scalars, whole))
-    return list(updates.values())
-
-
-def _scalars(one: SegmentUpdate, dtype: DType) -> dict[str, np.ndarray]:
-    kinds = {n: np.int64 if isinstance(x, int) else dtype for n, x in one.scalars(Rates(0.001), 1).items()}
-    return {name: np.zeros((), kind) for name, kind in kinds.items()}
-
-
-def _bound(
-    one: SegmentUpdate, arrays: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
-) -> list[VectorUpdate]:
-    """Return the updates of a segment: by its formula if it has one and that pays, else by the session in pieces."""
-    formula, tuning = one.program.formula, update_executors.TUNING
-    if formula is not None and gradients.size > tuning.least_elements:
-        return [formula_update(formula, arrays, gradients, scalars)]
-    session = one.open_session()
-    if not one.program.elementwise or gradients.size <= 2 * tuning.piece:
-        return [bind_update(session, arrays, gradients, scalars)]
-    cuts = [slice(i, i + tuning.piece) for i in range(0, gradients.size, tuning.piece)]
-    return [bind_update(session, {n: a[cut] for n, a in arrays.items()}, gradients[cut], scalars) for cut in cuts]
-
-
-# Updates of some rows of a matrix: those that occur in a minibatch, a block of them at a time.
-#
-# The rows of the matrix, of its gradient and of the optimizer's vectors are copied to blocks, updated there by the
-# graph of the optimizer, and copied back.
-
-
-GRADIENTS = "gradients"
-
-BLOCK_SIZES = 8
-"""Sizes that blocks have: the smallest that holds the rows of a step is updated."""
-
-Matrices: TypeAlias = "Mapping[str, Sequence[np.ndarray]]"
-
-
-@dataclass(frozen=True, eq=False)
-class RowBlock:
-    """Copies of some rows of the parameters, the optimizer's vectors and the gradients, and their update in place."""
-
-    arrays: Matrices
-    update: VectorUpdate
-
-    def run(self, matrices: Matrices, rows: np.ndarray) -> None:
-        """Update these rows of the matrices."""
-        for name, parts in matrices.items():
-            for matrix, block in zip(parts, self.arrays[name], strict=True):
-                np.take(matrix, rows, 0, block[: len(rows)], "clip")  # which does not buffer the result
-                block[len(rows) :] = 0
-        self.update.run()
-        for name in matrices.keys() - {GRADIENTS}:
-            for matrix, block in zip(matrices[name], self.arrays[name], strict=True):
-                matrix[rows] = block[: len(rows)]
-
-
-@dataclass(frozen=True, eq=False)
-class RowUpdate:
-    """The update of the rows of a matrix that occur.
-
-    Attributes
-    ----------
-    table : RowGradients
-    matrices : mapping of str to sequence of ndarray
-        The parameters, the optimizer's vectors and the gradients, views of shape (n_rows, n_columns); of a matrix that
-        is stored transposed, its rows.
-    size : int
-        Rows that are updated together at most.
-    block_of : callable
-        Returns a block of so many rows.
-    whole : sequence of VectorUpdate
-        The update of all rows, for steps in which all are taken to occur.
-    """
-
-    table: RowGradients
-    matrices: Matrices
-    size: int
-    block_of: Callable[[int], RowBlock]
-    whole: Sequence[VectorUpdate] = ()
-
-    def run(self) -> None:
-        """Update the rows in place."""
-        if self.table.everywhere:
-            for update in self.whole:
-                update.run()
-            return
-        rows = self.table.rows(repeated=self.size)  # in one block, equal rows are updated alike
-        for start in range(0, len(rows), self.size):
-            part = rows[start : start + self.size]
-            self.block_of(self._rounded(len(part))).run(self.matrices, part)
-
-    def _rounded(self, count: int) -> int:
-        step = -(-self.size // BLOCK_SIZES)
-        return min(self.size, -(-count // step) * step)
-
-
-def row_update(
-    one: SegmentUpdate,
-    table: RowGradients,
-    arrays: Mapping[str, np.ndarray],
-    scalars: Mapping[str, np.ndarray],
-    whole: Sequence[VectorUpdate] = (),
-) -> RowUpdate:
-    """Return the update of the rows of the matrix that the segment holds."""
-    shape, axis = table.gradient.shape, table.axis
-    matrices = {name: _by_row(array.reshape(shape), axis) for name, array in arrays.items()}
-    matrices[GRADIENTS] = _by_row(table.gradient, axis)
-    n_rows, width = shape[axis], shape[1 - axis]
-    size = min(n_rows, max(1, update_executors.TUNING.block // (2 * width)))
-
-    @cache
-    def block_of(count: int) -> RowBlock:
-        dtype, layout = table.gradient.dtype, (count, width)[:: 1 - 2 * axis]
-        return _row_block(one, {name: np.zeros(layout, dtype) for name in matrices}, axis, scalars)
-
-    return RowUpdate(table, matrices, size, block_of, whole)
-
-
-def _row_block(
-    one: SegmentUpdate, arrays: Mapping[str, np.ndarray], axis: int, scalars: Mapping[str, np.ndarray]
-) -> RowBlock:
-    flat, formula = {name: array.ravel() for name, array in arrays.items()}, one.program.formula
-    gradients, blocks = flat.pop(GRADIENTS), {name: _by_row(array, axis) for name, array in arrays.items()}
-    if formula is None:
-        return RowBlock(blocks, bind_update(one.open_session(), flat, gradients, scalars))
-    return RowBlock(blocks, formula_update(formula, flat, gradients, scalars))
-
-
-def _by_row(matrix: np.ndarray, axis: int) -> list[np.ndarray]:
-    """Return views whose first axis is that of the rows."""
-    if matrix.shape[1 - axis] == 1:
-        return [matrix.ravel()]  # numbers are copied faster than rows of one number
-    return [matrix] if axis == 0 else list(matrix)
-
-
-@dataclass(frozen=True, eq=False)
-class RowChoice:
-    """The choice of what is updated by rows.
-
-    ``lazy``: every matrix that is read by rows; otherwise only those whose unread rows do not move and are the most.
-    ``penalized``: the penalty moves all rows.
-    """
-
-    tables: Mapping[str, RowGradients]
-    parameters: FlatParameters
-    lazy: bool
-    penalized: bool
-
-    def parts(self, one: SegmentUpdate) -> list[tuple[SegmentUpdate, RowGradients | None]]:
-        """Divide a segment into the matrices that are updated by rows and what is between them."""
-        whole, start = one.segment.part, one.segment.part.start
-        found: list[tuple[SegmentUpdate, RowGradients | None]] = []
-        for span, table in self._tables_in(one):
-            found += [(_of(one, slice(start, span.start)), None), (_of(one, span), table)]
-            start = span.stop
-        found.append((_of(one, slice(start, whole.stop)), None))
-        return [(part, table) for part, table in found if part.segment.part.start < part.segment.part.stop]
-
-    def _tables_in(self, one: SegmentUpdate) -> list[tuple[slice, RowGradients]]:
-        spans = {name: self.parameters.span(name) for name in self.parameters.names if name in self.tables}
-        whole, by_rows = one.segment.part, self._by_rows
-        inner = {name: span for name, span in spans.items() if whole.start <= span.start and span.stop <= whole.stop}
-        return [(span, self.tables[name]) for name, span in inner.items() if by_rows(one, self.tables[name])]
-
-    def _by_rows(self, one: SegmentUpdate, table: RowGradients) -> bool:
-        if self.lazy:
-            require_rows_apart(one.segment.optimizer)
-            return True
-        rests = one.program.elementwise and not (one.program.moves_without_gradient or self.penalized)
-        return rests and 2 * table.count <= table.n_rows
-
-
-def _of(one: SegmentUpdate, part: slice) -> SegmentUpdate:
-    return one if part == one.segment.part else replace(one, segment=replace(one.segment, part=part))

@@ -25,7 +25,7 @@ from onnxtrain_sklearn._ort import devices, gradient_builder, llvm
 from onnxtrain_sklearn._training import update_executors
 from onnxtrain_sklearn._training.parameters import FlatParameters, state_slots
 from onnxtrain_sklearn._training.step_parts import OptimizerState, Rates, Scheduled
-from onnxtrain_sklearn._training.updates import HostUpdates, RowChoice, VectorBindings
+from onnxtrain_sklearn._training.updates import HostUpdates, VectorBindings
 from onnxtrain_sklearn.graph import new_graph
 from onnxtrain_sklearn.optimizers import LBFGS, OPTIMIZERS, Optimizer, resolve_optimizer
 from tests.helpers.optimizers import ROSENBROCK, RULES, SETTINGS, trained_by
@@ -85,9 +85,9 @@ class Run:
         segments = VectorBindings(settings, self.parameters, np.asarray).segment_updates(optimizer)
         if executor == "session":
             segments = [replace(one, program=replace(one.program, formula=None)) for one in segments]
-        choice = RowChoice({}, self.parameters, lazy=False, penalized=False)
-        self.updates = HostUpdates(segments, self.parameters, self.state.slots, choice)
-        ways = {type(one).__name__ for update in self.updates.updates for one in update.bindings}
+        slots = self.state.slots
+        self.updates = HostUpdates(segments, self.parameters, slots, {}, lazy=False, penalized=False)
+        ways = {type(one).__name__ for group in self.updates.groups for one in group.updates}
         if executor in WAYS and optimizer.elementwise:  # not another one in its place
             assert ways == ({WAYS[executor]} if segments[0].program.formula is not None else {"Binding"})
         self.run = lambda rate, t: self.updates.run(Rates(rate), t)

@@ -109,7 +109,7 @@ def test_few_classes_have_one_hot_rows_with_the_same_result(monkeypatch, engine)
 @engines
 def test_one_hot_rows_of_a_table_are_those_of_a_comparison(monkeypatch, engine):
     few, found = LABELS % 7, []
-    monkeypatch.setattr(programs, "take_labeled_shares", lambda graph: False)  # which rounds otherwise
+    monkeypatch.setattr(programs, "read_weights_at_labels", lambda graph: False)  # which rounds otherwise
     for bound in (6, 7):
         monkeypatch.setattr(loss_graph, "TABLE_CLASSES", bound)
         clear_cache()

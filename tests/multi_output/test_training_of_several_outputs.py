@@ -107,9 +107,7 @@ def test_rows_of_embeddings(engine):
             )
             fitted[updates, str(optimizer)] = one.fit(ids, y)
     lazy = fitted["lazy", "adamw"]
-    assert any(
-        isinstance(one, RowUpdate) for update in lazy._state.live.step._updates.updates for one in update.bindings
-    )
+    assert any(isinstance(one, RowUpdate) for update in lazy._state.live.step._updates.groups for one in update.updates)
     start, absent = onnx.numpy_helper.to_array(model.graph.initializer[0]), np.setdiff1d(np.arange(WORDS), ids)
     assert_array_equal(lazy.weights_["T"][absent], start[absent])
     assert np.abs(fitted["exact", "adamw"].weights_["T"][absent] - start[absent]).max() > 0  # decays

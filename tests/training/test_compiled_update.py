@@ -24,8 +24,8 @@ from onnxtrain_sklearn._training.update_executors import (
     INTRINSICS,
     LANES,
     UFUNCS,
+    NumpyUpdate,
     formula_of,
-    numpy_update,
 )
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Optimizer, update_graph
@@ -56,10 +56,10 @@ def let_compiling_take(seconds, monkeypatch):
 @pytest.fixture
 def compiled(monkeypatch):
     """Return a list that gets an entry for each update that is compiled; the session updates no vector."""
-    path, make, made = "onnxtrain_sklearn._training", update_executors.compiled_update, []
+    path, make, made = "onnxtrain_sklearn._training", update_executors.CompiledUpdate, []
     monkeypatch.setattr(f"{path}.updates.gradient_builder.has_gradient_builder", lambda: False)
     tune(monkeypatch, least_elements=0)
-    monkeypatch.setattr(update_executors, "compiled_update", lambda *given: (made.append(0), make(*given))[1])
+    monkeypatch.setattr(update_executors, "CompiledUpdate", lambda *given: (made.append(0), make(*given))[1])
     return made
 
 
@@ -85,7 +85,7 @@ def test_results_are_those_of_numpy_to_the_bit(optimizer, size, kind):
     scalars = {name: np.zeros((), dtype) for name in graph.scalars(0.1, 1)}
     runs = [
         make(formula, v, gradients, scalars)
-        for make, v in ((update_executors.compiled_update, ours), (numpy_update, theirs))
+        for make, v in ((update_executors.CompiledUpdate, ours), (NumpyUpdate, theirs))
     ]
     for t in range(1, 4):
         for name, value in graph.scalars(0.1, t).items():
@@ -113,7 +113,7 @@ def test_a_loop_keeps_its_arrays():
     scalars = {name: np.array(value, np.float32) for name, value in graph.scalars(0.1, 1).items()}
     given = [*vectors.values(), np.ones(100, np.float32), *scalars.values()]
     known = [weakref.ref(array) for array in given]
-    run = update_executors.compiled_update(formula, vectors, given[-1 - len(scalars)], scalars).run
+    run = update_executors.CompiledUpdate(formula, vectors, given[-1 - len(scalars)], scalars).run
     del vectors, scalars, given
     gc.collect()
     run()

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.passes import SPARE, SPARE_ROWS
+from onnxtrain_sklearn._training.passes import LEAST_ELEMENTS_PER_INDEX, LEAST_ROWS_PER_INDEX
 from onnxtrain_sklearn._training.updates import RowUpdate
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, RMSprop
 from tests.helpers.environment import available_engines
@@ -67,7 +67,7 @@ def matrix_of(estimator: OrtGradientRegressor) -> np.ndarray:
 
 def updated_by_rows(estimator: OrtGradientRegressor) -> bool:
     found = estimator._state.live.step._updates
-    return found is not None and any(isinstance(one, RowUpdate) for part in found.updates for one in part.bindings)
+    return found is not None and any(isinstance(one, RowUpdate) for part in found.groups for one in part.updates)
 
 
 def adam(p, g, m, v, t, decay, *, decoupled):
@@ -250,7 +250,7 @@ def test_training_graphs_go_on_as_the_estimator(form, settings, tmp_path):
 @pytest.mark.parametrize("outputs", [1, 20])
 def test_exact_updates_of_few_columns_are_those_of_all(optimizer, outputs):
     """Of some minibatches the columns that occur are updated, of one all, as it has more numbers."""
-    width = BATCH * 3 * max(SPARE // outputs, SPARE_ROWS)
+    width = BATCH * 3 * max(LEAST_ELEMENTS_PER_INDEX // outputs, LEAST_ROWS_PER_INDEX)
     counts = np.where((np.arange(N) >= BATCH) & (np.arange(N) < 2 * BATCH), 5, 2)
     ends, places = np.concatenate([[0], np.cumsum(counts)]), RNG.integers(width, size=counts.sum())
     rows = sp.csr_matrix((RNG.random(len(places)).astype(np.float32), places, ends), shape=(N, width))
@@ -267,4 +267,4 @@ def test_exact_updates_that_move_every_weight_are_of_the_whole_matrix(optimizer)
     y, settings = (np.arange(N) % 2), {"batch_size": BATCH, "max_iter": 2, "random_state": 0}
     fitted = configured(OrtGradientClassifier(Linear(), optimizer=optimizer), **settings).fit(X, y)
     assert not updated_by_rows(fitted)
-    assert not fitted._state.live.step.passes.tables
+    assert not fitted._state.live.step.passes.row_sparse

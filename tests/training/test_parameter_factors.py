@@ -179,7 +179,7 @@ def test_factors_of_one_change_nothing():
     plain = regressor().fit(X, y)
     for ones in ({"*": 1.0}, {}, {"*": 7.0, "layers.*": 1}):
         same = regressor(optimizer__learning_rate_factors=ones, optimizer__weight_decay_factors=ones).fit(X, y)
-        assert len(same._state.live.step._updates.updates) == 1
+        assert len(same._state.live.step._updates.groups) == 1
         for name in NAMES:
             assert_array_equal(same.weights_[name], plain.weights_[name])
 

@@ -16,7 +16,7 @@ from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._gradient.portable import factor_out_columns
 from onnxtrain_sklearn._training.loss_graph import TARGET
-from onnxtrain_sklearn._training.passes import RowShares
+from onnxtrain_sklearn._training.passes import NormalizedWeights
 from onnxtrain_sklearn._training.step_parts import Rates
 from onnxtrain_sklearn.losses import LogLoss
 from tests.helpers.steps import data, fill, mlp, new_step
@@ -102,7 +102,7 @@ def test_a_label_outside_the_classes_of_a_given_graph_has_no_gradient():
 
 def test_shares_follow_the_weights():
     weights = np.ones(4, np.float32)
-    shares = RowShares(weights, 3)
+    shares = NormalizedWeights(weights, 3)
     full, partial = [1, 1, 1, 1], [1, 1, 1, 0]
     for values in (full, partial, [2, 0, 0, 6], [3, 3, 3, 3], [0, 0, 0, 0], full, partial, [2, 0, 0, 6], full):
         weights[...] = values

@@ -50,7 +50,7 @@ def new(model: onnx.ModelProto | None = None, **settings: object) -> OrtGradient
 
 def updated_by_rows(estimator: OrtGradientRegressor) -> bool:
     found = estimator._state.live.step._updates
-    return found is not None and any(isinstance(one, RowUpdate) for part in found.updates for one in part.bindings)
+    return found is not None and any(isinstance(one, RowUpdate) for part in found.groups for one in part.updates)
 
 
 def gradients(w: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -160,10 +160,10 @@ def test_accumulated_minibatches_update_union_of_rows(name):
 def test_exact_updates_are_those_of_all_rows(monkeypatch, optimizer, settings, by_rows, engine):
     sparse = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
     assert updated_by_rows(sparse) == by_rows
-    assert sparse._state.live.step.passes.tables
+    assert sparse._state.live.step.passes.row_sparse
     monkeypatch.setattr(HostPasses, "adds_rows", False)
     dense = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
-    assert not dense._state.live.step.passes.tables
+    assert not dense._state.live.step.passes.row_sparse
     for name, weight in dense.weights_.items():
         assert_allclose(sparse.weights_[name], weight, rtol=0, atol=1e-5)
     assert_allclose(sparse.loss_curve_, dense.loss_curve_, rtol=1e-5)
@@ -217,7 +217,7 @@ def test_gradients_are_the_central_differences():
     fitted = new(graph(dtype=np.float64), optimizer=LBFGS(), max_iter=1).fit(X[:8], Y[:8])
     step = fitted._state.live.step
     table = step.parameters.view("T")
-    assert step.passes.tables
+    assert step.passes.row_sparse
     step.compute_gradients(8.0)
     gradient = step.parameters.gradient_view("T").copy()
     assert_array_equal(np.flatnonzero(gradient.any(axis=1)), np.unique(X[:8]))

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, clear_cache
 from onnxtrain_sklearn._training import programs
 from onnxtrain_sklearn._training.loss_graph import LOSS, WEIGHT
-from onnxtrain_sklearn._training.pass_rewrites import REPEATED, REPEATED_CLASSES, repeat_shares
+from onnxtrain_sklearn._training.pass_rewrites import WEIGHT_MATRIX, WEIGHT_MATRIX_CLASSES, read_weight_matrix
 from onnxtrain_sklearn.losses import Hinge, LogLoss
 from tests.helpers.sessions import session
 
@@ -37,7 +37,7 @@ def graph_of(body, classes=3, opset=18, rows=ROWS):
 def results(model, classes):
     """Return the outputs, and the operators."""
     shares = np.linspace(0.1, 0.9, ROWS, dtype=np.float32)[:, None]
-    feeds = {WEIGHT: shares, REPEATED: np.repeat(shares, classes, axis=1)}
+    feeds = {WEIGHT: shares, WEIGHT_MATRIX: np.repeat(shares, classes, axis=1)}
     feeds["m"] = np.random.default_rng(1).normal(size=(ROWS, classes)).astype(np.float32)
     run = session(ir.to_proto(model))
     return run.run(None, {v.name: feeds[v.name] for v in run.get_inputs()}), [node.op_type for node in model.graph]
@@ -61,7 +61,7 @@ def results(model, classes):
 )  # fmt: skip
 def test_results_stay(body, sums, opset):
     plain, model = (graph_of(body, opset=opset) for _ in range(2))
-    assert repeat_shares(model.graph) == 3
+    assert read_weight_matrix(model.graph) == 3
     (wanted, _), (found, operators) = results(plain, 3), results(model, 3)
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape
@@ -75,14 +75,14 @@ def test_results_stay(body, sums, opset):
     ("body", "classes"),
     [
         ("z = Mul(m, w) loss = ReduceSum<keepdims = 0>(z)", 1),
-        ("z = Mul(m, w) loss = ReduceSum<keepdims = 0>(z)", REPEATED_CLASSES + 1),
+        ("z = Mul(m, w) loss = ReduceSum<keepdims = 0>(z)", WEIGHT_MATRIX_CLASSES + 1),
         ("z = Add(m, w) loss = ReduceSum<keepdims = 0>(z)", 3),
         ("z = MatMul(m, w) loss = ReduceSum<keepdims = 0>(z)", ROWS),
     ],
 )
 def test_other_graphs_keep_the_column(body, classes):
     model = graph_of(body, classes)
-    assert repeat_shares(model.graph) == 0
+    assert read_weight_matrix(model.graph) == 0
     assert [value.name for value in model.graph.inputs] == ["m", WEIGHT]
 
 
@@ -95,13 +95,13 @@ LABELS = RNG.integers(4, size=50)
 @pytest.mark.parametrize(("loss", "classes"), [(LogLoss(), 4), (LogLoss(label_smoothing=0.1), 0), (Hinge(), 0)])
 def test_fits_are_those_with_the_column(loss, classes, weights, monkeypatch):
     found, columns = [], []
-    for function in (repeat_shares, lambda graph: 0):
-        monkeypatch.setattr(programs, "repeat_shares", function)
+    for function in (read_weight_matrix, lambda graph: 0):
+        monkeypatch.setattr(programs, "read_weight_matrix", function)
         clear_cache()
         settings = {"optimizer": SGD(), "learning_rate_init": 0.1, "batch_size": 16, "max_iter": 3, "random_state": 0}
         model = OrtGradientClassifier(MLP(6), loss=loss, engine="portable", **settings)
         found.append(model.fit(X, LABELS, sample_weight=weights))
-        columns.append(model._state.live.step.program.repeated_shares)
+        columns.append(model._state.live.step.program.weight_columns)
     clear_cache()
     assert columns == [classes, 0]
     assert_allclose(found[0].loss_curve_, found[1].loss_curve_, rtol=1e-5)

@@ -11,7 +11,13 @@ from scipy.special import log_softmax, softmax
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
 from onnxtrain_sklearn._training.loss_graph import LOSS, TARGET
-from onnxtrain_sklearn._training.pass_rewrites import LABELED, REPEATED, LabeledShares, RowShares, take_labeled_shares
+from onnxtrain_sklearn._training.pass_rewrites import (
+    WEIGHT_MATRIX,
+    WEIGHTS_AT_LABELS,
+    NormalizedWeights,
+    WeightsAtLabels,
+    read_weights_at_labels,
+)
 from onnxtrain_sklearn.losses import LogLoss
 from tests.helpers.sessions import session
 
@@ -35,17 +41,17 @@ def graph_of(body, table=EYE):
     model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
     found = ir.from_proto(model)
     for value in (*found.graph.inputs, *found.graph.outputs):
-        value.name = {"labels": TARGET, "shares": REPEATED, "loss": LOSS}.get(value.name or "", value.name)
+        value.name = {"labels": TARGET, "shares": WEIGHT_MATRIX, "loss": LOSS}.get(value.name or "", value.name)
     return found
 
 
 def outputs(model, scores, weights):
     """Return the loss and the gradient by the scores."""
-    shares = RowShares(weights, CLASSES)
+    shares = NormalizedWeights(weights, CLASSES)
     shares.update()
-    labeled = LabeledShares(LABELS, shares)
+    labeled = WeightsAtLabels(LABELS, shares)
     labeled.update()
-    feeds = {"scores": scores, TARGET: LABELS, REPEATED: shares.matrix, LABELED: labeled.matrix}
+    feeds = {"scores": scores, TARGET: LABELS, WEIGHT_MATRIX: shares.matrix, WEIGHTS_AT_LABELS: labeled.matrix}
     run = session(ir.to_proto(model))
     return run.run(None, {v.name: feeds[v.name] for v in run.get_inputs()})
 
@@ -56,9 +62,9 @@ def test_results_are_those_in_float64(weights, scale):
     weights = np.asarray(weights, np.float32)
     scores = (RNG.normal(size=(ROWS, CLASSES)) * scale).astype(np.float32)
     model = graph_of(f"{LOSS_NODES} {GRADIENT}")
-    assert take_labeled_shares(model.graph)
+    assert read_weights_at_labels(model.graph)
     onnx.checker.check_model(ir.to_proto(model))
-    assert [value.name for value in model.graph.inputs] == ["scores", REPEATED, LABELED]
+    assert [value.name for value in model.graph.inputs] == ["scores", WEIGHT_MATRIX, WEIGHTS_AT_LABELS]
     assert [node.op_type for node in model.graph] == ["LogSoftmax", "Mul", "ReduceSum", "Exp", "Mul", "Add"]
     loss, slope = outputs(model, scores, weights)
     wide, shares = scores.astype(np.float64), (weights / max(weights.sum(), 1e-30)).astype(np.float64)[:, None]
@@ -69,7 +75,7 @@ def test_results_are_those_in_float64(weights, scale):
 def test_certain_rows_have_no_gradient():
     scores = np.where(np.eye(CLASSES)[LABELS] == 1, 1e4, -1e4).astype(np.float32)
     model = graph_of(f"{LOSS_NODES} {GRADIENT}")
-    assert take_labeled_shares(model.graph)
+    assert read_weights_at_labels(model.graph)
     loss, slope = outputs(model, scores, np.array([0.3, 1, 1, 2, 5, 1], np.float32))
     assert loss == 0
     assert_array_equal(slope, np.zeros_like(slope))
@@ -94,15 +100,15 @@ def test_certain_rows_have_no_gradient():
 def test_other_graphs_keep_the_labels(body, table):
     model = graph_of(body, table)
     nodes = [node.op_type for node in model.graph]
-    assert not take_labeled_shares(model.graph)
+    assert not read_weights_at_labels(model.graph)
     assert [node.op_type for node in model.graph] == nodes
-    assert [value.name for value in model.graph.inputs] == ["scores", TARGET, REPEATED]
+    assert [value.name for value in model.graph.inputs] == ["scores", TARGET, WEIGHT_MATRIX]
 
 
 def test_shares_at_the_labels_follow_weights_and_labels():
     weights, labels = np.ones(4, np.float32), np.array([0, 2, 1, 1])
-    shares = RowShares(weights, 3)
-    labeled = LabeledShares(labels, shares)
+    shares = NormalizedWeights(weights, 3)
+    labeled = WeightsAtLabels(labels, shares)
     for values in ([1, 1, 1, 1], [1, 1, 1, 0], [2, 0, 0, 6], [3, 3, 3, 3], [0, 0, 0, 0], [1, 1, 1, 1]):
         weights[...], labels[...] = values, np.roll(labels, 1)
         shares.update()
@@ -113,9 +119,9 @@ def test_shares_at_the_labels_follow_weights_and_labels():
 @pytest.mark.parametrize("label", [-3, -1, 3, 5])
 @pytest.mark.parametrize("values", [[1, 1], [1, 3]])
 def test_a_label_that_is_no_class_makes_its_row_nan(label, values):
-    shares = RowShares(np.array(values, np.float32), 3)
+    shares = NormalizedWeights(np.array(values, np.float32), 3)
     shares.update()
-    labeled = LabeledShares(np.array([label, 1]), shares)
+    labeled = WeightsAtLabels(np.array([label, 1]), shares)
     labeled.update()
     assert_array_equal(np.isnan(labeled.matrix), [[True] * 3, [False] * 3])
 
@@ -126,6 +132,6 @@ def test_log_loss_of_several_classes_reads_shares(loss, reads):
     model = OrtGradientClassifier(MLP(6), loss=loss, engine="portable", batch_size=16, max_iter=2, random_state=0)
     model.fit(X, y)
     program = model._state.live.step.program
-    assert program.labeled_shares == reads
+    assert program.weights_at_labels == reads
     inputs = [value.name for value in onnx.load_from_string(program.graph).graph.input]
-    assert (LABELED in inputs, TARGET in inputs) == (reads, not reads)
+    assert (WEIGHTS_AT_LABELS in inputs, TARGET in inputs) == (reads, not reads)
