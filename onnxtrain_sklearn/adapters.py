@@ -19,9 +19,8 @@ import onnx_ir.passes.common as common
 from ._ir.edits import bypass, insert_after, remove_unread_initializers
 from ._ir.queries import attribute, int_attribute
 from ._ir.shapes import infer_shapes
-from ._model.low_rank import LowRank, factors_of_matrices
 from ._model.trainable import TrainableModel
-from ._model.weights import array_of
+from ._model.weights import LowRank, array_of, factors_of_matrices
 from ._utils.params import COUNT, POSITIVE, Component, Rules
 from .exceptions import InvalidParameterError
 from .graph import GraphBuilder

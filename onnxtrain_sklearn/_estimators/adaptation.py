@@ -12,9 +12,9 @@ import onnx_ir as ir
 from .._importers.quantization import is_held_as_integers, requantized
 from .._inference.graph import OutputOptions, inference_model
 from .._ir.edits import initializers_with_defaults
-from .._model.low_rank import factors_of_matrices
 from .._model.precision import narrowed
 from .._model.trainable import TrainableModel
+from .._model.weights import factors_of_matrices
 from .._ort.objects import write_adapter
 from .._training.parameters import matches
 from ..adapters import LoRA, matrices_of, with_low_rank

@@ -34,7 +34,7 @@ from .._inference.graph import Head
 from .._ir.edits import keep_outputs, swap_initializers
 from .._ir.protobuf import to_proto
 from .._ir.shapes import infer_shapes
-from .._model.score_axes import repeated_rows
+from .._model.links import repeated_rows
 from .._ort.objects import read_adapter
 from .._training.loss_graph import ir_type, one_hot
 from .._training.parameters import FlatParameters, state_slots

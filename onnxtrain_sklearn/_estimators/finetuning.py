@@ -30,8 +30,7 @@ from .._given.given_output import run_graph
 from .._given.ml_files import FittedFile
 from .._inference.predictor import Predictor
 from .._ir.queries import int_attribute, mixes_positions, reaching
-from .._model.frozen_part import FrozenPart, frozen_part
-from .._model.new_head import graph_of_features
+from .._model.heads import FrozenPart, frozen_part, graph_of_features
 from .._model.trainable import TensorSpec, TrainableModel
 from .._ort.devices import Device
 from .._training.loss_graph import TARGET

@@ -25,8 +25,8 @@ from .._inference.predictor import Predictor, filled_graph, prediction_graph
 from .._inference.row_trials import where_rows_meet_in_graph
 from .._ir.files import without_program
 from .._ir.protobuf import to_proto
-from .._model.low_rank import merged
 from .._model.trainable import TrainableModel
+from .._model.weights import merged
 from .._ort import sessions
 from .._ort.devices import Device
 from .._training.history import History

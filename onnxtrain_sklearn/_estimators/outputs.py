@@ -47,8 +47,7 @@ from .._given.given_output import (
     settled,
 )
 from .._inference.graph import Head
-from .._model.links import Link, Task
-from .._model.score_axes import Positions
+from .._model.links import Link, Positions, Task
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device
 from .._training.loss_graph import n_classes_of

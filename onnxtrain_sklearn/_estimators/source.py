@@ -30,9 +30,8 @@ from .._ir.limits import current_limits, require_within_limits
 from .._ir.opsets import readable
 from .._ir.protobuf import erase_initializers
 from .._ir.shapes import infer_declared, infer_shapes
-from .._model.joined_outputs import join_outputs
+from .._model.heads import SAME_TYPES, graph_of_features, join_outputs, types_of_head, with_head
 from .._model.modes import in_training_mode
-from .._model.new_head import SAME_TYPES, graph_of_features, types_of_head, with_head
 from .._model.trainable import TrainableModel, trainable_model
 from .._ort import devices
 from .._utils.cache import Cache, content, is_plain

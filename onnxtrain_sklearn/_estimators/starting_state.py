@@ -22,10 +22,10 @@ from .._given.ml_files import FittedFile
 from .._given.same_start import SOME_STEPS, started
 from .._inference.graph import Head
 from .._ir.protobuf import from_bytes, to_proto
+from .._model.graph_comparison import first_difference
 from .._model.modes import inference_form, normalizes_by_batch
-from .._model.reference import first_difference
-from .._model.reweighted import form_of
 from .._model.trainable import TrainableModel
+from .._model.weights import form_of
 from .._ort import devices
 from .._training.loss_graph import WEIGHT
 from .._training.parameters import FlatParameters, Trainable, selected, warn_of_doubtful

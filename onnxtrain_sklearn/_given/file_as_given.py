@@ -19,7 +19,15 @@ from .._data.columns import InputData
 from .._importers.load import without_zip_maps
 from .._ir.files import read, without_program
 from .._ir.protobuf import to_proto
-from .._model.reference import LARGEST, compared, drawn_input, draws, in_predicting_form, inputs_of, plain_session
+from .._model.graph_comparison import (
+    LARGEST,
+    compared,
+    drawn_input,
+    draws,
+    in_predicting_form,
+    inputs_of,
+    plain_session,
+)
 from ..exceptions import ModelError
 
 

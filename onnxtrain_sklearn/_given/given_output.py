@@ -21,10 +21,10 @@ from .._inference.predictor import Predictor
 from .._inference.row_trials import meeting_in
 from .._ir.edits import multiply_by_columns
 from .._ir.queries import dims
+from .._model.activation import NARROW
 from .._model.batch_axis import has_fixed_batch
-from .._model.expressions import NARROW
+from .._model.links import Positions
 from .._model.modes import alone
-from .._model.score_axes import Positions
 from .._model.trainable import TrainableModel, with_output_for
 from .._ort.devices import Device
 from .._utils.errors import refusing

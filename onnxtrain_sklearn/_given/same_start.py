@@ -20,7 +20,7 @@ from .._data.columns import InputData
 from .._fitted.fitted_model import FittedModel, sample_rows
 from .._inference.graph import Head
 from .._inference.predictor import Predictor
-from .._model.expressions import NARROW
+from .._model.activation import NARROW
 from .._model.trainable import TrainableModel
 from .._ort import devices
 from .._ort.devices import Device

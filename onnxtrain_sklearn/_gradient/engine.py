@@ -28,8 +28,8 @@ from .._ir.limits import require_loadable, require_result_loads, require_values_
 from .._ir.protobuf import from_proto
 from .._ir.queries import dims, every_node, graphs_in, is_float, reads
 from .._ir.shapes import infer_declared
-from .._model.reference import PlainSession, compared, draws, plain_session, random_feeds
-from .._model.stable_forms import use_stable_forms
+from .._model.activation import use_stable_forms
+from .._model.graph_comparison import PlainSession, compared, draws, plain_session, random_feeds
 from .._ort import gradient_builder, packages, sessions
 from .._utils.errors import refusing
 from ..exceptions import (

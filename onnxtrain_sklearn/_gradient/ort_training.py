@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from .._importers.ort_fusions import refusal
 from .._importers.quantization import is_fake
-from .._importers.torch_program import padding_row
+from .._importers.torch_program import clip_bound, is_open_clip, padding_row
 from .._ir.edits import insert_after, read_through_identity, remove_unread_initializers, replace_node, replace_value
 from .._ir.queries import (
     Dims,
@@ -40,7 +40,6 @@ from .._ir.queries import (
 )
 from .._ir.shapes import infer_shapes
 from .._ir.supported import ANY, PADDING, Supported
-from .._model.clip_derivative import bound_of, is_open
 from .._ort import gradient_builder
 from .._utils.errors import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError
@@ -258,7 +257,7 @@ PROVEN: dict[str, Proven] = {
             _since(12),
             _wrong(
                 "PyTorch's hardtanh has no derivative at its bounds, this engine's has",
-                lambda p: is_open(p.node) and operand(p.node, 1) is not None,
+                lambda p: is_open_clip(p.node) and operand(p.node, 1) is not None,
             ),
         ),
         inputs=3,
@@ -615,7 +614,7 @@ def _prepare_layer_normalization(op: GraphBuilder, step: PathNode) -> None:
 def _prepare_clip(op: GraphBuilder, step: PathNode) -> None:
     """Put Relu in place of a lower bound of zero where the derivative at it is zero; the kernel's is one."""
     node, x = step.node, operand(step.node, 0)
-    if x is not None and is_open(node) and bound_of(node, 1) == 0.0:
+    if x is not None and is_open_clip(node) and clip_bound(node, 1) == 0.0:
         node.replace_input_with(0, op.Relu(x))
         node.replace_input_with(1, None)
 

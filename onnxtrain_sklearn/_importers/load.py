@@ -1,21 +1,26 @@
-"""Read the models of users into onnx-ir, validated, and undo what exporters and optimizers changed in them.
+"""Read the models of users into onnx-ir, validated, and undo changes that exporters and optimizers made to them.
 
 :func:`load` returns a model with named nodes, no local functions, one default opset and an IR version; the installed
 onnxruntime supports both versions, which stay unchanged where possible. :func:`given_graph` also brings it into the
-form that is trained, and ``trainable_model`` then restores its parameters. Three tuples list these passes in their
-order: :data:`REWRITES` work on protobuf, before ONNX's checker sees the model, :data:`REPAIRS` and
-:data:`CONVERSIONS` on onnx-ir; :data:`RESTORATIONS` are those of the parameters. What a pass does is explained in its
-own module. No function here changes the model that it is given.
+form that is trained, and ``trainable_model`` then restores its parameters.
+
+The tuples at the end list all passes in their order: :data:`REWRITES` work on protobuf, before ONNX's checker sees the
+model; :data:`REPAIRS`, :data:`TYPED_REPAIRS` and :data:`CONVERSIONS` on onnx-ir; :data:`RESTORATIONS` restore the
+parameters. Each pass is explained in its own module. :func:`run_importers` records the names of the passes that changed
+the model, and ``describe()`` of an estimator prints them, so that the user sees how the graph differs from the file.
+No function here changes the model that it is given.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import onnx.checker
+import onnx.helper
 import onnx.shape_inference
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -27,20 +32,18 @@ from .._ir.limits import nodes_of, require_loadable, require_survivable, require
 from .._ir.opsets import RENEWED_OPSET, inlined, readable
 from .._ir.protobuf import from_proto
 from .._ir.queries import all_values, every_node
-from .._ir.shapes import infer_declared
+from .._ir.shapes import infer_declared, is_custom_domain
+from .._model.activation import use_stable_forms
 from .._model.constants import dequantize
+from .._model.graph_comparison import inputs_of, plain_session
 from .._model.precision import widen
-from .._model.stable_forms import use_stable_forms
 from .._ort import devices, sessions
 from .._ort.sessions import SupportedVersions
 from .._utils.errors import refusing
 from ..exceptions import ModelError
-from .custom_results import with_types_of_custom_operators
-from .import_record import Importer, record, run_importers
-from .keras import join_normalizations, restore_layers
 from .ort_fusions import is_fused, lower
 from .quantization import use_fake_quantization, use_float_products
-from .tensorflow import without_tensorflow_operators
+from .tf2onnx import join_normalizations, restore_layers, without_tensorflow_operators
 from .torch_parameters import drop_zero_biases, restore_parameters
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -314,6 +317,92 @@ def _without_fused_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _unlist_initializers(model: ir.Model) -> bool:
     """Remove initializers from the inputs, among which files before IR version 4 list them."""
     return bool(common.RemoveInitializersFromInputsPass()(model).modified)
+
+
+_ROWS, _FREE = (2, 5), (3, 4)
+"""The number of rows, and the sizes of other free axes, in the two runs."""
+
+
+def with_types_of_custom_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with declared results of operators that only a library has; as it is where it does not run."""
+    functions = {(function.domain, function.name) for function in proto.functions}
+    declared = {
+        value.name
+        for value in (*proto.graph.value_info, *proto.graph.output)
+        if value.type.tensor_type.elem_type and value.type.tensor_type.HasField("shape")
+    }
+    wanted = [
+        name
+        for node in proto.graph.node
+        if is_custom_domain(node.domain) and (node.domain, node.op_type) not in functions
+        for name in node.output
+        if name and name not in declared
+    ]
+    if not wanted:
+        return proto
+    # Show the results as outputs of a copy, and run that twice.
+    shown = onnx.ModelProto()
+    shown.CopyFrom(proto)
+    outputs = {value.name for value in proto.graph.output}
+    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in outputs)
+    session = plain_session(shown)
+    feeds = [_drawn(proto, rows, free) for rows, free in zip(_ROWS, _FREE, strict=True)]
+    runs = [None if session is None or feed is None else session.run(wanted, feed) for feed in feeds]
+    if runs[0] is None or runs[1] is None:
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    batch = next((d.dim_param for value in inputs_of(proto) for d in value.type.tensor_type.shape.dim[:1]), "") or "N"
+    for name, first, second in zip(wanted, runs[0], runs[1], strict=True):
+        if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and first.ndim == second.ndim:
+            kind = onnx.TensorProto.STRING if first.dtype.kind in "OSU" else ir.DataType.from_numpy(first.dtype)
+            pairs = zip(first.shape, second.shape, strict=True)
+            sizes = [a if a == b else batch if (a, b) == _ROWS else None for a, b in pairs]
+            value = onnx.helper.make_tensor_value_info(name, int(kind), sizes)
+            known = next((v for v in (*result.graph.output, *result.graph.value_info) if v.name == name), None)
+            (result.graph.value_info.add() if known is None else known).CopyFrom(value)
+    return result
+
+
+def _drawn(proto: onnx.ModelProto, rows: int, free: int) -> dict[str, np.ndarray] | None:
+    """Return random inputs; None if one is no tensor of numbers."""
+    rng, feeds = np.random.RandomState(0), {}
+    for value in inputs_of(proto):
+        kind = value.type.tensor_type
+        if not kind.elem_type or (dtype := ir.DataType(kind.elem_type).numpy()).kind not in "fiub":
+            return None
+        sizes = [d.dim_value or (free if i else rows) for i, d in enumerate(kind.shape.dim)]
+        feeds[value.name] = rng.standard_normal(sizes).astype(dtype)
+    return feeds
+
+
+_RESTORED = "onnxtrain/restored"
+"""Key in the ``meta`` of a model. Clones do not inherit ``meta``: a pass that returns a clone has to copy it."""
+
+
+class Importer(NamedTuple):
+    """A pass over a model: its name, as ``describe()`` prints it, and its function: True if it changed the model."""
+
+    name: str
+    run: Callable[[ir.Model], bool]
+
+
+def run_importers(model: ir.Model, importers: Sequence[Importer]) -> None:
+    """Run passes in order, in place, and record those that changed the model."""
+    for importer in importers:
+        if importer.run(model):
+            record(model, importer.name)
+
+
+def record(model: ir.Model, *names: str) -> None:
+    """Record the names of passes that changed a model."""
+    model.meta[_RESTORED] = tuple(dict.fromkeys((*restored(model), *names)))
+
+
+def restored(model: ir.Model) -> tuple[str, ...]:
+    """Return the names of the passes that changed a model, in their order."""
+    found: tuple[str, ...] = model.meta.get(_RESTORED, ())
+    return found
 
 
 REWRITES: tuple[tuple[str, Callable[[onnx.ModelProto], onnx.ModelProto]], ...] = (

@@ -29,8 +29,8 @@ from .._ir.edits import bypass, copy_initializer
 from .._model.weights import array_of
 from ..exceptions import warn
 from ..graph import Names, copy_type, names_of
-from .keras import is_drawn
 from .quantization import is_fake
+from .tf2onnx import is_drawn
 from .torch_program import CALL, TorchProgram, call_of, names_read
 
 ReadAt = tuple[ir.Node, int]

@@ -21,12 +21,22 @@ import onnx_ir as ir
 
 from .._ir.edits import copy_initializer, replace_node, replace_value
 from .._ir.queries import operand
-from .._model.clip_derivative import RELU6, bound_of
 from .._model.roles import EXPORTER
 from .._model.weights import array_of, is_setting
 from ..exceptions import warn
 from ..graph import GraphBuilder, names_of
-from .torch_program import PRODUCER, TorchProgram, call_of, folded_from, is_made_up, names_read, scope_of, sources_of
+from .torch_program import (
+    PRODUCER,
+    RELU6,
+    TorchProgram,
+    call_of,
+    clip_bound,
+    folded_from,
+    is_made_up,
+    names_read,
+    scope_of,
+    sources_of,
+)
 
 Computation: TypeAlias = Callable[[GraphBuilder, ir.Value], ir.Value]
 
@@ -385,7 +395,7 @@ def _bounds_of(node: ir.Node, *, classic: bool = False) -> Iterator[tuple[int, i
     With ``classic``, only those of the older exporter that may be parameters: others are Constant nodes there.
     """
     is_clip, side = node.op_type == "Clip", _LOW if node.op_type == "Max" else _HIGH
-    if classic and is_clip and tuple(bound_of(node, index) for index in (_LOW, _HIGH)) in _OF_ACTIVATIONS:
+    if classic and is_clip and tuple(clip_bound(node, index) for index in (_LOW, _HIGH)) in _OF_ACTIVATIONS:
         return
     for index in (_LOW, _HIGH) if is_clip else range(len(node.inputs)):
         value = _uncast(operand(node, index)) if classic else operand(node, index)

@@ -18,7 +18,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from .._ir.queries import every_node, graphs_in, reads
+from .._ir.queries import constant, every_node, graphs_in, operand, reads
 
 CALL, SCOPES = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -55,6 +55,8 @@ _SLOTS: dict[str, tuple[int | None, int | None]] = {
     "rms_norm": (2, None),
 }
 """Functions of PyTorch: the positions of weight and bias among their arguments."""
+
+RELU6 = (0.0, 6.0)
 
 _WEIGHTS = frozenset(
     {("Gather", 0)}
@@ -136,6 +138,25 @@ def padding_row(node: ir.Node) -> int | None:
         return None
     row = call.arguments[2] if len(call.arguments) > 2 else "-1"
     return int(row) if row.isdecimal() else None
+
+
+def is_open_clip(node: ir.Node) -> bool:
+    """Return True if a Clip has no derivative at its bounds: by the PyTorch function, else by the bounds of ReLU6.
+
+    torch.clamp has the derivative 1 there; ReLU6 and hardtanh have 0, as ReLU does. Zeros at which it matters are
+    common: BatchNormalization without a shift keeps those of a ReLU6 before it.
+    """
+    call = call_of(node)
+    if call is not None:
+        return call.function.rstrip("_") in ("hardtanh", "relu6")
+    return tuple(clip_bound(node, index) for index in (1, 2)) == RELU6
+
+
+def clip_bound(node: ir.Node, index: int) -> float | None:
+    """Return a constant bound of a Clip; None if there is none."""
+    bound = operand(node, index)
+    array = None if bound is None else constant(bound)
+    return None if array is None or array.size != 1 else float(array.item())
 
 
 def scope_of(node: ir.Node) -> str:

@@ -24,10 +24,9 @@ from .._importers.quantization import requantized
 from .._ir.edits import multiply_by_columns, swap_initializers
 from .._ir.shapes import infer_shapes
 from .._model.activation import as_rows
-from .._model.links import Link, Task, apply_link, split_columns
+from .._model.links import Link, Positions, Task, apply_link, as_position_rows, mean_of_members, split_columns
 from .._model.modes import inference_form
 from .._model.precision import narrowed
-from .._model.score_axes import Positions, as_position_rows, mean_of_members
 from .._model.trainable import TrainableModel
 from .._utils.errors import refusing
 from .._utils.typing import DType

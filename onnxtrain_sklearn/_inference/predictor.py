@@ -22,9 +22,9 @@ from .._ir.edits import initializers_to_inputs
 from .._ir.protobuf import fill_initializers, to_proto
 from .._ir.queries import constant, structure
 from .._model.modes import is_stateless
-from .._model.reweighted import form_of
 from .._model.row_reads import FirstProduct, take_first_products
 from .._model.trainable import TrainableModel
+from .._model.weights import form_of
 from .._ort import devices, sessions
 from .._ort.devices import Device
 from .._ort.sessions import shared_session

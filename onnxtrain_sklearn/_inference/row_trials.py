@@ -1,8 +1,8 @@
 """Find out whether the rows of a minibatch meet in a graph: by analysis, and by trials where it does not tell.
 
 *Rows meet* if the result of one row depends on other rows of its minibatch: see :mod:`.._training.rows_meet`, which
-asks this module about the graph and looks into the loss itself. :func:`where_rows_meet_in_graph` asks about a trainable
-model, :func:`meeting_in` about any graph. Both first ask the analysis of ``_model/row_axis``. Where it is not certain,
+asks this module about the graph and looks into the loss itself. :func:`where_rows_meet_in_graph` asks about a
+trainable model, :func:`meeting_in` about any graph. Both first ask ``_model/batch_axis``. Where it is not certain,
 :func:`meet_in_numbers` tries: it changes one row after the other, and if the results of other rows change, rows meet.
 They meet too if results change where rows are added, as those of a graph that divides by the number of rows. Graphs of
 equal structure share the answer.
@@ -21,11 +21,10 @@ import onnx_ir as ir
 from .._ir.edits import keep_outputs, swap_initializers
 from .._ir.protobuf import to_proto
 from .._ir.queries import describe, structure
-from .._model.batch_axis import with_batch
+from .._model.batch_axis import Finding, trace_rows, with_batch
 from .._model.modes import inference_form, normalizes_by_batch
-from .._model.reweighted import form_of
-from .._model.row_axis import Finding, meeting_of_rows
 from .._model.trainable import TrainableModel
+from .._model.weights import form_of
 from .._ort import devices, sessions
 from .._utils.cache import Cache
 from .._utils.typing import DType
@@ -85,7 +84,7 @@ def meeting_in(
     ``trained`` are the initializers that a trial gives other numbers, ``weights`` those on whose values the answer does
     not depend.
     """
-    verdict = meeting_of_rows(form.graph, by_row, [v for v in form.graph.outputs if v.name in ends])
+    verdict = trace_rows(form.graph, by_row, [v for v in form.graph.outputs if v.name in ends])
     if verdict.certain:
         return Meeting(verdict.node, True) if verdict.node else None
 
@@ -106,7 +105,7 @@ def _of_fixed_batch(form: ir.Model, by_row: Sequence[str], ends: Sequence[str]) 
         fixed = with_batch(form, KNOWN_ROWS)
     except Exception:  # a graph may take other numbers of rows only
         return None
-    return meeting_of_rows(fixed.graph, by_row, [v for v in fixed.graph.outputs if v.name in ends], KNOWN_ROWS)
+    return trace_rows(fixed.graph, by_row, [v for v in fixed.graph.outputs if v.name in ends], KNOWN_ROWS)
 
 
 def _meet_in_trial(

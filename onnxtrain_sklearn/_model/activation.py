@@ -1,39 +1,27 @@
-"""The final activation of a graph: its link, and the scores before it.
+"""The final activation of a graph: its link, and the scores before it; also the rewrite of overflowing sigmoids.
 
 :func:`activation_of` reads a graph backwards from its output, with one reader per operator, and returns the
 :class:`Activation` that it recognizes. An activation holds for every value of the weights: its link, applied to the
-scores, is the output of the graph, up to bounds that only keep probabilities off 0 and 1. Where the output is said to
-hold probabilities and no activation is recognized, :func:`scores_of` computes scores from the output itself.
+scores, is the output of the graph, up to bounds that only keep probabilities off 0 and 1. If the output is known to
+hold probabilities but no activation is recognized, :func:`scores_of` computes scores from the output itself.
+
+:func:`use_stable_forms` bounds exponents, so that gradients of sigmoids written with Exp stay finite. Both match the
+same expressions with the functions at the end of the module, which look through operators that change only the shape of
+a value, or nothing, and through tiny bounds and summands that keep a number off zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
-from .._ir.queries import int_attribute
+from .._ir.edits import remove_unread, replace_value
+from .._ir.queries import int_attribute, operand
 from ..graph import GraphBuilder
-from .expressions import (
-    MAX_DEPTH,
-    NARROW,
-    SHAPE_ONLY,
-    clip_bound,
-    is_per_position,
-    is_per_row,
-    is_row_sum,
-    keeps_layout,
-    negation_operand,
-    neutral_operand,
-    number_of,
-    reduced_axes,
-    same_expression,
-    without_bound,
-    without_epsilon,
-    without_maximum,
-    without_reshaping,
-)
 
 LOG_EPSILON = 1e-7
 """Added to probabilities and means before their logarithm."""
@@ -394,3 +382,300 @@ _READERS: dict[str, Callable[[ir.Node, int], Activation | None]] = {
     "Softmax": _read_softmax,
     "Sub": _read_sub,
 }
+
+
+def use_stable_forms(model: ir.Model) -> bool:
+    """Bound the exponents of sigmoids and softplus in the main graph, in place; return True if there were any."""
+    graph = model.graph
+    if graph.opset_imports.get("", 0) < 8 or not any(node.op_type == "Exp" for node in graph):
+        return False  # before opset 8, Min does not broadcast
+    op = GraphBuilder(graph, prefix="stable", constant_nodes=True)
+    replaced = []
+    for node in list(graph):
+        rule = None if node.domain else _RULES.get(node.op_type)
+        if rule is not None and (made := rule(op, node)) is not None:
+            replace_value(op, node.outputs[0], made)
+            replaced.append(node)
+    if replaced:
+        graph.sort()
+        remove_unread(graph, list(graph))
+    return bool(replaced)
+
+
+def _reciprocal(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """Match 1 / (1 + exp(z))."""
+    z = _exponent_of_sum(operand(node, 0))
+    return None if z is None else _bounded(op, z)
+
+
+def _quotient(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """Match 1 / (1 + exp(z)), or exp(z) / (1 + exp(z))."""
+    above, z = operand(node, 0), _exponent_of_sum(operand(node, 1))
+    if z is None or above is None:
+        return None
+    if number_of(above) == 1.0:
+        return _bounded(op, z) if _keeps_rank(above, z) else None
+    return _bounded(op, _negated(op, z)) if _is_exponential(above, z) else None
+
+
+def _product(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """Match exp(z) * (1 / (1 + exp(z))), whose second factor has been replaced already."""
+    for above, factor in ((operand(node, 0), operand(node, 1)), (operand(node, 1), operand(node, 0))):
+        maker = None if factor is None else factor.producer()
+        if above is None or maker is None or maker.domain or maker.op_type != "Reciprocal":
+            continue
+        bounded = _exponent_of_sum(operand(maker, 0))
+        z = None if bounded is None else without_bound(bounded)
+        if z is not None and _is_exponential(above, z):
+            return _bounded(op, _negated(op, z))
+    return None
+
+
+def _power(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """Match (1 + exp(z)) ** -1."""
+    exponent = operand(node, 1)
+    if exponent is None or number_of(exponent) != -1.0:
+        return None
+    z = _exponent_of_sum(operand(node, 0))
+    return _bounded(op, z) if z is not None and _keeps_rank(exponent, z) else None
+
+
+def _logarithm(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
+    """Match log(1 + exp(z)) of float32; onnxruntime has no Softplus of float64, where 709 is the limit."""
+    z = _exponent_of_sum(operand(node, 0))
+    return op.Softplus(z) if z is not None and z.dtype is ir.DataType.FLOAT else None
+
+
+_RULES: dict[str, Callable[[GraphBuilder, ir.Node], ir.Value | None]] = {
+    "Div": _quotient,
+    "Log": _logarithm,
+    "Mul": _product,
+    "Pow": _power,
+    "Reciprocal": _reciprocal,
+}
+
+
+def _exponent_of_sum(value: ir.Value | None) -> ir.Value | None:
+    """Return z where ``value`` is 1 + exp(z) of the shape of z."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain or node.op_type not in ("Add", "Sum") or len(node.inputs) != 2:
+        return None
+    for one, exponential in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+        maker = None if exponential is None else exponential.producer()
+        if one is None or number_of(one) != 1.0 or maker is None or maker.domain or maker.op_type != "Exp":
+            continue
+        z = operand(maker, 0)
+        if z is not None and _keeps_rank(one, z):
+            return z
+    return None
+
+
+def _keeps_rank(number: ir.Value, z: ir.Value) -> bool:
+    """Return True if a constant of one element has no more axes than z, so that no axis is added to it."""
+    tensor = ir.convenience.get_const_tensor(number)
+    return tensor is not None and len(tensor.shape) <= (0 if z.shape is None else len(z.shape))
+
+
+def _is_exponential(value: ir.Value, z: ir.Value) -> bool:
+    maker = value.producer()
+    return maker is not None and not maker.domain and maker.op_type == "Exp" and same_expression(operand(maker, 0), z)
+
+
+def _negated(op: GraphBuilder, z: ir.Value) -> ir.Value:
+    positive = negation_operand(z)
+    return op.Neg(z) if positive is None else positive
+
+
+def _bounded(op: GraphBuilder, z: ir.Value) -> ir.Value | None:
+    """Return 1 / (1 + exp(min(z, b))), where b is the largest whole number whose exponential is finite."""
+    if z.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or without_bound(z) is not z:
+        return None
+    kind = z.dtype.numpy()
+    bound = np.array(np.floor(np.log(np.finfo(kind).max)), kind)
+    return op.Reciprocal(op.Add(op.Exp(op.Min(z, bound)), np.array(1, kind)))
+
+
+NARROW = 1e-4
+"""Bounds within this distance of 0 and 1 only keep logarithms finite and are not part of the model."""
+
+MAX_DEPTH = 32
+"""Operators that are followed, at most; real final activations consist of fewer."""
+
+SHAPE_ONLY = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that may change only the shape of their first input; :func:`keeps_layout` decides for a node."""
+
+_FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+_NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Pow": 1.0, "Add": 0.0, "Sub": 0.0}
+"""The constant operand with which an operator returns its other input."""
+
+
+def number_of(value: ir.Value | None) -> float | None:
+    """Return the number of a constant with one element, else None."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return float(tensor.numpy().ravel()[0]) if tensor is not None and tensor.size == 1 else None
+
+
+def same_expression(one: ir.Value | None, other: ir.Value | None, depth: int = 4) -> bool:
+    """Return True if two values are computed by the same expression, which some exporters write twice."""
+    if one is other or one is None or other is None:
+        return one is other
+    a, b = one.producer(), other.producer()
+    if a is None or b is None or not depth or (a.op_type, a.domain) != (b.op_type, b.domain):
+        number = number_of(one)
+        return number is not None and number == number_of(other)
+    alike = len(a.inputs) == len(b.inputs) and {k: str(v) for k, v in a.attributes.items()} == {
+        k: str(v) for k, v in b.attributes.items()
+    }
+    return alike and all(same_expression(x, y, depth - 1) for x, y in zip(a.inputs, b.inputs, strict=True))
+
+
+def negation_operand(value: ir.Value) -> ir.Value | None:
+    """Return x where ``value`` is -x, by Neg, by a product with -1 or by 0 - x."""
+    node = value.producer()
+    if node is None or node.domain:
+        return None
+    if node.op_type == "Mul" and -1.0 in (numbers := [number_of(x) for x in node.inputs]):
+        return node.inputs[1 - numbers.index(-1.0)]
+    zero = node.op_type == "Sub" and number_of(node.inputs[0]) == 0.0
+    return node.inputs[0] if node.op_type == "Neg" else node.inputs[1] if zero else None
+
+
+def neutral_operand(node: ir.Node) -> ir.Value | None:
+    """Return the input that a sum, product or power with a neutral constant leaves unchanged."""
+    number = _NEUTRAL.get(node.op_type)
+    if number is None or node.domain:
+        return None
+    sides = (0, 1) if node.op_type in ("Mul", "Add") else (0,)
+    return next((node.inputs[i] for i in sides if number_of(node.inputs[1 - i]) == number), None)
+
+
+def without_bound(value: ir.Value) -> ir.Value:
+    """Return x where ``value`` is min(x, b), and b is the bound below which an exponential is finite.
+
+    :func:`use_stable_forms` writes these bounds: 88 in float32, 709 in float64.
+    """
+    node = value.producer()
+    if node is None or node.domain or node.op_type != "Min" or len(node.inputs) != 2 or node.inputs[0] is None:
+        return value
+    return node.inputs[0] if number_of(node.inputs[1]) in (88.0, 709.0) else value
+
+
+def without_epsilon(value: ir.Value | None) -> ir.Value | None:
+    """Return the other summand where ``value`` is a sum with a tiny constant, else ``value``."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain or node.op_type != "Add":
+        return value
+    tiny = [x is not None and 0 < (number_of(x) or 0) <= NARROW for x in node.inputs]
+    return node.inputs[1 - tiny.index(True)] if any(tiny) else value
+
+
+def without_reshaping(value: ir.Value) -> ir.Value:
+    """Return the value before changes of its shape, and before tiny bounds or summands."""
+    for _ in range(MAX_DEPTH):
+        node = value.producer()
+        if node is None or node.domain or not node.inputs or node.inputs[0] is None:
+            return value
+        tiny = node.op_type in ("Clip", "Max", "Add") and _keeps_off_zero(node)
+        if node.op_type != "Expand" and not tiny and not (node.op_type in SHAPE_ONLY and keeps_layout(node)):
+            return value
+        value = node.inputs[0]
+    return value
+
+
+def keeps_layout(node: ir.Node) -> bool:
+    """Return True if a node of ``SHAPE_ONLY`` returns the same floats, in the same order and rows."""
+    x = node.inputs[0]
+    if x is None or node.op_type == "Identity":
+        return x is not None
+    if node.op_type == "Cast":
+        return bool(x.dtype and x.dtype.is_floating_point() and node.outputs[0].dtype in _FLOAT_TYPES)
+    if node.op_type == "Dropout":
+        return len(node.inputs) < 3 or node.inputs[2] is None or number_of(node.inputs[2]) == 0.0
+    if node.op_type == "Transpose":
+        return _keeps_order(node, x)
+    return True
+
+
+def _keeps_order(node: ir.Node, x: ir.Value) -> bool:
+    """Return True if a Transpose moves only axes of size one."""
+    if x.shape is None:
+        return False
+    order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(x.shape))[::-1]
+    long = [axis for axis in order if x.shape[axis] != 1]
+    return long == sorted(long)
+
+
+def _keeps_off_zero(node: ir.Node) -> bool:
+    if node.op_type == "Clip":
+        return (clip_bound(node, "min", 1) or 0) <= NARROW and clip_bound(node, "max", 2) is None
+    return len(node.inputs) == 2 and 0 <= (number_of(node.inputs[1]) or -1) <= NARROW
+
+
+def clip_bound(node: ir.Node, name: str, position: int) -> float | None:
+    """Return a bound of Clip, None where it is left out; a computed bound counts as the tightest."""
+    if name in node.attributes:
+        return node.attributes[name].as_float()
+    if len(node.inputs) <= position or node.inputs[position] is None:
+        return None
+    number = number_of(node.inputs[position])
+    return (float("inf") if name == "min" else -float("inf")) if number is None else number
+
+
+def is_row_sum(value: ir.Value, *, of: ir.Value | None) -> bool:
+    """Return True if ``value`` is the sum over each row (or the L1 norm), of ``of`` where that is given."""
+    node = without_reshaping(value).producer()
+    if node is None or node.domain or node.op_type not in ("ReduceL1", "ReduceSum"):
+        return False
+    x = node.inputs[0]
+    if x is None or not is_per_row(x, reduced_axes(node)):
+        return False
+    return of is None or same_expression(without_reshaping(x), without_reshaping(of))
+
+
+def is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = False) -> bool:
+    """Return True if a reduction over ``axes`` covers each whole row; with ``flattens``, over all later axes too."""
+    if x is None or x.shape is None or len(axes) != 1:
+        return False
+    rank = len(x.shape)
+    axis = axes[0] + rank if axes[0] < 0 else axes[0]
+    long = [i for i in range(rank) if x.shape[i] != 1]
+    rest = [i for i in long if i < axis] if flattens else [i for i in long if i != axis]
+    return rank > 1 and len(rest) == 1 and rest[0] < axis
+
+
+def is_per_position(x: ir.Value | None, axis: int, flattens: bool) -> bool:
+    """Return True if ``axis`` may be the axis of classes at each position of a row; the data show which axis is."""
+    if x is None or x.shape is None or flattens:
+        return False
+    return len(x.shape) > 2 and axis % len(x.shape) in (1, len(x.shape) - 1)
+
+
+def reduced_axes(node: ir.Node) -> Sequence[int]:
+    """Return the axes of a reduction where they are constant, else none."""
+    if "axes" in node.attributes:
+        return node.attributes["axes"].as_ints()
+    tensor = ir.convenience.get_const_tensor(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else None
+    return () if tensor is None else [int(axis) for axis in tensor.numpy().ravel()]
+
+
+def without_maximum(exponent: ir.Value) -> ir.Value:
+    """Return the scores before the subtraction of their row maximum, which does not change a softmax."""
+    node = exponent.producer()
+    if node is None or node.domain or node.op_type != "Sub" or node.inputs[1] is None:
+        return exponent
+    bounded = without_reshaping(node.inputs[1])
+    largest = without_reshaping(_without_lower_bound(bounded)).producer()
+    own = largest is not None and largest.op_type == "ReduceMax" and same_expression(largest.inputs[0], node.inputs[0])
+    return node.inputs[0] if own and node.inputs[0] is not None else exponent
+
+
+def _without_lower_bound(value: ir.Value) -> ir.Value:
+    """Return x where ``value`` is max(x, -inf): JAX starts a maximum from there."""
+    node = value.producer()
+    if node is None or node.domain or node.op_type != "Max" or len(node.inputs) != 2:
+        return value
+    for bound, other in (node.inputs, node.inputs[::-1]):
+        if other is not None and number_of(bound) == -math.inf:
+            return other
+    return value

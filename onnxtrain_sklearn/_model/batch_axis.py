@@ -1,19 +1,31 @@
-"""The batch axis of inputs: freed where an exporter fixed it, and fixed to the size of a minibatch for training.
+"""The batch axis of a graph: free or fix its size, and find where rows meet along it.
 
-:func:`free_batch_axis` runs once, when a graph is read. :func:`with_batch` makes the copy that a training step runs.
-Both infer the shapes of all values from those of the inputs (:func:`infer_anew`), as the file may declare sizes that
-hold for the old batch alone. All functions but :func:`with_batch` change the model that they are given.
+:func:`free_batch_axis` runs once, when a graph is read; :func:`with_batch` makes the copy that a training step runs.
+Both infer the shapes of all values from those of the inputs (:func:`infer_anew`), because the file may declare sizes
+that hold only for the old batch.
+
+Rows meet where one row affects the result of another. :func:`trace_rows` goes through the nodes in order and
+tracks where the rows lie in each value: their axis, and how many elements of that axis belong to one row. ``RULES`` has
+a function per operator that maps these positions from inputs to outputs. It raises :class:`RowsMeet` if the operator
+reduces, sorts, multiplies or moves along the axis of the rows, and :class:`Unknown` if it cannot tell. An operator or a
+setting without a rule is unknown: the caller may try it with numbers (``_inference/row_trials``).
+
+Numbers that depend on the number of rows, such as results of Shape, are tracked separately: an operator may read them
+as sizes, but not as data, because every row would then depend on how many rows there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from .._ir.control_flow import complete_bodies, states_of_known_start
-from .._ir.queries import constant, int_attribute
+from .._ir.queries import attribute, constant, describe, dims, graphs_in, int_attribute, kind, operand, opset
+from .._ir.shape_values import Integers, evaluate, is_complete, note_constant
 from .._ir.shapes import forget_shapes, infer_shapes
 from ..exceptions import ModelError
 
@@ -113,3 +125,785 @@ def _require_batch_first(value: ir.Value, inputs: Iterable[ir.Value]) -> None:
             f"np.moveaxis(array, {axis}, 0). In PyTorch: batch_first=True for sequences, and for states, which it "
             f"leaves as they are, state.transpose(0, {axis}) in forward."
         )
+
+
+ROW_LOSSES = "onnxtrain/row_losses"
+"""Key in the ``meta`` of values that hold a loss, or losses, of each row, on the first axis."""
+
+
+class Rows(NamedTuple):
+    """Position of the rows in a value: its axis ``axis`` has ``before`` times N times ``after`` elements.
+
+    The index of an element on it is ``(i * N + row) * after + j``.
+    """
+
+    axis: int
+    before: int = 1
+    after: int = 1
+
+
+Place: TypeAlias = "Rows | None"
+"""None: the value does not depend on the rows."""
+
+BATCH = 1_000_003
+"""Stands for the number of rows where it is free: a large prime number, which is the size of nothing else."""
+
+
+class Finding(NamedTuple):
+    """The result of the search.
+
+    Attributes
+    ----------
+    certain : bool
+        Whether it is proven; otherwise rows may meet at ``node`` or not.
+    node : str
+        The node where rows meet, or whose effect is unknown; empty if rows do not meet.
+    """
+
+    certain: bool
+    node: str = ""
+
+
+class RowsMeet(Exception):
+    """Rows meet at a node."""
+
+
+class Unknown(Exception):
+    """The effect of a node on rows is not known."""
+
+
+def trace_rows(graph: ir.Graph, by_row: Collection[str], ends: Iterable[ir.Value], batch: int = 0) -> Finding:
+    """Return where rows meet on the way to ``ends``, whose first axis must be that of the rows.
+
+    Parameters
+    ----------
+    graph : onnx_ir.Graph
+        Its shapes are inferred.
+    by_row : collection of str
+        The inputs that have a row for each row of the minibatch on their first axis; others do not depend on it.
+    ends : iterable of onnx_ir.Value
+        The scores, or the losses of rows.
+    batch : int, default=0
+        The number of rows; 0 if it is free, a name in the shapes of these inputs.
+    """
+    ends = list(ends)
+    search = _Search(graph, by_row, batch)
+    nodes = _before(ends)
+    first: Finding | None = None
+    for node in (node for node in graph if node in nodes):
+        try:
+            search.add(node)
+        except RowsMeet:
+            return Finding(True, describe(node))
+        except Unknown:  # go on: at a later node, whose inputs are known, rows may certainly meet
+            first = first or Finding(False, describe(node))
+    if first is not None:
+        return first
+    for end in ends:
+        place = search.places.get(end)
+        if place is not None and (place.axis, place.before) != (0, 1):
+            return Finding(False, f"The value {end.name!r}")
+    return Finding(True)
+
+
+def _before(ends: Iterable[ir.Value]) -> set[ir.Node]:
+    """Return the nodes upstream of ``ends``."""
+    front, found = list(ends), set[ir.Node]()
+    while front:
+        node = front.pop().producer()
+        if node is not None and node not in found:
+            found.add(node)
+            front += [x for x in node.inputs if x is not None]
+    return found
+
+
+class _Search:
+    """The places of the rows in the values of a graph, found node by node.
+
+    Attributes
+    ----------
+    places : dict of onnx_ir.Value to Rows or None
+        Where the rows lie; None in values that do not depend on them.
+    unknown : set of onnx_ir.Value
+        Values whose place is not known.
+    counts : set of onnx_ir.Value
+        Values that hold numbers computed from the number of rows.
+    known : dict of onnx_ir.Value to ndarray
+        Values of known integers, as far as they are.
+    batch : int
+        The number of rows, or :data:`BATCH`.
+    """
+
+    def __init__(self, graph: ir.Graph, by_row: Collection[str], batch: int) -> None:
+        self.places: dict[ir.Value, Rows | None] = {}
+        self.unknown, self.counts = set[ir.Value](), set[ir.Value]()
+        self.known: Integers = {}
+        given = [value for value in graph.inputs if value.name in by_row]
+        names = {sizes[0] for sizes in map(dims, given) if sizes and isinstance(sizes[0], str)}
+        self.batch, self._names = batch or BATCH, names
+        for value in graph.inputs:
+            self.places[value] = Rows(0) if value in given else None
+        for value in graph.initializers.values():
+            self.places.setdefault(value, None)
+            if value.const_value is not None and value.name not in by_row and value.const_value.size <= 64:
+                note_constant(self.known, value, value.const_value)
+
+    def add(self, node: ir.Node) -> None:
+        """Find the places of the rows in the outputs of a node."""
+        if any(x in self.unknown for x in node.inputs if x is not None):
+            self.unknown.update(node.outputs)
+            raise Unknown
+        try:
+            found = self._outputs(node)
+        except RowsMeet:
+            raise
+        # a rule may fail on an invalid or unusual node; the search then knows nothing of it
+        except (Unknown, ArithmeticError, IndexError, KeyError, TypeError, ValueError) as error:
+            self.unknown.update(node.outputs)
+            raise Unknown from error
+        places = found if isinstance(found, list) else [found] * len(node.outputs)
+        self.places.update(zip(node.outputs, places, strict=False))
+        evaluate(node, self.known)
+
+    def _outputs(self, node: ir.Node) -> Result:
+        name = kind(node)
+        if name in ("Shape", "Size"):
+            self._note_count(node)
+            return None
+        if any(x in self.counts for x in node.inputs if x is not None):
+            self._require_sizes(node)
+        places = [self.place(x) for x in node.inputs]
+        if not any(places):
+            if graphs_in(node):
+                raise Unknown  # a body may read values of the outer graph
+            sized = any(x in self.counts for x in node.inputs if x is not None) and node.outputs[0] not in self.counts
+            return self._place_of_sizes(node) if sized else None
+        if name not in RULES:
+            raise Unknown
+        return RULES[name](self, node)
+
+    def _note_count(self, node: ir.Node) -> None:
+        """Note sizes that depend on the number of rows."""
+        evaluate(node, self.known)
+        x, value = node.inputs[0], node.outputs[0]
+        found, place = self.known.get(value), self.place(x)
+        if self.batch == BATCH:
+            depends = found is None or not is_complete(found)
+        else:
+            axes = range(self.rank(x))[slice(attribute(node, "start", None), attribute(node, "end", None))]
+            of_rows = place is not None and (node.op_type == "Size" or place.axis in axes)
+            depends = of_rows or found is None or any(int(size) % self.batch == 0 for size in found.ravel())
+        if depends:
+            self.counts.add(value)
+
+    def _require_sizes(self, node: ir.Node) -> None:
+        """Raise Unknown if a node reads numbers that depend on the number of rows in another way than as sizes.
+
+        Sizes computed from such sizes are added to :attr:`counts`.
+        """
+        name, value = kind(node), node.outputs[0]
+        allowed = _SIZE_OPERANDS.get(name, ())
+        if name != "Range" and all(x not in self.counts or i in allowed for i, x in enumerate(node.inputs)):
+            return
+        if name not in _OF_SIZES or any(self.place(x) for x in node.inputs if x is not None):
+            raise Unknown
+        evaluate(node, self.known)
+        found = self.known.get(value)
+        if self.batch == BATCH and found is not None and is_complete(found):
+            return  # the sizes of other axes
+        if value.dtype is None or value.dtype.is_floating_point():
+            raise Unknown
+        self.counts.update(node.outputs)
+
+    def _place_of_sizes(self, node: ir.Node) -> Rows | None:
+        """Return where the rows lie in a value made from a size alone, such as zeros of that size."""
+        sizes = self.sizes(node.outputs[0])
+        if None in sizes or not all(sizes):
+            raise Unknown
+        axes = [axis for axis, size in enumerate(sizes) if size and size % self.batch == 0]
+        if any(sizes[axis] != self.batch for axis in axes) or len(axes) > 1:
+            raise Unknown
+        return Rows(axes[0]) if axes else None
+
+    def place(self, value: ir.Value | None) -> Rows | None:
+        """Return the place of the rows in a value."""
+        if value is None:
+            return None
+        if value not in self.places and value.producer() is None:
+            return None
+        return self.places[value]
+
+    def of(self, node: ir.Node, index: int) -> Rows | None:
+        """Return the place of the rows in an operand of a node."""
+        return self.place(operand(node, index))
+
+    def rank(self, value: ir.Value | None) -> int:
+        sizes = dims(value)
+        if sizes is None:
+            raise Unknown
+        return len(sizes)
+
+    def sizes(self, value: ir.Value | None) -> list[int | None]:
+        """Return the sizes, with a number for that of the rows."""
+        found = dims(value)
+        if found is None:
+            raise Unknown
+        sizes = [d if isinstance(d, int) else self.batch if d in self._names else None for d in found]
+        if value is not None and (place := self.places.get(value)) is not None:
+            sizes[place.axis] = place.before * self.batch * place.after
+        return sizes
+
+    def fixed(self, *values: ir.Value | None) -> None:
+        """Raise Unknown if a value depends on the rows."""
+        if any(self.place(x) is not None for x in values):
+            raise Unknown
+
+    def integers(self, value: ir.Value | None) -> list[int]:
+        """Return the integers of a value, which must be known."""
+        array = None if value is None else self.known.get(value)
+        if array is None and value is not None:
+            array = constant(value)
+        if array is None or not is_complete(array.astype(object)):
+            raise Unknown
+        return [int(x) for x in array.ravel()]
+
+    def aligned(self, node: ir.Node, values: Sequence[ir.Value | None]) -> Rows | None:
+        """Return the place in the result of an elementwise operation, whose operands are broadcast."""
+        sizes, found = dims(node.outputs[0]), set[Rows]()
+        rank = len(sizes) if sizes is not None else max(self.rank(x) for x in values if x is not None)
+        for value in values:
+            place = self.place(value)
+            if place is not None:
+                found.add(place._replace(axis=place.axis + rank - self.rank(value)))
+        if len(found) > 1:  # rows along two axes: each of one operand meets each of the other
+            raise RowsMeet if len({place.axis for place in found}) > 1 else Unknown
+        return next(iter(found), None)
+
+
+def _along(place: Rows, axes: Iterable[int]) -> None:
+    """Raise where rows lie on one of ``axes``."""
+    if place.axis in axes:
+        raise RowsMeet
+
+
+def _required(place: Place) -> Rows:
+    """Return the place of the rows; raise Unknown if a value does not depend on them, which no rule expects there."""
+    if place is None:
+        raise Unknown
+    return place
+
+
+Result: TypeAlias = "Rows | list[Rows | None] | None"
+Rule: TypeAlias = "Callable[[_Search, ir.Node], Result]"
+
+
+def _first_alone(s: _Search, node: ir.Node) -> Result:
+    """Elements of the first input; the others are settings."""
+    s.fixed(*node.inputs[1:])
+    return _required(s.of(node, 0))
+
+
+def _on_first_axis(s: _Search, node: ir.Node) -> Result:
+    """Each element of the first axis by itself."""
+    places = {s.place(x) for x in node.inputs} - {None}
+    if places != {Rows(0)}:
+        raise Unknown
+    return Rows(0)
+
+
+def _attention(s: _Search, node: ir.Node) -> Result:
+    if s.of(node, 3) is not None and s.rank(node.inputs[3]) < 4:  # a mask without an axis of rows
+        raise Unknown
+    return _on_first_axis(s, node)
+
+
+def _first_with_fixed(s: _Search, node: ir.Node) -> Result:
+    """Each element of the first axis of the first input by itself, with others that do not depend on rows."""
+    s.fixed(*node.inputs[1:])
+    place = _required(s.of(node, 0))
+    if place.axis != 0:
+        raise Unknown
+    return place
+
+
+def _reduction(s: _Search, node: ir.Node) -> Result:
+    x, place = node.inputs[0], _required(s.of(node, 0))
+    given = attribute(node, "axes", None)
+    axes = [*given] if given is not None else [] if operand(node, 1) is None else s.integers(operand(node, 1))
+    if not axes and int_attribute(node, "noop_with_empty_axes", 0):
+        return place
+    rank = s.rank(x)
+    axes = [axis % rank for axis in axes] or [*range(rank)]
+    _along(place, axes)
+    gone = 0 if int_attribute(node, "keepdims", 1) else sum(axis < place.axis for axis in axes)
+    return place._replace(axis=place.axis - gone)
+
+
+def _choice(s: _Search, node: ir.Node) -> Result:
+    """ArgMax and ArgMin."""
+    place, axis = _required(s.of(node, 0)), int_attribute(node, "axis", 0) % s.rank(node.inputs[0])
+    _along(place, [axis])
+    return place._replace(axis=place.axis - (not int_attribute(node, "keepdims", 1) and axis < place.axis))
+
+
+def _softmax(s: _Search, node: ir.Node) -> Result:
+    place, rank, single = _required(s.of(node, 0)), s.rank(node.inputs[0]), opset(node) >= 13
+    axis = int_attribute(node, "axis", -1 if single else 1) % rank
+    _along(place, [axis] if single else range(axis, rank))
+    return place
+
+
+def _over_last_axes(default: int) -> Rule:
+    """Normalization over an axis and all later ones; scales and shifts do not depend on rows."""
+
+    def rule(s: _Search, node: ir.Node) -> Result:
+        s.fixed(*node.inputs[1:])
+        place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+        _along(place, range(int_attribute(node, "axis", default) % rank, rank))
+        return place
+
+    return rule
+
+
+def _along_axis(default: int) -> Rule:
+    """Move or combine along the axis of an attribute."""
+
+    def rule(s: _Search, node: ir.Node) -> Result:
+        s.fixed(*node.inputs[1:])
+        place = _required(s.of(node, 0))
+        _along(place, [int_attribute(node, "axis", default) % s.rank(node.inputs[0])])
+        return place
+
+    return rule
+
+
+def _along_axis_input(s: _Search, node: ir.Node) -> Result:
+    s.fixed(*node.inputs[1:])
+    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    _along(place, [axis % rank for axis in s.integers(operand(node, 1))])
+    return place
+
+
+def _batch_normalization(s: _Search, node: ir.Node) -> Result:
+    place = _first_alone(s, node)
+    assert isinstance(place, Rows)
+    # as in inference, with stored statistics; in training, the caller knows that statistics mix the rows
+    return [place] + [None] * (len(node.outputs) - 1)
+
+
+def _instance_normalization(s: _Search, node: ir.Node) -> Result:
+    place = _first_alone(s, node)
+    assert isinstance(place, Rows)
+    _along(place, range(2, s.rank(node.inputs[0])))
+    return place
+
+
+def _mean_variance(s: _Search, node: ir.Node) -> Result:
+    place = _required(s.of(node, 0))
+    _along(place, [axis % s.rank(node.inputs[0]) for axis in attribute(node, "axes", [0, 2, 3])])
+    return place
+
+
+def _product(s: _Search, node: ir.Node) -> Result:
+    a, b = node.inputs[:2]
+    s.fixed(*node.inputs[2:])
+    return _product_of(s, a, b, False, False)
+
+
+def _product_of(s: _Search, a: ir.Value | None, b: ir.Value | None, turn_a: bool, turn_b: bool) -> Rows | None:
+    """Return the place in a matrix product; leading axes are broadcast."""
+    left, right, m, n = s.place(a), s.place(b), s.rank(a), s.rank(b)
+    if m == 1 or n == 1:
+        return _product_with_vector(left, right, m, n)
+    rank, found = max(m, n), set[Rows]()
+    for place, own, turned, summed in ((left, m, turn_a, 1), (right, n, turn_b, 2)):
+        if place is None:
+            continue
+        axis = place.axis + rank - own
+        if turned and axis >= rank - 2:
+            axis = 2 * rank - 3 - axis
+        if axis == rank - summed:
+            raise RowsMeet
+        found.add(place._replace(axis=axis))
+    if len(found) > 1:
+        raise RowsMeet if len({place.axis for place in found}) > 1 else Unknown
+    place = next(iter(found))
+    if left is not None and right is not None and place.axis >= rank - 2:
+        raise RowsMeet
+    return place
+
+
+def _product_with_vector(left: Place, right: Place, m: int, n: int) -> Rows | None:
+    if left is not None and (m == 1 or left.axis == m - 1):
+        raise RowsMeet
+    if right is not None and (n == 1 or right.axis == n - 2):
+        raise RowsMeet
+    if left is not None and right is not None:
+        raise Unknown
+    if left is not None:
+        return left
+    place = _required(right)
+    return place._replace(axis=place.axis - (place.axis == n - 1))
+
+
+def _gemm(s: _Search, node: ir.Node) -> Result:
+    a, b, c = node.inputs[0], node.inputs[1], operand(node, 2)
+    turned = bool(int_attribute(node, "transA", 0)), bool(int_attribute(node, "transB", 0))
+    place = _product_of(s, a, b, *turned) if s.place(a) or s.place(b) else None
+    own = s.place(c)
+    if own is not None:
+        own = own._replace(axis=own.axis + 2 - s.rank(c))
+    if place is not None and own is not None and place != own:
+        raise RowsMeet
+    return place or own
+
+
+def _transpose(s: _Search, node: ir.Node) -> Result:
+    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    order = attribute(node, "perm", None) or [*reversed(range(rank))]
+    return place._replace(axis=[*order].index(place.axis))
+
+
+def _reshape(s: _Search, node: ir.Node) -> Result:
+    s.fixed(*node.inputs[1:])
+    return _reshaped(_required(s.of(node, 0)), s.sizes(node.inputs[0]), _target_sizes(s, node), s.batch)
+
+
+def _target_sizes(s: _Search, node: ir.Node) -> list[int | None]:
+    """Return the sizes of a reshaped value; one that is not known may follow from the others."""
+    given, found = s.sizes(node.inputs[0]), s.sizes(node.outputs[0])
+    if node.op_type == "Reshape" and None in found and operand(node, 1) is not None:
+        wanted = s.known.get(operand(node, 1))  # type: ignore[arg-type]
+        if wanted is not None and wanted.ndim == 1 and len(wanted) == len(found):
+            copies = not int_attribute(node, "allowzero", 0)
+            for i, size in enumerate(wanted):
+                if found[i] is None and size == 0 and copies and i < len(given):
+                    found[i] = given[i]
+    if found.count(None) == 1 and None not in given:
+        rest = math.prod(d for d in found if d is not None)
+        total = math.prod(d or 0 for d in given)
+        if rest and total % rest == 0:
+            found[found.index(None)] = total // rest
+    return found
+
+
+def _reshaped(place: Rows, given: list[int | None], found: list[int | None], batch: int) -> Rows:
+    """Return where the rows lie after a reshape, which keeps the number of elements before and after them.
+
+    ``given`` and ``found`` are the sizes before and after it.
+    """
+    if place == Rows(0) and found[:1] == given[:1] == [batch]:
+        return place
+    if None in given or None in found:
+        raise Unknown
+    sizes, outer = [d or 0 for d in given], place.before
+    outer *= math.prod(sizes[: place.axis])
+    for axis, size in enumerate(d or 0 for d in found):
+        before = math.prod(d or 0 for d in found[:axis])
+        if before and outer % before == 0 and size % (outer // before * batch) == 0 and size:
+            own = outer // before
+            return Rows(axis, own, size // (own * batch))
+    raise Unknown
+
+
+def _flatten(s: _Search, node: ir.Node) -> Result:
+    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    axis = int_attribute(node, "axis", 1)
+    if place.axis == 0 and rank > 1 and axis % rank == 1:
+        return place
+    given = s.sizes(node.inputs[0])
+    if None in given:
+        raise Unknown
+    cut = axis + rank if axis < 0 else axis
+    two = [math.prod(d or 0 for d in part) for part in (given[:cut], given[cut:])]
+    return _reshaped(place, given, [*two], s.batch)
+
+
+def _axes_of(s: _Search, node: ir.Node) -> list[int]:
+    given = attribute(node, "axes", None)
+    return [*given] if given is not None else s.integers(operand(node, 1))
+
+
+def _squeeze(s: _Search, node: ir.Node) -> Result:
+    place, x = _required(s.of(node, 0)), node.inputs[0]
+    if "axes" not in node.attributes and operand(node, 1) is None:
+        axes = [i for i, size in enumerate(s.sizes(x)) if size == 1]
+    else:
+        axes = [axis % s.rank(x) for axis in _axes_of(s, node)]
+    if place.axis in axes:
+        raise Unknown
+    return place._replace(axis=place.axis - sum(axis < place.axis for axis in axes))
+
+
+def _unsqueeze(s: _Search, node: ir.Node) -> Result:
+    place, axes = _required(s.of(node, 0)), _axes_of(s, node)
+    rank = s.rank(node.inputs[0]) + len(axes)
+    new = {axis % rank for axis in axes}
+    return place._replace(axis=[i for i in range(rank) if i not in new][place.axis])
+
+
+def _expand(s: _Search, node: ir.Node) -> Result:
+    s.fixed(*node.inputs[1:])
+    return s.aligned(node, node.inputs[:1])
+
+
+def _tile(s: _Search, node: ir.Node) -> Result:
+    s.fixed(*node.inputs[1:])
+    place = _required(s.of(node, 0))
+    times = s.integers(operand(node, 1))[place.axis]
+    return place._replace(before=place.before * times)
+
+
+def _concat(s: _Search, node: ir.Node) -> Result:
+    places, rank = [s.place(x) for x in node.inputs], s.rank(node.inputs[0])
+    axis, found = int_attribute(node, "axis", 0) % rank, {place for place in places if place is not None}
+    if any(place.axis == axis for place in found):
+        if None in places or len({place.after for place in found}) > 1 or len({p.axis for p in found}) > 1:
+            raise Unknown
+        return next(iter(found))._replace(before=sum(place.before for place in places if place is not None))
+    if len(found) > 1:
+        raise RowsMeet if len({place.axis for place in found}) > 1 else Unknown
+    return next(iter(found))
+
+
+def _slice(s: _Search, node: ir.Node) -> Result:
+    s.fixed(*node.inputs[1:])
+    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    if "starts" in node.attributes:
+        starts, ends = ([*attribute(node, name, [])] for name in ("starts", "ends"))
+        axes, steps = [*attribute(node, "axes", range(len(starts)))], [1] * len(starts)
+    else:
+        count = s.sizes(operand(node, 1))[0]
+        axes = [*range(count or rank)] if operand(node, 3) is None else s.integers(operand(node, 3))
+        if all(axis % rank != place.axis for axis in axes):
+            return place
+        starts, ends = (s.integers(operand(node, i)) for i in (1, 2))
+        steps = [1] * len(starts) if operand(node, 4) is None else s.integers(operand(node, 4))
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        if axis % rank == place.axis and not (start == 0 and step == 1 and end >= 2**31 - 1):
+            raise RowsMeet
+    return place
+
+
+def _gather(s: _Search, node: ir.Node) -> Result:
+    data, indices = node.inputs[:2]
+    axis, own, read = int_attribute(node, "axis", 0) % s.rank(data), s.place(data), s.place(indices)
+    if own is None:
+        place = _required(read)
+        return place._replace(axis=axis + place.axis)
+    _along(own, [axis])
+    if read is not None:
+        raise Unknown
+    return own._replace(axis=own.axis + (s.rank(indices) - 1 if axis < own.axis else 0))
+
+
+def _gather_elements(s: _Search, node: ir.Node) -> Result:
+    data, indices = s.of(node, 0), s.of(node, 1)
+    axis = int_attribute(node, "axis", 0) % s.rank(node.inputs[0])
+    if data is None:
+        return _required(indices)
+    _along(data, [axis])
+    if indices is not None and indices != data:
+        raise Unknown
+    return data
+
+
+def _gather_nd(s: _Search, node: ir.Node) -> Result:
+    data, indices, shared = s.of(node, 0), s.of(node, 1), int_attribute(node, "batch_dims", 0)
+    if data is None and indices is not None and indices.axis < s.rank(node.inputs[1]) - 1 and not shared:
+        return indices
+    if data is not None and data.axis < shared and indices in (None, data):
+        return data
+    raise Unknown
+
+
+def _one_hot(s: _Search, node: ir.Node) -> Result:
+    s.fixed(*node.inputs[1:])
+    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    return place._replace(axis=place.axis + (int_attribute(node, "axis", -1) % (rank + 1) <= place.axis))
+
+
+def _pad(s: _Search, node: ir.Node) -> Result:
+    s.fixed(*node.inputs[1:])
+    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    pads = [*attribute(node, "pads", [])] if "pads" in node.attributes else s.integers(operand(node, 1))
+    axes = [*range(rank)] if operand(node, 3) is None else [a % rank for a in s.integers(operand(node, 3))]
+    if place.axis in axes:
+        i = axes.index(place.axis)
+        if pads[i] or pads[i + len(axes)]:
+            raise RowsMeet
+    return place
+
+
+def _resize(s: _Search, node: ir.Node) -> Result:
+    s.fixed(*node.inputs[1:])
+    place = _required(s.of(node, 0))
+    before, after = (s.sizes(x)[place.axis] for x in (node.inputs[0], node.outputs[0]))
+    if before is None or before != after:
+        raise Unknown
+    return place
+
+
+def _recurrent(s: _Search, node: ir.Node) -> Result:
+    first = int_attribute(node, "layout", 0)
+    wanted = {0: Rows(0 if first else 1), 4: Rows(0), 5: Rows(0 if first else 1), 6: Rows(0 if first else 1)}
+    for i, x in enumerate(node.inputs):
+        if (place := s.place(x)) is not None and place != wanted.get(i):
+            raise Unknown
+    last = Rows(0 if first else 1)
+    found: list[Rows | None] = [Rows(0 if first else 2), last, last]
+    return found[: len(node.outputs)]
+
+
+def _einsum(s: _Search, node: ir.Node) -> Result:
+    equation = attribute(node, "equation", "").replace(" ", "")
+    given, _, result = equation.partition("->")
+    if "." in equation or not result or "->" not in equation:
+        raise Unknown
+    found = set()
+    for term, x in zip(given.split(","), node.inputs, strict=True):
+        if (place := s.place(x)) is not None:
+            found.add((term[place.axis], place._replace(axis=0)))
+    if len(found) > 1:
+        raise RowsMeet
+    letter, place = found.pop()
+    if letter not in result or any(term.count(letter) > 1 for term in given.split(",")):
+        raise RowsMeet
+    return place._replace(axis=result.index(letter))
+
+
+def _dynamic_range(s: _Search, node: ir.Node) -> Result:
+    """Quantize by the range of all rows. Padding repeats rows, which does not change it: rounding is no meeting."""
+    return [_required(s.of(node, 0)), None, None]
+
+
+def _triangle(s: _Search, node: ir.Node) -> Result:
+    s.fixed(*node.inputs[1:])
+    place = _required(s.of(node, 0))
+    if place.axis >= s.rank(node.inputs[0]) - 2:
+        raise Unknown
+    return place
+
+
+def _row_loss(s: _Search, node: ir.Node) -> Result:
+    if attribute(node, "reduction", "mean") not in ("none", b"none"):
+        raise RowsMeet
+    s.fixed(*node.inputs[2:])
+    return _on_first_axis(s, node)
+
+
+def _distances(s: _Search, node: ir.Node) -> Result:
+    left, right = s.of(node, 0), s.of(node, 1)
+    if left is not None and right is not None:
+        raise RowsMeet
+    if any(place not in (None, Rows(0)) for place in (left, right)):
+        raise Unknown
+    return Rows(0) if left is not None else Rows(1)
+
+
+def _where_kept(s: _Search, node: ir.Node) -> Result:
+    """Compress."""
+    s.fixed(*node.inputs[1:])
+    place = _required(s.of(node, 0))
+    if "axis" not in node.attributes:
+        raise RowsMeet
+    _along(place, [int_attribute(node, "axis", 0) % s.rank(node.inputs[0])])
+    return place
+
+
+_ELEMENTWISE = """
+Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Celu
+Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN
+LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid
+Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor Bernoulli
+com.microsoft.Gelu com.microsoft.FastGelu com.microsoft.QuickGelu com.microsoft.BiasGelu
+"""
+
+_BY_FIRST_AXIS = """
+AffineGrid GridSample RotaryEmbedding MaxUnpool
+ai.onnx.ml.FeatureVectorizer ai.onnx.ml.CastMap
+"""
+
+_BY_FIRST_AXIS_OF_FIRST = """
+AveragePool Conv ConvInteger ConvTranspose DeformConv DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool
+GroupNormalization LRN LpPool MaxPool QLinearConv SpaceToDepth Col2Im
+ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Binarizer ai.onnx.ml.CategoryMapper ai.onnx.ml.Imputer
+ai.onnx.ml.LabelEncoder ai.onnx.ml.LinearClassifier ai.onnx.ml.LinearRegressor ai.onnx.ml.Normalizer
+ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor ai.onnx.ml.Scaler
+ai.onnx.ml.TreeEnsemble ai.onnx.ml.TreeEnsembleClassifier ai.onnx.ml.TreeEnsembleRegressor
+ai.onnx.ml.OneHotEncoder
+"""
+
+_BY_LAST_AXES = """
+LayerNormalization RMSNormalization SimplifiedLayerNormalization com.microsoft.MatMulNBits
+"""
+
+_REDUCTIONS = """
+ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
+"""
+
+_OF_SIZES = frozenset(
+    """
+Add Cast Ceil Concat Div Equal Floor Gather Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not
+Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape Slice Split Squeeze Sub Unsqueeze Where Sqrt Pow Reciprocal
+""".split()
+)
+"""Operators that compute sizes from sizes."""
+
+_SIZE_OPERANDS: Mapping[str, Collection[int]] = {
+    **dict.fromkeys(("Reshape", "Expand", "Tile", "Split", "Pad", "CenterCropPad"), (1,)),
+    "Slice": (1, 2),
+    "ConstantOfShape": (0,),
+    "Resize": (2, 3),
+    "Upsample": (1,),
+    "OneHot": (1,),
+    "Range": (0, 1, 2),
+}
+"""The operands that operators read as sizes."""
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE.split(), lambda s, node: s.aligned(node, node.inputs)),
+    **dict.fromkeys(_BY_FIRST_AXIS.split(), _on_first_axis),
+    **dict.fromkeys(_BY_FIRST_AXIS_OF_FIRST.split(), _first_with_fixed),
+    **dict.fromkeys(_REDUCTIONS.split(), _reduction),
+    **dict.fromkeys(("ArgMax", "ArgMin"), _choice),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
+    **dict.fromkeys(_BY_LAST_AXES.split(), _over_last_axes(-1)),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _first_alone),
+    **dict.fromkeys(("MatMul", "MatMulInteger"), _product),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    **dict.fromkeys(("EyeLike", "RandomNormalLike", "RandomUniformLike"), lambda s, node: s.of(node, 0)),
+    **dict.fromkeys(("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"), _row_loss),
+    **dict.fromkeys(("Resize", "Upsample"), _resize),
+    "Attention": _attention,
+    "BatchNormalization": _batch_normalization,
+    "com.microsoft.CDist": _distances,
+    "Compress": _where_kept,
+    "Concat": _concat,
+    "CumSum": _along_axis_input,
+    "CumProd": _along_axis_input,
+    "Dropout": _first_alone,
+    "DynamicQuantizeLinear": _dynamic_range,
+    "Einsum": _einsum,
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "Gemm": _gemm,
+    "InstanceNormalization": _instance_normalization,
+    "LpNormalization": _along_axis(-1),
+    "MeanVarianceNormalization": _mean_variance,
+    "OneHot": _one_hot,
+    "Pad": _pad,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Split": _along_axis(0),
+    "Squeeze": _squeeze,
+    "TopK": _along_axis(-1),
+    "Transpose": _transpose,
+    "Trilu": _triangle,
+    "Unsqueeze": _unsqueeze,
+    "Tile": _tile,
+}
+"""Rules by operator: each follows the rows through a node."""

@@ -1,17 +1,22 @@
-"""Links, which map scores to predictions, and the tasks that choose one.
+"""From scores to predictions: links, the tasks that choose them, and scores with a further axis.
 
 :func:`apply_link` emits the predictions of a :data:`LINKS` name. A loss names its link; the inference graph applies it.
+A loss and a link see matrices (N, k). Scores may have one more axis: positions within a row (the words of a text, the
+pixels of an image; :class:`Positions`) or members of an ensemble in one graph (:func:`rows_of_members`). The functions
+below reshape these scores to rows, and bring the results of the rows back together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from ..exceptions import nearest
+from ..exceptions import ModelError, nearest
 from ..graph import GraphBuilder
 
 Task: TypeAlias = Literal["regression", "binary", "multiclass", "multilabel", "multioutput"]
@@ -66,3 +71,135 @@ def split_columns(op: GraphBuilder, value: ir.Value, groups: Sequence[int]) -> l
     """Emit the columns of each group, in order."""
     ends = np.cumsum(groups).tolist()
     return [op.Slice(value, [end - size], [end], [1]) for size, end in zip(groups, ends, strict=True)]
+
+
+# Positions: the scores of a row have an axis of classes, the last one or the first, beside those of the positions. Loss
+# and labels take one row per position, (N * positions, k).
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The axes of scores at each position.
+
+    Attributes
+    ----------
+    rank : int
+        Number of axes of the positions.
+    axis : {1, -1}
+        Axis of the classes in the scores; they may lack it where there is one score per position.
+    """
+
+    rank: int
+    axis: int
+
+    def classes_last(self, scores: np.ndarray) -> np.ndarray:
+        """Return scores as an array of shape (N, *positions, k)."""
+        if scores.ndim == self.rank + 1:
+            return scores[..., None]
+        return np.moveaxis(scores, self.axis, -1)
+
+    def emit_classes_last(self, op: GraphBuilder, scores: ir.Value) -> ir.Value:
+        """Emit scores as a value of shape (N, *positions, k)."""
+        shape = op.shape(scores)
+        if shape is None or len(shape) not in (self.rank + 1, self.rank + 2):
+            raise ModelError(
+                f"The scores {scores.name!r} have {'an unknown shape' if shape is None else f'the shape {shape}'}, "
+                f"but for labels at positions with {self.rank} axes they must have {self.rank + 2}."
+            )
+        if len(shape) == self.rank + 1:
+            return op.Unsqueeze(scores, axes=[len(shape)])
+        return scores if self.axis == -1 else op.Transpose(scores, perm=[0, *range(2, len(shape)), 1])
+
+
+def as_position_rows(
+    op: GraphBuilder, scores: ir.Value, positions: Positions, columns: int
+) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
+    """Emit one row per position; also return the function that emits results of these rows at their positions."""
+    whole = positions.emit_classes_last(op, scores)
+    places = op.Slice(op.Shape(whole), [0], [-1], [0])
+
+    def in_places(result: ir.Value) -> ir.Value:
+        shape = op.shape(result)
+        matrix = shape is not None and len(shape) == 2
+        return op.Reshape(result, op.Concat(places, [shape[1]], axis=0) if matrix and shape is not None else places)
+
+    return op.Reshape(whole, [-1, columns]), in_places
+
+
+def position_weights(op: GraphBuilder, y: ir.Value, label_weights: tuple[float, ...]) -> ir.Value:
+    """Emit the share of each position in its row: in proportion to the weight of its label; -1 has none.
+
+    Rows without weights have shares of 0.
+    """
+    table = np.array([*label_weights, 0.0], op.dtype.numpy())  # the index -1 is the last
+    own = op.Gather(table, y)
+    total = op.ReduceSum(own, axes=[1], keepdims=True)
+    return op.Div(own, op.Max(total, float(np.finfo(np.float32).tiny)))
+
+
+# Members: scores of the shape (N, members, n_outputs). The loss of a row is the mean over the members. A prediction is
+# the mean of the members' probabilities, of their means for a log link, or of their scores for losses that give no
+# probabilities.
+
+
+def rows_of_members(op: GraphBuilder, scores: ir.Value, members: int, n_outputs: int, rows: int) -> ir.Value:
+    """Emit the scores as one row per member, (rows * members, n_outputs); raise ModelError if their shape is wrong."""
+    shape = op.shape(scores)
+    if shape != (rows, members, n_outputs):
+        found = "an unknown shape" if shape is None else f"the shape ('N', {', '.join(map(str, shape[1:]))})"
+        raise ModelError(
+            f"The builder has n_members={members}, so the scores of its graph must have the shape "
+            f"('N', {members}, {n_outputs}); {scores.name!r} has {found}."
+        )
+    return op.Reshape(scores, [rows * members, n_outputs])
+
+
+def repeated_rows(op: GraphBuilder, values: ir.Value, members: int, columns: int | None) -> ir.Value:
+    """Emit each row of (N, columns), or each number of (N,) where ``columns`` is None, once per member."""
+    row = [] if columns is None else [columns]
+    wide = op.Expand(op.Unsqueeze(values, axes=[1]), [1, members, *[1] * len(row)])
+    return op.Reshape(wide, [-1, *row])
+
+
+def mean_of_members(op: GraphBuilder, scores: ir.Value, link: Link, groups: Sequence[int] = ()) -> ir.Value:
+    """Emit scores (N, n_outputs) whose link is the mean over the members of the link of their scores.
+
+    ``groups`` holds the number of columns of each of several labels; each has a link of its own.
+    """
+    mean = _MEANS[link]
+    if not groups:
+        return mean(op, scores)
+    ends = [sum(groups[: i + 1]) for i in range(len(groups))]
+    parts = [op.Slice(scores, [end - size], [end], [2]) for size, end in zip(groups, ends, strict=True)]
+    return op.Concat(*(mean(op, part) for part in parts), axis=1)
+
+
+def _mean(op: GraphBuilder, values: ir.Value) -> ir.Value:
+    return op.ReduceMean(values, axes=[1], keepdims=False)
+
+
+def _log_mean_exp(op: GraphBuilder, values: ir.Value) -> ir.Value:
+    shape = op.shape(values)
+    assert shape is not None
+    return op.Sub(op.ReduceLogSumExp(values, axes=[1], keepdims=False), math.log(int(str(shape[1]))))
+
+
+def _mean_log_odds(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    """Emit ``log p - log(1 - p)`` of the mean probability p; in float32 1 - p itself is 0 for scores above 17."""
+    right = _log_mean_exp(op, op.Neg(op.Softplus(op.Neg(scores))))
+    return op.Sub(right, _log_mean_exp(op, op.Neg(op.Softplus(scores))))
+
+
+def _mean_margin(link: Link) -> Callable[[GraphBuilder, ir.Value], ir.Value]:
+    """Return the mean for links that are ``(s + 1) / 2`` of scores in [-1, 1]."""
+    return lambda op, scores: op.Sub(op.Mul(_mean(op, apply_link(op, link, scores)), 2.0), 1.0)
+
+
+_MEANS: dict[Link, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
+    "identity": _mean,
+    "exp": _log_mean_exp,
+    "sigmoid": _mean_log_odds,
+    "softmax": lambda op, scores: _log_mean_exp(op, op.LogSoftmax(scores, axis=-1)),
+    "hard_sigmoid": _mean_margin("hard_sigmoid"),
+    "clipped_margin": _mean_margin("clipped_margin"),
+}

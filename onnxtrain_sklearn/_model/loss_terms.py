@@ -17,8 +17,8 @@ import onnx_ir as ir
 
 from ..exceptions import ModelError, instead_of
 from ..graph import GraphBuilder, Operand, operators_of
+from .batch_axis import ROW_LOSSES
 from .links import Link, Task, row_sum, split_columns
-from .row_axis import ROW_LOSSES
 
 SHARES = "shares"
 """Key in the ``meta`` of weights that are made from their shares in the sum of all weights."""

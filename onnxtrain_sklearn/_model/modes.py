@@ -16,8 +16,8 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from .._importers.keras import NODES as OF_KERAS
-from .._importers.tensorflow import TF2ONNX
+from .._importers.tf2onnx import NODES as OF_KERAS
+from .._importers.tf2onnx import TF2ONNX
 from .._importers.torch_program import PRODUCER, TorchProgram, call_of, is_from_torch, scope_of
 from .._ir.edits import bypass, copy_initializer, keep_outputs, replace_by_initializer, replace_node
 from .._ir.opsets import RENEWED_OPSET, in_opset

@@ -13,8 +13,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from .activation import activation_of
-from .expressions import is_row_sum
+from .activation import activation_of, is_row_sum
 
 Interval: TypeAlias = tuple[float, float]
 

@@ -26,7 +26,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._importers.quantization import is_fake, is_held_as_integers
-from .._importers.tensorflow import TF2ONNX
+from .._importers.tf2onnx import TF2ONNX
 from .._importers.torch_program import (
     PRODUCER,
     TorchProgram,

@@ -17,8 +17,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .._importers.import_record import record, restored, run_importers
-from .._importers.load import RESTORATIONS
+from .._importers.load import RESTORATIONS, record, restored, run_importers
 from .._importers.torch_parameters import own_names
 from .._ir.edits import keep_outputs
 from .._ir.opsets import readable
@@ -31,13 +30,11 @@ from ..graph import GraphBuilder
 from .activation import activation_of, scores_of
 from .batch_axis import free_batch_axis, infer_anew
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
-from .low_rank import LowRank
 from .modes import normalizes_by_batch, separate_running_statistics, separate_stored_statistics, use_running_statistics
 from .precision import NOTHING_KEPT, KeptTypes, kept_types
 from .ranges import range_of
-from .reweighted import form_of, initial_value, reweighted
 from .roles import EXPORTER, Verdict
-from .weights import common_dtype, listing, parameters_of, statistics_of
+from .weights import LowRank, common_dtype, form_of, initial_value, listing, parameters_of, reweighted, statistics_of
 
 
 @dataclass(frozen=True)

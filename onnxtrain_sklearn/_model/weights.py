@@ -1,17 +1,21 @@
-"""Tell the weights of a graph from settings of its operators and from running statistics.
+"""The weights of a trainable graph: which initializers they are, and the same graph with other values of them.
 
-:func:`parameters_of` finds the weights of a graph of known make; ``roles`` judges the constants of foreign ones with
-the same tables. Nothing here changes a graph.
+:func:`parameters_of` finds the weights of a graph that this package built; ``roles`` judges the constants of files by
+the same tables. :func:`reweighted` returns a graph with other weights without copying it. A :class:`LowRank` is the
+low-rank change that an adapter adds to a matrix; :func:`merged` adds such changes to the matrices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from .._ir.queries import reaching
+from .._ir.edits import swap_initializers
+from .._ir.queries import reaching, share_structure
 from ..exceptions import ModelError
 
 TRAINED_TYPES: dict[ir.DataType | None, np.dtype[Any]] = {
@@ -101,3 +105,113 @@ def array_of(value: ir.Value) -> np.ndarray:
 def listing(graph: ir.Graph) -> str:
     """Return names and types of the initializers, for a message."""
     return ", ".join(f"{name!r} ({value.dtype})" for name, value in graph.initializers.items()) or "none"
+
+
+COPIED_AT_ONCE = 2**23
+"""Bytes of weights from which on a graph is copied at once; a late copy keeps the template's weights in memory too."""
+
+
+def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:
+    """Return a model with other values of some initializers, in their types; ``model`` must not change afterwards."""
+    template = form_of(model)
+    # always one step from a template: a chain of models would keep all earlier weights in memory
+    values = {**(model.arrays if isinstance(model, ReweightedModel) else {}), **arrays}
+    if sum(array.nbytes for array in values.values()) < COPIED_AT_ONCE:
+        result: ir.Model = ReweightedModel(template, values)
+    else:
+        result = template.clone()
+        swap_initializers(result.graph, values)
+    share_structure(result, template)
+    return result
+
+
+def form_of(model: ir.Model) -> ir.Model:
+    """Return a model of the same structure, perhaps with other weights, without copying a graph; read only."""
+    return model.template if isinstance(model, ReweightedModel) else model
+
+
+def initial_value(model: ir.Model, name: str) -> np.ndarray:
+    """Return the value of an initializer."""
+    own = model.arrays.get(name) if isinstance(model, ReweightedModel) else None
+    return array_of(form_of(model).graph.initializers[name]) if own is None else own
+
+
+class ReweightedModel(ir.Model):
+    """A model like ``template``, which must not change afterwards, with the values ``arrays`` of some initializers.
+
+    The attribute ``graph`` is missing until it is first read; then ``__getattr__`` makes the copy.
+    """
+
+    __slots__ = ("_copies", "arrays", "template")
+
+    def __init__(self, template: ir.Model, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__(
+            template.graph,
+            ir_version=template.ir_version,
+            producer_name=template.producer_name,
+            producer_version=template.producer_version,
+            domain=template.domain,
+            model_version=template.model_version,
+            doc_string=template.doc_string,
+            functions=tuple(template.functions.values()),
+            metadata_props=dict(template.metadata_props),
+        )
+        self.template, self.arrays = template, arrays
+        self._copies: dict[str, ir.Graph] = {}
+        del self.graph  # the first read then reaches __getattr__
+
+    def __getattr__(self, name: str) -> ir.Graph:
+        """Make and return the graph; the other attributes exist, so that only errors reach the first branch."""
+        if name != "graph":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        graph = self.template.graph.clone()
+        swap_initializers(graph, self.arrays)
+        self.graph = self._copies.setdefault(name, graph)  # setdefault is atomic: all threads get one graph
+        return self.graph
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The change of one matrix, and the names of its parts in the graph.
+
+    Attributes
+    ----------
+    matrix : str
+        The initializer that stays as it is.
+    left, right : str
+        Names of the factors L and R. Of a convolution they are kernels: (out, r, 1, ...) and (r, in, k, ...).
+    scale : float
+        Factor of the change, alpha / rank.
+    first : str
+        The factor that the input is multiplied by. It begins random and the other at zero.
+    sums : tuple of str
+        The nodes that add the change.
+    """
+
+    matrix: str
+    left: str
+    right: str
+    scale: float
+    first: str
+    sums: tuple[str, ...]
+
+    @property
+    def factors(self) -> tuple[str, str]:
+        """The names of both factors, the first one first."""
+        return (self.left, self.right) if self.first == self.left else (self.right, self.left)
+
+
+def factors_of_matrices(changes: Sequence[LowRank]) -> set[str]:
+    """Return the names of all factors."""
+    return {name for one in changes for name in one.factors}
+
+
+def merged(weights: Mapping[str, np.ndarray], changes: Sequence[LowRank]) -> dict[str, np.ndarray]:
+    """Return the weights with the factors merged into their matrices: computed in float64 and rounded once."""
+    factors = factors_of_matrices(changes)
+    result = {name: array for name, array in weights.items() if name not in factors}
+    for one in changes:
+        given, left, right = (np.asarray(weights[name], np.float64) for name in (one.matrix, one.left, one.right))
+        change = left.reshape(len(left), -1) @ right.reshape(len(right), -1)
+        result[one.matrix] = (given + one.scale * change.reshape(given.shape)).astype(weights[one.matrix].dtype)
+    return result

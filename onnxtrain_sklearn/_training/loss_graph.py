@@ -16,7 +16,7 @@ import onnx_ir.passes.common as common
 
 from .._ir.edits import swap_initializers
 from .._model.batch_axis import with_batch
-from .._model.links import Link, Task, split_columns
+from .._model.links import Link, Positions, Task, position_weights, repeated_rows, rows_of_members, split_columns
 from .._model.loss_terms import (
     RowLoss,
     append_loss,
@@ -27,9 +27,8 @@ from .._model.loss_terms import (
     weights_of_shares,
 )
 from .._model.modes import follow_torch
-from .._model.reweighted import form_of
-from .._model.score_axes import Positions, position_weights, repeated_rows, rows_of_members
 from .._model.trainable import TrainableModel
+from .._model.weights import form_of
 from .._utils.typing import DType
 from ..exceptions import ModelError
 from ..graph import GraphBuilder, new_graph

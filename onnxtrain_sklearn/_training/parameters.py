@@ -19,10 +19,8 @@ import onnx_ir as ir
 
 from .._ir.queries import operand
 from .._model.constants import rounded
-from .._model.low_rank import factors_of_matrices
-from .._model.reweighted import form_of
 from .._model.trainable import TrainableModel, why_quantized
-from .._model.weights import TRAINED_TYPES
+from .._model.weights import TRAINED_TYPES, factors_of_matrices, form_of
 from .._utils.typing import DType
 from ..exceptions import InvalidParameterError, ModelError, nearest, warn
 from ..optimizers import BaseOptimizer, Optimizer, Parameter, Slot

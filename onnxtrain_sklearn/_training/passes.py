@@ -13,8 +13,8 @@ from .._compiler.code import BoundCode
 from .._data import columns
 from .._data.batches import BatchBuffers
 from .._data.columns import SparseRows, add_rows
-from .._model.reweighted import initial_value
 from .._model.row_reads import FirstProduct, Lookup
+from .._model.weights import initial_value
 from .._ort import devices, sessions
 from .._ort.binding import Array, Binding
 from .._ort.sessions import InferenceSession, shared_session

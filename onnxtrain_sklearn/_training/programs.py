@@ -30,9 +30,9 @@ from .._ir.limits import bytes_per_element
 from .._ir.protobuf import to_proto
 from .._ir.queries import Dims, attribute, dims, operand, structure, values_digest
 from .._model.modes import is_stateless
-from .._model.reweighted import form_of
 from .._model.row_reads import LARGE, FirstProduct, Lookup, put_back_lookups, take_first_products, take_lookups
 from .._model.trainable import TrainableModel
+from .._model.weights import form_of
 from .._ort.devices import Device
 from .._ort.llvm import features, is_installed
 from .._utils.cache import Cache, content, is_plain

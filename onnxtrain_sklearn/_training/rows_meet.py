@@ -25,7 +25,7 @@ import onnx_ir as ir
 from .._inference.row_trials import ADDED_ROWS, TRIED_ROWS, meet_in_numbers, numbers_of_type, where_rows_meet_in_graph
 from .._ir.protobuf import to_proto
 from .._ir.queries import all_values, structure
-from .._model.row_axis import ROW_LOSSES, meeting_of_rows
+from .._model.batch_axis import ROW_LOSSES, trace_rows
 from .._model.trainable import TrainableModel
 from .._ort import devices, sessions
 from .._utils.cache import Cache
@@ -139,7 +139,7 @@ def rows_meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = 
 
     def found() -> list[bool]:
         model, ends = graphs[TRIED_ROWS]
-        verdict = meeting_of_rows(model.graph, ("scores", TARGET), ends, TRIED_ROWS)
+        verdict = trace_rows(model.graph, ("scores", TARGET), ends, TRIED_ROWS)
         if verdict.certain and verdict.node:
             return [True]
         return [_meet_in_trial(settings, dtype, graphs)]

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._model.links import Link, Task
-from .._model.score_axes import Positions
+from .._model.links import Link, Positions, Task
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device
 from .._utils.typing import DType

@@ -14,8 +14,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.protobuf import to_proto
-from onnxtrain_sklearn._model.low_rank import merged
 from onnxtrain_sklearn._model.trainable import trainable_model
+from onnxtrain_sklearn._model.weights import merged
 from onnxtrain_sklearn.adapters import matrices_of, with_low_rank, without_low_rank
 from tests.helpers.environment import each_engine
 from tests.helpers.sessions import session

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, ConvNet, FineTuner, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._estimators import finetuning
-from onnxtrain_sklearn._model.frozen_part import frozen_part
+from onnxtrain_sklearn._model.heads import frozen_part
 from tests.helpers.environment import each_engine
 
 X, Y = load_digits(return_X_y=True)

@@ -19,8 +19,7 @@ import onnxruntime
 
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.shapes import infer_shapes
-from onnxtrain_sklearn._model.batch_axis import with_batch
-from onnxtrain_sklearn._model.row_axis import meeting_of_rows
+from onnxtrain_sklearn._model.batch_axis import trace_rows, with_batch
 from onnxtrain_sklearn.graph import GraphBuilder
 
 ROWS = 5
@@ -122,8 +121,8 @@ def run(number: int) -> str:
         return "none"
     fixed = with_batch(model, 1013)
     verdicts = [
-        meeting_of_rows(model.graph, ["X"], model.graph.outputs),
-        meeting_of_rows(fixed.graph, ["X"], fixed.graph.outputs, 1013),
+        trace_rows(model.graph, ["X"], model.graph.outputs),
+        trace_rows(fixed.graph, ["X"], fixed.graph.outputs, 1013),
     ]
     meet = rows_meet(model, rng)
     if meet and any(verdict.certain and not verdict.node for verdict in verdicts):

@@ -15,7 +15,7 @@ from onnxtrain_sklearn._estimators.training_state import seeded
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.queries import structure
-from onnxtrain_sklearn._model import reweighted
+from onnxtrain_sklearn._model import weights as model_weights
 from onnxtrain_sklearn._model.trainable import trainable_model
 
 X = np.random.RandomState(0).randn(40, 3).astype(np.float32)
@@ -47,7 +47,7 @@ def test_graph_and_weights_are_those_of_a_copy(source, drawn):
 @pytest.mark.long
 def test_a_large_model_does_not_hold_the_weights_of_its_template(limit, drawn):
     """The form of an untrained network is forgotten where it is too large to be kept for further fits."""
-    with mock.patch.object(reweighted, "COPIED_AT_ONCE", limit):
+    with mock.patch.object(model_weights, "COPIED_AT_ONCE", limit):
         source = trainable_model(load(MLP((4,)).build(3, 2, 0)))
         template, found = weakref.ref(source.model.graph), source.with_weights(drawn)
         del source

@@ -78,10 +78,9 @@ PROTOBUF = {
     # the builder takes and returns bytes
     "_gradient.ort_training": {"load_model_from_string"},
     # declared before they are checked
-    "_importers.custom_results": {"ModelProto", "TensorProto", "ValueInfoProto", "helper"},
-    "_importers.load": {"ModelProto", "TensorProto", "checker", "shape_inference"},
+    "_importers.load": {"ModelProto", "TensorProto", "ValueInfoProto", "checker", "helper", "shape_inference"},
     # rewritten before they are checked
-    "_importers.tensorflow": {
+    "_importers.tf2onnx": {
         "GraphProto",
         "ModelProto",
         "NodeProto",
@@ -124,7 +123,7 @@ PROTOBUF = {
     "_ir.shapes": {"ModelProto", "checker", "defs", "helper", "shape_inference"},
     # the defaults of attributes
     "_ir.supported": {"defs"},
-    "_model.reference": {"ModelProto", "NodeProto", "TensorProto", "TypeProto", "ValueInfoProto", "helper"},
+    "_model.graph_comparison": {"ModelProto", "NodeProto", "TensorProto", "TypeProto", "ValueInfoProto", "helper"},
     # of pickles
     "_model.trainable": {"load_model_from_string"},
     "_multi_output.estimator": {"ModelProto"},

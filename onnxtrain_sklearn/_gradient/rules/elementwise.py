@@ -15,9 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._importers.quantization import is_fake
+from ..._importers.torch_program import is_open_clip
 from ..._ir.queries import constant, dims, fixed
 from ..._ir.supported import ANY, Supported
-from ..._model.clip_derivative import is_open
 from ...graph import GraphBuilder, Operand
 from ..context import GradientRule, Reverse, Thunk, filled_like, mask, reshape_to, sum_to
 from ..path import MISSING, STEEP, is_norm
@@ -229,7 +229,7 @@ def _clip_rule(r: Reverse) -> Sequence[Thunk]:
     op, x = r.op, r.x(0)
     low = r.x(1) if r.has(1) else None
     high = r.x(2) if r.has(2) else None
-    if is_open(r.node):  # PyTorch's hardtanh: the derivative is zero at the bounds, too
+    if is_open_clip(r.node):  # PyTorch's hardtanh: the derivative is zero at the bounds, too
         below = None if low is None else op.Not(op.Greater(x, low))
         above = None if high is None else op.Not(op.Less(x, high))
     else:

@@ -1,23 +1,27 @@
-"""Replace the last layer of a graph by a new linear one, for fine-tuning on other targets.
+"""Replace, cut off and join the ends of a graph: new heads, the frozen part, joined outputs.
 
-:func:`graph_of_features` cuts the graph before its last layer, or at a tensor that the user names. :func:`with_head`
-puts a linear layer of zeros there, in the float types that :func:`types_of_head` finds in the file.
+:func:`graph_of_features` cuts a graph before its last layer, or at a tensor that the user names, and :func:`with_head`
+puts a linear layer of zeros there, in the float types that :func:`types_of_head` finds in the file: fine-tuning on
+other targets. :func:`frozen_part` splits off the nodes that depend on no trained weight, so that fine-tuning computes
+their results once for all rows. :func:`join_outputs` joins several outputs for one loss.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from .._importers.quantization import before_rounding, is_fake, is_within_fakes
-from .._ir.edits import KEPT_TYPE, keep_outputs
-from .._ir.queries import is_float
+from .._ir.edits import KEPT_TYPE, keep_outputs, read_as_input, swap_initializers
+from .._ir.queries import dims, is_float, reads
 from .._ir.shapes import infer_shapes
 from ..exceptions import ModelError, nearest
 from ..graph import GraphBuilder, names_of
 from .activation import activation_of, as_rows
+from .modes import is_random
 from .precision import TYPES_OF_FILE
 
 FEATURES_OUTPUT = "features"
@@ -162,3 +166,87 @@ def _listing(graph: ir.Graph) -> str:
     values = [v for node in graph for v in node.outputs if _may_be_features(v)]
     names = [v.name for v in values if v.shape is not None and len(v.shape) > 1]
     return ", ".join(repr(name) for name in names[::-1][:LISTED])
+
+
+MOST_VALUES = 4
+"""Values at which a graph is cut, at most; each is computed for all rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenPart:
+    """A graph in two parts.
+
+    Attributes
+    ----------
+    first : onnx_ir.Model
+        Computes the values at which the graph is cut, its outputs, from the inputs of the graph.
+    second : onnx_ir.Model
+        Computes the scores; these values are among its inputs.
+    """
+
+    first: ir.Model
+    second: ir.Model
+
+
+def frozen_part(
+    model: ir.Model, scores: str, trained: Collection[str], weights: Mapping[str, np.ndarray]
+) -> FrozenPart | None:
+    """Return the graph in two parts, cut where the weights ``trained`` begin; None if there is nothing to compute once.
+
+    ``weights`` are the current values of the others.
+    """
+    names = _cut(model.graph, trained)
+    # random numbers differ from step to step
+    if not 0 < len(names) <= MOST_VALUES or any(is_random(node) for node in model.graph.all_nodes()):
+        return None
+    first, second = model.clone(), model.clone()
+    swap_initializers(first.graph, weights)
+    keep_outputs(first, [_named(first.graph, name) for name in names], inputs=True)
+    for name in names:
+        read_as_input(second.graph, _named(second.graph, name))
+    keep_outputs(second, [v for v in second.graph.outputs if v.name == scores], inputs=True)
+    return FrozenPart(first, second)
+
+
+def _cut(graph: ir.Graph, trained: Collection[str]) -> list[str]:
+    """Return the names of the values that are computed from the data alone and meet trained weights."""
+    of_data, of_weights = set(graph.inputs), {v for v in graph.initializers.values() if v.name in trained}
+    cut = dict[str, None]()
+    for node in graph:
+        read = list(reads(node))
+        if not of_weights.isdisjoint(read):
+            of_weights.update(node.outputs)
+            cut |= {v.name or "": None for v in read if v.producer() is not None and v in of_data - of_weights}
+        elif not of_data.isdisjoint(read):
+            of_data.update(node.outputs)
+    return list(cut)
+
+
+def _named(graph: ir.Graph, name: str) -> ir.Value:
+    return next(v for node in graph for v in node.outputs if v.name == name)
+
+
+def join_outputs(model: ir.Model) -> tuple[ir.Model, tuple[int, ...]]:
+    """Return the model with its float outputs joined along axis 1, and the columns of each; of one output, as it is."""
+    outputs = [value for value in model.graph.outputs if is_float(value)]
+    if len(outputs) < 2:
+        return model, ()
+    result = model.clone()
+    result.meta.update(model.meta)
+    graph = result.graph
+    named = {value.name: value for value in graph.outputs}
+    op = GraphBuilder(graph, prefix="joined", constant_nodes=True)
+    parts, widths = [], []
+    for value in (named[value.name] for value in outputs):
+        sizes = dims(value)
+        if sizes is None or not 1 <= len(sizes) <= 2 or not all(isinstance(n, int) for n in sizes[1:]):
+            raise ModelError(
+                f"A loss on several outputs needs each as a column or a matrix of a known number of columns, but "
+                f"{value.name!r} has shape {value.shape}. Name the one to train: model=GraphModel(..., output=...)."
+            )
+        parts.append(value if len(sizes) == 2 else op.Unsqueeze(value, axes=[1]))
+        widths.append(int(str(sizes[1])) if len(sizes) == 2 else 1)
+    joined = op.Concat(*parts, axis=1)
+    joined.name = names_of(graph).free("outputs")
+    graph.outputs[:] = [joined]
+    return infer_shapes(result), tuple(widths)

@@ -1,10 +1,10 @@
-"""Compare a file as given, run by onnxruntime, with the graph that was made from it.
+"""Run two graphs on the same inputs and compare their outputs; mostly a file as given, and the graph made from it.
 
-Reading, converting and rewriting may go wrong; the file itself, in its own opset and with its own functions, is right.
-:func:`plain_session` runs it without optimizations, on rows of the data or on :func:`random_feeds`. :func:`compared`
-compares its outputs with those of the graph, and :func:`first_difference` names the first value that differs. A file
-that draws random numbers (:func:`draws`) cannot be compared; Dropout and BatchNormalization in training mode are first
-switched off (:func:`in_predicting_form`).
+Reading, converting and rewriting may go wrong, but the file itself, in its own opset and with its own functions, is
+right. :func:`plain_session` runs it in onnxruntime without optimizations, on rows of the data or on
+:func:`random_feeds`. :func:`compared` compares its outputs with those of the graph, and :func:`first_difference` names
+the first value that differs. A file that draws random numbers (:func:`draws`) cannot be compared; Dropout and
+BatchNormalization in training mode are first switched off (:func:`in_predicting_form`).
 """
 
 from __future__ import annotations
