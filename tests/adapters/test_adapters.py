@@ -240,7 +240,9 @@ def test_float64_graph():
 
 def test_fitted_models():
     ridge = Ridge().fit(X, y)
-    tuned = OrtGradientRegressor(ridge, adapters=LoRA(1), learning_rate_init=0.1, max_iter=5).fit(X, 2 * y)
+    tuned = OrtGradientRegressor(ridge, adapters=LoRA(1), learning_rate_init=0.1, max_iter=5, random_state=0).fit(
+        X, 2 * y
+    )
     back = tuned.to_sklearn()
     assert_allclose(back.predict(X), tuned.predict(X), rtol=1e-4, atol=1e-5)
     assert_allclose(tuned.coef_, back.coef_, rtol=1e-4)
