@@ -19,11 +19,11 @@ from onnxtrain_sklearn import (
     OrtGradientRegressor,
     RealMLPRegressor,
 )
-from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.callbacks import Callback
 from onnxtrain_sklearn.exceptions import DivergenceError
 from tests.helpers.callbacks import Recorder
 from tests.helpers.environment import OWN_MEMORY, available_engines
+from tests.helpers.observed import wrap_epochs
 from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -267,13 +267,13 @@ def test_callbacks_without_the_hook_leave_the_steps_alone(monkeypatch):
         def after_epoch(self, training):
             training.row["seen"] = 1.0
 
-    hooks, train = [], HostStep.train
+    hooks = []
 
-    def recorded(step, batches, next_rates, after=None):
+    def recorded(train, step, batches, next_rates, after=None):
         hooks.append(after)
         return train(step, batches, next_rates, after)
 
-    monkeypatch.setattr(HostStep, "train", recorded)
+    wrap_epochs(monkeypatch, recorded)
     regressor(Idle(), max_iter=2).fit(X, Y)
     assert hooks == [None, None]
     regressor(Steps(), max_iter=1).fit(X, Y)

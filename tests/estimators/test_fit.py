@@ -14,10 +14,9 @@ from sklearn.metrics import accuracy_score
 from sklearn.neural_network import MLPRegressor
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._data.batches import ArrayBatches
-from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.schedules import Cosine
 from tests.helpers.data import blobs, line
+from tests.helpers.observed import forbid_sessions, record_epochs
 from tests.helpers.training import NEVER, record_steps, small, weights_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -85,7 +84,7 @@ def test_partial_fit_learns_from_a_stream_of_parts():
 def test_no_session_is_made_after_the_first_partial_fit(monkeypatch):
     X, y = blobs()
     estimator = small().partial_fit(X, y, classes=[0, 1])
-    monkeypatch.setattr(sessions, "create_session", lambda *a, **k: pytest.fail("a new session"))
+    forbid_sessions(monkeypatch)
     for size in (120, 32, 7, 1, 120):
         estimator.partial_fit(X[:size], y[:size])
 
@@ -102,7 +101,7 @@ def test_smaller_minibatches_are_not_filled_up_to_the_size_of_earlier_ones():
 def test_a_full_batch_of_growing_variety_needs_no_new_session(monkeypatch):
     X, y = blobs(64)
     estimator = small(batch_size=64).partial_fit(np.repeat(X[:16], 4, axis=0), np.repeat(y[:16], 4), classes=[0, 1])
-    monkeypatch.setattr(sessions, "create_session", lambda *a, **k: pytest.fail("a new session"))
+    forbid_sessions(monkeypatch)
     estimator.partial_fit(X, y)
 
 
@@ -349,19 +348,12 @@ def test_generators_in_equal_states_give_equal_bits_and_are_drawn_from():
 
 def test_shuffling_draws_a_new_order_for_every_epoch(monkeypatch):
     X = np.arange(40, dtype=np.float32).reshape(-1, 1)
-    orders, epoch = [], ArrayBatches.epoch
-
-    def recorded(batches):
-        minibatches = list(epoch(batches))
-        orders.extend(one.rows.copy() for one in minibatches)
-        return iter(minibatches)
-
-    monkeypatch.setattr(ArrayBatches, "epoch", recorded)
+    orders = record_epochs(monkeypatch)
     for shuffle in (True, False):
         orders.clear()
         estimator = OrtGradientRegressor(Linear(), batch_size=16, shuffle=shuffle, max_iter=2, tol=NEVER)
         estimator.fit(X, X.ravel())
-        epochs = np.concatenate(orders[:3]), np.concatenate(orders[3:])
+        epochs = [np.concatenate(epoch) for epoch in orders]
         assert all(sorted(epoch) == list(range(40)) for epoch in epochs)
         assert np.array_equal(*epochs) is not shuffle
 

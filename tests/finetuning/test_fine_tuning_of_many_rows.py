@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._anchored_search.search import UNUSED, folds_of
-from onnxtrain_sklearn._training.step import HostStep
+from tests.helpers.observed import wrap_passes
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(21_000, 6).astype(np.float32)
@@ -40,13 +40,12 @@ def test_fewer_rows_choose_among_many_weights():
 def rows_computed(monkeypatch, fit):
     """Return the number of rows whose gradients ``fit`` computes."""
     batches = []
-    plain = HostStep.compute_gradients
 
-    def counted(step, *args):
+    def counted(plain, step, *args):
         batches.append(step.batch)
         return plain(step, *args)
 
-    monkeypatch.setattr(HostStep, "compute_gradients", counted)
+    wrap_passes(monkeypatch, counted)
     fit()
     return sum(batches)
 

@@ -14,11 +14,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, Runtime, clear_cache
 from onnxtrain_sklearn._model.precision import in_dtype
-from onnxtrain_sklearn._training.device_step import DeviceStep
-from onnxtrain_sklearn._training.passes import PassGraph
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 from tests.helpers.data import DATA
 from tests.helpers.environment import OWN_MEMORY, available_engines
+from tests.helpers.observed import record_pass_sessions, trained_on_device
 from tests.helpers.step_options import configured
 from tests.helpers.training import NEVER
 
@@ -42,15 +41,7 @@ def both(**settings):
 @pytest.fixture
 def graphs(monkeypatch):
     """Return the list of the gradient graphs that sessions are made for."""
-    found = []
-
-    def made(self, *arguments, **keywords):
-        found.append(onnx.load_model_from_string(self.program.graph))
-        return original(self, *arguments, **keywords)
-
-    original = PassGraph.session
-    monkeypatch.setattr(PassGraph, "session", made)
-    return found
+    return record_pass_sessions(monkeypatch)
 
 
 def copies(graph):
@@ -97,7 +88,7 @@ def test_graphs_of_float64(graphs):
 def test_memory_of_a_device(monkeypatch):
     monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     plain, again = both()
-    assert isinstance(again._state.live.step, DeviceStep)
+    assert trained_on_device(again)
     assert plain.loss_curve_ == again.loss_curve_
 
 

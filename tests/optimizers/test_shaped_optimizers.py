@@ -11,12 +11,12 @@ import scipy.sparse as sp
 from sklearn.base import clone
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._ort import devices, sessions
 from onnxtrain_sklearn.exceptions import DivergenceError, ModelError
 from onnxtrain_sklearn.optimizers import LAMB, Adafactor, AdamW, Lion, Muon, Optimizer, Slot
 from tests.helpers.checkpoints import same
-from tests.helpers.environment import each_engine
+from tests.helpers.environment import OWN_MEMORY, each_engine
 from tests.helpers.network import largest_error, trained
+from tests.helpers.observed import record_sessions
 from tests.helpers.step_options import configured, with_options
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
@@ -49,7 +49,7 @@ def reference(optimizer, **settings):
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_penalty_and_clipping_precede_the_update(optimizer, engine, where, monkeypatch):
     if where == "device":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+        monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     fitted = regressor(optimizer, alpha=0.5, optimizer__max_grad_norm=0.3, engine=engine).fit(X, y)
     assert largest_error(fitted.weights_, reference(optimizer, alpha=0.5, limit=0.3), mlp_weights()) < TOLERANCE
 
@@ -58,7 +58,7 @@ def test_penalty_and_clipping_precede_the_update(optimizer, engine, where, monke
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_accumulated_minibatches_are_one_step(optimizer, where, monkeypatch):
     if where == "device":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+        monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     fitted = regressor(optimizer, batch_size=4, optimizer__accumulate=2).fit(X, y)
     assert largest_error(fitted.weights_, reference(optimizer), mlp_weights()) < TOLERANCE
 
@@ -67,7 +67,7 @@ def test_accumulated_minibatches_are_one_step(optimizer, where, monkeypatch):
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_weights_are_averaged(optimizer, where, monkeypatch):
     if where == "device":
-        monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+        monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     seen = []
     given = {"rate": 0.02, "batch": 8, "epochs": 3, "decay": optimizer.weight_decay, "optimizer": optimizer.name}
     trained(mlp_weights(), X, y, after=lambda w: seen.append(dict(w)), **given)
@@ -209,11 +209,8 @@ def test_one_optimizer_for_all_parameters_keeps_vectors():
 
 
 def test_large_products_of_an_update_take_all_threads(monkeypatch):
-    seen, create = [], sessions.create_session
-    monkeypatch.setattr(devices, "available_threads", lambda: 2)
-    monkeypatch.setattr(
-        sessions, "create_session", lambda *given, **named: (seen.append(named["threads"]), create(*given, **named))[1]
-    )
+    monkeypatch.setattr("onnxtrain_sklearn._ort.devices.available_threads", lambda: 2)
+    seen = record_sessions(monkeypatch, lambda *_, **named: named["threads"])
     clear_cache()
     for width, expected in ((8, {1}), (120, {1, 2})):
         seen.clear()

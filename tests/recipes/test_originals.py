@@ -7,6 +7,7 @@ stored; where PyTorch and the packages are installed, they are trained anew too.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, RealMLP, TabM
-from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.losses import LogLoss
 from onnxtrain_sklearn.models import PiecewiseLinearEmbedding
 from tests.helpers.environment import each_engine
+from tests.helpers.observed import wrap_passes
 from tests.helpers.originals import BATCH, CODES, RUNS, STEPS, WIDTH, computed, stored
 from tests.helpers.step_options import configured
 from tests.helpers.training import quietly
@@ -72,13 +73,12 @@ def settings_of(name: str, weights: dict[str, np.ndarray]) -> dict[str, Any]:
 
 def assert_same_steps(name: str, run: dict[str, np.ndarray], engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     losses: list[float] = []
-    gradients = HostStep.compute_gradients
 
-    def recorded(self: HostStep, *args: Any) -> float:
-        losses.append(gradients(self, *args))
+    def recorded(gradients: Callable[..., float], step: Any, *args: Any) -> float:
+        losses.append(gradients(step, *args))
         return losses[-1]
 
-    monkeypatch.setattr(HostStep, "compute_gradients", recorded)
+    wrap_passes(monkeypatch, recorded)
     start, final = (
         {k.partition("/")[2]: a for k, a in run.items() if k.startswith(part)} for part in ("start/", "final/")
     )

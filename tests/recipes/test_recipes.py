@@ -16,11 +16,10 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
 from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor
-from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn._recipes.ensemble import Member, assembled, validation_folds
-from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
+from tests.helpers.observed import forbid_sessions, wrap_passes
 from tests.helpers.sessions import evaluate
 
 SMALL = {"variant": "td-s", "hidden_layer_sizes": (16,), "max_iter": 12, "random_state": 0}
@@ -259,10 +258,8 @@ def test_training_of_tabm_ends_by_its_patience():
 
 
 def sizes_of_minibatches(recipe, rows, monkeypatch):
-    seen, gradients = [], HostStep.compute_gradients
-    monkeypatch.setattr(
-        HostStep, "compute_gradients", lambda step, weight, *rest: seen.append(weight) or gradients(step, weight, *rest)
-    )
+    seen = []
+    wrap_passes(monkeypatch, lambda plain, step, weight, *rest: seen.append(weight) or plain(step, weight, *rest))
     X, y = np.random.default_rng(0).normal(size=(rows, 2)), np.arange(rows)
     recipe.set_params(max_iter=1, batch_size=64, validation_fraction=None, engine="portable").fit(X, y)
     return seen
@@ -327,13 +324,12 @@ def test_error_leaves_fitted_estimator_unchanged():
     np.testing.assert_array_equal(classifier.predict_proba(X), expected)
 
 
-def test_sessions_are_made_once():
+def test_sessions_are_made_once(monkeypatch):
     X, y = flowers()
     classifier = RealMLPClassifier(**SMALL).fit(X, y)
     classifier.predict(X)
-    before = len(sessions._sessions)
+    forbid_sessions(monkeypatch)
     classifier.predict(X)
-    assert len(sessions._sessions) == before
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -15,12 +15,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import LBFGS, MLP, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn.losses import LOSSES, Loss
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import SCHEDULES, Cosine, Progress, Schedule, Warmup, resolve_schedule
 from tests.contracts.test_losses import REFERENCES
 from tests.helpers.data import blobs, line
+from tests.helpers.observed import record_epochs
 from tests.helpers.training import NEVER, record_steps, small
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -145,17 +145,12 @@ def test_lbfgs_on_weighted_rows_and_in_pieces_is_lbfgs_on_all_at_once(monkeypatc
 
 def test_lbfgs_sums_its_pieces_in_one_order(monkeypatch):
     X, y = blobs(50)
-    orders, epoch = set(), ArrayBatches.epoch
-
-    def recorded(batches):
-        for one in epoch(batches):
-            orders.add(tuple(one.rows))
-            yield one
-
-    monkeypatch.setattr(ArrayBatches, "epoch", recorded)
+    epochs = record_epochs(monkeypatch)
     monkeypatch.setattr("onnxtrain_sklearn._estimators.config.LBFGS_PIECE", 20)
     OrtGradientClassifier(Linear(), optimizer="lbfgs", random_state=0).fit(X, y)
-    assert orders == {tuple(range(20)), tuple(range(20, 40)), tuple(range(40, 50))}
+    pieces = [list(range(20)), list(range(20, 40)), list(range(40, 50))]
+    assert all([rows.tolist() for rows in epoch] == pieces for epoch in epochs)
+    assert epochs
 
 
 @pytest.mark.parametrize("seed", range(5))

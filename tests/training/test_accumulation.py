@@ -11,10 +11,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn.optimizers.options import OPTIONS
 from tests.helpers.environment import each_engine
 from tests.helpers.network import NAMES, largest_error, trained
+from tests.helpers.observed import trained_on_device
 from tests.helpers.step_options import configured
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
@@ -48,7 +48,7 @@ def test_a_group_is_one_minibatch_of_all_its_rows(case, accumulate, engine, wher
     """Thirteen minibatches, the last of two rows; each group but the last is full."""
     settings = {"engine": engine} | CASES[case]
     fitted = regressor(optimizer__accumulate=accumulate, **settings).fit(X, y, WEIGHTS)
-    assert isinstance(fitted._state.live.step, DeviceStep) == (where == "device")
+    assert trained_on_device(fitted) == (where == "device")
     optimizer = settings.get("optimizer", AdamW())
     expected, losses = trained(
         mlp_weights(), X, y, rate=0.01, batch=4 * accumulate, epochs=3, sample_weight=WEIGHTS,

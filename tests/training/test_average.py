@@ -12,11 +12,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.updates import step_weight
 from onnxtrain_sklearn.exceptions import DivergenceError, InvalidParameterError
 from tests.helpers.environment import each_engine
 from tests.helpers.network import NAMES, largest_error, trained
+from tests.helpers.observed import trained_on_device
 from tests.helpers.step_options import configured
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
@@ -63,7 +63,7 @@ def raw_of(estimator):
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.999])
 def test_the_average_is_its_formula(decay, engine, where):
     fitted = regressor(optimizer__ema_decay=decay, engine=engine).fit(X, y)
-    assert isinstance(fitted._state.live.step, DeviceStep) == (where == "device")
+    assert trained_on_device(fitted) == (where == "device")
     averages, raw = reference(decay)
     assert largest_error(fitted.weights_, averages[-1], mlp_weights()) < TOLERANCE
     assert largest_error(raw_of(fitted), raw, mlp_weights()) < TOLERANCE

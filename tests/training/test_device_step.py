@@ -18,12 +18,12 @@ from onnxtrain_sklearn._ort.binding import Binding, DeviceArray
 from onnxtrain_sklearn._ort.devices import resolve_device
 from onnxtrain_sklearn._ort.sessions import create_session
 from onnxtrain_sklearn._training import device_step as _device_step
-from onnxtrain_sklearn._training.device_step import ALIGNMENT, DeviceStep
-from onnxtrain_sklearn._training.step import HostStep
+from onnxtrain_sklearn._training.device_step import ALIGNMENT
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Cosine, Warmup
 from tests.helpers.environment import OWN_MEMORY
 from tests.helpers.meeting_losses import HardTriplets
+from tests.helpers.observed import trained_on_device
 from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -90,8 +90,8 @@ def test_training_is_that_of_the_host(name, limit, monkeypatch):
     monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     monkeypatch.setattr(_device_step, "RESIDENT_LIMIT", limit)
     device = device_step_classifier(**CASES[name]).fit(X, y, WEIGHTS)
-    assert isinstance(device._state.live.step, DeviceStep)
-    assert isinstance(host._state.live.step, HostStep)
+    assert trained_on_device(device)
+    assert not trained_on_device(host)
     assert_same_training(device, host)
     host_state, device_state = host._state.optimizer, device._state.optimizer
     assert (host_state.t, host_state.draws) == (device_state.t, device_state.draws)
@@ -151,7 +151,7 @@ def test_copies_go_on_exactly_and_change_between_host_and_device(how, own_memory
         assert_array_equal(array, twin.weights_[name])
     monkeypatch.delitem(OWN_MEMORY, "CPUExecutionProvider")
     third.partial_fit(X[:30], y[:30])
-    assert isinstance(third._state.live.step, HostStep)
+    assert not trained_on_device(third)
     assert_same_training(third, device)
 
 
@@ -208,7 +208,7 @@ def test_an_interruption_keeps_the_weights_reached(own_memory, monkeypatch):
 
 def test_lbfgs_trains_with_the_step_of_the_host(own_memory):
     fitted = device_step_classifier(optimizer=LBFGS(), max_iter=30).fit(X, y)
-    assert isinstance(fitted._state.live.step, HostStep)
+    assert not trained_on_device(fitted)
     assert fitted.loss_ < fitted.loss_curve_[0] / 2
 
 

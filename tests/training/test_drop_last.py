@@ -10,11 +10,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor, load_training, schedules
-from onnxtrain_sklearn._data.batches import ArrayBatches
-from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn.callbacks import Checkpoint
 from tests.helpers.environment import each_engine
 from tests.helpers.network import largest_error, trained
+from tests.helpers.observed import record_epochs, trained_on_device
 from tests.helpers.step_options import configured
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER, weights_equal
@@ -38,15 +37,7 @@ def regressor(model=None, **settings):
 @pytest.fixture
 def passes(monkeypatch):
     """The rows of the minibatches of each epoch, as they are trained on."""
-    found, epoch = [], ArrayBatches.epoch
-
-    def recorded(batches):
-        minibatches = list(epoch(batches))
-        found.append([one.rows.copy() for one in minibatches])
-        return iter(minibatches)
-
-    monkeypatch.setattr(ArrayBatches, "epoch", recorded)
-    return found
+    return record_epochs(monkeypatch)
 
 
 @each_engine
@@ -56,7 +47,7 @@ def test_shuffled_epochs_are_those_of_numpy(size, accumulate, engine, where, pas
     """Fifty rows: four minibatches of twelve, and one of forty whose rows differ from epoch to epoch."""
     settings = {"batch_size": size, "optimizer__accumulate": accumulate, "alpha": 0.5, "engine": engine}
     fitted = regressor(learning_rate="cosine", **settings).fit(X, y, WEIGHTS)
-    assert isinstance(fitted._state.live.step, DeviceStep) == (where == "device")
+    assert trained_on_device(fitted) == (where == "device")
     count = 50 // size
     assert [[len(rows) for rows in one] for one in passes] == [[size] * count] * EPOCHS
     orders = [np.concatenate(one) for one in passes]

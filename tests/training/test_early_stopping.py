@@ -11,9 +11,9 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import OneHotEncoder
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn.callbacks import EpochScoring
 from tests.helpers.environment import each_engine
+from tests.helpers.observed import predict_in_chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -95,7 +95,7 @@ def test_loss_equals_callback_loss_for_weights_and_pieces(monkeypatch):
     whole = fit(classifier(**settings), sample_weight_val=weights)
     rows = [(row["validation_loss"], -row["validation_neg_log_loss"]) for row in whole.history_]
     assert_allclose(*zip(*rows, strict=True), rtol=1e-5)
-    monkeypatch.setattr(predictor, "CHUNK_ROWS", 70)  # the last piece is shorter
+    predict_in_chunks(monkeypatch, rows=70)  # the last piece is shorter
     pieces = fit(classifier(**settings), sample_weight_val=weights)
     assert_allclose([row["validation_loss"] for row in pieces.history_], [loss for loss, _ in rows], rtol=1e-6)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import MLP, OrtGradientRegressor, Runtime, clear_cache
-from onnxtrain_sklearn._training.passes import PassGraph
+from tests.helpers.observed import record_pass_sessions
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -22,16 +21,8 @@ y = X[:, 0] * X[:, 1]
 @pytest.fixture
 def graphs(monkeypatch):
     """Return the list of the gradient graphs that sessions are made for."""
-    found = []
-
-    def made(self, *arguments, **keywords):
-        found.append(onnx.load_model_from_string(self.program.graph))
-        return original(self, *arguments, **keywords)
-
-    original = PassGraph.session
-    monkeypatch.setattr(PassGraph, "session", made)
     clear_cache()
-    return found
+    return record_pass_sessions(monkeypatch)
 
 
 def fitted_graph(graphs, **settings):

@@ -13,9 +13,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._training.passes import LEAST_ELEMENTS_PER_INDEX, LEAST_ROWS_PER_INDEX
-from onnxtrain_sklearn._training.updates import RowUpdate
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, RMSprop
 from tests.helpers.environment import available_engines
+from tests.helpers.observed import updates_by_rows
 from tests.helpers.step_options import configured, with_options
 from tests.helpers.training import NEVER, quietly
 from tests.helpers.training_graphs import Folder
@@ -63,11 +63,6 @@ def matrix_of(estimator: OrtGradientRegressor) -> np.ndarray:
     """Return the trained matrix, a row for each column of the data."""
     weights = estimator.weights_
     return weights["W"] if "W" in weights else weights["V"].T
-
-
-def updated_by_rows(estimator: OrtGradientRegressor) -> bool:
-    found = estimator._state.live.step._updates
-    return found is not None and any(isinstance(one, RowUpdate) for part in found.groups for one in part.updates)
 
 
 def adam(p, g, m, v, t, decay, *, decoupled):
@@ -124,7 +119,7 @@ def test_lazy_updates_are_those_of_a_reference_in_float64(name, form, outputs, e
     (optimizer, update), y = REFERENCES[name], targets(X, outputs)
     fitted = new(graph(form, outputs=outputs), optimizer=optimizer, engine=engine).fit(X, squeezed(y))
     assert_allclose(matrix_of(fitted), reference(X, y, update), rtol=0, atol=3e-5)
-    assert updated_by_rows(fitted)
+    assert updates_by_rows(fitted)
     assert len(ABSENT) > 100
     assert_array_equal(matrix_of(fitted)[ABSENT], start(WIDTH, outputs).astype(np.float32)[ABSENT])
     elsewhere = reference(X, y, update, lazy=False)
@@ -191,8 +186,8 @@ def test_lazy_is_exact_where_every_column_occurs(settings):
     rows = sp.eye(300, format="csr", dtype=np.float32)
     y, settings = np.sin(np.arange(600.0)).reshape(300, 2), {"optimizer": AdamW(), "batch_size": 300} | settings
     exact, lazy = (new(MLP((5,)), lazy_rows=how == "lazy", **settings).fit(rows, y) for how in ("exact", "lazy"))
-    assert updated_by_rows(lazy)
-    assert not updated_by_rows(exact)
+    assert updates_by_rows(lazy)
+    assert not updates_by_rows(exact)
     for name, weight in exact.weights_.items():
         assert_allclose(lazy.weights_[name], weight, rtol=0, atol=2e-5)
 
@@ -257,7 +252,7 @@ def test_exact_updates_of_few_columns_are_those_of_all(optimizer, outputs):
     y, settings = targets(rows, outputs), {"optimizer": optimizer, "lazy_rows": False}
     parts = rows, rows.toarray()
     sparse, dense = (new(graph("product", width, outputs), **settings).fit(part, squeezed(y)) for part in parts)
-    assert updated_by_rows(sparse)
+    assert updates_by_rows(sparse)
     assert_allclose(matrix_of(sparse), matrix_of(dense), rtol=0, atol=1e-5)
     assert_allclose(sparse.loss_curve_, dense.loss_curve_, rtol=1e-5)
 
@@ -266,5 +261,5 @@ def test_exact_updates_of_few_columns_are_those_of_all(optimizer, outputs):
 def test_exact_updates_that_move_every_weight_are_of_the_whole_matrix(optimizer):
     y, settings = (np.arange(N) % 2), {"batch_size": BATCH, "max_iter": 2, "random_state": 0}
     fitted = configured(OrtGradientClassifier(Linear(), optimizer=optimizer), **settings).fit(X, y)
-    assert not updated_by_rows(fitted)
+    assert not updates_by_rows(fitted)
     assert not fitted._state.live.step.passes.row_sparse

@@ -9,8 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, Runtime
-from onnxtrain_sklearn._ort import sessions
-from onnxtrain_sklearn._training.passes import PassGraph
+from tests.helpers.observed import record_pass_sessions, record_sessions
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 X, y = load_digits(return_X_y=True)
@@ -20,16 +19,7 @@ X = X.astype(np.float32)
 @pytest.fixture
 def planned(monkeypatch):
     """Return the list that will say, for each session of a pass, whether it plans its memory."""
-    found = []
-
-    def made(self, *arguments, **keywords):
-        session = original(self, *arguments, **keywords)
-        found.append(session.get_session_options().enable_mem_pattern)
-        return session
-
-    original = PassGraph.session
-    monkeypatch.setattr(PassGraph, "session", made)
-    return found
+    return record_pass_sessions(monkeypatch, lambda graph, session: session.get_session_options().enable_mem_pattern)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +53,6 @@ def test_a_pass_copies_no_weights_beside_those_it_goes_back_to():
 def test_comparison_with_given_graph_copies_no_parameters(monkeypatch):
     given = OrtGradientClassifier(MLP([512, 512]), max_iter=1, random_state=0).fit(X[:100], y[:100])
     size = sum(weights.nbytes for weights in given.weights_.values())
-    found, original = [], sessions.create_session
-
-    def made(graph, *arguments, **keywords):
-        found.append(len(graph))
-        return original(graph, *arguments, **keywords)
-
-    monkeypatch.setattr(sessions, "create_session", made)
+    found = record_sessions(monkeypatch, lambda graph, *_, **__: len(graph))
     OrtGradientClassifier(given.to_onnx(), max_iter=1).fit(X[:100], y[:100])
     assert len([n for n in found if n > size]) == 2  # of the graph that was read, and of the file as given

@@ -13,13 +13,12 @@ from numpy.testing import assert_array_equal
 from sklearn.base import clone
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._ort import sessions
-from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.parameters import Factors, FlatParameters, segments
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from tests.helpers.environment import OWN_MEMORY, each_engine
 from tests.helpers.network import NAMES, largest_error, trained
+from tests.helpers.observed import record_sessions, trained_on_device
 from tests.helpers.step_options import configured, with_options
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
@@ -68,7 +67,7 @@ def test_each_optimizer_takes_both(name, engine, where, monkeypatch):
         optimizer=with_options(optimizer, learning_rate_factors=RATES, weight_decay_factors=DECAYS),
         engine=engine, learning_rate_init=rate,
     ).fit(X, y, WEIGHTS)  # fmt: skip
-    assert isinstance(fitted._state.live.step, DeviceStep) == (where == "device")
+    assert trained_on_device(fitted) == (where == "device")
     settings = {"optimizer": name, "decay": 0.3, "sample_weight": WEIGHTS, "rate": rate}
     expected, losses = reference(rates=RATE_OF, decays=DECAY_OF, **settings)
     assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
@@ -185,9 +184,8 @@ def test_factors_of_one_change_nothing():
 
 
 def test_without_factors_a_step_has_one_update(monkeypatch):
-    created, create = [], sessions.create_session
+    created = record_sessions(monkeypatch)
     tune(monkeypatch, least_elements=10**6)  # NumPy needs no session
-    monkeypatch.setattr(sessions, "create_session", lambda *a, **k: (created.append(1), create(*a, **k))[1])
 
     def sessions_of(**factors):
         clear_cache()

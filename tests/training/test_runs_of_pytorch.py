@@ -16,10 +16,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import SGD, AdamW, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.helpers.data import DATA
 from tests.helpers.environment import available_engines, each_engine
+from tests.helpers.observed import wrap_passes
 
 Arrays = dict[str, np.ndarray]
 
@@ -65,14 +65,14 @@ def estimator(network: str, known: Mapping[str, np.ndarray], optimizer: str, eng
 
 def train(network: str, optimizer: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> Trained:
     known, gradients, losses = known_run(network), [], []
-    model, own = estimator(network, known, optimizer, engine), HostStep.compute_gradients
+    model = estimator(network, known, optimizer, engine)
 
-    def recorded(step: HostStep, *arguments):
+    def recorded(own, step, *arguments):
         loss = own(step, *arguments)
         gradients.append({name: step.parameters.gradient_view(name).copy() for name in step.parameters.names})
         return loss
 
-    monkeypatch.setattr(HostStep, "compute_gradients", recorded)
+    wrap_passes(monkeypatch, recorded)
     names = sorted(name for name in known if name.startswith("x"))
     labels = {} if known["y"].dtype.kind == "f" else {"classes": np.unique(known["y"])}
     for i in range(len(known["y"])):
@@ -122,10 +122,10 @@ def test_running_statistics_end_as_those_of_pytorch(optimizer, monkeypatch):
 @each_network
 def test_parameter_without_effect_has_no_gradient(network, monkeypatch):
     """The proof of the exceptions: those, and no others, may be moved by half a unit without a trace in the loss."""
-    known, own = known_run(network), HostStep.compute_gradients
+    known = known_run(network)
     model, moved = estimator(network, known, "sgd", available_engines()[-1]), {}
 
-    def tried(step: HostStep, *arguments):
+    def tried(own, step, *arguments):
         first = own(step, *arguments)
         for name in step.parameters.names:
             view = step.parameters.view(name)
@@ -137,7 +137,7 @@ def test_parameter_without_effect_has_no_gradient(network, monkeypatch):
 
     if network in REFUSED:
         model.set_params(engine="portable")
-    monkeypatch.setattr(HostStep, "compute_gradients", tried)
+    wrap_passes(monkeypatch, tried)
     X = {name: known[name][0] for name in known if name.startswith("x")}
     labels = {} if known["y"].dtype.kind == "f" else {"classes": np.unique(known["y"])}
     model.partial_fit(X if len(X) > 1 else X["x0"], known["y"][0].ravel(), **labels)

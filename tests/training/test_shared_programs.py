@@ -39,10 +39,10 @@ from onnxtrain_sklearn._estimators.source import built_source
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.queries import structure
 from onnxtrain_sklearn._model.trainable import trainable_model
-from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.losses import Loss
 from onnxtrain_sklearn.optimizers import Optimizer, RMSprop
 from tests.helpers.environment import each_engine
+from tests.helpers.observed import forbid_sessions, record_sessions
 from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -248,7 +248,7 @@ def test_a_second_fit_of_an_equal_structure_makes_no_session(engine, monkeypatch
     make = regressor(engine=engine, alpha=0.1, optimizer__max_grad_norm=1.0)
     clear_cache()
     first = make().fit(X, Y)
-    monkeypatch.setattr(sessions, "create_session", lambda *a, **k: pytest.fail("a new session"))
+    forbid_sessions(monkeypatch)
     other = make().set_params(learning_rate_init=0.02, alpha=0.3, random_state=7).fit(X[:, ::-1] + 0.5, Y)
     assert other.engine_ == first.engine_
     assert not equal(other.weights_, first.weights_)
@@ -257,8 +257,7 @@ def test_a_second_fit_of_an_equal_structure_makes_no_session(engine, monkeypatch
 @each_engine
 def test_clear_cache_makes_the_next_fit_compile(engine, monkeypatch):
     make = regressor(engine=engine)
-    expected, count, create = weights(make), [], sessions.create_session
-    monkeypatch.setattr(sessions, "create_session", lambda *a, **k: (count.append(1), create(*a, **k))[1])
+    expected, count = weights(make), record_sessions(monkeypatch)
     weights(make)
     assert not count
     clear_cache()

@@ -13,10 +13,10 @@ from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._estimators.config import lazy_rows_of
 from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn._training.passes import HostPasses
-from onnxtrain_sklearn._training.updates import RowUpdate
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, Lion, Optimizer, RMSprop
 from tests.helpers.environment import available_engines
+from tests.helpers.observed import updates_by_rows
 from tests.helpers.step_options import configured, with_options
 
 WORDS, WIDTH, LENGTH, BATCH = 1500, 4, 3, 8
@@ -46,11 +46,6 @@ def new(model: onnx.ModelProto | None = None, **settings: object) -> OrtGradient
     return configured(
         OrtGradientRegressor(graph() if model is None else model), **{**common, "random_state": 0, **settings}
     )
-
-
-def updated_by_rows(estimator: OrtGradientRegressor) -> bool:
-    found = estimator._state.live.step._updates
-    return found is not None and any(isinstance(one, RowUpdate) for part in found.groups for one in part.updates)
 
 
 def gradients(w: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -105,7 +100,7 @@ def test_lazy_updates_are_those_of_a_reference_in_float64(engine, name):
     expected = reference(update, lazy=True)
     for weight, array in expected.items():
         assert_allclose(fitted.weights_[weight], array, rtol=0, atol=3e-5)
-    assert updated_by_rows(fitted)
+    assert updates_by_rows(fitted)
     assert_array_equal(fitted.weights_["T"][ABSENT], T.astype(np.float32)[ABSENT])
     for slot in fitted._state.optimizer.slots.values():
         assert not slot[fitted._state.parameters.span("T")].reshape(T.shape)[ABSENT].any()
@@ -159,7 +154,7 @@ def test_accumulated_minibatches_update_union_of_rows(name):
 @engines
 def test_exact_updates_are_those_of_all_rows(monkeypatch, optimizer, settings, by_rows, engine):
     sparse = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
-    assert updated_by_rows(sparse) == by_rows
+    assert updates_by_rows(sparse) == by_rows
     assert sparse._state.live.step.passes.row_sparse
     monkeypatch.setattr(HostPasses, "adds_rows", False)
     dense = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
@@ -183,7 +178,7 @@ def test_lazy_is_exact_where_every_row_occurs(optimizer, settings):
         )
         for one in ("exact", "lazy")
     )
-    assert updated_by_rows(lazy)
+    assert updates_by_rows(lazy)
     for name, weight in exact.weights_.items():
         assert_allclose(lazy.weights_[name], weight, rtol=0, atol=2e-5)
 
@@ -197,7 +192,7 @@ def test_indices_may_be_negative_or_computed(engine):
     shifted = new(graph(nodes), optimizer=SGD(), engine=engine).fit(X + 1, Y)
     usual = new(optimizer=SGD(), engine=engine).fit(X, Y)
     for one in (plain, shifted):
-        assert updated_by_rows(one)
+        assert updates_by_rows(one)
         assert_array_equal(one.weights_["T"], usual.weights_["T"])
 
 
@@ -288,7 +283,7 @@ class Centered(Optimizer):
 
 def test_optimizers_of_a_user_update_all_rows():
     fitted = new(optimizer=Drift(), max_iter=1).fit(X[:8], Y[:8])
-    assert not updated_by_rows(fitted)
+    assert not updates_by_rows(fitted)
     assert_allclose(fitted.weights_["T"][ABSENT], T[ABSENT] - 0.05, atol=1e-6)
     with pytest.raises(ModelError, match=r"Centered.update combines elements of a parameter, so single rows"):
         new(optimizer=with_options(Centered(), lazy_rows=True)).fit(X, Y)

@@ -10,11 +10,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._training.step_parts import Rates
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
 from tests.helpers.environment import each_engine
+from tests.helpers.observed import record_sessions
 from tests.helpers.steps import data, fill, mlp, new_like, new_step, one_step
 from tests.helpers.training import quietly
 from tests.helpers.tuning import tune
@@ -146,14 +146,7 @@ def test_forgotten_state_is_that_before_the_first_step():
 def created(monkeypatch):
     """The sessions that were created, as they are created."""
     clear_cache()
-    created, create = [], sessions.create_session
-
-    def counting(*args, **kwargs):
-        created.append(create(*args, **kwargs))
-        return created[-1]
-
-    monkeypatch.setattr(sessions, "create_session", counting)
-    return created
+    return record_sessions(monkeypatch)
 
 
 def test_a_step_creates_its_sessions_once(created, monkeypatch):

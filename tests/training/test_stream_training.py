@@ -9,12 +9,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import LBFGS, MLP, OrtGradientClassifier
 from onnxtrain_sklearn._data.batches import Block, BlockBatches
 from onnxtrain_sklearn._data.columns import InputData
-from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.history import History
 from onnxtrain_sklearn._training.trainer import FullBatchTrainer, Trainer
 from onnxtrain_sklearn.callbacks import LearningRateFinder, SnapshotEnsemble, WeightAveraging
 from tests.helpers.environment import OWN_MEMORY, available_engines
 from tests.helpers.loop import Batches, Step, trainer
+from tests.helpers.observed import trained_on_device
 from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -107,7 +107,7 @@ def test_stream_that_fits_into_the_buffer_trains_to_the_bits_of_the_array(
     expected = fitted(weights, **settings)
     streamed(borders, 90)
     found = fitted(weights, **settings)
-    assert isinstance(found._state.live.step, DeviceStep) == (where == "device")
+    assert trained_on_device(found) == (where == "device")
     assert_same_bits(expected, found)
 
 

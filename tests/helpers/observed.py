@@ -1,0 +1,96 @@
+"""Watch a training from inside: its sessions, minibatches and steps, and the kind of step that it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxtrain_sklearn._data.batches import ArrayBatches
+from onnxtrain_sklearn._inference import predictor
+from onnxtrain_sklearn._ort import sessions
+from onnxtrain_sklearn._training.device_step import DeviceStep
+from onnxtrain_sklearn._training.passes import PassGraph
+from onnxtrain_sklearn._training.step import HostStep
+from onnxtrain_sklearn._training.updates import RowUpdate
+
+
+def record_sessions(monkeypatch: pytest.MonkeyPatch, recorded: Callable[..., Any] = lambda *a, **k: a) -> list[Any]:
+    """Return a list that gets, for each session that is created, the value of a function of its arguments."""
+    found: list[Any] = []
+    create = sessions.create_session
+
+    def recording(*arguments: Any, **keywords: Any) -> Any:
+        found.append(recorded(*arguments, **keywords))
+        return create(*arguments, **keywords)
+
+    monkeypatch.setattr(sessions, "create_session", recording)
+    return found
+
+
+def forbid_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the test at the next session that is created."""
+    monkeypatch.setattr(sessions, "create_session", lambda *a, **k: pytest.fail("a new session"))
+
+
+def record_epochs(monkeypatch: pytest.MonkeyPatch) -> list[list[np.ndarray]]:
+    """Return a list that gets, for each epoch, the rows of its minibatches."""
+    found: list[list[np.ndarray]] = []
+    epoch = ArrayBatches.epoch
+
+    def recording(batches: ArrayBatches) -> Any:
+        minibatches = list(epoch(batches))
+        found.append([one.rows.copy() for one in minibatches])
+        return iter(minibatches)
+
+    monkeypatch.setattr(ArrayBatches, "epoch", recording)
+    return found
+
+
+def wrap_passes(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., float]) -> None:
+    """Compute the gradients of each minibatch by ``wrapper(plain, step, *arguments)``."""
+    plain = HostStep.compute_gradients
+    monkeypatch.setattr(HostStep, "compute_gradients", lambda step, *arguments: wrapper(plain, step, *arguments))
+
+
+def wrap_epochs(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Any]) -> None:
+    """Train each epoch by ``wrapper(plain, step, *arguments)``."""
+    plain = HostStep.train
+    monkeypatch.setattr(HostStep, "train", lambda step, *arguments: wrapper(plain, step, *arguments))
+
+
+def trained_on_device(estimator: Any) -> bool:
+    """Return True if the last step was one in memory of a device."""
+    return isinstance(estimator._state.live.step, DeviceStep)
+
+
+def updates_by_rows(estimator: Any) -> bool:
+    """Return True if the last step updated only the rows that occur."""
+    found = estimator._state.live.step._updates
+    return found is not None and any(isinstance(one, RowUpdate) for group in found.groups for one in group.updates)
+
+
+def record_pass_sessions(
+    monkeypatch: pytest.MonkeyPatch, recorded: Callable[[onnx.ModelProto, Any], Any] = lambda graph, session: graph
+) -> list[Any]:
+    """Return a list that gets, for each session of a pass, the value of a function of its graph and of the session."""
+    found: list[Any] = []
+    create = PassGraph.session
+
+    def recording(passed: PassGraph, *arguments: Any, **keywords: Any) -> Any:
+        session = create(passed, *arguments, **keywords)
+        found.append(recorded(onnx.load_model_from_string(passed.program.graph), session))
+        return session
+
+    monkeypatch.setattr(PassGraph, "session", recording)
+    return found
+
+
+def predict_in_chunks(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+    """Predict in chunks of at most so many ``rows``, ``numbers``, or ``inner`` numbers inside the graph."""
+    names = {"rows": "CHUNK_ROWS", "numbers": "CHUNK_NUMBERS", "inner": "INNER_NUMBERS"}
+    for name, limit in limits.items():
+        monkeypatch.setattr(predictor, names[name], limit)
