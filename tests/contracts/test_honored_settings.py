@@ -17,12 +17,11 @@ import pytest
 
 from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._ir.supported import ANY
-from onnxtrain_sklearn._ort import gradient_builder
 from tests.contracts import lowered_cases, ort_training_cases, portable_cases
 from tests.contracts.gradient_cases import Case, model_of
 from tests.contracts.portable_forms import refusal
 from tests.contracts.test_known_settings import TABLES
-from tests.helpers.environment import RUNTIME_VERSION
+from tests.helpers.environment import RUNTIME_VERSION, available_engines
 from tests.helpers.sessions import session
 
 INERT = {
@@ -144,7 +143,7 @@ def matters(one: Case, opset: int, engine: str, operator: str, attribute: str) -
 @pytest.mark.parametrize(("table", "operator", "attribute"), settings())
 def test_a_case_shows_that_the_value_of_an_attribute_matters(table, operator, attribute):
     engine = "ort-training" if table == "ort-training" else "portable"
-    if engine == "ort-training" and not gradient_builder.has_gradient_builder():
+    if engine == "ort-training" and "ort-training" not in available_engines():
         pytest.skip("needs onnxruntime-training")
     if (operator, attribute) in CRASHES and RUNTIME_VERSION.startswith(("1.19", "1.20", "1.21")):
         pytest.skip(CRASHES[operator, attribute])

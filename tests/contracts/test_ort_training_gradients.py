@@ -15,14 +15,14 @@ import pytest
 
 from onnxtrain_sklearn import gradient_graph
 from onnxtrain_sklearn._gradient import ort_training as ort
-from onnxtrain_sklearn._ort import gradient_builder
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts.differences import reference_gradients
 from tests.contracts.gradient_cases import extra_opset, model_of
 from tests.contracts.ort_training_cases import CASES
+from tests.helpers.environment import available_engines
 from tests.helpers.sessions import session
 
-pytestmark = pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
+pytestmark = pytest.mark.skipif("ort-training" not in available_engines(), reason="needs onnxruntime-training")
 
 
 # Operators with kernels in float64 for themselves and their gradients at opset 18; other sessions cannot be created.

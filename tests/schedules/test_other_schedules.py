@@ -12,13 +12,12 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import Adam, AdamW, OrtGradientRegressor
-from onnxtrain_sklearn._ort import gradient_builder
 from onnxtrain_sklearn._training.randomness import STEM, UniformNumbers
 from onnxtrain_sklearn._training.updates import VectorBindings
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import Constant, Cosine, FlatCosine, Linear, Progress, StepDecay
-from tests.helpers.environment import OWN_MEMORY, each_engine
+from tests.helpers.environment import OWN_MEMORY, available_engines, each_engine
 from tests.helpers.network import NAMES, largest_error, trained
 from tests.helpers.step_options import configured, with_options
 from tests.helpers.steps import mlp, mlp_weights
@@ -81,7 +80,7 @@ def test_with_factors_by_parameter():
     assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
 
 
-@pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
+@pytest.mark.skipif("ort-training" not in available_engines(), reason="needs onnxruntime-training")
 def test_fused_kernels_are_kept():
     fitted = regressor(optimizer__weight_decay_schedule="linear").fit(X, y)
     step = fitted._state.live.step
