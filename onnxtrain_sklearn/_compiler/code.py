@@ -24,7 +24,7 @@ from ..exceptions import ModelError
 from .kernels import RegisterTile
 from .llvm_text import Text
 from .nodes import translate
-from .plan import FunctionPlan, NotCompiledError, places_of
+from .plan import LINE, FunctionPlan, NotCompiledError, places_of
 from .rows import RowInputs, bound_rows
 from .stages import ARRAY_TYPES, LARGEST_INTEGER, Conversion
 from .views import LANES, View, new_view
@@ -155,9 +155,6 @@ def _argument(text: Text, index: int, kind: str = "ptr") -> str:
     return text.value(f"load {kind}, ptr {text.value(f'getelementptr i64, ptr %argument, i64 {index}')}")
 
 
-LINE_BYTES = 64
-"""Bytes of a line of the processor's cache."""
-
 _functions: Cache[MachineCode] = Cache(64, 2**26, lambda code: 2**18)
 """The compiled functions that all fits of a process share, each counted as 256 KiB."""
 
@@ -175,8 +172,8 @@ class BoundCode:
     def __init__(self, code: GraphCode, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> None:
         self._call = _functions.get(code.text, lambda: MachineCode(code.text))
         # Intermediate results begin with a cache line; plan.places_of gives each buffer whole lines.
-        scratch = np.zeros(code.scratch + LINE_BYTES // 4, np.float32)
-        start = -(scratch.ctypes.data // 4) % (LINE_BYTES // 4)
+        scratch = np.zeros(code.scratch + LINE, np.float32)
+        start = -(scratch.ctypes.data // 4) % LINE
         named = [(inputs[name], size) for name, size in code.inputs.items()]
         named += [(outputs[name], size) for name, size in code.outputs.items()]
         self._checks, self._status = code.checks, np.zeros(2, np.float32)

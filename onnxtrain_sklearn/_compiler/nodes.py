@@ -1,4 +1,4 @@
-"""Translate ONNX nodes: :func:`translate` adds a node to a plan by its function in :data:`MAKE`.
+"""Translate ONNX nodes: :func:`translate` adds a node to a plan by its function in :data:`TRANSLATIONS`.
 
 A function returns a view of the operand where the node only moves elements (Transpose, Slice, Split), adds an operation
 to an elementwise stage (:data:`.EMIT`), or adds a stage of its own, such as a :class:`.Selection` at computed indices.
@@ -28,7 +28,7 @@ def translate(plan: FunctionPlan, node: ir.Node) -> None:
     """Add a node to a plan; constants are looked up by the nodes that read them."""
     if node.op_type == "Constant" and not node.domain:
         return
-    make = MAKE.get(node.op_type) if not node.domain else None
+    make = TRANSLATIONS.get(node.op_type) if not node.domain else None
     if make is None:
         raise NotCompiledError(f"{queries.describe(node)} is none of the operators that are compiled")
     _require_integers(plan, node)
@@ -503,7 +503,7 @@ def _cast(plan: FunctionPlan, node: ir.Node) -> View:
     return plan.elementwise(truncated, [source])
 
 
-MAKE: Mapping[str, Callable[[FunctionPlan, ir.Node], View | list[View]]] = {
+TRANSLATIONS: Mapping[str, Callable[[FunctionPlan, ir.Node], View | list[View]]] = {
     **dict.fromkeys(EMIT, _each_element),
     "BatchNormalization": _batch_normalization,
     "Cast": _cast,

@@ -216,7 +216,7 @@ def loaded(plan: FunctionPlan, view: View) -> View:
 # --- Memory: a buffer reuses the place of buffers that no later stage reads ---
 
 
-LINE_NUMBERS = 16
+LINE = 16
 """Float32 numbers in a line of the processor's cache."""
 
 
@@ -240,7 +240,7 @@ def places_of(stages: Sequence[Stage], external: Collection[Buffer]) -> tuple[di
                     break
                 place = max(place, ends[other])
             places[buffer] = place
-            ends[buffer] = place + -(-buffer.size // LINE_NUMBERS) * LINE_NUMBERS
+            ends[buffer] = place + -(-buffer.size // LINE) * LINE
             total = max(total, ends[buffer])
         # Free the places of buffers that no later stage reads; of one that none reads, at once.
         for buffer in [buffer for buffer in ends if last.get(buffer, i) <= i]:

@@ -161,12 +161,12 @@ STEEP = frozenset("Acos Acosh Asin Atanh Cosh Exp Log Reciprocal Sinh Sqrt Tan".
 _INFINITE = frozenset({"Acos", "Acosh", "Asin", "Atanh", "Log", "Reciprocal", "Sqrt"})
 """Steep operators with an infinite derivative at a finite number."""
 
-OTHERS = frozenset("Div LogSoftmax Mul Pow ReduceL2 ReduceLogSum ReduceLogSumExp Softmax".split())
-"""Further operators whose rules multiply by numbers that may be infinite or NaN."""
+UNBOUNDED = frozenset("Div LogSoftmax Mul Pow ReduceL2 ReduceLogSum ReduceLogSumExp Softmax".split())
+"""Operators, beside steep ones, whose rules multiply by numbers that may be infinite or NaN."""
 
 _PASSED = (
     STEEP
-    | OTHERS
+    | UNBOUNDED
     | frozenset(
         "Abs Add Cast Ceil Clip Cos Elu Erf Expand Flatten Gather Identity LeakyRelu Max Min Neg Relu Reshape Sigmoid "
         "Sin Slice Softplus Split Squeeze Sub Sum Tanh Transpose Unsqueeze Where Dropout".split()

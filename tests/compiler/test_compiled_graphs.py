@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 
 from onnxtrain_sklearn._compiler.code import graph_code
 from onnxtrain_sklearn._compiler.kernels import tile_of
-from onnxtrain_sklearn._compiler.nodes import MAKE
+from onnxtrain_sklearn._compiler.nodes import TRANSLATIONS
 from onnxtrain_sklearn._compiler.plan import NotCompiledError
 from tests.helpers.compiled_graphs import Run, assert_right, code_of, exact, inputs_of, model_of, random_graph
 
@@ -272,7 +272,7 @@ def test_parts_and_normalization(name):
 def test_every_operator_is_tested():
     paths = [Path(__file__), Path(__file__).with_name("test_compiled_tables.py")]
     text = "".join(path.read_text(encoding="utf-8") for path in paths)
-    assert not [name for name in MAKE if not re.search(rf"\b{name}\b", text)]
+    assert not [name for name in TRANSLATIONS if not re.search(rf"\b{name}\b", text)]
 
 
 def test_an_exponent_adds_axes():

@@ -17,7 +17,7 @@ from ..._ir.supported import Supported
 from ..._model.loss_terms import is_one_hot
 from ...graph import GraphBuilder, Operand
 from ..context import GradientRule, Reverse, Thunk, count, mask, scatter_add, shape_of, zeros_like
-from ..path import OTHERS
+from ..path import UNBOUNDED
 
 Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 """Called with node, builder, cotangent of the output, input, and output; cotangent and output keep the reduced axes."""
@@ -39,7 +39,7 @@ def _reduction_rule(rule: Reduction, r: Reverse) -> Sequence[Thunk]:
     axes = _axes_of_reduction(r)
     kept = r.attribute("keepdims", 1) or axes is None or axes == []  # a scalar needs no reshape
     g, y = (v if kept else r.op.Unsqueeze(v, axes=axes) for v in (r.g, r.y))
-    if r.is_selected and r.node.op_type in OTHERS:
+    if r.is_selected and r.node.op_type in UNBOUNDED:
         return [lambda: r.keep_zeros(rule(r, r.op, g, r.x(), y), slope=g)]
     return [lambda: rule(r, r.op, g, r.x(), y)]
 
