@@ -34,7 +34,7 @@ from .files import export_folder, load_state, read_checkpoint, training_onnx, wr
 from .fit import ONE_OUTPUT, Outputs, initialize, train
 from .fitted_state import FittedState, Recorded, best_validation_score, fine_tuning_columns
 from .outputs import OutputTask
-from .parameters import CallbackSupportMixin, Parameters, resolved
+from .parameters import CallbackSupportMixin, Parameters, require_own_names, resolved
 from .pickling import cloned, restore_copy, state_of_copy
 from .predict import predicted
 from .training_state import constants_of, load_training_state, training_state
@@ -91,6 +91,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
                 f"fitting it, and give it as model."
             )
         if not params.keys() <= set(self._own_names()):
+            require_own_names(self, params)
             return super().set_params(**resolved(self, params))
         for name, value in params.items():  # as scikit-learn does, after a look at all parameters
             setattr(self, name, value)
@@ -339,7 +340,11 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         estimator must be fitted, or prepared by :meth:`initialize`. Bits are the same where versions and the processor
         are.
         """
-        check_is_fitted(self)
+        check_is_fitted(
+            self,
+            msg="This %(name)s is not fitted, and a training state belongs to a graph: call initialize(X, y) on the "
+            "data of the training first; it takes no step.",
+        )
         load_training_state(self, self._state, state)
         vars(self).update(self._state.fitted_attributes())
         return self

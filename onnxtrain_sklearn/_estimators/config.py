@@ -29,7 +29,7 @@ from .._training.trainer import TrainerSettings
 from .._utils.cache import with_attributes
 from .._utils.params import FACTORS, check_parameters
 from ..callbacks.base import has_hooks
-from ..exceptions import InvalidParameterError, ModelError, nearest
+from ..exceptions import InvalidParameterError, ModelError, nearest, warn
 from ..losses import Loss
 from ..models import resolve_builder
 from ..models.given import bare_model, resolve_graph_model
@@ -203,6 +203,12 @@ class TrainingConfig:
             raise InvalidParameterError(
                 f"weight_decay_schedule multiplies the parameter weight_decay of the optimizer, which {kind} lacks. "
                 f"Set it to 'constant', or take another optimizer, such as AdamW()."
+            )
+        # A warning, because searches over weight_decay include 0.
+        if scheduled.decay and not getattr(settings.optimizer, "weight_decay", 0):
+            warn(
+                f"weight_decay_schedule has no effect, because {kind} has weight_decay=0: set a weight_decay, such as "
+                f"AdamW(weight_decay=0.01), or leave weight_decay_schedule='constant'."
             )
         return with_attributes(settings, factors=factors, scheduled=scheduled)
 

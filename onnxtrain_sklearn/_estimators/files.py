@@ -190,7 +190,7 @@ def load_state(state: FittedState, given: object, optimizer: str | BaseOptimizer
     """Set the weights from a folder, a file or a dict, and the optimizer's state if it is included."""
     arrays = read_arrays(given, state)
     if isinstance(arrays, StateArrays) and arrays.constants is not None:
-        require_same_constants(state, arrays.constants)
+        require_same_constants(state, arrays.constants, "; dict(state), of arrays by name, loads the weights alone")
     load_arrays(state, arrays, resolve_optimizer(optimizer))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
 from textwrap import fill
 from typing import Any, ClassVar, TypeVar
@@ -31,7 +32,7 @@ from .._utils.params import (
 )
 from ..adapters import LoRA
 from ..callbacks.base import HOOKS
-from ..exceptions import instead_of
+from ..exceptions import InvalidParameterError, instead_of
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource, resolve_loss
 from ..models import MODELS, GraphModel, ModelSource, resolve_builder
@@ -402,6 +403,22 @@ def resolved(estimator: BaseEstimator, params: Mapping[str, object]) -> dict[str
             result = {key: value for key, value in result.items() if key not in nested}
             result[name] = component.set_params(**own)
     return result
+
+
+def require_own_names(estimator: BaseEstimator, params: Mapping[str, object]) -> None:
+    """Raise InvalidParameterError if a name is a parameter of a component, and say of which one."""
+    own = estimator.get_params(deep=False)
+    unknown = [name for name in params if name not in own and "__" not in name]
+    for role, resolve in _RESOLVERS.items() if unknown else ():
+        component = None
+        with suppress(ValueError, TypeError):  # an invalid component is another error, which fit raises
+            component = resolve(params.get(role, own.get(role)))
+        for name in unknown:
+            if isinstance(component, Parametrized) and name in component.get_params():
+                raise InvalidParameterError(
+                    f"{name} is not a parameter of {type(estimator).__name__}, but of its {role}: set {role}__{name}, "
+                    f"or give {role}={type(component).__name__}({name}=...)."
+                )
 
 
 # Callbacks of scikit-learn's own protocol, ``set_callbacks``, where scikit-learn has it (1.9).

@@ -169,7 +169,7 @@ def _require_same_graph(state: FittedState, values: Mapping[str, Any]) -> None:
         constants = json.loads(values["constants"])
     except (ValueError, TypeError, RecursionError) as error:
         raise ModelError("The training state holds constants that cannot be read.") from error
-    require_same_constants(state, constants)
+    require_same_constants(state, constants, "")
     if values["graph"] != _graph_digest(state):
         raise ModelError(
             "The training state belongs to another graph, or to one with other frozen weights. Load it into an "
@@ -371,8 +371,11 @@ def _fact(array: np.ndarray) -> dict[str, Any]:
     return {**fact, "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def require_same_constants(state: FittedState, given: object) -> None:
-    """Raise ModelError if the graph of a state has other constants than the one of a fitted state."""
+def require_same_constants(state: FittedState, given: object, weights_alone: str) -> None:
+    """Raise ModelError if the graph of a state has other constants than the one of a fitted state.
+
+    ``weights_alone`` ends the message on other classes: how to load the weights in spite of them, if that is possible.
+    """
     known = constants_of(state)
     facts = given if isinstance(given, Mapping) else {}
     names = [*known, *(str(name) for name in facts if name not in known)]
@@ -382,7 +385,7 @@ def require_same_constants(state: FittedState, given: object) -> None:
             raise ModelError(
                 f"The state was trained with other {name}: {_told(theirs)}; the estimator has {_told(ours)}, so that "
                 f"its scores mean other labels. Load the state into the estimator that it comes from, or into one that "
-                f"was fitted to the same labels; dict(state), of arrays by name, loads the weights alone."
+                f"was fitted to the same labels{weights_alone}."
             )
         if not _are_equal(ours, theirs):
             raise ModelError(
@@ -465,7 +468,7 @@ def restore_state(state: FittedState, stored: State) -> None:
 
     One that does not fit raises ModelError and changes nothing: it may come from a file.
     """
-    with refusing("The stored state is none of this training"):
+    with refusing("The stored state does not belong to this training"):
         history = _fitting_history(state, stored)
         _require_generator(stored["rng"])
     for name, array in _weights(state).items():
@@ -501,10 +504,17 @@ def _fitting_history(state: FittedState, stored: State) -> dict[str, Any]:
     """Return what becomes of the history; raise whatever error for a state that does not fit."""
     weights, slots, counts = _weights(state), state.optimizer.slots, vars(state.optimizer).keys() - {"slots"}
     pairs = {name: (stored[name], array) for name, array in weights.items()}
-    if stored["average"] is not None and "average" not in weights:
-        raise ValueError("it holds a moving average of the weights, which this training lacks (ema_decay)")
+    if (stored["average"] is not None) != ("average" in weights):
+        held, own = ("a", "none") if stored["average"] is not None else ("no", "one")
+        raise ValueError(
+            f"it holds {held} moving average of the weights, and this training has {own}: set ema_decay of the "
+            f"optimizer as in the training that the state comes from"
+        )
     if stored["slots"].keys() != slots.keys():
-        raise ValueError(f"it holds the vectors {sorted(stored['slots'])} of an optimizer, not {sorted(slots)}")
+        raise ValueError(
+            f"it holds the vectors {sorted(stored['slots'])} of an optimizer, and the optimizer of this training has "
+            f"{sorted(slots)}: set the optimizer that the state was trained with"
+        )
     pairs |= {name: (stored["slots"][name], slot) for name, slot in slots.items()}
     buffer = state.parameters.buffer
     pairs |= {name: (stored[name], buffer) for name in ("last_finite", "best") if stored[name] is not None}
@@ -574,7 +584,7 @@ class StatefulTraining:
         """Go on from a state."""
         ended = stored.get("ended")
         if not isinstance(ended, bool | np.bool_):
-            raise ModelError("The stored state is none of this training: it does not say whether that had ended.")
+            raise ModelError("The stored state does not say whether its training had ended: it is incomplete.")
         restore_state(self._state, stored)
         self._trainer.step.reload()
         self.ended = bool(ended)

@@ -70,6 +70,11 @@ def resolve_device(
             raise InvalidParameterError(
                 f"The keys of provider_options must be names of options (strings), got {name!r}."
             )
+    if providers is None and kind == "cpu" and any(provider_options or ()):
+        raise InvalidParameterError(
+            f"provider_options={provider_options!r} has no effect without providers: the CPU takes no options. Name "
+            f"the provider that takes them in providers, or set another device."
+        )
     names = list(providers) if providers is not None else [_PROVIDERS[kind]]
     if not names:
         raise InvalidParameterError("providers is an empty list: name at least one, or leave it None.")

@@ -97,7 +97,7 @@ class FlatParameters:
             self._set_averages(averages)
 
     def _divide(self, size: int) -> None:
-        self.vector = self.buffer[:size]
+        self._vector = self.buffer[:size]
         self.gradient = np.zeros(size, self.vector.dtype)  # takes no memory until a pass writes it
         self.average = self.buffer[-size:] if self.averages else None
 
@@ -106,6 +106,20 @@ class FlatParameters:
         parts = [self.buffer[:end], self.vector] if averages else [self.buffer[:end]]
         size, self.averages, self.buffer = len(self.vector), averages, np.concatenate(parts)
         self._divide(size)
+
+    @property
+    def vector(self) -> np.ndarray:
+        """The parameters, a view into ``buffer``."""
+        return self._vector
+
+    @vector.setter
+    def vector(self, value: np.ndarray) -> None:
+        # Steps are bound to the array, so another one would be ignored. ``vector *= 2`` assigns the array itself.
+        if value is not self._vector:
+            raise AttributeError(
+                "parameters.vector cannot be replaced: training reads this array. Write new values into it: "
+                "parameters.vector[...] = values."
+            )
 
     @property
     def statistics(self) -> np.ndarray:
@@ -139,12 +153,12 @@ class FlatParameters:
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "vector": len(self.vector), "gradient": None, "average": None}
+        return {**self.__dict__, "_vector": len(self.vector), "gradient": None, "average": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self.buffer = owned(self.buffer)
-        self._divide(cast("int", state["vector"]))
+        self._divide(cast("int", state["_vector"]))
 
     def span(self, name: str) -> slice:
         """Return the slice of ``buffer`` that holds the parameter or statistic ``name``."""

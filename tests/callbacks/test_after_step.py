@@ -278,3 +278,22 @@ def test_callbacks_without_the_hook_leave_the_steps_alone(monkeypatch):
     assert hooks == [None, None]
     regressor(Steps(), max_iter=1).fit(X, Y)
     assert callable(hooks[2])
+
+
+def test_replacing_the_vector_of_parameters_is_an_error():
+    class Replacing(Callback):
+        def after_step(self, training, loss):
+            training.parameters.vector = training.parameters.vector * 0
+
+    estimator = OrtGradientRegressor(Linear(), callbacks=[Replacing()], max_iter=1)
+    with pytest.raises(AttributeError, match=r"Write new values into it: parameters\.vector\[\.\.\.\] = values"):
+        estimator.fit(X, Y)
+
+
+def test_vector_multiplied_in_place_is_trained():
+    class Shrinking(Callback):
+        def after_step(self, training, loss):
+            training.parameters.vector *= 0.0
+
+    estimator = OrtGradientRegressor(Linear(), callbacks=[Shrinking()], max_iter=1).fit(X, Y)
+    assert all((array == 0).all() for array in estimator.weights_.values())

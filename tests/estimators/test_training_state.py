@@ -12,6 +12,7 @@ import numpy as np
 import onnx.parser
 import pytest
 from numpy.testing import assert_array_equal
+from sklearn.exceptions import NotFittedError
 
 from onnxtrain_sklearn import (
     LBFGS,
@@ -396,7 +397,7 @@ def test_state_of_another_scale_of_the_targets_is_refused():
 
 def test_state_of_other_classes_is_refused(net):
     other = classifier(optimizer=Adam(ema_decay=0.9), model=BATCH_NORM).initialize(X, LABELS + 5)
-    refused(net, other.training_state(), "other classes")
+    refused(net, other.training_state(), r"fitted to the same labels\.$")
 
 
 def test_state_of_other_frozen_weights_is_refused():
@@ -407,14 +408,14 @@ def test_state_of_other_frozen_weights_is_refused():
 
 def test_state_of_another_optimizer_is_refused(net):
     state = classifier(optimizer=SGD(momentum=0.9, ema_decay=0.9), model=BATCH_NORM).initialize(X, LABELS)
-    refused(net, state.training_state(), "vectors")
+    refused(net, state.training_state(), "set the optimizer that the state was trained with")
 
 
 def test_state_without_the_average_is_refused(net):
     state = classifier(optimizer=Adam(), model=BATCH_NORM).initialize(X, LABELS).training_state()
-    refused(net, state, "average")
+    refused(net, state, "holds no moving average .* and this training has one: set ema_decay")
     plain = classifier(optimizer=Adam(), model=BATCH_NORM).initialize(X, LABELS)
-    refused(plain, net.training_state(), "average")
+    refused(plain, net.training_state(), "holds a moving average .* and this training has none: set ema_decay")
 
 
 def test_state_of_another_engine_is_refused():
@@ -442,7 +443,7 @@ HOSTILE = {
     "no statistics": (without("statistics"), "lacks 'statistics'"),
     "no slot": (lambda s: {n: v for n, v in s.items() if n != next(k for k in s if k.startswith("slots/"))}, "vectors"),
     "one slot more": (lambda s: {**s, "slots/x": s["parameters"]}, "vectors"),
-    "no random state": (without("rng/state/key"), "none of this training"),
+    "no random state": (without("rng/state/key"), "does not belong to this training"),
     "no progress": (without("progress/step"), "progress must be numbers"),
     "no log": (without("log/text"), "does not fit"),
     "NaN": (changed("parameters", lambda a: np.where(np.arange(len(a)) == 3, np.nan, a).astype(a.dtype)), "finite"),
@@ -458,11 +459,11 @@ HOSTILE = {
     "count of truth": (changed("counts/t", True), "number of steps"),
     "float count": (changed("counts/draws", 1.5), "number of steps"),
     "huge progress": (changed("progress/step", 2**64), "numbers of steps"),
-    "unknown progress": (lambda s: {**s, "progress/x": 1}, "none of this training"),
+    "unknown progress": (lambda s: {**s, "progress/x": 1}, "does not belong to this training"),
     "position beyond the key": (changed("rng/state/pos", 10**6), "position"),
     "negative position": (changed("rng/state/pos", -5), "position"),
     "short key": (changed("rng/state/key", lambda a: a[:10]), "key of 624 words"),
-    "other generator": (changed("rng/bit_generator", "PCG64"), "none of this training"),
+    "other generator": (changed("rng/bit_generator", "PCG64"), "does not belong to this training"),
     "infinite normal": (changed("rng/gauss", np.inf), "not finite"),
     "seed": (changed("seed", -1), "'seed' must be an integer"),
     "rows": (changed("minibatch_rows", "many"), "'minibatch_rows' must be an integer"),
@@ -492,6 +493,11 @@ def test_hostile_state_is_an_error_that_changes_nothing(case, net):
 def test_state_must_be_a_mapping(net):
     with pytest.raises(TypeError, match="A training state is a dict"):
         net.load_training_state([1, 2])
+
+
+def test_load_training_state_of_unfitted_estimator_names_initialize():
+    with pytest.raises(NotFittedError, match=r"OrtGradientRegressor is not fitted.*call initialize\(X, y\)"):
+        OrtGradientRegressor(Linear()).load_training_state({})
 
 
 def test_unfitted_estimators_have_no_state():

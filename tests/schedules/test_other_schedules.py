@@ -214,6 +214,15 @@ def test_a_graph_without_dropout_gets_a_warning():
         regressor(dropout_schedule="linear").fit(X, y)
 
 
+def test_weight_decay_schedule_without_weight_decay_warns():
+    settings = {"weight_decay": 0.0, "weight_decay_schedule": "linear"}
+    with pytest.warns(UserWarning, match="weight_decay_schedule has no effect, because AdamW has weight_decay=0"):
+        decayed = regressor(optimizer=AdamW(**settings)).fit(X, y)
+    plain = regressor(optimizer=AdamW(weight_decay=0.0)).fit(X, y)
+    for name in NAMES:
+        assert_array_equal(decayed.weights_[name], plain.weights_[name])
+
+
 def test_unsupported_schedules_are_refused():
     sign = type("Signs", (Optimizer,), {"update": lambda *a: None})()
     with pytest.raises(ValueError, match="dropout_schedule has no effect with LBFGS"):
