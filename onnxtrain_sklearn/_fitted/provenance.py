@@ -19,7 +19,7 @@ import onnx_ir as ir
 from sklearn.base import BaseEstimator
 
 from .._ir.edits import insert_after
-from .._ml_operators.context import Role
+from .._ml_operators.rewritten_node import Role
 from .._utils.typing import Estimator
 from ..exceptions import ModelError
 from ..graph import GraphBuilder, Names

@@ -33,9 +33,9 @@ from .._ir.edits import hold_as_constant, keep_outputs
 from .._ir.protobuf import to_proto
 from .._ir.queries import attribute, is_float
 from .._ir.shapes import infer_shapes
-from .._ml_operators.context import Role
 from .._ml_operators.linear import post_transform_of
 from .._ml_operators.rewrite import hold_formulas, rewrite
+from .._ml_operators.rewritten_node import Role
 from .._model.batch_axis import free_batch_axis
 from .._model.trainable import TrainableModel, spec_of, trainable_model
 from .._ort import devices, sessions

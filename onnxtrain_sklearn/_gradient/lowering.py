@@ -22,8 +22,8 @@ from .._ir.queries import attribute, constant, dims, graphs_in, is_float, kind, 
 from .._ir.shapes import infer_shapes
 from .._ir.supported import ANY, Supported
 from ..graph import GraphBuilder, Operand
-from .context import require, require_types, unsupported
 from .path import PathNode, path_between
+from .reverse import require, require_types, unsupported
 from .subgraph_rules import inner_builder
 
 Lowering: TypeAlias = "Supported[Callable[[GraphBuilder, ir.Node], Sequence[ir.Value | None]]]"

@@ -44,8 +44,8 @@ from .._ort import gradient_builder
 from .._utils.errors import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError
 from ..graph import GraphBuilder, copy_type, stops_gradient
-from .context import DIFFERENTIATED_TYPES, REMEDY, unsupported
 from .path import PathNode, is_norm, path
+from .reverse import DIFFERENTIATED_TYPES, REMEDY, unsupported
 
 OPSETS = range(11, 22)
 
@@ -518,7 +518,7 @@ def _prepare_sqrt(op: GraphBuilder, step: PathNode) -> None:
 
 
 def _flatten_norm(op: GraphBuilder, step: PathNode) -> None:
-    """Compute the root of one in place of a norm's zero, times zero: the builder's derivative is infinite there."""
+    """Where a norm is zero, compute zero times the root of one: the builder's derivative is infinite there."""
     node = step.node
     x, y = node.inputs[0], node.outputs[0]
     if x is None or x.dtype is None or not is_norm(node, step.inputs):
@@ -612,7 +612,7 @@ def _prepare_layer_normalization(op: GraphBuilder, step: PathNode) -> None:
 
 
 def _prepare_clip(op: GraphBuilder, step: PathNode) -> None:
-    """Put Relu in place of a lower bound of zero where the derivative at it is zero; the kernel's is one."""
+    """Put Relu in place of a lower bound of zero if the derivative at it is zero: that of the kernel is one."""
     node, x = step.node, operand(step.node, 0)
     if x is not None and is_open_clip(node) and clip_bound(node, 1) == 0.0:
         node.replace_input_with(0, op.Relu(x))

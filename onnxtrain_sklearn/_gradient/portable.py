@@ -27,7 +27,9 @@ from .._utils.errors import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError
 from ..graph import GraphBuilder, copy_type
 from . import subgraph_rules
-from .context import (
+from .lowering import expand
+from .path import PathNode, mark_selected, path
+from .reverse import (
     Cotangents,
     GradientRule,
     NewerOpsetNeeded,
@@ -37,8 +39,6 @@ from .context import (
     unsupported,
     zeros_like,
 )
-from .lowering import expand
-from .path import PathNode, mark_selected, path
 from .rules import convolution, data_movement, elementwise, interpolation, matmul, normalization, reductions
 
 RULES: dict[str, GradientRule] = {
@@ -252,7 +252,7 @@ def factor_out_columns(graph: ir.Graph, own: Collection[ir.Node]) -> None:
 
 
 def _factor_out(op: GraphBuilder, node: ir.Node, own: Collection[ir.Node]) -> bool:
-    """Replace a sum or difference of two products with the same column; return True if it is one."""
+    """Replace a sum or difference of two products that share a column; return True if it is one."""
     first, second = (_terms(value, own, node) for value in node.inputs)
     for one, other in product(first, second):
         minus, minus_other = one.negative, other.negative != (node.op_type == "Sub")
@@ -265,7 +265,7 @@ def _factor_out(op: GraphBuilder, node: ir.Node, own: Collection[ir.Node]) -> bo
 
 
 def _terms(value: ir.Value | None, own: Collection[ir.Node], reader: ir.Node) -> list[_Term]:
-    """Return a product that only ``reader`` reads, once for each factor that is a column; empty without one."""
+    """Return a product by its column and its rows, twice if both factors are columns; empty if others read it."""
     node, size = None if value is None else value.producer(), dims(reader.outputs[0])
     if node is None or node not in own or (node.domain, node.op_type) != ("", "Mul") or not fixed(size) or not size:
         return []

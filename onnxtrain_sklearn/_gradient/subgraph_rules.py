@@ -23,8 +23,8 @@ from .._ir.edits import remove_unread, remove_unread_initializers
 from .._ir.queries import constant, dims, is_float, kind, operand, reads
 from .._ir.supported import ANY, Supported
 from ..graph import GraphBuilder, copy_type
-from .context import Cotangents, unsupported, zeros_like
 from .path import PathNode, dependent, path_between
+from .reverse import Cotangents, unsupported, zeros_like
 
 Backward: TypeAlias = Callable[[GraphBuilder, Sequence[PathNode], Cotangents], Cotangents]
 """Differentiate nodes in reverse order: from cotangents of some values to cotangents of the values upstream."""

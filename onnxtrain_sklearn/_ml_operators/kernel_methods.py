@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from ..graph import DOUBLE, FLOAT, GraphBuilder
 from . import linear
-from .context import LazyValue, RewriteRule, RewrittenNode
+from .rewritten_node import LazyValue, RewriteRule, RewrittenNode
 
 # --- Pairwise distances: the operator CDist of onnxruntime, and loops over rows. At zero, their gradient is zero. ---
 

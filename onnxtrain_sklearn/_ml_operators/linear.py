@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph import INT64
-from .context import LazyValue, RewriteRule, RewrittenNode
+from .rewritten_node import LazyValue, RewriteRule, RewrittenNode
 
 # --- Outputs of classifiers and regressors ---
 #

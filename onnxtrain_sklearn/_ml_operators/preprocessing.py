@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph import FLOAT, INT32, INT64, GraphBuilder
-from .context import LazyValue, RewriteRule, RewrittenNode
+from .rewritten_node import LazyValue, RewriteRule, RewrittenNode
 
 _TO_VECTOR = np.array([-1])
 

@@ -24,7 +24,7 @@ from .._ir.queries import reaching
 from .._ir.shapes import infer_over_declared
 from ..graph import GraphBuilder, Names, copy_type
 from . import kernel_methods, linear, preprocessing, trees
-from .context import LazyValue, RewriteRule, RewrittenNode, Role
+from .rewritten_node import LazyValue, RewriteRule, RewrittenNode, Role
 
 _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
 

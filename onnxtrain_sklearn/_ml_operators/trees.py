@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from ..graph import INT64
 from . import linear
-from .context import LazyValue, RewriteRule, RewrittenNode
+from .rewritten_node import LazyValue, RewriteRule, RewrittenNode
 
 # --- Leaves in the attributes ---
 #

@@ -17,7 +17,7 @@ from ..._ir.edits import replace_node
 from ..._ir.queries import Dims, dims, fixed
 from ..._ir.supported import PADDING, Supported
 from ...graph import GraphBuilder, Operand
-from ..context import GradientRule, Reverse, Thunk, count, mask, reshape_to, scatter_flat, shape_of
+from ..reverse import GradientRule, Reverse, Thunk, count, mask, reshape_to, scatter_flat, shape_of
 from .convolution_products import faster_convolution, input_cotangent, kernel_cotangent
 from .windows import Windows, layout_of, spatial_sizes, windows_of
 

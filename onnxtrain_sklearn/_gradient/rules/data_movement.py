@@ -19,7 +19,7 @@ from ..._importers.torch_program import padding_row
 from ..._ir.queries import constant, dims, fixed, operand
 from ..._ir.supported import ANY, Supported
 from ...graph import INT64, Operand
-from ..context import (
+from ..reverse import (
     GradientRule,
     Reverse,
     Thunk,

@@ -19,8 +19,8 @@ from ..._importers.torch_program import is_open_clip
 from ..._ir.queries import constant, dims, fixed
 from ..._ir.supported import ANY, Supported
 from ...graph import GraphBuilder, Operand
-from ..context import GradientRule, Reverse, Thunk, filled_like, mask, reshape_to, sum_to
 from ..path import MISSING, STEEP, is_norm
+from ..reverse import GradientRule, Reverse, Thunk, filled_like, mask, reshape_to, sum_to
 
 Cotangent = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.Value | None"]
 """Called with the node, the builder, the cotangent of the output, the input, and the output."""

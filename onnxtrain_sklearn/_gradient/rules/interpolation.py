@@ -21,7 +21,7 @@ import onnx_ir as ir
 from ..._ir.queries import constant, dims, fixed, operand
 from ..._ir.supported import Supported
 from ...graph import INT64, Operand
-from ..context import GradientRule, Reverse, Thunk, mask, reshape_to, scatter_add, zeros_like
+from ..reverse import GradientRule, Reverse, Thunk, mask, reshape_to, scatter_add, zeros_like
 from .windows import spatial_sizes
 
 # --- Samples at coordinates ---

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ..._ir.queries import Dims, dims, fixed
 from ..._ir.supported import ANY, Supported
-from ..context import GradientRule, Reverse, Thunk, mask, shape_of, sum_to
+from ..reverse import GradientRule, Reverse, Thunk, mask, shape_of, sum_to
 
 Size: TypeAlias = "int | str | None"
 

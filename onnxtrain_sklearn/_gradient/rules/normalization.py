@@ -17,7 +17,7 @@ from ..._ir.edits import replace_node
 from ..._ir.queries import dims, fixed
 from ..._ir.supported import Supported
 from ...graph import GraphBuilder, Operand
-from ..context import GradientRule, Reverse, Thunk, reshape_to, shape_of
+from ..reverse import GradientRule, Reverse, Thunk, reshape_to, shape_of
 
 _EPSILON = 1e-5
 """The default of ONNX."""

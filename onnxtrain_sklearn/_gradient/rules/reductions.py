@@ -16,8 +16,8 @@ from ..._ir.queries import attribute, constant, dims, fixed, operand
 from ..._ir.supported import Supported
 from ..._model.loss_terms import is_one_hot
 from ...graph import GraphBuilder, Operand
-from ..context import GradientRule, Reverse, Thunk, count, mask, scatter_add, shape_of, zeros_like
 from ..path import UNBOUNDED
+from ..reverse import GradientRule, Reverse, Thunk, count, mask, scatter_add, shape_of, zeros_like
 
 Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 """Called with node, builder, cotangent of the output, input, and output; cotangent and output keep the reduced axes."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ..._ir.queries import Dims, dims, fixed
-from ..context import Reverse
+from ..reverse import Reverse
 
 
 @dataclass(frozen=True)
