@@ -79,7 +79,7 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
         if old is None and estimator.verbose:
             announce(estimator, state)
         transaction.begin_training(trainer, one_pass=call.one_pass)
-        train_watched(trainer.watcher, trainer.one_pass if call.one_pass else trainer.fit)
+        train_watched(trainer.watcher, trainer.partial_fit if call.one_pass else trainer.fit)
         transaction.publish(state)
     except KeyboardInterrupt as interrupt:
         if state is None or trainer is None:
@@ -359,7 +359,7 @@ class Transaction:
             return
         size = self._resumed.size
         of_the_user = estimator.callbacks or set_callbacks_of(estimator) or callable(estimator.scoring)
-        steps = trainer.most_steps(one_pass=one_pass)
+        steps = trainer.most_steps(1 if one_pass else None)
         many = steps is None or steps >= MANY_STEPS
         if of_the_user or size < (COPIED_FOR_STEPS if many else ALWAYS_COPIED):
             self._resumed.copy_arrays()

@@ -49,7 +49,7 @@ class DevicePass:
 
 
 class Groups:
-    """The minibatches of one pass in groups of ``size``, each of which makes one step.
+    """The minibatches of an epoch in groups of ``size``, each of which makes one step.
 
     ``weights`` are the sums of the weights of each group, ``shares`` those of each minibatch in its group.
     """
@@ -109,7 +109,7 @@ class DeviceStep:
     def train(
         self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
     ) -> Iterator[tuple[float, float]]:
-        """Train on each minibatch of one pass; then yield the sum of weights and the loss of each step."""
+        """Train on each minibatch of one epoch; then yield the sum of weights and the loss of each step."""
         if self._loaded is not batches:
             self._load(batches)
         minibatches = batches.epoch()

@@ -91,7 +91,7 @@ def pass_graph(source: PassSource, *, first: bool) -> PassGraph:
     uniform = UniformNumbers(program.random, settings.seed)
     if first and settings.scheduled.dropout and FACTOR not in uniform.arrays:
         warn("dropout_schedule has no effect: the graph has no Dropout in training mode.")
-    if first and settings.checkpoint_activations and not program.segments:
+    if first and settings.checkpoint_activations and not program.recomputed:
         warn("checkpoint_activations=True has no effect: the graph has too few activations to recompute any.")
     trained = source.parameters.names
     if first and settings.lazy_rows and not (program.lookups or any(p.weight in trained for p in program.products)):

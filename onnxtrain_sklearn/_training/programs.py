@@ -90,12 +90,12 @@ class PassProgram:
         returns its gradient in place of the gradient of the matrix.
     lookups : sequence of Lookup
         Reads of rows of matrices. The graph returns the gradients of these rows instead of that of the matrix.
-    segments : int
+    recomputed : int
         Number of segments of the forward pass that the backward pass recomputes.
     weight_columns : int
-        Columns of the matrix of shares that the graph reads; 0 if it reads none.
+        Columns of the matrix of normalized weights that the graph reads; 0 if it reads none.
     weights_at_labels : bool
-        Whether the graph reads a matrix with each row's share at its label instead of the labels.
+        Whether the graph reads a matrix with each row's normalized weight at its label instead of the labels.
     code : GraphCode or None
         The graph as a function, which runs in place of a session; ``graph`` is empty then.
     """
@@ -109,7 +109,7 @@ class PassProgram:
     stateless: bool
     products: Sequence[FirstProduct] = ()
     lookups: Sequence[Lookup] = ()
-    segments: int = 0
+    recomputed: int = 0
     weight_columns: int = 0
     weights_at_labels: bool = False
     code: GraphCode | None = None
@@ -138,11 +138,11 @@ class PassSource:
     adds_rows : bool
         Whether the caller sums the gradients of rows that Gather reads from large matrices.
     normalizes_weights : bool
-        Whether the caller gives the shares of the rows (weights divided by their sum), as a column.
+        Whether the caller gives normalized weights of the rows, divided by their sum, as a column.
     any_shape : bool
         Whether the caller accepts gradients in the shapes in which they are computed.
     for_cpu : bool
-        Whether products take the forms that are fastest on a CPU, including products with a matrix of shares.
+        Whether products take the forms that are fastest on a CPU, also those with normalized weights, as a matrix.
     """
 
     model: TrainableModel
@@ -172,17 +172,18 @@ _programs: Cache[PassProgram] = Cache(128, 2**26, lambda program: program.nbytes
 def pass_program(source: PassSource) -> PassProgram:
     """Return the program of a pass, from the cache or newly compiled."""
     if sum(array.nbytes for array in source.frozen.values()) > LARGEST_FROZEN:
-        return _compiled(source, _emitted(source))
+        return _gradient_program(source, _forward_graph(source))
     if is_plain(source.settings.loss):
-        return _programs.get(_key(source), lambda: _compiled(source, _emitted(source)))
-    emitted = _emitted(source)  # a user's loss may depend on anything, so the emitted graph is the key
-    outside = content([*emitted.products, *emitted.lookups])
-    key = ("emitted", structure(emitted.graph, ()), outside, *_key_of_gradient(source))
-    return _programs.get(key, lambda: _compiled(source, emitted))
+        return _programs.get(_key(source), lambda: _gradient_program(source, _forward_graph(source)))
+    # A user's loss may depend on anything, so the forward graph, which contains the loss, is the key.
+    forward = _forward_graph(source)
+    outside = content([*forward.products, *forward.lookups])
+    key = ("user's loss", structure(forward.model, ()), outside, *_key_of_gradient(source))
+    return _programs.get(key, lambda: _gradient_program(source, forward))
 
 
 def _key(source: PassSource) -> Hashable:
-    """Return the key of everything that :func:`_emitted` and :func:`_compiled` read."""
+    """Return the key of everything that :func:`_forward_graph` and :func:`_gradient_program` read."""
     model, settings, parameters = source.model, source.settings, source.parameters
     erased = {*parameters.names, *parameters.running_statistics, *source.frozen}
     head = (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups)
@@ -201,115 +202,110 @@ def _key(source: PassSource) -> Hashable:
 
 
 def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
-    parameters = source.parameters
-    statistics = tuple(source.model.running_statistics.items())
-    names = parameters.names, parameters.running_statistics, statistics
+    parameters, statistics = source.parameters, tuple(source.model.running_statistics.items())
     return (
-        names,
+        (parameters.names, parameters.running_statistics, statistics),
         (source.settings.engine, source.settings.checkpoint_activations),
         source.batch,
-        (
-            source.resident,
-            source.adds_rows,
-            source.least_lookup,
-            source.normalizes_weights,
-            source.for_cpu,
-            source.any_shape,
-        ),
+        (source.resident, source.adds_rows, source.least_lookup),
+        (source.normalizes_weights, source.for_cpu, source.any_shape),
         tuple(source.sparse),
     )
 
 
-class _Emitted(NamedTuple):
+class _ForwardGraph(NamedTuple):
     """The forward graph with the loss, its inputs for random numbers, and the products and reads taken out of it."""
 
-    graph: ir.Model
+    model: ir.Model
     random: Sequence[ir.Value]
     products: Sequence[FirstProduct]
     lookups: Sequence[Lookup]
 
 
-def _emitted(source: PassSource) -> _Emitted:
+def _forward_graph(source: PassSource) -> _ForwardGraph:
     """Return the forward graph with the loss, whose parameters are inputs."""
-    shares = source.normalizes_weights
-    graph = training_graph(source.model, source.settings, source.frozen, source.batch, normalized=shares)
-    random = [*expose_random(graph), *expose_dropout(graph, scheduled=source.settings.scheduled.dropout)]
-    products = take_first_products(graph, source.sparse)
-    lookups = take_lookups(graph, source.parameters.names, source.least_lookup) if source.adds_rows else []
+    settings, parameters = source.settings, source.parameters
+    model = training_graph(source.model, settings, source.frozen, source.batch, normalized=source.normalizes_weights)
+    random = [*expose_random(model), *expose_dropout(model, scheduled=settings.scheduled.dropout)]
+    products = take_first_products(model, source.sparse)
+    lookups = take_lookups(model, parameters.names, source.least_lookup) if source.adds_rows else []
     outside = {product.weight for product in products} | {lookup.weight for lookup in lookups}
-    names = (*source.parameters.names, *source.parameters.running_statistics)
-    inputs = [name for name in names if name not in outside]
-    if unused := [name for name in inputs if name not in graph.graph.initializers]:
+    inputs = [name for name in (*parameters.names, *parameters.running_statistics) if name not in outside]
+    if unused := [name for name in inputs if name not in model.graph.initializers]:
         raise ModelError(f"The loss does not depend on {unused[0]!r}: compute it from the scores, its first operand.")
-    initializers_to_inputs(graph.graph, inputs)
-    return _Emitted(graph, random, products, lookups)
+    initializers_to_inputs(model.graph, inputs)
+    return _ForwardGraph(model, random, products, lookups)
 
 
-def _compiled(source: PassSource, emitted: _Emitted) -> PassProgram:
-    forward_work, names, engine = work(emitted.graph.graph), source.parameters.names, source.settings.engine
-    outside = {product.weight: product.name for product in emitted.products}
-    taken = {*outside, *(lookup.weight for lookup in emitted.lookups)}
-    wrt = [name for name in names if name not in taken] + [outside[name] for name in names if name in outside]
-    wrt += [lookup.rows for lookup in emitted.lookups]
-    gradient = differentiate_own(emitted.graph, wrt, LOSS, differentiating_engine(engine))
+def _gradient_program(source: PassSource, forward: _ForwardGraph) -> PassProgram:
+    """Differentiate the forward graph, rewrite the gradient graph to faster equal forms, and compile it."""
+    settings, parameters = source.settings, source.parameters
+    weights = [*parameters.names, *parameters.running_statistics]
+    forward_work = work(forward.model.graph)  # the gradient is computed in place
+
+    # The gradient of a matrix whose product or rows are taken out is computed on the host: from that of the product,
+    # or from those of the rows.
+    products = {product.weight: product.name for product in forward.products}
+    taken = {*products, *(lookup.weight for lookup in forward.lookups)}
+    wrt = [name for name in parameters.names if name not in taken]
+    returned = list(wrt)
+    wrt += [products[name] for name in parameters.names if name in products]
+    wrt += [lookup.rows for lookup in forward.lookups]
+    gradient = differentiate_own(forward.model, wrt, LOSS, differentiating_engine(settings.engine))
     model = gradient.model
-    put_back_lookups(model, emitted.lookups)
-    again = 0
-    if source.settings.checkpoint_activations:
-        weights = {*source.parameters.names, *source.parameters.running_statistics}
-        again = recompute_activations(model, [v.name or "" for v in model.graph.inputs if v.name not in weights])
+    put_back_lookups(model, forward.lookups)
+
+    recomputed = 0
+    if settings.checkpoint_activations:
+        data = [value.name or "" for value in model.graph.inputs if value.name not in weights]
+        recomputed = recompute_activations(model, data)
     if source.resident:
         gather_rows(model.graph, [*(spec.name for spec in source.model.inputs), TARGET], source.batch)
     if source.any_shape:
-        return_before_reshapes(model.graph, [name for name in names if name not in taken])
-    repeated = read_weight_matrix(model.graph) if source.for_cpu and source.normalizes_weights else 0
-    labeled = read_weights_at_labels(model.graph) if repeated else False
-    code = compiled_code(model, _row_inputs(source, emitted)) if engine == COMPILED else None
-    if source.for_cpu and code is None:
+        return_before_reshapes(model.graph, returned)
+    weight_columns = read_weight_matrix(model.graph) if source.for_cpu and source.normalizes_weights else 0
+    at_labels = read_weights_at_labels(model.graph) if weight_columns else False
+
+    code = None
+    if settings.engine == COMPILED:
+        data = [*(spec.name for spec in source.model.inputs), TARGET, *(value.name or "" for value in forward.random)]
+        row_weights = WEIGHT, WEIGHT_MATRIX, WEIGHTS_AT_LABELS
+        code = compiled_code(model, RowInputs(source.batch, data, row_weights, [*weights, FACTOR]))
+    elif source.for_cpu:
         transpose_operands(model.graph)
-        if not source.settings.checkpoint_activations:  # which fixes the order of the nodes
+        if not settings.checkpoint_activations:  # which fixes the order of the nodes
             last_layer_last(model.graph)
+
+    # Copies of the inputs for random numbers, so that the program does not keep the whole graph alive.
+    random = []
+    for value in forward.random:
+        random.append(ir.Value(name=value.name, type=value.type, shape=value.shape))
+        random[-1].meta.update(value.meta)
     return PassProgram(
-        to_proto(model).SerializeToString() if code is None else b"",
-        gradient.engine if code is None else COMPILED,
-        forward_work,
-        memory_of(model.graph),
-        len(model.graph),
-        tuple(map(_alone, emitted.random)),
-        is_stateless(model.graph),
-        emitted.products,
-        emitted.lookups,
-        again,
-        repeated,
-        labeled,
-        code,
+        graph=to_proto(model).SerializeToString() if code is None else b"",
+        engine=gradient.engine if code is None else COMPILED,
+        work=forward_work,
+        memory=memory_of(model.graph),
+        nodes=len(model.graph),
+        random=tuple(random),
+        stateless=is_stateless(model.graph),
+        products=forward.products,
+        lookups=forward.lookups,
+        recomputed=recomputed,
+        weight_columns=weight_columns,
+        weights_at_labels=at_labels,
+        code=code,
     )
-
-
-def _row_inputs(source: PassSource, emitted: _Emitted) -> RowInputs:
-    """Return the inputs of a gradient graph by whether they have a row for each row of the minibatch."""
-    data = [*(spec.name for spec in source.model.inputs), TARGET, *(value.name or "" for value in emitted.random)]
-    parameters = [*source.parameters.names, *source.parameters.running_statistics]
-    return RowInputs(source.batch, data, (WEIGHT, WEIGHT_MATRIX, WEIGHTS_AT_LABELS), [*parameters, FACTOR])
-
-
-def _alone(value: ir.Value) -> ir.Value:
-    """Return a copy of an input that belongs to no graph."""
-    copy = ir.Value(name=value.name, type=value.type, shape=value.shape)
-    copy.meta.update(value.meta)
-    return copy
 
 
 def memory_of(graph: ir.Graph) -> float:
     """Return the bytes of all values of known size that a run computes."""
-    return sum(_nbytes(value) for node in graph for value in node.outputs)
-
-
-def _nbytes(value: ir.Value) -> float:
-    sizes: Any = dims(value)
-    if sizes is None or value.dtype is None or not all(isinstance(d, int) for d in sizes):
-        return 0.0
-    return float(math.prod(sizes)) * bytes_per_element(value.dtype)
+    total = 0.0
+    for value in (value for node in graph for value in node.outputs):
+        sizes: Any = dims(value)
+        if sizes is not None and value.dtype is not None and all(isinstance(d, int) for d in sizes):
+            total += float(math.prod(sizes)) * bytes_per_element(value.dtype)
+    return total
 
 
 def work(graph: ir.Graph) -> float:
@@ -317,16 +313,16 @@ def work(graph: ir.Graph) -> float:
     total = 0.0
     for node in graph:
         if node.op_type in ("Gemm", "MatMul", "Conv") and not node.domain:
-            total += _known_product(dims(node.outputs[0])) * _contracted(node)
+            # Each element of the output sums over the contracted axes of an operand.
+            sizes = dims(operand(node, 1 if node.op_type == "Conv" else 0)) or [None]
+            if node.op_type == "Conv":
+                contracted = sizes[1:]
+            elif node.op_type == "Gemm" and attribute(node, "transA", 0):
+                contracted = sizes[:1]
+            else:
+                contracted = sizes[-1:]
+            total += _known_product(dims(node.outputs[0])) * _known_product(contracted)
     return total
-
-
-def _contracted(node: ir.Node) -> float:
-    """Return the multiply-adds per element of the output."""
-    sizes = dims(operand(node, 1 if node.op_type == "Conv" else 0)) or [None]
-    if node.op_type == "Conv":
-        return _known_product(sizes[1:])
-    return _known_product(sizes[:1] if node.op_type == "Gemm" and attribute(node, "transA", 0) else sizes[-1:])
 
 
 def _known_product(sizes: Dims | None) -> float:

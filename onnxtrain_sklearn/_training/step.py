@@ -81,10 +81,10 @@ class TrainingStep(Protocol):
     def train(
         self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
     ) -> Iterator[tuple[float, float]]:
-        """Train on each minibatch of one pass; yield the sum of its weights and the loss before the update.
+        """Train on each minibatch of one epoch; yield the sum of its weights and the loss before the update.
 
         ``after`` is called with the loss after each update, when the host's copies are up to date; it may change them,
-        and ends the pass if it returns True.
+        and ends the epoch if it returns True.
         """
 
     def synchronize(self) -> None:
@@ -121,7 +121,7 @@ class HostStep:
         bindings = VectorBindings(settings, parameters, np.asarray)
         self._penalty = HostPenalty(bindings, parameters) if parts.penalizes else None
         self._clip = None if settings.max_grad_norm is None else bindings.clipping(parameters.gradient)
-        self._group = HostAccumulation(bindings, parameters) if settings.accumulate > 1 else None
+        self._accumulation = HostAccumulation(bindings, parameters) if settings.accumulate > 1 else None
         decay = settings.ema_decay
         self._average = None if decay is None else HostAverage(bindings, parameters, parts.state, decay)
         self._updates: HostUpdates | None = None  # L-BFGS reads the gradients only
@@ -142,25 +142,17 @@ class HostStep:
         # (``KeptWeights``), and abandons the epoch before the update if not. ``in_host_memory`` promises this order.
         if self._updates is not None:
             self._updates.prepare((batches.steps or 0) // self.settings.accumulate)
-        if self._group is not None:
-            yield from self._train_groups(self._group, batches, next_rates, after)
+        if self._accumulation is None:
+            for weight in filled(batches.epoch(), self.passes.buffers):
+                rates = next_rates()
+                loss = self.compute_gradients(weight, rates.dropout)
+                yield weight, loss
+                self.update(rates)
+                if after is not None and after(loss):
+                    return
             return
-        for weight in filled(batches.epoch(), self.passes.buffers):
-            rates = next_rates()
-            loss = self.compute_gradients(weight, rates.dropout)
-            yield weight, loss
-            self.update(rates)
-            if after is not None and after(loss):
-                return
 
-    def _train_groups(
-        self,
-        mean: HostAccumulation,
-        batches: Batches,
-        next_rates: Callable[[], Rates],
-        after: Callable[[float], bool] | None,
-    ) -> Iterator[tuple[float, float]]:
-        """Take one step for each group of minibatches; before it, yield the sum of its weights and its loss."""
+        # One step for each group of minibatches, by the mean of their gradients.
         minibatches = batches.epoch()
         while group := list(islice(minibatches, self.settings.accumulate)):
             rates = next_rates()
@@ -170,7 +162,7 @@ class HostStep:
                 one.fill(self.passes.buffers(len(one.rows)))
                 share = one.weight / total if total > 0 else 0.0
                 loss += share * self.passes.run(rates.dropout)
-                mean.add(i, len(group), share)
+                self._accumulation.add(i, len(group), share)
             loss += 0.0 if self._penalty is None else self._penalty.run(total)
             del one, group  # they may hold the window of a stream
             yield total, loss

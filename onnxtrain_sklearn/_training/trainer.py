@@ -224,46 +224,58 @@ class Trainer:
         ``max_iter`` epochs. Each call measures improvement anew, because losses of earlier calls may be on other data
         or of another loss function.
         """
-        max_iter = self._settings.max_iter
-        steps = self.most_steps(one_pass=False)
-        self._begin(steps)
+        settings, history, progress = self._settings, self.history, self.history.progress
+        steps = self.most_steps()
+        score = watched = history.best_score
+        if settings.early_stopping and self._validate is not None and progress.epoch:
+            score = watched = self._validate()  # the score of the initial weights on these data
+            watched = score if self.validation_loss is None else -self.validation_loss()
+        history.change(
+            progress=replace(progress, total_steps=None if steps is None else progress.step + steps),
+            best_loss=math.inf,
+            best_score=-math.inf if math.isnan(score) else score,
+            best_watched=-math.inf if math.isnan(watched) else watched,
+            best=self._buffer.copy() if settings.early_stopping else None,
+            idle_epochs=0,
+            early_stopping=settings.early_stopping,
+        )
         self.rates.warn_if_finished()
-        ended = self._guarded(lambda: self._watched(self._train))
+        ended = self._guarded(self._train)
         self._keep_best()
         self._tell_end()
-        planned = self._settings.all_epochs or self.rates.finished
+        planned = settings.all_epochs or self.rates.finished
         if not ended and not planned:
             warn(
-                f"Training has not converged after max_iter={max_iter} epochs. Raise max_iter or learning_rate_init, "
-                f"or relax tol.",
+                f"Training has not converged after max_iter={settings.max_iter} epochs. Raise max_iter or "
+                f"learning_rate_init, or relax tol.",
                 ConvergenceWarning,
             )
 
-    def most_steps(self, *, one_pass: bool) -> int | None:
-        """Return the largest number of steps of the call, or None for a stream of unknown length."""
-        if self.batches.steps is None:
-            return None
-        steps = -(-self.batches.steps // self._settings.accumulate)
-        return steps if one_pass else self._settings.max_iter * steps
-
-    def one_pass(self) -> None:
-        """Train for one epoch, for ``partial_fit``."""
+    def partial_fit(self) -> None:
+        """Train for one epoch."""
         progress = self.history.progress
         if progress.total_steps is None:
-            progress.total_steps = self.most_steps(one_pass=False)
+            progress.total_steps = self.most_steps()
         self.history.change(early_stopping=False, best_watched=self.history.best_score)
         self.rates.warn_if_finished()
-
-        if self._settings.verbose:  # a pass is a line of the table
+        if self._settings.verbose:  # each call adds a line to the table
             self._report = EpochTable(goes_on=self.first_epoch > 0)
 
         def one_epoch() -> bool:
-            if self.history.progress.epoch == self.first_epoch:  # a checkpoint may already include this pass
+            if self.history.progress.epoch == self.first_epoch:  # a checkpoint may already include this epoch
                 self._conclude(self._record(*self._epoch()))
             return True
 
-        self._guarded(lambda: self._watched(one_epoch))
+        self._guarded(one_epoch)
         self._tell_end()
+
+    def most_steps(self, epochs: int | None = None) -> int | None:
+        """Return the largest number of steps of ``epochs``, by default ``max_iter``; None for streams of any length."""
+        if self.batches.steps is None:
+            return None
+        return (self._settings.max_iter if epochs is None else epochs) * -(
+            -self.batches.steps // self._settings.accumulate
+        )
 
     def restore_usable(self) -> None:
         """Restore usable weights after an interrupt: finite ones, and with early stopping the best ones."""
@@ -271,14 +283,6 @@ class Trainer:
         if not self._is_finite():
             self._kept.restore_finite()
         self._keep_best()
-
-    def _watched(self, train: Callable[[], bool]) -> bool:
-        """Begin, and train unless a callback restored a state that had ended; return True if training ended."""
-        if self.watcher is not None:
-            if self.watcher.begin():
-                return True
-            self._step_hook = self.watcher.step_hook()
-        return train()
 
     def _conclude(self, ended: bool) -> bool:
         """Tell the watcher whether training ends here; return ``ended`` unchanged."""
@@ -290,23 +294,6 @@ class Trainer:
         if self.watcher is not None:
             self.watcher.end()
 
-    def _begin(self, steps: int | None) -> None:
-        history, progress = self.history, self.history.progress
-        early_stopping = self._settings.early_stopping
-        score = watched = history.best_score
-        if early_stopping and self._validate is not None and progress.epoch:
-            score = watched = self._validate()  # the score of the initial weights on these data
-            watched = score if self.validation_loss is None else -self.validation_loss()
-        history.change(
-            progress=replace(progress, total_steps=None if steps is None else progress.step + steps),
-            best_loss=math.inf,
-            best_score=-math.inf if math.isnan(score) else score,
-            best_watched=-math.inf if math.isnan(watched) else watched,
-            best=self._buffer.copy() if early_stopping else None,
-            idle_epochs=0,
-            early_stopping=early_stopping,
-        )
-
     def _keep_best(self) -> None:
         history = self.history
         if history.early_stopping and math.isfinite(history.best_score) and history.best is not None:
@@ -314,12 +301,16 @@ class Trainer:
         history.best = None
 
     def _guarded(self, train: Callable[[], bool]) -> bool:
-        """Call ``train``; restore weights after an error.
+        """Call ``train``, unless a callback restored a state that had ended; return True if training ended.
 
-        They are the last ones with a finite loss if training diverged, else those from the start of the epoch. An
-        interrupt restores nothing here (:meth:`restore_usable`).
+        After an error restore weights: the last ones with a finite loss if training diverged, else those from the start
+        of the epoch. An interrupt restores nothing here (:meth:`restore_usable`).
         """
         try:
+            if self.watcher is not None:
+                if self.watcher.begin():
+                    return True
+                self._step_hook = self.watcher.step_hook()
             return train()
         except DivergenceError:
             self._kept.restore_finite()
@@ -335,7 +326,7 @@ class Trainer:
         done = self.history.progress.epoch - self.first_epoch  # by a restored state of this call
         for _ in range(self._settings.max_iter - done):
             ended = self._record(*self._epoch())
-            if not ended and self._idle():  # a schedule may lower the rate at a plateau instead of ending there
+            if not ended and self._is_idle():  # a schedule may lower the rate at a plateau instead of ending there
                 ended = self.rates.stops_at_plateau() and not self._settings.all_epochs
             if self._conclude(ended):
                 return True
@@ -348,7 +339,7 @@ class Trainer:
         self._kept.begin_epoch()
         first_step = self.history.progress.step
         after = None if self._step_hook is None else self._after_step
-        total, seen = _trained(self.step.train(self.batches, self.rates.advance, after), self._kept)
+        total, seen = _run_steps(self.step.train(self.batches, self.rates.advance, after), self._kept)
         if not (math.isfinite(total) and self._is_finite()):
             self._diverge()
         rows = self.batches.n_rows
@@ -411,12 +402,12 @@ class Trainer:
                 self.step.reload()  # upload the weights that a callback changed on the host
         return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
 
-    def _idle(self) -> bool:
+    def _is_idle(self) -> bool:
         return self.history.idle_epochs > self._settings.n_iter_no_change
 
 
 @ignores_float_errors
-def _trained(steps: Iterable[tuple[float, float]], kept: KeptWeights) -> tuple[float, float]:
+def _run_steps(steps: Iterable[tuple[float, float]], kept: KeptWeights) -> tuple[float, float]:
     """Take steps until a loss is not finite; return the weighted sum of the losses and the sum of the weights."""
     total = seen = 0.0
     for weight, loss in steps:
@@ -429,18 +420,20 @@ def _trained(steps: Iterable[tuple[float, float]], kept: KeptWeights) -> tuple[f
     return total, seen
 
 
-SHORT = 10_000
+SINGLE_THREAD_LENGTH = 10_000
 """Longest vector whose sum of squares BLAS computes in one thread."""
 
-BLOCK_OF_ANSWERS = 2**20
+CHECKED_AT_ONCE = 2**20
 """Elements checked at once: the Booleans for a whole large vector would take memory."""
 
 
 def is_finite(vector: np.ndarray) -> bool:
     """Return True if all numbers of a vector are finite."""
-    if len(vector) <= SHORT and math.isfinite(np.vdot(vector, vector)):  # faster; np.dot would warn of overflow
+    if len(vector) <= SINGLE_THREAD_LENGTH and math.isfinite(
+        np.vdot(vector, vector)
+    ):  # faster; np.dot would warn of overflow
         return True
-    blocks = (vector[i : i + BLOCK_OF_ANSWERS] for i in range(0, len(vector), BLOCK_OF_ANSWERS))
+    blocks = (vector[i : i + CHECKED_AT_ONCE] for i in range(0, len(vector), CHECKED_AT_ONCE))
     return all(bool(np.isfinite(block).all()) for block in blocks)
 
 
@@ -525,4 +518,4 @@ class FullBatchTrainer(Trainer):
                 )
         ended = self._record(loss, self.batches.n_rows)
         stops = self._settings.early_stopping and not self._settings.all_epochs
-        return ended or (stops and self._idle())
+        return ended or (stops and self._is_idle())

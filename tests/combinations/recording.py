@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +38,7 @@ class RecordedCall:
 @contextmanager
 def recording(call: RecordedCall) -> Iterator[None]:
     """Record a call that is made inside of the block."""
-    epoch, fit, one_pass, begin = ArrayBatches.epoch, Trainer.fit, Trainer.one_pass, Trainer._begin
+    epoch, fit, partial_fit, begin = ArrayBatches.epoch, Trainer.fit, Trainer.partial_fit, Trainer._guarded
 
     def recorded(batches: ArrayBatches) -> Iterator[Minibatch]:
         found, call.rows = list(epoch(batches)), np.sort(batches._rows)
@@ -57,17 +57,18 @@ def recording(call: RecordedCall) -> Iterator[None]:
 
     def noted_pass(trainer: Trainer) -> None:
         note(trainer)
-        one_pass(trainer)
+        partial_fit(trainer)
 
-    def noted_begin(trainer: Trainer, steps: int) -> None:
-        begin(trainer, steps)
-        call.watched_before = trainer.history.best_watched
+    def noted_begin(trainer: Trainer, train: Callable[[], bool]) -> bool:
+        if train == trainer._train:  # not for partial_fit
+            call.watched_before = trainer.history.best_watched
+        return begin(trainer, train)
 
     with (
         mock.patch.object(ArrayBatches, "epoch", recorded),
         mock.patch.object(Trainer, "fit", noted_fit),
-        mock.patch.object(Trainer, "one_pass", noted_pass),
-        mock.patch.object(Trainer, "_begin", noted_begin),
+        mock.patch.object(Trainer, "partial_fit", noted_pass),
+        mock.patch.object(Trainer, "_guarded", noted_begin),
     ):
         yield
 

@@ -9,7 +9,7 @@ from sklearn.base import clone
 
 from onnxtrain_sklearn import MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._training.step import HostStep
-from onnxtrain_sklearn._training.trainer import BLOCK_OF_ANSWERS, SHORT, is_finite
+from onnxtrain_sklearn._training.trainer import CHECKED_AT_ONCE, SINGLE_THREAD_LENGTH, is_finite
 from onnxtrain_sklearn.exceptions import DivergenceError
 from onnxtrain_sklearn.schedules import Progress, Schedule
 from tests.helpers.data import blobs, line
@@ -209,7 +209,7 @@ def test_clipping_prevents_divergence():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("size", [1, 7, SHORT, SHORT + 1, BLOCK_OF_ANSWERS + 3])
+@pytest.mark.parametrize("size", [1, 7, SINGLE_THREAD_LENGTH, SINGLE_THREAD_LENGTH + 1, CHECKED_AT_ONCE + 3])
 def test_nonfinite_number_is_found_at_any_position(dtype, size):
     vector = np.full(size, np.finfo(dtype).max, dtype)  # whose squares are too large
     with np.errstate(all="raise"):

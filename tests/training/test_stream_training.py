@@ -122,12 +122,12 @@ def test_loss_of_an_uncounted_stream_is_the_mean_over_the_weight_seen():
     batches = Batches(2.0, 1.0, 1.0)
     batches.weight = batches.steps = None
     history = History()
-    trainer(Step([1.0, 2.0, 6.0]), batches, history).one_pass()
+    trainer(Step([1.0, 2.0, 6.0]), batches, history).partial_fit()
     assert history.loss_curve == [(2 * 1 + 2 + 6) / 4]
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "one_cycle"])
-@pytest.mark.parametrize("method", ["fit", "one_pass"])
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
 def test_plan_of_an_uncounted_stream_is_refused_before_the_first_step(schedule, method):
     batches = Batches(1.0)
     batches.steps = None

@@ -136,7 +136,7 @@ def test_continued_training_resets_improvement():
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_rows():
     history = History()
-    trainer(Step([1.0, 2.0, 6.0]), Batches(2.0, 2.0, 1.0), history).one_pass()
+    trainer(Step([1.0, 2.0, 6.0]), Batches(2.0, 2.0, 1.0), history).partial_fit()
     assert_allclose(history.loss_curve, [(2 + 4 + 6) / 5])
     assert (history.progress.step, history.progress.epoch, history.progress.samples) == (3, 1, 10)
 
@@ -160,7 +160,7 @@ def test_schedules_are_asked_before_each_step_and_see_the_plan():
 def test_passes_share_one_plan():
     history = History()
     for _ in range(3):
-        trainer(Step([1.0] * 2), Batches(1.0, 1.0), history, max_iter=5).one_pass()
+        trainer(Step([1.0] * 2), Batches(1.0, 1.0), history, max_iter=5).partial_fit()
         assert history.progress.total_steps == 10
 
 
@@ -168,13 +168,13 @@ def test_passes_share_one_plan():
 def test_passes_beyond_the_plan_warn_once(schedule):
     history, options = History(), {"schedule": schedule, "max_iter": 2}
     for _ in range(2):
-        trainer(Step([1.0] * 2), Batches(1.0, 1.0), history, **options).one_pass()
+        trainer(Step([1.0] * 2), Batches(1.0, 1.0), history, **options).partial_fit()
     beyond = trainer(Step([1.0] * 2), Batches(1.0, 1.0), history, **options)
     with pytest.warns(OnnxTrainWarning, match=r"at its end .* at step 4: .* Give total_steps"):
-        beyond.one_pass()
+        beyond.partial_fit()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trainer(Step([1.0] * 2), Batches(1.0, 1.0), pickle.loads(pickle.dumps(history)), **options).one_pass()
+        trainer(Step([1.0] * 2), Batches(1.0, 1.0), pickle.loads(pickle.dumps(history)), **options).partial_fit()
 
 
 def test_fit_beyond_schedule_warns(recwarn):
@@ -188,12 +188,12 @@ def test_fit_beyond_schedule_warns(recwarn):
 def test_passes_that_change_something_do_not_warn(schedule, recwarn):
     history = History()
     for _ in range(4):
-        trainer(Step([1.0] * 2), Batches(1.0, 1.0), history, schedule=schedule, max_iter=2).one_pass()
+        trainer(Step([1.0] * 2), Batches(1.0, 1.0), history, schedule=schedule, max_iter=2).partial_fit()
     assert not recwarn.list
 
 
 @pytest.mark.parametrize("kind", [Cosine, Linear, OneCycle])
-@pytest.mark.parametrize("method", ["fit", "one_pass"])
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
 def test_the_steps_given_to_a_schedule_are_its_plan(kind, method):
     step, history = Step([2.0, 1.0, 1.5, 1.0] * 2), History()
     for _ in range(2):
@@ -230,5 +230,5 @@ def test_the_table_shows_epoch_loss_score_and_the_rate_used(capsys):
 def test_the_table_goes_on_without_a_second_header(capsys):
     history = History()
     for _ in range(2):
-        trainer(Step([1.0]), history=history, verbose=True).one_pass()
+        trainer(Step([1.0]), history=history, verbose=True).partial_fit()
     assert capsys.readouterr().out.count("epoch") == 1

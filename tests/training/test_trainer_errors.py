@@ -42,11 +42,11 @@ def test_weights_of_an_infinite_loss_are_not_restored(spoilt, kind):
 def test_passes_remember_the_last_weights_of_a_finite_loss(kind):
     step, history = kind([1.0, 1.0, math.inf, 1.0]), History()
     for _ in range(2):
-        trainer(step, history=history).one_pass()
+        trainer(step, history=history).partial_fit()
     with pytest.raises(DivergenceError):
-        trainer(step, history=history).one_pass()
+        trainer(step, history=history).partial_fit()
     assert_array_equal(step.parameters.buffer, 1)
-    trainer(step, history=history).one_pass()
+    trainer(step, history=history).partial_fit()
     assert history.loss_curve == [1.0, 1.0, 1.0]
     assert pickle.loads(pickle.dumps(history)).last_finite is None
     assert pickle.loads(pickle.dumps(history)).best is None
@@ -58,7 +58,7 @@ def test_the_end_of_an_epoch_is_looked_at(where):
     step.state.slots["moment"] = np.zeros(3)
     (step.parameters.vector if where == "weights" else step.state.slots["moment"])[-1] = np.inf
     with pytest.raises(DivergenceError):
-        trainer(step).one_pass()
+        trainer(step).partial_fit()
 
 
 @BOTH_STEPS
@@ -84,9 +84,9 @@ def test_an_error_takes_back_the_epoch_in_which_it_was_raised(at, kind):
             pass
 
     step, history = kind([1.0] * 9), History()
-    trainer(step, Batches(1.0, 1.0), history).one_pass()
+    trainer(step, Batches(1.0, 1.0), history).partial_fit()
     with pytest.raises(OSError, match="unreadable"):
-        trainer(step, Failing(1.0, 1.0), history).one_pass()
+        trainer(step, Failing(1.0, 1.0), history).partial_fit()
     assert_array_equal(step.parameters.buffer, 2)
 
 
@@ -108,7 +108,7 @@ def interrupted(running: Trainer, method: str = "fit") -> None:
     running.restore_usable()
 
 
-@pytest.mark.parametrize("method", ["fit", "one_pass"])
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
 def test_interruption_keeps_every_step_made(method):
     step = Raising(1, KeyboardInterrupt)
     interrupted(trainer(step, Batches(1.0, 1.0, 1.0)), method)
