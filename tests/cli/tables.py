@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from sklearn import datasets
 
-from onnxtrain_sklearn.__main__ import main
+from tests.helpers.command import main
 
 FAST = ["--set", "max_iter=30", "learning_rate_init=0.01", "--quiet"]
 

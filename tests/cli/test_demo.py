@@ -8,8 +8,8 @@ import sys
 import onnx
 import pytest
 
-from onnxtrain_sklearn.__main__ import main
 from onnxtrain_sklearn._cli import demo as command
+from tests.helpers.command import main
 
 # Earlier versions of matplotlib call pyparsing by names of before.
 pytestmark = pytest.mark.filterwarnings("ignore:.* deprecated.* use :DeprecationWarning")
@@ -18,7 +18,7 @@ DATA = ["breast_cancer", "diabetes"]
 EPOCHS = 5
 PROGRAM = f"""
 import sys
-from onnxtrain_sklearn.__main__ import main
+from tests.helpers.command import main
 from onnxtrain_sklearn._cli import demo
 demo.DEMO_SETTINGS["max_iter"] = {EPOCHS}
 sys.exit(main(["demo", *sys.argv[1:]]))"""

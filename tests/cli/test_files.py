@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from onnxtrain_sklearn.__main__ import main
 from tests.cli.tables import FAST, program_json, read_back, write_iris
+from tests.helpers.command import main
 
 ROWS = 60
 

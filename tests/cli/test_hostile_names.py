@@ -15,8 +15,8 @@ import pytest
 from skl2onnx import to_onnx
 from sklearn.linear_model import LogisticRegression
 
-from onnxtrain_sklearn.__main__ import main
 from onnxtrain_sklearn._utils.untrusted_text import cell, json_escaped, printable
+from tests.helpers.command import main
 
 EVIL = "W\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\nerror: all is lost\x7f"
 HARMLESS = r"W\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\x0d\x0aerror: all is lost\x7f"

@@ -14,12 +14,11 @@ from sklearn import datasets
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
-from onnxtrain_sklearn.__main__ import main
 from onnxtrain_sklearn._cli import doctor
 from onnxtrain_sklearn._ort import wrong_kernels
-from onnxtrain_sklearn._training.step_choice import is_measured
 from tests.cli.tables import program_json
-from tests.helpers.environment import ENGINES, available_engines
+from tests.helpers.command import main
+from tests.helpers.environment import ENGINES, auto_compiles, available_engines
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'
 NET = f"""{HEAD} net (float[N, 3] X) => (float[N, 1] Y)
@@ -129,7 +128,7 @@ def test_doctor_tests_every_engine(capsys):
     assert status == 0
     assert told["engines"] == list(available_engines())
     assert told["integer_products"] == ("saturating" if wrong_kernels.saturate() else "exact")
-    assert told["auto_compiles"] is (find_spec("llvmlite") is not None and is_measured())
+    assert told["auto_compiles"] is (find_spec("llvmlite") is not None and auto_compiles())
     assert {f"{what} by {e}" for what in ("gradient", "training") for e in available_engines()} <= {
         check["name"] for check in told["self_test"] if check["passed"]
     }

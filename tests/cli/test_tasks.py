@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from onnxtrain_sklearn.__main__ import main
 from tests.cli.tables import program_json
+from tests.helpers.command import main
 
 LINEAR = ["--target", "t", "--model", "linear", "--set", "max_iter=3"]
 NUMBERS = np.arange(80)

@@ -20,8 +20,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import OrtGradientClassifier
-from onnxtrain_sklearn.__main__ import main
 from tests.cli.tables import FAST, program_json, read_back, write_iris, write_patients
+from tests.helpers.command import main
 
 
 @pytest.fixture(scope="module")

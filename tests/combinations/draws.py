@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import scipy.sparse as sp
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor, Runtime, schedules
-from onnxtrain_sklearn._model.precision import in_dtype
 from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from tests.combinations.steps import STEPS
 from tests.combinations.tape import ACTIVATIONS
 from tests.contracts import test_losses
+from tests.helpers.graphs import in_double
 from tests.helpers.optimizers import SETTINGS
 from tests.helpers.step_options import configured
 from tests.helpers.training import NEVER
@@ -70,7 +69,7 @@ class Draw:
         if not self.given:
             return self.builder
         proto = self.builder.build(self.X.shape[1], self.n_outputs, self.number)
-        return ir.to_proto(in_dtype(ir.from_proto(proto), ir.DataType.DOUBLE)) if self.double else proto
+        return in_double(proto) if self.double else proto
 
     def estimator(self, **changes: Any) -> OrtGradientClassifier | OrtGradientRegressor:
         kind = OrtGradientRegressor if self.task == "regression" else OrtGradientClassifier

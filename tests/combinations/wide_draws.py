@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
@@ -28,11 +27,11 @@ from onnxtrain_sklearn import (
     Runtime,
     TabM,
 )
-from onnxtrain_sklearn._model.precision import in_dtype
 from onnxtrain_sklearn.losses import LOSSES
 from onnxtrain_sklearn.schedules import Constant, resolve_schedule
 from tests.combinations import draws
 from tests.combinations.draws import LABELS, Dice
+from tests.helpers.graphs import in_double
 from tests.helpers.step_options import configured
 
 WIDTH = 4
@@ -216,7 +215,7 @@ def made_model(
         "tabm": lambda: TabM(n_members=3, hidden_layer_sizes=(4,), dropout=dice.one(0.0, 0.2)),
         "onnx": lambda: plain.build(WIDTH, k, number),
         "lora": lambda: plain.build(WIDTH, k, number),
-        "float64": lambda: ir.to_proto(in_dtype(ir.from_proto(plain.build(WIDTH, k, number)), ir.DataType.DOUBLE)),
+        "float64": lambda: in_double(plain.build(WIDTH, k, number)),
         "probabilities": lambda: with_activation(plain.build(WIDTH, k, number), "Sigmoid" if k == 1 else "Softmax"),
         "two inputs": lambda: of_two_inputs(rng, k),
         "embedding": lambda: with_embedding(rng, k),

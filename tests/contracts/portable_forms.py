@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import onnx
 
-from onnxtrain_sklearn._ir.opsets import MAX_OPSET
 from tests.contracts import ort_training_cases
 from tests.contracts.gradient_cases import operators
-from tests.helpers.environment import LIMITS
+from tests.helpers.environment import NEWEST_OPSET
 
-NEWEST = min(MAX_OPSET, LIMITS.opset)
+NEWEST = NEWEST_OPSET
 
 MAY_REFUSE = {
     "its auto_pad needs fixed sizes": "the pads that it stands for depend on the sizes",

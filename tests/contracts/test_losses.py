@@ -18,11 +18,10 @@ import pytest
 from sklearn.base import clone
 
 from onnxtrain_sklearn import gradient_graph, losses
-from onnxtrain_sklearn._ir.opsets import MAX_OPSET
 from onnxtrain_sklearn.graph import GraphBuilder
-from tests.helpers.environment import LIMITS, each_engine
+from tests.helpers.environment import NEWEST_OPSET, each_engine
 
-OPSETS = (11, 12, 13, 17, 18, 19, 20, *range(21, min(MAX_OPSET, LIMITS.opset) + 1))
+OPSETS = (11, 12, 13, 17, 18, 19, 20, *range(21, NEWEST_OPSET + 1))
 COLUMNS = {"regression": (1, 3), "binary": (1,), "multiclass": (2, 4), "multilabel": (3,)}
 VARIANTS: dict[str, list[dict[str, float]]] = {
     "huber": [{"delta": 0.25}],

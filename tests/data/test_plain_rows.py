@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data import inputs
 from onnxtrain_sklearn._estimators import predict
-from onnxtrain_sklearn._inference import predictor
+from tests.helpers.observed import predict_in_chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -203,7 +203,7 @@ def test_plain_rows_are_not_checked_by_scikit_learn(monkeypatch):
 def test_rows_of_several_chunks_are_left_to_scikit_learn(monkeypatch):
     estimator = estimators()["regressor"]
     assert is_taken(estimator, X)
-    monkeypatch.setattr(predictor, "CHUNK_ROWS", len(X) - 1)
+    predict_in_chunks(monkeypatch, rows=len(X) - 1)
     assert not is_taken(estimator, X)
     with pytest.raises(ValueError, match="Input X contains NaN"):
         estimator.predict(np.vstack([X, np.full_like(X[:1], np.nan)]))

@@ -22,9 +22,8 @@ from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradi
 from onnxtrain_sklearn._anchored_search.objective import OutputWeights, anchors, no_output_weights
 from onnxtrain_sklearn._anchored_search.search import Candidate, Paths, metric, shares
 from onnxtrain_sklearn._anchored_search.tuning_trainer import FineTuningTrainer
-from onnxtrain_sklearn._estimators.call import Call
-from onnxtrain_sklearn._estimators.fit import prepare
 from tests.helpers.environment import each_engine
+from tests.helpers.fine_tuning import prepared_trainer
 
 X, Y = load_diabetes(return_X_y=True)
 X = (X / X.std(axis=0)).astype(np.float32)
@@ -40,9 +39,7 @@ def ridge():
 
 def trainer_of(model, y=Y[NEW], **settings) -> FineTuningTrainer:
     estimator = OrtGradientRegressor(model, random_state=0, **settings)
-    trainer = prepare(estimator, Call(X[NEW], y))[1]
-    assert isinstance(trainer, FineTuningTrainer)
-    return trainer
+    return prepared_trainer(estimator, X[NEW], y)
 
 
 @dataclass
@@ -149,7 +146,7 @@ def test_a_column_in_other_units_counts_by_its_square():
     plain = trainer_of(old)
     rows[:, 2] *= 1000.0
     old.coef_[2] /= 1000.0
-    other = prepare(OrtGradientRegressor(old, random_state=0), Call(rows, Y[NEW]))[1]
+    other = prepared_trainer(OrtGradientRegressor(old, random_state=0), rows, Y[NEW])
     first, second = (
         metric(one._objective, one._vector.astype(float), np.random.RandomState(0))[:10] for one in (plain, other)
     )

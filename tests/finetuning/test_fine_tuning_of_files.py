@@ -14,8 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators.call import Call
-from onnxtrain_sklearn._estimators.fit import prepare
+from tests.helpers.fine_tuning import prepared_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -71,7 +70,7 @@ def test_the_same_weights_of_file_and_model_scale_and_shift_the_output(pair):
     model, file, estimator, X, y = pair
     found = []
     for given in (model, file):
-        trainer = prepare(estimator(given, random_state=0), Call(X[NEW], y[NEW]))[1]
+        trainer = prepared_trainer(estimator(given, random_state=0), X[NEW], y[NEW])
         found.append(trainer._output())
     assert found[0].shifts.size == found[1].shifts.size > 0
     assert found[0].scaled.sum() == found[1].scaled.sum() > 0

@@ -7,10 +7,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators.call import Call
 from onnxtrain_sklearn._estimators.finetuning import TUNED_PIECE
-from onnxtrain_sklearn._estimators.fit import prepare
 from tests.helpers.environment import each_engine
+from tests.helpers.fine_tuning import prepared_trainer
 from tests.helpers.graphs import model
 
 NET = model(x="float[N, 4, 3] X", y="float[N, 4, 2] Y", weights="float[3, 2] W = {1, -2, 3, 0.5, 1, 2}")
@@ -49,5 +48,5 @@ def test_equal_maps_leave_model_unchanged():
 def test_targets_of_several_pieces_of_the_data_are_those_of_the_rows():
     y = np.arange(2 * TUNED_PIECE, dtype=np.float64)
     estimator = OrtGradientRegressor(model(x="float[N, 3] X"), finetune=FineTuner(), random_state=0)
-    objective = prepare(estimator, Call(np.eye(3, dtype=np.float32)[y.astype(int) % 3], y))[1]._objective
+    objective = prepared_trainer(estimator, np.eye(3, dtype=np.float32)[y.astype(int) % 3], y)._objective
     assert_array_equal(objective.targets(), y[objective.rows])

@@ -26,8 +26,8 @@ from onnxtrain_sklearn import (
     TabMClassifier,
     TabMRegressor,
 )
-from onnxtrain_sklearn.__main__ import main
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.command import main
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

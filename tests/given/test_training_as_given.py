@@ -8,9 +8,8 @@ import pytest
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._estimators import fit
 from onnxtrain_sklearn._training import programs
-from onnxtrain_sklearn._training.programs import can_compile
 from onnxtrain_sklearn.exceptions import ModelError
-from tests.helpers.environment import available_engines
+from tests.helpers.environment import available_engines, can_compile
 from tests.helpers.graphs import model
 
 pytestmark = [

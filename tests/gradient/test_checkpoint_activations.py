@@ -7,16 +7,15 @@ import sys
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Linear, OrtGradientClassifier, OrtGradientRegressor, Runtime, clear_cache
-from onnxtrain_sklearn._model.precision import in_dtype
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 from tests.helpers.data import DATA
 from tests.helpers.environment import OWN_MEMORY, available_engines
+from tests.helpers.graphs import in_double
 from tests.helpers.observed import record_pass_sessions, trained_on_device
 from tests.helpers.step_options import configured
 from tests.helpers.training import NEVER
@@ -78,7 +77,7 @@ def test_checkpointing_may_change_between_calls(graphs):
 
 
 def test_graphs_of_float64(graphs):
-    given = ir.to_proto(in_dtype(ir.from_proto(DEEP.build(5, 1, 0)), ir.DataType.DOUBLE))
+    given = in_double(DEEP.build(5, 1, 0))
     plain, again = both(model=given)
     assert copies(graphs[-1])
     assert again._state.parameters.vector.dtype == np.float64

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxtrain_sklearn._gradient.engine import differentiate
+from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.edits import initializers_to_inputs
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ir.shapes import infer_shapes
@@ -74,6 +76,8 @@ def slopes_along_entries(model, feeds, name, entries, step=1e-6):
 
 def assert_gradients(model, output, feeds, engine, tolerance=2e-4, entries=40, only=()):
     """Compare the gradients of an output by the parameters that reach it, all or ``only`` some; return their names."""
+    if isinstance(model, onnx.ModelProto):
+        model = load(model)
     loss = scalar_of(model, output, feeds)
     names = [n for n in parameters_of(loss.graph, loss.graph.outputs[0]) if not only or n in only]
     gradient = differentiate(loss, names, "loss", engine).model

@@ -32,11 +32,11 @@ def new_step(proto, *, batch, trainable=None, dtype=None, output=None, **setting
     return HostStep(StepParts(model, settings, parameters, weights, OptimizerState(), batch))
 
 
-def fill(step, X, y, weights=None):
+def fill(step, X, y, weights=None, column="X"):
     """Put rows into the buffers, padded as a minibatch is; return the sum of their weights."""
     weights = np.ones(len(X)) if weights is None else weights
     buffers = step.buffers(step.batch)
-    for buffer, rows in ((buffers.columns["X"], X), (buffers.columns[TARGET], y)):
+    for buffer, rows in ((buffers.columns[column], X), (buffers.columns[TARGET], y)):
         buffer[: len(X)] = np.reshape(rows, (len(X), *buffer.shape[1:]))
         buffer[len(X) :] = buffer[0]
     buffers.sample_weight[...] = 0
@@ -75,8 +75,9 @@ def new_like(step, **changes):
     return other
 
 
-def one_step(step: HostStep, rates: Rates, weight: float) -> float:
+def one_step(step: HostStep, rate: float, weight: float) -> float:
     """Train on the minibatch in the buffers, whose weights sum to ``weight``; return its loss before the update."""
+    rates = Rates(rate)
     loss = step.compute_gradients(weight, rates.dropout)
     step.update(rates)
     return loss

@@ -11,9 +11,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._importers.load import load
-from onnxtrain_sklearn._model.trainable import trainable_model
 from tests.helpers.data import DATA
+from tests.helpers.graphs import from_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -70,7 +69,7 @@ def two_layers(second, kernel):
     operators = ("a/MatMul", "a/BiasAdd", "a/Tanh", f"{second}/MatMul", f"{second}/BiasAdd", "out/MatMul")
     for node, name in zip(model.graph.node, operators, strict=True):
         node.name = f"m/{name}"
-    return trainable_model(load(model), foreign=True)
+    return from_file(model)
 
 
 @pytest.mark.parametrize(("kernel", "count"), [("k", 1), ("other", 2)])

@@ -13,9 +13,9 @@ from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
 from onnxtrain_sklearn._importers.load import load
-from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from tests.helpers.environment import available_engines
+from tests.helpers.graphs import from_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -145,20 +145,20 @@ CODE = (
 
 def test_constants_of_the_code_are_not_trained():
     named = {"k": VARIABLE, "b": "m/lambda/Const_1:0", "w": "m/lambda/Const:0"}
-    assert trainable_model(load(renamed(CODE, **named)), foreign=True).parameters == (VARIABLE,)
+    assert from_file(renamed(CODE, **named)).parameters == (VARIABLE,)
 
 
 def test_constants_are_trained_where_the_file_names_no_variable():
     """As in frozen graphs whose weights are constants."""
     named = {"k": "Const:0", "b": "Const_1:0", "w": "Const_2:0"}
-    assert set(trainable_model(load(renamed(CODE, **named)), foreign=True).parameters) == set(named.values())
+    assert set(from_file(renamed(CODE, **named)).parameters) == set(named.values())
 
 
 @pytest.mark.parametrize("name", ["m/lambda/SelectV2/e:0", "m/lambda/SelectV2_1/t:0", "m/lambda/Atan2_pi__13816"])
 def test_numbers_of_choices_and_angles_are_not_trained(name):
     text = CODE.replace("<float[2, 3]", "<float c = {0.37}, float[2, 3]").replace("MatMul(h,", "MatMul(r,")
     proto = renamed(text.replace("y = ", "g = Sigmoid(h) r = Mul(c, g) y = "), c=name)
-    assert set(trainable_model(load(proto), foreign=True).parameters) == {"k", "b", "w"}
+    assert set(from_file(proto).parameters) == {"k", "b", "w"}
 
 
 LAYERS = (
@@ -187,7 +187,7 @@ DEFAULT = math.sqrt(6 / 301)
 )
 def test_layers_that_seem_fresh_and_have_no_bias_are_named(bound, first, named):
     with pytest.warns(OnnxTrainWarning, match=named):
-        trainable_model(load(layers(bound, first)), foreign=True)
+        from_file(layers(bound, first))
 
 
 def test_trained_layers_without_a_bias_and_other_files_are_not_warned_of():
@@ -195,9 +195,9 @@ def test_trained_layers_without_a_bias_and_other_files_are_not_warned_of():
     fresh.producer_name = "pytorch"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trainable_model(load(fresh), foreign=True)
+        from_file(fresh)
         for bound in (0.9 * DEFAULT, 1.1 * DEFAULT):
-            trainable_model(load(layers(bound)), foreign=True)
+            from_file(layers(bound))
 
 
 def test_a_bias_of_zeros_of_an_lstm_is_one_that_was_filled_in():
@@ -215,7 +215,7 @@ def test_a_bias_of_zeros_of_an_lstm_is_one_that_was_filled_in():
         del proto.graph.initializer[:]
         for name, array in arrays.items():
             proto.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
-        assert set(trainable_model(load(proto), foreign=True).parameters) == names
+        assert set(from_file(proto).parameters) == names
 
 
 @pytest.mark.parametrize(
@@ -226,4 +226,4 @@ def test_numbers_are_trained_where_the_file_names_them_as_variables(name, is_tra
     """Equal numbers of the code are one constant, under the name that one of them has."""
     text = CODE.replace("<float[2, 3]", "<float c = {0.37}, float[2, 3]").replace("MatMul(h,", "MatMul(r,")
     proto = renamed(text.replace("y = ", "g = Sigmoid(h) r = Mul(c, g) y = "), c=name, k=VARIABLE)
-    assert (name in trainable_model(load(proto), foreign=True).parameters) is is_trained
+    assert (name in from_file(proto).parameters) is is_trained

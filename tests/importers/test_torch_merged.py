@@ -15,11 +15,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import SGD, GraphModel, OrtGradientRegressor
-from onnxtrain_sklearn._importers.load import load
-from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import OnnxTrainWarning
 from tests.helpers.data import DATA
 from tests.helpers.environment import available_engines
+from tests.helpers.graphs import from_file
 from tests.importers.test_torch_parameters import SETTINGS, archive_of, assert_as_in_pytorch
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -120,7 +119,7 @@ def test_merged_layer_with_several_results_is_separated():
         "mm_1": (1, "%getitem_6, %p_v"),
         "add": (1, "%mm, %mm_1"),
     }
-    source = trainable_model(load(recorded(model, targets, called)), foreign=True)
+    source = from_file(recorded(model, targets, called))
     assert set(source.parameters) == {"one.weight", "one.bias", "two.weight", "two.bias", "w", "v"}
 
 
@@ -230,7 +229,7 @@ def test_layers_that_are_merged_and_read_through_one_removed_call_are_trained_ap
 )
 def test_ambiguous_layer_behind_removed_call_is_named(said):
     with pytest.warns(OnnxTrainWarning, match=r"'mixer.identity', stands for .*'norm.identity.weight', 'norm.ident"):
-        source = trainable_model(load(block(**said)), foreign=True)
+        source = from_file(block(**said))
     assert len(source.parameters) == 7
 
 
@@ -238,5 +237,5 @@ def test_a_layer_whose_result_is_read_twice_once_behind_a_call_that_did_nothing_
     """Nothing is lost: the parameters that no call reads were computed with in advance, or belong to nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", OnnxTrainWarning)
-        source = trainable_model(load(block(users=3, last=1)), foreign=True)
+        source = from_file(block(users=3, last=1))
     assert len(source.parameters) == 7

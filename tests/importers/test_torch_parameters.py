@@ -15,11 +15,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
-from onnxtrain_sklearn._importers.load import load
-from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning, UnsupportedOperatorError
 from tests.helpers.data import DATA
 from tests.helpers.environment import LIMITS, available_engines
+from tests.helpers.graphs import from_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -121,7 +120,7 @@ def test_files_of_trained_networks_keep_the_names():
 def test_records_survive_the_conversion_to_another_opset(opset):
     limits = replace(LIMITS, opset=opset)
     source = onnx.load(DATA / "torch_fresh_dynamo.onnx")
-    found = trainable_model(load(source, limits), foreign=True)
+    found = from_file(source, limits)
     assert found.model.opset_imports[""] == min(opset, 20)
     assert "body.layers.1.linear1.weight.T" in found.parameters
     assert len(found.parameters) == len(archive_of("fresh")[3])
@@ -249,12 +248,12 @@ def test_constants_are_weights_where_the_program_reads_copies_of_its_parameters(
         call = f"%{y} : [num_users=1] = call_function[target=torch.ops.aten.matmul.default]"
         call += f"(args = (%{x}, %c_lifted_tensor_{i}), kwargs = {{}})"
         model.graph.node[node].metadata_props.add(key="pkg.torch.onnx.fx_node", value=call)
-    source = trainable_model(load(model), foreign=True)
+    source = from_file(model)
     assert source.parameters == ("lifted_tensor_0", "lifted_tensor_1")
     used = model.graph.node[0].metadata_props[0]
     used.value = used.value.replace("%c_lifted_tensor_0", "%p_kernel")
     with pytest.raises(ModelError, match="no parameter to train"):  # one parameter is read: the record counts
-        trainable_model(load(model), foreign=True)
+        from_file(model)
 
 
 def folded_file(sources):

@@ -15,7 +15,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._importers.load import load
-from onnxtrain_sklearn._inference import predictor as _inference
 from onnxtrain_sklearn._inference.graph import Head, inference_model
 from onnxtrain_sklearn._inference.predictor import Predictor
 from onnxtrain_sklearn._ir.protobuf import to_proto
@@ -24,6 +23,7 @@ from onnxtrain_sklearn._ort import devices
 from onnxtrain_sklearn._training.parameters import FlatParameters
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.environment import available_engines
+from tests.helpers.observed import predict_in_chunks
 
 X = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
 NUMBERS = X @ [1.0, 2.0, 3.0]
@@ -247,7 +247,7 @@ def test_inputs_and_weights_keep_their_names(name):
 def test_chunks_of_any_size_give_the_same(size, monkeypatch):
     classifier = fitted_for_inference(MLP((8,)), TARGETS["three classes"])
     whole, probabilities = classifier.predict(X), classifier.predict_proba(X)
-    monkeypatch.setattr(_inference, "CHUNK_ROWS", size)
+    predict_in_chunks(monkeypatch, rows=size)
     assert_array_equal(classifier.predict(X), whole)
     assert_allclose(classifier.predict_proba(X), probabilities, rtol=0, atol=1e-6)
 
@@ -257,10 +257,10 @@ def test_wide_rows_come_in_smaller_chunks(monkeypatch):
     expected, seen = regressor.predict(X), []
     take = InputData.rows
     monkeypatch.setattr(InputData, "rows", lambda self, rows: (seen.append(len(take(self, rows))), take(self, rows))[1])
-    monkeypatch.setattr(_inference, "CHUNK_NUMBERS", 3 * 20 + 1)
+    predict_in_chunks(monkeypatch, numbers=3 * 20 + 1)
     assert_allclose(regressor.predict(X), expected, rtol=0, atol=1e-6)
     assert seen == [20, 20, 10]
-    monkeypatch.setattr(_inference, "CHUNK_NUMBERS", 1)
+    predict_in_chunks(monkeypatch, numbers=1)
     assert_allclose(regressor.predict(X), expected, rtol=0, atol=1e-6)
 
 
@@ -268,10 +268,10 @@ def test_graphs_that_are_wide_inside_take_smaller_chunks(monkeypatch):
     regressor, seen = fitted_for_inference(MLP((40,)), TARGETS["numbers"]), []
     expected, take = regressor.predict(X), InputData.rows
     monkeypatch.setattr(InputData, "rows", lambda self, rows: (seen.append(len(take(self, rows))), take(self, rows))[1])
-    monkeypatch.setattr(_inference, "INNER_NUMBERS", 40 * 20 + 1)
+    predict_in_chunks(monkeypatch, inner=40 * 20 + 1)
     assert_allclose(regressor.predict(X), expected, rtol=0, atol=1e-6)
     assert seen == [20, 20, 10]
-    monkeypatch.setattr(_inference, "INNER_NUMBERS", 1)
+    predict_in_chunks(monkeypatch, inner=1)
     assert_allclose(regressor.predict(X), expected, rtol=0, atol=1e-6)
 
 

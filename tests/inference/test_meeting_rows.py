@@ -21,14 +21,12 @@ from onnxtrain_sklearn import (
     load_training,
 )
 from onnxtrain_sklearn._estimators import config as estimator_settings
-from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn._inference.row_trials import where_rows_meet_in_graph
-from onnxtrain_sklearn._training.programs import can_compile
 from onnxtrain_sklearn._training.rows_meet import rows_meet_in_loss
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
-from tests.helpers.environment import available_engines
+from tests.helpers.environment import available_engines, can_compile
 from tests.helpers.meeting_losses import (
     Cox,
     HardTriplets,
@@ -41,6 +39,7 @@ from tests.helpers.meeting_losses import (
     of_number_of_rows,
     pair_ranking,
 )
+from tests.helpers.observed import predict_in_chunks
 from tests.helpers.step_options import configured
 
 pytestmark = [
@@ -191,7 +190,7 @@ def test_predictions_of_many_rows_are_those_of_the_file(monkeypatch, tmp_path):
     onnx.save(fitted.to_onnx(), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     expected = session.run(None, {"X": X})[0]
-    monkeypatch.setattr(predictor, "CHUNK_ROWS", 50)
+    predict_in_chunks(monkeypatch, rows=50)
     assert_allclose(fitted.predict(X), expected.ravel(), rtol=1e-5, atol=1e-6)
     assert_allclose(fitted.partial_fit(X[:100], target("centered")[:100]).predict(X).mean(), 0, atol=1e-5)
 

@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor, clear_cache
 from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn._inference.graph import inference_model
-from onnxtrain_sklearn._ort import sessions
+from tests.helpers.observed import record_sessions
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -80,8 +80,7 @@ def test_fits_share_the_session_that_scores_validation_rows(monkeypatch):
     for seed in range(4):
         clear_cache()
         expected.append(curve(seed))
-    made, create = list[object](), sessions.create_session
-    monkeypatch.setattr(sessions, "create_session", lambda *a, **k: made.append(a) or create(*a, **k))
+    made = record_sessions(monkeypatch)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(curve, range(4))) == expected
     assert not made

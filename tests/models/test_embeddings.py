@@ -17,7 +17,6 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from onnxtrain_sklearn.models import (
     EMBEDDINGS,
@@ -165,7 +164,7 @@ def test_columns_of_one_value_are_embedded_linearly():
 )
 def test_gradients(engine, embedding):
     proto = with_random_weights(Embedded(embedding, MLP((4,), "tanh")).build(3, 2, 0, X=X))
-    names = assert_gradients(load(proto), "scores", {"X": X[:7]}, engine)
+    names = assert_gradients(proto, "scores", {"X": X[:7]}, engine)
     assert set(names) == set(arrays(proto))
 
 

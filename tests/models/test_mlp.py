@@ -13,11 +13,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.randomness import UniformNumbers
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from onnxtrain_sklearn.models import ACTIVATIONS
 from tests.helpers.data import blobs, line
 from tests.helpers.environment import available_engines, each_engine
+from tests.helpers.random_numbers import Draws
 from tests.helpers.training import NEVER, quietly, weights_equal
 from tests.models.test_models import REFERENCES
 
@@ -134,11 +134,7 @@ def test_dropout_drops_the_hidden_units(residual, engine):
     estimator = unlike_the_start(net, optimizer=SGD(), engine=engine, batch_size=12, shuffle=False, random_state=0)
     weights, seed, draws = in_double(estimator), estimator._state.seed, estimator._state.optimizer.draws
     for i, batch in enumerate((slice(12), slice(12, 24))):
-        uniform = {f"{i}": np.zeros((12, 5), np.float32) for i in range(2)}
-        numbers = UniformNumbers([], seed)
-        numbers.buffers = uniform
-        numbers.draw(draws + i)
-        masks = [(u >= 0.4) / 0.6 for u in uniform.values()]
+        masks = [(u >= 0.4) / 0.6 for u in Draws(seed, (12, 5), (12, 5)).at(draws + i)]
         weights = {name: weights[name] - 0.1 * slope for name, slope in slopes(net, weights, masks, batch).items()}
     estimator.set_params(learning_rate_init=0.1).partial_fit(X, Y)
     for name, expected in weights.items():

@@ -15,7 +15,6 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, RealMLP
-from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn.models import PeriodicEmbedding, PiecewiseLinearEmbedding
 from tests.helpers.differences import assert_gradients, run_proto
 from tests.helpers.environment import each_engine
@@ -151,7 +150,7 @@ def test_two_classes_have_two_outputs_inside():
 def test_gradients(engine, activation):
     model = without_dropout(activation=activation, categories=CATEGORIES, embedding=PeriodicEmbedding(scale=0.5))
     proto = model.build(6, 2, 0, X=TABLE, y=LABELS)
-    assert set(assert_gradients(load(proto), "scores", {"X": TABLE[:9]}, engine)) == set(arrays(proto))
+    assert set(assert_gradients(proto, "scores", {"X": TABLE[:9]}, engine)) == set(arrays(proto))
 
 
 def test_gradients_far_from_zero():

@@ -15,7 +15,6 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import AdamW, OrtGradientClassifier, OrtGradientRegressor, TabM
-from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn.models import Embedded, PeriodicEmbedding, PiecewiseLinearEmbedding
 from tests.helpers.differences import assert_gradients, run_proto
 from tests.helpers.environment import each_engine
@@ -147,7 +146,7 @@ def test_a_table_without_numbers(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients(engine, form):
     proto = with_random_weights(small(activation="tanh", **form).build(4, 2, 0, X=X, y=LABELS))
-    names = assert_gradients(load(proto), "scores", {"X": X[:9]}, engine)
+    names = assert_gradients(proto, "scores", {"X": X[:9]}, engine)
     assert set(names) == set(arrays(proto))
 
 

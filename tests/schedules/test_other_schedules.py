@@ -12,13 +12,13 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import Adam, AdamW, OrtGradientRegressor
-from onnxtrain_sklearn._training.randomness import STEM, UniformNumbers
 from onnxtrain_sklearn._training.updates import VectorBindings
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain_sklearn.schedules import Constant, Cosine, FlatCosine, Linear, Progress, StepDecay
 from tests.helpers.environment import OWN_MEMORY, available_engines, each_engine
 from tests.helpers.network import NAMES, largest_error, trained
+from tests.helpers.random_numbers import Draws
 from tests.helpers.step_options import configured, with_options
 from tests.helpers.steps import mlp, mlp_weights
 from tests.helpers.training import NEVER
@@ -144,13 +144,11 @@ def test_an_optimizer_that_cannot_follow_is_refused():
 def dropout_reference(fitted, factor_at):
     """SGD on the squared error of the linear graph, with the masks that the seed gives."""
     w, seed = np.array([0.1, 0.2, 0.3, 0.4]), fitted._state.seed
-    numbers = UniformNumbers([], seed)
-    numbers.buffers = {f"{STEM}_{i}": np.zeros((8, 4), np.float32) for i in range(2)}
+    numbers = Draws(seed, (8, 4), (8, 4))
     for t in range(STEPS):
         rows = slice(8 * (t % 5), 8 * (t % 5) + 8)
-        numbers.draw(t)
         dropped = X[rows].astype(np.float64)
-        for uniform, ratio in zip(numbers.buffers.values(), (0.4, 0.2), strict=True):
+        for uniform, ratio in zip(numbers.at(t), (0.4, 0.2), strict=True):
             ratio = ratio * factor_at(t)
             dropped = dropped * (uniform >= ratio) / (1 - ratio)
         w = w - 0.05 * 2 * dropped.T @ (dropped @ w - y[rows]) / 8

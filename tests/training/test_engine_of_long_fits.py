@@ -25,6 +25,7 @@ from onnxtrain_sklearn._training.step_choice import is_measured, pays
 from onnxtrain_sklearn.callbacks import Checkpoint
 from tests.helpers.data import line
 from tests.helpers.step_options import configured
+from tests.helpers.tuning import compile_any_fit
 
 pytest.importorskip("llvmlite", reason="graphs are compiled by llvmlite")
 pytestmark = [
@@ -49,7 +50,7 @@ def bits(estimator):
 @pytest.fixture
 def any_fit_is_long(monkeypatch):
     """Let a graph be compiled for the steps of any fit."""
-    monkeypatch.setattr(step_choice, "MARGIN", 1e-12)
+    compile_any_fit(monkeypatch)
 
 
 def test_steps_pay_from_a_number_on():
@@ -96,7 +97,7 @@ def test_code_compiled_earlier_does_not_change_the_choice():
 def test_a_run_goes_on_with_the_engine_that_it_began_with(monkeypatch):
     portable = estimator_of(warm_start=True).partial_fit(X, Y)
     began = portable.engine_
-    monkeypatch.setattr(step_choice, "MARGIN", 1e-12)
+    compile_any_fit(monkeypatch)
     compiled = estimator_of(warm_start=True).fit(X, Y)
     for estimator in (portable, compiled):
         estimator.fit(X, Y).partial_fit(X, Y)

@@ -10,7 +10,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._training.step_parts import Rates
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
 from tests.helpers.environment import each_engine
@@ -51,12 +50,12 @@ def test_clipping_limits_the_norm_of_all_gradients():
     free = new_step(mlp(), batch=8)
     total = fill(free, *data())
     start = free.parameters.vector.copy()
-    one_step(free, Rates(1.0), total)
+    one_step(free, 1.0, total)
     whole = start - free.parameters.vector
     norm = np.linalg.norm(whole)
     for limit in (norm / 3, norm * 3):
         clipped = new_like(free, max_grad_norm=float(limit))
-        one_step(clipped, Rates(1.0), total)
+        one_step(clipped, 1.0, total)
         assert_allclose(start - clipped.parameters.vector, whole * min(1, limit / norm), rtol=0, atol=1e-6)
 
 
@@ -64,9 +63,9 @@ def test_clipping_comes_after_the_penalty():
     free = new_step(mlp(), batch=8, alpha=50.0)
     total = fill(free, *data())
     start = free.parameters.vector.copy()
-    one_step(free, Rates(1.0), total)
+    one_step(free, 1.0, total)
     clipped = new_like(free, alpha=50.0, max_grad_norm=0.1)
-    one_step(clipped, Rates(1.0), total)
+    one_step(clipped, 1.0, total)
     direction = start - free.parameters.vector
     expected = 0.1 * direction / np.linalg.norm(direction)
     assert_allclose(start - clipped.parameters.vector, expected, rtol=0, atol=1e-6)
@@ -81,7 +80,7 @@ def test_padded_batch_is_the_unpadded_one(loss):
     for batch in (5, 8, 50):
         step = new_step(mlp(), batch=batch, loss=LOSSES[loss](), link=link, optimizer=AdamW(), alpha=0.1)
         total = fill(step, X, y, weights)
-        results.append([one_step(step, Rates(0.01), total), *step.parameters.vector, *step.parameters.gradient])
+        results.append([one_step(step, 0.01, total), *step.parameters.vector, *step.parameters.gradient])
     assert_allclose(results[1], results[0], rtol=0, atol=1e-6)
     assert_allclose(results[2], results[0], rtol=0, atol=1e-6)
 
@@ -124,7 +123,7 @@ def test_update_in_pieces_is_the_update_of_the_whole(optimizer, clip, monkeypatc
         step = new_step(mlp(), batch=8, optimizer=optimizer, max_grad_norm=clip)
         assert len(step.parameters.vector) == 37
         for seed in range(3):
-            one_step(step, Rates(0.01), fill(step, *data(seed=seed)))
+            one_step(step, 0.01, fill(step, *data(seed=seed)))
         vectors.append(step.parameters.vector.copy())
     for vector in vectors[1:]:
         assert_allclose(vector, vectors[0], rtol=0, atol=1e-7)
@@ -133,12 +132,12 @@ def test_update_in_pieces_is_the_update_of_the_whole(optimizer, clip, monkeypatc
 def test_forgotten_state_is_that_before_the_first_step():
     step = new_step(mlp(), batch=8, optimizer=AdamW())
     total, start = fill(step, *data()), step.parameters.vector.copy()
-    one_step(step, Rates(0.01), total)
+    one_step(step, 0.01, total)
     first = step.parameters.vector.copy()
-    one_step(step, Rates(0.01), total)
+    one_step(step, 0.01, total)
     step.forget_state()
     step.parameters.vector[...] = start
-    one_step(step, Rates(0.01), total)
+    one_step(step, 0.01, total)
     assert_array_equal(step.parameters.vector, first)
 
 
@@ -154,7 +153,7 @@ def test_a_step_creates_its_sessions_once(created, monkeypatch):
     step = new_step(mlp(), batch=8, alpha=0.1, max_grad_norm=1.0)
     assert len(created) == 4
     for seed in range(3):
-        one_step(step, Rates(0.01), fill(step, *data(seed=seed)))
+        one_step(step, 0.01, fill(step, *data(seed=seed)))
     assert len(created) == 4
 
 

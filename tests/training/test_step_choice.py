@@ -9,11 +9,9 @@ import pytest
 import scipy.sparse as sp
 
 from onnxtrain_sklearn import MLP, ConvNet, Linear, OrtGradientClassifier, OrtGradientRegressor, Runtime
-from onnxtrain_sklearn._gradient.engine import available_engines
-from onnxtrain_sklearn._ort import devices
-from onnxtrain_sklearn._training import step_choice
-from onnxtrain_sklearn._training.step_choice import is_measured
 from tests.helpers.data import line
+from tests.helpers.environment import OWN_MEMORY, auto_compiles, available_engines
+from tests.helpers.tuning import compile_any_fit, hide_compiler
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -21,7 +19,7 @@ X, Y = line(43)
 SHORT = "passes by a session, updates on the host: compiling would take longer than it saves"
 GIVEN = "passes by a session, updates on the host: the engine is given"
 
-needs_compiler = pytest.mark.skipif(not is_measured(), reason="'auto' compiles nothing in this environment")
+needs_compiler = pytest.mark.skipif(not auto_compiles(), reason="'auto' compiles nothing in this environment")
 
 
 def fitted(model=None, data=(X, Y), kind=OrtGradientRegressor, **settings):
@@ -52,7 +50,7 @@ def test_lbfgs_is_updated_by_scipy():
 
 
 def test_device_with_own_memory_keeps_its_step(monkeypatch):
-    monkeypatch.setitem(devices.OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
     expected = "passes by a session on the device, updates on the device: the device has memory of its own"
     assert fitted().describe().step == expected
 
@@ -66,7 +64,7 @@ def test_named_compiler_is_machine_code():
 class TestLongFits:
     @pytest.fixture(autouse=True)
     def _any_fit_is_long(self, monkeypatch):
-        monkeypatch.setattr(step_choice, "MARGIN", 1e-12)
+        compile_any_fit(monkeypatch)
 
     def test_long_fit_is_machine_code(self):
         first = fitted()
@@ -102,5 +100,5 @@ class TestLongFits:
         assert found.step == "passes by a session, updates on the host: the graph cannot be compiled"
 
     def test_missing_compiler_is_the_reason(self, monkeypatch):
-        monkeypatch.setattr(step_choice, "auto_compiles", lambda: False)
+        hide_compiler(monkeypatch)
         assert "llvmlite is not installed" in fitted().describe().step

@@ -11,12 +11,10 @@ from numpy.testing import assert_allclose
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from onnxtrain_sklearn import SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.loss_graph import TARGET
-from onnxtrain_sklearn._training.step_parts import Rates
 from onnxtrain_sklearn.losses import LogLoss, SquaredError
 from tests.helpers.data import DATA
 from tests.helpers.environment import each_engine
-from tests.helpers.steps import mlp, new_step, one_step
+from tests.helpers.steps import fill, mlp, new_step, one_step
 from tests.helpers.training import quietly
 
 OPTIMIZERS = {"sgd": (SGD(momentum=0.9), 0.05), "adamw": (AdamW(weight_decay=0.01), 0.003)}
@@ -44,9 +42,8 @@ def test_steps_are_those_of_pytorch(name, engine, torch_run):
     step = new_step((DATA / "mlp.onnx").read_bytes(), batch=16, optimizer=optimizer, **settings)
     losses = []
     for i in range(20):
-        columns = step.buffers(step.batch).columns
-        columns["x0"][...], columns[TARGET][...] = torch_run["x0"][i], torch_run["y"][i]
-        losses.append(one_step(step, Rates(rate), 16.0))
+        total = fill(step, torch_run["x0"][i], torch_run["y"][i], column="x0")
+        losses.append(one_step(step, rate, total))
         if i == 0:
             for parameter in step.parameters.names:
                 gradient = step.parameters.gradient_view(parameter)
