@@ -152,7 +152,7 @@ def _checks(console: Console) -> list[dict[str, Any]]:
         found.append(_check(f"gradient by {engine}", partial(_check_gradient, engine), console))
         found.append(_check(f"training by {engine}", partial(_check_training, engine, "cpu"), console))
     if llvm.is_installed():
-        found.append(_check(COMPILED_UPDATES, _check_CompiledUpdate, console))
+        found.append(_check(COMPILED_UPDATES, _check_compiled_update, console))
     if llvm.is_installed() and can_compile():
         found.append(_check("training by compiled", partial(_check_training, COMPILED, "cpu"), console))
     if "CUDAExecutionProvider" in devices.available_providers():
@@ -182,7 +182,7 @@ def _check_gradient(engine: str) -> str:
     return f"off by {error:.1g}"
 
 
-def _check_CompiledUpdate() -> str:
+def _check_compiled_update() -> str:
     """Compare the compiled update of AdamW with NumPy's, bit by bit."""
     graph = update_graph(AdamW(), ir.DataType.FLOAT)
     formula, results = formula_of(graph), []

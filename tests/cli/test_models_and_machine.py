@@ -158,7 +158,7 @@ def test_doctor_compares_compiled_updates(capsys, monkeypatch):
     status, told = program_json(capsys, "doctor")
     assert status == 0
     assert [check["name"] for check in told["self_test"]] == ["updates by llvmlite", "training by compiled"]
-    monkeypatch.setattr(doctor, "compiled_update", lambda formula, vectors, *_: SimpleNamespace(run=lambda: None))
+    monkeypatch.setattr(doctor, "CompiledUpdate", lambda formula, vectors, *_: SimpleNamespace(run=lambda: None))
     assert main(["doctor", "-q"]) == 1
     printed = capsys.readouterr().out
     assert "FAILED updates by llvmlite" in printed
