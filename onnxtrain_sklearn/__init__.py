@@ -5,7 +5,7 @@ from . import callbacks, graph, losses, schedules
 from ._data.inputs import Inputs
 from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.regressor import OrtGradientRegressor
-from ._export.loop import load_training
+from ._export.training import load_training
 from ._fitted import skl2onnx_bridge
 from ._gradient.engine import gradient_graph
 from ._ir.limits import ModelLimits, model_limits

@@ -27,8 +27,8 @@ ESTIMATORS = (
 HELD = (
     "_recipes.preprocessing.Categories",
     "_recipes.preprocessing.Preprocessing",
-    "_recipes.scaling.Quantile",
-    "_recipes.scaling.Robust",
+    "_recipes.preprocessing.Quantile",
+    "_recipes.preprocessing.Robust",
     "_ort.devices.Device",
     "_training.step.Choice",
     "adapters.LoRA",

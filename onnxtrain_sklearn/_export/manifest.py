@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from .._inference.graph import Head
@@ -23,55 +21,12 @@ from .._utils.untrusted_text import json_object
 from ..exceptions import ModelError
 from ..optimizers import Optimizer
 from ..optimizers.options import OPTIONS
-from .epoch_graph import EpochGraph
-from .predict_graph import PredictGraph
+from .graphs import GraphEntry
 from .source import ExportSource, OutputSource, StateTensor
-from .step_graph import StepGraph
-from .target_inputs import TargetInput, label_weights
+from .step_graph import StepGraph, TargetInput, label_weights
 
 FORMAT, VERSION = "onnxtrain-sklearn training", 1
 MANIFEST, STATE_FILE = "manifest.json", "state.safetensors"
-
-
-@dataclass(frozen=True, eq=False)
-class GraphEntry:
-    """A graph of the folder, as a model and as the file's content, with the roles of its inputs and outputs by name."""
-
-    model: ir.Model
-    proto: onnx.ModelProto
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-
-
-def step_entry(step: StepGraph, proto: onnx.ModelProto) -> GraphEntry:
-    """Return the entry of the graph of a step."""
-    return GraphEntry(step.model, proto, _roles(step), {step.loss: "loss", **_state_outputs(step)})
-
-
-def epoch_entry(epoch: EpochGraph, proto: onnx.ModelProto) -> GraphEntry:
-    """Return the entry of the graph of an epoch."""
-    roles = _roles(epoch.step) | {epoch.order: "order"}
-    return GraphEntry(epoch.model, proto, roles, {epoch.loss: "losses", **_state_outputs(epoch.step)})
-
-
-def predict_entry(predict: PredictGraph, proto: onnx.ModelProto) -> GraphEntry:
-    """Return the entry of the graph that predicts."""
-    roles = {value.name or "": "data" for value in predict.model.graph.inputs} | dict.fromkeys(predict.state, "state")
-    return GraphEntry(predict.model, proto, roles, {v.name or "": "prediction" for v in predict.model.graph.outputs})
-
-
-def _roles(step: StepGraph) -> dict[str, str]:
-    """Return the roles of the inputs of a step by name."""
-    roles = dict.fromkeys(step.data, "data")
-    roles |= {one.name: "target" for one in step.targets}
-    roles |= {one.factor: "target_weight" for one in step.targets if one.factor is not None}
-    roles |= {step.weight: "sample_weight", step.rate: "learning_rate"}
-    roles |= {name: role for role, name in step.factors.items()}
-    return roles | dict.fromkeys(step.random, "random") | {one.name: "state" for one in step.state}
-
-
-def _state_outputs(step: StepGraph) -> dict[str, str]:
-    return {one.output: "state" for one in step.state}
 
 
 def manifest_of(

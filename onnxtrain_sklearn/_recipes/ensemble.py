@@ -1,35 +1,42 @@
-"""Networks of a recipe: train each with rows held out, and join them to one graph that predicts their mean.
+"""Networks of a recipe: prepare each with rows held out, train it, and join all to one graph that predicts their mean.
 
-``prepared_members`` yields the networks one after the other, each with a preprocessing that is fitted to its own rows;
-``train_members`` trains them as tasks of the recipe (``MemberTasks`` passes callbacks on) and assembles the graph.
+``prepared_members`` yields the networks one after the other, each with a preprocessing that is fitted to its own rows.
+``train_members`` trains them as tasks of the recipe (``MemberTasks`` passes callbacks on) and assembles the graph;
+``untrained_networks`` and ``source_of_networks`` make training graphs of them instead, with the preprocessing in front.
 ``TableExamples`` are the rows, their targets and their weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_consistent_length
 
-from .._data.targets import Targets
+from .._data.targets import Targets, weights_of_classes
+from .._estimators.files import export_source, untrained_state
 from .._estimators.parameters import SET, call_with_teardown, is_propagated, set_callbacks_of
 from .._estimators.scoring import Scoring
 from .._estimators.training_state import Seeded, bytes_of_targets, generator_of
+from .._export.graphs import name_in_network
+from .._export.source import ExportSource
 from .._inference.ensemble import averaged_predictions
 from .._inference.predictor import PredictionGraph, prediction_graph
 from .._ir.edits import append_graph
 from .._ir.protobuf import from_bytes
 from .._ir.shapes import infer_shapes
 from .._model.links import Task
+from .._ort import devices
 from .._ort.devices import Device
 from .._utils.cache import digest
+from .._utils.typing import ClassWeight, MatrixLike
 from ..graph import GraphBuilder
-from .preprocessing import Preprocessing, fit_preprocessing
-from .raw_table import RawTable
-from .scaling import SCALINGS
+from .preprocessing import SCALINGS, Preprocessing, fit_preprocessing
+from .raw_table import RawTable, categorical_columns, read_table, warn_of_columns
 
 Network: TypeAlias = Any
 """An :class:`OrtGradientClassifier` or :class:`OrtGradientRegressor`; their attributes are set by ``fit``."""
@@ -340,3 +347,58 @@ def _append_model(op: GraphBuilder, model: bytes, matrix: ir.Value, prefix: str)
     for domain, version in graph.opset_imports.items():
         op.graph.opset_imports.setdefault(domain, version)
     return append_graph(op, graph, [matrix], prefix)
+
+
+@dataclass(frozen=True, eq=False)
+class UntrainedNetwork:
+    """An untrained network, its preprocessing, and the matrix and targets of the rows that ``fit`` would train on."""
+
+    network: Network
+    preprocessing: Preprocessing
+    matrix: np.ndarray
+    values: np.ndarray
+
+
+def untrained_networks(recipe: Any, X: MatrixLike, y: ArrayLike) -> Iterator[UntrainedNetwork]:
+    """Yield the networks of a recipe as they are before training."""
+    table = read_table(recipe, X, reset=True)
+    warn_of_columns(table, recipe.categorical_features)
+    targets = recipe._encode(y)
+    check_consistent_length(table.columns[0], targets.values)
+    examples = TableExamples(table, categorical_columns(table, recipe.categorical_features), targets, None)
+    weights, device = _class_weights_by_label(recipe, targets), devices.resolve_device(recipe.device)
+    for member in recipe._members(examples):
+        if weights:
+            member.network.set_params(class_weight=weights)
+        matrix, values, _ = examples.prepared(member.preprocessing, member.rows, device)
+        yield UntrainedNetwork(member.network, member.preprocessing, matrix, values)
+
+
+def source_of_networks(estimator: str, networks: Sequence[UntrainedNetwork], target: str) -> ExportSource:
+    """Return the source of the training graphs of all networks."""
+    sources, batch = list[ExportSource](), None
+    for one in networks:
+        state = untrained_state(one.network, one.matrix, one.values)
+        sources.append(export_source(one.network, state, batch, target))
+        batch = sources[0].parts.batch  # one graph trains all networks on the same minibatch
+    matrices = [source.parts.model.inputs[0].name for source in sources]
+    if len(networks) > 1:
+        matrices = [name_in_network(name, number) for number, name in enumerate(matrices)]
+    # the graph in front, from the columns of the table to the input of each network
+    op = networks[0].preprocessing.new_graph()
+    for one, matrix in zip(networks, matrices, strict=True):
+        result = op.Identity(one.preprocessing.emit(op))
+        result.name = matrix
+        op.graph.outputs.append(result)
+    front = ir.Model(op.graph, ir_version=8)
+    first, *others = (replace(source, front=front) for source in sources)
+    return replace(first, facts={**first.facts, "estimator": estimator}, others=tuple(others))
+
+
+def _class_weights_by_label(recipe: Any, targets: Targets) -> ClassWeight:
+    """Return the class weights as numbers by label: those of "balanced" are counted before rows are held out."""
+    given, classes = getattr(recipe, "class_weight", None), targets.classes
+    if given is None or not isinstance(classes, np.ndarray) or targets.task == "multilabel":
+        return given  # for several labels, the export of the network raises the error
+    found = weights_of_classes(given, classes, targets.values, np.ones(len(targets.values)))
+    return dict(zip(classes.tolist(), found.tolist(), strict=True))

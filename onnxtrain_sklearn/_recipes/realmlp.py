@@ -16,8 +16,7 @@ from ..losses import LogLoss
 from ..models.embeddings import Embedding
 from ..models.tabular import RealMLP
 from ..optimizers import AdamW
-from .base import ClassifierRecipe, RegressorRecipe
-from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, LABEL_SMOOTHING, REALMLP
+from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, LABEL_SMOOTHING, REALMLP, ClassifierRecipe, RegressorRecipe
 from .preprocessing import Preprocessing
 from .raw_table import CategoricalFeatures
 

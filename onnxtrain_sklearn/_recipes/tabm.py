@@ -15,8 +15,7 @@ from .._utils.typing import ClassWeight
 from ..models.embeddings import Embedding
 from ..models.tabular import TabM
 from ..optimizers import AdamW
-from .base import ClassifierRecipe, RegressorRecipe
-from .parameters import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, TABM
+from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, TABM, ClassifierRecipe, RegressorRecipe
 from .preprocessing import Preprocessing
 from .raw_table import CategoricalFeatures
 

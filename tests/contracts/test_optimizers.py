@@ -19,7 +19,7 @@ import onnx_ir as ir
 import pytest
 from sklearn.base import clone
 
-from onnxtrain_sklearn._export.step_update import StepScalars, emit_update
+from onnxtrain_sklearn._export.step_graph import StepScalars, emit_update
 from onnxtrain_sklearn._ir.edits import append_output
 from onnxtrain_sklearn._ort import devices, gradient_builder, llvm
 from onnxtrain_sklearn._training import update_executors

@@ -17,7 +17,7 @@ from onnxtrain_sklearn import (
     load_training,
 )
 from onnxtrain_sklearn._export.folder import training_folder, write_folder
-from onnxtrain_sklearn._recipes.training_files import source_of_networks, untrained_networks
+from onnxtrain_sklearn._recipes.ensemble import source_of_networks, untrained_networks
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SCHEMA, Folder

@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, Inputs, LoRA, OrtGradientMultiOutput, export_training, load_training, schedules
-from onnxtrain_sklearn._export.loop_data import loop_targets
+from onnxtrain_sklearn._export.training import loop_targets
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.several_outputs import KINDS, data, graph
 from tests.helpers.step_options import configured

@@ -17,9 +17,8 @@ from sklearn.preprocessing import OrdinalEncoder, QuantileTransformer, StandardS
 from onnxtrain_sklearn import clear_cache
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ort import devices
-from onnxtrain_sklearn._recipes.preprocessing import _open_graphs, fit_preprocessing
+from onnxtrain_sklearn._recipes.preprocessing import SCALINGS, Quantile, _open_graphs, fit_preprocessing
 from onnxtrain_sklearn._recipes.raw_table import categorical_columns, read_table
-from onnxtrain_sklearn._recipes.scaling import SCALINGS, Quantile
 
 CPU = devices.resolve_device()
 

@@ -20,9 +20,8 @@ from sklearn.utils import get_tags
 from sklearn.utils.class_weight import compute_sample_weight
 
 from onnxtrain_sklearn import RealMLPClassifier, TabMClassifier, load_training
-from onnxtrain_sklearn._recipes.ensemble import Member, assembled, validation_folds
+from onnxtrain_sklearn._recipes.ensemble import Member, assembled, untrained_networks, validation_folds
 from onnxtrain_sklearn._recipes.raw_table import read_table
-from onnxtrain_sklearn._recipes.training_files import untrained_networks
 from onnxtrain_sklearn.callbacks import EarlyStopping
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.sessions import evaluate

@@ -143,7 +143,6 @@ PROTOBUF = {
     "_recipes.base": {"ModelProto", "load_model_from_string"},
     "classic.artifacts": {"ModelProto", "save"},
     # the classic interfaces give graphs as protobuf
-    "classic.forward_backward": {"ModelProto"},
     "classic.grad_helper": {"ModelProto", "ValueInfoProto", "save"},
     "classic.onnxblock.blocks": {
         "ModelProto",
