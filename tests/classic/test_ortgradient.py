@@ -236,7 +236,7 @@ def test_initializers():
     trained = one()
     np.testing.assert_array_equal(trained.get_initializer("W"), W)
     assert trained.get_initializer("w", exc=False) is None
-    with pytest.raises(ValueError, match=r"no initializer 'w'\. Valid names: 'W', 'b'"):
+    with pytest.raises(ValueError, match=r"no initializer 'w'\. Did you mean 'W'\? Valid names: 'W', 'b'"):
         trained.get_initializer("w")
 
 
@@ -333,7 +333,7 @@ def test_configuration_of_the_graph_builder():
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"weights_to_train": ["w"]}, ValueError, "Unknown name 'w' in weights_to_train. Valid names: 'W', 'b'"),
+        ({"weights_to_train": ["w"]}, ValueError, "Unknown name 'w' in weights_to_train. Did you mean 'W'"),
         ({"weights_to_train": "W"}, TypeError, "weights_to_train must be a list of names"),
         ({"weights_to_train": ["W", "W"]}, ValueError, "contains a name twice"),
         ({"input_names": ["x"]}, ValueError, "Unknown name 'x' in input_names"),
