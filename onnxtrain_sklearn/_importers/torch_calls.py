@@ -7,18 +7,18 @@ Two layers that normalize one input are one node in the file of a fresh network.
 its result, and the signature lists its parameters, which no call reads. A module that is called twice on one input is
 merged too, but leaves no such parameters: it stays one.
 
-The exporter also removes calls that do nothing. A reader of such a result, as of ``norm(x) + 0``, names neither layer.
-Then the value that both layers read decides: its record counts the calls that read it, and the file lacks one of them.
+The exporter also removes calls that do nothing. A reader of such a result (``norm(x) + 0``) names neither layer. Then
+the input of both layers decides: its record counts the calls that read it, and the file lacks one of them.
 
-These counts also show where there never were two layers: if the file lacks a reader of the layer's result, and no
-reader of the layer's input, then the calls downstream were made twice, on one result.
+These counts also show if there never were two layers: if the file lacks a reader of the layer's result, but no reader
+of the layer's input, then the calls downstream were made twice, on one result.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -28,7 +28,7 @@ import onnx_ir as ir
 from .._ir.edits import bypass, copy_initializer
 from .._model.weights import array_of
 from ..exceptions import warn
-from ..graph import Names, copy_type, names_of
+from ..graph import copy_type, names_of
 from .quantization import is_fake
 from .tf2onnx import is_drawn
 from .torch_program import CALL, TorchProgram, call_of, names_read
@@ -49,8 +49,14 @@ MERGED_CALLS = 3
 class MergedCall:
     """A call into which the exporter merged equal calls.
 
-    ``calls``: the names of the calls from one that reads ``parameters`` to this one. ``missing``: the nodes that should
-    read the results of the others, by the names of these results.
+    Attributes
+    ----------
+    calls : tuple of str
+        The names of the calls, from the one that reads ``parameters`` to this one.
+    parameters : tuple of str
+        Their names in the module.
+    missing : mapping of str to sequence of (node, position)
+        By name, the results that are missing from the file, and where nodes should read them.
     """
 
     calls: tuple[str, ...]
@@ -63,63 +69,79 @@ class MergedCall:
 
 
 def separate_merged(graph: ir.Graph, program: TorchProgram) -> bool:
-    """Give calls that were merged with an equal one nodes of their own, in place; return whether there are any."""
-    nodes = _nodes_by_call(graph)
-    replaced = list(_merged_calls(nodes, program, _replaced_reads))
-    found = [(m, _twins(m, program.unseen)) for m in replaced if not _repeats_one_result(m, nodes, program)]
+    """Give calls that were merged with an equal one nodes of their own, in place; return True if there are any."""
+    nodes: dict[str, list[ir.Node]] = {}
+    for node in graph:
+        call = call_of(node)
+        if call is not None:
+            nodes.setdefault(call.name, []).append(node)
+
+    # Calls whose readers name a call of the same function instead, with the parameters that this call may have read.
+    # There never were two layers if the call with parameters lost no reader, and the calls downstream lost all of the
+    # missing readers: then these calls were made twice, on one result.
+    named = list(_merged_calls(nodes, program, _replaced_reads))
+    found = []
+    for merged in named:
+        unchanged = _lost_readers(merged.calls[0], nodes) == 0 and (_lost_before(merged, nodes, program) or 0) <= 0
+        if not unchanged or _lost_downstream(merged, nodes) < len(merged.missing):
+            found.append((merged, _twins(merged, program.unseen)))
     claims = Counter(twin for _, twins in found for twin in twins)
-    suspected = _suspected(nodes, program, claims, {merged.calls[-1] for merged in replaced})
-    known = [(m, twins) for m, twins in found if len(twins) == len(m.missing) and all(claims[t] == 1 for t in twins)]
-    known = [(m, twins) for m, twins in known if _stands_for_others(m, nodes, program)]
+
+    # Calls that may stand for others although no reader names these: the exporter left out the calls between them, such
+    # as ``x + 0``, so that it is not known which reader had which parameters. A single reader, beside none that names
+    # the call, reads what it always read, behind a call that did nothing.
+    suspected = []
+    for merged in _merged_calls(nodes, program, _reads_past_removed):
+        if merged.calls[-1] in {other.calls[-1] for other in named}:
+            continue
+        twins = [twin for twin in _twins(merged, program.unseen) if twin not in claims]
+        if len(merged.missing) > 1:
+            is_likely = len(merged.missing) >= len(twins)
+        else:
+            lost = _lost_readers(merged.calls[0], nodes) != 0 or _lacks_number(merged, nodes)
+            is_likely = lost and bool(_further_readers(merged, nodes))
+        if twins and is_likely:
+            suspected.append((merged, twins))
+
+    # Separate the calls whose parameters are certain: no other call claims them, and the counts of readers agree.
+    known = [
+        (merged, twins)
+        for merged, twins in found
+        if len(twins) == len(merged.missing)
+        and all(claims[twin] == 1 for twin in twins)
+        and _lost_before(merged, nodes, program) != 0
+        and not _lost_downstream(merged, nodes)
+    ]
     claims.update(twin for _, twins in suspected for twin in twins)
-    known += [(m, t) for m, t in suspected if len(t) == 1 and claims[t[0]] == 1 and _stands_for_one(m, nodes)]
+    known += [
+        (merged, twins)
+        for merged, twins in suspected
+        if len(twins) == 1 and claims[twins[0]] == 1 and _stands_for_one(merged, nodes)
+    ]
     inputs = {target: name for name, target in program.targets.items()}
     for merged, twins in known:
         for name, twin in zip(merged.missing, twins, strict=True):
             pairs = [*zip(merged.parameters, twin, strict=True), *_buffers(merged, twin, nodes, program)]
-            said = {inputs[old]: inputs[new] for old, new in pairs}
-            _separate_call(graph, nodes, merged, name, said)
+            renamed = {inputs[old]: inputs[new] for old, new in pairs}
+            _separate_call(graph, nodes, merged, name, renamed)
+
     for merged, twins in (*found, *suspected):
         if twins and (merged, twins) not in known:
-            _warn_of_merged(merged, twins)
+            others = ", ".join(repr(name) for twin in twins for name in twin)
+            warn(
+                f"PyTorch's exporter merged calls that begin equal: {merged.calls[-1]!r}, which reads the parameters "
+                f"of {merged.module!r}, stands for {', '.join(map(repr, merged.missing))} too. The file does not tell "
+                f"which of {others} these read: they are trained as one with those of {merged.module!r}, or not at "
+                f"all. Export with torch.onnx.export(..., optimize=False), which merges nothing."
+            )
     return bool(known)
-
-
-def _nodes_by_call(graph: ir.Graph) -> dict[str, list[ir.Node]]:
-    found: dict[str, list[ir.Node]] = {}
-    for node in graph:
-        call = call_of(node)
-        if call is not None:
-            found.setdefault(call.name, []).append(node)
-    return found
-
-
-def _suspected(
-    nodes: NodesByCall, program: TorchProgram, claims: Mapping[tuple[str, ...], int], but: Collection[str]
-) -> list[tuple[MergedCall, list[tuple[str, ...]]]]:
-    """Return calls that may stand for others, with parameters that no call reads, though no reader names these others.
-
-    The exporter left out the calls between them, such as ``x + 0``: which reader had which parameters is not known.
-    A single reader, beside none that names the call, reads what it always read, behind a call that did nothing.
-    """
-    suspects = [m for m in _merged_calls(nodes, program, _reads_past_removed) if m.calls[-1] not in but]
-    found = [(m, [twin for twin in _twins(m, program.unseen) if twin not in claims]) for m in suspects]
-    return [(m, twins) for m, twins in found if twins and _may_stand_for(m, len(twins), nodes)]
-
-
-def _may_stand_for(merged: MergedCall, others: int, nodes: NodesByCall) -> bool:
-    if len(merged.missing) > 1:
-        return len(merged.missing) >= others
-    return bool(_further_readers(merged, nodes)) and (
-        _lost_readers(merged.calls[0], nodes) != 0 or _lacks_number(merged, nodes)
-    )
 
 
 def _stands_for_one(merged: MergedCall, nodes: NodesByCall) -> bool:
     """Return True if a call stands for one other, and all that do not name its result read that of the other.
 
-    The file lacks one call of those that read what this call reads, and a later one of this function. The other call
-    has readers, for PyTorch leaves out what nothing reads, and they are not those that name this one.
+    The file lacks one call of those that read the input of this call, and a later call of this function. The other
+    call has readers, because PyTorch leaves out calls that nothing reads, and they are not those that name this one.
     """
     further = _further_readers(merged, nodes)
     all_name_it = all({value.name, merged.calls[-1]} & {*names_read(node)} for node, value in further)
@@ -127,19 +149,11 @@ def _stands_for_one(merged: MergedCall, nodes: NodesByCall) -> bool:
     return single and _lost_readers(merged.calls[0], nodes) == 1 and _lacks_number(merged, nodes)
 
 
-def _repeats_one_result(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> bool:
-    """Return True if the call with parameters lost no reader, and the calls downstream lost all the missing readers."""
-    lost, before = _lost_readers(merged.calls[0], nodes), _lost_before(merged, nodes, program)
-    return lost == 0 and (before or 0) <= 0 and _lost_downstream(merged, nodes) >= len(merged.missing)
-
-
-def _stands_for_others(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> bool:
-    """Return True if a differently named call stands for calls that read other parameters, as far as is known."""
-    return _lost_before(merged, nodes, program) != 0 and not _lost_downstream(merged, nodes)
-
-
 def _lost_before(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> int | None:
-    """Return how many readers are lost of what a call reads, or of what that was computed from without parameters."""
+    """Return how many readers the input of a call lost, or the value that this input was computed from.
+
+    Only calls without parameters lie between the two.
+    """
     call = merged.calls[0]
     for _ in range(MERGED_CALLS):
         lost = _lost_readers(call, nodes)
@@ -153,19 +167,19 @@ def _lost_before(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) 
 
 
 def _lost_downstream(merged: MergedCall, nodes: NodesByCall) -> int:
-    """Return how many readers are lost of the results from the call that reads parameters on."""
+    """Return how many readers the results lost downstream of the call that reads parameters."""
     return sum(max(0, _lost_readers(call, nodes) or 0) for call in merged.calls[1:])
 
 
 def _further_readers(merged: MergedCall, nodes: NodesByCall) -> list[tuple[ir.Node, ir.Value]]:
-    """Return the nodes that read the result of a call and do not name another, and what they read."""
+    """Return the nodes that read the result of a call and do not name another, each with the value that it reads."""
     own, missing = nodes[merged.calls[-1]], {use for uses in merged.missing.values() for use in uses}
     uses = [(node, index, value) for part in own for value in part.outputs for node, index in value.uses()]
     return [(node, value) for node, index, value in uses if node not in own and (node, index) not in missing]
 
 
 def _lost_readers(name: str, nodes: NodesByCall) -> int | None:
-    """Return how many of the calls that read what a call reads are not in the file; None: it does not tell."""
+    """Return how many calls that read the input of a call are not in the file; None if the file does not tell."""
     read = {node.inputs[i] for node in nodes[name] for where in _positions_of_calls(node).values() for i in where}
     value = read.pop() if len(read) == 1 else None
     producer = None if value is None else value.producer()
@@ -204,7 +218,8 @@ def _replaced_reads(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str,
     for source, positions in sources.items():
         value = node.inputs[positions[0]]
         known = {source, "" if value is None else value.name or ""}  # one of several results: getitem_3
-        alike = [name for name in names if name in known or (name in missing and _is_of_function(name, known))]
+        functions = {_function_and_number(other)[0] for other in known if other}
+        alike = [n for n in names if n in known or (n in missing and _function_and_number(n)[0] in functions)]
         alike = alike * len(positions) if len(set(alike)) == 1 else alike
         if len(alike) == len(positions):
             yield from ((source, name, i) for name, i in zip(alike, positions, strict=True) if name not in known)
@@ -227,11 +242,6 @@ def _function_and_number(name: str) -> tuple[str, int]:
     found = _NUMBERED_NAME.fullmatch(name)
     assert found is not None
     return found[1], int(found[2] or 0)
-
-
-def _is_of_function(name: str, others: Collection[str]) -> bool:
-    """Return True if a result is named after the same function as one of the others."""
-    return any(_function_and_number(name)[0] == _function_and_number(other)[0] for other in others if other)
 
 
 def _positions_of_calls(node: ir.Node) -> dict[str, list[int]]:
@@ -267,7 +277,7 @@ def _parameters_read(program: TorchProgram, node: ir.Node) -> list[str]:
 def _buffers(
     merged: MergedCall, twin: Sequence[str], nodes: NodesByCall, program: TorchProgram
 ) -> Iterator[tuple[str, str]]:
-    """Return the buffers that a call reads, with those of the module of other parameters."""
+    """Yield pairs of buffers: one that a call reads, and the one of the same name in the module of its twin."""
     module, known = twin[0].rpartition(".")[0], set(program.targets.values())
     for name in names_read(nodes[merged.calls[0]][0]):
         target = program.targets.get(name, "")
@@ -277,9 +287,10 @@ def _buffers(
 
 
 def _twins(merged: MergedCall, unseen: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the parameters, as many as the call reads, that the calls which were merged into it may read.
+    """Return the parameters that the calls merged into this one may have read, one tuple per candidate module.
 
-    They belong to parts of the same module, or to one of the same path but for numbers or one part, or to the same one.
+    A candidate is a part of the same outer module, a module whose path differs by numbers or by one part, or the module
+    itself.
     """
     leaves = [name.rpartition(".")[2] for name in merged.parameters]
     modules = dict.fromkeys(name.rpartition(".")[0] for name in unseen)
@@ -290,15 +301,14 @@ def _twins(merged: MergedCall, unseen: Sequence[str]) -> list[tuple[str, ...]]:
     own: list[tuple[str, ...]] = (
         [(name,) for name in unseen if name.rpartition(".")[0] == merged.module] if len(leaves) == 1 else []
     )
-    near = [twin for module, twin in alike if _differs_in_one_part(module, merged.module)]
+    parts = merged.module.split(".")  # norm.identity is near mixer.identity
+    near = [
+        twin
+        for module, twin in alike
+        if len(other := module.split(".")) == len(parts) and sum(a != b for a, b in zip(parts, other, strict=True)) == 1
+    ]
     found = (beside, numbered, near, own)
     return next((twins for twins in found if len(twins) == len(merged.missing)), beside or numbered or near or own)
-
-
-def _differs_in_one_part(module: str, other: str) -> bool:
-    """Return True if two paths differ in one part, as ``norm.identity`` and ``mixer.identity``."""
-    parts, others = module.split("."), other.split(".")
-    return len(parts) == len(others) and sum(a != b for a, b in zip(parts, others, strict=True)) == 1
 
 
 def _outer_module(module: str) -> str:
@@ -309,42 +319,28 @@ def _without_numbers(name: str) -> str:
     return re.sub(r"\d+", "", name)
 
 
-def _separate_call(graph: ir.Graph, nodes: NodesByCall, merged: MergedCall, name: str, said: Mapping[str, str]) -> None:
-    """Copy the calls, let the copies say that they read other parameters, and let the readers read the last one."""
+def _separate_call(
+    graph: ir.Graph, nodes: NodesByCall, merged: MergedCall, name: str, renamed: Mapping[str, str]
+) -> None:
+    """Copy the calls, with records that name other parameters, and rewire the readers to the last copy."""
     names, copies = names_of(graph), dict[ir.Value, ir.Value]()
-    said = {**said, **{call: f"{call}_of_{name}" for call in merged.calls[:-1]}, merged.calls[-1]: name}
+    renamed = {**renamed, **{call: f"{call}_of_{name}" for call in merged.calls[:-1]}, merged.calls[-1]: name}
     for node in (node for call in merged.calls for node in nodes[call]):
-        copy = _separated_copy(node, copies, names, said)
+        inputs = [value if value is None else copies.get(value, value) for value in node.inputs]
+        copy = ir.Node(
+            node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs),
+            version=node.version, name=names.free(f"{node.name}/separated"), metadata_props=dict(node.metadata_props),
+        )  # fmt: skip
+        for old, new in zip(node.outputs, copy.outputs, strict=True):
+            copy_type(new, old).name = names.free(f"{old.name}/separated") if old.name else old.name
+        record = copy.metadata_props[CALL]
+        copy.metadata_props[CALL] = _READ_NAME.sub(lambda m: f"%{renamed.get(m[1], m[1])}", record)
         graph.insert_after(node, copy)
         copies |= dict(zip(node.outputs, copy.outputs, strict=True))
     for node, index in merged.missing[name]:
         value = node.inputs[index]
         assert value is not None
         node.replace_input_with(index, copies[value])
-
-
-def _separated_copy(
-    node: ir.Node, copies: Mapping[ir.Value, ir.Value], names: Names, said: Mapping[str, str]
-) -> ir.Node:
-    inputs = [value if value is None else copies.get(value, value) for value in node.inputs]
-    copy = ir.Node(
-        node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs),
-        version=node.version, name=names.free(f"{node.name}/separated"), metadata_props=dict(node.metadata_props),
-    )  # fmt: skip
-    for old, new in zip(node.outputs, copy.outputs, strict=True):
-        copy_type(new, old).name = names.free(f"{old.name}/separated") if old.name else old.name
-    copy.metadata_props[CALL] = _READ_NAME.sub(lambda m: f"%{said.get(m[1], m[1])}", copy.metadata_props[CALL])
-    return copy
-
-
-def _warn_of_merged(merged: MergedCall, twins: Sequence[Sequence[str]]) -> None:
-    others = ", ".join(repr(name) for twin in twins for name in twin)
-    warn(
-        f"PyTorch's exporter merged calls that begin equal: {merged.calls[-1]!r}, which reads the parameters of "
-        f"{merged.module!r}, stands for {', '.join(map(repr, merged.missing))} too. The file does not tell which of "
-        f"{others} these read: they are trained as one with those of {merged.module!r}, or not at all. Export "
-        f"with torch.onnx.export(..., optimize=False), which merges nothing."
-    )
 
 
 # Module paths of PyTorch's older exporter: in the names of nodes, and copies of equal parameters.
@@ -401,7 +397,8 @@ class TracedModules:
     def _known(self) -> set[str]:
         """The paths that begin the name of a parameter."""
         values = [*self._graph.initializers.values(), *(v for node in self._graph for v in node.outputs)]
-        return {path for v in values if v.name and v.name[0] != "/" for path in _beginnings(v.name)}
+        named = [v.name.split(".") for v in values if v.name and v.name[0] != "/"]
+        return {".".join(parts[:i]) for parts in named for i in range(1, len(parts))}
 
     def readers(self, value: ir.Value) -> set[str]:
         """Return the modules that read a value."""
@@ -445,9 +442,3 @@ class TracedModules:
                     own = [n for n in names if n.endswith("bias") and n.rpartition(".")[0] == self.module_of(node)]
                     return next(iter(own), None)
         return None
-
-
-def _beginnings(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    for i in range(1, len(parts)):
-        yield ".".join(parts[:i])

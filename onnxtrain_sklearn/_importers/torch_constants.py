@@ -1,20 +1,20 @@
 """Recover parameters from constants that PyTorch's exporter computed in advance.
 
-:func:`recompute_folded` computes in the graph again what the exporter folded, :func:`separate_folded` gives equal
+:func:`recompute_folded` computes folded constants from their parameters again, :func:`separate_folded` gives equal
 results initializers of their own, and :func:`restore_bounds` makes bounds parameters again.
 
 A tied autoencoder reads a matrix and its transposition, a factorization machine a matrix and its squares. The exporter
-folds the second into a constant: trained apart, or not at all, it would leave the first. The constant is called after
-the function, and newer exporters record what it comes from; where they do not, numbers that were drawn tell.
+folds the second one into a constant, which would be trained apart from the first, or not at all. The constant is named
+after the function, and newer exporters record the parameters that it comes from. Other files are searched for a
+parameter of random numbers that gives the constant.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -65,10 +65,22 @@ _FUNCTION = re.compile(r"(?:.*/)?(\w+?)(?:_\d+)?")
 
 
 def recompute_folded(graph: ir.Graph, program: TorchProgram) -> bool:
-    """Compute each folded constant from its parameter, in place; warn if training would differ from PyTorch."""
+    """Compute each folded constant from its parameter, in place; warn if training would differ from PyTorch.
+
+    A folded constant holds floats, and the calls that read it name it. If it is a result within a call, the file has to
+    record a parameter as its source.
+    """
     parameters = [v for v in graph.initializers.values() if program.status(v) == "parameter" and v.uses()]
     read = {v.name or "" for v in parameters}
-    folded = [v for v in graph.initializers.values() if v not in parameters and _is_folded(v, program, read)]
+    folded = []
+    for value in graph.initializers.values():
+        if value in parameters or not _holds_floats(value) or value.const_value is None:
+            continue
+        if value.is_graph_output() or value.is_graph_input():
+            continue
+        named = any(value.name in program.folded_names(node) for node, _ in value.uses())
+        if named or (not read.isdisjoint(sources_of(value, program)) and not _trains_as_its_sources(value, program)):
+            folded.append(value)
     op, others = GraphBuilder(graph, prefix="computed"), dict[str, list[str]]()
     recomputed = False
     for value in folded:
@@ -86,41 +98,35 @@ def recompute_folded(graph: ir.Graph, program: TorchProgram) -> bool:
     if folded:
         graph.sort()
     if others:
-        _warn_of_others(others)
+        several = ", ".join(f"{name!r} (from {', '.join(map(repr, sources))})" for name, sources in others.items())
+        warn(
+            f"PyTorch's exporter computed results of parameters in advance: {several}. The results are trained in "
+            f"place of the parameters, which PyTorch would train. To train these, export with "
+            f"torch.onnx.export(..., optimize=False)."
+        )
     return recomputed
-
-
-def _is_folded(value: ir.Value, program: TorchProgram, parameters: AbstractSet[str]) -> bool:
-    """Return True if the exporter made a constant of floats, which no graph input names and no output returns.
-
-    The calls that read it name it. If it is a result within a call, the file says that a parameter is its source.
-    """
-    floats = value.dtype is not None and value.dtype.is_floating_point() and value.const_value is not None
-    free = not value.is_graph_output() and not value.is_graph_input()
-    named = any(value.name in program.folded_names(node) for node, _ in value.uses())
-    within = not parameters.isdisjoint(sources_of(value, program)) and not _trains_as_its_sources(value, program)
-    return floats and free and (named or within)
 
 
 def _form_of(
     value: ir.Value, recorded: Sequence[ir.Value], parameters: Sequence[ir.Value]
 ) -> tuple[ir.Value, Computation] | None:
-    """Return the parameter that a constant is computed from, and what computes it."""
-    result, function = array_of(value), _FUNCTION.fullmatch(value.name or "")
-    if function is None:
+    """Return the parameter that a constant is computed from, and the function that emits the computation.
+
+    Without a record, only parameters of random or trained numbers are tried: others would match by chance.
+    """
+    result, function, own = array_of(value), _FUNCTION.fullmatch(value.name or ""), value.const_value
+    if function is None or own is None:
         return None
     for source in recorded or parameters:
-        if _may_give(source, value) and (recorded or _is_varied(array_of(source))):
+        held = source.const_value
+        if held is None or (held.size, held.dtype) != (own.size, own.dtype):
+            continue
+        if recorded or _is_varied(array_of(source)):
             with np.errstate(all="ignore"):
                 for computed, emit in _forms_of(function[1], _widened(array_of(source)), _widened(result)):
                     if _are_equal(computed, result):
                         return source, emit
     return None
-
-
-def _may_give(source: ir.Value, value: ir.Value) -> bool:
-    a, b = source.const_value, value.const_value
-    return a is not None and b is not None and (a.size, a.dtype) == (b.size, b.dtype)
 
 
 def _widened(array: np.ndarray) -> np.ndarray:
@@ -138,86 +144,58 @@ def _are_equal(computed: np.ndarray, result: np.ndarray) -> bool:
     return np.allclose(computed, result, rtol=1e-5, atol=1e-6 * float(np.abs(computed).max(initial=0)))
 
 
-def _operator(kind: str, *further: float | np.ndarray) -> Computation:
-    return lambda op, value: op.emit(kind, value, *further)[0]
-
-
-def _transposition(order: tuple[int, ...]) -> Computation:
-    return lambda op, value: op.Transpose(value, perm=order)
-
-
-def _shares_along(kind: str, axis: int) -> Computation:
-    return lambda op, value: op.emit(kind, value, axis=axis)[0]
+def _operator(kind: str, *further: float | np.ndarray, **attributes: Any) -> Computation:
+    return lambda op, value: op.emit(kind, value, *further, **attributes)[0]
 
 
 def _forms_of(function: str, x: np.ndarray, result: np.ndarray) -> Iterator[tuple[np.ndarray, Computation]]:
-    """Yield results that a function of PyTorch may compute from numbers, and its operators."""
+    """Yield results that a function of PyTorch may compute from numbers, and the functions that emit its operators."""
     if function in _OF_ONE_OPERAND:
         kind, compute = _OF_ONE_OPERAND[function]
         yield compute(x), _operator(kind)
     elif function == "pow":
         yield from ((x**power, _operator("Pow", power)) for power in _POWERS)
     elif function in _MOVES and x.ndim <= 4:
-        orders = list(permutations(range(x.ndim)))[1:]
-        yield from ((x.transpose(order), _transposition(order)) for order in orders)
+        for order in list(permutations(range(x.ndim)))[1:]:
+            yield x.transpose(order), _operator("Transpose", perm=order)
     elif function in _OTHER_SHAPES:
         yield x.reshape(result.shape), _operator("Reshape", np.array(result.shape, np.int64))
     elif function in ("softmax", "log_softmax"):
-        yield from _softmaxes_of(function, x)
-    elif function in _WITH_NUMBERS and x.shape == result.shape and _is_varied(x) and _is_varied(result):
-        yield from _products_and_sums_of(function, x, result)
-
-
-def _softmaxes_of(function: str, x: np.ndarray) -> Iterator[tuple[np.ndarray, Computation]]:
-    for axis in range(x.ndim):
-        shares = np.exp(x - x.max(axis, keepdims=True))
-        shares = shares / shares.sum(axis, keepdims=True)
         is_plain = function == "softmax"
-        yield shares if is_plain else np.log(shares), _shares_along("Softmax" if is_plain else "LogSoftmax", axis)
-
-
-def _products_and_sums_of(function: str, x: np.ndarray, result: np.ndarray) -> Iterator[tuple[np.ndarray, Computation]]:
-    """Yield the square, and the product and sum with numbers, which the largest and smallest tell."""
-    if function == "mul":
-        yield x * x, lambda op, value: op.Mul(value, value)
-    high, low = int(np.argmax(x)), int(np.argmin(x))
-    factor = float((result.flat[high] - result.flat[low]) / (x.flat[high] - x.flat[low]))
-    summand = float(result.flat[high] - factor * x.flat[high])
-    yield x * factor + summand, lambda op, value: op.Add(op.Mul(value, factor), summand)
+        for axis in range(x.ndim):
+            shares = np.exp(x - x.max(axis, keepdims=True))
+            shares = shares / shares.sum(axis, keepdims=True)
+            kind = "Softmax" if is_plain else "LogSoftmax"
+            yield shares if is_plain else np.log(shares), _operator(kind, axis=axis)
+    elif function in _WITH_NUMBERS and x.shape == result.shape and _is_varied(x) and _is_varied(result):
+        if function == "mul":
+            yield x * x, lambda op, value: op.Mul(value, value)
+        # A product and sum with numbers: the largest and the smallest element determine them.
+        high, low = int(np.argmax(x)), int(np.argmin(x))
+        factor = float((result.flat[high] - result.flat[low]) / (x.flat[high] - x.flat[low]))
+        summand = float(result.flat[high] - factor * x.flat[high])
+        yield x * factor + summand, lambda op, value: op.Add(op.Mul(value, factor), summand)
 
 
 def _trains_as_its_sources(value: ir.Value, program: TorchProgram) -> bool:
-    """Return True if a step changes a result as steps of its parameters would: a part, a sum, a reordering."""
+    """Return True if training a result is training its parameters: if it is a part, a sum or a reordering of them."""
     results = {value.name or "", *folded_from(value)}.difference(program.targets.values())
     calls = {name.rpartition("/")[2] for name in results}
     found = {match[1] for name in calls if (match := _FUNCTION.fullmatch(name)) is not None}
-    is_lookup = "embedding" in found and _has_distinct_rows(array_of(value))
+    is_lookup = False
+    if "embedding" in found:  # of constant positions; a row that is read twice would become two parameters
+        rows = array_of(value).reshape(-1, array_of(value).shape[-1])
+        is_lookup = len(np.unique(rows, axis=0)) == len(rows)
     return found <= _MOVES | _OTHER_SHAPES | _PARTS | {"val"} | ({"arange", "embedding"} if is_lookup else set[str]())
 
 
-def _has_distinct_rows(array: np.ndarray) -> bool:
-    """Return True if an embedding of constant positions reads each row of its table once at most."""
-    rows = array.reshape(-1, array.shape[-1])
-    return len(np.unique(rows, axis=0)) == len(rows)
-
-
-def _warn_of_others(others: Mapping[str, Sequence[str]]) -> None:
-    several = ", ".join(f"{name!r} (from {', '.join(map(repr, sources))})" for name, sources in others.items())
-    warn(
-        f"PyTorch's exporter computed results of parameters in advance: {several}. The results are trained in place of "
-        f"the parameters, which PyTorch would train. To train these, export with "
-        f"torch.onnx.export(..., optimize=False)."
-    )
-
-
-# Folded results: each one its own initializer, also where numbers are equal.
+# Folded results: an initializer for each one, even if their numbers are equal.
 #
 # The exporter folds ``1 + weight`` of a normalization or the reshaped factor of a layer scale into a constant, and
-# makes one initializer of all that are equal. Those of a fresh network are: trained so, they would stay equal. The
-# calls that read them still name the folded results. Two names are two parameters where they are read in different
-# modules, and within one module where it has as many parameters as names: a module that is called twice folds one
-# parameter twice. A module under two paths has its parameters twice in the signature, but all calls read those of one
-# path.
+# makes one initializer of all equal ones. Those of a fresh network are equal, and would stay equal in training. The
+# calls that read them still name the folded results. Two names are two parameters if different modules read them, or if
+# one module has as many parameters as names: a module that is called twice folds one parameter twice. A module under
+# two paths has its parameters twice in the signature, but all calls read those of one path.
 
 
 Use = tuple[ir.Node, int]
@@ -230,14 +208,33 @@ def separate_folded(graph: ir.Graph, program: TorchProgram) -> bool:
     folded = [v for v in graph.initializers.values() if program.status(v) == "folded" and _holds_floats(v)]
     aliases = _aliases(graph, program) if folded else {}
     uses = {value: list(_known_uses(value, program, aliases)) for value in folded}
-    ambiguous = _ambiguous_modules((key for found in uses.values() for key, _ in found), program)
+
+    # Modules that have another number of folded results than of unread parameters, with or without those of inner
+    # modules, keep one initializer.
+    names: dict[str, set[str]] = {}
+    for module, name in (key for found in uses.values() for key, _ in found):
+        names.setdefault(module, set()).add(name)
+    ambiguous = set()
+    for module, own in names.items():
+        unread, depth = program.unseen_within(module), module.count(".") + 1 if module else 0
+        if len(own) not in (len(unread), sum(name.count(".") == depth for name in unread)):
+            ambiguous.add(module)
+
     separated = False
     for value, found in uses.items():
         readers: dict[Key, list[Use]] = {}
         for (module, name), use in found:
             readers.setdefault((module, "" if module in ambiguous else name), []).append(use)
-        for (module, name), own in list(readers.items())[1:] if _may_be_merged(value) else ():
-            _let_read_copy(graph, value, f"{module}/{name or value.name}" if module else name, own)
+        if value.const_value is None or value.is_graph_output():
+            continue
+        array = array_of(value)
+        if array.size != 1 and np.unique(array).size == array.size:
+            continue  # drawn numbers are equal only if the parameter is shared
+        for (module, name), own_uses in list(readers.items())[1:]:
+            wanted = f"{module}/{name or value.name}" if module else name
+            copy = copy_initializer(graph, value, names_of(graph).free(wanted))
+            for node, index in own_uses:
+                node.replace_input_with(index, copy)
             separated = True
     return separated
 
@@ -246,19 +243,23 @@ def _holds_floats(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
-def _may_be_merged(value: ir.Value) -> bool:
-    """Return True if several parameters may begin with the numbers of a weight; equal drawn ones are shared."""
-    if value.const_value is None or value.is_graph_output():
-        return False
-    array = array_of(value)
-    return array.size == 1 or np.unique(array).size < array.size
-
-
 def _known_uses(value: ir.Value, program: TorchProgram, aliases: Mapping[str, str]) -> Iterator[tuple[Key, Use]]:
-    """Return the readers that name one folded result of a module that has an unread parameter."""
+    """Yield the readers that name one folded result of a module that has an unread parameter."""
+    is_number = value.const_value is not None and value.const_value.size == 1
     for node, index in value.uses():
-        module, names = _canonical(called_module(node), aliases), program.folded_names(node)
-        if len(names) == 1 and program.unseen_within(module) and not _may_be_literal(node, value):
+        # the path under which the parameters of the module, or of one around it, are read
+        module = outer = called_module(node)
+        inner = ""
+        while outer:
+            if outer in aliases:
+                module = aliases[outer] + inner
+                break
+            outer, _, last = outer.rpartition(".")
+            inner = f".{last}{inner}"
+        call, names = call_of(node), program.folded_names(node)
+        # a single number may be one that the call names itself
+        is_literal = is_number and call is not None and any(not a.startswith("%") for a in call.arguments)
+        if len(names) == 1 and program.unseen_within(module) and not is_literal:
             yield (module, names[0]), (node, index)
 
 
@@ -268,76 +269,34 @@ def called_module(node: ir.Node) -> str:
 
 
 def _aliases(graph: ir.Graph, program: TorchProgram) -> dict[str, str]:
-    """Return the paths of modules that are other modules too: all calls read the parameters of the other path."""
+    """Return second paths of modules, each with the path under which all calls read the parameters.
+
+    If the modules around the two paths are then one too, their paths are included, unless a call reads a parameter
+    under the first.
+    """
     unseen = set(program.unseen)
     read = set(program.targets.values()) - unseen
     found: dict[str, str] = {}
     for node in graph:
-        module = called_module(node)
+        called = called_module(node)
         for name in names_read(node):
             owner, _, leaf = program.targets.get(name, "").rpartition(".")
-            if owner and owner != module and f"{module}.{leaf}" in unseen:
-                found |= dict(_outer_pairs(module, owner, read))
+            if not owner or owner == called or f"{called}.{leaf}" not in unseen:
+                continue
+            module = called
+            while module and owner and not any(other.startswith(f"{module}.") for other in read):
+                found[module] = owner
+                (module, _, inner), (owner, _, part) = module.rpartition("."), owner.rpartition(".")
+                if inner != part:
+                    break
     return found
-
-
-def _outer_pairs(module: str, owner: str, read: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Return two paths of a module, and those of the modules around it that are then one: no call reads the first."""
-    while module and owner and not any(name.startswith(f"{module}.") for name in read):
-        yield module, owner
-        (module, _, inner), (owner, _, part) = module.rpartition("."), owner.rpartition(".")
-        if inner != part:
-            break
-
-
-def _canonical(module: str, aliases: Mapping[str, str]) -> str:
-    """Return the path under which the parameters of a module are read."""
-    outer, inner = module, ""
-    while outer:
-        if outer in aliases:
-            return aliases[outer] + inner
-        outer, _, last = outer.rpartition(".")
-        inner = f".{last}{inner}"
-    return module
-
-
-def _may_be_literal(node: ir.Node, value: ir.Value) -> bool:
-    """Return True if a single number may be one that the call names itself."""
-    call = call_of(node)
-    is_single = value.const_value is not None and value.const_value.size == 1
-    return is_single and call is not None and any(not argument.startswith("%") for argument in call.arguments)
-
-
-def _ambiguous_modules(keys: Iterable[Key], program: TorchProgram) -> set[str]:
-    """Return the modules whose folded results are not as many as their unread parameters."""
-    names: dict[str, set[str]] = {}
-    for module, name in keys:
-        names.setdefault(module, set()).add(name)
-    return {
-        module
-        for module, own in names.items()
-        if len(own) not in _numbers_of_parameters(program.unseen_within(module), module)
-    }
-
-
-def _numbers_of_parameters(parameters: list[str], module: str) -> set[int]:
-    """Return the numbers of parameters: with those of inner modules, and without them."""
-    depth = module.count(".") + 1 if module else 0
-    return {len(parameters), sum(name.count(".") == depth for name in parameters)}
-
-
-def _let_read_copy(graph: ir.Graph, value: ir.Value, name: str, readers: list[Use]) -> None:
-    own = copy_initializer(graph, value, names_of(graph).free(name))
-    for node, index in readers:
-        node.replace_input_with(index, own)
 
 
 # Bounds that are parameters of a PyTorch module: ``torch.clamp(x, self.low, self.high)`` and the like.
 #
-# The newer exporter folds them into constants of a Clip, a Max or a Min, whose call still names them: they are
-# parameters again, and a Clip becomes the Max and the Min, which have their gradient. Where the record does not tell
-# what a bound is computed from, it stays as it is, with a warning. So do bounds in files of the older exporter, which
-# records nothing.
+# The newer exporter folds them into constants of a Clip, a Max or a Min, whose call still names them: they become
+# parameters again, and a Clip becomes a Max and a Min, which have a gradient for them. A bound whose source is not
+# recorded stays as it is, with a warning; so do all bounds in files of the older exporter, which records nothing.
 
 
 _BOUNDING = frozenset({"Clip", "Max", "Min"})
@@ -363,13 +322,27 @@ def restore_bounds(graph: ir.Graph, program: TorchProgram) -> bool:
     restored = False
     for node in _bounding_nodes(graph):
         for index, side in _bounds_of(node):
-            target = _bound_parameter(node, side, program)
+            value, named, folded = node.inputs[index], _arguments(node, side), program.folded_names(node)
+            assert value is not None
+            parameters = [name for name in named or () if program.kinds.get(name) == "PARAMETER"]
+            target = program.targets.get(parameters[0]) if len(parameters) == 1 else None
             if target is not None:
                 restored = _read_parameter(graph, node, index, target) or restored
-            elif _is_kept_bound(node, index) and _may_be_folded(node, side, program):
-                unclear.append(node.inputs[index].name or "")  # type: ignore[union-attr]
+                continue
+            # It may come from a parameter that no call reads. Without names, the call is part of another one.
+            possible = bool(folded) if named is None else any(name in folded for name in named)
+            if possible and is_setting(array_of(value), node, index) and program.unseen_within(scope_of(node)):
+                unclear.append(value.name or "")
         if node.op_type == "Clip" and any(program.status(x) == "parameter" for x in node.inputs[1:] if x is not None):
-            _use_max_and_min(graph, node)
+            op, result = GraphBuilder(graph, prefix="bounded"), node.inputs[0]
+            assert result is not None
+            op.dtype = result.dtype or op.dtype
+            for kind, bound in (("Max", operand(node, _LOW)), ("Min", operand(node, _HIGH))):
+                if bound is not None:
+                    result = op.emit(kind, result, bound)[0]
+                    result.producer().metadata_props.update(node.metadata_props)  # type: ignore[union-attr]
+            replace_node(op, node, [result])
+            graph.sort()
             restored = True
     if unclear:
         _warn_of_bounds(unclear, "optimize=False")
@@ -399,17 +372,11 @@ def _bounds_of(node: ir.Node, *, classic: bool = False) -> Iterator[tuple[int, i
         return
     for index in (_LOW, _HIGH) if is_clip else range(len(node.inputs)):
         value = _uncast(operand(node, index)) if classic else operand(node, index)
-        if (
-            value is not None
-            and _is_float_constant(value)
-            and (not classic or _is_classic_parameter(node, index, value))
-        ):
+        if value is None or not value.is_initializer() or value.const_value is None or value.is_graph_input():
+            continue
+        is_named = _CLASSIC_FOLDED.fullmatch(value.name or "") is not None or not is_made_up(value)
+        if _holds_floats(value) and (not classic or (is_named and is_setting(array_of(value), node, index))):
             yield index, index if is_clip else side
-
-
-def _is_float_constant(value: ir.Value) -> bool:
-    is_constant = value.is_initializer() and value.const_value is not None and not value.is_graph_input()
-    return is_constant and value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _uncast(value: ir.Value | None) -> ir.Value | None:
@@ -419,19 +386,8 @@ def _uncast(value: ir.Value | None) -> ir.Value | None:
     return value
 
 
-def _is_classic_parameter(node: ir.Node, index: int, value: ir.Value) -> bool:
-    is_named = _CLASSIC_FOLDED.fullmatch(value.name or "") is not None or not is_made_up(value)
-    return is_named and is_setting(array_of(value), node, index)
-
-
-def _is_kept_bound(node: ir.Node, index: int) -> bool:
-    value = node.inputs[index]
-    assert value is not None
-    return is_setting(array_of(value), node, index)
-
-
 def _arguments(node: ir.Node, side: int) -> list[str] | None:
-    """Return the names that the call of a node has for a bound; None where the call has another function."""
+    """Return the names that the call of a node gives a bound; None if it is no call of a bounding function."""
     call = call_of(node)
     places = None if call is None else _ARGUMENTS.get(call.function.rstrip("_"), {}).get(side)
     if call is None or places is None:
@@ -440,24 +396,10 @@ def _arguments(node: ir.Node, side: int) -> list[str] | None:
     return [argument[1:] for argument in given if argument.startswith("%")]
 
 
-def _bound_parameter(node: ir.Node, side: int, program: TorchProgram) -> str | None:
-    """Return the name, in the module, of the parameter that a bound is."""
-    named = [name for name in _arguments(node, side) or () if program.kinds.get(name) == "PARAMETER"]
-    return program.targets.get(named[0]) if len(named) == 1 else None
-
-
-def _may_be_folded(node: ir.Node, side: int, program: TorchProgram) -> bool:
-    """Return True if a bound may be a parameter or computed from one: the call that named it is part of another."""
-    names, folded = _arguments(node, side), program.folded_names(node)
-    if not program.unseen_within(scope_of(node)):
-        return False
-    return bool(folded) if names is None else any(name in folded for name in names)
-
-
 def _read_parameter(graph: ir.Graph, node: ir.Node, index: int, target: str) -> bool:
-    """Make a parameter the bound of a node; the initializer of the bound gets its name where there is none.
+    """Make a parameter the bound of a node; a parameter without an initializer gets a copy of the bound.
 
-    Return False where the node reads it already, or where the two hold other numbers.
+    Return False if the node reads the parameter already, or if the two hold different numbers.
     """
     value, known = node.inputs[index], graph.initializers.get(target)
     assert value is not None
@@ -469,18 +411,6 @@ def _read_parameter(graph: ir.Graph, node: ir.Node, index: int, target: str) -> 
     if not value.uses() and not value.is_graph_output():
         graph.initializers.pop(value.name or "")
     return True
-
-
-def _use_max_and_min(graph: ir.Graph, node: ir.Node) -> None:
-    op, value = GraphBuilder(graph, prefix="bounded"), node.inputs[0]
-    assert value is not None
-    op.dtype = value.dtype or op.dtype
-    for kind, bound in (("Max", operand(node, _LOW)), ("Min", operand(node, _HIGH))):
-        if bound is not None:
-            value = op.emit(kind, value, bound)[0]
-            value.producer().metadata_props.update(node.metadata_props)  # type: ignore[union-attr]
-    replace_node(op, node, [value])
-    graph.sort()
 
 
 def _warn_of_bounds(names: Sequence[str], further: str) -> None:
