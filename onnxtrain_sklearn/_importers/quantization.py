@@ -1,16 +1,15 @@
 """Train quantized graphs through float products, with straight-through rounding, and quantize them again.
 
 Integer products have no gradient. When a file is read, :func:`use_float_products` replaces those of dynamic
-quantization, and :func:`use_fake_quantization` the pairs of static quantization, QuantizeLinear and DequantizeLinear.
-:func:`requantized` turns both back where a graph predicts or is exported: it then has the operators of the file.
+quantization, and :func:`use_fake_quantization` replaces the pairs of static quantization, QuantizeLinear and
+DequantizeLinear. For prediction and export, :func:`requantized` restores the operators of the file.
 
-``onnxruntime.quantization.quantize_dynamic`` writes MatMulInteger between a DynamicQuantizeLinear, by the range of the
-batch, and integer weights, and multiplies by both scales. Here such a product is one of floats: of the weights as a
-DequantizeLinear gives them, and of the rounded activations ``x + stop(rounded - x)``, so that the gradient passes the
-rounding as if it were not there.
+``onnxruntime.quantization.quantize_dynamic`` writes a MatMulInteger of activations, which DynamicQuantizeLinear rounds
+by the range of the batch, and integer weights, and multiplies the result by both scales. Here it becomes a product of
+floats: of the dequantized weights, and of the rounded activations ``x + stop(rounded - x)``, so that the gradient
+passes the rounding as if it were not there.
 
-Between the two conversions the nodes are recognized by the beginnings of their names, which every conversion of a graph
-keeps.
+In between, the nodes are recognized by prefixes of their names, which every conversion of a graph keeps.
 """
 
 from __future__ import annotations
@@ -52,15 +51,36 @@ def is_dynamic(node: ir.Node) -> bool:
 
 
 def use_float_products(model: ir.Model) -> bool:
-    """Replace integer products by float products, in place; return True if there were any. Other forms stay."""
+    """Replace integer products by float products, in place; return True if there were any.
+
+    Products that onnxruntime does not write in this form stay.
+    """
     graph = model.graph
     if not any(node.op_type in _FLOAT_PRODUCTS and not node.domain for node in graph):
         return False
     found = [product for product in map(_product_at, list(graph)) if product is not None]
     op = GraphBuilder(graph, prefix="dynamic", constant_nodes=True)
-    rounded: dict[ir.Node, ir.Value] = {}
+    rounded: dict[ir.Node, ir.Value] = {}  # several products may read one rounding
     for product in found:
-        _write_float_product(op, product, rounded)
+        node, rounding = product.node, product.rounding
+        if rounding not in rounded:
+            # the numbers that the integers stand for, with the gradient of the numbers before rounding
+            x, (integers, scale, zero) = rounding.inputs[0], rounding.outputs
+            assert x is not None
+            numbers = copy_type(op.DequantizeLinear(integers, scale, zero), x)
+            for value in (integers, numbers):
+                _name_as_dynamic(op, value)
+            rest = stop_gradient(op, copy_type(op.Sub(numbers, x), x))
+            rounded[rounding] = copy_type(op.Add(x, rest), x)
+        zero_point = node.inputs[3] if len(node.inputs) > 3 else None
+        per_column = product.scale.shape is not None and len(product.scale.shape) > 0
+        axis = None if not per_column else 0 if node.op_type == "ConvInteger" else 1
+        weight = op.emit("DequantizeLinear", node.inputs[1], product.scale, zero_point, axis=axis)[0]
+        weight.type, weight.shape = ir.TensorType(ir.DataType.FLOAT), node.inputs[1].shape  # type: ignore[union-attr]
+        settings = {name: attribute.value for name, attribute in node.attributes.items()}
+        made = op.emit(_FLOAT_PRODUCTS[node.op_type], rounded[rounding], weight, **settings)[0]
+        _name_as_dynamic(op, made)
+        replace_node(op, product.scaling, [made])
     looked_up = [_look_up_floats(op, node) for node in list(graph)]
     common.RemoveUnusedNodesPass()(model)
     graph.sort()
@@ -71,7 +91,22 @@ def with_integer_products(model: ir.Model) -> ir.Model:
     """Restore the integer products of a graph that holds integer weights, in place; return the model."""
     op = GraphBuilder(model.graph, prefix="dynamic", constant_nodes=True)
     for node in [n for n in model.graph if is_dynamic(n) and n.op_type in _INTEGER_PRODUCTS]:
-        _write_integer_product(op, node)
+        held = None if node.inputs[1] is None else node.inputs[1].producer()
+        # The activations are x + stop(rounded - x): go back to the DynamicQuantizeLinear that rounds.
+        rounding = None if node.inputs[0] is None else node.inputs[0].producer()
+        while rounding is not None and rounding.op_type in ("Add", "Sum", "Sub", "DequantizeLinear"):
+            value = rounding.inputs[1 if rounding.op_type == "Add" else 0]
+            rounding = None if value is None else value.producer()
+        if held is None or held.op_type != "DequantizeLinear":
+            continue  # the weights are floats
+        if rounding is None or rounding.op_type != "DynamicQuantizeLinear":
+            continue
+        integers, scale, zero = (*held.inputs, None)[:3]
+        settings = {name: attribute.value for name, attribute in node.attributes.items()}
+        quantized, own_scale, own_zero = rounding.outputs
+        product = op.emit(_INTEGER_PRODUCTS[node.op_type], quantized, integers, own_zero, zero, **settings)[0]
+        floats = op.Cast(product, to=ir.DataType.FLOAT)
+        replace_node(op, node, [op.Mul(floats, op.Mul(own_scale, scale))])
     common.RemoveUnusedNodesPass()(model)
     model.graph.sort()
     return model
@@ -106,42 +141,17 @@ def _only_reader(value: ir.Value) -> ir.Node | None:
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
-def _write_float_product(op: GraphBuilder, product: _Product, rounded: dict[ir.Node, ir.Value]) -> None:
-    node, rounding = product.node, product.rounding
-    if rounding not in rounded:  # several products may read one rounding
-        rounded[rounding] = _rounded_by_range(op, rounding)
-    zero = node.inputs[3] if len(node.inputs) > 3 else None
-    per_column = product.scale.shape is not None and len(product.scale.shape) > 0
-    axis = None if not per_column else 0 if node.op_type == "ConvInteger" else 1
-    weight = op.emit("DequantizeLinear", node.inputs[1], product.scale, zero, axis=axis)[0]
-    weight.type, weight.shape = ir.TensorType(ir.DataType.FLOAT), node.inputs[1].shape  # type: ignore[union-attr]
-    settings = {name: attribute.value for name, attribute in node.attributes.items()}
-    made = op.emit(_FLOAT_PRODUCTS[node.op_type], rounded[rounding], weight, **settings)[0]
-    _name_as_dynamic(op, made)
-    replace_node(op, product.scaling, [made])
-
-
-def _rounded_by_range(op: GraphBuilder, rounding: ir.Node) -> ir.Value:
-    """Return the numbers that the integers stand for, with the gradient of the numbers before rounding."""
-    x, (integers, scale, zero) = rounding.inputs[0], rounding.outputs
-    assert x is not None
-    numbers = copy_type(op.DequantizeLinear(integers, scale, zero), x)
-    for value in (integers, numbers):
-        _name_as_dynamic(op, value)
-    return copy_type(op.Add(x, stop_gradient(op, copy_type(op.Sub(numbers, x), x))), x)
-
-
 def _name_as_dynamic(op: GraphBuilder, value: ir.Value) -> None:
-    """Give the node that computes a value its name."""
+    """Mark the node that computes a value as part of dynamic quantization, by its name."""
     node = value.producer()
     assert node is not None
     node.name = op.taken.free(f"{DYNAMIC}/{node.op_type}")
 
 
 def _look_up_floats(op: GraphBuilder, node: ir.Node) -> bool:
-    """Dequantize the table of an embedding and not the rows that a Gather reads of it; return True if ``node`` did so.
+    """Dequantize a whole embedding table, if ``node`` dequantizes the rows that a Gather reads from it.
 
-    The table is then a weight of floats, whose rows have gradients.
+    The table then is a weight of floats, whose rows have gradients. Return True if the graph was changed.
     """
     read = node.inputs[0] if node.op_type == "DequantizeLinear" and not node.domain and node.inputs else None
     gather = None if read is None else read.producer()
@@ -158,33 +168,12 @@ def _look_up_floats(op: GraphBuilder, node: ir.Node) -> bool:
     return True
 
 
-def _write_integer_product(op: GraphBuilder, node: ir.Node) -> None:
-    """Turn a float product back into its integer product, unless its weights are floats."""
-    held = None if node.inputs[1] is None else node.inputs[1].producer()
-    # The activations are x + stop(rounded - x): go back to the DynamicQuantizeLinear that rounds.
-    rounding = None if node.inputs[0] is None else node.inputs[0].producer()
-    while rounding is not None and rounding.op_type in ("Add", "Sum", "Sub", "DequantizeLinear"):
-        value = rounding.inputs[1 if rounding.op_type == "Add" else 0]
-        rounding = None if value is None else value.producer()
-    if held is None or held.op_type != "DequantizeLinear":
-        return
-    if rounding is None or rounding.op_type != "DynamicQuantizeLinear":
-        return
-    integers, scale, zero = (*held.inputs, None)[:3]
-    settings = {name: attribute.value for name, attribute in node.attributes.items()}
-    quantized, own_scale, own_zero = rounding.outputs
-    product = op.emit(_INTEGER_PRODUCTS[node.op_type], quantized, integers, own_zero, zero, **settings)[0]
-    floats = op.Cast(product, to=ir.DataType.FLOAT)
-    replace_node(op, node, [op.Mul(floats, op.Mul(own_scale, scale))])
-
-
 # Static quantization: pairs of QuantizeLinear and DequantizeLinear, trained through float arithmetic that rounds.
 #
-# A pair of the two is ``scale * (clip(round(x / scale) + zero, low, high) - zero)``. :func:`use_fake_quantization`
-# writes that in float operators, and turns integer weights into float weights before such a pair. The gradient passes
-# the rounding as if it were not there, and is zero where the number is clipped: the straight-through estimate (Bengio
-# et al., 2013, https://arxiv.org/abs/1308.3432), as PyTorch's ``fake_quantize`` has it. :func:`requantized` turns the
-# graph back.
+# A pair computes ``scale * (clip(round(x / scale) + zero, low, high) - zero)``. :func:`use_fake_quantization` writes
+# this in float operators, and turns integer weights into float weights before such a pair. The gradient passes the
+# rounding as if it were not there, and is zero for clipped numbers: the straight-through estimate (Bengio et al., 2013,
+# https://arxiv.org/abs/1308.3432), as in PyTorch's ``fake_quantize``.
 
 
 MARK = "onnxtrain/fake_quantization"
@@ -205,7 +194,7 @@ Weights: TypeAlias = dict[tuple[ir.Value, bytes, bytes], ir.Value]
 
 
 class _Grid(NamedTuple):
-    """Scale and zero point by element or for all, as they broadcast, and the type of the integers."""
+    """Scale and zero point, in shapes that broadcast with the integers, and the type of the integers."""
 
     scale: np.ndarray
     zero: np.ndarray
@@ -284,7 +273,7 @@ def _is_kind(node: ir.Node | None, kind: str) -> bool:
 
 
 def _replace_pair(graph: ir.Graph, node: ir.Node, weights: Weights) -> bool:
-    """Replace a DequantizeLinear of constants or of a QuantizeLinear; return False where another one stays."""
+    """Replace a DequantizeLinear of constants or of a QuantizeLinear; return False if it is neither and stays."""
     x = node.inputs[0]
     assert x is not None
     maker, second = x.producer(), _grid_of(node, x)
@@ -302,7 +291,7 @@ def _replace_pair(graph: ir.Graph, node: ir.Node, weights: Weights) -> bool:
 
 
 def _grid_of(node: ir.Node, integers: ir.Value) -> _Grid | None:
-    """Return the numbers that the integers stand for; None where they are not known or not of these types."""
+    """Return the scale and zero point of a node; None if they are not constant or of unsupported types."""
     known = [constant(v) for v in node.inputs[1:] if v is not None]
     arrays = [array for array in known if array is not None]
     changed = any(name != "axis" and a.value != _DEFAULTS.get(name) for name, a in node.attributes.items())

@@ -43,7 +43,13 @@ def without_tensorflow_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     if proto.producer_name != TF2ONNX:
         return proto
     left = [node for node in nodes_of(proto.graph) if _is_unknown(node)]
-    refused = list(dict.fromkeys(node.op_type for node in left if not _has_form(node)))
+    refused = list(
+        dict.fromkeys(
+            node.op_type
+            for node in left
+            if node.op_type not in _FORMS or len(node.input) != _FORMS[node.op_type][0] or len(node.output) != 1
+        )
+    )
     if refused:
         kinds = ", ".join(f"{kind} ({_CALLS[kind]})" if kind in _CALLS else kind for kind in refused)
         where = next(node.name or node.output[0] for node in left if node.op_type == refused[0])
@@ -86,11 +92,6 @@ def without_tensorflow_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _is_unknown(node: onnx.NodeProto) -> bool:
     return not node.domain and not onnx.defs.has(node.op_type)
-
-
-def _has_form(node: onnx.NodeProto) -> bool:
-    inputs, _ = _FORMS.get(node.op_type, (-1, None))
-    return len(node.input) == inputs and len(node.output) == 1
 
 
 def _graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -227,12 +228,16 @@ class _Layers:
 
 
 def _keep_one_bias(graph: ir.Graph, node: ir.Node) -> bool:
-    """Store the one bias that Keras has for each gate of a recurrent layer, and pad it with the zeros of the second.
+    """Train one bias for each gate of a recurrent layer, as Keras does; the second bias of ONNX becomes constant zeros.
 
-    Return True if that changed the node. If both were trained, their sum would move twice as far as in Keras. A bias of
-    zeros alone was filled in for an LSTM without one: that of Keras begins with ones, for the forget gate.
+    If both were trained, their sum would move twice as far as in Keras. A bias of zeros only was filled in for an LSTM
+    without bias, because Keras begins with ones for the forget gate: it is removed. Return True if the node changed.
     """
-    bias = operand(node, 3) if _has_one_bias(node) else None
+    if node.domain or node.op_type not in ("GRU", "LSTM", "RNN"):
+        return False
+    if node.op_type == "GRU" and int_attribute(node, "linear_before_reset", 0) == 1:
+        return False  # with ``reset_after=True``, the default, the GRU of Keras has two biases
+    bias = operand(node, 3)
     if bias is None or bias.name not in graph.initializers or len(bias.uses()) > 1:
         return False
     array = array_of(bias)
@@ -250,13 +255,7 @@ def _keep_one_bias(graph: ir.Graph, node: ir.Node) -> bool:
     return True
 
 
-def _has_one_bias(node: ir.Node) -> bool:
-    """Return True if Keras has one bias for a layer; its GRU has two with ``reset_after=True``, the default."""
-    resets_after = node.op_type == "GRU" and int_attribute(node, "linear_before_reset", 0) == 1
-    return not node.domain and node.op_type in ("GRU", "LSTM", "RNN") and not resets_after
-
-
-# BatchNormalization that Keras writes as arithmetic: one node again, where a file holds all its arrays.
+# BatchNormalization that Keras writes as arithmetic becomes one node again, if the file holds all its arrays.
 #
 # Keras on PyTorch computes ``(x - mean) * (gamma / sqrt(variance + epsilon)) + beta``. A file whose constants are not
 # folded holds the four arrays, so that the node can be switched over to training. Its running variance then averages
@@ -305,18 +304,23 @@ def _normalization_at(node: ir.Node) -> _Layer | None:
 
 
 def _with_statistics(node: ir.Node | None, inverse: ir.Value, beta: ir.Value, gamma: ir.Value) -> _Layer | None:
-    if node is None or node.op_type != "Sub" or node.domain:
+    """Match the rest, ``x - mean`` in ``node`` and ``1 / sqrt(variance + epsilon)`` in ``inverse``."""
+    root = _square_root_below(inverse.producer())
+    if node is None or node.op_type != "Sub" or node.domain or root is None:
         return None
     x, mean = node.inputs
-    root = _square_root_below(inverse.producer())
-    for variance, number in _both_orders(None if root is None else root.producer(), "Add"):
+    # the shape in which the mean is subtracted tells the axis of the channels
+    sizes = dims(mean) or []
+    long = [i for i, size in enumerate(sizes) if size != 1]
+    if x is None or len(sizes) < 2 or len(long) != 1:
+        return None
+    for variance, number in _both_orders(root.producer(), "Add"):
         epsilon = constant(number)
         arrays = [None if value is None else _initializer_of(value) for value in (gamma, beta, mean, variance)]
-        axis = None if mean is None else _channel_axis(mean)
         known = [array for array in arrays if array is not None]
-        if x is not None and epsilon is not None and epsilon.size == 1 and axis is not None and len(known) == 4:
+        if epsilon is not None and epsilon.size == 1 and len(known) == 4:
             same = {None if v.shape is None else tuple(v.shape) for v in known}
-            return _Layer(x, tuple(known), float(epsilon.ravel()[0]), axis) if len(same) == 1 else None
+            return _Layer(x, tuple(known), float(epsilon.ravel()[0]), long[0]) if len(same) == 1 else None
     return None
 
 
@@ -340,7 +344,7 @@ def _square_root_below(node: ir.Node | None) -> ir.Value | None:
 
 
 def _initializer_of(value: ir.Value) -> ir.Value | None:
-    """Return the initializer of one axis that a value only shapes."""
+    """Return the initializer, a vector, that a value is a reshaped or cast form of."""
     node = value.producer()
     while node is not None and node.op_type in _SHAPES and not node.domain and node.inputs[0] is not None:
         value = node.inputs[0]
@@ -349,15 +353,11 @@ def _initializer_of(value: ir.Value) -> ir.Value | None:
     return value if is_array else None
 
 
-def _channel_axis(mean: ir.Value) -> int | None:
-    """Return the axis of the channels, by the shape in which the mean is subtracted."""
-    sizes = dims(mean)
-    long = [i for i, size in enumerate(sizes or []) if size != 1]
-    return long[0] if sizes is not None and len(sizes) >= 2 and len(long) == 1 else None
-
-
 def _emit_normalization(op: GraphBuilder, layer: _Layer, taken: set[ir.Value], name: str) -> ir.Value:
-    """Emit the node; ``taken`` are the arrays of earlier ones: exporters merge equal arrays of several layers."""
+    """Emit the BatchNormalization, with copies of the arrays in ``taken``, which earlier ones have.
+
+    Exporters merge equal arrays of several layers.
+    """
     arrays = []
     for array in layer.arrays:
         repeated = array in taken

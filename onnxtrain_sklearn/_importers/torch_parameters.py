@@ -1,11 +1,11 @@
 """Restore each parameter of a PyTorch module under its own name.
 
-PyTorch's exporters make one initializer of all parameters that hold equal numbers, such as the zeros of fresh biases,
-and drop biases that are zero. Trained so, they would stay equal. :func:`restore_parameters` gives each parameter its
-own initializer again, as far as the file tells; parameters that the module shares stay shared. It lists the steps in
-their order: merged calls (``torch_calls``), parameters, folded results (``torch_constants``), detached values, biases,
-bounds. They read the record of the traced program (``torch_program``). Where that does not place a parameter,
-:func:`warn_of_lost` warns. :func:`own_names` later renames the weights that have generated names.
+PyTorch's exporters make one initializer of all parameters that hold equal numbers, such as the zeros of fresh biases;
+in training, these parameters would stay equal. The exporters also drop biases that are zero. :func:`restore_parameters`
+gives each parameter its own initializer again, as far as the file tells; parameters that the module shares stay shared.
+It calls the steps in their order: merged calls (``torch_calls``), parameters, folded results (``torch_constants``),
+detached values, biases, bounds. They read the record of the traced program (``torch_program``). If the record does not
+place a parameter, :func:`warn_of_lost` warns. :func:`own_names` later renames weights that have generated names.
 """
 
 from __future__ import annotations
@@ -231,22 +231,19 @@ def drop_zero_biases(model: ir.Model) -> bool:
     dropped = False
     for node in every_node(model.graph):
         bias = operand(node, 2) if node.op_type == "Conv" and not node.domain else None
-        if bias is not None and _expands_zero(bias.producer()):
-            node.resize_inputs(2)
-            dropped = True
+        expanding = None if bias is None else bias.producer()
+        if expanding is None or expanding.op_type != "Expand":
+            continue
+        source = expanding.inputs[0]
+        while source is not None and (cast := source.producer()) is not None and cast.op_type in ("Cast", "CastLike"):
+            source = cast.inputs[0]
+        maker = None if source is None else source.producer()
+        if source is not None and maker is not None and maker.op_type == "Constant":
+            tensor = tensor_of(source)
+            if tensor is not None and not tensor.numpy().any():
+                node.resize_inputs(2)
+                dropped = True
     return dropped
-
-
-def _expands_zero(node: ir.Node | None) -> bool:
-    """Return True if a node expands a constant zero; only type conversions may stand between the two."""
-    if node is None or node.op_type != "Expand":
-        return False
-    source = node.inputs[0]
-    while source is not None and (cast := source.producer()) is not None and cast.op_type in ("Cast", "CastLike"):
-        source = cast.inputs[0]
-    maker = None if source is None else source.producer()
-    tensor = tensor_of(source) if source is not None and maker is not None and maker.op_type == "Constant" else None
-    return tensor is not None and not tensor.numpy().any()
 
 
 # Lost parameters: a warning where the exported file does not tell where the module reads them.
@@ -262,23 +259,44 @@ _MAY_CHANGE_NOTHING = re.compile(r"(?:add|addcmul|addmm|div|lerp|mul|pow|rsub|su
 
 def warn_of_lost(graph: ir.Graph, program: TorchProgram) -> None:
     """Warn of parameters that apparently are not trained, or not as in PyTorch."""
-    unclear = any(program.status(v) == "folded" and not sources_of(v, program) for v in graph.initializers.values())
-    removed = set[str]() if unclear else {*_removed_calls(graph, program)}  # else these may come from the parameters
+    # Results of arithmetic that calls name and no node computes. If a folded constant has no recorded source, they may
+    # come from parameters, so that nothing is known of them.
+    removed = set[str]()
+    if not any(program.status(v) == "folded" and not sources_of(v, program) for v in graph.initializers.values()):
+        stored = {name.rpartition("/")[2] for name in graph.initializers}
+        for node in graph:
+            names = (name for name in program.folded_names(node) if name not in stored)
+            removed.update(name for name in names if _MAY_CHANGE_NOTHING.fullmatch(name))
+            call = call_of(node)
+            for value in node.outputs if call is not None else ():
+                own = value.name or ""
+                if value.is_graph_output() and own != call.name and _MAY_CHANGE_NOTHING.fullmatch(own):  # type: ignore[union-attr]
+                    removed.add(own)
+
+    # Parameters that no call reads and no initializer holds. The weight and bias of a BatchNormalization become part of
+    # the convolution before it.
     held = {name.removesuffix(".T") for name in graph.initializers}
     held = held.union(*(sources_of(value, program) for value in graph.initializers.values()))
-    # The weight and bias of a BatchNormalization become part of the convolution before it.
     normalized = {
         name
         for name in program.unseen
         if f"{name.rpartition('.')[0]}.running_var".lstrip(".") in program.targets.values()
     }
     unread = [name for name in program.unseen if name not in held and name not in normalized]
-    merged = any(_merges_values(node, program) for node in graph)
     # A layer that the module does not call leaves both its weight and its bias unread.
     unused = {name.rpartition(".")[0] for name in unread if name.endswith(".weight")}
     unused &= {name.rpartition(".")[0] for name in unread if name.endswith(".bias")}
+    merged = any(_merges_values(node, program) for node in graph)
     lost = [name for name in unread if merged or (removed and name.rpartition(".")[0] not in unused)]
-    doubtful = [value.name or "" for value in graph.initializers.values() if _stands_for(value, removed, program)]
+
+    # Parameters of equal numbers that a call reads although it names a removed result instead.
+    doubtful = []
+    for value in graph.initializers.values():
+        if program.status(value) == "parameter" and not np.ptp(array_of(value)):
+            calls = [call for node, _ in value.uses() if (call := call_of(node)) is not None]
+            inputs = {name for name, target in program.targets.items() if target == value.name}
+            if any(inputs.isdisjoint(call.names) and not removed.isdisjoint(call.names) for call in calls):
+                doubtful.append(value.name or "")
     if lost or doubtful:
         warn(
             f"PyTorch's exporter left out calls that do not change the numbers of this file, or merged calls that "
@@ -288,35 +306,12 @@ def warn_of_lost(graph: ir.Graph, program: TorchProgram) -> None:
         )
 
 
-def _removed_calls(graph: ir.Graph, program: TorchProgram) -> Iterator[str]:
-    """Yield the results of arithmetic that calls name and no node computes."""
-    held = {name.rpartition("/")[2] for name in graph.initializers}
-    for node in graph:
-        call = call_of(node)
-        yield from (
-            name for name in program.folded_names(node) if name not in held and _MAY_CHANGE_NOTHING.fullmatch(name)
-        )
-        for value in node.outputs if call is not None else ():
-            own = value.name or ""
-            if value.is_graph_output() and own != call.name and _MAY_CHANGE_NOTHING.fullmatch(own):  # type: ignore[union-attr]
-                yield own
-
-
 def _merges_values(node: ir.Node, program: TorchProgram) -> bool:
     """Return True if a node reads one value twice, and its call names two results that are not in the file."""
     call = call_of(node)
     values = [value for value in node.inputs if value is not None and not value.is_initializer()]
     repeated = {value.name for value in values if values.count(value) > 1}
     return call is not None and not repeated <= {*call.names} and len({*program.folded_names(node)}) > 1
-
-
-def _stands_for(value: ir.Value, removed: set[str], program: TorchProgram) -> bool:
-    """Return True if a call that reads a parameter of equal numbers names a result that was left out instead."""
-    if program.status(value) != "parameter" or np.ptp(array_of(value)):
-        return False
-    calls = [call for node, _ in value.uses() if (call := call_of(node)) is not None]
-    own = {name for name, target in program.targets.items() if target == value.name}
-    return any(own.isdisjoint(call.names) and not removed.isdisjoint(call.names) for call in calls)
 
 
 # Detached values of a PyTorch module: constants to the gradient here too.
