@@ -31,10 +31,10 @@ from ..exceptions import ModelError
 
 
 def free_batch_axis(model: ir.Model) -> None:
-    """Make the first axis of every input dynamic: exporters often fix it to the batch that they traced.
+    """Make the first axis of every input dynamic, in place: exporters often fix it to the batch that they traced.
 
     Constant shapes of Reshape that begin with that number are freed too. This is a guess: the caller has to compare the
-    graph with the file on rows.
+    graph with the file on rows of data.
     """
     fixed = [v for v in model.graph.inputs if has_fixed_batch(v)]
     if not fixed:
@@ -83,7 +83,7 @@ def has_fixed_batch(value: ir.Value) -> bool:
 
 
 def _free_reshapes(model: ir.Model, batches: set[int]) -> None:
-    """Let Reshape keep the first axis of its data where its shape is constant and begins with the batch."""
+    """Make each Reshape keep the first axis of its data, if its shape is constant and begins with the batch size."""
     infer_shapes(model)  # before the inputs are freed: the fixed sizes of the data are compared below
     for node in [n for n in model.graph if n.op_type == "Reshape" and not n.domain]:
         data, wanted = node.inputs[0], None if node.inputs[1] is None else constant(node.inputs[1])
@@ -132,9 +132,10 @@ ROW_LOSSES = "onnxtrain/row_losses"
 
 
 class Rows(NamedTuple):
-    """Position of the rows in a value: its axis ``axis`` has ``before`` times N times ``after`` elements.
+    """Place of the rows in a value: ``axis`` has ``before * N * after`` elements, for N rows.
 
-    The index of an element on it is ``(i * N + row) * after + j``.
+    The index of an element on this axis is ``(i * N + row) * after + j``, where i < ``before`` and j < ``after``.
+    Reshapes that join or split axes change ``before`` and ``after``.
     """
 
     axis: int
@@ -143,21 +144,21 @@ class Rows(NamedTuple):
 
 
 Place: TypeAlias = "Rows | None"
-"""None: the value does not depend on the rows."""
+"""Place of the rows in a value; None if the value does not depend on the rows."""
 
 BATCH = 1_000_003
-"""Stands for the number of rows where it is free: a large prime number, which is the size of nothing else."""
+"""Stands for a free number of rows: a large prime number, which no other size is."""
 
 
 class Finding(NamedTuple):
-    """The result of the search.
+    """The result of :func:`trace_rows`: rows meet at ``node``, do not meet (no ``node``), or may meet there.
 
     Attributes
     ----------
     certain : bool
-        Whether it is proven; otherwise rows may meet at ``node`` or not.
+        Whether the result is proven; if not, rows may or may not meet at ``node``.
     node : str
-        The node where rows meet, or whose effect is unknown; empty if rows do not meet.
+        The node where rows meet or may meet; empty if they do not.
     """
 
     certain: bool
@@ -173,63 +174,58 @@ class Unknown(Exception):
 
 
 def trace_rows(graph: ir.Graph, by_row: Collection[str], ends: Iterable[ir.Value], batch: int = 0) -> Finding:
-    """Return where rows meet on the way to ``ends``, whose first axis must be that of the rows.
+    """Trace the rows from the inputs to ``ends``, whose first axis must be that of the rows; tell where rows meet.
 
     Parameters
     ----------
     graph : onnx_ir.Graph
         Its shapes are inferred.
     by_row : collection of str
-        The inputs that have a row for each row of the minibatch on their first axis; others do not depend on it.
+        The inputs whose first axis is that of the rows; the other inputs do not depend on the rows.
     ends : iterable of onnx_ir.Value
         The scores, or the losses of rows.
     batch : int, default=0
-        The number of rows; 0 if it is free, a name in the shapes of these inputs.
+        The number of rows; 0 if it is free: a name in the shapes of these inputs.
     """
     ends = list(ends)
-    search = _Search(graph, by_row, batch)
-    nodes = _before(ends)
-    first: Finding | None = None
-    for node in (node for node in graph if node in nodes):
+    upstream, front = set[ir.Node](), list(ends)
+    while front:
+        node = front.pop().producer()
+        if node is not None and node not in upstream:
+            upstream.add(node)
+            front += [x for x in node.inputs if x is not None]
+
+    tracer = _Tracer(graph, by_row, batch)
+    unknown: Finding | None = None
+    for node in (node for node in graph if node in upstream):
         try:
-            search.add(node)
+            tracer.add(node)
         except RowsMeet:
             return Finding(True, describe(node))
         except Unknown:  # go on: at a later node, whose inputs are known, rows may certainly meet
-            first = first or Finding(False, describe(node))
-    if first is not None:
-        return first
+            unknown = unknown or Finding(False, describe(node))
+    if unknown is not None:
+        return unknown
     for end in ends:
-        place = search.places.get(end)
+        place = tracer.places.get(end)
         if place is not None and (place.axis, place.before) != (0, 1):
             return Finding(False, f"The value {end.name!r}")
     return Finding(True)
 
 
-def _before(ends: Iterable[ir.Value]) -> set[ir.Node]:
-    """Return the nodes upstream of ``ends``."""
-    front, found = list(ends), set[ir.Node]()
-    while front:
-        node = front.pop().producer()
-        if node is not None and node not in found:
-            found.add(node)
-            front += [x for x in node.inputs if x is not None]
-    return found
-
-
-class _Search:
+class _Tracer:
     """The places of the rows in the values of a graph, found node by node.
 
     Attributes
     ----------
     places : dict of onnx_ir.Value to Rows or None
-        Where the rows lie; None in values that do not depend on them.
+        The places that are known; None for values that do not depend on the rows.
     unknown : set of onnx_ir.Value
         Values whose place is not known.
     counts : set of onnx_ir.Value
         Values that hold numbers computed from the number of rows.
     known : dict of onnx_ir.Value to ndarray
-        Values of known integers, as far as they are.
+        Integers in values; elements that are not known are None.
     batch : int
         The number of rows, or :data:`BATCH`.
     """
@@ -238,11 +234,11 @@ class _Search:
         self.places: dict[ir.Value, Rows | None] = {}
         self.unknown, self.counts = set[ir.Value](), set[ir.Value]()
         self.known: Integers = {}
-        given = [value for value in graph.inputs if value.name in by_row]
-        names = {sizes[0] for sizes in map(dims, given) if sizes and isinstance(sizes[0], str)}
-        self.batch, self._names = batch or BATCH, names
+        inputs = [value for value in graph.inputs if value.name in by_row]
+        self.batch = batch or BATCH
+        self._names = {sizes[0] for sizes in map(dims, inputs) if sizes and isinstance(sizes[0], str)}
         for value in graph.inputs:
-            self.places[value] = Rows(0) if value in given else None
+            self.places[value] = Rows(0) if value in inputs else None
         for value in graph.initializers.values():
             self.places.setdefault(value, None)
             if value.const_value is not None and value.name not in by_row and value.const_value.size <= 64:
@@ -257,7 +253,7 @@ class _Search:
             found = self._outputs(node)
         except RowsMeet:
             raise
-        # a rule may fail on an invalid or unusual node; the search then knows nothing of it
+        # a rule may fail on an invalid or unusual node, whose effect is then unknown
         except (Unknown, ArithmeticError, IndexError, KeyError, TypeError, ValueError) as error:
             self.unknown.update(node.outputs)
             raise Unknown from error
@@ -283,7 +279,7 @@ class _Search:
         return RULES[name](self, node)
 
     def _note_count(self, node: ir.Node) -> None:
-        """Note sizes that depend on the number of rows."""
+        """Evaluate Shape or Size; add the result to :attr:`counts` if it depends on the number of rows."""
         evaluate(node, self.known)
         x, value = node.inputs[0], node.outputs[0]
         found, place = self.known.get(value), self.place(x)
@@ -297,9 +293,9 @@ class _Search:
             self.counts.add(value)
 
     def _require_sizes(self, node: ir.Node) -> None:
-        """Raise Unknown if a node reads numbers that depend on the number of rows in another way than as sizes.
+        """Raise Unknown if a node reads numbers that depend on the number of rows, except as sizes.
 
-        Sizes computed from such sizes are added to :attr:`counts`.
+        If it computes other sizes from these, add them to :attr:`counts`.
         """
         name, value = kind(node), node.outputs[0]
         allowed = _SIZE_OPERANDS.get(name, ())
@@ -316,7 +312,7 @@ class _Search:
         self.counts.update(node.outputs)
 
     def _place_of_sizes(self, node: ir.Node) -> Rows | None:
-        """Return where the rows lie in a value made from a size alone, such as zeros of that size."""
+        """Return the place of the rows in a value made from sizes only, such as zeros of a size."""
         sizes = self.sizes(node.outputs[0])
         if None in sizes or not all(sizes):
             raise Unknown
@@ -344,7 +340,7 @@ class _Search:
         return len(sizes)
 
     def sizes(self, value: ir.Value | None) -> list[int | None]:
-        """Return the sizes, with a number for that of the rows."""
+        """Return the sizes, with :attr:`batch` for the number of rows."""
         found = dims(value)
         if found is None:
             raise Unknown
@@ -368,7 +364,7 @@ class _Search:
         return [int(x) for x in array.ravel()]
 
     def aligned(self, node: ir.Node, values: Sequence[ir.Value | None]) -> Rows | None:
-        """Return the place in the result of an elementwise operation, whose operands are broadcast."""
+        """Return the place of the rows in the result of an elementwise operation on broadcast operands."""
         sizes, found = dims(node.outputs[0]), set[Rows]()
         rank = len(sizes) if sizes is not None else max(self.rank(x) for x in values if x is not None)
         for value in values:
@@ -381,44 +377,44 @@ class _Search:
 
 
 def _along(place: Rows, axes: Iterable[int]) -> None:
-    """Raise where rows lie on one of ``axes``."""
+    """Raise RowsMeet if the rows lie on one of ``axes``, along which an operator reduces, sorts or moves."""
     if place.axis in axes:
         raise RowsMeet
 
 
 def _required(place: Place) -> Rows:
-    """Return the place of the rows; raise Unknown if a value does not depend on them, which no rule expects there."""
+    """Return the place of the rows; raise Unknown if there is none: the rule expects rows in this operand."""
     if place is None:
         raise Unknown
     return place
 
 
 Result: TypeAlias = "Rows | list[Rows | None] | None"
-Rule: TypeAlias = "Callable[[_Search, ir.Node], Result]"
+Rule: TypeAlias = "Callable[[_Tracer, ir.Node], Result]"
 
 
-def _first_alone(s: _Search, node: ir.Node) -> Result:
-    """Elements of the first input; the others are settings."""
+def _first_alone(s: _Tracer, node: ir.Node) -> Result:
+    """Follow elements of the first input; the other inputs are settings."""
     s.fixed(*node.inputs[1:])
     return _required(s.of(node, 0))
 
 
-def _on_first_axis(s: _Search, node: ir.Node) -> Result:
-    """Each element of the first axis by itself."""
+def _on_first_axis(s: _Tracer, node: ir.Node) -> Result:
+    """Follow operators that treat each element of the first axis separately."""
     places = {s.place(x) for x in node.inputs} - {None}
     if places != {Rows(0)}:
         raise Unknown
     return Rows(0)
 
 
-def _attention(s: _Search, node: ir.Node) -> Result:
+def _attention(s: _Tracer, node: ir.Node) -> Result:
     if s.of(node, 3) is not None and s.rank(node.inputs[3]) < 4:  # a mask without an axis of rows
         raise Unknown
     return _on_first_axis(s, node)
 
 
-def _first_with_fixed(s: _Search, node: ir.Node) -> Result:
-    """Each element of the first axis of the first input by itself, with others that do not depend on rows."""
+def _first_with_fixed(s: _Tracer, node: ir.Node) -> Result:
+    """Follow operators that treat each element of the first axis of the first input separately."""
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
     if place.axis != 0:
@@ -426,10 +422,10 @@ def _first_with_fixed(s: _Search, node: ir.Node) -> Result:
     return place
 
 
-def _reduction(s: _Search, node: ir.Node) -> Result:
+def _reduction(s: _Tracer, node: ir.Node) -> Result:
     x, place = node.inputs[0], _required(s.of(node, 0))
-    given = attribute(node, "axes", None)
-    axes = [*given] if given is not None else [] if operand(node, 1) is None else s.integers(operand(node, 1))
+    has_axes = attribute(node, "axes", None) is not None or operand(node, 1) is not None
+    axes = _axes_of(s, node) if has_axes else []
     if not axes and int_attribute(node, "noop_with_empty_axes", 0):
         return place
     rank = s.rank(x)
@@ -439,14 +435,14 @@ def _reduction(s: _Search, node: ir.Node) -> Result:
     return place._replace(axis=place.axis - gone)
 
 
-def _choice(s: _Search, node: ir.Node) -> Result:
-    """ArgMax and ArgMin."""
+def _arg_extreme(s: _Tracer, node: ir.Node) -> Result:
+    """Follow ArgMax and ArgMin."""
     place, axis = _required(s.of(node, 0)), int_attribute(node, "axis", 0) % s.rank(node.inputs[0])
     _along(place, [axis])
     return place._replace(axis=place.axis - (not int_attribute(node, "keepdims", 1) and axis < place.axis))
 
 
-def _softmax(s: _Search, node: ir.Node) -> Result:
+def _softmax(s: _Tracer, node: ir.Node) -> Result:
     place, rank, single = _required(s.of(node, 0)), s.rank(node.inputs[0]), opset(node) >= 13
     axis = int_attribute(node, "axis", -1 if single else 1) % rank
     _along(place, [axis] if single else range(axis, rank))
@@ -454,9 +450,9 @@ def _softmax(s: _Search, node: ir.Node) -> Result:
 
 
 def _over_last_axes(default: int) -> Rule:
-    """Normalization over an axis and all later ones; scales and shifts do not depend on rows."""
+    """Return the rule of normalizations over an axis and all later ones, with scales that do not depend on rows."""
 
-    def rule(s: _Search, node: ir.Node) -> Result:
+    def rule(s: _Tracer, node: ir.Node) -> Result:
         s.fixed(*node.inputs[1:])
         place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
         _along(place, range(int_attribute(node, "axis", default) % rank, rank))
@@ -466,9 +462,9 @@ def _over_last_axes(default: int) -> Rule:
 
 
 def _along_axis(default: int) -> Rule:
-    """Move or combine along the axis of an attribute."""
+    """Return the rule of operators that move or combine elements along the axis of an attribute."""
 
-    def rule(s: _Search, node: ir.Node) -> Result:
+    def rule(s: _Tracer, node: ir.Node) -> Result:
         s.fixed(*node.inputs[1:])
         place = _required(s.of(node, 0))
         _along(place, [int_attribute(node, "axis", default) % s.rank(node.inputs[0])])
@@ -477,44 +473,53 @@ def _along_axis(default: int) -> Rule:
     return rule
 
 
-def _along_axis_input(s: _Search, node: ir.Node) -> Result:
+def _along_axis_input(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     _along(place, [axis % rank for axis in s.integers(operand(node, 1))])
     return place
 
 
-def _batch_normalization(s: _Search, node: ir.Node) -> Result:
+def _batch_normalization(s: _Tracer, node: ir.Node) -> Result:
     place = _first_alone(s, node)
     assert isinstance(place, Rows)
     # as in inference, with stored statistics; in training, the caller knows that statistics mix the rows
     return [place] + [None] * (len(node.outputs) - 1)
 
 
-def _instance_normalization(s: _Search, node: ir.Node) -> Result:
+def _instance_normalization(s: _Tracer, node: ir.Node) -> Result:
     place = _first_alone(s, node)
     assert isinstance(place, Rows)
     _along(place, range(2, s.rank(node.inputs[0])))
     return place
 
 
-def _mean_variance(s: _Search, node: ir.Node) -> Result:
+def _mean_variance(s: _Tracer, node: ir.Node) -> Result:
     place = _required(s.of(node, 0))
     _along(place, [axis % s.rank(node.inputs[0]) for axis in attribute(node, "axes", [0, 2, 3])])
     return place
 
 
-def _product(s: _Search, node: ir.Node) -> Result:
+def _product(s: _Tracer, node: ir.Node) -> Result:
     a, b = node.inputs[:2]
     s.fixed(*node.inputs[2:])
     return _product_of(s, a, b, False, False)
 
 
-def _product_of(s: _Search, a: ir.Value | None, b: ir.Value | None, turn_a: bool, turn_b: bool) -> Rows | None:
-    """Return the place in a matrix product; leading axes are broadcast."""
+def _product_of(s: _Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool, turn_b: bool) -> Rows | None:
+    """Return the place of the rows in a matrix product, whose leading axes are broadcast."""
     left, right, m, n = s.place(a), s.place(b), s.rank(a), s.rank(b)
-    if m == 1 or n == 1:
-        return _product_with_vector(left, right, m, n)
+    if m == 1 or n == 1:  # a product with a vector
+        if left is not None and (m == 1 or left.axis == m - 1):
+            raise RowsMeet
+        if right is not None and (n == 1 or right.axis == n - 2):
+            raise RowsMeet
+        if left is not None and right is not None:
+            raise Unknown
+        if left is not None:
+            return left
+        row_place = _required(right)
+        return row_place._replace(axis=row_place.axis - (row_place.axis == n - 1))
     rank, found = max(m, n), set[Rows]()
     for place, own, turned, summed in ((left, m, turn_a, 1), (right, n, turn_b, 2)):
         if place is None:
@@ -533,20 +538,7 @@ def _product_of(s: _Search, a: ir.Value | None, b: ir.Value | None, turn_a: bool
     return place
 
 
-def _product_with_vector(left: Place, right: Place, m: int, n: int) -> Rows | None:
-    if left is not None and (m == 1 or left.axis == m - 1):
-        raise RowsMeet
-    if right is not None and (n == 1 or right.axis == n - 2):
-        raise RowsMeet
-    if left is not None and right is not None:
-        raise Unknown
-    if left is not None:
-        return left
-    place = _required(right)
-    return place._replace(axis=place.axis - (place.axis == n - 1))
-
-
-def _gemm(s: _Search, node: ir.Node) -> Result:
+def _gemm(s: _Tracer, node: ir.Node) -> Result:
     a, b, c = node.inputs[0], node.inputs[1], operand(node, 2)
     turned = bool(int_attribute(node, "transA", 0)), bool(int_attribute(node, "transB", 0))
     place = _product_of(s, a, b, *turned) if s.place(a) or s.place(b) else None
@@ -558,73 +550,69 @@ def _gemm(s: _Search, node: ir.Node) -> Result:
     return place or own
 
 
-def _transpose(s: _Search, node: ir.Node) -> Result:
+def _transpose(s: _Tracer, node: ir.Node) -> Result:
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     order = attribute(node, "perm", None) or [*reversed(range(rank))]
     return place._replace(axis=[*order].index(place.axis))
 
 
-def _reshape(s: _Search, node: ir.Node) -> Result:
+def _reshape(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
-    return _reshaped(_required(s.of(node, 0)), s.sizes(node.inputs[0]), _target_sizes(s, node), s.batch)
-
-
-def _target_sizes(s: _Search, node: ir.Node) -> list[int | None]:
-    """Return the sizes of a reshaped value; one that is not known may follow from the others."""
-    given, found = s.sizes(node.inputs[0]), s.sizes(node.outputs[0])
-    if node.op_type == "Reshape" and None in found and operand(node, 1) is not None:
+    before, after = s.sizes(node.inputs[0]), s.sizes(node.outputs[0])
+    # sizes that shape inference left unknown: 0 copies the size of the data, and a last one follows from the others
+    if None in after and operand(node, 1) is not None:
         wanted = s.known.get(operand(node, 1))  # type: ignore[arg-type]
-        if wanted is not None and wanted.ndim == 1 and len(wanted) == len(found):
+        if wanted is not None and wanted.ndim == 1 and len(wanted) == len(after):
             copies = not int_attribute(node, "allowzero", 0)
             for i, size in enumerate(wanted):
-                if found[i] is None and size == 0 and copies and i < len(given):
-                    found[i] = given[i]
-    if found.count(None) == 1 and None not in given:
-        rest = math.prod(d for d in found if d is not None)
-        total = math.prod(d or 0 for d in given)
+                if after[i] is None and size == 0 and copies and i < len(before):
+                    after[i] = before[i]
+    if after.count(None) == 1 and None not in before:
+        rest = math.prod(d for d in after if d is not None)
+        total = math.prod(d or 0 for d in before)
         if rest and total % rest == 0:
-            found[found.index(None)] = total // rest
-    return found
+            after[after.index(None)] = total // rest
+    return _reshaped(_required(s.of(node, 0)), before, after, s.batch)
 
 
-def _reshaped(place: Rows, given: list[int | None], found: list[int | None], batch: int) -> Rows:
-    """Return where the rows lie after a reshape, which keeps the number of elements before and after them.
+def _reshaped(place: Rows, before: list[int | None], after: list[int | None], batch: int) -> Rows:
+    """Return the place of the rows in a reshaped value, by the sizes ``before`` and ``after``.
 
-    ``given`` and ``found`` are the sizes before and after it.
+    A reshape keeps the order of elements: those before the rows, those after them, and the rows between.
     """
-    if place == Rows(0) and found[:1] == given[:1] == [batch]:
+    if place == Rows(0) and after[:1] == before[:1] == [batch]:
         return place
-    if None in given or None in found:
+    if None in before or None in after:
         raise Unknown
-    sizes, outer = [d or 0 for d in given], place.before
-    outer *= math.prod(sizes[: place.axis])
-    for axis, size in enumerate(d or 0 for d in found):
-        before = math.prod(d or 0 for d in found[:axis])
-        if before and outer % before == 0 and size % (outer // before * batch) == 0 and size:
-            own = outer // before
+    outer = place.before * math.prod((d or 0) for d in before[: place.axis])
+    for axis, size in enumerate(d or 0 for d in after):
+        leading = math.prod(d or 0 for d in after[:axis])
+        if leading and outer % leading == 0 and size % (outer // leading * batch) == 0 and size:
+            own = outer // leading
             return Rows(axis, own, size // (own * batch))
     raise Unknown
 
 
-def _flatten(s: _Search, node: ir.Node) -> Result:
+def _flatten(s: _Tracer, node: ir.Node) -> Result:
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     axis = int_attribute(node, "axis", 1)
     if place.axis == 0 and rank > 1 and axis % rank == 1:
         return place
-    given = s.sizes(node.inputs[0])
-    if None in given:
+    sizes = s.sizes(node.inputs[0])
+    if None in sizes:
         raise Unknown
     cut = axis + rank if axis < 0 else axis
-    two = [math.prod(d or 0 for d in part) for part in (given[:cut], given[cut:])]
-    return _reshaped(place, given, [*two], s.batch)
+    two = [math.prod(d or 0 for d in part) for part in (sizes[:cut], sizes[cut:])]
+    return _reshaped(place, sizes, [*two], s.batch)
 
 
-def _axes_of(s: _Search, node: ir.Node) -> list[int]:
-    given = attribute(node, "axes", None)
-    return [*given] if given is not None else s.integers(operand(node, 1))
+def _axes_of(s: _Tracer, node: ir.Node) -> list[int]:
+    """Return axes that are an attribute in earlier opsets and an input in later ones."""
+    axes = attribute(node, "axes", None)
+    return [*axes] if axes is not None else s.integers(operand(node, 1))
 
 
-def _squeeze(s: _Search, node: ir.Node) -> Result:
+def _squeeze(s: _Tracer, node: ir.Node) -> Result:
     place, x = _required(s.of(node, 0)), node.inputs[0]
     if "axes" not in node.attributes and operand(node, 1) is None:
         axes = [i for i, size in enumerate(s.sizes(x)) if size == 1]
@@ -635,26 +623,26 @@ def _squeeze(s: _Search, node: ir.Node) -> Result:
     return place._replace(axis=place.axis - sum(axis < place.axis for axis in axes))
 
 
-def _unsqueeze(s: _Search, node: ir.Node) -> Result:
+def _unsqueeze(s: _Tracer, node: ir.Node) -> Result:
     place, axes = _required(s.of(node, 0)), _axes_of(s, node)
     rank = s.rank(node.inputs[0]) + len(axes)
     new = {axis % rank for axis in axes}
     return place._replace(axis=[i for i in range(rank) if i not in new][place.axis])
 
 
-def _expand(s: _Search, node: ir.Node) -> Result:
+def _expand(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     return s.aligned(node, node.inputs[:1])
 
 
-def _tile(s: _Search, node: ir.Node) -> Result:
+def _tile(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
     times = s.integers(operand(node, 1))[place.axis]
     return place._replace(before=place.before * times)
 
 
-def _concat(s: _Search, node: ir.Node) -> Result:
+def _concat(s: _Tracer, node: ir.Node) -> Result:
     places, rank = [s.place(x) for x in node.inputs], s.rank(node.inputs[0])
     axis, found = int_attribute(node, "axis", 0) % rank, {place for place in places if place is not None}
     if any(place.axis == axis for place in found):
@@ -666,7 +654,7 @@ def _concat(s: _Search, node: ir.Node) -> Result:
     return next(iter(found))
 
 
-def _slice(s: _Search, node: ir.Node) -> Result:
+def _slice(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     if "starts" in node.attributes:
@@ -685,7 +673,7 @@ def _slice(s: _Search, node: ir.Node) -> Result:
     return place
 
 
-def _gather(s: _Search, node: ir.Node) -> Result:
+def _gather(s: _Tracer, node: ir.Node) -> Result:
     data, indices = node.inputs[:2]
     axis, own, read = int_attribute(node, "axis", 0) % s.rank(data), s.place(data), s.place(indices)
     if own is None:
@@ -697,7 +685,7 @@ def _gather(s: _Search, node: ir.Node) -> Result:
     return own._replace(axis=own.axis + (s.rank(indices) - 1 if axis < own.axis else 0))
 
 
-def _gather_elements(s: _Search, node: ir.Node) -> Result:
+def _gather_elements(s: _Tracer, node: ir.Node) -> Result:
     data, indices = s.of(node, 0), s.of(node, 1)
     axis = int_attribute(node, "axis", 0) % s.rank(node.inputs[0])
     if data is None:
@@ -708,7 +696,7 @@ def _gather_elements(s: _Search, node: ir.Node) -> Result:
     return data
 
 
-def _gather_nd(s: _Search, node: ir.Node) -> Result:
+def _gather_nd(s: _Tracer, node: ir.Node) -> Result:
     data, indices, shared = s.of(node, 0), s.of(node, 1), int_attribute(node, "batch_dims", 0)
     if data is None and indices is not None and indices.axis < s.rank(node.inputs[1]) - 1 and not shared:
         return indices
@@ -717,13 +705,13 @@ def _gather_nd(s: _Search, node: ir.Node) -> Result:
     raise Unknown
 
 
-def _one_hot(s: _Search, node: ir.Node) -> Result:
+def _one_hot(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     return place._replace(axis=place.axis + (int_attribute(node, "axis", -1) % (rank + 1) <= place.axis))
 
 
-def _pad(s: _Search, node: ir.Node) -> Result:
+def _pad(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     pads = [*attribute(node, "pads", [])] if "pads" in node.attributes else s.integers(operand(node, 1))
@@ -735,7 +723,7 @@ def _pad(s: _Search, node: ir.Node) -> Result:
     return place
 
 
-def _resize(s: _Search, node: ir.Node) -> Result:
+def _resize(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
     before, after = (s.sizes(x)[place.axis] for x in (node.inputs[0], node.outputs[0]))
@@ -744,7 +732,7 @@ def _resize(s: _Search, node: ir.Node) -> Result:
     return place
 
 
-def _recurrent(s: _Search, node: ir.Node) -> Result:
+def _recurrent(s: _Tracer, node: ir.Node) -> Result:
     first = int_attribute(node, "layout", 0)
     wanted = {0: Rows(0 if first else 1), 4: Rows(0), 5: Rows(0 if first else 1), 6: Rows(0 if first else 1)}
     for i, x in enumerate(node.inputs):
@@ -755,29 +743,32 @@ def _recurrent(s: _Search, node: ir.Node) -> Result:
     return found[: len(node.outputs)]
 
 
-def _einsum(s: _Search, node: ir.Node) -> Result:
+def _einsum(s: _Tracer, node: ir.Node) -> Result:
     equation = attribute(node, "equation", "").replace(" ", "")
-    given, _, result = equation.partition("->")
+    operands, _, result = equation.partition("->")
     if "." in equation or not result or "->" not in equation:
         raise Unknown
     found = set()
-    for term, x in zip(given.split(","), node.inputs, strict=True):
+    for term, x in zip(operands.split(","), node.inputs, strict=True):
         if (place := s.place(x)) is not None:
             found.add((term[place.axis], place._replace(axis=0)))
     if len(found) > 1:
         raise RowsMeet
     letter, place = found.pop()
-    if letter not in result or any(term.count(letter) > 1 for term in given.split(",")):
+    if letter not in result or any(term.count(letter) > 1 for term in operands.split(",")):
         raise RowsMeet
     return place._replace(axis=result.index(letter))
 
 
-def _dynamic_range(s: _Search, node: ir.Node) -> Result:
-    """Quantize by the range of all rows. Padding repeats rows, which does not change it: rounding is no meeting."""
+def _dynamic_quantize(s: _Tracer, node: ir.Node) -> Result:
+    """Follow DynamicQuantizeLinear: its range is that of all rows, but such rounding does not count as meeting.
+
+    Padding repeats rows, which does not change the range.
+    """
     return [_required(s.of(node, 0)), None, None]
 
 
-def _triangle(s: _Search, node: ir.Node) -> Result:
+def _triangle(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
     if place.axis >= s.rank(node.inputs[0]) - 2:
@@ -785,14 +776,14 @@ def _triangle(s: _Search, node: ir.Node) -> Result:
     return place
 
 
-def _row_loss(s: _Search, node: ir.Node) -> Result:
+def _loss_of_rows(s: _Tracer, node: ir.Node) -> Result:
     if attribute(node, "reduction", "mean") not in ("none", b"none"):
         raise RowsMeet
     s.fixed(*node.inputs[2:])
     return _on_first_axis(s, node)
 
 
-def _distances(s: _Search, node: ir.Node) -> Result:
+def _distances(s: _Tracer, node: ir.Node) -> Result:
     left, right = s.of(node, 0), s.of(node, 1)
     if left is not None and right is not None:
         raise RowsMeet
@@ -801,8 +792,8 @@ def _distances(s: _Search, node: ir.Node) -> Result:
     return Rows(0) if left is not None else Rows(1)
 
 
-def _where_kept(s: _Search, node: ir.Node) -> Result:
-    """Compress."""
+def _compress(s: _Tracer, node: ir.Node) -> Result:
+    """Follow Compress, which keeps elements by a condition."""
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
     if "axis" not in node.attributes:
@@ -866,24 +857,24 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_BY_FIRST_AXIS.split(), _on_first_axis),
     **dict.fromkeys(_BY_FIRST_AXIS_OF_FIRST.split(), _first_with_fixed),
     **dict.fromkeys(_REDUCTIONS.split(), _reduction),
-    **dict.fromkeys(("ArgMax", "ArgMin"), _choice),
+    **dict.fromkeys(("ArgMax", "ArgMin"), _arg_extreme),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
     **dict.fromkeys(_BY_LAST_AXES.split(), _over_last_axes(-1)),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _first_alone),
     **dict.fromkeys(("MatMul", "MatMulInteger"), _product),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     **dict.fromkeys(("EyeLike", "RandomNormalLike", "RandomUniformLike"), lambda s, node: s.of(node, 0)),
-    **dict.fromkeys(("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"), _row_loss),
+    **dict.fromkeys(("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"), _loss_of_rows),
     **dict.fromkeys(("Resize", "Upsample"), _resize),
     "Attention": _attention,
     "BatchNormalization": _batch_normalization,
     "com.microsoft.CDist": _distances,
-    "Compress": _where_kept,
+    "Compress": _compress,
     "Concat": _concat,
     "CumSum": _along_axis_input,
     "CumProd": _along_axis_input,
     "Dropout": _first_alone,
-    "DynamicQuantizeLinear": _dynamic_range,
+    "DynamicQuantizeLinear": _dynamic_quantize,
     "Einsum": _einsum,
     "Expand": _expand,
     "Flatten": _flatten,
@@ -906,4 +897,4 @@ RULES: Mapping[str, Rule] = {
     "Unsqueeze": _unsqueeze,
     "Tile": _tile,
 }
-"""Rules by operator: each follows the rows through a node."""
+"""By operator, functions that map the places of the rows in the inputs of a node to those in its outputs."""
