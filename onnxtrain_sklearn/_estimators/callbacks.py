@@ -66,7 +66,7 @@ class CallbackWatcher:
         self._set_up: list[tuple[Hooked, TaskContext]] = []
 
     def begin(self) -> bool:
-        """Set the callbacks up and tell them; return whether one restored a state that had ended."""
+        """Set the callbacks up and call their begin hooks; return True if one restored a state that had ended."""
         estimator, training = self.estimator, self._training
         name, epochs = "partial_fit" if training.one_pass else "fit", training.max_iter
         vars(estimator)[ACTIVE] = training
@@ -105,14 +105,14 @@ class CallbackWatcher:
         self._call(self._epochs, BEGIN)
 
     def end_epoch(self) -> bool:
-        """Call the epoch-end hooks; return whether a callback ends training."""
+        """Call the epoch-end hooks; return True if a callback ends training."""
         if not self._epochs:  # of a search on all rows, whose iterations are known when they have ended
             self.begin_epoch()
         epochs, self._epochs = self._epochs, []
         return self._call(epochs, END)
 
     def conclude_epoch(self, *, ended: bool) -> None:
-        """Note that all is decided on the epoch."""
+        """Tell the training that the outcome of the epoch is final; ``ended``: training stops after it."""
         self._training.conclude_epoch(ended=ended)
 
     def end(self) -> None:
@@ -120,18 +120,16 @@ class CallbackWatcher:
         self._call(self._roots, END)
 
     def close(self) -> None:
-        """Tear down what was set up; the first error is raised when all have been told."""
-        errors = [error for one, root in self._set_up if (error := self._torn_down(one, root)) is not None]
+        """Tear down every callback that was set up, then raise the first error."""
+        errors = []
+        for callback, root in self._set_up:
+            try:
+                callback.teardown(self.estimator, root)
+            except Exception as error:
+                errors.append(error)
         vars(self.estimator).pop(ACTIVE, None)
         if errors:
             raise errors[0]
-
-    def _torn_down(self, callback: Hooked, root: TaskContext) -> Exception | None:
-        try:
-            callback.teardown(self.estimator, root)
-        except Exception as error:
-            return error
-        return None
 
     def _call(self, tasks: Sequence[TaskContext | SharedTask], hook: str) -> bool:
         answers = [task.call(hook, self.estimator, self._values) for task in tasks]

@@ -21,7 +21,6 @@ from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
-from .._data.target_scale import TargetScale
 from .._data.targets import weights_of_classes
 from .._export.folder import read_folder, training_folder, write_folder
 from .._export.graphs import require_known_form
@@ -50,7 +49,7 @@ from ..graph import GraphBuilder
 from ..losses import Loss
 from ..optimizers import SGD, Adam, AdamW, BaseOptimizer, Slot, resolve_optimizer
 from ..optimizers.options import OPTIONS
-from ..schedules import Progress, resolve_schedule
+from ..schedules import resolve_schedule
 from .call import Call
 from .config import TrainingConfig
 from .fit import prepare
@@ -86,8 +85,10 @@ def export_source(
     parameters = state.parameters
     if parameters.averages != (settings.ema_decay is not None):
         parameters = parameters.with_averages(settings.ema_decay is not None)
-    rows = config.loop.accumulate * config.batch_size
-    rows = rows if batch_size is None else _checked_batch(batch_size)
+    rows = config.loop.accumulate * config.batch_size if batch_size is None else batch_size
+    if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 1:
+        raise ValueError(f"batch_size must be an int of at least 1, or None, {instead_of(rows)}.")
+    rows = int(rows)
     held = {
         name: getattr(config.optimizer if name in OPTIONS else estimator, name)
         for name in (*SCHEDULE_PARAMETERS, *FACTS)
@@ -112,12 +113,6 @@ def export_source(
     table = None if state.fitted is None else state.fitted.parts
     front = None if table is None else encoding_graph(table)
     return ExportSource(parts, state.head, facts, weights, ignored, target, outputs, front, minibatches)
-
-
-def _checked_batch(batch_size: object) -> int:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise ValueError(f"batch_size must be an int of at least 1, or None, {instead_of(batch_size)}.")
-    return int(batch_size)
 
 
 def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
@@ -150,18 +145,14 @@ def exported_class_weights(
             "weights into sample_weight (sklearn.utils.class_weight.compute_sample_weight)."
         )
     if isinstance(given, str):
-        return _required_balance(balanced)
+        if balanced is None:
+            raise ModelError(
+                "Training graphs hold the weight of each class, and class_weight='balanced' takes them from the rows "
+                "of a fit, which this estimator was not fitted with: call fit again, or give a dict, such as "
+                "sklearn.utils.class_weight.compute_class_weight makes."
+            )
+        return balanced
     return tuple(weights_of_classes(given, classes, np.zeros(0, np.int64), np.ones(0)).tolist())
-
-
-def _required_balance(balanced: tuple[float, ...] | None) -> tuple[float, ...]:
-    if balanced is None:
-        raise ModelError(
-            "Training graphs hold the weight of each class, and class_weight='balanced' takes them from the rows of a "
-            "fit, which this estimator was not fitted with: call fit again, or give a dict, such as "
-            "sklearn.utils.class_weight.compute_class_weight makes."
-        )
-    return balanced
 
 
 def settings_of_step(state: FittedState) -> StepSettings:
@@ -209,17 +200,13 @@ def read_arrays(source: object, state: FittedState) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file or folder {path}.")
     if path.suffix == ".onnx_adapter":
-        return _unscaled(read_adapter(path), state)
+        arrays = read_adapter(path)
+        for one in state.source.low_rank:  # the file holds the factors with the scale multiplied into them
+            last = one.factors[1]
+            if last in arrays:
+                arrays[last] = (arrays[last].astype(np.float64) / one.scale).astype(arrays[last].dtype)
+        return arrays
     return read_state_file(path)
-
-
-def _unscaled(arrays: dict[str, np.ndarray], state: FittedState) -> dict[str, np.ndarray]:
-    """Return the arrays of an adapter file without the scale in the factors."""
-    for one in state.source.low_rank:
-        last = one.factors[1]
-        if last in arrays:
-            arrays[last] = (arrays[last].astype(np.float64) / one.scale).astype(arrays[last].dtype)
-    return arrays
 
 
 def load_arrays(state: FittedState, arrays: Arrays, optimizer: BaseOptimizer) -> None:
@@ -230,8 +217,11 @@ def load_arrays(state: FittedState, arrays: Arrays, optimizer: BaseOptimizer) ->
     arrays = _as_vectors(state, arrays)
     vectors = PARAMETERS in arrays and PARAMETERS not in state.trained_weights()
     parameters, frozen, optimizer_state = _of_vectors(state, arrays, slots) if vectors else _of_names(state, arrays)
-    if vectors and STEP in arrays:
-        state.history.change(progress=_progress_at(state.history.progress, optimizer_state.t - state.optimizer.t))
+    if vectors and STEP in arrays:  # learning rates continue from there, after as many rows in each step as before
+        progress = state.history.progress
+        step = max(0, progress.step + optimizer_state.t - state.optimizer.t)
+        samples = round(progress.samples * step / max(1, progress.step))
+        state.history.change(progress=replace(progress, step=step, samples=samples))
     state.history.last_finite = None
     live = replace(state.live, step=None, predictors={})
     # at once: other threads may be predicting
@@ -252,12 +242,6 @@ def _as_vectors(state: FittedState, arrays: Arrays) -> Arrays:
     weights = AVERAGE if PARAMETERS in rest else PARAMETERS  # predictions are made by the average
     statistics = {STATISTICS: parameters.statistics} if parameters.statistics.size else {}
     return {**rest, **statistics, weights: parameters.vector}
-
-
-def _progress_at(progress: Progress, steps: int) -> Progress:
-    """Return the progress so many steps later, of as many rows each: learning rates go on from there."""
-    step = max(0, progress.step + steps)
-    return replace(progress, step=step, samples=round(progress.samples * step / max(1, progress.step)))
 
 
 def _of_names(state: FittedState, arrays: Arrays) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
@@ -307,7 +291,10 @@ def _of_vectors(
                 f"The state holds {name!r} of shape {[*array.shape]}, which is neither a parameter of the graph nor a "
                 f"vector of an optimizer.{nearest(name, [*old.views(), *shapes])}"
             )
-    t = _steps_of_state(arrays.get(STEP, np.array(0)))
+    steps = arrays.get(STEP, np.array(0))
+    if not 0 <= steps < 2**63 or steps != np.floor(steps):
+        raise ModelError(f"The state holds {STEP!r} = {steps}, which must be a number of steps: an integer >= 0.")
+    t = int(steps)
     if moments.keys() != set(slots) and (moments or t):
         raise ModelError(
             f"The state holds the vectors {sorted(moments)} of an optimizer, and that of the estimator has "
@@ -326,13 +313,6 @@ def _of_vectors(
     averaged = state.optimizer.averaged + t - state.optimizer.t if AVERAGE in arrays else 0
     optimizer_state = replace(state.optimizer, t=t, slots=typed, averaged=max(0, averaged))
     return parameters, state.frozen, optimizer_state
-
-
-def _steps_of_state(array: np.ndarray) -> int:
-    """Return the number of steps that a state holds."""
-    if not 0 <= array < 2**63 or array != np.floor(array):
-        raise ModelError(f"The state holds {STEP!r} = {array}, which must be a number of steps: an integer >= 0.")
-    return int(array)
 
 
 def _require_fitting_array(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -393,7 +373,14 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
     from ..classic.artifacts import generate_artifacts  # imported late: few users need it
 
     optimizer = _block_of_optimizer(estimator)
-    _require_expressible(estimator, state)
+    if estimator.alpha:
+        raise ModelError(f"The files for devices have no penalty on weights, but alpha={estimator.alpha!r}: set it 0.")
+    if state.model.running_statistics:
+        raise ModelError("The files for devices update no running statistics: freeze the scale and bias of BatchNorm.")
+    if state.head.groups or state.head.positions or state.model.link == "votes":
+        raise ModelError(
+            "The files for devices take one label a row, or indicators, and no scores of pairs of classes."
+        )
     loss = loss_of(estimator._task(), state.fitted, state.source)
     names = {value.name for value in state.model.model.graph.initializers.values()}
     generate_artifacts(
@@ -405,17 +392,6 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
         prefix=prefix,
         engine=differentiating_engine(estimator.engine),
     )
-
-
-def _require_expressible(estimator: Any, state: FittedState) -> None:
-    if estimator.alpha:
-        raise ModelError(f"The files for devices have no penalty on weights, but alpha={estimator.alpha!r}: set it 0.")
-    if state.model.running_statistics:
-        raise ModelError("The files for devices update no running statistics: freeze the scale and bias of BatchNorm.")
-    if state.head.groups or state.head.positions or state.model.link == "votes":
-        raise ModelError(
-            "The files for devices take one label a row, or indicators, and no scores of pairs of classes."
-        )
 
 
 def _block_of_optimizer(estimator: Any) -> Any:
@@ -455,7 +431,13 @@ def _with_loss(state: FittedState, loss: Loss) -> ir.Model:
     graph.inputs.append(y)
     y = op.Reshape(y, [-1, head.n_outputs]) if head.row_shape else y
     columns = op.Reshape(scores, [-1, head.n_outputs])
-    target = one_hot(op, y, head.n_outputs, op.dtype) if labelled else _scaled_outputs(op, y, head.target_scale)
+    if labelled:
+        target = one_hot(op, y, head.n_outputs, op.dtype)
+    elif (scale := head.target_scale) is not None:  # the device takes the target in its own units
+        number = op.dtype.numpy()
+        target = op.Div(op.Sub(y, np.asarray(scale.center, number)), np.asarray(scale.scale, number))
+    else:
+        target = y
     if single.members is not None:
         target = repeated_rows(op, target, single.members, head.n_outputs)
     with refusing(
@@ -467,13 +449,6 @@ def _with_loss(state: FittedState, loss: Loss) -> ir.Model:
     value.name, value.dtype, value.shape = "loss", op.dtype, ir.Shape([])
     keep_outputs(model, [value, scores])
     return infer_shapes(model)
-
-
-def _scaled_outputs(op: GraphBuilder, y: ir.Value, scale: TargetScale | None) -> ir.Value:
-    """Return the scaled target; on the device the target is given in its own units."""
-    if scale is None:
-        return y
-    return op.Div(op.Sub(y, np.asarray(scale.center, op.dtype.numpy())), np.asarray(scale.scale, op.dtype.numpy()))
 
 
 def read_checkpoint(state: FittedState, path: str | os.PathLike[str]) -> None:

@@ -375,12 +375,11 @@ def predicting_model(state: RunOfMembers) -> tuple[TrainableModel, dict[str, np.
     """Return the graph that predicts, and its weights: the state's, or those of all its snapshots in one ensemble."""
     if not state.snapshots:
         return state.deployed, state.weights()
-    return ensemble_of(state.deployed, [_weights_at(state, buffer) for buffer in state.snapshots])
-
-
-def _weights_at(state: RunOfMembers, buffer: np.ndarray) -> dict[str, np.ndarray]:
-    ordered = state.source.weights({**state.frozen, **state.parameters.with_buffer(buffer).prediction_views()})
-    return state.source.kept.rounded(merged(ordered, state.source.low_rank))
+    source, members = state.source, []
+    for buffer in state.snapshots:
+        weights = source.weights({**state.frozen, **state.parameters.with_buffer(buffer).prediction_views()})
+        members.append(source.kept.rounded(merged(weights, source.low_rank)))
+    return ensemble_of(state.deployed, members)
 
 
 def require_single_scores(state: RunOfMembers) -> None:

@@ -124,7 +124,12 @@ class LabelTask(OutputTask):
         if targets.has_positions:
             return validation_accuracy(predicted, targets, weights)
         if targets.lacks_labels:
-            return _accuracy_of_counted(predicted, targets, weights)
+            # the share of rows all of whose counted labels are right, by the weights that the rows were given
+            labels = labels_of(truth, targets.classes) if isinstance(targets.classes, list) else truth
+            rows = rows_with_labels(targets)
+            given = None if weights is None else given_weights(targets, weights)
+            right = (predicted == labels) | ~np.asarray(targets.counts)
+            return float(np.average(right[rows].all(axis=1), weights=None if given is None else given[rows]))
         if isinstance(targets.classes, list):
             right = (predicted == labels_of(truth, targets.classes)).all(axis=1)
             return float(np.average(right, weights=weights))
@@ -148,17 +153,7 @@ class NumberTask(OutputTask):
         return r2_of_rows(targets.values, predicted, weights, are_maps=bool(targets.row_shape))
 
 
-def _accuracy_of_counted(predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-    """Return the share of rows all of whose labels that count are right, by the weights that the rows were given."""
-    truth = targets.values
-    labels = labels_of(truth, targets.classes) if isinstance(targets.classes, list) else truth
-    rows, known = rows_with_labels(targets), targets.counts
-    given = None if weights is None else given_weights(targets, weights)
-    right = (predicted == labels) | ~np.asarray(known)
-    return float(np.average(right[rows].all(axis=1), weights=None if given is None else given[rows]))
-
-
-# Methods that exist depending on the loss and the fitted state.
+# Methods of an estimator exist or not by its loss and its fitted state.
 
 
 def gives_probabilities(estimator: Parameters) -> bool:

@@ -89,23 +89,19 @@ def _restored(value: Any, seen: dict[int, Any]) -> Any:
         return seen[id(value)][1]
     kind: Any = type(value)
     if kind is dict and _KIND in value:
-        return _object(value, value[_KIND], value[_STATE], seen)
+        name = value[_KIND]
+        cls = getattr(importlib.import_module(f"{PACKAGE}.{CLASSES[name]}"), name)
+        result = cls.__new__(cls)
+        seen[id(value)] = value, result
+        found = {key: _restored(item, seen) for key, item in value[_STATE].items()}
+        if hasattr(result, "__setstate__"):
+            result.__setstate__(found)
+        else:
+            vars(result).update(found)
+        return result
     if kind is dict:
         return {key: _restored(item, seen) for key, item in value.items()}
     return kind(_restored(item, seen) for item in value) if kind in (list, tuple) else value
-
-
-def _object(value: Any, name: str, state: Mapping[str, Any], seen: dict[int, Any]) -> Any:
-    """Return the object of the class ``name`` that ``value`` represents."""
-    cls = getattr(importlib.import_module(f"{PACKAGE}.{CLASSES[name]}"), name)
-    result = cls.__new__(cls)
-    seen[id(value)] = value, result
-    found = {key: _restored(item, seen) for key, item in state.items()}
-    if hasattr(result, "__setstate__"):
-        result.__setstate__(found)
-    else:
-        vars(result).update(found)
-    return result
 
 
 # Copies of an estimator: clones, deep copies, and pickles, which load even if their device or engine is missing.

@@ -89,8 +89,14 @@ def scorer_of(
     # the classes, where each row has one label
     known = np.asarray(state.head.classes) if state.head.task in ("binary", "multiclass") else None
     scorer = _scorer_of_indicators(str(scoring)) if several else scorer_by_name(estimator, scoring, known)
-    twin = _twin(estimator, state, predictions)
-    if weights is not None and not _takes_weights(scorer):
+    # a fitted copy of the estimator that predicts by the parameters in training
+    twin = object.__new__(type(estimator))
+    vars(twin).update(vars(estimator))
+    vars(twin).update(state.fitted_attributes())
+    twin._predict = predictions
+    takes = inspect.signature(scorer).parameters.values()
+    takes_weights = any(p.name == "sample_weight" or p.kind is p.VAR_KEYWORD for p in takes)  # as scikit-learn's do
+    if weights is not None and not takes_weights:
         raise ValueError(
             f"Rows are weighted, by sample_weight or class_weight, so scoring must be a function "
             f"(estimator, X, y, sample_weight) -> float, but {scorer!r} takes no sample_weight."
@@ -160,12 +166,6 @@ def _scorer_of_indicators(name: str) -> Callable[..., float]:
     return score
 
 
-def _takes_weights(scorer: Callable[..., float]) -> bool:
-    """Return True if a scorer has a parameter ``sample_weight`` or takes any keyword, as scikit-learn's scorers do."""
-    parameters = inspect.signature(scorer).parameters.values()
-    return any(p.name == "sample_weight" or p.kind is p.VAR_KEYWORD for p in parameters)
-
-
 def rows_of(data: Any, rows: np.ndarray) -> Any:
     """Return some rows of the data, in the same container type."""
     if isinstance(data, Mapping):
@@ -230,15 +230,6 @@ class LivePredictions(Predictions[np.ndarray]):
     def finite(self) -> bool:
         scores = self(self._X, -1, with_scores=True)
         return bool(np.isfinite(scores).all())
-
-
-def _twin(estimator: Any, state: FittedState, predictions: Predictions[Any]) -> Any:
-    """Return a fitted copy of the estimator that predicts with the parameters in training."""
-    twin = object.__new__(type(estimator))
-    vars(twin).update(vars(estimator))
-    vars(twin).update(state.fitted_attributes())
-    twin._predict = predictions
-    return twin
 
 
 # Losses and scores of the current parameters on training or validation rows, for callbacks.
@@ -367,7 +358,10 @@ def validation(
     if scored is None:
         require_no_scoring(estimator, call)
         return None, None
-    if estimator.scoring is not None and not _is_own_score(estimator, state):
+    # The accuracy is computed without scikit-learn's scorer of that name, which takes longer.
+    computes_accuracy = state.head.task in ("binary", "multiclass", "multilabel") and state.head.positions is None
+    is_accuracy = computes_accuracy and isinstance(estimator.scoring, str) and estimator.scoring == "accuracy"
+    if estimator.scoring is not None and not is_accuracy:
         return scored, score_by(estimator, estimator.scoring, state, scored)
     own = OwnScore(estimator._task().score, state, scored, with_scores=watches_loss(estimator, state, call))
     return scored, own
@@ -436,17 +430,15 @@ def watches_loss(estimator: Parameters, state: FittedState, call: Call) -> bool:
     return bool(estimator.early_stopping) and not call.one_pass and estimator.scoring is None and classifies
 
 
-def _is_own_score(estimator: Parameters, state: FittedState) -> bool:
-    """Return True if ``scoring`` names the accuracy that is computed anyway; the scorer of that name takes longer."""
-    known = state.head.task in ("binary", "multiclass", "multilabel") and state.head.positions is None
-    return known and isinstance(estimator.scoring, str) and estimator.scoring == "accuracy"
-
-
 def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored: ScoredRows) -> Callable[[], float]:
     """Return the function that scores the current parameters by a scorer of scikit-learn."""
     weights, targets, (X, y) = scored.weights, scored.targets, scored.data
     if state.head.parts:
-        _require_function(scoring)
+        if not callable(scoring):
+            raise InvalidParameterError(
+                f"scoring must be a function (estimator, X, y) -> float where y has several outputs, or None; "
+                f"scikit-learn's scorers take one. Got {scoring!r}."
+            )
         return scorer_of(estimator, scoring, state, (X, y, None), LiveOutputs(state, X, scored.live, scored.rows))
     if targets.row_shape and isinstance(scoring, str):
         scoring = FlatScorer(estimator, scoring, targets, weights)
@@ -458,14 +450,6 @@ def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored
     if weights is not None and (targets.has_positions or targets.lacks_labels):
         weights = given_weights(targets, weights)
     return scorer_of(estimator, scoring, state, (X, y, weights), LivePredictions(state, X, scored.live, scored.rows))
-
-
-def _require_function(scoring: Scoring) -> None:
-    if not callable(scoring):
-        raise InvalidParameterError(
-            f"scoring must be a function (estimator, X, y) -> float where y has several outputs, or None; "
-            f"scikit-learn's scorers take one. Got {scoring!r}."
-        )
 
 
 def require_no_scoring(estimator: Parameters, call: Call) -> None:
@@ -501,7 +485,16 @@ class FlatScorer:
 
     def __init__(self, estimator: Any, name: str, targets: Targets, weights: np.ndarray | None) -> None:
         self.name = name
-        self._scorer = _by_elements(name) or scorer_by_name(estimator, name, _classes_at_positions(targets))
+        from sklearn.metrics import explained_variance_score, make_scorer, r2_score  # needs a fifth of scikit-learn
+
+        # In the first two scores each element weighs as much as it varies; others know no such mean.
+        metric = {"r2": r2_score, "explained_variance": explained_variance_score}.get(name)
+        classes = np.asarray(targets.classes) if targets.has_positions else None
+        self._scorer: Callable[..., float] = (
+            make_scorer(metric, multioutput="variance_weighted")
+            if metric is not None
+            else scorer_by_name(estimator, name, classes)
+        )
         flat = _flat_labels if targets.has_positions else _flat_elements
         self._y, weights, self._flatten = flat(targets, weights)
         self._more = {} if weights is None else {"sample_weight": weights}
@@ -519,25 +512,12 @@ class FlatScorer:
         return float(self._scorer(flat, X, self._y, **self._more))
 
 
-def _classes_at_positions(targets: Targets) -> np.ndarray | None:
-    return np.asarray(targets.classes) if targets.has_positions else None
-
-
 def _flattened(method: Callable[..., Any], flatten: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(method)  # scikit-learn looks methods up by their names
     def flat(X: Any) -> Any:
         return flatten(method(X))
 
     return flat
-
-
-def _by_elements(name: str) -> Callable[..., float] | None:
-    """Return the scorer in which each element weighs as much as it varies; None for scores that know no such mean."""
-    from sklearn.metrics import explained_variance_score, make_scorer, r2_score  # needs a fifth of scikit-learn
-
-    metric = {"r2": r2_score, "explained_variance": explained_variance_score}.get(name)
-    scorer: Callable[..., float] | None = metric and make_scorer(metric, multioutput="variance_weighted")
-    return scorer
 
 
 Flat = tuple[np.ndarray, "np.ndarray | None", Callable[[np.ndarray], np.ndarray]]

@@ -91,7 +91,11 @@ def source_of(
     # Only graphs with one trained output get text encoding; otherwise ``input_columns`` raises and says why.
     plain = is_plain_graph_of_text(whole, output) and (joined or bool(several))
     if (labels := whole.meta[LABELS]) or (is_fitted_graph(whole, output) and not plain):
-        _require_one_output(several)
+        if several:
+            raise ModelError(
+                f"The graph is that of a fitted model (ai.onnx.ml), which is trained on one output, not on "
+                f"{list(several)}: take OrtGradientClassifier or OrtGradientRegressor."
+            )
         from .._given.ml_conversion import fitted_file  # needs much of scikit-learn
 
         with refusing("The graph cannot be prepared for training"):
@@ -99,14 +103,6 @@ def source_of(
     whole, widths = join_outputs(whole) if joined and output is None else (whole, ())
     found = trainable_model(whole, output, foreign=True, several=several)
     return replace(found, reference=whole, joined=widths), None
-
-
-def _require_one_output(several: Sequence[str]) -> None:
-    if several:
-        raise ModelError(
-            f"The graph is that of a fitted model (ai.onnx.ml), which is trained on one output, not on "
-            f"{list(several)}: take OrtGradientClassifier or OrtGradientRegressor."
-        )
 
 
 class GraphSource:

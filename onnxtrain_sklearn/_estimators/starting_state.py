@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,7 +14,7 @@ from .._data.batches import ArrayBatches
 from .._data.columns import warn_of_rounding
 from .._data.target_scale import require_in_range, warn_of_equal_targets
 from .._data.targets import SeveralTargets
-from .._fitted.fitted_model import sample_rows
+from .._fitted.fitted_model import FittedModel, sample_rows
 from .._given import same_start
 from .._given.file_as_given import FileCompared
 from .._given.given_output import OwnOutput, is_quantized
@@ -151,8 +151,6 @@ def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ..
 # Compare the untrained estimator with the given model: a fitted model by its predictions for some rows, an ONNX file by
 # its output.
 
-_GIVE = "Otherwise give another model, or none: a network is trained then."
-
 
 def require_own_start(
     context: FitContext, state: FittedState, chosen: HeadChoice, examples: Examples
@@ -164,10 +162,18 @@ def require_own_start(
     task: OutputTask = context.estimator._task()
     state.balanced = balanced_weights(task, context.call.sample_weight, examples.targets)
     (own,), columns, scores = chosen.owns, examples.columns, []
+    model: Any = bare_model(context.estimator.model)
+    fitted = None if context.old is not None else state.fitted
     if own is not None:
         predictor = state.plain_predictor()
         scores = [same_start.require_own_start(own, chosen.source, state.head, predictor, columns, state.device)]
-    _require_equal_start(context, state, examples)
+    if isinstance(fitted, FittedFile):
+        own_columns = columns
+        if fitted.table is not None:  # training uses encoded columns, so encode X again for the file
+            own_columns = graph_inputs(context.estimator, context.call.X, state.source.inputs, fitted, reset=False)
+        state.fitted = started(fitted, model, own_columns, state.predictions)
+    elif fitted is not None:
+        _require_equal_predictions(context, state, model, fitted)
 
     # Raise or warn for values that the model cannot take, or that its type rounds.
     require_numbers(context.estimator, state, columns)
@@ -182,42 +188,30 @@ def require_own_start(
     return scores
 
 
-def _require_equal_start(context: FitContext, state: FittedState, examples: Examples) -> None:
+def _require_equal_predictions(context: FitContext, state: FittedState, model: Any, fitted: FittedModel) -> None:
     """Raise if the graph of a fitted model predicts otherwise than the model; keep rows for later comparisons."""
-    fitted = state.fitted
-    if context.old is not None or fitted is None:
-        return
-    if isinstance(fitted, FittedFile):
-        columns = examples.columns
-        if fitted.table is not None:  # training uses encoded columns, so encode X again for the file
-            columns = graph_inputs(context.estimator, context.call.X, state.source.inputs, fitted, reset=False)
-        state.fitted = started(fitted, bare_model(context.estimator.model), columns, state.predictions)
-        return
-    from .._fitted.corrections import where_float32_is_coarse
-    from .._fitted.equivalence import (
-        require_equal,  # both need much of scikit-learn
-        tied_rows,
-    )
+    from .._fitted.corrections import where_float32_is_coarse  # needs much of scikit-learn
+    from .._fitted.equivalence import require_equal, tied_rows  # need much of scikit-learn
 
     X, splits_words = context.call.X, fitted.table is not None and fitted.table.splits_words
     rows = X if splits_words else sample_rows(X)  # words may differ in every row
-    what = "It is refused, because training would begin from another model: its ONNX form"
-    found = predictions_on(context.estimator, state, rows)
-    model: Any = bare_model(context.estimator.model)
     share, step = tied_rows(model, rows)
     ties = f"{share:.0%} of the rows have training points at equal distances where n_neighbors of {step} ends"
-    whole = "models of neighbors within a radius count all of them."
-    advice = f"{ties}, and which of them count depends on their order; {whole}" if share else ""
-    advice = advice or where_float32_is_coarse(model)
-    doubles = any(spec.dtype == "float64" for spec in state.deployed.inputs)
+    if share:
+        advice = (
+            f"{ties}, and which of them count depends on their order; models of neighbors within a radius count all "
+            f"of them."
+        )
+    else:
+        advice = where_float32_is_coarse(model)
     require_equal(
         model,
         rows,
-        found,
-        what=what,
+        predictions_on(context.estimator, state, rows),
+        what="It is refused, because training would begin from another model: its ONNX form",
         tolerance=1e-4,
-        reads_float64=doubles,
-        advice=f"{advice} {_GIVE}",
+        reads_float64=any(spec.dtype == "float64" for spec in state.deployed.inputs),
+        advice=f"{advice} Otherwise give another model, or none: a network is trained then.",
     )
     if share:
         warn(f"{ties}: which of them count depends on their order, so predictions of such rows may differ.")
@@ -239,17 +233,6 @@ _of_programs: WeakKeyDictionary[PassProgram, FileCompared] = WeakKeyDictionary()
 """The cached result of the comparison by program, which fits of an equal structure share."""
 
 
-def _of_both(file: FileCompared, training: FileCompared) -> str:
-    """Return the text for users on the comparisons of the file and of the training graph."""
-    return f"{_told('file as given', file)}; {_told('training graph', training)}"
-
-
-def _told(what: str, found: FileCompared) -> str:
-    if found.reason:
-        return f"{what} not compared: {found.reason}"
-    return f"{what} compared{f' without {found.without}' if found.without else ''}"
-
-
 def compare_training(
     state: FittedState,
     settings: StepSettings,
@@ -259,19 +242,26 @@ def compare_training(
     trainer: Trainer,
 ) -> None:
     """Compare the training graph with the predicting graph if a file was given; keep the result as text."""
+
+    def told(what: str, found: FileCompared) -> str:
+        if found.reason:
+            return f"{what} not compared: {found.reason}"
+        return f"{what} compared{f' without {found.without}' if found.without else ''}"
+
     known = [own for own in owns if own is not None and own.file is not None]
     if isinstance(state.fitted, FittedFile) and state.fitted.compared is not None:
-        state.compared = _of_both(state.fitted.compared, FileCompared("it is that of a fitted model"))
+        file, training = state.fitted.compared, FileCompared("it is that of a fitted model")
     elif known:
         own = min(known, key=lambda one: len(one.rows))
         file = max(one.file for one in known if one.file is not None)
-        program = trainer.step.program if isinstance(trainer.step, HostStep) else None
+        program = cast("HostStep", trainer.step).program if trainer.step.in_host_memory else None
         found = None if program is None else _of_programs.get(program)
-        if found is None:
-            found = _compared(state, settings, examples, own, scores, trainer)
+        training = _compared(state, settings, examples, own, scores, trainer) if found is None else found
         if program is not None:
-            _of_programs[program] = found
-        state.compared = _of_both(file, found)
+            _of_programs[program] = training
+    else:
+        return
+    state.compared = f"{told('file as given', file)}; {told('training graph', training)}"
 
 
 def _compared(
@@ -281,27 +271,48 @@ def _compared(
 
     ``scores`` holds the scores of each output for the rows of ``own``.
     """
-    left_out, step, batches = _left_out(state), trainer.step, trainer.batches
+    batches = trainer.batches
     if not isinstance(batches, ArrayBatches):
         return FileCompared("its rows come as a stream")
-    if left_out or not isinstance(step, HostStep) or where_rows_meet(state.model, settings) is not None:
+
+    # The step of the training, or one in inference form: dropout and minibatch statistics compute another function than
+    # predictions do.
+    graph = form_of(state.model.model)
+    draws = ["random numbers"] if draws_numbers(graph) else []
+    normalizes = ["statistics of minibatches"] if any(normalizes_by_batch(node) for node in graph.graph) else []
+    left_out = " and ".join(draws + normalizes)
+    if left_out or not trainer.step.in_host_memory or where_rows_meet(state.model, settings) is not None:
         try:
             parts = _parts_in_form(state, settings, len(own.rows))
             step = HostStep(parts)
         except (ModelError, UnsupportedOperatorError) as reason:
             return FileCompared(f"it has no form without {left_out or 'its device'}: {reason}")
     else:
+        step = cast("HostStep", trainer.step)
         parts = StepParts(state.model, step.settings, state.parameters, state.frozen, state.optimizer, step.batch)
+
+    # The loss of some rows by the step.
     count = min(len(own.rows), step.batch)
     rows = own.rows[:count]
-    found = _loss_of_step(step, batches, rows)
+    buffers = step.buffers(count)
+    batches.gather(rows, buffers)
+    buffers.sample_weight[:count], buffers.sample_weight[count:] = 1.0, 0.0
+    buffers.has_ones = False
+    found = step.loss()
+
+    # The loss by the scores, and its tolerance: its change if scores change by ``error``, times 3, plus rounding.
     by_scores = _loss_by_scores(state, settings, examples, rows)
     scores = [one[:count] for one in scores]
     expected = by_scores(scores)
     if not math.isfinite(expected):
         return FileCompared("its loss is not finite at the start")
     error = SOME_STEPS if is_quantized(own.graph.graph) else NEAR
-    if abs(found - expected) <= _allowed(by_scores, scores, expected, error):
+    rng, changes = np.random.RandomState(0), [0.0]
+    for _ in range(4):
+        moved = [one + error * np.abs(one).max(initial=0.0) * rng.choice([-1.0, 1.0], one.shape) for one in scores]
+        changes.append(abs(by_scores([m.astype(s.dtype) for m, s in zip(moved, scores, strict=True)]) - expected))
+    tolerance = 3 * max(c for c in changes if math.isfinite(c)) + 1e-5 * abs(expected) + 1e-6
+    if abs(found - expected) <= tolerance:
         return FileCompared(without=left_out)
     raise ModelError(
         f"Training would not start from the given graph: the graph that is trained has a loss of {found:.5g} for "
@@ -309,14 +320,6 @@ def _compared(
         f"{_node(own, step, parts)} Set engine= to another engine, or export the model with "
         f"another opset (18 is a good choice) or without that operator, and please report it."
     )
-
-
-def _left_out(state: FittedState) -> str:
-    """Return the reasons why the training graph computes another function than the predicting graph, as text."""
-    model = form_of(state.model.model)
-    found = ["random numbers"] if draws_numbers(model) else []
-    found += ["statistics of minibatches"] * any(normalizes_by_batch(node) for node in model.graph)
-    return " and ".join(found)
 
 
 def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> StepParts:
@@ -341,14 +344,6 @@ def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> St
     return StepParts(model, plain, trained, {**state.frozen, **statistics}, OptimizerState(), batch, state.sparse)
 
 
-def _loss_of_step(step: HostStep, batches: ArrayBatches, rows: np.ndarray) -> float:
-    buffers = step.buffers(len(rows))
-    batches.gather(rows, buffers)
-    buffers.sample_weight[: len(rows)], buffers.sample_weight[len(rows) :] = 1.0, 0.0
-    buffers.has_ones = False
-    return step.loss()
-
-
 def _loss_by_scores(
     state: FittedState, settings: StepSettings, examples: Examples, rows: np.ndarray
 ) -> Callable[[Scores], float]:
@@ -371,15 +366,6 @@ def _loss_by_scores(
         return float(np.sum(parts))
 
     return loss
-
-
-def _allowed(by_scores: Callable[[Scores], float], scores: Scores, expected: float, error: float) -> float:
-    """Return the tolerance of the loss: its change if scores change by ``error``, times 3, plus rounding."""
-    rng, changes = np.random.RandomState(0), [0.0]
-    for _ in range(4):
-        moved = [one + error * np.abs(one).max(initial=0.0) * rng.choice([-1.0, 1.0], one.shape) for one in scores]
-        changes.append(abs(by_scores([m.astype(s.dtype) for m, s in zip(moved, scores, strict=True)]) - expected))
-    return 3 * max(c for c in changes if math.isfinite(c)) + 1e-5 * abs(expected) + 1e-6
 
 
 def _node(own: OwnOutput, step: HostStep, parts: StepParts) -> str:

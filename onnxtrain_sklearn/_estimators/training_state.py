@@ -104,7 +104,16 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
         raise ModelError(f"The training state lacks {missing[0]!r}: give all that training_state() returned.")
     if values["format"] != FORMAT:
         raise ModelError(f"The training state has format {values['format']!r}, and this version reads {FORMAT}.")
-    _require_same_graph(state, values)
+    try:
+        constants = json.loads(values["constants"])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ModelError("The training state holds constants that cannot be read.") from error
+    require_same_constants(state, constants, "")  # names the constant that differs, which a digest cannot
+    if values["graph"] != _graph_digest(state):
+        raise ModelError(
+            "The training state belongs to another graph, or to one with other frozen weights. Load it into an "
+            "estimator with the same model that was initialized or fitted on data of the same columns and classes."
+        )
     engine = _engine(estimator, state, values["engine"])
     with refusing("The training state does not fit"):
         nested = _nested(values)
@@ -161,20 +170,6 @@ def _graph_digest(state: FittedState) -> str:
     hasher.update(repr((layout, str(state.parameters.buffer.dtype))).encode())
     hasher.update(digest({name: state.frozen[name] for name in sorted(state.frozen)}))
     return hasher.hexdigest()
-
-
-def _require_same_graph(state: FittedState, values: Mapping[str, Any]) -> None:
-    """Raise ModelError if the state is that of another graph; where constants differ, it names the first one."""
-    try:
-        constants = json.loads(values["constants"])
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ModelError("The training state holds constants that cannot be read.") from error
-    require_same_constants(state, constants, "")
-    if values["graph"] != _graph_digest(state):
-        raise ModelError(
-            "The training state belongs to another graph, or to one with other frozen weights. Load it into an "
-            "estimator with the same model that was initialized or fitted on data of the same columns and classes."
-        )
 
 
 def _engine(estimator: Parameters, state: FittedState, stored: object) -> str:
@@ -336,7 +331,10 @@ def constants_of(state: FittedState) -> dict[str, Any]:
     for name, head in (heads or {"y": state.head}).items():
         several = head.classes if isinstance(head.classes, list) else None
         labels = {"": head.classes} if several is None else {f"[:, {i}]": one for i, one in enumerate(several)}
-        found |= {f"{CLASSES}{name}{i}": _labels_fact(one) for i, one in labels.items() if one is not None}
+        for i, one in labels.items():
+            if one is not None:
+                array = np.asarray(one)  # integers may be of any width
+                found[f"{CLASSES}{name}{i}"] = _fact(array.astype(np.int64) if array.dtype.kind in "biu" else array)
     return found
 
 
@@ -349,12 +347,6 @@ def _arrays(model: ir.Model) -> Iterator[tuple[str, np.ndarray]]:
         for name, attribute in () if drops or node.op_type == "Constant" else node.attributes.items():
             if isinstance(attribute, ir.Attr) and attribute.type in _FLOATS and not attribute.is_ref():
                 yield f"{node.outputs[0].name}.{name}", np.array(attribute.value, np.float32)
-
-
-def _labels_fact(labels: Any) -> dict[str, Any]:
-    """Return the fact of labels, whose integers may be of any width."""
-    array = np.asarray(labels)
-    return _fact(array.astype(np.int64) if array.dtype.kind in "biu" else array)
 
 
 _FLOATS = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
@@ -647,11 +639,17 @@ def identity_of(
     """Return a digest that is equal for calls whose training is the same to the bit."""
     hasher = blake2b(digest_size=12)
     names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
-    parameters = {name: getattr(estimator, name) for name in names} | _reading_of(estimator)
+    # The graph itself is compared by its bytes, so of a GraphModel only how it is read counts.
+    reading = resolve_graph_model(estimator.model).get_params(deep=False)
+    parameters = {name: getattr(estimator, name) for name in names}
+    parameters |= {name: value for name, value in reading.items() if name != "graph"}
     stored = {name: value for name, value in stored_state(state).items() if name not in NO_ORIGIN}
     settings = (type(estimator).__qualname__, state.engine, state.device.name, state.seed, packages.version())
     padded_to = call.one_pass and trainer.step.batch  # a fit has the rows of its minibatches, which are data
-    for value in (settings, parameters, stored, dict(state.frozen), padded_to, _steering(estimator)):
+    held = [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
+    steering = [one for one in held if isinstance(one, Callback) and one.steers]  # the weights depend on them
+    steers = [(type(one).__qualname__, one.get_params()) for one in steering]
+    for value in (settings, parameters, stored, dict(state.frozen), padded_to, steers):
         hasher.update(digest(value))
     graph = to_proto(state.model.model)
     graph.graph.name = ""  # skl2onnx draws one
@@ -659,31 +657,14 @@ def identity_of(
     for data in trainer.data:
         data.digest(hasher.update, PIECE_ROWS)
     if held_out is not None:
-        _add_rows(hasher.update, held_out)
+        for name, column in held_out.live.items():
+            hasher.update(name.encode())
+            for start in range(0, len(held_out.rows), PIECE_ROWS):
+                hasher.update(column.rows(held_out.rows[start : start + PIECE_ROWS]).tobytes())
+        hasher.update(digest([np.asarray(held_out.targets.values), held_out.weights]))
+        if isinstance(held_out.targets, SeveralTargets):
+            hasher.update(digest(list(held_out.targets.weights)))
     return hasher.hexdigest()
-
-
-def _reading_of(estimator: Parameters) -> dict[str, object]:
-    """Return how the graph of an estimator is read; the graph itself is compared by its bytes."""
-    given = resolve_graph_model(estimator.model)
-    return {name: value for name, value in given.get_params(deep=False).items() if name != "graph"}
-
-
-def _steering(estimator: Parameters) -> list[object]:
-    """Return the callbacks on which the weights depend, with their settings."""
-    held = [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
-    found = [one for one in held if isinstance(one, Callback) and one.steers]
-    return [(type(one).__qualname__, one.get_params()) for one in found]
-
-
-def _add_rows(update: Callable[[bytes], object], scored: ScoredRows) -> None:
-    for name, column in scored.live.items():
-        update(name.encode())
-        for start in range(0, len(scored.rows), PIECE_ROWS):
-            update(column.rows(scored.rows[start : start + PIECE_ROWS]).tobytes())
-    update(digest([np.asarray(scored.targets.values), scored.weights]))
-    if isinstance(scored.targets, SeveralTargets):
-        update(digest(list(scored.targets.weights)))
 
 
 # The random generator of a call.
@@ -717,7 +698,14 @@ def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.r
         return seeded(seed)
     checkpoint.validate()
     drawn = int(check_random_state(None).randint(SEEDS))
-    return np.random.RandomState(checkpoint.seed(_seed_key(estimator, rows()), drawn))
+
+    # The checkpoint finds the seed by settings and rows; calls that differ in the model alone may share a seed.
+    hasher = blake2b(digest_size=12)
+    names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
+    hasher.update(digest([type(estimator).__qualname__, {name: getattr(estimator, name) for name in names}]))
+    for part in rows():
+        hasher.update(part)
+    return np.random.RandomState(checkpoint.seed(hasher.hexdigest(), drawn))
 
 
 class _Zeros(ISeedSequence):
@@ -753,13 +741,3 @@ def bytes_of_targets(targets: Targets, weights: np.ndarray | None) -> bytes:
     """Return a digest of targets and weights of rows."""
     several = list(targets.weights) if isinstance(targets, SeveralTargets) else None
     return digest([np.asarray(targets.values), weights, several])
-
-
-def _seed_key(estimator: Seeded, rows: Iterable[bytes]) -> str:
-    """Return a digest of settings and rows; calls that differ in the model alone may share a seed."""
-    hasher = blake2b(digest_size=12)
-    names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
-    hasher.update(digest([type(estimator).__qualname__, {name: getattr(estimator, name) for name in names}]))
-    for part in rows:
-        hasher.update(part)
-    return hasher.hexdigest()
