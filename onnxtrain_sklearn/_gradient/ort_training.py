@@ -46,6 +46,7 @@ from ..exceptions import ModelError, UnsupportedOperatorError
 from ..graph import GraphBuilder, copy_type, stops_gradient
 from .path import PathNode, is_norm, path
 from .reverse import DIFFERENTIATED_TYPES, REMEDY, unsupported
+from .rules.windows import Windows
 
 OPSETS = range(11, 22)
 
@@ -625,14 +626,11 @@ def _explicit_pads(op: GraphBuilder, step: PathNode) -> None:
     sizes = (dims(node.inputs[0]) or [])[2:]
     kernel = list(attribute(node, "kernel_shape", None) or (dims(operand(node, 1)) or [])[2:])
     if mode.startswith("SAME") and kernel and sizes and fixed(sizes) and fixed(kernel):
-        strides, dilations = (attribute(node, name, [1] * len(kernel)) for name in ("strides", "dilations"))
-        totals = [
-            max((-(-size // stride) - 1) * stride + (width - 1) * dilation + 1 - size, 0)
-            for size, width, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True)
-        ]
-        small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+        ones, zeros = [1] * len(kernel), [0] * len(kernel)
+        strides, dilations = (list(attribute(node, name, ones)) for name in ("strides", "dilations"))
+        windows = Windows(kernel, strides, dilations, zeros, zeros).padded_to_same(sizes, upper=mode == "SAME_UPPER")
         node.attributes["auto_pad"] = ir.AttrString("auto_pad", "NOTSET")
-        node.attributes["pads"] = ir.AttrInt64s("pads", small + large if mode == "SAME_UPPER" else large + small)
+        node.attributes["pads"] = ir.AttrInt64s("pads", windows.begin + windows.end)
 
 
 PREPARE: dict[str, Prepare] = {

@@ -23,11 +23,10 @@ import onnx_ir as ir
 from .._ir.limits import bytes_per_element
 from .._ir.queries import dims, fixed, graphs_in, reads
 from ..graph import GraphBuilder
+from .subgraph_rules import RANDOM
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-_KEPT_OPERATORS = frozenset(
-    "Bernoulli Dropout If Loop Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike Scan".split()
-)
+_KEPT_OPERATORS = RANDOM | {"Dropout", "If", "Loop", "Scan"}
 """Operators whose results are kept, as they draw random numbers or hold graphs."""
 
 

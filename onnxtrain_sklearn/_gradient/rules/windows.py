@@ -8,6 +8,7 @@ convolution are chosen by it alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -34,6 +35,12 @@ class Windows:
         """Return the number of elements, padding included, that ``steps`` windows span."""
         return (steps - 1) * self.strides[axis] + self.span(axis)
 
+    def padded_to_same(self, sizes: Sequence[int], *, upper: bool) -> Windows:
+        """Return the windows padded by as little as gives an output for each stride of elements (auto_pad SAME)."""
+        steps = [-(-size // stride) for size, stride in zip(sizes, self.strides, strict=True)]
+        totals = [max(self.covered(i, steps[i]) - size, 0) for i, size in enumerate(sizes)]
+        return self.with_total_padding(totals, upper=upper)
+
     def with_total_padding(self, totals: list[int], *, upper: bool) -> Windows:
         """Return the windows with this total padding; an odd element goes to the end (``upper``) or to the start."""
         small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
@@ -58,8 +65,7 @@ def windows_of(r: Reverse, kernel: Dims, mode: str | None = None) -> Windows:
     shape: Dims = (dims(r.x()) or [None] * (2 + n))[2:]
     if not fixed(shape):
         r.refuse("its auto_pad needs fixed sizes")
-    totals = [max(windows.covered(i, -(-size // strides[i])) - size, 0) for i, size in enumerate(shape)]
-    return windows.with_total_padding(totals, upper=mode == "SAME_UPPER")
+    return windows.padded_to_same(shape, upper=mode == "SAME_UPPER")
 
 
 def spatial_sizes(r: Reverse, value: ir.Value) -> list[int]:
