@@ -58,6 +58,9 @@ TILES = {
 }
 
 
+# Rows are read and written register by register; the last register of a row may be partial.
+
+
 class Masked(NamedTuple):
     """A part of a row in a register: its lanes, and the mask of the lanes that exist; empty: all exist."""
 
@@ -124,6 +127,7 @@ class Panel:
 
     def define(self, text: Text) -> str:
         """Define the function; return its name."""
+        # The name tells all attributes, so products that need the same function share it.
         ends = "_masked" * self.masked + "_further" * self.further
         name = f"panel_{self.rows}_{'_'.join(map(str, self.widths))}{ends}"
         text.define(name, self.ARGUMENTS, self._body())
@@ -261,6 +265,7 @@ class Dots:
     def _totals(self, text: Text, sums: list[str]) -> list[str]:
         """Add up the lanes of each register, for several registers at once as long as their halves fill one."""
         size = self.lanes
+        # The tree of sums depends on the lanes alone: an element has the same bits in a tile of any number of rows.
         while len(sums) > 1:
             pairs = zip(sums[::2], sums[1::2], strict=True)
             sums = [joined_halves(text, pair, self.lanes, size, 2 * self.lanes, summed) for pair in pairs]

@@ -32,6 +32,7 @@ def integers(width: int) -> str:
 
 def literal(number: float, width: int) -> str:
     """Return a float32 number, or a vector of copies of it, as an operand."""
+    # LLVM reads the bits of a float64 also for a float32: no decimal digits, which might round otherwise.
     bits = f"0x{np.float64(np.float32(number)).view(np.uint64):016X}"
     return bits if width == 1 else f"splat (float {bits})"
 
@@ -100,6 +101,7 @@ class Text:
 
     def load(self, array: str, offset: Index, width: int = 1) -> str:
         """Add ``width`` neighboring elements of an array."""
+        # A view may start at any element, so nothing more than the alignment of an element is promised.
         return self.value(f"load {vector_type(width)}, ptr {self.address(array, offset)}, align 4")
 
     def store(self, value: str, array: str, offset: Index, width: int = 1) -> None:
@@ -144,7 +146,8 @@ class Text:
         self.lines += [f"  br label %{label}", f"{label}:"]
         self._block, place = label, len(self.lines)
         yield loop
-        # The phi nodes stand first in the block, but name values of its end: insert them now.
+        # The body runs before the first test, so ``stop`` must not be 0. The phi nodes stand first in the block, but
+        # name values of its end: insert them now.
         following = self.value(f"add i64 {loop.index}, {step}")
         more = self.value(f"icmp slt i64 {following}, {stop}")
         first = [("i64", "0"), *carried]

@@ -82,6 +82,7 @@ class ProductStage:
     def __post_init__(self) -> None:
         (m, k), n = self.left.shape[-2:], self.result.shape[-1]
         self._sizes = m, k, n
+        # Sizes and strides alone choose the form and its memory, before any array has a name.
         left, right = (Matrix("", *view.strides[-2:]) for view in (self.left, self.right))
         self.scratch = Buffer(scratch_elements(self.tile, self._sizes, left, right, self.bias is not None))
 
@@ -288,7 +289,7 @@ def _panels(columns: int, tile: RegisterTile) -> Iterator[tuple[_Groups, tuple[i
         widths = (tile.lanes,) * group.size
         if count:
             yield _Groups(count, group.size * tile.lanes, group.start * tile.lanes), widths, 0
-    if last:
+    if last:  # the last panel ends with a partial register
         start = (group.start + count * group.size) * tile.lanes
         yield _Groups(1, columns - start, start), (*widths[1:], *_last_widths(last, tile)), last
 
@@ -305,7 +306,7 @@ def _blocks(total: int, most: int) -> Iterator[_Groups]:
     for group in _even(total, most):
         if group.start:
             yield group
-        else:
+        else:  # it begins with the bias or with zeros, the others with the result so far
             yield group._replace(parts=1)
             if group.parts > 1:
                 yield _Groups(group.parts - 1, group.size, group.size)

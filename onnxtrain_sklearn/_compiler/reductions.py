@@ -134,6 +134,7 @@ class ReductionStage:
         return [self.result]
 
     def write(self, text: Text) -> None:
+        # A bound on the rows ends this loop, or if there is one block the reduction itself.
         with text.loop(self.before if self.before == 1 else stop_of(self.bound, text, self.before)) as loop:
             if self.after == 1:
                 self._along(text, loop.index)

@@ -101,6 +101,7 @@ class _RowStates:
     """
 
     def __init__(self, inputs: Mapping[Buffer, RowState], constants: Mapping[Buffer, np.ndarray], batch: int) -> None:
+        # A constant of zeros keeps products with it at zero, whatever the row.
         numbers = {buffer: RowState.FIXED if array.any() else RowState.NOTHING for buffer, array in constants.items()}
         self.states: dict[Buffer, RowState] = {**inputs, **numbers}
         self.whole, self.batch, self.bounded = set(inputs), batch, list[Any]()
