@@ -149,6 +149,8 @@ def gradient_graph(
         use_stable_forms(source)
         require_values_within_limits(source)
         require_loadable(source)
+
+        # Check the names that are asked for.
         values = {v.name: v for v in source.graph.inputs if v.name} | dict(source.graph.initializers)
         for name in names:
             if name not in values:
@@ -157,6 +159,7 @@ def gradient_graph(
             if not is_float(values[name]):
                 raise ModelError(f"wrt names {name!r} of type {values[name].dtype}; only floats have a gradient.")
         output = _scalar_output(source.graph, of)
+
         result = ir.to_proto(_differentiate_lowered(multiply_by_columns(source), names, output, engine).model)
 
         # The rewritten graph must compute the outputs of the given model; the tests of the package check the gradients.
@@ -266,6 +269,7 @@ def _differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine:
             copy_type(zero, source).name = f"{one}_grad"
             result.graph.outputs.append(zero)
 
+    # Outputs in the order of the contract: those of the graph, then the gradients.
     outputs = {v.name: v for v in result.graph.outputs}
     result.graph.outputs.clear()
     result.graph.outputs.extend(outputs[v.name] for v in graph.outputs)

@@ -87,6 +87,7 @@ def _differentiate(
         )
     if (stop := next(filter(stops_gradient, model.graph.all_nodes()), None)) is not None:
         raise UnsupportedOperatorError(f"Node {stop.name!r} stops the gradient: engine='portable' does so.")
+
     # If a subgraph reads a computed value of the graph, the builder ends the process, even off the path.
     for node in model.graph:
         for x in reads(node) if graphs_in(node) else ():
@@ -117,6 +118,7 @@ def _differentiate(
             if reason := reason or next(filter(None, (objection(step) for objection in known.rule)), None):
                 raise unsupported(step.node, reason)
 
+    # Build the gradients.
     try:
         serialized = ir.to_proto(prepared).SerializeToString()
         result = gradient_builder.build_gradient_graph(serialized, wrt=wrt, of=seed.name or of)

@@ -113,7 +113,11 @@ def create_session(
 
 def require_indices(session: InferenceSession, arrays: Mapping[str, np.ndarray]) -> None:
     """Raise ModelError if an array for a session on a device holds an index that its table does not have."""
-    check_indices(_indexed.get(session, {}), arrays)
+    for name, size in _indexed.get(session, {}).items():
+        array = arrays.get(name)
+        if array is not None and array.size and not -size <= int(array.min()) <= int(array.max()) < size:
+            wrong = int(array.max()) if int(array.max()) >= size else int(array.min())
+            raise beyond_table(f"{name.rpartition('/')[2]!r} holds other integers", wrong, size)
 
 
 def session_runner(session: InferenceSession) -> Callable[[Sequence[str], Mapping[str, np.ndarray]], list[Any]]:
@@ -138,195 +142,6 @@ def run_session(session: InferenceSession, outputs: Sequence[str], feeds: Mappin
         return list(session.run(outputs, feeds))
     except Exception as error:  # each release has another class for it
         raise not_run(error) from error
-
-
-# Indices, which CUDA's kernels do not check: beyond a table, ``Gather`` reads zeros, and the gradient of the table
-# would be written outside of it. So the data are checked before they reach such a device.
-
-
-_INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
-_SAME_VALUES = frozenset("Cast Expand Flatten Identity Reshape Squeeze Transpose Unsqueeze".split())
-"""Operators that return all numbers of their first operand, in another shape, order or type."""
-
-
-def index_sizes(graph: onnx.GraphProto) -> dict[str, int]:
-    """Return the integer inputs that are indices as a whole, with the size of the smallest axis that they index.
-
-    An input of which only some columns are indices, as of a table, is not included.
-    """
-    sizes = {  # 0 stands for a dimension that is not fixed
-        value.name: [d.dim_value for d in value.type.tensor_type.shape.dim]
-        for value in (*graph.input, *graph.value_info)
-    }
-    sizes |= {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    source = {i.name: i.name for i in graph.input if i.type.tensor_type.elem_type in _INTEGERS}
-    found: dict[str, int] = {}
-    for node in graph.node:
-        if node.domain or not node.input:
-            continue
-        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-        if node.op_type in _SAME_VALUES or (node.op_type == "Gather" and axis == 0):  # rows of all data
-            source |= {node.output[0]: source[node.input[0]]} if node.input[0] in source else {}
-        if node.op_type in ("Gather", "GatherElements") and node.input[1] in source:
-            name, shape = source[node.input[1]], sizes.get(node.input[0], [])
-            if shape and shape[axis] > 0:
-                found[name] = min(found.get(name, shape[axis]), shape[axis])
-    return found
-
-
-def check_indices(sizes: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise ModelError if an array holds an index that its table does not have."""
-    for name, size in sizes.items():
-        array = arrays.get(name)
-        if array is not None and array.size and not -size <= int(array.min()) <= int(array.max()) < size:
-            wrong = int(array.max()) if int(array.max()) >= size else int(array.min())
-            raise beyond_table(f"{name.rpartition('/')[2]!r} holds other integers", wrong, size)
-
-
-# Libraries of custom operators: named in an estimator's ``session_options``, used by every session that needs one.
-#
-# An estimator reads, compares, trains and exports its graph in several sessions, and most of them are created where the
-# options of the estimator are not known. So :func:`know_libraries` records the libraries for the whole process, and a
-# session that does not know an operator is created once more with all of them. Operators that no library has stay
-# unknown: the session is refused as before.
-
-
-LIBRARY_OPTION = "register_custom_ops_library"
-"""The key of ``session_options``, named as the method of onnxruntime's SessionOptions."""
-
-_known_libraries = dict[str, None]()
-
-
-def libraries_of(options: Mapping[str, object] | None) -> tuple[str, ...]:
-    """Return the paths that session options name, one or several."""
-    given: Any = (options or {}).get(LIBRARY_OPTION)
-    if given is None:
-        return ()
-    paths = [given] if isinstance(given, str | os.PathLike) else given
-    if not isinstance(paths, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in paths):
-        raise TypeError(
-            f"session_options[{LIBRARY_OPTION!r}] must be the path of a library, or a list of paths, "
-            f"{instead_of(given)}."
-        )
-    return tuple(os.fspath(path) for path in paths)
-
-
-def know_libraries(options: Mapping[str, object] | None) -> None:
-    """Make the libraries that session options name available to later sessions of this process.
-
-    Raises
-    ------
-    ModelError
-        onnxruntime does not load one of them.
-    """
-    for path in libraries_of(options):
-        if path not in _known_libraries:
-            register_library(onnxruntime.SessionOptions(), path)
-            _known_libraries[path] = None
-
-
-def register_library(settings: onnxruntime.SessionOptions, path: str) -> None:
-    """Add the operators of a library to a session; ModelError if onnxruntime does not load it."""
-    try:
-        settings.register_custom_ops_library(path)
-    except Exception as error:  # each release has another class for it
-        raise ModelError(
-            f"onnxruntime {version()} cannot load the library of custom operators {path!r}, named in session_options: "
-            f"{error}. Give the path of a shared library that is built for this onnxruntime and this system."
-        ) from error
-
-
-def add_known_libraries(settings: onnxruntime.SessionOptions, options: Mapping[str, object] | None) -> bool:
-    """Add every library that this process knows and ``options`` do not name; return True if there was one."""
-    more = [path for path in _known_libraries if path not in libraries_of(options)]
-    for path in more:
-        register_library(settings, path)
-    return bool(more)
-
-
-# Errors of onnxruntime, translated into errors of this package that name the remedy.
-#
-# onnxruntime has one class for many causes, and another one in each release: the causes are told by the text.
-
-
-_LACKING = re.compile(r"implementation for (\w+)\(\d+\) node with name '([^']*)'")
-_BEYOND = re.compile(r"idx=(-?\d+) must be within the inclusive range \[-?\d+, ?(-?\d+)\]")
-_OUT_OF_RANGE = ("Out of range value in index tensor", "invalid index found", "invalid indice found")
-_SCARCE = (ir.DataType.BFLOAT16, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
-"""The floats that many operators are not implemented in."""
-
-
-def not_loaded(error: Exception, model: bytes = b"") -> ModelError | MemoryError:
-    """Return the error to raise for a graph, serialized in ``model``, that onnxruntime does not load."""
-    if ran_out(error):
-        return MemoryError(f"{NOT_ENOUGH} to load the graph of {len(model):,} bytes: {reason(error)}.")
-    if not_implemented(error):
-        if scarce := _scarce_type(error, model):
-            return ModelError(
-                f"onnxruntime {version()} lacks a kernel for the graph: {reason(error)}. The reason is the type of its "
-                f"inputs, {scarce}, in which onnxruntime lacks some operators whatever the opset. Export the model in "
-                f"float32, which takes data of any float type, or replace the operator."
-            )
-        foreign = "is not a registered function/op" in str(error)
-        option = "session_options={'register_custom_ops_library': path}"
-        library = f" For an operator of a library, name it: runtime=Runtime({option})."
-        return ModelError(
-            f"onnxruntime {version()} lacks a kernel for the graph: {reason(error)}. Export the model again with "
-            f"another opset (18 is a good choice), or replace the operator.{library if foreign else ''}"
-        )
-    return ModelError(f"onnxruntime {version()} cannot load the graph: {reason(error)}.")
-
-
-def beyond_table(why: str, index: int, size: int) -> ModelError:
-    """Return the error to raise for an index that its table does not have."""
-    return ModelError(
-        f"The graph does not run on the data: {why}. The index {index} is beyond a table of {size} rows that it "
-        f"selects from, such as the vocabulary of an embedding: indices from 0 to {size - 1} are valid. Replace the "
-        f"others in X, or take the model with the larger table."
-    )
-
-
-def not_run(error: Exception) -> ModelError | MemoryError:
-    """Return the error to raise for a graph that fails on its data."""
-    if ran_out(error):
-        return MemoryError(
-            f"{NOT_ENOUGH} to run the graph on the data: {reason(error)}. Take fewer rows at a time (batch_size), or "
-            f"runtime=Runtime(checkpoint_activations=True)."
-        )
-    if found := _BEYOND.search(str(error)):
-        index, last = found.groups()
-        return beyond_table(reason(error), int(index), int(last) + 1)
-    if any(text in str(error) for text in _OUT_OF_RANGE):
-        return ModelError(
-            f"The graph does not run on the data: {reason(error)}. An index in X, or computed from it, is beyond the "
-            f"size of what it selects from."
-        )
-    return ModelError(
-        f"The graph does not run on the data: {reason(error)}. If the number of rows is fixed inside it (by a constant "
-        f"shape in a Reshape), export it with a dynamic batch axis."
-    )
-
-
-def not_implemented(error: BaseException) -> bool:
-    """Return True if ``error`` or its cause reports a missing kernel for an operator or type."""
-    if error.__cause__ is not None and not_implemented(error.__cause__):
-        return True
-    messages = ("NOT_IMPLEMENTED", "is not a registered function/op")
-    return type(error).__name__ in {"NotImplemented", "InvalidGraph"} or any(text in str(error) for text in messages)
-
-
-def _scarce_type(error: Exception, model: bytes) -> str:
-    """Return the type of the floats that the node without a kernel reads, "" if it is float32 or not known."""
-    found = _LACKING.search(str(error))
-    graph = onnx.load_model_from_string(model).graph if found and model else None
-    if found is None or graph is None:
-        return ""
-    typed = (*graph.input, *graph.value_info, *graph.output)
-    types = {value.name: value.type.tensor_type.elem_type for value in typed}
-    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    nodes = [node for node in graph.node if (node.op_type, node.name) == found.groups()]
-    read = [ir.DataType(types.get(name, 0)) for node in nodes for name in (*node.input, *node.output)]
-    return next((dtype.name.lower().replace("double", "float64") for dtype in read if dtype in _SCARCE), "")
 
 
 # Sessions shared between fits: one for each graph, device, number of threads and options.
@@ -545,3 +360,183 @@ def set_option(settings: onnxruntime.SessionOptions, name: str, value: object) -
         kind = type(getattr(settings, name)).__name__
         got = f"{value!r} of type {type(value).__name__}"
         raise TypeError(f"Session option {name!r} expects {kind}, got {got}.") from None
+
+
+# Indices, which CUDA's kernels do not check: beyond a table, ``Gather`` reads zeros, and the gradient of the table
+# would be written outside of it. So the data are checked before they reach such a device.
+
+
+_INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+_SAME_VALUES = frozenset("Cast Expand Flatten Identity Reshape Squeeze Transpose Unsqueeze".split())
+"""Operators that return all numbers of their first operand, in another shape, order or type."""
+
+
+def index_sizes(graph: onnx.GraphProto) -> dict[str, int]:
+    """Return the integer inputs that are indices as a whole, with the size of the smallest axis that they index.
+
+    An input of which only some columns are indices, as of a table, is not included.
+    """
+    sizes = {  # 0 stands for a dimension that is not fixed
+        value.name: [d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.value_info)
+    }
+    sizes |= {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    source = {i.name: i.name for i in graph.input if i.type.tensor_type.elem_type in _INTEGERS}
+    found: dict[str, int] = {}
+    for node in graph.node:
+        if node.domain or not node.input:
+            continue
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+        if node.op_type in _SAME_VALUES or (node.op_type == "Gather" and axis == 0):  # rows of all data
+            source |= {node.output[0]: source[node.input[0]]} if node.input[0] in source else {}
+        if node.op_type in ("Gather", "GatherElements") and node.input[1] in source:
+            name, shape = source[node.input[1]], sizes.get(node.input[0], [])
+            if shape and shape[axis] > 0:
+                found[name] = min(found.get(name, shape[axis]), shape[axis])
+    return found
+
+
+# Libraries of custom operators: named in an estimator's ``session_options``, used by every session that needs one.
+#
+# An estimator reads, compares, trains and exports its graph in several sessions, and most of them are created where the
+# options of the estimator are not known. So :func:`know_libraries` records the libraries for the whole process, and a
+# session that does not know an operator is created once more with all of them. Operators that no library has stay
+# unknown: the session is refused as before.
+
+
+LIBRARY_OPTION = "register_custom_ops_library"
+"""The key of ``session_options``, named as the method of onnxruntime's SessionOptions."""
+
+_known_libraries = dict[str, None]()
+
+
+def libraries_of(options: Mapping[str, object] | None) -> tuple[str, ...]:
+    """Return the paths that session options name, one or several."""
+    given: Any = (options or {}).get(LIBRARY_OPTION)
+    if given is None:
+        return ()
+    paths = [given] if isinstance(given, str | os.PathLike) else given
+    if not isinstance(paths, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in paths):
+        raise TypeError(
+            f"session_options[{LIBRARY_OPTION!r}] must be the path of a library, or a list of paths, "
+            f"{instead_of(given)}."
+        )
+    return tuple(os.fspath(path) for path in paths)
+
+
+def know_libraries(options: Mapping[str, object] | None) -> None:
+    """Make the libraries that session options name available to later sessions of this process.
+
+    Raises
+    ------
+    ModelError
+        onnxruntime does not load one of them.
+    """
+    for path in libraries_of(options):
+        if path not in _known_libraries:
+            register_library(onnxruntime.SessionOptions(), path)
+            _known_libraries[path] = None
+
+
+def register_library(settings: onnxruntime.SessionOptions, path: str) -> None:
+    """Add the operators of a library to a session; ModelError if onnxruntime does not load it."""
+    try:
+        settings.register_custom_ops_library(path)
+    except Exception as error:  # each release has another class for it
+        raise ModelError(
+            f"onnxruntime {version()} cannot load the library of custom operators {path!r}, named in session_options: "
+            f"{error}. Give the path of a shared library that is built for this onnxruntime and this system."
+        ) from error
+
+
+def add_known_libraries(settings: onnxruntime.SessionOptions, options: Mapping[str, object] | None) -> bool:
+    """Add every library that this process knows and ``options`` do not name; return True if there was one."""
+    more = [path for path in _known_libraries if path not in libraries_of(options)]
+    for path in more:
+        register_library(settings, path)
+    return bool(more)
+
+
+# Errors of onnxruntime, translated into errors of this package that name the remedy.
+#
+# onnxruntime has one class for many causes, and another one in each release: the causes are told by the text.
+
+
+_LACKING = re.compile(r"implementation for (\w+)\(\d+\) node with name '([^']*)'")
+_BEYOND = re.compile(r"idx=(-?\d+) must be within the inclusive range \[-?\d+, ?(-?\d+)\]")
+_OUT_OF_RANGE = ("Out of range value in index tensor", "invalid index found", "invalid indice found")
+_SCARCE = (ir.DataType.BFLOAT16, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
+"""The floats that many operators are not implemented in."""
+
+
+def not_loaded(error: Exception, model: bytes = b"") -> ModelError | MemoryError:
+    """Return the error to raise for a graph, serialized in ``model``, that onnxruntime does not load."""
+    if ran_out(error):
+        return MemoryError(f"{NOT_ENOUGH} to load the graph of {len(model):,} bytes: {reason(error)}.")
+    if not_implemented(error):
+        if scarce := _scarce_type(error, model):
+            return ModelError(
+                f"onnxruntime {version()} lacks a kernel for the graph: {reason(error)}. The reason is the type of its "
+                f"inputs, {scarce}, in which onnxruntime lacks some operators whatever the opset. Export the model in "
+                f"float32, which takes data of any float type, or replace the operator."
+            )
+        foreign = "is not a registered function/op" in str(error)
+        option = "session_options={'register_custom_ops_library': path}"
+        library = f" For an operator of a library, name it: runtime=Runtime({option})."
+        return ModelError(
+            f"onnxruntime {version()} lacks a kernel for the graph: {reason(error)}. Export the model again with "
+            f"another opset (18 is a good choice), or replace the operator.{library if foreign else ''}"
+        )
+    return ModelError(f"onnxruntime {version()} cannot load the graph: {reason(error)}.")
+
+
+def beyond_table(why: str, index: int, size: int) -> ModelError:
+    """Return the error to raise for an index that its table does not have."""
+    return ModelError(
+        f"The graph does not run on the data: {why}. The index {index} is beyond a table of {size} rows that it "
+        f"selects from, such as the vocabulary of an embedding: indices from 0 to {size - 1} are valid. Replace the "
+        f"others in X, or take the model with the larger table."
+    )
+
+
+def not_run(error: Exception) -> ModelError | MemoryError:
+    """Return the error to raise for a graph that fails on its data."""
+    if ran_out(error):
+        return MemoryError(
+            f"{NOT_ENOUGH} to run the graph on the data: {reason(error)}. Take fewer rows at a time (batch_size), or "
+            f"runtime=Runtime(checkpoint_activations=True)."
+        )
+    if found := _BEYOND.search(str(error)):
+        index, last = found.groups()
+        return beyond_table(reason(error), int(index), int(last) + 1)
+    if any(text in str(error) for text in _OUT_OF_RANGE):
+        return ModelError(
+            f"The graph does not run on the data: {reason(error)}. An index in X, or computed from it, is beyond the "
+            f"size of what it selects from."
+        )
+    return ModelError(
+        f"The graph does not run on the data: {reason(error)}. If the number of rows is fixed inside it (by a constant "
+        f"shape in a Reshape), export it with a dynamic batch axis."
+    )
+
+
+def not_implemented(error: BaseException) -> bool:
+    """Return True if ``error`` or its cause reports a missing kernel for an operator or type."""
+    if error.__cause__ is not None and not_implemented(error.__cause__):
+        return True
+    messages = ("NOT_IMPLEMENTED", "is not a registered function/op")
+    return type(error).__name__ in {"NotImplemented", "InvalidGraph"} or any(text in str(error) for text in messages)
+
+
+def _scarce_type(error: Exception, model: bytes) -> str:
+    """Return the type of the floats that the node without a kernel reads, "" if it is float32 or not known."""
+    found = _LACKING.search(str(error))
+    graph = onnx.load_model_from_string(model).graph if found and model else None
+    if found is None or graph is None:
+        return ""
+    typed = (*graph.input, *graph.value_info, *graph.output)
+    types = {value.name: value.type.tensor_type.elem_type for value in typed}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    nodes = [node for node in graph.node if (node.op_type, node.name) == found.groups()]
+    read = [ir.DataType(types.get(name, 0)) for node in nodes for name in (*node.input, *node.output)]
+    return next((dtype.name.lower().replace("double", "float64") for dtype in read if dtype in _SCARCE), "")
