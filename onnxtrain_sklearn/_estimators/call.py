@@ -36,8 +36,8 @@ class Call:
         X, y and sample_weight of the validation data.
     resume : bool
         Whether training continues from the last call.
-    one_pass : bool
-        Whether to make only one pass over the rows.
+    one_epoch : bool
+        Whether to train for one epoch only, as ``partial_fit`` does.
     old : tuple or None
         X, y and sample_weight of old rows, for fine-tuning.
     """
@@ -48,7 +48,7 @@ class Call:
     classes: Classes = None
     validation: Validation | None = None
     resume: bool = False
-    one_pass: bool = False
+    one_epoch: bool = False
     old: Validation | None = None
 
 

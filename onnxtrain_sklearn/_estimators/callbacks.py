@@ -68,7 +68,7 @@ class CallbackWatcher:
     def begin(self) -> bool:
         """Set the callbacks up and call their begin hooks; return True if one restored a state that had ended."""
         estimator, training = self.estimator, self._training
-        name, epochs = "partial_fit" if training.one_pass else "fit", training.max_iter
+        name, epochs = "partial_fit" if training.one_epoch else "fit", training.max_iter
         vars(estimator)[ACTIVE] = training
         training.name(hooks_of(estimator))
         if own := own_hooks(estimator):
@@ -173,8 +173,8 @@ class ActiveTraining(StatefulTraining):
         measures: Measures,
         held_out: ScoredRows | None,
     ) -> None:
-        self.estimator, self.one_pass = estimator, call.one_pass
-        self.max_iter = 1 if call.one_pass else int(estimator.max_iter)
+        self.estimator, self.one_epoch = estimator, call.one_epoch
+        self.max_iter = 1 if call.one_epoch else int(estimator.max_iter)
         self._state, self._trainer, self._call, self._measures, self._held_out = (
             state,
             trainer,

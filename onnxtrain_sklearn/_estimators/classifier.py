@@ -32,7 +32,7 @@ from ..runtime import Runtime
 from ..schedules import Schedule
 from .base import BaseOrtGradient
 from .call import Call, together
-from .config import check_one_pass, is_on, trains_in_minibatches
+from .config import check_partial_fit, is_on, trains_in_minibatches
 from .fit import initialize, train
 from .outputs import (
     LabelTask,
@@ -223,9 +223,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         -------
         self
         """
-        check_one_pass(self)
+        check_partial_fit(self)
         known = known_classes(self, classes, fitted=hasattr(self, "_state"))
-        return train(self, Call(X, y, sample_weight, known, resume=True, one_pass=True))
+        return train(self, Call(X, y, sample_weight, known, resume=True, one_epoch=True))
 
     def predict(self, X: MatrixLike) -> np.ndarray:
         """Predict labels.

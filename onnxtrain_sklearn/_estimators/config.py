@@ -33,7 +33,7 @@ from ..exceptions import InvalidParameterError, ModelError, nearest, warn
 from ..losses import Loss
 from ..models import resolve_builder
 from ..models.given import bare_model, resolve_graph_model
-from ..optimizers import LBFGS, BaseOptimizer, resolve_optimizer
+from ..optimizers import OPTIMIZERS, BaseOptimizer, resolve_optimizer
 from ..optimizers.base import rule_of
 from ..runtime import Runtime, resolve_runtime
 from ..schedules import resolve_schedule
@@ -293,12 +293,14 @@ def require_own_kind(estimator: Parameters) -> None:
 
 
 def trains_in_minibatches(estimator: Parameters) -> bool:
-    if isinstance(estimator.optimizer, LBFGS) or estimator.optimizer == "lbfgs":
-        raise AttributeError("partial_fit trains on minibatches; optimizer='lbfgs' takes all data at once.")
+    given = estimator.optimizer
+    kind = OPTIMIZERS.get(given) if isinstance(given, str) else given  # fit refuses an invalid optimizer
+    if not getattr(kind, "takes_minibatches", True):
+        raise AttributeError(f"partial_fit trains on minibatches; optimizer={given!r} takes all data at once.")
     return True
 
 
-def check_one_pass(estimator: Parameters) -> None:
+def check_partial_fit(estimator: Parameters) -> None:
     stopping = estimator.early_stopping
     if is_on(stopping) or isinstance(stopping, str):
         raise ValueError(

@@ -46,7 +46,7 @@ def training_examples(
     columns = columns if fitted is None else as_trained(columns, fitted, specs)
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
     at_positions = old is None and fitted is None and takes_positions(task, graph, call.y)
-    if call.one_pass and old is None:
+    if call.one_epoch and old is None:
         require_known_labels(task, call.y, known, at_positions=at_positions)
     head, known = (None, known) if old is None else (old.head, old.head.classes)
     n_rows = len(next(iter(columns.values())))

@@ -78,8 +78,8 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
         state, trainer = prepare(estimator, call)
         if old is None and estimator.verbose:
             announce(estimator, state)
-        transaction.begin_training(trainer, one_pass=call.one_pass)
-        train_watched(trainer.watcher, trainer.partial_fit if call.one_pass else trainer.fit)
+        transaction.begin_training(trainer, one_epoch=call.one_epoch)
+        train_watched(trainer.watcher, trainer.partial_fit if call.one_epoch else trainer.fit)
         transaction.publish(state)
     except KeyboardInterrupt as interrupt:
         if state is None or trainer is None:
@@ -146,8 +146,8 @@ ONE_OUTPUT = Outputs(
 def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     """Validate everything; return the state and the loop that will train it.
 
-    No step is taken here. Objects shared with an earlier state stay unchanged until ``trainer_for`` makes the training
-    step. The feature attributes of the estimator are set.
+    No step is taken here. Objects shared with an earlier state stay unchanged until :func:`trainer_for` makes the
+    training step. The feature attributes of the estimator are set.
     """
     if call.y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
@@ -158,14 +158,16 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     # The graph, if it is known before the data, and the data as its inputs, with targets.
     source = outputs.source(estimator, old, call.X)
     examples = outputs.examples(estimator, call, source.known, source.fitted, old)
+    # A training that continues goes on drawing from its generator.
     rng = generator_of(estimator, lambda: bytes_of(examples, call)) if old is None else old.rng
-    tuner = None if call.one_pass else tuner_of(estimator, source.fitted)
+    tuner = None if call.one_epoch else tuner_of(estimator, source.fitted)
 
     # The graph for these data: a builder builds it now, and a new head is sized to the targets.
-    holds_out = estimator.early_stopping and call.validation is None and not call.one_pass
+    holds_out = config.loop.early_stopping and call.validation is None and not call.one_epoch
     split = Split(float(estimator.validation_fraction) if holds_out else None, rng)
     graph, examples = source.complete(config, call, examples, split, rng)
     if isinstance(examples.targets, SeveralTargets):
+        # Weights differ by output: the factor of each makes its mean that over the training rows.
         examples = replace(examples, targets=examples.targets.with_factors(split.of(examples)[0]))
     context = FitContext(
         estimator,
@@ -228,17 +230,16 @@ def trainer_for(
     if tuner is not None:
         trainer = tuning_trainer(context, state, settings, examples, rows, old, batches, validate)
     else:
-        # The smallest and largest minibatch size that a reused step may have: calls of partial_fit may bring more or
-        # fewer rows.
-        room, most = (size, limit) if call.one_pass else (batches.size, batches.size)
+        # Calls of partial_fit may bring more or fewer rows: they reuse a step of at least ``smallest`` rows.
+        smallest, largest = (size, limit) if call.one_epoch else (batches.size, batches.size)
         state.sparse = sparse_inputs(examples.columns, every=True)
         sparse = state.sparse if settings.lazy_rows else sparse_inputs(examples.columns)
         # The engine "auto" chooses by the steps that a new training plans; it is likely to stop before max_iter. A call
         # that continues keeps its engine.
         loop, planned = config.loop, 0
-        if context.old is None and not call.one_pass:
+        if context.old is None and not call.one_epoch:
             planned = batches.steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))
-        step = step_for(state, settings, room, most, sparse, planned)
+        step = step_for(state, settings, smallest, largest, sparse, planned)
         trainer = new_trainer(loop, step, batches, state.history, validate)
 
     # Observers: early stopping may watch the validation loss, callbacks may watch anything.
@@ -272,15 +273,15 @@ def _require_labels(outputs: Collection[str], targets: SeveralTargets, rows: np.
 
 @refusing("The graph cannot be trained")
 def step_for(
-    state: FittedState, settings: StepSettings, batch: int, limit: int, sparse: Collection[str] = (), steps: int = 0
+    state: FittedState, settings: StepSettings, smallest: int, largest: int, sparse: Collection[str], planned: int
 ) -> TrainingStep:
     """Return the step of a state; make a new one only if the existing one does not fit.
 
-    The last step is reused if its settings are equal and its minibatch has ``batch`` to ``limit`` rows; a larger
-    minibatch would be mostly padding. A new step keeps the minibatch size of the last call (``state.rows``) within
-    these limits, because this size determines rounding and dropout masks; after unpickling there is only this number,
-    and no step. Inputs named in ``sparse`` come sparse; steps on a device take dense rows. The engine "auto" chooses by
-    ``steps``, the number of steps that a new training plans; a later call keeps the engine.
+    The last step is reused if its settings are equal and its minibatch has ``smallest`` to ``largest`` rows; with more
+    rows it would run mostly padding. A new step keeps the minibatch size of the last call within these limits, because
+    this size determines rounding and dropout masks; after unpickling there is only this number, and no step. Inputs
+    named in ``sparse`` come sparse; steps on a device take dense rows. The engine "auto" chooses by the number of
+    ``planned`` steps; a later call keeps the engine.
 
     The step and its settings are kept in ``state.live``, its engine and minibatch size in ``state``.
     """
@@ -304,20 +305,21 @@ def step_for(
         tuple(spec.shape for spec in state.model.inputs),
         sparse,
     )
-    rows = batch if state.rows is None or not batch <= state.rows <= limit else state.rows
-    if state.live.step is None or state.live.step_key != key or state.live.step.batch != rows:
+    last, live = state.minibatch_rows, state.live
+    rows = last if last is not None and smallest <= last <= largest else smallest
+    if live.step is None or live.step_key != key or live.step.batch != rows:
         parts = StepParts(state.model, settings, state.parameters, state.frozen, state.optimizer, rows, sparse)
-        state.live.step = new_step(parts, steps, compiled=state.engine == COMPILED)
-        state.choice = state.live.step.choice
-    state.live.step_key, state.engine, state.rows = key, state.live.step.engine, rows
-    return state.live.step
+        live.step = new_step(parts, planned, compiled=state.engine == COMPILED)
+        state.choice = live.step.choice
+    live.step_key, state.engine, state.minibatch_rows = key, live.step.engine, rows
+    return live.step
 
 
 # Publish the result of a call, or roll back.
 
 
 ALWAYS_COPIED = 2**18
-"""Bytes of weights and optimizer state below which a copy costs next to nothing."""
+"""Bytes of weights and optimizer state below which a copy takes almost no time."""
 
 COPIED_FOR_STEPS, MANY_STEPS = 2**26, 20
 """Below so many bytes a copy takes a few percent of so many steps: it takes about a third of one step."""
@@ -352,14 +354,14 @@ class Transaction:
         self._random = [(rng, rng.get_state()) for rng in generators if isinstance(rng, np.random.RandomState)]
         self._resumed = None if resumed is None else ResumedState(resumed)
 
-    def begin_training(self, trainer: Trainer, *, one_pass: bool) -> None:
+    def begin_training(self, trainer: Trainer, *, one_epoch: bool) -> None:
         """Copy weights and optimizer state of a resumed training if this costs little compared with the steps."""
         self._trains, estimator = True, self._estimator
         if self._resumed is None:
             return
         size = self._resumed.size
         of_the_user = estimator.callbacks or set_callbacks_of(estimator) or callable(estimator.scoring)
-        steps = trainer.most_steps(1 if one_pass else None)
+        steps = trainer.most_steps(1 if one_epoch else None)
         many = steps is None or steps >= MANY_STEPS
         if of_the_user or size < (COPIED_FOR_STEPS if many else ALWAYS_COPIED):
             self._resumed.copy_arrays()

@@ -108,7 +108,7 @@ class FittedState:
         The weight of each class that ``class_weight="balanced"`` computed from the data of the last fit.
     balanced_outputs : tuple of (tuple of float or None)
         The same for each of several outputs that are trained together.
-    rows : int or None
+    minibatch_rows : int or None
         Minibatch size of the last call, to which later calls pad; None without plain training, because
         fine-tuning has a step of its own.
     sparse : tuple of str
@@ -139,7 +139,7 @@ class FittedState:
     snapshots: tuple[np.ndarray, ...] = ()
     balanced: tuple[float, ...] | None = None
     balanced_outputs: tuple[tuple[float, ...] | None, ...] = ()
-    rows: int | None = None
+    minibatch_rows: int | None = None
     sparse: tuple[str, ...] = ()
     choice: Choice | None = None
     compared: str = ""

@@ -26,7 +26,7 @@ from ..runtime import Runtime
 from ..schedules import Schedule
 from .base import BaseOrtGradient
 from .call import Call
-from .config import check_one_pass, trains_in_minibatches
+from .config import check_partial_fit, trains_in_minibatches
 from .fit import train
 from .outputs import NumberTask, OutputTask, takes_negative_numbers
 from .parameters import REGRESSOR, attributes
@@ -110,8 +110,8 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         -------
         self
         """
-        check_one_pass(self)
-        return train(self, Call(X, y, sample_weight, resume=True, one_pass=True))
+        check_partial_fit(self)
+        return train(self, Call(X, y, sample_weight, resume=True, one_epoch=True))
 
     def predict(self, X: MatrixLike) -> np.ndarray:
         """Predict numbers.

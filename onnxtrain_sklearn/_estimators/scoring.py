@@ -273,7 +273,9 @@ def loss_of_rows(
 
     Scores of many labels at many positions are large: there are never those of more rows than are predicted at a time.
     """
-    mean = ScoreLoss(ignoring(settings, scored.targets), state.parameters.buffer.dtype, state.rows or SCORED_PIECE)
+    mean = ScoreLoss(
+        ignoring(settings, scored.targets), state.parameters.buffer.dtype, state.minibatch_rows or SCORED_PIECE
+    )
     y, rows = scaled_values(state, scored.targets), scored.rows
     weights = np.ones(len(rows)) if scored.weights is None else scored.weights
     if mean.rows_meet:  # rows of weight zero are in no minibatch
@@ -298,7 +300,7 @@ def loss_of_outputs(
     assert isinstance(total, TotalLoss)
     assert isinstance(targets, SeveralTargets)
     numbers = numbers_of_outputs(state.head, -1, with_scores=True)
-    batch = state.rows or SCORED_PIECE
+    batch = state.minibatch_rows or SCORED_PIECE
     parts = [
         ignoring(settings_of_output(settings, one), own) for one, own in zip(total.outputs, targets.parts, strict=True)
     ]
@@ -427,7 +429,7 @@ def watches_loss(estimator: Parameters, state: FittedState, call: Call) -> bool:
     The accuracy on few rows moves in steps, and may stand still for many epochs although the network goes on learning.
     """
     classifies = state.head.task != "regression" and not state.head.parts and state.model.link != "votes"
-    return bool(estimator.early_stopping) and not call.one_pass and estimator.scoring is None and classifies
+    return bool(estimator.early_stopping) and not call.one_epoch and estimator.scoring is None and classifies
 
 
 def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored: ScoredRows) -> Callable[[], float]:
@@ -454,7 +456,7 @@ def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored
 
 def require_no_scoring(estimator: Parameters, call: Call) -> None:
     """Raise if ``scoring`` is set but there are no validation data."""
-    if estimator.scoring is not None and not call.one_pass:
+    if estimator.scoring is not None and not call.one_epoch:
         raise ValueError(
             f"scoring={estimator.scoring!r} needs validation data: set early_stopping=True, or give X_val and y_val."
         )

@@ -83,7 +83,7 @@ def training_state(state: FittedState) -> dict[str, Any]:
         "constants": json.dumps(constants_of(state)),
         "engine": state.engine,
         "seed": state.seed,
-        "minibatch_rows": state.rows or 0,
+        "minibatch_rows": state.minibatch_rows or 0,
     }
     return {**own, **dict(_flat(nested))}
 
@@ -147,7 +147,9 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
     else:
         (state.balanced,) = balanced
         head = with_attributes(head, target_range=ranges[0])
-    vars(state).update(optimizer=optimizer, head=head, engine=engine, seed=seed, rows=rows or None, snapshots=snapshots)
+    vars(state).update(
+        optimizer=optimizer, head=head, engine=engine, seed=seed, minibatch_rows=rows or None, snapshots=snapshots
+    )
 
 
 def _graph_digest(state: FittedState) -> str:
@@ -645,7 +647,7 @@ def identity_of(
     parameters |= {name: value for name, value in reading.items() if name != "graph"}
     stored = {name: value for name, value in stored_state(state).items() if name not in NO_ORIGIN}
     settings = (type(estimator).__qualname__, state.engine, state.device.name, state.seed, packages.version())
-    padded_to = call.one_pass and trainer.step.batch  # a fit has the rows of its minibatches, which are data
+    padded_to = call.one_epoch and trainer.step.batch  # a fit has the rows of its minibatches, which are data
     held = [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
     steering = [one for one in held if isinstance(one, Callback) and one.steers]  # the weights depend on them
     steers = [(type(one).__qualname__, one.get_params()) for one in steering]
@@ -729,7 +731,7 @@ def seeded(seed: int | np.random.RandomState | None) -> np.random.RandomState:
 
 def bytes_of(examples: Examples, call: Call) -> Iterable[bytes]:
     """Yield the kind of the call and all rows, a few at a time."""
-    yield str(call.one_pass).encode()
+    yield str(call.one_epoch).encode()
     for name, column in examples.columns.items():
         yield name.encode()
         for start in range(0, len(column), PIECE_ROWS):

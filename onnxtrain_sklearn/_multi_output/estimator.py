@@ -16,7 +16,7 @@ from .._data.inputs import prediction_type
 from .._data.targets import checked_weights, rows_that_count
 from .._estimators.base import GraphEstimator
 from .._estimators.call import Call, together
-from .._estimators.config import check_one_pass, is_on, trains_in_minibatches
+from .._estimators.config import check_partial_fit, is_on, trains_in_minibatches
 from .._estimators.examples import graph_inputs
 from .._estimators.fit import Outputs, initialize, train
 from .._estimators.outputs import OutputTask, links_classes
@@ -281,9 +281,9 @@ class OrtGradientMultiOutput(GraphEstimator):
         -------
         self
         """
-        check_one_pass(self)
+        check_partial_fit(self)
         by_output, known, weights = cast(tuple[Any, Any, Any], (y, classes, sample_weight))
-        return train(self, Call(X, by_output, weights, known, resume=True, one_pass=True))
+        return train(self, Call(X, by_output, weights, known, resume=True, one_epoch=True))
 
     def predict(self, X: MatrixLike) -> dict[str, np.ndarray]:
         """Predict labels and numbers.

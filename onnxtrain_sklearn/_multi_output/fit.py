@@ -421,7 +421,7 @@ def several_examples(
         with naming(name):
             head, classes = heads[name], known.get(name)
             at_positions = head is None and takes_positions(task, view, y[name])
-            if call.one_pass and head is None:
+            if call.one_epoch and head is None:
                 require_known_labels(task, y[name], classes, at_positions=at_positions)
             classes = _known_classes(classes, head)
             found.append(
@@ -433,7 +433,7 @@ def several_examples(
                     classes,
                     head,
                     at_positions=at_positions,
-                    may_lack_labels=call.one_pass,
+                    may_lack_labels=call.one_epoch,
                 )
             )
     return Examples(columns, *joined_targets(list(tasks), *zip(*found, strict=True)))

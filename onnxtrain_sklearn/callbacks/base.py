@@ -93,14 +93,14 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
         Most epochs of the call; ``epochs_done`` of them are done.
     ended : bool
         True if training ends with this epoch; decided when deferred calls run (:meth:`defer`).
-    one_pass : bool
+    one_epoch : bool
         True if the call is one of ``partial_fit``.
     parameters : TrainedVectors
     """
 
     estimator: Any
     max_iter: int
-    one_pass: bool
+    one_epoch: bool
     ended: bool
 
     @property

@@ -153,7 +153,7 @@ class EarlyStopping(Callback):
         gain = signed - memory.get("gain", -math.inf)
         if gain > self.min_delta:
             memory.update(gain=signed, best=value, epoch=training.row["epoch"], waited=0)
-            if self.restore_best and not training.one_pass:
+            if self.restore_best and not training.one_epoch:
                 memory["weights"] = training.parameters.buffer.copy()
         else:
             memory["waited"] = memory.get("waited", 0) + 1

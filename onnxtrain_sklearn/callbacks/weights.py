@@ -59,7 +59,7 @@ class WeightAveraging(Callback):
 
     def after_epoch(self, training: TrainingInProgress) -> None:
         beyond = training.epochs_done - int(self.start * training.max_iter)
-        if training.one_pass or beyond < 1 or (beyond - 1) % self.every:
+        if training.one_epoch or beyond < 1 or (beyond - 1) % self.every:
             return
         memory, vector = training.memory(self), training.parameters.vector.astype(np.float64)
         count = memory.get("count", 0) + 1
@@ -72,7 +72,7 @@ class WeightAveraging(Callback):
             training.parameters.vector[...] = mean
             if training.parameters.running_statistics:
                 training.refresh_statistics()
-        elif not training.one_pass:
+        elif not training.one_epoch:
             epochs = int(self.start * training.max_iter)
             warn(f"Training ended before epoch {epochs + 1}, with which WeightAveraging(start={self.start}) begins.")
 
@@ -202,12 +202,12 @@ class SnapshotEnsemble(Callback):
 
     def begin(self, training: TrainingInProgress) -> None:
         training.memory(self).clear()
-        if not training.one_pass:
+        if not training.one_epoch:
             self._require_cycles(training)
             training.restart_rates(cycle_ends(training.max_iter, self.cycles))
 
     def after_epoch(self, training: TrainingInProgress) -> None:
-        if not training.one_pass and training.epochs_done in cycle_ends(training.max_iter, self.cycles):
+        if not training.one_epoch and training.epochs_done in cycle_ends(training.max_iter, self.cycles):
             memory = training.memory(self)
             memory["epochs"] = [*memory.get("epochs", []), training.row["epoch"]]
             most = self.cycles if self.last is None else self.last
@@ -217,7 +217,7 @@ class SnapshotEnsemble(Callback):
         snapshots = training.memory(self).pop("snapshots", [])
         if len(snapshots) > 1:
             training.predict_by(snapshots)
-        elif not training.one_pass:
+        elif not training.one_epoch:
             warn(
                 f"Training ended after {training.epochs_done} epochs, before the second of {self.cycles} cycles did: "
                 f"SnapshotEnsemble has no ensemble, and the last weights predict."

@@ -184,7 +184,7 @@ def test_checkpoints_of_other_padding_are_ignored(tmp_path):
 
     def passed(rows, *callbacks):
         estimator = pickle.loads(data).set_params(callbacks=callbacks)
-        estimator._state.rows = rows
+        estimator._state.minibatch_rows = rows
         return estimator.partial_fit(X[:7], Y[:7])
 
     whole, checkpoint = passed(12), Checkpoint(tmp_path)
