@@ -309,6 +309,13 @@ def test_manifest_with_wild_values_trains_or_is_refused(part, folder, tmp_path):
             "The schedules that the manifest names cannot be made",
         ),
         (lambda m: m.update(classes=[0, "b"]), "must be lists of different labels"),
+        (lambda m: m["state"].update(tensors={}), "state.tensors.* must be a list"),
+        (lambda m: m.update(state=[]), "state.* must be an object"),
+        (lambda m: m.update(padding=1), "padding.* must be of the type bool, got 1"),
+        (lambda m: m.update(batch_size=True), "batch_size.* must be an integer of 1 or more"),
+        (lambda m: m.update(batch_size=2**53), r"batch_size.* below 2\*\*53, got 9007199254740992"),
+        (lambda m: m["random"].update(seed=-1), "random.seed.* must be an integer of 0 or more"),
+        (lambda m: m.pop("random"), "lacks 'random'"),
     ],
 )
 def test_contradicting_manifests_are_refused(change, match, folder, tmp_path):
