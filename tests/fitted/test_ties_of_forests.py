@@ -15,9 +15,9 @@ from onnxtrain_sklearn import OrtGradientClassifier
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 FORESTS = [
-    RandomForestClassifier(10, random_state=0),
-    ExtraTreesClassifier(10, random_state=0),
-    BaggingClassifier(n_estimators=10, random_state=0),
+    RandomForestClassifier(6, random_state=0),
+    ExtraTreesClassifier(6, random_state=0),
+    BaggingClassifier(n_estimators=6, random_state=0),
 ]
 
 

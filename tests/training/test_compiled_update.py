@@ -115,7 +115,7 @@ def test_a_loop_keeps_its_arrays():
     known = [weakref.ref(array) for array in given]
     run = update_executors.CompiledUpdate(formula, vectors, given[-1 - len(scalars)], scalars).run
     del vectors, scalars, given
-    gc.collect()
+    gc.collect(1)  # what is young
     run()
     assert all(one() is not None for one in known)
     del run
