@@ -29,7 +29,7 @@ from onnxtrain_sklearn.callbacks import EpochScoring, LearningRateFinder, Snapsh
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import OPTIMIZERS
 from onnxtrain_sklearn.schedules import Cosine
-from tests.helpers.environment import OWN_MEMORY, available_engines
+from tests.helpers.environment import OWN_MEMORY, available_engines, can_compile
 from tests.helpers.step_options import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -262,29 +262,25 @@ SCRIPT = textwrap.dedent("""
     import numpy as np
     from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier
     warnings.simplefilter("ignore")
-    data = np.load(sys.argv[1])
-    normalization = None if sys.argv[3] == "ort-training" else "batch"
-    net = OrtGradientClassifier(MLP((6,), dropout=0.2, normalization=normalization), batch_size=16,
-                                optimizer=AdamW(ema_decay=0.9, accumulate=2), learning_rate="adaptive",
-                                random_state=0, engine=sys.argv[3])
-    net.initialize(data["X"], data["y"])
-    graph = net.training_state()["graph"]
-    if sys.argv[2] == "go on":
-        with np.load(sys.argv[4]) as state:
+    folder, *engines = sys.argv[1:]
+    data = np.load(f"{folder}/data.npz")
+    for engine in engines:
+        normalization = None if engine == "ort-training" else "batch"
+        net = OrtGradientClassifier(MLP((6,), dropout=0.2, normalization=normalization), batch_size=16,
+                                    optimizer=AdamW(ema_decay=0.9, accumulate=2), learning_rate="adaptive",
+                                    random_state=0, engine=engine)
+        net.initialize(data["X"], data["y"])
+        graph = net.training_state()["graph"]
+        with np.load(f"{folder}/{engine}.npz") as state:
             net.load_training_state(state)
-    for _ in range(2):
-        net.partial_fit(data["X"], data["y"])
-    np.savez(sys.argv[5], **net.training_state())
-    print(graph, net.to_onnx().SerializeToString().hex())
+        for _ in range(2):
+            net.partial_fit(data["X"], data["y"])
+        print(graph, net.to_onnx().SerializeToString().hex())
 """)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_another_process_goes_on_to_the_same_bits(engine, tmp_path):
-    if engine == "compiled":
-        pytest.importorskip("llvmlite")
-    np.savez(tmp_path / "data.npz", X=X, y=LABELS)
-    arguments = [tmp_path / "data.npz", "go on", engine, tmp_path / "first.npz", tmp_path / "second.npz"]
+def half_trained(engine, file):
+    """Write the state after half of the epochs; return the graph, and the model after all."""
     normalization = None if engine == "ort-training" else "batch"  # whose statistics it does not differentiate
     model = MLP((6,), dropout=0.2, normalization=normalization)
     settings = {
@@ -299,13 +295,19 @@ def test_another_process_goes_on_to_the_same_bits(engine, tmp_path):
     graph = net.training_state()["graph"]
     for _ in range(2):
         net.partial_fit(X, LABELS)
-    np.savez(tmp_path / "first.npz", **net.training_state())
+    np.savez(file, **net.training_state())
     for _ in range(2):
         net.partial_fit(X, LABELS)
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *map(str, arguments)], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.split() == [graph, net.to_onnx().SerializeToString().hex()]
+    return f"{graph} {net.to_onnx().SerializeToString().hex()}"
+
+
+def test_another_process_goes_on_to_the_same_bits(tmp_path):
+    np.savez(tmp_path / "data.npz", X=X, y=LABELS)
+    engines = [*available_engines(), *(["compiled"] if can_compile() else [])]
+    expected = [half_trained(engine, tmp_path / f"{engine}.npz") for engine in engines]
+    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path), *engines]
+    ran = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == expected
 
 
 # Several outputs.
