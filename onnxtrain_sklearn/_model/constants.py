@@ -1,14 +1,12 @@
-"""Store the weights of a foreign graph as float initializers of its main graph.
+"""Store the weights of a user's file as float initializers of its main graph.
 
 Files also hold weights in Constant nodes, in the bodies of If, Loop and Scan, in float16 before a Cast, and in integers
 before a DequantizeLinear. :func:`store_weights` and :func:`dequantize` move them, in place; the result of the graph
-stays the same. :func:`verdicts` then asks ``roles`` which constants are weights, :func:`narrow_weights` and
-:func:`quantized_nodes` list those that could not be moved, for messages.
+stays the same. :func:`verdicts` then asks ``roles`` which constants are weights. :func:`narrow_weights` and
+:func:`quantized_nodes` list the weights and nodes that are left, for messages.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -24,18 +22,35 @@ from .weights import TRAINED_TYPES, array_of
 
 def store_weights(graph: ir.Graph) -> None:
     """Store all weights as initializers of the main graph, in place."""
-    # Narrow floats that are only read through a Cast take the type of the Cast.
+    # Narrow floats that are only read through a Cast to float32 or float64 take the type of the Cast.
     for value in [*(v for g in _with_bodies(graph) for v in g.initializers.values()), *_constant_values(graph)]:
-        _without_cast(value)
+        casts = [node for node, _ in value.uses()]
+        if not all(n.op_type == "Cast" and not n.domain and not n.outputs[0].is_graph_output() for n in casts):
+            continue
+        targets, tensor = {ir.DataType(n.attributes["to"].as_int()) for n in casts}, tensor_of(value)
+        if len(targets) != 1 or not targets <= set(TRAINED_TYPES):
+            continue
+        if tensor is None or not tensor.dtype.is_floating_point():
+            continue
+        (dtype,) = targets
+        held = ir.tensor(tensor.numpy().astype(TRAINED_TYPES[dtype]), name=value.name)
+        value.type, maker = ir.TensorType(dtype), value.producer()
+        if maker is None:
+            value.const_value = held
+        else:
+            maker.attributes.clear()
+            maker.attributes["value"] = ir.AttrTensor("value", held)
+        for node in casts:
+            bypass(node, value)
 
-    # Initializers of bodies move to the main graph, whose values bodies can read. Outputs of a body stay.
+    # Initializers of bodies move to the main graph, which bodies can read. Outputs of a body stay.
     for body in _with_bodies(graph)[1:]:
         for value in [v for v in body.initializers.values() if v.dtype in TRAINED_TYPES and v not in body.inputs]:
             if not value.is_graph_output():
                 del body.initializers[value.name or ""]
                 _store_weight(graph, value, array_of(value))
 
-    # Constant nodes become initializers where they hold weights; the others stay what they are.
+    # Constant nodes that hold weights become initializers.
     roles = Roles(graph)
     for value, array in [(v, _float_array(v)) for v in _constant_values(graph)]:
         if array is not None and array.size and roles.verdict(value, array).is_weight:
@@ -55,18 +70,18 @@ def dequantize(model: ir.Model) -> bool:
 
 
 def verdicts(graph: ir.Graph, *scores: ir.Value) -> dict[str, Verdict]:
-    """Return for each float constant that ``scores`` depend on whether it is a weight, with the reason."""
+    """Return the verdict on each float constant that ``scores`` depend on, by name."""
     reached, roles = set[str]().union(*map(reaching, scores)), Roles(graph)
-    constants = (
-        (value, array)
-        for value, array in _float_constants(graph)
-        if value.name in reached and array.size and not is_part_of_fakes(value)
-    )
-    return {value.name or "": roles.verdict(value, array) for value, array in constants}
+    found = {}
+    for value in (*graph.initializers.values(), *_constant_values(graph)):
+        array = _float_array(value)
+        if array is not None and array.size and value.name in reached and not is_part_of_fakes(value):
+            found[value.name or ""] = roles.verdict(value, array)
+    return found
 
 
 def narrow_weights(graph: ir.Graph, scores: ir.Value) -> tuple[str, ...]:
-    """Return the weights that ``scores`` depends on with a float type other than float32 and float64."""
+    """Return the names of weights that ``scores`` depends on whose float type is neither float32 nor float64."""
     reached, roles = reaching(scores), Roles(graph)
     values = [v for name, v in graph.initializers.items() if name in reached and v.dtype not in TRAINED_TYPES]
     floats = [v for v in values if v.dtype is not None and v.dtype.is_floating_point()]
@@ -118,28 +133,8 @@ def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
     return None
 
 
-def _without_cast(value: ir.Value) -> None:
-    """Convert a float constant to float32 or float64 if it is only read through a Cast to that type."""
-    uses = [node for node, _ in value.uses()]
-    casts = all(n.op_type == "Cast" and not n.domain and not n.outputs[0].is_graph_output() for n in uses)
-    targets = {ir.DataType(n.attributes["to"].as_int()) for n in uses} if casts else set()
-    tensor = tensor_of(value)
-    if len(targets) != 1 or not targets <= set(TRAINED_TYPES) or tensor is None or not tensor.dtype.is_floating_point():
-        return
-    (dtype,) = targets
-    held = ir.tensor(tensor.numpy().astype(TRAINED_TYPES[dtype]), name=value.name)
-    value.type, maker = ir.TensorType(dtype), value.producer()
-    if maker is None:
-        value.const_value = held
-    else:
-        maker.attributes.clear()
-        maker.attributes["value"] = ir.AttrTensor("value", held)
-    for node in uses:
-        bypass(node, value)
-
-
 def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> bool:
-    """Replace a DequantizeLinear of constants by the float array that it computes; return False where it must stay."""
+    """Replace a DequantizeLinear of constants by the float array that it computes; return False if it must stay."""
     operands = [None if x is None else tensor_of(x) for x in node.inputs]
     blocked = "block_size" in node.attributes and node.attributes["block_size"].as_int()
     if None in operands[:2] or blocked or "output_dtype" in node.attributes or node.outputs[0].is_graph_output():
@@ -171,34 +166,19 @@ def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _store_weight(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:
-    """Replace ``value`` by an initializer of the main graph, under a new name."""
-    free = _other_names(graph, value).free(name or value.name or "weight")
+    """Replace ``value`` by an initializer of the main graph, with a name that no other value has, in bodies neither."""
+    own = [v for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())]
+    made = (v for node in every_node(graph) for v in node.outputs)
+    others = Names(v.name for v in (*own, *made) if v is not value and v.name)
+    free = others.free(name or value.name or "weight")
     value.const_value = None  # else onnx_ir would rename the tensor, which is shared with the user's model
     if value.name == free:
         value.name = f"{free}/constant"
     replace_by_initializer(graph, value, array, free)
 
 
-def _other_names(graph: ir.Graph, but: ir.Value) -> Names:
-    """Return the names of all other values, including those in bodies."""
-    own = [v for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())]
-    made = (v for node in every_node(graph) for v in node.outputs)
-    return Names(v.name for v in (*own, *made) if v is not but and v.name)
-
-
 def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
     return [graph, *(body for node in every_node(graph) for body in graphs_in(node))]
-
-
-def _float_constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, np.ndarray]]:
-    """Yield the float32 and float64 constants of the main graph with their arrays, Constant nodes last."""
-    for value in graph.initializers.values():
-        if value.dtype in TRAINED_TYPES:
-            yield value, array_of(value)
-    for value in _constant_values(graph):
-        array = _float_array(value)
-        if array is not None:
-            yield value, array
 
 
 def _constant_values(graph: ir.Graph) -> list[ir.Value]:

@@ -1,9 +1,9 @@
 """Terms of the loss of a minibatch: losses of rows, their weighted mean, the penalty, one-hot labels.
 
-:func:`append_loss` calls a loss for its rows and emits their weighted mean; :func:`append_pairwise_loss` does so for
-pairs of classes, :func:`row_means` without the mean over the rows. :func:`append_penalty` emits the penalty on the
-weights. Expressions that several losses share (:func:`margin` and its neighbors) are below. A row of weight zero has no
-effect: its loss, which must be finite, is multiplied by zero.
+:func:`append_loss` calls a loss for the rows of a minibatch and emits their weighted mean; :func:`append_pairwise_loss`
+does so for pairs of classes; :func:`row_means` emits the losses of rows without taking the mean.
+:func:`append_penalty` emits the penalty on the weights. Expressions that several losses share, such as :func:`margin`,
+are at the end. A row of weight zero has no effect: its loss, which must be finite, is multiplied by zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .batch_axis import ROW_LOSSES
 from .links import Link, Task, row_sum, split_columns
 
 SHARES = "shares"
-"""Key in the ``meta`` of weights that are made from their shares in the sum of all weights."""
+"""Key in the ``meta`` of row weights that :func:`weights_of_shares` made from their shares in the sum of weights."""
 
 
 LEAST_TOTAL = float(np.finfo(np.float32).tiny)
@@ -47,13 +47,14 @@ def append_loss(
     groups: Sequence[int] = (),
     ignores: bool = False,
 ) -> ir.Value:
-    """Emit the scalar ``sum_i w_i mean_j l_ij / sum_i w_i`` of a minibatch; 0 where all weights are zero.
+    """Emit the scalar ``sum_i w_i mean_j l_ij / sum_i w_i`` of a minibatch; 0 if all weights are zero.
+
+    ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,). Rows of weight zero have no effect if
+    their loss is finite; with the link "exp", if their scores and targets are finite.
 
     ``groups`` holds the number of columns of each label: the loss of a row is the mean of the losses of its labels.
-    Where the loss ``ignores`` labels whose targets are -1, it is the mean of those of the others, 0 without any.
-
-    ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,). Rows of weight zero have
-    no effect if their loss is finite; with the link "exp", if their scores and targets are finite.
+    With ``ignores``, labels whose targets are -1 do not count: the loss of a row is the mean over its other labels, or
+    0 if there are none.
     """
     rows, columns = _losses_of_rows(op, loss, scores, y, sample_weight, link, groups, ignores=ignores)
     return weighted_row_mean(op, rows, sample_weight, columns)
@@ -72,7 +73,8 @@ def row_means(
 ) -> ir.Value:
     """Emit the loss of each row as a column (N, 1), the mean over its columns or labels.
 
-    The operands are those of :func:`append_loss`. Losses are not multiplied by ``weight``, which tells rows that count.
+    The operands are those of :func:`append_loss`. Losses are not multiplied by ``weight``: a weight of zero only keeps
+    the loss of its row finite.
     """
     rows, columns = _losses_of_rows(op, loss, scores, y, weight, link, groups, ignores=ignores)
     return rows if columns == 1 else op.Mul(row_sum(op, rows), 1.0 / columns)
@@ -84,10 +86,10 @@ def append_pairwise_loss(
     """Emit the loss of one-vs-one classifiers, as :func:`append_loss` does for other models.
 
     ``scores`` has a column for each pair of classes i < j, in the order (0, 1), (0, 2), ..., (1, 2), ...; a positive
-    score predicts j. ``y`` (N,) are class indices. The loss of a row is the mean of the binary losses of the
-    ``n_classes - 1`` pairs that contain its class, as each binary classifier minimizes it.
+    score predicts j. ``y`` (N,) holds class indices. The loss of a row is the mean of the binary losses of the
+    ``n_classes - 1`` pairs that contain its class: each binary classifier is trained on the rows of its two classes.
     """
-    # by class and pair: whether the class is the second of the pair, and whether it is in the pair
+    # tables by class and pair: is the class the second of the pair, and is it in the pair at all
     pairs, classes = np.array(list(combinations(range(n_classes), 2))), np.arange(n_classes)[:, None]
     second = op.Gather(pairs[:, 1] == classes, y)
     member = op.Gather((pairs[:, 0] == classes) | (pairs[:, 1] == classes), y)
@@ -99,7 +101,7 @@ def append_pairwise_loss(
 
 
 def weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value, columns: int) -> ir.Value:
-    """Emit the weighted mean over rows of the plain mean over their columns."""
+    """Emit the mean over ``columns`` of each row, and the weighted mean of these over the rows."""
     rows.meta[ROW_LOSSES] = True
     made = sample_weight.producer()
     share = made.inputs[0] if made is not None and SHARES in sample_weight.meta else None
@@ -113,9 +115,9 @@ def weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value,
 
 
 def weights_of_shares(op: GraphBuilder, shares: ir.Value, batch: int) -> ir.Value:
-    """Return the weights (N,) of rows whose ``shares`` (N, 1) in the sum of all weights are known.
+    """Return the weights (N,) of rows by their known ``shares`` (N, 1) in the sum of all weights.
 
-    :func:`weighted_row_mean` then takes the shares and divides by no sum.
+    :func:`weighted_row_mean` recognizes them, multiplies by the shares and need not divide by a sum.
     """
     weights = op.Reshape(shares, [batch])
     weights.meta[SHARES] = True
@@ -134,7 +136,7 @@ def penalty_factors(alpha: float, l1_ratio: float) -> tuple[float, float]:
 
 
 def weighted_penalty(op: GraphBuilder, weights: ir.Value, squares: Operand, absolutes: Operand) -> ir.Value:
-    """Emit the penalty with these factors; None: without that sum."""
+    """Emit the penalty with factors of the sum of squares and of the sum of absolute values, if not None."""
     square = op.Mul(op.ReduceSum(op.Mul(weights, weights), keepdims=False), squares)
     if absolutes is None:
         return square
@@ -167,7 +169,10 @@ def _losses_of_rows(
 def _losses_of_counted(
     op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
 ) -> ir.Value:
-    """Return by row the mean loss of the labels whose targets are not -1; the loss sees scores of 0 for the others."""
+    """Return the mean loss of each row over the labels whose targets are not -1.
+
+    For the others, the loss gets scores and targets of 0, so that it is finite.
+    """
     counted = op.Cast(op.Greater(y, -0.5), to=op.dtype)
     scores, y = op.Mul(scores, counted), op.Mul(y, counted)
     find = _group_losses if groups else _row_losses
@@ -175,8 +180,8 @@ def _losses_of_counted(
     labels = len(groups) or (op.shape(scores) or (0, 0))[1]
     if columns != labels:
         raise ModelError(
-            f"{type(loss).__name__} gives one loss for all {labels} labels of a row, and labels of y that do not count "
-            f"(ignore_label) have a part in it: return a loss for each label, (N, {labels}), or leave these rows out."
+            f"{type(loss).__name__} gives one loss for all {labels} labels of a row, so labels of y that do not count "
+            f"(ignore_label) would affect it: return a loss for each label, (N, {labels}), or leave these rows out."
         )
     if groups:
         counted = op.Gather(counted, np.cumsum([0, *groups[:-1]]).astype(np.int64), axis=1)
@@ -197,14 +202,9 @@ def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, 
             f"{type(loss).__name__} must return losses of the type of the scores, {op.dtype}, got {rows.dtype}: "
             f"op.Cast(x, to={int(op.dtype)})."
         )
-    return rows, _loss_columns(op, loss, scores, rows)
-
-
-def _loss_columns(op: GraphBuilder, loss: RowLoss, scores: ir.Value, rows: ir.Value) -> int:
-    """Return the number of columns of the losses ``rows``; raise if their shape is wrong."""
     expected, got = op.shape(scores), op.shape(rows)
     if expected is not None and got is not None and got in (expected, (expected[0], 1)):
-        return int(str(got[1]))
+        return rows, int(str(got[1]))
     raise ModelError(
         f"{type(loss).__name__} must return losses of shape (N, k) or (N, 1) for scores of shape (N, k) = {expected}, "
         f"got {got}. Keep the reduced axis: op.ReduceSum(x, axes=[-1], keepdims=True)."
@@ -214,7 +214,7 @@ def _loss_columns(op: GraphBuilder, loss: RowLoss, scores: ir.Value, rows: ir.Va
 def _group_losses(
     op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
 ) -> tuple[ir.Value, int]:
-    """Return the loss of each label, computed from its columns, as one column."""
+    """Return the losses of the labels, one column each, computed from the columns of the label."""
     parts = []
     for own, true in zip(*(split_columns(op, value, groups) for value in (scores, y)), strict=True):
         rows, columns = _row_losses(op, loss, own, true, link)
@@ -234,15 +234,15 @@ def class_log_odds(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def quadratic_then_linear(op: GraphBuilder, x: ir.Value, bound: float) -> ir.Value:
-    """Emit ``x²`` of ``x >= 0`` up to ``bound``, its tangent beyond: ``c (2 x - c)`` of the smaller ``c`` of both.
+    """Emit ``x²`` for ``x <= bound`` and its tangent beyond, as ``c (2 x - c)`` with ``c = min(x, bound)``; x >= 0.
 
-    The derivative ``2 c + 2 (x - c) dc/dx`` is ``2 c`` whatever an engine takes for dc/dx where they are equal.
+    The derivative ``2 c + 2 (x - c) dc/dx`` is ``2 c`` at ``x = bound`` too, whatever an engine takes for dc/dx there.
     """
     smaller = op.Min(x, bound)
     return op.Mul(smaller, op.Sub(op.Mul(x, 2.0), smaller))
 
 
-# One-hot marks: rows that sum to one, so that the gradient of their log-likelihood needs no sum over the classes.
+# Marks of one-hot values. Their rows sum to one, so that the gradient of a log-likelihood needs no sum over classes.
 
 
 _ONE_HOT = "onnxtrain/one_hot"

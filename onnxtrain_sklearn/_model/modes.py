@@ -1,12 +1,12 @@
 """Switch a graph between training and inference: BatchNormalization, Dropout and random nodes.
 
-:func:`in_training_mode` and :func:`inference_form` return the two forms. Nodes that the exporter folded into others or
-left out are not in the graph any more: :func:`folded_normalizations` reports them, and nothing is guessed.
+:func:`in_training_mode` and :func:`inference_form` return the two forms. A BatchNormalization that the exporter folded
+into another node cannot be restored: :func:`folded_normalizations` reports it.
 
-A BatchNormalization in training mode updates its running statistics, which must then be initializers that it shares
-with no operand: :func:`separate_running_statistics` and :func:`separate_stored_statistics` see to that when a graph is
-read, :func:`follow_torch` makes the update that of PyTorch. Random nodes draw in training; in the inference form
-:func:`replace_random` puts the mean in their place, or refuses.
+A BatchNormalization in training mode updates its running statistics. They must be initializers that are no operands of
+other nodes: :func:`separate_running_statistics` and :func:`separate_stored_statistics` make them so when a graph is
+read. :func:`follow_torch` makes the update that of PyTorch. Random nodes draw in training; in the inference form,
+:func:`replace_random` replaces their numbers by the mean, or refuses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .batch_axis import free_batch_axis
 from .constants import tensor_of
 
 _FIRST_OPSETS = {"BatchNormalization": 14, "Dropout": 12}
-"""The first opsets in which these operators have a training mode of their own."""
+"""The first opsets in which these operators have a training mode."""
 
 
 _FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -38,7 +38,7 @@ _FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 def in_training_mode(model: ir.Model) -> ir.Model:
     """Return a model whose BatchNormalization and Dropout nodes are in training mode.
 
-    Raises ModelError if there is none, and warns if a part of them was folded into other nodes.
+    Raises ModelError if there are no such nodes, and warns if the exporter folded some of them into other nodes.
     """
     folded = folded_normalizations(model)
     result = _in_opset_of_training(model)
@@ -46,7 +46,7 @@ def in_training_mode(model: ir.Model) -> ir.Model:
     if not nodes and not any(_trains(node) for node in every_node(result.graph)):
         raise ModelError(
             f"training_mode=True: the graph has no BatchNormalization and no Dropout to switch over."
-            f"{_told(folded)} {_OF_KERAS if model.producer_name == TF2ONNX else _ADVICE}, or leave "
+            f"{_folded_away(folded)} {_OF_KERAS if model.producer_name == TF2ONNX else _ADVICE}, or leave "
             f"training_mode=False: the graph is then trained as it is."
         )
     names = names_of(result.graph)
@@ -61,20 +61,20 @@ def in_training_mode(model: ir.Model) -> ir.Model:
             for value, kind in zip(node.outputs[1:], ("mean", "variance"), strict=True):
                 value.name = names.free(f"{node.name}/{kind}")
     if folded:
-        warn(f"training_mode=True switches over {len(nodes)} node(s).{_told(folded)} {_ADVICE} to train it too.")
+        warn(f"training_mode=True switches over {len(nodes)} node(s).{_folded_away(folded)} {_ADVICE} to train it too.")
     return result
 
 
 def folded_normalizations(model: ir.Model) -> list[str]:
-    """Return the names of the nodes, or of PyTorch's modules, whose BatchNormalization became a part of a product."""
+    """Return the names of nodes, or of PyTorch's modules, into whose product a BatchNormalization was folded."""
     found = []
     for node in (n for n in every_node(model.graph) if n.op_type in _FOLDING and not n.domain):
         call = call_of(node)
         if call is not None and "batch_norm" in call.function:
             found.append(scope_of(node) or node.name or "")
         elif call is None and model.producer_name == PRODUCER:
-            # the older exporter names weight and bias after the operator where it computed both, from a convolution and
-            # the BatchNormalization that followed
+            # the older exporter names weight and bias after the operator if it computed both from a convolution and the
+            # BatchNormalization after it
             operands = [value.name or "" for value in node.inputs[1:3] if value is not None]
             if len(operands) == 2 and all(name.startswith("onnx::Conv") for name in operands):
                 found.append(node.name or "")
@@ -82,7 +82,7 @@ def folded_normalizations(model: ir.Model) -> list[str]:
 
 
 def _in_opset_of_training(model: ir.Model) -> ir.Model:
-    """Return a clone; in a newer opset if the operators have no training mode in that of ``model``."""
+    """Return a clone, in a newer opset if the operators have no training mode in the opset of ``model``."""
     opset = model.graph.opset_imports[""]
     kinds = {node.op_type for node in every_node(model.graph) if not node.domain}
     if all(opset >= first for kind, first in _FIRST_OPSETS.items() if kind in kinds):
@@ -134,7 +134,7 @@ def _normalize_by_batch(graph: ir.Graph, node: ir.Node) -> None:
         value.type = node.outputs[0].type
 
 
-def _told(folded: list[str]) -> str:
+def _folded_away(folded: list[str]) -> str:
     if not folded:
         return ""
     more = f" and {len(folded) - 3} more" if len(folded) > 3 else ""
@@ -173,7 +173,7 @@ def inference_form(model: ir.Model) -> ir.Model:
 
 
 def alone(source: ir.Model, output: str) -> ir.Model:
-    """Return the inference form of ``source`` pruned to one output."""
+    """Return the inference form of ``source``, pruned to one output."""
     model = inference_form(source)
     free_batch_axis(model)
     keep_outputs(model, [v for v in model.graph.outputs if v.name == output], inputs=True)
@@ -215,8 +215,8 @@ def use_running_statistics(node: ir.Node) -> None:
 def separate_running_statistics(graph: ir.Graph) -> None:
     """Give each BatchNormalization in training mode statistics of its own, in place.
 
-    Exporters merge equal initializers. In a fresh network of PyTorch the running mean is the bias, both zeros, and the
-    running variance is the scale, both ones: training one would change the other.
+    Exporters merge equal initializers. In a fresh network of PyTorch, running mean and bias are both zeros, and running
+    variance and scale are both ones: as one initializer, training one would change the other.
     """
     nodes = [n for n in every_node(graph) if normalizes_by_batch(n)]
     program, seen = TorchProgram(graph) if nodes else None, set[ir.Value]()
@@ -230,11 +230,15 @@ def separate_running_statistics(graph: ir.Graph) -> None:
 def separate_stored_statistics(graph: ir.Graph) -> None:
     """Give each BatchNormalization in inference mode statistics that are no operands of other nodes, in place.
 
-    They are merged as those of training mode are; an initializer that is a statistic and a bias could not be trained.
+    Exporters merge these too; an initializer that is both a statistic and a bias could not be trained.
     """
-    nodes = [n for n in every_node(graph) if n.op_type == "BatchNormalization" and not n.domain]
-    stored = [(n, i) for n in nodes if not normalizes_by_batch(n) for i in (3, 4)]
-    merged = [(n, i, x) for n, i in stored if (x := n.inputs[i]) is not None and _is_operand_too(graph, x)]
+    merged = []
+    for node in every_node(graph):
+        if node.op_type == "BatchNormalization" and not node.domain and not normalizes_by_batch(node):
+            for i, x in enumerate(node.inputs[3:5], 3):
+                is_stored = x is not None and x.const_value is not None and x.name in graph.initializers
+                if x is not None and is_stored and not all(_is_statistic(u.node, u.idx) for u in x.uses()):
+                    merged.append((node, i, x))
     program = TorchProgram(graph) if merged else None
     for node, i, x in merged:
         own = None if program is None else program.buffer_at(node, i)
@@ -242,17 +246,14 @@ def separate_stored_statistics(graph: ir.Graph) -> None:
         node.replace_input_with(i, copy_initializer(graph, x, name))
 
 
-def _is_operand_too(graph: ir.Graph, x: ir.Value) -> bool:
-    """Return True if an initializer is read elsewhere than as a statistic."""
-    if x.const_value is None or x.name not in graph.initializers:
-        return False
-    return not all(u.idx in (3, 4) and u.node.op_type == "BatchNormalization" for u in x.uses())
+def _is_statistic(node: ir.Node, index: int) -> bool:
+    return index in (3, 4) and node.op_type == "BatchNormalization"
 
 
 def _separate_statistic(graph: ir.Graph, node: ir.Node, index: int, own: str | None, seen: set[ir.Value]) -> None:
     """Make a node the only reader of its statistic; ``own`` is the name of the statistic in the PyTorch module."""
-    # The first node keeps the initializer, and other readers get a copy. Where the name of the initializer is that of
-    # the other operand, or another node has it already, the copy goes to this node instead.
+    # The first node keeps the initializer, and other readers get a copy. If the initializer is named after another
+    # operand, or an earlier node has kept it, this node gets the copy.
     x = node.inputs[index]
     assert x is not None
     others = [use for use in x.uses() if not (use.idx in (3, 4) and normalizes_by_batch(use.node))]
@@ -266,7 +267,7 @@ def _separate_statistic(graph: ir.Graph, node: ir.Node, index: int, own: str | N
 
 
 def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
-    """Raise UnsupportedOperatorError where running statistics of a node cannot be updated."""
+    """Raise UnsupportedOperatorError if the running statistics of a node cannot be updated."""
     statistics, updated = node.inputs[3:5], node.outputs[1:]
     reason = ""
     if node.graph is not graph:
@@ -285,7 +286,7 @@ def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def follow_torch(model: ir.Model, prefix: str) -> None:
-    """Average unbiased variances in the running variances of a graph from PyTorch, as PyTorch does, in place.
+    """Make running variances of a graph from PyTorch averages of unbiased variances, as in PyTorch, in place.
 
     ONNX's operator averages the biased variances of minibatches, divided by n instead of n - 1.
     """
@@ -293,8 +294,8 @@ def follow_torch(model: ir.Model, prefix: str) -> None:
     nodes = [n for n in found if not (n.name or "").startswith(OF_KERAS)]
     op = GraphBuilder(model.graph, prefix=prefix)
     for node in nodes:
-        # Divide the old average by n / (n - 1), and multiply the new one by it. The new average is not computed from
-        # the old one after the node: kernels may overwrite it.
+        # Divide the old average by n / (n - 1) and multiply the new one by it. Computing the new average after the node
+        # from the old one would be simpler, but kernels may overwrite the old one.
         old, new = node.inputs[4], node.outputs[2]
         assert old is not None
         op.dtype = old.dtype or op.dtype
@@ -307,7 +308,7 @@ def follow_torch(model: ir.Model, prefix: str) -> None:
 
 
 def _unbiased_factor(op: GraphBuilder, node: ir.Node) -> ir.Value | float:
-    """Return n / (n - 1) for n numbers of a channel; 1 for a single one, whose variance is 0 in any case."""
+    """Return n / (n - 1) for n numbers per channel; 1 for a single number, whose variance is 0 anyway."""
     x, scale = node.inputs[:2]
     sizes = dims(x)
     if sizes is not None and all(isinstance(d, int) for d in sizes):
@@ -317,10 +318,10 @@ def _unbiased_factor(op: GraphBuilder, node: ir.Node) -> ir.Value | float:
     return op.Div(total, op.Max(op.Sub(total, 1.0), 1.0))
 
 
-# Random nodes in the inference form: their means replace the numbers that they draw.
+# Random nodes in the inference form: means replace the numbers that they draw.
 #
-# Layers such as stochastic depth and Gaussian noise draw numbers in training, and pass their input on in evaluation,
-# which is their mean. The mean is exact where the numbers only scale, shift or select other values.
+# Layers such as stochastic depth and Gaussian noise draw numbers in training; in evaluation they return their input,
+# which is the mean. Replacing numbers by their mean is exact if they only scale, shift or select other values.
 
 
 UNIFORM, NORMAL = frozenset({"RandomUniform", "RandomUniformLike"}), frozenset({"RandomNormal", "RandomNormalLike"})
@@ -334,10 +335,11 @@ _WITH_GENERATOR = DRAWING | set("Dropout BiasDropout BitmaskDropout BitmaskBiasD
 
 
 _LESS = frozenset({("Less", 0), ("LessOrEqual", 0), ("Greater", 1), ("GreaterOrEqual", 1)})
-"""Operands, by operator and position, that a comparison requires to be the smaller one."""
+"""Comparisons, by operator and position of the uniform number, that are true if it is the smaller operand."""
 
 
 _MORE = frozenset({("Less", 1), ("LessOrEqual", 1), ("Greater", 0), ("GreaterOrEqual", 0)})
+"""The same for comparisons that are true if it is the larger operand."""
 
 
 _LINEAR = frozenset("Add Cast Div Expand Identity Mul Neg Reshape Sub Sum Unsqueeze".split())
@@ -354,7 +356,7 @@ def is_stateless(graph: ir.Graph) -> bool:
 
 
 def replace_random(graph: ir.Graph) -> None:
-    """Replace random numbers by their means, in place; raise UnsupportedOperatorError where a mean is not defined."""
+    """Replace random numbers by their means, in place; raise UnsupportedOperatorError where that is not exact."""
     nodes = [node for node in every_node(graph) if is_random(node)]
     for node in nodes:
         if node.graph is not graph:
@@ -375,7 +377,7 @@ def replace_random(graph: ir.Graph) -> None:
 
 
 def _is_linear(value: ir.Value, depth: int = 8) -> bool:
-    """Return True if ``value`` enters all results linearly, up to where another value is added to it."""
+    """Return True if all nodes are linear in ``value``, down to the additions of other values."""
     if not depth or value.is_graph_output():
         return not value.is_graph_output()
     for node, index in value.uses():

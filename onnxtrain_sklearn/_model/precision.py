@@ -1,9 +1,9 @@
-"""Train graphs of float16 and bfloat16 in float32, and change a graph to another floating-point type.
+"""Train graphs of float16 and bfloat16 in float32, and convert graphs between float32 and float64.
 
-:func:`widen` makes the graph that is trained and records the types in the metadata of values; :func:`kept_types`
-collects them. :func:`narrowed` gives them back to the graph that is exported: its weights are cast where they are read,
-so that it computes the numbers that the estimator predicts, on every runtime. :func:`in_dtype` converts a whole graph,
-from float32 to float64 or back.
+:func:`widen` makes the graph that is trained, and records the types of the file in the metadata of values;
+:func:`kept_types` collects them. :func:`narrowed` restores them in the exported graph, which casts its weights to
+float32 where they are read: so it computes the numbers that the estimator predicts, on every runtime.
+:func:`in_dtype` converts a whole graph from float32 to float64, or back.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NARROW_TYPES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 TYPES_OF_FILE = "onnxtrain_sklearn.types_of_file"
-"""Metadata of a widened model: the narrow types that its tensors have in the file, by name."""
+"""Key of the metadata of a widened model: the narrow types of its tensors in the file, by name."""
 
 
 @dataclass(frozen=True)
 class KeptTypes:
-    """Types in a file of values computed in float32: of weights and inputs by name, and of the output."""
+    """Narrow types of the file, of values that are computed in float32: weights and inputs by name, and the output."""
 
     weights: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -43,19 +43,17 @@ class KeptTypes:
 
     def rounded(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return weights of float32 rounded to the types in which they are kept."""
-        return {name: self._rounded(name, array) for name, array in weights.items()}
-
-    def _rounded(self, name: str, array: np.ndarray) -> np.ndarray:
-        if name not in self.weights:
-            return array
-        with np.errstate(over="ignore"):
-            result: np.ndarray = array.astype(ir.DataType[self.weights[name]].numpy()).astype(array.dtype)
-        if not np.isfinite(result[np.isfinite(array)]).all():
-            raise ModelError(
-                f"The trained weight {name!r} holds {float(np.abs(array).max()):g}, which is beyond the range of "
-                f"{self.weights[name].lower()}, the type of the file. Train with a lower learning rate or a penalty, "
-                f"or convert the file to float32."
-            )
+        result = dict(weights)
+        for name in (name for name in weights if name in self.weights):
+            array = weights[name]
+            with np.errstate(over="ignore"):
+                result[name] = array.astype(ir.DataType[self.weights[name]].numpy()).astype(array.dtype)
+            if not np.isfinite(result[name][np.isfinite(array)]).all():
+                raise ModelError(
+                    f"The trained weight {name!r} holds {float(np.abs(array).max()):g}, which is beyond the range of "
+                    f"{self.weights[name].lower()}, the type of the file. Train with a lower learning rate or a "
+                    f"penalty, or convert the file to float32."
+                )
         return result
 
 
@@ -77,13 +75,34 @@ def widen(model: ir.Model) -> bool:
         constant_node = (node := value.producer()) is not None and node.op_type == "Constant" and not node.domain
         if value.dtype in NARROW_TYPES and (value.const_value is not None or constant_node or border):
             value.metadata_props[KEPT_TYPE] = value.dtype.name
+
+    # Convert the tensors, the types of values and the attributes that hold a type or a tensor.
     for value in all_values(model):
-        _widen(value)
+        if value.const_value is not None and value.const_value.dtype in NARROW_TYPES:
+            value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=value.name)
+        if isinstance(value.type, ir.TensorType) and value.dtype in NARROW_TYPES:
+            value.type = ir.TensorType(ir.DataType.FLOAT)  # a clone shares the object of the type with the original
+        elif isinstance(value.type, ir.SequenceType | ir.OptionalType) and value.dtype in NARROW_TYPES:
+            value.type = type(value.type)(ir.TensorType(ir.DataType.FLOAT))
     for node in model.graph.all_nodes():
-        _widen_attributes(node)
+        for key in ("to", "dtype", "output_dtype", "stash_type"):
+            if key in node.attributes and node.attributes[key].value in NARROW_TYPES:
+                node.attributes[key] = ir.AttrInt64(key, ir.DataType.FLOAT.value)
+        for attribute in list(node.attributes.values()):
+            if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in NARROW_TYPES:
+                array = attribute.value.numpy().astype(np.float32)
+                node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))
     require_one_message(sum(v.const_value.nbytes for v in all_values(model) if v.const_value), " in float32")
+
+    # Rewire consumers of the inputs to their rounded numbers.
     for value in kept:
-        _round(model.graph, value)
+        op = GraphBuilder(model.graph, prefix="rounded", constant_nodes=True)
+        users = list(value.uses())
+        dtype = ir.DataType[value.metadata_props[KEPT_TYPE]]
+        rounded = copy_type(op.Cast(op.Cast(value, to=dtype), to=ir.DataType.FLOAT), value)
+        for node, index in users:
+            node.replace_input_with(index, rounded)
+        model.graph.sort()
     return True
 
 
@@ -105,15 +124,24 @@ def narrowed(model: ir.Model, kept: KeptTypes) -> ir.Model:
     op = GraphBuilder(graph, prefix="kept", constant_nodes=True)
     for value in list(graph.inputs):
         if value.name is not None and value.name in kept.inputs:
-            _narrow_input(value, ir.DataType[kept.inputs[value.name]])
+            dtype = ir.DataType[kept.inputs[value.name]]
+            value.type = ir.TensorType(dtype)
+            for node, _ in list(value.uses()):  # the Cast by which widen() rounds the input
+                if node.op_type == "Cast" and node.attributes["to"].as_int() == dtype.value:
+                    bypass(node, value)
     for name, type_name in kept.weights.items():
-        if name in graph.initializers:
-            _narrow_weight(op, graph.initializers[name], ir.DataType[type_name])
+        if name in graph.initializers:  # store the weight in its type, and cast it where it is read
+            value, dtype = graph.initializers[name], ir.DataType[type_name]
+            users, array = list(value.uses()), array_of(value).astype(dtype.numpy())
+            value.type, value.const_value = ir.TensorType(dtype), ir.tensor(array, name=value.name)
+            wide = op.Cast(value, to=ir.DataType.FLOAT)
+            for node, index in users:
+                node.replace_input_with(index, wide)
     if kept.output is not None:
-        dtype = ir.DataType[kept.output]
+        output_type = ir.DataType[kept.output]
         for value in list(graph.outputs):
             if isinstance(value.type, ir.TensorType) and value.dtype in TRAINED_TYPES:
-                insert_after(op, value, lambda x: op.Cast(x, to=dtype)).type = ir.TensorType(dtype)
+                insert_after(op, value, lambda x: op.Cast(x, to=output_type)).type = ir.TensorType(output_type)
     for value in (*graph.inputs, *all_values(model)):
         value.metadata_props.pop(KEPT_TYPE, None)
     graph.sort()
@@ -133,64 +161,11 @@ def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
             array = array_of(value).astype(TRAINED_TYPES[dtype])
             value.const_value = ir.tensor(array, name=value.name)
     for node in clone.graph.all_nodes():
-        _attributes_in_dtype(node, dtype)
+        for key in ("to", "dtype", "output_datatype"):
+            if key in node.attributes and node.attributes[key].value in TRAINED_TYPES:
+                node.attributes[key] = ir.AttrInt64(key, dtype.value)
+        for attribute in list(node.attributes.values()):
+            if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in TRAINED_TYPES:
+                held = attribute.value.numpy().astype(TRAINED_TYPES[dtype])
+                node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(held))
     return clone
-
-
-def _widen(value: ir.Value) -> None:
-    if value.const_value is not None and value.const_value.dtype in NARROW_TYPES:
-        value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=value.name)
-    if isinstance(value.type, ir.TensorType) and value.dtype in NARROW_TYPES:
-        value.type = ir.TensorType(ir.DataType.FLOAT)  # a clone shares the object of the type with the original
-    elif isinstance(value.type, ir.SequenceType | ir.OptionalType) and value.dtype in NARROW_TYPES:
-        value.type = type(value.type)(ir.TensorType(ir.DataType.FLOAT))
-
-
-def _widen_attributes(node: ir.Node) -> None:
-    for key in ("to", "dtype", "output_dtype", "stash_type"):
-        if key in node.attributes and node.attributes[key].value in NARROW_TYPES:
-            node.attributes[key] = ir.AttrInt64(key, ir.DataType.FLOAT.value)
-    for attribute in list(node.attributes.values()):
-        if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in NARROW_TYPES:
-            array = attribute.value.numpy().astype(np.float32)
-            node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))
-
-
-def _round(graph: ir.Graph, value: ir.Value) -> None:
-    """Rewire consumers of an input to its numbers rounded to the type that it had."""
-    op = GraphBuilder(graph, prefix="rounded", constant_nodes=True)
-    users = list(value.uses())
-    dtype = ir.DataType[value.metadata_props[KEPT_TYPE]]
-    result = copy_type(op.Cast(op.Cast(value, to=dtype), to=ir.DataType.FLOAT), value)
-    for node, index in users:
-        node.replace_input_with(index, result)
-    graph.sort()
-
-
-def _narrow_input(value: ir.Value, dtype: ir.DataType) -> None:
-    """Give an input its type back; the Cast to this type, which :func:`widen` put after it, goes."""
-    value.type = ir.TensorType(dtype)
-    for node, _ in list(value.uses()):
-        if node.op_type == "Cast" and node.attributes["to"].as_int() == dtype.value:
-            bypass(node, value)
-
-
-def _narrow_weight(op: GraphBuilder, value: ir.Value, dtype: ir.DataType) -> None:
-    """Store a weight in a narrow type, and cast it where it is read."""
-    assert value.const_value is not None
-    users = list(value.uses())
-    array = value.const_value.numpy().astype(dtype.numpy())
-    value.type, value.const_value = ir.TensorType(dtype), ir.tensor(array, name=value.name)
-    wide = op.Cast(value, to=ir.DataType.FLOAT)
-    for node, index in users:
-        node.replace_input_with(index, wide)
-
-
-def _attributes_in_dtype(node: ir.Node, dtype: ir.DataType) -> None:
-    for key in ("to", "dtype", "output_datatype"):
-        if key in node.attributes and node.attributes[key].value in TRAINED_TYPES:
-            node.attributes[key] = ir.AttrInt64(key, dtype.value)
-    for attribute in list(node.attributes.values()):
-        if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in TRAINED_TYPES:
-            array = attribute.value.numpy().astype(TRAINED_TYPES[dtype])
-            node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))

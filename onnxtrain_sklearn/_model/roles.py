@@ -1,16 +1,17 @@
-"""Tell weights from settings and statistics among the constants of a foreign graph.
+"""Tell weights from settings and statistics among the constants of a user's file.
 
 Exporters store more than weights as initializers: fillers of initial states, scales of attention scores, masks,
-statistics of the data. :class:`Roles` gives each float constant a :class:`Verdict`. It follows the constant through the
-nodes that only change its shape, to the nodes that compute with it. Operands of products and normalizations, biases
-after them and lookup tables are weights. Settings, masks and tabulated sines are not. An operand of
-elementwise arithmetic is usually a weight if its name is not generated; a single number as in formulas is then a
-doubtful weight. Fillers, roots that scale attention scores, and the mean or scale of the data are constants. A
-record that the exporter left (parameters and buffers of a PyTorch module) tells which names are generated, and finally
-overrules the graph.
+statistics of the data. :class:`Roles` gives each float constant a :class:`Verdict`. It follows the constant through
+nodes that only change its shape, to the nodes that compute with it.
 
-The questions are asked in one order, in ``_of_use`` and ``_of_arithmetic``: the first that has an answer decides.
-Functions below the class answer questions about single nodes, arrays, names and numbers.
+Operands of products and normalizations, biases after them and lookup tables are weights. Settings, masks and tabulated
+sines are constants. In elementwise arithmetic, names and numbers decide: an operand is a weight unless an exporter
+generated its name; fillers, roots that scale attention scores, and the mean or scale of the data are constants; a
+single number as in formulas is a doubtful weight. The record that an exporter left (parameters and buffers of a PyTorch
+module) tells which names are generated, and overrules the verdict in the end.
+
+``_of_use`` and ``_of_arithmetic`` ask the questions in order: the first one with an answer decides. Functions below the
+class answer questions about single nodes, arrays, names and numbers.
 """
 
 from __future__ import annotations
@@ -60,23 +61,23 @@ SCALE_AND_BIAS: dict[str, tuple[int, int]] = {
     "LayerNormalization": (1, 2),
     "RMSNormalization": (1, -1),
 }
-"""Positions of scale and bias. Both are weights, unless an exporter filled in ones and zeros for a layer without
-them."""
+"""Positions of scale and bias: weights, unless an exporter filled in a scale of ones or a bias of zeros that the layer
+lacks."""
 
 _WITHOUT_BIAS = {"Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Gemm": 2, "MatMul": 2}
-"""Products, with their number of inputs without a bias."""
+"""Products that may have a bias, and their number of inputs without it."""
 
 LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND"})
 """Operators that read entries of a table, their first input."""
 
 FILLED = frozenset({"ConstantOfShape", "Expand", "Pad", "ScatterElements", "ScatterND", "Tile"})
-"""Operators that a single 0 or 1 enters as a filler."""
+"""Operators for which a single 0 or 1 is a filler."""
 
 MOVES = frozenset({"Cast", "CastLike", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that return the numbers of their first input in another shape, order or type."""
 
 COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual"})
-"""Operators without a gradient, whose operands are no weights."""
+"""Operators without a gradient: their operands are not weights."""
 
 PARTS = frozenset({"Slice", "Split"})
 """Operators that return a part of their first input."""
@@ -85,7 +86,7 @@ EXPORTER = "exporter"
 """Key of the name of the program that wrote the file, in the metadata of a graph in memory."""
 
 _NAME_IN_MODULE = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
-"""Paths of parameters and buffers; computed values have other names: ``onnx::Div_12``, ``/Div_output_0``."""
+"""Names that may be paths of parameters and buffers; computed values are called ``onnx::Div_12``, ``/Div_output_0``."""
 
 QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bnb4|FpQ4")
 """Operators of ONNX and onnxruntime that compute with integers instead of floats."""
@@ -93,7 +94,7 @@ QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bn
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a constant: weight or not, the reason, and whether it may as well be a constant of a formula."""
+    """Verdict on a constant: weight or not, the reason, and whether the weight may be a number of a formula instead."""
 
     is_weight: bool
     reason: str
@@ -116,7 +117,7 @@ class Roles:
         """Return whether the constant ``value``, with the content ``array``, is a weight."""
         uses = list(dict.fromkeys(self._uses(value)))
         verdicts = [self._of_use(*use, value, array) for use in uses]
-        # exporters merge equal constants, so one use as a weight makes the constant a weight
+        # exporters merge equal constants, so a single use as a weight makes the constant a weight
         found = next((v for v in verdicts if v.is_weight), next(iter(verdicts), Verdict(False, "nothing reads it")))
         found = self._as_recorded(value, found, uses)
         reason = found.reason + (", held as integers" if is_held_as_integers(value) else "")
@@ -125,7 +126,7 @@ class Roles:
     def _uses(self, value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
         """Yield the nodes that compute with a constant, and its position among their inputs.
 
-        Nodes that reorder its numbers, slice them, or join them with other constants are skipped.
+        The search passes through nodes that reorder or slice its numbers, or join them with other constants.
         """
         for node, index in value.uses():
             joined = node.op_type == "Concat" and not any(x in self._varying for x in node.inputs)
@@ -139,7 +140,7 @@ class Roles:
     def _of_use(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
         """Return the verdict by one use of a constant: the first question that has an answer decides."""
         kind = node.op_type
-        # Settings: whatever the constant is called.
+        # Settings, whatever the name of the constant is.
         sources = [_computing_node(x) for x in node.inputs if x is not None] if kind == "Mul" else []
         if is_fake(node):
             return Verdict(False, "a scale of integers")
@@ -152,7 +153,7 @@ class Roles:
         if kind == "Gemm" and index == 2 and not array.ndim and not array.any():
             return Verdict(False, "filled in for a Gemm without a bias")
         if _is_of_code(value, self._graph):
-            return Verdict(False, "a constant of the code: TensorFlow names variables otherwise")
+            return Verdict(False, "a constant of the code: TensorFlow gives variables other names")
         # Products, then scales, biases and tables of layers.
         if not node.domain and index in PRODUCTS.get(kind, ()):
             return Verdict(True, "slope of PRelu" if kind == "PRelu" else f"weight of {kind}")
@@ -163,12 +164,16 @@ class Roles:
         if node.domain and array.size > 1:
             return Verdict(True, f"operand of {node.domain}.{kind}")
         if not node.domain and index in SCALE_AND_BIAS.get(kind, ()):
-            return self._of_normalization(node, index, value, array)
+            scale, _ = SCALE_AND_BIAS[kind]
+            role, neutral = ("scale", 1.0) if index == scale else ("bias", 0.0)
+            if self._is_made_up(value) and (array == neutral).all():
+                return Verdict(False, f"filled in for a {kind} without a {role}")
+            return Verdict(True, f"{role} of {kind}")
         if self._is_made_up(value) and role_in_affine(node, index, array) == "mean":
             return Verdict(False, "the stored mean of a normalization")
         if not node.domain and self._is_affine(node, index, value):
             return Verdict(True, f"{'scale' if kind == 'Mul' else 'bias'} after a product or normalization")
-        # Constants of architectures, after biases: those of a fresh network also hold only zeros and ones.
+        # Constants of architectures. Biases come first, because those of a fresh network hold only zeros and ones too.
         if _is_mask(array, value.name or ""):
             return Verdict(False, "a mask: it holds two values, and one of them is zero")
         if _is_sinusoidal(array):
@@ -177,17 +182,10 @@ class Roles:
             return Verdict(True, f"table of {kind}")
         return self._of_arithmetic(node, index, value, array)
 
-    def _of_normalization(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
-        scale, _ = SCALE_AND_BIAS[node.op_type]
-        neutral = float(index == scale)  # a scale of ones, a bias of zeros
-        if self._is_made_up(value) and (array == neutral).all():
-            return Verdict(False, f"filled in for a {node.op_type} without a {'scale' if index == scale else 'bias'}")
-        return Verdict(True, f"{'scale' if index == scale else 'bias'} of {node.op_type}")
-
     def _is_affine(self, node: ir.Node, index: int, value: ir.Value) -> bool:
         """Return True if a constant is added to a product with weights, or scales or shifts a normalized value."""
         other = node.inputs[1 - index] if len(node.inputs) == 2 else None
-        # a single number under a made-up name is an epsilon or a constant of the code
+        # a single number with a generated name is an epsilon or a constant of the code
         number = value.shape is not None and not len(value.shape)
         if other is None or (number and self._is_made_up(value)) or (node.op_type == "Sub" and index == 0):
             return False
@@ -209,13 +207,13 @@ class Roles:
         return constant and len(node.inputs) <= _WITHOUT_BIAS.get(node.op_type, 0)
 
     def _of_arithmetic(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
-        """Return the verdict on an operand of elementwise arithmetic, where names and numbers decide."""
+        """Return the verdict on an operand of elementwise arithmetic, by its name and its numbers."""
         kind, made_up = node.op_type, self._is_made_up(value)
         other = node.inputs[1 - index] if len(node.inputs) == 2 else None
         role = role_in_affine(node, index, array) if made_up and not self._is_raw(other) else None
         if role is not None:
             return Verdict(True, f"{role} of a normalization with stored statistics")
-        if kind in ("Sub", "Div") and index == 1 and self._is_raw(node.inputs[0]) and not _enlarges(node):
+        if kind in ("Sub", "Div") and index == 1 and self._is_raw(node.inputs[0]) and _keeps_row_shape(node):
             return Verdict(False, f"the {'mean' if kind == 'Sub' else 'scale'} of the data: it standardizes an input")
         if array.size == 1:
             number = float(array.ravel()[0])
@@ -225,9 +223,9 @@ class Roles:
             if kind in ("Mul", "Div") and self._scales_scores(node) and is_root(divisor):
                 return Verdict(False, "scale of attention scores: a root of a dimension")
             if made_up or (value.producer() is not None and not is_paddle_parameter(value)):
-                return Verdict(False, f"a single number in {kind}, under a name that an exporter made up")
+                return Verdict(False, f"a single number in {kind}, under a name that an exporter generated")
         elif made_up and not (str(value.name).startswith("onnx::") and value.producer() is None and np.ptp(array)):
-            return Verdict(False, f"an array in {kind}, under a name that an exporter made up")
+            return Verdict(False, f"an array in {kind}, under a name that an exporter generated")
         if array.size == 1 and is_of_formulas(float(array.ravel()[0])) and not self._is_known_to_be_learned(value):
             return Verdict(True, f"operand of {kind}, if it is no constant: a single number", is_doubtful=True)
         return Verdict(True, f"operand of {kind}")
@@ -241,7 +239,7 @@ class Roles:
         )
 
     def _is_raw(self, value: ir.Value | None) -> bool:
-        """Return True if a value is a graph input, at most reshaped, cast, or shifted and scaled by constants."""
+        """Return True if a value is a graph input, possibly reshaped, cast, or shifted and scaled by constants."""
         while value is not None and value not in self._graph.inputs:
             node = value.producer()
             if node is None or node.domain or node.op_type not in MOVES | {"Add", "Div", "Mul", "Sub"}:
@@ -257,23 +255,20 @@ class Roles:
         return by_name or status in ("parameter", "folded") or _is_of_module(value, self._graph, self._program)
 
     def _is_made_up(self, value: ir.Value) -> bool:
-        """Return True if an exporter made up the name of a constant, and nothing says that it comes from a parameter.
+        """Return True if an exporter generated the name of a constant, and nothing says that it is a parameter.
 
-        jax2onnx gives generated names to parameters too, so its arrays count as named.
+        jax2onnx gives parameters generated names too, so its arrays count as named.
         """
+        held, is_number = value.const_value, value.const_value is not None and value.const_value.size == 1
         of_jax = self._graph.meta.get(EXPORTER) == "jax2onnx" and value.producer() is None
-        if of_jax and value.const_value is not None and value.const_value.size > 1:
+        if of_jax and held is not None and held.size > 1:
             return False
-        if (
-            value.const_value is not None
-            and value.const_value.size == 1
-            and _is_of_module(value, self._graph, self._program)
-        ):
+        if is_number and _is_of_module(value, self._graph, self._program):
             return False
         return is_made_up(value) and self._program.status(value) not in ("parameter", "folded")
 
     def _as_recorded(self, value: ir.Value, found: Verdict, uses: list[tuple[ir.Node, int]]) -> Verdict:
-        """Return the verdict by the record of PyTorch's exporter, or ``found`` where there is none."""
+        """Return the verdict by the record of PyTorch's exporter; ``found`` if it records nothing of the constant."""
         status = self._program.status(value)
         if found.is_weight and (status == "constant" or (status is None and is_buffer(value))):
             return Verdict(False, "a constant or buffer of the PyTorch module")
@@ -293,7 +288,7 @@ class Roles:
 
     @cached_property
     def _varying(self) -> set[ir.Value]:
-        """The values that depend on an input of the graph; results of nodes in subgraphs are treated as varying."""
+        """The values that depend on an input of the graph; results of nodes in subgraphs count as varying."""
         found = set(self._graph.inputs)
         for node in self._graph.all_nodes():
             inner = node.graph is not self._graph or graphs_in(node)
@@ -303,9 +298,9 @@ class Roles:
 
 
 def _is_of_module(value: ir.Value, graph: ir.Graph, program: TorchProgram) -> bool:
-    """Return True if PyTorch's older exporter wrote a parameter or buffer, under its name, as this initializer.
+    """Return True if an initializer is a parameter or buffer of a PyTorch module, under its own name.
 
-    It names nodes after the paths of the modules that call them.
+    PyTorch's older exporter keeps these names, and names nodes after the paths of the modules that call them.
     """
     if not value.is_initializer() or graph.meta.get(EXPORTER) != PRODUCER or program.kinds:
         return False
@@ -321,14 +316,14 @@ def _is_of_code(value: ir.Value, graph: ir.Graph) -> bool:
     return not is_tensorflow_variable(name) and any(map(is_tensorflow_variable, graph.initializers))
 
 
-def _enlarges(node: ir.Node) -> bool:
-    """Return True if the result has another row shape than the first operand: distances, not a standardized input."""
+def _keeps_row_shape(node: ir.Node) -> bool:
+    """Return False if the rows of the result have another shape than those of the first operand, as with distances."""
     before, after = (None if x is None else dims(x) for x in (node.inputs[0], node.outputs[0]))
-    return before is not None and after is not None and before[1:] != after[1:]
+    return before is None or after is None or before[1:] == after[1:]
 
 
 def _differentiates(node: ir.Node, index: int) -> bool:
-    """Return True if the operator passes a gradient to this operand, as far as the operator tells."""
+    """Return True if the operator of a node has a gradient for this operand."""
     if node.domain or node.op_type in COMPARISONS:
         return False
     return node.op_type == "Pow" or index not in NOT_WEIGHTS.get(node.op_type, ())
@@ -389,10 +384,10 @@ def _are_pairs(rows: np.ndarray) -> bool:
     return any(np.allclose(pair, 1, rtol=0, atol=1e-4) for pair in pairs)
 
 
-# Roles of constants in a BatchNormalization written as arithmetic with its stored statistics.
+# Roles of constants in a BatchNormalization that is written as arithmetic with its stored statistics.
 #
-# Keras' files subtract the mean, multiply by a factor and add the bias, or only multiply and add. The exporter
-# generated the names, because it computed these constants in advance.
+# Files of Keras subtract the mean, multiply by a factor and add the bias, or only multiply and add. The names are
+# generated, because the exporter computed these constants in advance.
 
 
 ENDS = frozenset({"Cast", "Clip", "Flatten", "Identity", "Reshape", "Squeeze"})
@@ -400,7 +395,7 @@ ENDS = frozenset({"Cast", "Clip", "Flatten", "Identity", "Reshape", "Squeeze"})
 
 
 def role_in_affine(node: ir.Node, index: int, array: np.ndarray) -> Literal["mean", "scale", "bias"] | None:
-    """Return the role of a constant, a number for each channel, in ``(x - mean) * scale + bias``, or None."""
+    """Return the role of a constant in ``(x - mean) * scale + bias``, if it has one number per channel."""
     if node.domain or len(node.inputs) != 2 or not _is_per_channel(array):
         return None
     if node.op_type == "Mul":
@@ -414,7 +409,7 @@ def role_in_affine(node: ir.Node, index: int, array: np.ndarray) -> Literal["mea
 
 
 def _is_shifted(scale: ir.Node, size: int) -> bool:
-    """Return True if a bias for each channel is added to the result of a node, within the network."""
+    """Return True if a bias with one number per channel is added to the result of a node, within the network."""
     biases = [n for n in _users(scale) if _combines(n, "Add", size)]
     return any(not _is_in_units_of_targets(n.outputs[0]) for n in biases)
 
@@ -422,7 +417,7 @@ def _is_shifted(scale: ir.Node, size: int) -> bool:
 def _is_in_units_of_targets(value: ir.Value) -> bool:
     """Return True if only reshapes, casts or clips lie between a value and an output.
 
-    Such a value is not computed by a layer: its node scales predictions back to the units of the targets.
+    The node of such a value is no layer: it scales predictions back to the units of the targets.
     """
     if value.is_graph_output():
         return True
@@ -444,14 +439,14 @@ def _combines(node: ir.Node, kind: str, size: int) -> bool:
     return any(array is not None and array.size == size and _is_per_channel(array) for array in arrays)
 
 
-# Numbers of formulas, told from numbers that result from training.
+# Tell numbers of formulas from numbers that result from training.
 
 
 LARGEST_DIMENSION = 16384
-"""Largest dimension of vectors whose products are divided by its root."""
+"""Largest dimension whose root counts as the scale of attention scores."""
 
 MOST_DIGITS = 5
-"""Most digits of numbers that were written by hand; a trained float32 has seven."""
+"""Numbers with at most so many digits count as written by hand; a trained float32 has seven."""
 
 _WORDS = {
     "zero": 0.0, "one": 1.0, "two": 2.0, "three": 3.0, "four": 4.0, "five": 5.0, "six": 6.0, "eight": 8.0, "ten": 10.0,
@@ -462,7 +457,7 @@ _NAMED = re.compile(
     r"(?:_*\d+)?(?::\d+)?",
     re.IGNORECASE,
 )
-"""Names of exporters and of PyTorch's code for a number: ``one``, ``const_minus_half``, ``eps_1``."""
+"""Names that exporters and PyTorch's code give to a number: ``one``, ``const_minus_half``, ``eps_1``."""
 
 _OF_WEIGHTS = re.compile(r"(?:.*[._/])?(?:[wb]|weight|bias|kernel|slope|logit_(?:scale|bias))\d*(?::0)?", re.IGNORECASE)
 _LARGEST_EPSILON = 1e-2
@@ -470,7 +465,7 @@ _CONSTANTS = (math.pi, math.e, math.log(2), math.log(10), math.sqrt(2 / math.pi)
 
 
 def says_its_number(name: str, number: float) -> bool:
-    """Return True if a name is the word for its number, such as ``one`` and ``half``, or that of a small epsilon."""
+    """Return True if a name is the word for its number (``one``, ``half``), or ``eps`` of a small number."""
     found = _NAMED.fullmatch(name)
     if found is None:
         return False
@@ -481,7 +476,7 @@ def says_its_number(name: str, number: float) -> bool:
 
 
 def says_it_is_a_weight(name: str) -> bool:
-    """Return True if a name is one of those that weights have and constants do not."""
+    """Return True if a name is typical of weights: ``weight``, ``bias``, ``kernel``, ..."""
     return _OF_WEIGHTS.fullmatch(name) is not None
 
 
@@ -498,9 +493,9 @@ def is_of_formulas(number: float) -> bool:
 
 
 def is_root(number: float) -> bool:
-    """Return True if a number is the second or fourth root of a dimension, as float32 gives it.
+    """Return True if a number is the second or fourth root of a dimension, up to the rounding of float32.
 
-    Large powers are always close to an integer, even of trained factors; hence the limit.
+    The dimension is limited, because large powers of any number are close to an integer.
     """
     powers = (number**2, number**4) if 1 < number < LARGEST_DIMENSION else ()
     return any(x <= LARGEST_DIMENSION and abs(x - round(x)) <= 2e-6 * x for x in powers)

@@ -1,10 +1,10 @@
 """Take embedding reads and sparse first products out of a graph before it is differentiated.
 
-The gradient of an embedding matrix is zero but for the rows that are read, and an engine would write all of it.
-:func:`take_lookups` removes the Gather: the graph reads the rows from an input, whose gradient has a row for each
-index, and the indices become an output. The pass that runs the graph adds these rows up.
+The gradient of an embedding matrix is zero except for the rows that are read, but an engine would write the whole
+matrix. :func:`take_lookups` removes the Gather: the graph reads the rows from an input, whose gradient has a row for
+each index, and returns the indices. The pass that runs the graph adds these rows up.
 
-:func:`take_first_products` removes products of inputs with matrices, for a pass that multiplies sparse rows itself.
+:func:`take_first_products` removes products of inputs with matrices, for a pass that multiplies sparse data itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .._ir.queries import attribute, constant, dims, fixed, operand
 from ..graph import GraphBuilder
 
 LARGE = 4096
-"""Elements from which on it is faster to add up the gradient outside the graph: scattering takes 50 ns per element."""
+"""Elements of a matrix from which it is faster to add up the gradient outside the graph (50 ns per element)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Lookup:
     rows, indices : str
         Names of the input for the rows, (count, width), and of the output for the indices, (count,) of int64.
     padding : int or None
-        The row that is read without a gradient, as PyTorch's ``padding_idx``.
+        The row that gets no gradient, as PyTorch's ``padding_idx``.
     """
 
     weight: str
@@ -60,7 +60,7 @@ class Lookup:
 def take_lookups(model: ir.Model, names: Collection[str], least: int = LARGE) -> list[Lookup]:
     """Take the Gathers of the named initializers out of ``model``, in place, and return them.
 
-    An initializer of fewer than ``least`` elements, or that anything else reads too, stays as it is.
+    An initializer stays if it has fewer than ``least`` elements, or if other nodes read it too.
     """
     graph = model.graph
     op = GraphBuilder(graph, prefix="lookup", constant_nodes=True)
@@ -75,17 +75,20 @@ def take_lookups(model: ir.Model, names: Collection[str], least: int = LARGE) ->
 
 
 def _is_looked_up(graph: ir.Graph, value: ir.Value) -> bool:
-    """Return True if ``value`` is read by row alone, in the main graph, by a known number of indices."""
-    if value.is_graph_output() or not value.uses() or not fixed(dims(value)) or not dims(value):
+    """Return True if only Gathers of rows read ``value``, in the main graph, with a known number of indices."""
+    sizes = dims(value)
+    if value.is_graph_output() or not value.uses() or not fixed(sizes) or not sizes:
         return False
-    return all(use.node.graph is graph and use.idx == 0 and _reads_rows(use.node) for use in value.uses())
-
-
-def _reads_rows(node: ir.Node) -> bool:
-    if (node.op_type, node.domain) != ("Gather", "") or node.outputs[0].is_graph_output():
-        return False
-    rank = len(dims(node.inputs[0]) or ())
-    return attribute(node, "axis", 0) % rank == 0 and fixed(dims(node.inputs[1])) and fixed(dims(node.outputs[0]))
+    return all(
+        use.node.graph is graph
+        and use.idx == 0
+        and (use.node.op_type, use.node.domain) == ("Gather", "")
+        and not use.node.outputs[0].is_graph_output()
+        and attribute(use.node, "axis", 0) % len(sizes) == 0
+        and fixed(dims(use.node.inputs[1]))
+        and fixed(dims(use.node.outputs[0]))
+        for use in value.uses()
+    )
 
 
 def _taken_rows(op: GraphBuilder, value: ir.Value, node: ir.Node) -> Lookup:
@@ -99,7 +102,7 @@ def _taken_rows(op: GraphBuilder, value: ir.Value, node: ir.Node) -> Lookup:
     places = op.Reshape(op.Cast(index, to=ir.DataType.INT64), [-1])
     places.dtype, places.shape = ir.DataType.INT64, ir.Shape([count])
     op.graph.outputs.append(places)
-    rows = op.input("rows", value.dtype, (count, math.prod(shape[1:])))  # also of a vector, whose rows are numbers
+    rows = op.input("rows", value.dtype, (count, math.prod(shape[1:])))  # the rows of a vector are numbers
     lookup = Lookup(value.name or "", tuple(shape), count, rows.name or "", places.name or "", padding_row(node))
     replace_node(op, node, [op.Reshape(rows, read)])
     return lookup
@@ -125,13 +128,12 @@ def put_back_lookups(model: ir.Model, lookups: Sequence[Lookup]) -> None:
         graph.sort()
 
 
-# First products. The graph reads each product from an input of its own, and has neither the original input nor the
-# matrix any more.
+# First products. The graph reads each product from an input of its own; the original input and the matrix are removed.
 
 
 @dataclass(frozen=True, eq=False)
 class FirstProduct:
-    """A product of an input with a matrix, which a graph no longer computes.
+    """A product of an input with a matrix that was taken out of a graph.
 
     Attributes
     ----------
@@ -144,7 +146,7 @@ class FirstProduct:
     name : str
         The input from which the graph reads the product.
     factors : ndarray of shape (n_features,) or None
-        The factor of each column of the input, which the graph multiplied it by first; None: ones.
+        Constants by which the graph multiplied the columns of the input before the product; None if there are none.
     """
 
     input: str
@@ -158,8 +160,8 @@ class FirstProduct:
 def take_first_products(model: ir.Model, names: Collection[str]) -> list[FirstProduct]:
     """Take the products of the named inputs with initializers out of ``model``, in place, and return them.
 
-    An input that anything else reads stays as it is, and so does one whose matrix is read twice. Constants that its
-    columns are multiplied by first are the ``factors``.
+    An input stays if other nodes read it too, or if its matrix is read twice. A product with one constant per column
+    that comes first is taken out too: see ``FirstProduct.factors``.
     """
     graph = model.graph
     op = GraphBuilder(graph, prefix="product", constant_nodes=True)
@@ -177,7 +179,7 @@ def take_first_products(model: ir.Model, names: Collection[str]) -> list[FirstPr
 
 
 class _Rows(NamedTuple):
-    """An input, or its product with a factor for each column where nothing else reads the input."""
+    """An input, or its product with one factor per column if nothing else reads the input."""
 
     value: ir.Value
     factors: np.ndarray | None
@@ -213,7 +215,7 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _taken(op: GraphBuilder, value: ir.Value, rows: _Rows, node: ir.Node) -> FirstProduct:
-    """Replace a node by an input of the graph for its product; scale the product and add to it as the node does."""
+    """Replace a MatMul or Gemm by an input for the bare product; its scale and its third operand stay in the graph."""
     weight, (batch, _) = node.inputs[1], dims(value) or (None, None)
     matrix = None if weight is None else constant(weight)
     assert weight is not None

@@ -1,7 +1,7 @@
 """The trainable model: a graph pruned to the trained output, its parameters, inputs and scores.
 
 :func:`trainable_model` makes a :class:`TrainableModel` from a loaded model; its steps call the other modules of this
-room. The methods of the class, :func:`with_outputs_of` and :func:`with_output_for` return variants of a model. No
+package. The methods of the class, :func:`with_outputs_of` and :func:`with_output_for` return variants of a model. No
 function changes the model that it is given, so that models may share graphs. Losses, data and sessions are unknown
 here.
 """
@@ -73,22 +73,23 @@ class TrainableModel:
     scores : str
         The value that the loss is computed from: ``output``, or the input of its final activation.
     link : str or None
-        The link that the final activation computes: "softmax", "sigmoid", "exp", or None. "votes": the scores are those
-        of pairs of classes, and the output is the decision function computed from them.
+        The link that the final activation computes: "softmax", "sigmoid", "exp", or None. "votes": the scores are
+        one-vs-one scores of pairs of classes, and the output is the decision function computed from them.
     log_output : bool
         Whether ``output`` is the logarithm of that link.
     paired : bool
         Whether ``output`` has two columns, 1 - p and p, computed from one score.
     normalised : bool
-        Whether the link normalizes numbers that may stop being probabilities during training.
+        Whether the output is known to be ``link`` of the scores only for the initial weights. Predictions then apply
+        the link to the scores, because the output may stop being probabilities or positive during training.
     reference : onnx_ir.Model or None
         The graph as given, which the output is compared with before training.
     joined : tuple of int
-        Columns of each output, where ``output`` is all of them side by side.
+        Number of columns of each output, if ``output`` is several outputs joined along axis 1.
     members : int or None
         Number of members of an ensemble: the scores have the shape (N, members, n_outputs). None: (N, n_outputs).
     kept : KeptTypes
-        What the given file keeps in float16 or bfloat16, which is computed and trained in float32.
+        The values that the given file keeps in float16 or bfloat16; they are computed and trained in float32.
     parameters : tuple of str
         Names of the float initializers that are weights and on which ``scores`` depends.
     statistics : tuple of str
@@ -96,24 +97,24 @@ class TrainableModel:
     dtype : numpy.dtype
         Type of the parameters.
     choice : str or None
-        The value with the index of the class that the graph itself chooses, by votes or by a threshold; None: the
-        scores determine the class.
+        The output with the index of the predicted class, if the graph chooses it by votes or by a threshold; None if
+        the scores determine it.
     roles : dict of str to str
-        Of a foreign graph: the reason why each parameter is a weight.
+        Of a user's file: the reason why each parameter is a weight.
     constants : dict of str to str
-        Of a foreign graph: the float constants that are not weights, with the reason.
+        Of a user's file: the float constants that are not weights, with the reason.
     quantized : tuple of str
-        Of a foreign graph: the nodes that compute with integers instead of floats.
+        Of a user's file: the nodes that compute with integers instead of floats.
     narrow : tuple of str
-        Of a foreign graph: the weights with a float type other than float32 and float64.
+        Of a user's file: the weights with a float type other than float32 and float64.
     low_rank : tuple of LowRank
         The matrices that low-rank factors change; the factors are among the parameters.
     forms : tuple of OutputForm
-        The outputs, where several are trained; the first is ``output``.
+        The trained outputs, if there are several; the first is ``output``.
     doubtful : tuple of str
-        Of a foreign graph: the parameters that are single numbers and may as well be constants of formulas.
+        Of a user's file: the parameters that are single numbers and may be constants of formulas instead.
     restored : tuple of str
-        Of a foreign graph: the passes that changed it when it was read, as ``_importers/load`` names them.
+        Of a user's file: the names of the passes of ``_importers/load`` that changed it.
     """
 
     model: ir.Model
@@ -143,7 +144,7 @@ class TrainableModel:
 
     @property
     def activation(self) -> dict[str, Any]:
-        """The attributes that say how the output follows from the scores, or each of several outputs."""
+        """The attributes that tell how the output, or each of several outputs, follows from the scores."""
         names = ("scores", "link", "log_output", "paired", "normalised", "forms")
         return {name: getattr(self, name) for name in names}
 
@@ -171,11 +172,11 @@ class TrainableModel:
 
     @property
     def changes_weights(self) -> bool:
-        """True if predictions take other weights than training: merged with adapters, or rounded to a narrow type."""
+        """True if predictions use other weights than training: merged with adapters, or rounded to a narrow type."""
         return bool(self.low_rank) or self.kept != NOTHING_KEPT
 
     def weights(self, current: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter and running statistic by name; with ``current`` numbers, in their types."""
+        """Return a copy of every parameter and running statistic by name; of those in ``current``, if given."""
         initial = {name: initial_value(self.model, name) for name in (*self.parameters, *self.statistics)}
         if current is None:
             return {name: np.array(array) for name, array in initial.items()}
@@ -183,12 +184,12 @@ class TrainableModel:
 
     @cached_property
     def running_statistics(self) -> dict[str, str]:
-        """The running statistics that training updates: name of each, and of its next value."""
+        """The running statistics that training updates: maps each name to the name of the updated value."""
         nodes = [node for node in form_of(self.model).graph if normalizes_by_batch(node)]
         return {node.inputs[i].name: node.outputs[i - 2].name for node in nodes for i in (3, 4)}  # type: ignore[union-attr,misc]
 
     def with_frozen_statistics(self, trained: Collection[str]) -> TrainableModel:
-        """Return the model with BatchNormalization in inference mode where neither scale nor bias is trained.
+        """Return the model with each BatchNormalization in inference mode, unless its scale or bias is trained.
 
         A BatchNormalization without parameters of its own stays in training mode if a layer before it is trained.
         """
@@ -252,7 +253,10 @@ def with_outputs_of(source: TrainableModel, views: Sequence[TrainableModel]) -> 
 def with_output_for(
     source: TrainableModel, link: str, *, log: bool = False, normalised: bool = False
 ) -> TrainableModel:
-    """Return the model with scores whose ``link`` is the output; with ``log``, the output is its logarithm."""
+    """Return the model with scores computed from the output, by the inverse of ``link``.
+
+    With ``log``, the output is the logarithm of ``link(scores)``. ``normalised`` is an attribute of the result.
+    """
     model = source.model.clone()
     graph, output = model.graph, next(v for v in model.graph.outputs if v.name == source.output)
     op = GraphBuilder(graph, dtype=output.dtype or ir.DataType.FLOAT, prefix="scores", constant_nodes=True)
@@ -272,12 +276,23 @@ def trainable_model(
     foreign: bool = False,
     several: Sequence[str] = (),
 ) -> TrainableModel:
-    """Prune ``source`` to the output that is trained, or to ``several``, and find its parameters.
+    """Prune ``source`` to the trained output, or to ``several``, and find its parameters.
 
-    Parameters of a ``foreign`` graph are found by their roles, wherever they are stored; otherwise they are all float
-    initializers that are not settings of operators. ``choice`` names the output with the index of the class that the
-    graph itself chooses, ``pairs`` the output with scores of pairs of classes, if the trained output is a decision
-    function computed from them.
+    Parameters
+    ----------
+    source : onnx_ir.Model
+        It is not changed.
+    output : str, optional
+        The trained output; by default the first float output that depends on a parameter.
+    pairs : str, optional
+        The output with one-vs-one scores of pairs of classes, if the trained output is a decision function of them.
+    choice : str, optional
+        The output with the index of the predicted class, if the graph chooses it.
+    foreign : bool, default=False
+        Whether the graph is a user's file, in which ``roles`` decides which constants are weights. In graphs of this
+        package, all float initializers are weights that are not settings of operators.
+    several : sequence of str, optional
+        The trained outputs, instead of ``output``.
     """
     # A copy with a free batch axis, whose weights are initializers of the main graph.
     model = source.clone()
@@ -302,11 +317,11 @@ def trainable_model(
         name = finals[0].name
         raise ModelError(f"Output {name!r} depends on no input of the graph: there are no data to train it on.")
 
-    # Parameters, after statistics have initializers of their own: else those would be judged as weights too.
+    # Parameters. Statistics first get initializers of their own, as an initializer that is both counts as a weight.
     separate_running_statistics(graph)
     separate_stored_statistics(graph)
     judged = verdicts(graph, *every) if foreign else {}
-    renamed = own_names(graph, _names_of_weights(graph, judged)) if foreign else {}  # the names that PyTorch has
+    renamed = own_names(graph, _names_of_weights(graph, judged)) if foreign else {}  # restore PyTorch's names
     judged = {renamed.get(name, name): verdict for name, verdict in judged.items()}
     parameters = _names_of_weights(graph, judged) if foreign else parameters_of(graph, every[0])
     if not parameters:
@@ -355,15 +370,17 @@ def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Grap
 
 
 def _end(graph: ir.Graph, final: ir.Value, pairs: ir.Value | None, *, foreign: bool) -> tuple[ir.Value, OutputForm]:
-    """Return the scores that an output is computed from, and how; ``pairs`` are those of pairs of classes."""
-    name, activation = final.name or "", activation_of(final) if pairs is None else None
+    """Return the scores that an output is computed from, and its form; ``pairs`` are given one-vs-one scores."""
+    name = final.name or ""
+    if pairs is not None:
+        return pairs, OutputForm(name, pairs.name or "", "votes")
+    activation = activation_of(final)
     if activation is not None and foreign:
-        # training would change weights between the scores and the output, which would not be this activation any more
+        # weights between the scores and the output would be trained: it would not be this activation any more
         weights = _foreign_parameters(graph, final)
         activation = activation if set(weights) <= {*_foreign_parameters(graph, activation.base)} else None
     if activation is None:
-        scores = final if pairs is None else pairs
-        return scores, OutputForm(name, scores.name or "", None if pairs is None else "votes")
+        return final, OutputForm(name, name, None)
     scores = activation.scores(graph, final)
     return scores, OutputForm(name, scores.name or "", activation.link, activation.log, activation.paired)
 
@@ -396,10 +413,10 @@ def spec_of(value: ir.Value) -> TensorSpec:
 def why_quantized(nodes: Sequence[str]) -> str:
     """Return why quantized nodes are not trained, and what to do, as the beginning of a message."""
     said = (
-        f"The graph is quantized: {first_nodes(nodes)}. Rounding has no gradient; a straight-through estimate takes "
-        f"its place in pairs of a QuantizeLinear and a DequantizeLinear with constant scales in float32, and in the "
-        f"products of integers of quantize_dynamic, MatMulInteger and ConvInteger. Train the float model that the file "
-        f"was made from and quantize the trained one again"
+        f"The graph is quantized: {first_nodes(nodes)}. Rounding has no gradient. Supported, by a straight-through "
+        f"estimate, are pairs of QuantizeLinear and DequantizeLinear with constant float32 scales, and the integer "
+        f"products of quantize_dynamic, MatMulInteger and ConvInteger. Train the float model that the file was made "
+        f"from and quantize the trained one again"
     )
     if any("LSTM" in name for name in nodes):
         return f"{said}, or quantize it without its LSTMs: quantize_dynamic(..., op_types_to_quantize=['MatMul'])"
