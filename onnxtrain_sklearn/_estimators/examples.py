@@ -25,7 +25,7 @@ from .._given.ml_files import FittedFile
 from .._model.trainable import TensorSpec, TrainableModel
 from .._training.loss_graph import TARGET, target_layout
 from .._utils.typing import MatrixLike
-from ..models import ModelSource, keywords_of, resolve_builder
+from ..models import keywords_of, resolve_builder
 from ..models.given import bare_model
 from .call import Call, Examples
 from .fitted_state import FittedState
@@ -38,7 +38,11 @@ def training_examples(
 ) -> Examples:
     """Return the examples of a call; ``graph`` is None if it is not built yet."""
     task: OutputTask = estimator._task()
-    specs = expected_inputs(estimator.model, call.X) if graph is None else graph.inputs
+    specs: Specs = None if graph is None else graph.inputs
+    builder = None if graph is not None else resolve_builder(estimator.model)
+    if builder is not None and "row_shape" in keywords_of(builder) and dimensions(call.X) > 2:
+        # it builds a graph for rows of several axes
+        specs = (TensorSpec("X", np.dtype(np.float32), (None,) * dimensions(call.X)),)
     if old is None and fitted is not None:
         take_features(estimator, fitted)
     reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
@@ -122,14 +126,6 @@ def graph_inputs(
     if reset:
         _forget_features(estimator)
     return input_columns(estimator, X, specs, reset=reset, missing=partial(_allows_missing, estimator, fitted))
-
-
-def expected_inputs(model: ModelSource, X: MatrixLike) -> Specs:
-    """Return the input of a graph to build if its rows have several axes and the builder accepts them, else None."""
-    builder = resolve_builder(model)
-    if builder is None or "row_shape" not in keywords_of(builder) or dimensions(X) <= 2:
-        return None
-    return (TensorSpec("X", np.dtype(np.float32), (None,) * dimensions(X)),)
 
 
 def take_features(estimator: Parameters, fitted: FittedModel) -> None:

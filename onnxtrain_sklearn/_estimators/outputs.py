@@ -197,38 +197,27 @@ def weighted_targets(
 
     Targets must match ``head``, the head of the first call; it is None in the first call itself.
     """
-    if at_positions or (head is not None and head.positions is not None):
-        targets = position_targets(y, classes, task.ignore_label)
-        _require_rows(n_rows, targets)
+    of_positions = at_positions or (head is not None and head.positions is not None)
+    targets = position_targets(y, classes, task.ignore_label) if of_positions else task.encode(y, classes)
+    if n_rows != len(targets.values):
+        raise ValueError(
+            f"Found input variables with inconsistent numbers of samples: X has {n_rows}, y has {len(targets.values)}."
+        )
+    if of_positions:
         return weighted_positions(targets, sample_weight, task.class_weight)
-    targets = task.encode(y, classes)
-    _require_rows(n_rows, targets)
-    if head is not None:
-        _require_like(targets, head)
+
+    # The outputs of the first call: their number, and one label or several in a row.
+    if head is not None and targets.task == "regression" and targets.row_shape != head.row_shape:
+        shapes = [("n", *(shape or [head.n_outputs])) for shape in (targets.row_shape, head.row_shape)]
+        raise ValueError(f"y has shape {shapes[0]}, expected {shapes[1]}, as when training began.")
+    if head is not None and targets.task == "regression" and targets.n_outputs != head.n_outputs:
+        raise ValueError(f"y has {targets.n_outputs} output(s), expected {head.n_outputs}.")
+    if head is not None and (targets.task == "multilabel") != (head.task == "multilabel"):
+        expected = "indicators of several labels a row" if head.task == "multilabel" else "one label a row"
+        raise ValueError(f"y does not hold {expected}, as it did when training began.")
     if targets.counts is not None:
         return targets, weights_of_counted(targets, sample_weight, task.class_weight)
     return targets, row_weights(sample_weight, targets, task.class_weight)
-
-
-def _require_rows(n_rows: int, targets: Targets) -> None:
-    """Raise if the number of targets differs from the number of rows."""
-    n_targets = len(targets.values)
-    if n_rows != n_targets:
-        raise ValueError(
-            f"Found input variables with inconsistent numbers of samples: X has {n_rows}, y has {n_targets}."
-        )
-
-
-def _require_like(targets: Targets, head: Head) -> None:
-    """Raise if the number of outputs, or one against several labels per row, differs from the first call."""
-    if targets.task == "regression" and targets.row_shape != head.row_shape:
-        shapes = [("n", *(shape or [head.n_outputs])) for shape in (targets.row_shape, head.row_shape)]
-        raise ValueError(f"y has shape {shapes[0]}, expected {shapes[1]}, as when training began.")
-    if targets.task == "regression" and targets.n_outputs != head.n_outputs:
-        raise ValueError(f"y has {targets.n_outputs} output(s), expected {head.n_outputs}.")
-    if (targets.task == "multilabel") != (head.task == "multilabel"):
-        expected = "indicators of several labels a row" if head.task == "multilabel" else "one label a row"
-        raise ValueError(f"y does not hold {expected}, as it did when training began.")
 
 
 def require_known_labels(task: OutputTask, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
@@ -265,34 +254,26 @@ def takes_positions(task: OutputTask, source: TrainableModel | None, y: ArrayLik
     """
     if not task.classifies or sp.issparse(y):
         return False
-    axis = task.class_axis
-    if axis != "auto":
+    if task.class_axis != "auto":
         return True
-    axes = _axes(y)
-    if axes != 2 or source is None:
-        return axes > 2
+    if isinstance(y, list | tuple) and (not y or isinstance(y[0], str | bytes | int | float)):
+        return False  # one axis, without a copy
+    try:
+        shape = getattr(y, "shape", None)
+        n_axes = np.asarray(y).ndim if shape is None else len(shape)
+    except ValueError:  # the rows of a list differ in length
+        n_axes = 2
+    if n_axes != 2 or source is None:
+        return n_axes > 2
+
+    # A matrix: its columns are positions if the scores of a row have several axes, or one axis of as many positions;
+    # a matrix of only 0 and 1 holds indicators instead.
     row = source.output_row
     long = [size for size in row if size != 1]
-    return len(long) > 1 or (len(row) == 2 and len(long) == 1 and _is_at(long[0], label_array(y)))
-
-
-def _is_at(places: int | None, labels: np.ndarray) -> bool:
-    """Return True if ``labels`` has one label for each score of a row; ``places`` is their number, None if it varies.
-
-    A matrix of only 0 and 1 holds indicators instead.
-    """
-    return labels.shape[1] > 1 and places in (None, labels.shape[1]) and not np.isin(labels, (0, 1)).all()
-
-
-def _axes(y: ArrayLike) -> int:
-    """Return the number of axes; 2 if the rows of a list differ in length."""
-    if isinstance(y, list | tuple) and (not y or isinstance(y[0], str | bytes | int | float)):
-        return 1  # without a copy
-    shape = getattr(y, "shape", None)
-    try:
-        return np.asarray(y).ndim if shape is None else len(shape)
-    except ValueError:
-        return 2
+    if len(row) != 2 or len(long) != 1:
+        return len(long) > 1
+    labels = label_array(y)
+    return labels.shape[1] > 1 and long[0] in (None, labels.shape[1]) and not np.isin(labels, (0, 1)).all()
 
 
 def positions_of(own: OwnOutput | None, source: TrainableModel, targets: Targets, setting: int | str) -> Positions:

@@ -355,9 +355,21 @@ def validation(
     context: FitContext, state: FittedState, examples: Examples
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
     """Return the rows to score and the function that scores the current parameters; both None without such rows."""
-    estimator, call = context.estimator, context.call
-    scored = _validation_rows(context, state, examples)
-    if scored is None:
+    estimator, call, given = context.estimator, context.call, context.call.validation
+    held_out = context.split.of(examples)[1]
+    if given is not None:
+        with faults_of_validation_data():
+            own = validation_examples(estimator, state, *given)
+            require_same_places(examples.targets, own.targets)
+        require_scorable(own.targets, own.weights)
+        rows = rows_with_labels(own.targets)
+        if len(rows) == len(own):
+            scored = rows_to_score(state, own, rows, lambda: given[:2])
+        else:
+            scored = rows_to_score(state, own, rows, lambda: (rows_of(given[0], rows), rows_of(given[1], rows)))
+    elif held_out is not None:
+        scored = scored_rows(state, examples, held_out, call)
+    else:
         require_no_scoring(estimator, call)
         return None, None
     # The accuracy is computed without scikit-learn's scorer of that name, which takes longer.
@@ -365,24 +377,8 @@ def validation(
     is_accuracy = computes_accuracy and isinstance(estimator.scoring, str) and estimator.scoring == "accuracy"
     if estimator.scoring is not None and not is_accuracy:
         return scored, score_by(estimator, estimator.scoring, state, scored)
-    own = OwnScore(estimator._task().score, state, scored, with_scores=watches_loss(estimator, state, call))
-    return scored, own
-
-
-def _validation_rows(context: FitContext, state: FittedState, examples: Examples) -> ScoredRows | None:
-    """Return the validation data of the call, else the rows of ``examples`` that are held out; None without any."""
-    estimator, call, given = context.estimator, context.call, context.call.validation
-    held_out = context.split.of(examples)[1]
-    if given is None:
-        return None if held_out is None else scored_rows(state, examples, held_out, call)
-    with faults_of_validation_data():
-        trained, examples = examples, validation_examples(estimator, state, *given)
-        require_same_places(trained.targets, examples.targets)
-    require_scorable(examples.targets, examples.weights)
-    rows = rows_with_labels(examples.targets)
-    if len(rows) == len(examples):
-        return rows_to_score(state, examples, rows, lambda: given[:2])
-    return rows_to_score(state, examples, rows, lambda: (rows_of(given[0], rows), rows_of(given[1], rows)))
+    with_scores = watches_loss(estimator, state, call)
+    return scored, OwnScore(estimator._task().score, state, scored, with_scores=with_scores)
 
 
 def scored_rows(state: FittedState, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:

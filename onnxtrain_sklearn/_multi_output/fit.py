@@ -212,71 +212,42 @@ def validation_of_outputs(
     tasks: Tasks, context: FitContext, state: FittedState, examples: Examples
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
     """Return the rows to score and the function that scores the current parameters; both None without such rows."""
-    scored = _validation_rows(context, state, tasks, examples)
-    return scored, _score_of_outputs(context.estimator, tasks, state, scored, context.call)
-
-
-def _validation_rows(context: FitContext, state: FittedState, tasks: Tasks, examples: Examples) -> ScoredRows | None:
-    """Return the validation data of the call, else the rows that are held out; None without any."""
     estimator, call, held_out = context.estimator, context.call, context.split.of(examples)[1]
     if call.validation is not None:
-        given, data = _given_examples(estimator, tasks, state, examples, call), call.validation[:2]
-        found = rows_to_score(state, given, np.arange(len(given)), lambda: data)
-    elif held_out is None:
-        return None
+        data = call.validation[:2]
+        with faults_of_validation_data():
+            given = several_validation_examples(estimator, tasks, state, *call.validation)
+            own, trained = cast("SeveralTargets", given.targets), cast("SeveralTargets", examples.targets)
+            for name, old, new in zip(tasks, trained.parts, own.parts, strict=True):
+                with naming(name):
+                    require_same_places(old, new)
+        scored = rows_to_score(state, given, np.arange(len(given)), lambda: data)
+    elif held_out is not None:
+        scored = scored_rows(state, examples, held_out, call)
     else:
-        found = scored_rows(state, examples, held_out, call)
-    assert isinstance(found.targets, SeveralTargets)
-    for name, part, own in zip(tasks, found.targets.parts, found.targets.weights, strict=True):
-        with naming(name):
-            _require_scored_labels(part, own)
-    return found
-
-
-def _score_of_outputs(
-    estimator: Parameters, tasks: Tasks, state: FittedState, scored: ScoredRows | None, call: Call
-) -> Callable[[], float] | None:
-    """Return the function that scores the current parameters; None without validation data."""
-    if scored is None:
         require_no_scoring(estimator, call)
-        return None
+        return None, None
+
+    targets = cast("SeveralTargets", scored.targets)
+    for name, part, weights in zip(tasks, targets.parts, targets.weights, strict=True):
+        with naming(name):
+            if weights is not None and not weights.any():
+                raise ValueError(
+                    "The validation rows have no positive weight for this output, so that it has no score there."
+                )
+            require_scorable(part, weights)
     if estimator.scoring is not None:
-        return score_by(estimator, estimator.scoring, state, scored)
+        return scored, score_by(estimator, estimator.scoring, state, scored)
     predictor, numbers = state.live_predictor(scored.live), first_outputs(state.head, with_scores=False)
-    targets, live, rows = scored.targets, scored.live, scored.rows
-    assert isinstance(targets, SeveralTargets)
     each = list(zip(tasks.values(), targets.parts, targets.weights, strict=True))
 
     def score() -> float:
-        found = predictor.run_several(live, numbers, rows)
-        if not all(_is_finite(own) for own in found):
+        found = predictor.run_several(scored.live, numbers, scored.rows)
+        if not all(own.dtype.kind != "f" or np.isfinite(own).all() for own in found):
             return math.nan
         return float(np.mean([one.score(p, true, w) for p, (one, true, w) in zip(found, each, strict=True)]))
 
-    return score
-
-
-def _given_examples(estimator: Parameters, tasks: Tasks, state: FittedState, trained: Examples, call: Call) -> Examples:
-    """Return the validation data of the call, checked."""
-    assert call.validation is not None
-    with faults_of_validation_data():
-        examples = several_validation_examples(estimator, tasks, state, *call.validation)
-        assert isinstance(examples.targets, SeveralTargets)
-        assert isinstance(trained.targets, SeveralTargets)
-        for name, old, new in zip(tasks, trained.targets.parts, examples.targets.parts, strict=True):
-            with naming(name):
-                require_same_places(old, new)
-    return examples
-
-
-def _require_scored_labels(targets: Targets, weights: np.ndarray | None) -> None:
-    if weights is not None and not weights.any():
-        raise ValueError("The validation rows have no positive weight for this output, so that it has no score there.")
-    require_scorable(targets, weights)
-
-
-def _is_finite(found: np.ndarray) -> bool:
-    return found.dtype.kind != "f" or bool(np.isfinite(found).all())
+    return scored, score
 
 
 # Each of several outputs as a classifier or a regressor of its own, which knows how targets are read and scored.
@@ -526,28 +497,16 @@ def balanced_outputs(tasks: Tasks, call: Call, examples: Examples) -> tuple[tupl
 
 def exported_outputs(tasks: Tasks, estimator: Any, state: FittedState) -> tuple[OutputSource, ...]:
     """Return the losses and heads of training graphs that go on as ``partial_fit`` would."""
-    weights = loss_weights(estimator)
-    known = _losses_before(state) if any(head.positions is not None for head in state.head.parts) else {}
+    weights, last = loss_weights(estimator), dict[str, OutputLoss]()
+    if any(head.positions is not None for head in state.head.parts):  # the last call knows their weights
+        last = {one.name: one for one in cast("TotalLoss", settings_of_step(state).loss).outputs}
     found = []
     for head, (name, task), balanced in zip(state.head.parts, tasks.items(), state.balanced_outputs, strict=True):
         with naming(name):
-            loss = _loss_of_output(name, task, head, weights[name], known)
+            own: Any = () if head.positions is None else (head.positions, last[name].places, last[name].label_weights)
+            more = head.task, head.link, head.n_outputs, head.groups, weights[name]
+            loss = OutputLoss(name, cast("Loss", task.loss), *more, *own)
             class_weights = exported_class_weights(task, head, balanced)
         ignored = None if head.positions is None else task.ignore_label
         found.append(OutputSource(loss, head, class_weights, ignored))
     return tuple(found)
-
-
-def _losses_before(state: FittedState) -> Mapping[str, OutputLoss]:
-    """Return the losses of the last call by output."""
-    total = settings_of_step(state).loss
-    assert isinstance(total, TotalLoss)
-    return {one.name: one for one in total.outputs}
-
-
-def _loss_of_output(
-    name: str, task: OutputTask, head: Head, weight: float, known: Mapping[str, OutputLoss]
-) -> OutputLoss:
-    loss: Any = task.loss
-    at_places = (head.positions, known[name].places, known[name].label_weights) if head.positions is not None else ()
-    return OutputLoss(name, loss, head.task, head.link, head.n_outputs, head.groups, weight, *at_places)
