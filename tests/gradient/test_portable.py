@@ -249,3 +249,32 @@ def test_a_sum_of_gradients_broadcasts_one_operand_at_most():
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     expected = 2 * x.mean(1, keepdims=True) / 3 + 2 * x.mean(2, keepdims=True) / 4 + np.exp(x)
     assert_allclose(evaluate(gradient, x=x)[1], expected, rtol=0, atol=1e-6)
+
+
+TIES = {
+    "Unique": ("float[3]", "y = Unique(x)", [2, 1, 1, 3, 3, 3], [10, 1 / 2, 1 / 2, 100 / 3, 100 / 3, 100 / 3]),
+    "Max": ("float[3]", "y = Max(x, x)", [1, 2, 3], [1, 10, 100]),
+    "ReduceMax": ("float[1]", "y = ReduceMax(x)", [1, 3, 3], [0, 1 / 2, 1 / 2]),
+    "ReduceMin": ("float[1]", "y = ReduceMin(x)", [1, 1, 3, 1], [1 / 3, 1 / 3, 0, 1 / 3]),
+    "DynamicQuantizeLinear": (  # the scale is (max(x, 0) - min(x, 0)) / 255
+        "float", "q, y, z = DynamicQuantizeLinear(x)", [-2, -2, 4, 1, 4, 4],
+        [-1 / 510, -1 / 510, 1 / 765, 0, 1 / 765, 1 / 765],
+    ),
+}  # fmt: skip
+"""For each operator the type of the output, the node, x, and the gradient of x where the output has the cotangents 1,
+10 and 100: an element that equals others gets its part of the slope along which they move together."""
+
+
+@pytest.mark.each(by=lambda operator: operator)
+@pytest.mark.parametrize("operator", TIES)
+def test_equal_elements_share_the_gradient(operator):
+    kind, node, x, expected = TIES[operator]
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]>
+        ties (float[{len(x)}] x, {kind} w) => (float loss) {{
+            {node} weighted = Mul(y, w) loss = ReduceSum <keepdims = 0> (weighted)
+        }}""")
+    weights = np.array([1, 10, 100], np.float32)[: 3 if "3" in kind else 1].reshape(() if kind == "float" else -1)
+    graph = gradient_graph(model, wrt="x", of="loss", engine="portable")
+    (found,) = session_of(graph).run(["x_grad"], {"x": np.array(x, np.float32), "w": weights})
+    assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
