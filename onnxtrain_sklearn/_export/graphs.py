@@ -7,7 +7,7 @@ file of each graph that a ``form`` has, with the role of each input and output.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,7 +35,6 @@ from .source import (
     STEP,
     TARGETS,
     ExportSource,
-    StateTensor,
     cut_members,
     members_of,
     reserve_names,
@@ -57,7 +56,13 @@ def require_known_form(form: str, target: str) -> None:
 def training_graphs(source: ExportSource) -> tuple[StepGraph, PredictGraph]:
     """Return the graph of a step and the graph that predicts, with the preprocessing of a table in front of both."""
     if source.others:
-        step, predict = joined_graphs(source)
+        # each network has its own step and predictions; one graph takes all steps on the same minibatch
+        each = (source, *source.others)
+        steps = [step_graph(one) for one in each]
+        predictions = [predict_graph(one, own) for one, own in zip(each, steps, strict=True)]
+        columns = () if source.front is None else source.front.graph.inputs
+        step = _joined_steps(steps, [value.name or "" for value in columns])
+        predict = _joined_predictions(predictions, source.head)
     else:
         step = step_graph(source)
         predict = predict_graph(source, step)
@@ -70,17 +75,6 @@ def training_graphs(source: ExportSource) -> tuple[StepGraph, PredictGraph]:
     return step, predict
 
 
-def graph_entries(step: StepGraph, predict: PredictGraph, form: str) -> dict[str, GraphEntry]:
-    """Return the graphs of ``form`` and the one that predicts, with their roles for the manifest."""
-    found = {}
-    if "epoch" in TRAINING_FORMS[form]:
-        epoch = epoch_graph(step)  # first: compact_proto shortens the names inside the graph of the step
-        found["epoch"] = epoch_entry(epoch, compact_proto(epoch.model, "epoch"))
-    if "step" in TRAINING_FORMS[form]:
-        found["step"] = step_entry(step, compact_proto(step.model, "step"))
-    return found | {"predict": predict_entry(predict, compact_proto(predict.model, "predict"))}
-
-
 @dataclass(frozen=True, eq=False)
 class GraphEntry:
     """A graph of the folder, as a model and as the file's content, with the roles of its inputs and outputs by name."""
@@ -91,35 +85,28 @@ class GraphEntry:
     outputs: Mapping[str, str]
 
 
-def step_entry(step: StepGraph, proto: onnx.ModelProto) -> GraphEntry:
-    """Return the entry of the graph of a step."""
-    return GraphEntry(step.model, proto, _roles(step), {step.loss: "loss", **_state_outputs(step)})
-
-
-def epoch_entry(epoch: EpochGraph, proto: onnx.ModelProto) -> GraphEntry:
-    """Return the entry of the graph of an epoch."""
-    roles = _roles(epoch.step) | {epoch.order: "order"}
-    return GraphEntry(epoch.model, proto, roles, {epoch.loss: "losses", **_state_outputs(epoch.step)})
-
-
-def predict_entry(predict: PredictGraph, proto: onnx.ModelProto) -> GraphEntry:
-    """Return the entry of the graph that predicts."""
-    roles = {value.name or "": "data" for value in predict.model.graph.inputs} | dict.fromkeys(predict.state, "state")
-    return GraphEntry(predict.model, proto, roles, {v.name or "": "prediction" for v in predict.model.graph.outputs})
-
-
-def _roles(step: StepGraph) -> dict[str, str]:
-    """Return the roles of the inputs of a step by name."""
-    roles = dict.fromkeys(step.data, "data")
-    roles |= {one.name: "target" for one in step.targets}
-    roles |= {one.factor: "target_weight" for one in step.targets if one.factor is not None}
-    roles |= {step.weight: "sample_weight", step.rate: "learning_rate"}
-    roles |= {name: role for role, name in step.factors.items()}
-    return roles | dict.fromkeys(step.random, "random") | {one.name: "state" for one in step.state}
-
-
-def _state_outputs(step: StepGraph) -> dict[str, str]:
-    return {one.output: "state" for one in step.state}
+def graph_entries(step: StepGraph, predict: PredictGraph, form: str) -> dict[str, GraphEntry]:
+    """Return the graphs of ``form`` and the one that predicts, with their roles for the manifest."""
+    inputs = dict.fromkeys(step.data, "data")
+    inputs |= {one.name: "target" for one in step.targets}
+    inputs |= {one.factor: "target_weight" for one in step.targets if one.factor is not None}
+    inputs |= {step.weight: "sample_weight", step.rate: "learning_rate"}
+    inputs |= {name: role for role, name in step.factors.items()}
+    inputs |= dict.fromkeys(step.random, "random") | {one.name: "state" for one in step.state}
+    state = {one.output: "state" for one in step.state}
+    found = {}
+    if "epoch" in TRAINING_FORMS[form]:
+        # made first, because compact_proto shortens the names inside the graph of the step
+        model, order, losses = epoch_graph(step)
+        proto = compact_proto(model, "epoch")
+        found["epoch"] = GraphEntry(model, proto, {**inputs, order: "order"}, {losses: "losses", **state})
+    if "step" in TRAINING_FORMS[form]:
+        proto = compact_proto(step.model, "step")
+        found["step"] = GraphEntry(step.model, proto, inputs, {step.loss: "loss", **state})
+    graph, proto = predict.model.graph, compact_proto(predict.model, "predict")
+    roles = {value.name or "": "data" for value in graph.inputs} | dict.fromkeys(predict.state, "state")
+    results = {value.name or "": "prediction" for value in graph.outputs}
+    return {**found, "predict": GraphEntry(predict.model, proto, roles, results)}
 
 
 def _put_in_front(front: ir.Model, graph: ir.Graph, rows: int | str) -> None:
@@ -170,70 +157,51 @@ def compact_proto(model: ir.Model, name: str, taken: Collection[str] = ()) -> on
     return to_proto(model)
 
 
-@dataclass(frozen=True, eq=False)
-class EpochGraph:
-    """The graph of an epoch; its inputs and outputs have the names of the step's.
+# An epoch as one graph.
 
-    The input ``order`` of shape (steps, batch) holds the row numbers of each minibatch; -1 is a place without a row.
-    Learning rates and random numbers have one more axis than those of a step, the first one.
+
+def epoch_graph(step: StepGraph) -> tuple[ir.Model, str, str]:
+    """Return the graph of an epoch, and the names of its input ``order`` and its output ``losses``.
+
+    It is a Loop over the step, which gathers each minibatch from all rows. The row numbers of each minibatch are in
+    ``order``, of shape (steps, batch); -1 is a place without a row. The other inputs and outputs have the names of the
+    step's. Learning rates and random numbers have one more axis than those of a step, the first one.
     """
-
-    model: ir.Model
-    step: StepGraph
-    order: str
-    loss: str
-
-
-def epoch_graph(step: StepGraph) -> EpochGraph:
-    """Return the graph that runs the step for each row of ``order``."""
     given = {value.name or "": value for value in step.model.graph.inputs}
     op = GraphBuilder(
         ir.Graph([], [], nodes=[], name="epoch", opset_imports=dict(step.model.opset_imports)), prefix="epoch"
     )
     op.taken.update(given)
-    state = [one.name for one in step.state]
-    outer = {name: _outer_input(op, value, name, step) for name, value in given.items()}
+    # the inputs: all rows of data, and a value for each step of rates and random numbers
+    by_row, by_step = {*step.by_row, step.weight}, {step.rate, *step.random, *step.factors.values()}
+    outer: dict[str, ir.Value] = {}
+    for name, value in given.items():
+        sizes = list(value.shape or ())
+        shape = ["N", *sizes[1:]] if name in by_row else ["S", *sizes] if name in by_step else sizes
+        outer[name] = ir.Value(name=name, type=value.type, shape=ir.Shape(shape))
     order = ir.val(op.taken.free("order"), ir.DataType.INT64, ("S", step.batch))
-    op.graph.inputs.append(order)
+    op.graph.inputs.extend([*outer.values(), order])
+    # the loop; its state are the tensors of the step's state
     body = _loop_body(op, step, outer, order)
-    count = op.Squeeze(op.Shape(order, start=0, end=1) if op.opset >= 15 else _count_of_steps(op, order), axes=[0])
-    results = op.emit(
-        "Loop", count, np.array(True), *(outer[name] for name in state), body=body.graph, outputs=len(state) + 1
-    )
+    size = op.Shape(order, start=0, end=1) if op.opset >= 15 else op.Slice(op.Shape(order), [0], [1], [0])
+    count = op.Squeeze(size, axes=[0])
+    held = [outer[one.name] for one in step.state]
+    results = op.emit("Loop", count, np.array(True), *held, body=body, outputs=len(held) + 1)
     losses = op.taken.free("losses")
     loss = next(v for v in step.model.graph.outputs if v.name == step.loss)
     append_output(op.graph, results[-1], losses, ir.val("like", loss.dtype, ("S",)))
     for one, value in zip(step.state, results, strict=False):
         append_output(op.graph, value, one.output, given[one.name])
-    model = ir.Model(op.graph, ir_version=step.model.ir_version)
-    return EpochGraph(model, step, order.name or "", losses)
+    return ir.Model(op.graph, ir_version=step.model.ir_version), order.name or "", losses
 
 
-def _by_step(step: StepGraph) -> set[str]:
-    """Return the names of the inputs that have a value for each step."""
-    return {step.rate, *step.random, *step.factors.values()}
-
-
-def _count_of_steps(op: GraphBuilder, order: ir.Value) -> ir.Value:
-    return op.Slice(op.Shape(order), starts=[0], ends=[1], axes=[0])
-
-
-def _outer_input(op: GraphBuilder, value: ir.Value, name: str, step: StepGraph) -> ir.Value:
-    """Add the input of the epoch that stands for an input of the step."""
-    sizes = list(value.shape or ())
-    shape = ["N", *sizes[1:]] if name in (*step.by_row, step.weight) else sizes
-    shape = ["S", *sizes] if name in _by_step(step) else shape
-    own = ir.Value(name=name, type=value.type, shape=ir.Shape(shape))
-    op.graph.inputs.append(own)
-    return own
-
-
-def _loop_body(op: GraphBuilder, step: StepGraph, outer: Mapping[str, ir.Value], order: ir.Value) -> GraphBuilder:
-    """Return the builder of the loop's body: gather the minibatch, take the step."""
+def _loop_body(op: GraphBuilder, step: StepGraph, outer: Mapping[str, ir.Value], order: ir.Value) -> ir.Graph:
+    """Return the body of the loop: gather the minibatch, take the step."""
     body, graph = op.body("body"), step.model.graph.clone()
-    taken = list(graph.initializers.values())
+    # the initializers of the step move out of the loop
+    held = list(graph.initializers.values())
     graph.initializers.clear()
-    for value in taken:
+    for value in held:
         value.name = op.taken.free(f"step/{value.name}")
         op.graph.initializers.add(value)
     i = body.input("i", ir.DataType.INT64, ())
@@ -241,40 +209,29 @@ def _loop_body(op: GraphBuilder, step: StepGraph, outer: Mapping[str, ir.Value],
     rows = body.Gather(order, i)
     # A place without a row takes one of the minibatch, with weight 0: no further row of an embedding occurs.
     kept = body.Where(body.Less(rows, 0), body.ReduceMax(rows, keepdims=False), rows)
-    inputs: dict[str, ir.Value] = {}
+    by_step, inputs = {step.rate, *step.random, *step.factors.values()}, []
     for value in graph.inputs:
-        name = value.name or ""
-        inputs[name] = _of_step(body, step, value, outer[name], i, rows, kept)
+        name, dtype = value.name or "", value.dtype
+        assert dtype is not None
+        if name in by_step:
+            inputs.append(body.Gather(outer[name], i))
+        elif name == step.weight:
+            own = body.Gather(outer[name], kept)
+            inputs.append(body.Mul(own, body.Cast(body.GreaterOrEqual(rows, 0), to=dtype)))
+        elif name in step.by_row:
+            inputs.append(body.Gather(outer[name], kept))
+        else:  # state, which the loop carries from step to step
+            inputs.append(body.input(name, dtype, [int(str(size)) for size in value.shape or ()]))
     stays = copy_type(body.Identity(going), going)
-    results = append_nodes(body, graph, [inputs[value.name or ""] for value in graph.inputs])
+    results = append_nodes(body, graph, inputs)
     for result, old in zip(results, step.model.graph.outputs, strict=True):
         copy_type(result, old)
     body.graph.outputs.extend([stays, *results[1:], results[0]])
     body.graph.sort()
-    return body
+    return body.graph
 
 
-def _of_step(
-    body: GraphBuilder,
-    step: StepGraph,
-    value: ir.Value,
-    outer: ir.Value,
-    i: ir.Value,
-    rows: ir.Value,
-    kept: ir.Value,
-) -> ir.Value:
-    """Return the value of an input of the step in the body: gathered for this step, or carried through the loop."""
-    name = value.name or ""
-    if name in _by_step(step):
-        return body.Gather(outer, i)
-    if name == step.weight:
-        own = body.Gather(outer, kept)
-        present = body.Cast(body.GreaterOrEqual(rows, 0), to=value.dtype or ir.DataType.FLOAT)
-        return body.Mul(own, present)
-    if name in step.by_row:
-        return body.Gather(outer, kept)
-    assert value.dtype is not None
-    return body.input(name, value.dtype, [int(str(d)) for d in value.shape or ()])
+# Predictions by the state of a training.
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,13 +271,11 @@ def predict_graph(source: ExportSource, step: StepGraph) -> PredictGraph:
     return PredictGraph(model, found)
 
 
-def joined_graphs(source: ExportSource) -> tuple[StepGraph, PredictGraph]:
-    """Return the step and the predictions of the network and of the others that are trained beside it."""
-    each = (source, *source.others)
-    steps = [step_graph(one) for one in each]
-    predictions = [predict_graph(one, step) for one, step in zip(each, steps, strict=True)]
-    columns = () if source.front is None else source.front.graph.inputs
-    return _joined_steps(steps, [value.name or "" for value in columns]), _joined_predictions(predictions, source.head)
+# Several networks in one graph: each takes the step that it would take alone, on the same minibatch.
+#
+# Targets, weights of the rows, rates and the number of steps are one for all. Data, random numbers and the vectors of
+# the state are each network's own: their names end in its number. The loss is the mean of theirs, and so is the
+# prediction.
 
 
 def name_in_network(name: str, number: int) -> str:
@@ -328,94 +283,55 @@ def name_in_network(name: str, number: int) -> str:
     return f"{name}/{number}"
 
 
-JoinedValues = Mapping[str, ir.Value]
-"""Values of the joined graph by the names that they have in the graph of one network."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Network:
-    """The step of one network, and what its inputs and outputs have become."""
-
-    step: StepGraph
-    inputs: JoinedValues
-    outputs: JoinedValues
-
-    def names(self, inputs: Iterable[str]) -> tuple[str, ...]:
-        """Return the names that these inputs have now."""
-        return tuple(self.inputs[name].name or "" for name in inputs)
-
-
 def _joined_steps(steps: Sequence[StepGraph], columns: Iterable[str]) -> StepGraph:
     """Return the step of all networks, made of their graphs; only its data may be named like one of ``columns``."""
     first, op = steps[0], _new_graph(steps[0].model)
-    exact = [name for number, step in enumerate(steps) for name in _exact_names(step, number)]
-    op.taken.update(columns, exact)
+    # Fixed names: of data, which the preprocessing computes, and of vectors, which files of a state hold.
+    op.taken.update(columns)
+    for number, step in enumerate(steps):
+        vectors = (one.name for one in step.state if one.role != STEP)
+        op.taken.update(name_in_network(name, number) for name in (*step.data, *vectors))
+    # The inputs that all networks read.
     before = {value.name: value for value in first.model.graph.inputs}
-    shared = {name: _add_input(op, before[name], op.taken.free(name)) for name in _shared_names(first)}
-    networks = [_added(op, step, number, shared) for number, step in enumerate(steps)]
-    known, loss = networks[0], op.taken.free("loss")
-    total = op.Mean(*(one.outputs[one.step.loss] for one in networks))
-    append_output(op.graph, total, loss, known.outputs[first.loss])
-    state = tuple(_joined_state(op, networks))
+    count = [one.name for one in first.state if one.role == STEP]
+    common = [*(one.name for one in first.targets), first.weight, first.rate, *first.factors.values(), *count]
+    shared = {name: _add_input(op, before[name], op.taken.free(name)) for name in common}
+    # The step of each network, with inputs of its own beside the shared ones.
+    inputs, outputs = list[dict[str, ir.Value]](), list[dict[str, ir.Value]]()
+    for number, step in enumerate(steps):
+        graph, given = step.model.graph, dict(shared)
+        for value in graph.inputs:
+            if (name := value.name or "") not in shared:
+                own = name_in_network(name, number)
+                given[name] = _add_input(op, value, op.taken.free(own) if name in step.random else own)
+        names = [value.name or "" for value in graph.outputs]
+        results = append_graph(op, graph, [given[value.name or ""] for value in graph.inputs])
+        inputs.append(given)
+        outputs.append(dict(zip(names, results, strict=True)))
+    # The mean of the losses, and the next state: the number of steps once, the vectors of each network.
+    loss = op.taken.free("loss")
+    total = op.Mean(*(own[step.loss] for step, own in zip(steps, outputs, strict=True)))
+    append_output(op.graph, total, loss, outputs[0][first.loss])
+    counts = [(0, one) for one in first.state if one.role == STEP]
+    each = [(number, one) for number, step in enumerate(steps) for one in step.state if one.role != STEP]
+    state = []
+    for number, one in (*counts, *each):
+        name, value = inputs[number][one.name].name or "", outputs[number][one.output]
+        state.append(replace(one, name=name, output=op.taken.free(f"new_{name}")))
+        append_output(op.graph, value, state[-1].output, value)
     op.graph.sort()
     return StepGraph(
         model=ir.Model(op.graph, ir_version=first.model.ir_version),
-        data=tuple(name for one in networks for name in one.names(one.step.data)),
-        targets=tuple(map(TargetInput, known.names(one.name for one in first.targets))),
+        data=tuple(own[name].name or "" for own, step in zip(inputs, steps, strict=True) for name in step.data),
+        targets=tuple(TargetInput(shared[one.name].name or "") for one in first.targets),
         weight=shared[first.weight].name or "",
         rate=shared[first.rate].name or "",
         loss=loss,
-        random=tuple(name for one in networks for name in one.names(one.step.random)),
-        state=state,
+        random=tuple(own[name].name or "" for own, step in zip(inputs, steps, strict=True) for name in step.random),
+        state=tuple(state),
         batch=first.batch,
         factors={role: shared[name].name or "" for role, name in first.factors.items()},
     )
-
-
-def _new_graph(like: ir.Model) -> GraphBuilder:
-    opsets = dict(like.graph.opset_imports)
-    return GraphBuilder(ir.Graph([], [], nodes=[], name="networks", opset_imports=opsets), prefix="network")
-
-
-def _shared_names(step: StepGraph) -> list[str]:
-    """Return the names of the inputs that all networks read."""
-    count = [one.name for one in step.state if one.role == STEP]
-    return [*(one.name for one in step.targets), step.weight, step.rate, *step.factors.values(), *count]
-
-
-def _exact_names(step: StepGraph, number: int) -> Iterator[str]:
-    """Yield the fixed names: those of data, which the preprocessing computes, and of vectors in files of a state."""
-    vectors = (one.name for one in step.state if one.role != STEP)
-    yield from (name_in_network(name, number) for name in (*step.data, *vectors))
-
-
-def _add_input(op: GraphBuilder, like: ir.Value, name: str) -> ir.Value:
-    value = copy_type(ir.Value(name=name), like)
-    op.graph.inputs.append(value)
-    return value
-
-
-def _added(op: GraphBuilder, step: StepGraph, number: int, shared: JoinedValues) -> _Network:
-    """Append the step of a network, with inputs of its own beside the shared ones."""
-    graph = step.model.graph
-    inputs, outputs = dict(shared), [value.name or "" for value in graph.outputs]
-    for value in graph.inputs:
-        if (name := value.name or "") not in shared:
-            own = name_in_network(name, number)
-            inputs[name] = _add_input(op, value, op.taken.free(own) if name in step.random else own)
-    results = append_graph(op, graph, [inputs[value.name or ""] for value in graph.inputs])
-    return _Network(step, inputs, dict(zip(outputs, results, strict=True)))
-
-
-def _joined_state(op: GraphBuilder, networks: Sequence[_Network]) -> Iterator[StateTensor]:
-    """Yield the number of steps and the vectors of each network, as the inputs are; make their next values outputs."""
-    counts = [(networks[0], one) for one in networks[0].step.state if one.role == STEP]
-    vectors = ((network, one) for network in networks for one in network.step.state if one.role != STEP)
-    for network, one in (*counts, *vectors):
-        name, value = network.inputs[one.name].name or "", network.outputs[one.output]
-        found = replace(one, name=name, output=op.taken.free(f"new_{name}"))
-        append_output(op.graph, value, found.output, value)
-        yield found
 
 
 def _joined_predictions(each: Sequence[PredictGraph], head: Head) -> PredictGraph:
@@ -437,3 +353,14 @@ def _joined_predictions(each: Sequence[PredictGraph], head: Head) -> PredictGrap
     remove_unread_initializers(op.graph)
     op.graph.sort()
     return PredictGraph(model, state)
+
+
+def _new_graph(like: ir.Model) -> GraphBuilder:
+    opsets = dict(like.graph.opset_imports)
+    return GraphBuilder(ir.Graph([], [], nodes=[], name="networks", opset_imports=opsets), prefix="network")
+
+
+def _add_input(op: GraphBuilder, like: ir.Value, name: str) -> ir.Value:
+    value = copy_type(ir.Value(name=name), like)
+    op.graph.inputs.append(value)
+    return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 import onnx_ir as ir
@@ -60,15 +61,12 @@ def step_pass(source: ExportSource) -> StepPass:
         occurs |= return_occurring_columns(model, products, parts.parameters.names, kind)
     occurs |= return_rows_added_up(model, program.lookups, kind)
     if source.minibatches > 1:
-        model = pass_of_group(model, _roles_in_pass(source, random, occurs), source.minibatches)
+        by_row = (*(spec.name for spec in parts.model.inputs), TARGET, WEIGHT)
+        moved = parts.model.running_statistics
+        statistics = {name: moved[name] for name in parts.parameters.running_statistics}
+        roles = PassRoles(by_row, random, statistics, frozenset(occurs.values()))
+        model = pass_of_group(model, roles, source.minibatches)
     return StepPass(model, random, FACTOR in inputs, occurs)
-
-
-def _roles_in_pass(source: ExportSource, random: tuple[str, ...], occurs: Mapping[str, str]) -> PassRoles:
-    own, layout = source.parts.model, source.parts.parameters
-    by_row = (*(spec.name for spec in own.inputs), TARGET, WEIGHT)
-    statistics = {name: own.running_statistics[name] for name in layout.running_statistics}
-    return PassRoles(by_row, WEIGHT, random, statistics, frozenset(occurs.values()))
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,6 @@ class PassRoles:
     ----------
     by_row : tuple of str
         The inputs that have a value for each row.
-    weight : str
-        The one of them that holds the weights of the rows.
     random : tuple of str
         The inputs for random numbers. Each minibatch has its own: they get one more axis, the first.
     statistics : mapping of str to str
@@ -90,10 +86,9 @@ class PassRoles:
     """
 
     by_row: tuple[str, ...]
-    weight: str
     random: tuple[str, ...]
     statistics: Mapping[str, str]
-    flags: frozenset[str] = frozenset()
+    flags: frozenset[str]
 
 
 def pass_of_group(model: ir.Model, roles: PassRoles, count: int) -> ir.Model:
@@ -105,48 +100,21 @@ def pass_of_group(model: ir.Model, roles: PassRoles, count: int) -> ir.Model:
     """
     single = model.graph
     graph = ir.Graph([], [], nodes=[], name="group", opset_imports=dict(single.opset_imports))
-    op = GraphBuilder(graph, dtype=_type_of(single, roles.weight), prefix="group")
-    given = {value.name or "": _group_input(value, roles, count) for value in single.inputs}
+    weight = next(value for value in single.inputs if value.name == WEIGHT)
+    assert weight.dtype is not None
+    op = GraphBuilder(graph, dtype=weight.dtype, prefix="group")
+
+    # The inputs of the group, and the parts of them that each minibatch reads; running statistics are not split.
+    given = dict[str, ir.Value]()
+    for value in single.inputs:
+        sizes = [int(str(size)) for size in value.shape or ()]
+        if value.name in roles.by_row:
+            sizes[0] *= count
+        elif value.name in roles.random:
+            sizes = [count, *sizes]
+        given[value.name or ""] = ir.Value(name=value.name, type=value.type, shape=ir.Shape(sizes))
     graph.inputs.extend(given.values())
     op.taken.update([*given, *(value.name or "" for value in single.outputs), *single.initializers])
-    parts = _inputs_of_minibatches(op, single, roles, given, count)
-    shares = _shares(op, [part[roles.weight] for part in parts])
-    held = _held_initializers(graph, single)
-    sums: dict[str, ir.Value] = {}
-    statistics = {name: given[name] for name in roles.statistics}
-    for part, share in zip(parts, shares, strict=True):
-        found = _pass_results(op, single, held, part | statistics)
-        statistics = {name: found.pop(moved) for name, moved in roles.statistics.items()}
-        for name, value in found.items():
-            own = value if name in roles.flags else op.Mul(value, share)
-            both = op.Or if name in roles.flags else op.Add
-            sums[name] = both(sums[name], own) if name in sums else own
-    results = sums | {moved: statistics[name] for name, moved in roles.statistics.items()}
-    for like in single.outputs:
-        append_output(graph, results[like.name or ""], like.name or "", like)
-    return ir.Model(graph, ir_version=model.ir_version)
-
-
-def _type_of(graph: ir.Graph, name: str) -> ir.DataType:
-    kind = next(value.dtype for value in graph.inputs if value.name == name)
-    assert kind is not None
-    return kind
-
-
-def _group_input(value: ir.Value, roles: PassRoles, count: int) -> ir.Value:
-    """Return the input of the group that stands for an input of the pass."""
-    sizes = [int(str(size)) for size in value.shape or ()]
-    if value.name in roles.by_row:
-        sizes[0] *= count
-    elif value.name in roles.random:
-        sizes = [count, *sizes]
-    return ir.Value(name=value.name, type=value.type, shape=ir.Shape(sizes))
-
-
-def _inputs_of_minibatches(
-    op: GraphBuilder, single: ir.Graph, roles: PassRoles, given: Mapping[str, ir.Value], count: int
-) -> list[dict[str, ir.Value]]:
-    """Return the inputs of the pass over each minibatch, but for the running statistics."""
     parts: list[dict[str, ir.Value]] = [dict(given) for _ in range(count)]
     for value in single.inputs:
         name = value.name or ""
@@ -159,35 +127,34 @@ def _inputs_of_minibatches(
             continue
         for part, piece in zip(parts, pieces, strict=True):
             part[name] = piece
-    return parts
 
+    # The share of each minibatch in the weight of all rows; zero where no row weighs anything.
+    weights = [op.ReduceSum(part[WEIGHT], keepdims=False) for part in parts]
+    total = op.Max(reduce(op.Add, weights), float(np.finfo(np.float32).tiny))
+    shares = [op.Div(one, total) for one in weights]
 
-def _shares(op: GraphBuilder, weights: Sequence[ir.Value]) -> list[ir.Value]:
-    """Return the share of each minibatch in the weight of all rows; zero where no row weighs anything."""
-    sums = [op.ReduceSum(weight, keepdims=False) for weight in weights]
-    total = sums[0]
-    for one in sums[1:]:
-        total = op.Add(total, one)
-    safe = op.Max(total, float(np.finfo(np.float32).tiny))
-    return [op.Div(one, safe) for one in sums]
-
-
-def _held_initializers(graph: ir.Graph, single: ir.Graph) -> dict[str, ir.Value]:
-    """Give ``graph`` the initializers of the pass, which all minibatches read; return them by name."""
+    # A copy of the pass for each minibatch; all read the same initializers.
     held = {}
     for name, value in single.initializers.items():
         held[name] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
         graph.register_initializer(held[name])
-    return held
-
-
-def _pass_results(
-    op: GraphBuilder, single: ir.Graph, held: dict[str, ir.Value], inputs: dict[str, ir.Value]
-) -> dict[str, ir.Value]:
-    """Append a copy of the pass that reads ``inputs``; return its outputs by name."""
-    names, copy, given = [value.name or "" for value in single.outputs], single.clone(), held | inputs
-    initializers_to_inputs(copy, list(held))
-    return dict(zip(names, append_nodes(op, copy, [given[value.name or ""] for value in copy.inputs]), strict=True))
+    sums: dict[str, ir.Value] = {}
+    statistics = {name: given[name] for name in roles.statistics}
+    names = [value.name or "" for value in single.outputs]
+    for part, share in zip(parts, shares, strict=True):
+        copy, read = single.clone(), held | part | statistics
+        initializers_to_inputs(copy, list(held))
+        results = append_nodes(op, copy, [read[value.name or ""] for value in copy.inputs])
+        found = dict(zip(names, results, strict=True))
+        statistics = {name: found.pop(moved) for name, moved in roles.statistics.items()}
+        for name, value in found.items():
+            own = value if name in roles.flags else op.Mul(value, share)
+            both = op.Or if name in roles.flags else op.Add
+            sums[name] = both(sums[name], own) if name in sums else own
+    sums |= {moved: statistics[name] for name, moved in roles.statistics.items()}
+    for like in single.outputs:
+        append_output(graph, sums[like.name or ""], like.name or "", like)
+    return ir.Model(graph, ir_version=model.ir_version)
 
 
 OCCURS = "onnxtrain/occurs"
@@ -212,11 +179,27 @@ def return_rows_added_up(model: ir.Model, lookups: Sequence[Lookup], kind: ir.Da
     occurs = {}
     for name in dict.fromkeys(lookup.weight for lookup in lookups):
         own = [lookup for lookup in lookups if lookup.weight == name]
-        gradient, found = _added_rows(op, own, outputs)
+        (n_rows, *_), width, count = own[0].shape, own[0].width, sum(read.count for read in own)
+        places, slopes = list[ir.Value](), [outputs[f"{read.rows}_grad"] for read in own]
+        for read in own:
+            # a negative index counts from the end; padding reads the row after the last, which is cut off below
+            index = outputs[read.indices]
+            place = op.Where(op.Less(index, 0), op.Add(index, n_rows), index)
+            places.append(place if read.padding is None else op.Where(op.Equal(index, read.padding), n_rows, place))
+        place, slope = (one[0] if len(one) == 1 else op.Concat(*one, axis=0) for one in (places, slopes))
+        column = op.Unsqueeze(place, axes=[1])
+        zeros = op.ConstantOfShape([n_rows + 1, width], value=ir.tensor(np.zeros(1, op.dtype.numpy())))
+        added = op.ScatterElements(zeros, op.Expand(column, [count, width]), slope, axis=0, reduction="add")
+        absent = op.ConstantOfShape([n_rows + 1], value=ir.tensor(np.zeros(1, bool)))
+        present = op.ConstantOfShape([count], value=ir.tensor(np.ones(1, bool)))
+        found = op.ScatterElements(absent, place, present, axis=0)
+        added, found = (op.Slice(value, starts=[0], ends=[n_rows], axes=[0]) for value in (added, found))
+        gradient = op.Reshape(added, list(own[0].shape))
         append_output(graph, gradient, f"{name}_grad", ir.val("like", kind, own[0].shape))
         occurs[name] = f"{OCCURS}/{name}"
-        column = (own[0].shape[0], 1)
-        append_output(graph, op.Reshape(found, column), occurs[name], ir.val("like", ir.DataType.BOOL, column))
+        append_output(
+            graph, op.Reshape(found, (n_rows, 1)), occurs[name], ir.val("like", ir.DataType.BOOL, (n_rows, 1))
+        )
     taken = {outputs[name] for lookup in lookups for name in (lookup.indices, f"{lookup.rows}_grad")}
     graph.outputs[:] = [value for value in graph.outputs if value not in taken]
     return occurs
@@ -239,32 +222,3 @@ def return_occurring_columns(
             occurs[name] = f"{OCCURS}/{name}"
             append_output(graph, found, occurs[name], ir.val("like", ir.DataType.BOOL, shape))
     return occurs
-
-
-def _added_rows(
-    op: GraphBuilder, reads: Sequence[Lookup], outputs: Mapping[str, ir.Value]
-) -> tuple[ir.Value, ir.Value]:
-    """Return the gradient of a matrix, and a flag for each of its rows, True where it occurs."""
-    shape, width = reads[0].shape, reads[0].width
-    places = _all_reads(op, [_named_table_rows(op, read, outputs[read.indices]) for read in reads])
-    slopes = _all_reads(op, [outputs[f"{read.rows}_grad"] for read in reads])
-    column = op.Unsqueeze(places, axes=[1])
-    zeros = op.ConstantOfShape([shape[0] + 1, width], value=ir.tensor(np.zeros(1, op.dtype.numpy())))
-    index = op.Expand(column, [sum(read.count for read in reads), width])
-    added = op.ScatterElements(zeros, index, slopes, axis=0, reduction="add")
-    named = op.ConstantOfShape([shape[0] + 1], value=ir.tensor(np.zeros(1, bool)))
-    ones = op.ConstantOfShape([sum(read.count for read in reads)], value=ir.tensor(np.ones(1, bool)))
-    occurs = op.ScatterElements(named, places, ones, axis=0)
-    cut = [op.Slice(value, starts=[0], ends=[shape[0]], axes=[0]) for value in (added, occurs)]
-    return op.Reshape(cut[0], list(shape)), cut[1]
-
-
-def _named_table_rows(op: GraphBuilder, read: Lookup, indices: ir.Value) -> ir.Value:
-    """Return the row of each index: negative indices count from the end, and padding is the row after the last."""
-    rows = read.shape[0]
-    places = op.Where(op.Less(indices, 0), op.Add(indices, rows), indices)
-    return places if read.padding is None else op.Where(op.Equal(indices, read.padding), rows, places)
-
-
-def _all_reads(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
-    return values[0] if len(values) == 1 else op.Concat(*values, axis=0)

@@ -213,7 +213,7 @@ class InDouble(Optimizer):
 
 
 def test_target(tmp_path):
-    with pytest.raises(ModelError, match="InDouble, computes in it. Change the optimizer, or take target='any'"):
+    with pytest.raises(ModelError, match=r"InDouble, computes in it\. Change the optimizer, or take target='any'"):
         classifier(optimizer=InDouble()).export_training(tmp_path / "folder", *rows("multiclass"), target="web")
     with pytest.raises(ValueError, match="target must be one of 'any', 'web', got 'gpu'"):
         classifier().export_training(tmp_path / "folder", *rows("multiclass"), target="gpu")
