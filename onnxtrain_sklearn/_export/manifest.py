@@ -8,7 +8,8 @@ before it is used. The JSON schema in the documentation describes it to authors 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +117,12 @@ def _output_fact(one: OutputSource, target: TargetInput) -> dict[str, Any]:
 
 
 def _target_fact(head: Head, target: TargetInput, known: tuple[float, ...] | None) -> dict[str, Any]:
-    fact = {"input": target.name, "kind": _kind_of_target(head), "row_shape": list(head.row_shape)}
+    # the kind of the target's values, in words for authors of loops
+    kinds = {"multiclass": "class index", "binary": "class index as a number", "regression": "number"}
+    kind = kinds.get(head.task, "indicator")
+    if head.positions is not None:
+        kind = "class index at each position, -1: ignored"
+    fact = {"input": target.name, "kind": kind, "row_shape": list(head.row_shape)}
     return fact | {"label_weights": None if known is None else list(known)}
 
 
@@ -128,25 +134,17 @@ def _ignored_fact(label: object, at_positions: bool) -> dict[str, Any]:
     return {"ignore_label": label} if at_positions else {}
 
 
-def _kind_of_target(head: Head) -> str:
-    """Return the kind of the target's values, in words for authors of loops."""
-    if head.positions is not None:
-        return "class index at each position, -1: ignored"
-    kinds = {"multiclass": "class index", "binary": "class index as a number", "regression": "number"}
-    return kinds.get(head.task, "indicator")
-
-
 def _state_fact(one: StateTensor) -> dict[str, Any]:
     fact: dict[str, Any] = {"name": one.name, "output": one.output, "role": one.role}
     fact |= {"type": one.value.dtype.name, "shape": list(one.value.shape)}
-    return fact | ({"tensors": list(_member_facts(one.members))} if one.members else {})
-
-
-def _member_facts(members: Iterable[tuple[str, tuple[int, ...]]]) -> Iterable[dict[str, Any]]:
-    offset = 0
-    for name, shape in members:
-        yield {"name": name, "shape": list(shape), "offset": offset}
-        offset += int(np.prod(shape, dtype=np.int64))
+    if one.members:
+        sizes = [math.prod(shape) for _, shape in one.members]
+        offsets = accumulate(sizes, initial=0)
+        fact["tensors"] = [
+            {"name": name, "shape": list(shape), "offset": offset}
+            for (name, shape), offset in zip(one.members, offsets, strict=False)
+        ]
+    return fact
 
 
 def _graph_fact(name: str, entry: GraphEntry) -> dict[str, Any]:
@@ -356,16 +354,12 @@ def _require(value: Any, pattern: Any, key: str, what: str) -> None:
         for i, one in enumerate(value):
             _require(one, pattern[0], f"{key}[{i}]", what)
     elif isinstance(pattern, tuple):
-        _require_one_of(value, pattern, key, what)
+        plain = [one for one in pattern if one is None or isinstance(one, str)]
+        if any(value is one or (isinstance(value, str) and value == one) for one in plain):
+            return
+        if len(plain) == len(pattern):
+            raise _wrong(what, key, f"must be one of {', '.join(map(repr, plain))}, got {repr(value)[:60]}")
+        # of the other patterns, a tuple has only one
+        _require(value, next(one for one in pattern if not (one is None or isinstance(one, str))), key, what)
     elif not isinstance(value, pattern):
         raise _wrong(what, key, f"must be of the type {pattern.__name__}, got {repr(value)[:60]}")
-
-
-def _require_one_of(value: Any, choices: tuple[Any, ...], key: str, what: str) -> None:
-    plain = [one for one in choices if one is None or isinstance(one, str)]
-    if any(value is one or (isinstance(value, str) and value == one) for one in plain):
-        return
-    others = [one for one in choices if not (one is None or isinstance(one, str))]
-    if not others:
-        raise _wrong(what, key, f"must be one of {', '.join(map(repr, plain))}, got {repr(value)[:60]}")
-    _require(value, others[0], key, what)

@@ -96,7 +96,8 @@ class Training:
         """
         own, total = self._rows(X), 0.0
         n_rows = len(next(iter(own.values())))
-        given, weights, trained = loop_targets(self.manifest, self._input_facts(), y, sample_weight, n_rows)
+        inputs = {v.name: (INPUT_TYPES[v.type], v.shape) for v in self._session("step").get_inputs()}
+        given, weights, trained = loop_targets(self.manifest, inputs, y, sample_weight, n_rows)
         data = own | given
         sizes = {name: len(rows) for name, rows in data.items()}
         if len(set(sizes.values())) > 1:
@@ -143,15 +144,25 @@ class Training:
             if graph not in self._graphs:
                 raise ModelError(f"There is no {graph}.onnx: export with form='both' or {graph!r} to train in Python.")
             session = sessions.create_session(self._graphs[graph], devices.resolve_device())
-            self._require_fitting(graph, session)
+            self._require_described(graph, session)
             self._sessions[graph] = session
         return self._sessions[graph]
 
-    def _require_fitting(self, graph: str, session: sessions.InferenceSession) -> None:
+    def _require_described(self, graph: str, session: sessions.InferenceSession) -> None:
         """Raise ModelError unless a graph has the inputs and outputs that the manifest names."""
+        # the names in the manifest that this module uses
+        targets: list[Any] = self.manifest.get("targets", [])
+        if graph == "predict":
+            wanted, results = list[str](), [name for one in targets for name in one["predictions"]]
+        else:
+            state = self.manifest["state"]["tensors"]
+            wanted = [name for role, name in self.manifest["inputs"].items() if role != "order"]
+            wanted += [one["input"] for one in targets or [self.manifest["target"]]]
+            wanted += [one["weight_input"] for one in targets]
+            wanted += [*self.manifest["random"]["inputs"], *(one["name"] for one in state)]
+            results = [self.manifest["loss_output"], *(one["output"] for one in state)]
         inputs = {value.name: value for value in session.get_inputs()}
         outputs = [value.name for value in session.get_outputs()]
-        wanted, results = _named_values(self.manifest, graph)
         lacking = [f"input {name!r}" for name in wanted if name not in inputs]
         lacking += [f"output {name!r}" for name in results if name not in outputs]
         if lacking or not outputs:
@@ -243,10 +254,6 @@ class Training:
         rows = batch if batch % count else batch // count
         return n_rows % rows if known.get("drop_last") and n_rows > rows else 0
 
-    def _input_facts(self) -> dict[str, tuple[Any, list[Any]]]:
-        """Return type and shape of each input of a step."""
-        return {v.name: (INPUT_TYPES[v.type], v.shape) for v in self._session("step").get_inputs()}
-
     def _predictions(self, X: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, Any]:
         session = self._session("predict")
         wanted = {value.name for value in session.get_inputs()}
@@ -258,18 +265,6 @@ class Training:
         """Return the rows of each input, in its type and shape."""
         inputs = [value for value in self._session("predict").get_inputs() if value.name not in self.state]
         return rows_of_inputs(X, inputs)
-
-
-def _named_values(manifest: Mapping[str, Any], graph: str) -> tuple[list[str], list[str]]:
-    """Return the inputs and outputs of a graph that this module uses by their names in the manifest."""
-    targets: list[Any] = manifest.get("targets", [])
-    if graph == "predict":
-        return [], [name for one in targets for name in one["predictions"]]
-    state = manifest["state"]["tensors"]
-    inputs = [name for role, name in manifest["inputs"].items() if role != "order"]
-    inputs += [one["input"] for one in targets or [manifest["target"]]] + [one["weight_input"] for one in targets]
-    inputs += [*manifest["random"]["inputs"], *(one["name"] for one in state)]
-    return inputs, [manifest["loss_output"], *(one["output"] for one in state)]
 
 
 def _rows_predicted(task: str, found: Any) -> np.ndarray:
@@ -382,20 +377,18 @@ def schedule_of(fact: Mapping[str, Any]) -> Schedule | None:
     kind = SCHEDULES.get(fact["name"])
     if kind is None:
         return None
-    found = {name: _parameter_of(value) for name, value in fact["parameters"].items()}
-    if any(value is NotImplemented for value in found.values()):
-        return None
+    found = dict(fact["parameters"])
+    for name, value in found.items():
+        if isinstance(value, Mapping) and {"name", "parameters"} <= value.keys():
+            found[name] = schedule_of(value)
+            if found[name] is None:
+                return None
     schedule = kind(**found)
     schedule.validate()
     return schedule
 
 
-def _parameter_of(value: object) -> Any:
-    """Return a parameter of a schedule; NotImplemented for an inner schedule that this package does not define."""
-    if not (isinstance(value, Mapping) and {"name", "parameters"} <= value.keys()):
-        return value
-    inner = schedule_of(value)
-    return NotImplemented if inner is None else inner
+# Rows, targets and weights as the inputs of the graphs, by the manifest.
 
 
 INPUT_TYPES: Mapping[str, np.dtype[Any]] = {
@@ -417,33 +410,28 @@ class InputNode(Protocol):
 
 def rows_of_inputs(X: object, inputs: Sequence[InputNode]) -> dict[str, np.ndarray]:
     """Return the rows of each input in its type and shape."""
-    given = _by_input(X, inputs)
-    return {one.name: _as_given(given[one.name], one.name, INPUT_TYPES[one.type], one.shape) for one in inputs}
-
-
-def _by_input(X: object, inputs: Sequence[InputNode]) -> Mapping[str, object]:
-    """Return the rows by input; those of a data frame are its columns where the inputs are columns."""
     names = [one.name for one in inputs]
     if not isinstance(X, Mapping):
         columns = {str(name): name for name in X.columns} if is_frame(X) else {}
         if is_frame(X) and columns.keys() >= set(names) and all(one.shape[1:] == [1] for one in inputs):
-            return {name: X[columns[name]] for name in names}
-        X = {names[0]: X} if len(names) == 1 else dict.fromkeys(columns)
+            X = {name: X[columns[name]] for name in names}  # a table: each column is an input
+        else:
+            X = {names[0]: X} if len(names) == 1 else dict.fromkeys(columns)
     if X.keys() != set(names):
         raise ValueError(
             f"The graph has the inputs {sorted(names)}: give a dict of arrays, or a data frame with these columns, got "
             f"{sorted(map(str, X))}."
         )
-    return X
-
-
-def _as_given(values: object, name: str, kind: np.dtype[Any], shape: Sequence[int | str]) -> np.ndarray:
-    array = np.asarray(values, kind)
-    if kind.kind == "O" and (other := [value for value in array.ravel() if not isinstance(value, str)]):
-        raise TypeError(
-            f"The input {name!r} takes texts, got {other[0]!r}: write a missing value as the text that stands for it."
-        )
-    return array.reshape(len(array), *(int(size) for size in shape[1:]))
+    found = {}
+    for one in inputs:
+        array = np.asarray(X[one.name], INPUT_TYPES[one.type])
+        if array.dtype.kind == "O" and (other := [value for value in array.ravel() if not isinstance(value, str)]):
+            raise TypeError(
+                f"The input {one.name!r} takes texts, got {other[0]!r}. Write a missing value as the text that stands "
+                f"for it."
+            )
+        found[one.name] = array.reshape(len(array), *(int(size) for size in one.shape[1:]))
+    return found
 
 
 InputFact: TypeAlias = "tuple[DTypeLike, list[int | str]]"

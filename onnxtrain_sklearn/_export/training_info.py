@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,29 +47,57 @@ def training_model(source: ExportSource, inference: onnx.ModelProto) -> onnx.Mod
     kind = ir.DataType.from_numpy(source.parts.parameters.vector.dtype)
     held = {tensor.name for tensor in graph.initializer if tensor.data_type == kind}
     step = _with_named_weights(source, step_graph(source), held)
+
     # Both graphs become one, so no value of the algorithm may have a name of the inference graph by accident.
     taken = {
         *held,
         *(v.name for v in graph.input),
         *(name for node in graph.node for name in (node.name, *node.output)),
     }
-    _require_names_apart(step, taken)
+    shared = {*step.data, *(one.name for one in step.state)}
+    values = [*step.model.graph.inputs, *step.model.graph.outputs]
+    if clash := [v.name for v in values if v.name in taken and v.name not in shared]:
+        raise ModelError(
+            f"The inference graph and the training step both have a value {clash[0]!r}. Rename it in the inference "
+            f"graph, or take export_training."
+        )
     manifest = manifest_of(source, step, {}, {})
     algorithm = compact_proto(step.model, "training", taken)
+    versions = {one.domain: one.version for one in inference.opset_import}
+    for one in algorithm.opset_import:
+        if one.domain or versions.get("") != one.version:
+            raise ModelError(
+                f"training_info takes operators of the default domain in one version, but the training step uses "
+                f"{one.domain or 'ai.onnx'!r} {one.version}, and the inference graph {versions}. Take export_training."
+            )
     result = onnx.ModelProto()
     result.CopyFrom(inference)
     result.ir_version = max(result.ir_version, algorithm.ir_version, 7)
-    _require_one_opset(result, algorithm)
     info = result.training_info.add()
     info.algorithm.CopyFrom(algorithm.graph)
-    _move_state(info.algorithm, step, held, {*step.data})
+
+    # The algorithm reads data and weights in the inference graph; the rest of the state is its own initializers.
+    state = {one.name: one.value for one in step.state if one.name not in held}
+    given = {*step.data, *held, *state}
+    inputs = [type(v).FromString(v.SerializeToString()) for v in info.algorithm.input if v.name not in given]
+    del info.algorithm.input[:]
+    info.algorithm.input.extend(inputs)
+    info.algorithm.initializer.extend(onnx.numpy_helper.from_array(np.array(v), name) for name, v in state.items())
     _add_bindings(info.update_binding, {one.name: one.output for one in step.state})
-    own = [one for one in step.state if one.name not in held]
-    fresh = [one for one in own if one.role != PARAMETERS]
-    info.initialization.CopyFrom(to_proto(_initial_values(fresh)).graph)
-    _add_bindings(
-        info.initialization_binding, {one.name: f"{one.name}/initial" for one in own if one.role != PARAMETERS}
-    )
+
+    # A graph without inputs computes the optimizer's state before the first step.
+    op = new_graph([], ir.DataType.FLOAT, "initialization")
+    op = GraphBuilder(op.graph, prefix="initialization", constant_nodes=True)
+    initial = {}
+    for tensor in step.state:
+        if tensor.name in state and tensor.role != PARAMETERS:
+            fill = ir.tensor(np.array([tensor.initial], tensor.value.dtype))
+            value = op.ConstantOfShape(list(tensor.value.shape), value=fill)
+            initial[tensor.name] = f"{tensor.name}/initial"
+            like = ir.val("like", ir.DataType.from_numpy(tensor.value.dtype), tensor.value.shape)
+            append_output(op.graph, value, initial[tensor.name], like)
+    info.initialization.CopyFrom(to_proto(ir.Model(op.graph, ir_version=8)).graph)
+    _add_bindings(info.initialization_binding, initial)
     entry = result.metadata_props.add()
     entry.key, entry.value = KEY, json.dumps(manifest, allow_nan=False)
     return result
@@ -83,83 +111,28 @@ def _with_named_weights(source: ExportSource, step: StepGraph, held: set[str]) -
     names = {predicts: layout.names, STATISTICS: layout.running_statistics}
     state: list[StateTensor] = []
     for one in step.state:
-        if one.role in names:
-            _require_weights(names[one.role], held)
-            state.extend(_with_arrays(op, one, layout.prediction_views()))
-        else:
+        if one.role not in names:
             state.append(one)
+            continue
+        if missing := [name for name in names[one.role] if name not in held]:
+            raise ModelError(
+                f"The inference graph does not hold {missing[0]!r} as it is trained: adapters are merged in it, "
+                f"weights of other types (integers among them) are trained in float32, and a SnapshotEnsemble holds "
+                f"several. Take export_training, which writes the vectors that are trained."
+            )
+        # the vector is joined from inputs, and cut into outputs
+        old = next(value for value in graph.inputs if value.name == one.name)
+        new = next(value for value in graph.outputs if value.name == one.output)
+        inputs = {name: ir.val(name, old.dtype, shape) for name, shape in one.members}
+        graph.inputs.extend(inputs.values())
+        replace_inputs(graph, {one.name: joined_vector(op, list(inputs.values()))})
+        graph.outputs.remove(new)
+        views = layout.prediction_views()
+        for name, array in cut_members(op, new, one.members):
+            append_output(graph, op.Identity(array), f"{name}/trained", inputs[name])
+            state.append(StateTensor(name, f"{name}/trained", one.role, views[name], ((name, views[name].shape),)))
     graph.sort()
     return replace(step, state=tuple(state))
-
-
-def _require_weights(names: tuple[str, ...], held: set[str]) -> None:
-    if missing := [name for name in names if name not in held]:
-        raise ModelError(
-            f"The inference graph does not hold {missing[0]!r} as it is trained (adapters are merged, weights of other "
-            f"types, integers among them, are trained in float32, and a SnapshotEnsemble holds several). Take "
-            f"export_training, which writes the vectors that are trained."
-        )
-
-
-def _with_arrays(op: GraphBuilder, vector: StateTensor, views: Mapping[str, np.ndarray]) -> Iterator[StateTensor]:
-    """Replace a vector by its arrays, among the inputs and the outputs of the graph of ``op``."""
-    graph, names = op.graph, [name for name, _ in vector.members]
-    old = next(value for value in graph.inputs if value.name == vector.name)
-    new = next(value for value in graph.outputs if value.name == vector.output)
-    inputs = {name: ir.val(name, old.dtype, shape) for name, shape in vector.members}
-    graph.inputs.extend(inputs.values())
-    replace_inputs(graph, {vector.name: joined_vector(op, list(inputs.values()))})
-    graph.outputs.remove(new)
-    for name, array in cut_members(op, new, vector.members):
-        result = op.Identity(array)
-        append_output(graph, result, f"{name}/trained", inputs[name])
-    for name in names:
-        yield StateTensor(name, f"{name}/trained", vector.role, views[name], ((name, views[name].shape),))
-
-
-def _require_names_apart(step: StepGraph, taken: set[str]) -> None:
-    """Raise if an input or output of the algorithm is named like another value of the inference graph."""
-    shared = {*step.data, *(one.name for one in step.state)}
-    values = [*step.model.graph.inputs, *step.model.graph.outputs]
-    if clash := [v.name for v in values if v.name in taken and v.name not in shared]:
-        raise ModelError(
-            f"The inference graph has a value {clash[0]!r}, as the training step has: rename it, or "
-            f"take export_training."
-        )
-
-
-def _require_one_opset(model: onnx.ModelProto, algorithm: onnx.ModelProto) -> None:
-    """Raise unless the step uses only operators of the default domain, in the opset of the inference graph."""
-    versions = {one.domain: one.version for one in model.opset_import}
-    for one in algorithm.opset_import:
-        if one.domain or versions.get("") != one.version:
-            raise ModelError(
-                f"The training step uses operators of {one.domain or 'ai.onnx'!r} {one.version}, and the inference "
-                f"graph those of {versions}: training_info takes the default domain in one version. Take "
-                f"export_training."
-            )
-
-
-def _move_state(algorithm: onnx.GraphProto, step: StepGraph, held: set[str], data: set[str]) -> None:
-    """Remove the inputs that the inference graph has, and make the state initializers."""
-    own = {one.name: one.value for one in step.state if one.name not in held}
-    kept = [v for v in algorithm.input if v.name not in data and v.name not in held and v.name not in own]
-    inputs = [type(v).FromString(v.SerializeToString()) for v in kept]
-    del algorithm.input[:]
-    algorithm.input.extend(inputs)
-    algorithm.initializer.extend(onnx.numpy_helper.from_array(np.array(value), name) for name, value in own.items())
-
-
-def _initial_values(state: list[StateTensor]) -> ir.Model:
-    """Return the graph, without inputs, that computes the optimizer's state before the first step."""
-    op = new_graph([], ir.DataType.FLOAT, "initialization")
-    op = GraphBuilder(op.graph, prefix="initialization", constant_nodes=True)
-    for one in state:
-        kind = ir.DataType.from_numpy(one.value.dtype)
-        tensor = ir.tensor(np.array([one.initial], one.value.dtype))
-        value = op.ConstantOfShape(list(one.value.shape), value=tensor)
-        append_output(op.graph, value, f"{one.name}/initial", ir.val("like", kind, one.value.shape))
-    return ir.Model(op.graph, ir_version=8)
 
 
 def _add_bindings(bindings: Any, names: Mapping[str, str]) -> None:
@@ -187,25 +160,20 @@ def read_training_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], d
         with refusing(f"The tensor {name!r} in {what} cannot be read"):
             values[name] = np.array(onnx.numpy_helper.to_array(tensor))
     require_state(manifest, values, what)
-    graphs = {"step": _combined_graph(model, tensors), "predict": _with_inputs(model, tensors)}
+    # a step runs the nodes of the inference graph and of the algorithm as one graph, with the state as inputs
+    step = _with_inputs(model, tensors)
+    step.graph.node.extend(info.algorithm.node)
+    step.graph.initializer.extend(one for one in info.algorithm.initializer if one.name not in tensors)
+    step.graph.input.extend(info.algorithm.input)
+    present = {value.name for value in step.graph.input}
+    step.graph.input.extend(_declared_input(tensor) for name, tensor in tensors.items() if name not in present)
+    del step.graph.output[:]
+    step.graph.output.extend(info.algorithm.output)
+    graphs = {"step": step, "predict": _with_inputs(model, tensors)}
     contents = {name: graph.SerializeToString() for name, graph in graphs.items()}
     for name, graph in contents.items():
         require_own_graph(graph, f"The graph {name!r} of {what}")
     return manifest, contents, values
-
-
-def _combined_graph(model: onnx.ModelProto, state: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
-    """Return the nodes of the inference graph and of the algorithm as one graph, with the state as inputs."""
-    result, algorithm = _with_inputs(model, state), model.training_info[0].algorithm
-    graph = result.graph
-    graph.node.extend(algorithm.node)
-    graph.initializer.extend(tensor for tensor in algorithm.initializer if tensor.name not in state)
-    graph.input.extend(algorithm.input)
-    present = {value.name for value in graph.input}
-    graph.input.extend(_declared_input(tensor) for name, tensor in state.items() if name not in present)
-    del graph.output[:]
-    graph.output.extend(algorithm.output)
-    return result
 
 
 def _with_inputs(model: onnx.ModelProto, state: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:

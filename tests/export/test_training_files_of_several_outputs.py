@@ -42,7 +42,8 @@ def test_each_kind_of_output_goes_on(names, tmp_path):
     quietly(model.fit, X, targets(names)).export_training(tmp_path / "folder")
     folder = Folder(tmp_path / "folder")
     training = load_training(tmp_path / "folder", shuffle=False)
-    arrays, weights, _ = loop_targets(training.manifest, training._input_facts(), targets(names), None, len(X))
+    inputs = {one["name"]: (one["type"], one["shape"]) for one in training.manifest["graphs"]["step"]["inputs"]}
+    arrays, weights, _ = loop_targets(training.manifest, inputs, targets(names), None, len(X))
     folder.steps({"X": X, **arrays}, weights)
     losses = folder.epoch({"X": X, **arrays}, weights)
     before = model.predict(X)
