@@ -30,7 +30,7 @@ def translate(plan: FunctionPlan, node: ir.Node) -> None:
         return
     make = TRANSLATIONS.get(node.op_type) if not node.domain else None
     if make is None:
-        raise NotCompiledError(f"{queries.describe(node)} is none of the operators that are compiled")
+        raise NotCompiledError(f"{queries.node_label(node)} is none of the operators that are compiled")
     _require_integers(plan, node)
     views = make(plan, node)
     for value, view in zip(node.outputs, [views] if isinstance(views, View) else views, strict=True):
@@ -56,7 +56,7 @@ def _power(plan: FunctionPlan, node: ir.Node) -> View:
     if number == 0.5:
         return plan.elementwise(EMIT["Sqrt"], [base])
     if number not in (1.0, 2.0, 3.0):  # these become products
-        raise NotCompiledError(f"{queries.describe(node)} has another exponent than 0.5, 1, 2 or 3")
+        raise NotCompiledError(f"{queries.node_label(node)} has another exponent than 0.5, 1, 2 or 3")
     return plan.elementwise(partial(instruction, "fmul"), [base] * int(number))
 
 
@@ -140,7 +140,7 @@ def _reduced_axes(node: ir.Node, rank: int) -> list[int]:
     given = queries.operand(node, 1)
     axes = queries.attribute(node, "axes", None) if given is None else queries.constant(given)
     if given is not None and axes is None:
-        raise NotCompiledError(f"{queries.describe(node)} has axes that are computed")
+        raise NotCompiledError(f"{queries.node_label(node)} has axes that are computed")
     if axes is None or not len(axes):
         return [] if queries.attribute(node, "noop_with_empty_axes", 0) else list(range(rank))
     return sorted(int(axis) % rank for axis in axes)
@@ -151,7 +151,7 @@ def _softmax(logarithm: bool, plan: FunctionPlan, node: ir.Node) -> View:
     source = plan.view(first_operand(node))
     axis = queries.attribute(node, "axis", -1 if queries.opset(node) >= 13 else 1)
     if axis % len(source.shape) != len(source.shape) - 1:
-        raise NotCompiledError(f"{queries.describe(node)} is over another axis than the last")
+        raise NotCompiledError(f"{queries.node_label(node)} is over another axis than the last")
     result = new_view(source.shape)
     return plan.add(SoftmaxStage(plan.contiguous(source), result, logarithm), result)
 
@@ -160,7 +160,7 @@ def _log_sum_exp(plan: FunctionPlan, node: ir.Node) -> View:
     """Return the logarithms of the sums of exponentials, which softmax computes on the way."""
     source = plan.view(first_operand(node))
     if _reduced_axes(node, len(source.shape)) != [len(source.shape) - 1]:
-        raise NotCompiledError(f"{queries.describe(node)} is over other axes than the last")
+        raise NotCompiledError(f"{queries.node_label(node)} is over other axes than the last")
     # The stage needs a place for the differences, which nothing reads.
     given, logarithm = plan.contiguous(source), new_view(source.shape)
     total = new_view((*source.shape[:-1], 1))
@@ -184,7 +184,7 @@ def _pad(plan: FunctionPlan, node: ir.Node) -> View:
     known = (value is not None or rest[1] is None) and (axes is not None or rest[2] is None)
     constant = queries.attribute(node, "mode", "constant") == "constant"
     if counts is None or not (known and constant and np.min(counts, initial=0) >= 0):
-        raise NotCompiledError(f"{queries.describe(node)} pads otherwise than by constants")
+        raise NotCompiledError(f"{queries.node_label(node)} pads otherwise than by constants")
     number = plan.number(0.0 if value is None else float(value.reshape(())))
     # Fill the whole result, then overwrite its inside.
     result = inner = plan.copy(number.broadcast(plan.shape(node.outputs[0])))
@@ -199,7 +199,7 @@ def _slice(plan: FunctionPlan, node: ir.Node) -> View:
     view, (_, *given) = plan.view(first_operand(node)), node.inputs
     numbers = [None if one is None else queries.constant(one) for one in given]
     if len(numbers) < 2 or any(n is None for n, one in zip(numbers, given, strict=True) if one is not None):
-        raise NotCompiledError(f"{queries.describe(node)} has bounds that are computed")
+        raise NotCompiledError(f"{queries.node_label(node)} has bounds that are computed")
     starts, ends, axes, steps = [*numbers, None, None][:4]
     assert starts is not None
     assert ends is not None
@@ -207,7 +207,7 @@ def _slice(plan: FunctionPlan, node: ir.Node) -> View:
         axis = (i if axes is None else int(axes[i])) % len(view.shape)
         step = 1 if steps is None else int(steps[i])
         if step < 1:
-            raise NotCompiledError(f"{queries.describe(node)} has a negative step")
+            raise NotCompiledError(f"{queries.node_label(node)} has a negative step")
         first, last, _ = slice(start, end).indices(view.shape[axis])
         view = view.part(axis, first, max(-(-(last - first) // step), 0), step)
     return view
@@ -227,7 +227,7 @@ def _layer_normalization(plan: FunctionPlan, node: ir.Node) -> list[View]:
     """Return the normalized rows, and if the node has these outputs the means and reciprocal standard deviations."""
     source, scale, *bias = operand_views(plan, node)
     if queries.attribute(node, "axis", -1) % len(source.shape) != len(source.shape) - 1:
-        raise NotCompiledError(f"{queries.describe(node)} is over another axis than the last")
+        raise NotCompiledError(f"{queries.node_label(node)} is over another axis than the last")
     # Two passes, as the variance of uncentered squares would cancel.
     mean = _row_means(plan, source)
     difference = plan.elementwise(EMIT["Sub"], [source, mean])
@@ -248,7 +248,7 @@ def _row_means(plan: FunctionPlan, view: View) -> View:
 def _batch_normalization(plan: FunctionPlan, node: ir.Node) -> View:
     """Return the columns normalized by given means and variances."""
     if len(node.outputs) != 1 or queries.attribute(node, "training_mode", 0):
-        raise NotCompiledError(f"{queries.describe(node)} is in training mode")
+        raise NotCompiledError(f"{queries.node_label(node)} is in training mode")
     source, *rest = operand_views(plan, node)
     ones = [1] * (len(source.shape) - 2)
     scale, bias, mean, variance = (plan.reshaped(view, (view.size, *ones)) for view in rest)
@@ -295,7 +295,7 @@ def _known_places(node: ir.Node, indices: np.ndarray, length: int) -> np.ndarray
     """Return constant indices from 0 on; raise where one is outside."""
     beyond = indices[(indices < -length) | (indices >= length)]
     if beyond.size:
-        raise NotCompiledError(f"{queries.describe(node)} selects the index {beyond[0]} of {length}")
+        raise NotCompiledError(f"{queries.node_label(node)} selects the index {beyond[0]} of {length}")
     return np.asarray(np.where(indices < 0, indices + length, indices).ravel())
 
 
@@ -334,7 +334,7 @@ def _index_view(plan: FunctionPlan, node: ir.Node, table: View, axis: int) -> Vi
     value, length = node.inputs[1], table.shape[axis]
     assert value is not None
     if length > LARGEST_INTEGER:
-        raise NotCompiledError(f"{queries.describe(node)} selects among more than 2**24 elements")
+        raise NotCompiledError(f"{queries.node_label(node)} selects among more than 2**24 elements")
     view, known = plan.view(value), queries.constant(value)
     if known is not None:
         _known_places(node, known, length)
@@ -342,8 +342,8 @@ def _index_view(plan: FunctionPlan, node: ir.Node, table: View, axis: int) -> Vi
         plan.require(
             view,
             (-length, length),
-            f"{queries.describe(node)} selects the index {{}}, beyond the {length} that it selects from: indices from "
-            f"0 to {length - 1} are valid. Replace the others in X, or take a model with a larger table",
+            f"{queries.node_label(node)} selects the index {{}}, beyond the {length} that it selects from: indices "
+            f"from 0 to {length - 1} are valid. Replace the others in X, or take a model with a larger table",
         )
     return loaded(plan, view)
 
@@ -378,7 +378,7 @@ def _scatter_elements(plan: FunctionPlan, node: ir.Node) -> View:
     table, updates = plan.view(first_operand(node)), plan.view(_third(node))
     axis, join = _selected_axis(node, table), _JOINS[queries.attribute(node, "reduction", "none")]
     if join is not None and first_operand(node).dtype in (ir.DataType.INT64, ir.DataType.INT32):
-        raise NotCompiledError(f"{queries.describe(node)} computes with integers")
+        raise NotCompiledError(f"{queries.node_label(node)} computes with integers")
     indices, updates = _index_view(plan, node, table, axis), loaded(plan, updates)
     result = plan.copy(table)
     at = _along(result, axis, indices.shape)
@@ -455,7 +455,7 @@ def _require_integers(plan: FunctionPlan, node: ir.Node) -> None:
             equal = plan.elementwise(_first_where_equal, operand_views(plan, node))
             _require_exact_integers(plan, node, equal)
     elif node.op_type not in _MOVING:
-        raise NotCompiledError(f"{queries.describe(node)} computes with integers")
+        raise NotCompiledError(f"{queries.node_label(node)} computes with integers")
 
 
 def _computed_operands(node: ir.Node) -> list[ir.Value]:
@@ -466,7 +466,7 @@ def _require_exact_integers(plan: FunctionPlan, node: ir.Node, view: View) -> No
     plan.require(
         view,
         (1.0 - LARGEST_INTEGER, LARGEST_INTEGER),
-        f"{queries.describe(node)} computes with the integer {{}}. engine='compiled' does so with those below 2**24: "
+        f"{queries.node_label(node)} computes with the integer {{}}. engine='compiled' does so with those below 2**24: "
         f"use engine='portable'",
     )
 
@@ -487,10 +487,10 @@ def _cast(plan: FunctionPlan, node: ir.Node) -> View:
         # Integers have no -0, which Neg of a held 0 gives; adding 0 makes it 0.
         return plan.elementwise(EMIT["Add"], [source, plan.number(0.0)]) if given in _INTEGER_ENDS else source
     if to not in _INTEGER_ENDS:
-        raise NotCompiledError(f"{queries.describe(node)} converts to {to.name}, which is not compiled")
+        raise NotCompiledError(f"{queries.node_label(node)} converts to {to.name}, which is not compiled")
     end = _INTEGER_ENDS[to]
     if given in _INTEGER_ENDS and end < _INTEGER_ENDS[given]:
-        plan.require(source, (-end, end), f"{queries.describe(node)} gets the integer {{}}, which {to} lacks")
+        plan.require(source, (-end, end), f"{queries.node_label(node)} gets the integer {{}}, which {to} lacks")
     if given in _INTEGER_ENDS or given is ir.DataType.BOOL:
         return source
 

@@ -204,7 +204,7 @@ def known_operand(node: ir.Node, index: int) -> np.ndarray | None:
         return None
     array = queries.constant(value)
     if array is None:
-        raise NotCompiledError(f"{queries.describe(node)} computes {value.name!r}, which has to be a constant")
+        raise NotCompiledError(f"{queries.node_label(node)} computes {value.name!r}, which has to be a constant")
     return array
 
 

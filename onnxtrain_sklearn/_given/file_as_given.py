@@ -21,7 +21,7 @@ from .._ir.files import read, without_program
 from .._ir.protobuf import to_proto
 from .._model.graph_comparison import (
     LARGEST,
-    compared,
+    compare_outputs,
     drawn_input,
     draws,
     in_predicting_form,
@@ -79,7 +79,7 @@ def require_file_as_given(
         except ModelError:
             return FileCompared(f"what was read does not run on {len(part)} rows")
         made = np.split(ours, cuts, axis=1) if joined else [ours]
-        outcome = compared(given, names, feeds_of(part), "rows of X", made, lambda: to_proto(graph.clone()))
+        outcome = compare_outputs(given, names, feeds_of(part), "rows of X", made, lambda: to_proto(graph.clone()))
         if outcome.different:
             raise ModelError(
                 f"The graph that was read does not compute what onnxruntime computes of the file as given: "

@@ -29,7 +29,7 @@ from .._ir.protobuf import from_proto
 from .._ir.queries import dims, every_node, graphs_in, is_float, reads
 from .._ir.shapes import infer_declared
 from .._model.activation import use_stable_forms
-from .._model.graph_comparison import PlainSession, compared, draws, plain_session, random_feeds
+from .._model.graph_comparison import PlainSession, compare_outputs, draws, plain_session, random_feeds
 from .._ort import gradient_builder, packages, sessions
 from .._utils.errors import refusing
 from ..exceptions import (
@@ -194,7 +194,7 @@ def _require_values_as_given(given: onnx.ModelProto, made: PlainSession) -> None
         feeds = random_feeds(given, trial)
         assert feeds is not None
         found = made.run(names, feeds)
-        outcome = compared(session, names, feeds, "random inputs", found, lambda: made.proto)
+        outcome = compare_outputs(session, names, feeds, "random inputs", found, lambda: made.proto)
         if outcome.different:
             raise ModelError(
                 f"The gradient graph does not compute what onnxruntime computes of the model as given: "

@@ -28,12 +28,12 @@ from .._ir.queries import (
     Dims,
     attribute,
     constant,
-    describe,
     dims,
     fixed,
     graphs_in,
     is_float,
     kind,
+    node_label,
     operand,
     opset,
     reads,
@@ -94,7 +94,7 @@ def _differentiate(
             producer = x.producer()
             if x not in node.inputs and producer is not None and producer.graph is model.graph:
                 raise UnsupportedOperatorError(
-                    f"{describe(node)} reads {x.name!r} from outside its body, where onnxruntime-training's builder "
+                    f"{node_label(node)} reads {x.name!r} from outside its body, where onnxruntime-training's builder "
                     f"cannot follow. Use engine='portable'."
                 )
 
@@ -107,7 +107,7 @@ def _differentiate(
             raise unsupported(step.node, reason)
     seed = prepare(prepared, wrt, of)
     for step in path(prepared.graph, wrt, seed):
-        with refusing(f"{describe(step.node)} cannot be differentiated", UnsupportedOperatorError):
+        with refusing(f"{node_label(step.node)} cannot be differentiated", UnsupportedOperatorError):
             known = proven[kind(step.node)]
             reason = known.missing(step.node, step.outputs)
             on_path = (
@@ -127,7 +127,7 @@ def _differentiate(
         text = str(error).rsplit("[ONNXRuntimeError] :", 1)[-1]
         text = " ".join(re.sub(r"\S+\.(?:cc|h):\d+ (?:.*\) (?:const )?)?", "", text).split()).rstrip(".")
         failed = next((n for n in prepared.graph if n.name and n.name in text), None)
-        subject = "The graph" if failed is None else describe(failed)
+        subject = "The graph" if failed is None else node_label(failed)
         raise UnsupportedOperatorError(f"{subject} cannot be differentiated: {text}. {REMEDY}") from error
     return _restore(finish(ir.from_proto(onnx.load_model_from_string(result))), model, wrt)
 

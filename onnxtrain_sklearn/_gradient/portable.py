@@ -20,7 +20,7 @@ from .._importers.ort_fusions import refusal
 from .._ir.control_flow import complete_bodies
 from .._ir.edits import bypass, remove_unread, remove_unread_initializers, replace_node
 from .._ir.opsets import MAX_OPSET, MIN_OPSET, in_opset
-from .._ir.queries import constant, describe, dims, fixed, is_float, kind
+from .._ir.queries import constant, dims, fixed, is_float, kind, node_label
 from .._ir.shapes import infer_shapes
 from .._ort import sessions
 from .._utils.errors import refusing
@@ -133,7 +133,7 @@ def _backward(op: GraphBuilder, steps: Sequence[PathNode], cotangents: Cotangent
     for step in reversed(steps):
         totals = tuple(_add_cotangents(op, cotangents.pop(v, [])) for v in step.node.outputs)
         if any(total is not None for total in totals):
-            with refusing(f"{describe(step.node)} cannot be differentiated", UnsupportedOperatorError):
+            with refusing(f"{node_label(step.node)} cannot be differentiated", UnsupportedOperatorError):
                 found = _gradients(op, step, totals)
             for x, cotangent in found:
                 cotangents.setdefault(x, []).append(cotangent)

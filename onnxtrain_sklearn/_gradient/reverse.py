@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from .._ir.queries import Dims, attribute, constant, describe, dims, fixed, operand, opset
+from .._ir.queries import Dims, attribute, constant, dims, fixed, node_label, operand, opset
 from .._ir.supported import Supported
 from ..exceptions import UnsupportedOperatorError
 from ..graph import GraphBuilder, Operand, Setting
@@ -162,7 +162,7 @@ def require(known: Supported[object], node: ir.Node, through: Collection[int] = 
 
 def unsupported(node: ir.Node, reason: str) -> UnsupportedOperatorError:
     """Return the error that names the node, the reason and the remedy."""
-    return UnsupportedOperatorError(f"{describe(node)} cannot be differentiated: {reason}. {REMEDY}")
+    return UnsupportedOperatorError(f"{node_label(node)} cannot be differentiated: {reason}. {REMEDY}")
 
 
 def sum_to(r: Reverse, value: ir.Value, source: Dims | None, target: ir.Value) -> ir.Value:

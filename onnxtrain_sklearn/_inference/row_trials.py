@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from .._ir.edits import keep_outputs, swap_initializers
 from .._ir.protobuf import to_proto
-from .._ir.queries import describe, structure
+from .._ir.queries import node_label, structure
 from .._model.batch_axis import Finding, trace_rows, with_batch
 from .._model.modes import inference_form, normalizes_by_batch
 from .._model.trainable import TrainableModel
@@ -62,7 +62,7 @@ def where_rows_meet_in_graph(model: TrainableModel, options: Options, *, in_trai
     if key not in known:
         statistics = next((node for node in form.graph if normalizes_by_batch(node)), None) if in_training else None
         if statistics is not None:
-            known[key] = describe(statistics)
+            known[key] = node_label(statistics)
         else:
             inputs, ends = [spec.name for spec in model.inputs], [one.scores for one in model.forms] or [model.scores]
             weights = {*model.parameters, *model.statistics}

@@ -274,12 +274,12 @@ def _flattened(node: onnx.NodeProto, axis: int) -> list[onnx.NodeProto]:
 
 def _refused(node: onnx.NodeProto, own: int, opset: int, why: str) -> ModelError:
     return ModelError(
-        f"{describe(node)} means something else in opset {opset} than in opset {own}, and cannot be converted: {why}. "
-        f"Export the model again in an opset from 18 on."
+        f"{proto_label(node)} means something else in opset {opset} than in opset {own}, and cannot be converted: "
+        f"{why}. Export the model again in an opset from 18 on."
     )
 
 
-def describe(node: onnx.NodeProto) -> str:
+def proto_label(node: onnx.NodeProto) -> str:
     """Return the operator and the name of a node, or its first output if it has none."""
     return f"{node.op_type} node {node.name or next(iter(node.output), '')!r}"
 
@@ -375,9 +375,9 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
         for node in (node for graph in _function_graphs(function) for node in graph.node):
             if own and opset and _changes(node, own, opset):
                 raise ModelError(
-                    f"{describe(node)} in the function {function.name!r} of opset {own} means something else in opset "
-                    f"{opset}, that of the graph; runtimes differ in which of them they take. Export the model with "
-                    f"one opset for both."
+                    f"{proto_label(node)} in the function {function.name!r} of opset {own} means something else in "
+                    f"opset {opset}, that of the graph; runtimes differ in which of them they take. Export the model "
+                    f"with one opset for both."
                 )
     for graph in (*_graphs(result.graph), *(g for f in functions.values() for g in _function_graphs(f))):
         for node in graph.node:
@@ -447,8 +447,8 @@ def _fill_defaults(
         for attribute in inner.attribute:  # one that is left out here is left out there too, but has a default there
             if attribute.ref_attr_name in missing and attribute.name in defaults:
                 raise ModelError(
-                    f"{describe(node)} calls a function without its attribute {attribute.ref_attr_name!r}, which "
-                    f"{describe(inner)} in it passes on as {attribute.name!r}. Give it a value."
+                    f"{proto_label(node)} calls a function without its attribute {attribute.ref_attr_name!r}, which "
+                    f"{proto_label(inner)} in it passes on as {attribute.name!r}. Give it a value."
                 )
 
 

@@ -24,7 +24,7 @@ def kind(node: ir.Node) -> str:
     return node.op_type if not node.domain else f"{node.domain}.{node.op_type}"
 
 
-def describe(node: ir.Node) -> str:
+def node_label(node: ir.Node) -> str:
     """Return the name and the operator of ``node``, as the start of a sentence."""
     name = f"Node {node.name!r}" if node.name else f"The node that computes {node.outputs[0].name!r}"
     return f"{name} ({kind(node)})"

@@ -102,8 +102,8 @@ SCORE_FORMS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "second": lambda op, s: _score_difference(op, s, 1),
     "log_sigmoid": lambda op, s: op.Neg(op.Softplus(op.Neg(s))),
 }
-"""Scores computed from the value upstream of an activation, by form: "negative" for 1 - p, "first" and "second" for one
-of two columns of a softmax, "log_sigmoid" for sigmoids that are divided by their sum."""
+"""By form, functions that emit the scores from the value upstream of an activation: "negative" for 1 - p, "first" and
+"second" for one of two columns of a softmax, "log_sigmoid" for sigmoids that are divided by their sum."""
 
 
 def _score_difference(op: GraphBuilder, scores: ir.Value, first: int) -> ir.Value:
@@ -112,11 +112,11 @@ def _score_difference(op: GraphBuilder, scores: ir.Value, first: int) -> ir.Valu
 
 
 OPPOSITE = {"same": "negative", "negative": "same", "first": "second", "second": "first"}
-"""The form of 1 - p by that of p."""
+"""Maps the form of p to the form of 1 - p."""
 
 
-# Readers: each returns the activation of a node's output, or None where it recognizes none. ``depth`` is the number of
-# operators that may still be followed.
+# Readers: each returns the activation of a node's output, or None if it recognizes none. ``depth`` is the number of
+# operators that the search may still go back.
 
 
 def _activation_of(value: ir.Value | None, depth: int) -> Activation | None:
@@ -164,7 +164,7 @@ def _read_log(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _read_bound(node: ir.Node, depth: int) -> Activation | None:
-    """Look through bounds that leave all probabilities unchanged but those near 0 or 1."""
+    """Ignore bounds that change only probabilities near 0 or 1."""
     at = next((i for i, x in enumerate(node.inputs) if x is not None and number_of(x) is None), 0)
     if node.op_type == "Clip":
         low, high = clip_bound(node, "min", 1), clip_bound(node, "max", 2)
@@ -225,7 +225,7 @@ def _read_div(node: ir.Node, depth: int) -> Activation | None:
         return _read_normalized(above, depth)
     p, total = _without_mask(above), _without_mask(below)
     if p is not None and total is not None and is_row_sum(total, of=p):
-        # the mask changes rows whose sum is zero: sums of sigmoids are so by underflow alone
+        # the mask changes only rows whose sum is zero, and sums of sigmoids are zero only by underflow
         inner = _activation_of(p, MAX_DEPTH)
         if inner is not None and inner.link == "sigmoid" and not inner.log:
             return _read_normalized(p, depth)
@@ -269,9 +269,9 @@ def _read_norm(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _read_normalized(above: ir.Value, depth: int) -> Activation | None:
-    """Return the softmax that results where ``above`` is divided by its row sum.
+    """Return the softmax that results if ``above`` is divided by its row sum.
 
-    ``above`` are exponentials, sigmoids, whose logarithms are the scores, or a softmax already.
+    ``above`` holds exponentials, sigmoids (the scores are then their logarithms), or a softmax already.
     """
     maker, inner = without_reshaping(above).producer(), _activation_of(above, depth)
     if maker is not None and maker.op_type == "Exp" and not maker.domain and inner is not None and inner.link == "exp":
@@ -384,6 +384,11 @@ _READERS: dict[str, Callable[[ir.Node, int], Activation | None]] = {
 }
 
 
+# Overflowing sigmoids: ``1 / (1 + exp(z))`` is 0 for z > 88.7 in float32, which is right. But its gradient,
+# ``-exp(z) / (1 + exp(z))²``, is computed as infinity times zero: NaN. With z bounded by 88, the value changes by at
+# most 6e-39, and the gradient is finite. The operator Sigmoid is no substitute: onnxruntime's is never below 1.5e-8.
+
+
 def use_stable_forms(model: ir.Model) -> bool:
     """Bound the exponents of sigmoids and softplus in the main graph, in place; return True if there were any."""
     graph = model.graph
@@ -471,7 +476,7 @@ def _exponent_of_sum(value: ir.Value | None) -> ir.Value | None:
 
 
 def _keeps_rank(number: ir.Value, z: ir.Value) -> bool:
-    """Return True if a constant of one element has no more axes than z, so that no axis is added to it."""
+    """Return True if a constant of one element has no more axes than z, so that broadcasting adds no axis to z."""
     tensor = ir.convenience.get_const_tensor(number)
     return tensor is not None and len(tensor.shape) <= (0 if z.shape is None else len(z.shape))
 
@@ -495,11 +500,15 @@ def _bounded(op: GraphBuilder, z: ir.Value) -> ir.Value | None:
     return op.Reciprocal(op.Add(op.Exp(op.Min(z, bound)), np.array(1, kind)))
 
 
+# Expressions that exporters write around sigmoids, softmaxes and exponentials. The functions below read constants, and
+# no number that the graph computes.
+
+
 NARROW = 1e-4
 """Bounds within this distance of 0 and 1 only keep logarithms finite and are not part of the model."""
 
 MAX_DEPTH = 32
-"""Operators that are followed, at most; real final activations consist of fewer."""
+"""Most operators of a chain that is searched; final activations of real graphs have fewer."""
 
 SHAPE_ONLY = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that may change only the shape of their first input; :func:`keeps_layout` decides for a node."""
@@ -507,7 +516,7 @@ SHAPE_ONLY = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Sq
 _FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Pow": 1.0, "Add": 0.0, "Sub": 0.0}
-"""The constant operand with which an operator returns its other input."""
+"""By operator, the constant operand with which it returns its other input."""
 
 
 def number_of(value: ir.Value | None) -> float | None:
@@ -576,7 +585,11 @@ def without_reshaping(value: ir.Value) -> ir.Value:
         node = value.producer()
         if node is None or node.domain or not node.inputs or node.inputs[0] is None:
             return value
-        tiny = node.op_type in ("Clip", "Max", "Add") and _keeps_off_zero(node)
+        tiny = False  # a bound or a summand that keeps the value off zero
+        if node.op_type == "Clip":
+            tiny = (clip_bound(node, "min", 1) or 0) <= NARROW and clip_bound(node, "max", 2) is None
+        elif node.op_type in ("Max", "Add"):
+            tiny = len(node.inputs) == 2 and 0 <= (number_of(node.inputs[1]) or -1) <= NARROW
         if node.op_type != "Expand" and not tiny and not (node.op_type in SHAPE_ONLY and keeps_layout(node)):
             return value
         value = node.inputs[0]
@@ -592,28 +605,17 @@ def keeps_layout(node: ir.Node) -> bool:
         return bool(x.dtype and x.dtype.is_floating_point() and node.outputs[0].dtype in _FLOAT_TYPES)
     if node.op_type == "Dropout":
         return len(node.inputs) < 3 or node.inputs[2] is None or number_of(node.inputs[2]) == 0.0
-    if node.op_type == "Transpose":
-        return _keeps_order(node, x)
+    if node.op_type == "Transpose":  # it may move axes of size one
+        if x.shape is None:
+            return False
+        order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(x.shape))[::-1]
+        long = [axis for axis in order if x.shape[axis] != 1]
+        return long == sorted(long)
     return True
 
 
-def _keeps_order(node: ir.Node, x: ir.Value) -> bool:
-    """Return True if a Transpose moves only axes of size one."""
-    if x.shape is None:
-        return False
-    order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(x.shape))[::-1]
-    long = [axis for axis in order if x.shape[axis] != 1]
-    return long == sorted(long)
-
-
-def _keeps_off_zero(node: ir.Node) -> bool:
-    if node.op_type == "Clip":
-        return (clip_bound(node, "min", 1) or 0) <= NARROW and clip_bound(node, "max", 2) is None
-    return len(node.inputs) == 2 and 0 <= (number_of(node.inputs[1]) or -1) <= NARROW
-
-
 def clip_bound(node: ir.Node, name: str, position: int) -> float | None:
-    """Return a bound of Clip, None where it is left out; a computed bound counts as the tightest."""
+    """Return a bound of Clip; None if it is left out. A computed bound counts as the tightest possible."""
     if name in node.attributes:
         return node.attributes[name].as_float()
     if len(node.inputs) <= position or node.inputs[position] is None:
@@ -623,7 +625,7 @@ def clip_bound(node: ir.Node, name: str, position: int) -> float | None:
 
 
 def is_row_sum(value: ir.Value, *, of: ir.Value | None) -> bool:
-    """Return True if ``value`` is the sum over each row (or the L1 norm), of ``of`` where that is given."""
+    """Return True if ``value`` is the sum (or L1 norm) of each row; of ``of``, if that is not None."""
     node = without_reshaping(value).producer()
     if node is None or node.domain or node.op_type not in ("ReduceL1", "ReduceSum"):
         return False
@@ -645,14 +647,14 @@ def is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = Fals
 
 
 def is_per_position(x: ir.Value | None, axis: int, flattens: bool) -> bool:
-    """Return True if ``axis`` may be the axis of classes at each position of a row; the data show which axis is."""
+    """Return True if ``axis`` may be the axis of classes at each position of a row; the data decide later."""
     if x is None or x.shape is None or flattens:
         return False
     return len(x.shape) > 2 and axis % len(x.shape) in (1, len(x.shape) - 1)
 
 
 def reduced_axes(node: ir.Node) -> Sequence[int]:
-    """Return the axes of a reduction where they are constant, else none."""
+    """Return the axes of a reduction; none if they are not constant."""
     if "axes" in node.attributes:
         return node.attributes["axes"].as_ints()
     tensor = ir.convenience.get_const_tensor(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else None
@@ -660,22 +662,17 @@ def reduced_axes(node: ir.Node) -> Sequence[int]:
 
 
 def without_maximum(exponent: ir.Value) -> ir.Value:
-    """Return the scores before the subtraction of their row maximum, which does not change a softmax."""
+    """Return the scores before their row maximum was subtracted, which does not change a softmax."""
     node = exponent.producer()
     if node is None or node.domain or node.op_type != "Sub" or node.inputs[1] is None:
         return exponent
-    bounded = without_reshaping(node.inputs[1])
-    largest = without_reshaping(_without_lower_bound(bounded)).producer()
+    maximum = without_reshaping(node.inputs[1])
+    bounding = maximum.producer()
+    if bounding is not None and not bounding.domain and bounding.op_type == "Max" and len(bounding.inputs) == 2:
+        for bound, other in (bounding.inputs, bounding.inputs[::-1]):
+            if other is not None and number_of(bound) == -math.inf:  # JAX starts a maximum from -inf
+                maximum = other
+                break
+    largest = without_reshaping(maximum).producer()
     own = largest is not None and largest.op_type == "ReduceMax" and same_expression(largest.inputs[0], node.inputs[0])
     return node.inputs[0] if own and node.inputs[0] is not None else exponent
-
-
-def _without_lower_bound(value: ir.Value) -> ir.Value:
-    """Return x where ``value`` is max(x, -inf): JAX starts a maximum from there."""
-    node = value.producer()
-    if node is None or node.domain or node.op_type != "Max" or len(node.inputs) != 2:
-        return value
-    for bound, other in (node.inputs, node.inputs[::-1]):
-        if other is not None and number_of(bound) == -math.inf:
-            return other
-    return value

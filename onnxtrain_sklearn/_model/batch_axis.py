@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._ir.control_flow import complete_bodies, states_of_known_start
-from .._ir.queries import attribute, constant, describe, dims, graphs_in, int_attribute, kind, operand, opset
+from .._ir.queries import attribute, constant, dims, graphs_in, int_attribute, kind, node_label, operand, opset
 from .._ir.shape_values import Integers, evaluate, is_complete, note_constant
 from .._ir.shapes import forget_shapes, infer_shapes
 from ..exceptions import ModelError
@@ -201,9 +201,9 @@ def trace_rows(graph: ir.Graph, by_row: Collection[str], ends: Iterable[ir.Value
         try:
             tracer.add(node)
         except RowsMeet:
-            return Finding(True, describe(node))
+            return Finding(True, node_label(node))
         except Unknown:  # go on: at a later node, whose inputs are known, rows may certainly meet
-            unknown = unknown or Finding(False, describe(node))
+            unknown = unknown or Finding(False, node_label(node))
     if unknown is not None:
         return unknown
     for end in ends:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from .._importers.quantization import is_dynamic, is_part_of_fakes
 from .._ir.edits import bypass, replace_by_initializer
-from .._ir.queries import describe, every_node, graphs_in, reaching, reads
+from .._ir.queries import every_node, graphs_in, node_label, reaching, reads
 from ..exceptions import ModelError
 from ..graph import Names
 from .roles import QUANTIZED, Roles, Verdict
@@ -148,7 +148,7 @@ def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> bool:
     along = -x.ndim <= axis < x.ndim and x.shape[axis] == scale.size
     if not (scale.size == 1 or along) or any(one.size != scale.size for one in zero):
         raise ModelError(
-            f"{describe(node)} is not valid: a scale of shape {scale.shape}"
+            f"{node_label(node)} is not valid: a scale of shape {scale.shape}"
             f"{f' and a zero point of shape {zero[0].shape}' if zero else ''} do not fit integers of shape {x.shape}."
         )
     shape = [1] * x.ndim

@@ -1,10 +1,10 @@
-"""Run two graphs on the same inputs and compare their outputs; mostly a file as given, and the graph made from it.
+"""Run two graphs on the same inputs and compare their outputs: a file as given, and the graph made from it.
 
 Reading, converting and rewriting may go wrong, but the file itself, in its own opset and with its own functions, is
 right. :func:`plain_session` runs it in onnxruntime without optimizations, on rows of the data or on
-:func:`random_feeds`. :func:`compared` compares its outputs with those of the graph, and :func:`first_difference` names
-the first value that differs. A file that draws random numbers (:func:`draws`) cannot be compared; Dropout and
-BatchNormalization in training mode are first switched off (:func:`in_predicting_form`).
+:func:`random_feeds`. :func:`compare_outputs` compares its outputs with those of the graph, and
+:func:`first_difference` names the first value that differs. A file that draws random numbers (:func:`draws`) cannot be
+compared; Dropout and BatchNormalization in training mode are first switched off (:func:`in_predicting_form`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ..exceptions import ModelError
 from .modes import DRAWING
 
 LARGEST = 2**31 - 1
-"""Bytes of a file that onnxruntime reads from memory, at most: the limit of a protobuf message."""
+"""Largest file, in bytes, that onnxruntime reads from memory: the limit of a protobuf message."""
 
 
 ROUNDED = 0.1
-"""Largest difference, relative to the largest number, where the file computes with few bits."""
+"""Largest difference, relative to the largest number, for files that compute with few bits."""
 
 
 FREE_SIZE = 3
-"""Size in random inputs of the axes that a file leaves free."""
+"""Size of free axes in random inputs."""
 
 
 MOST_NUMBERS = 2**20
-"""Numbers that random inputs hold, at most; a graph with larger inputs is not run on them."""
+"""Most numbers in random inputs; a graph with larger inputs is not run on them."""
 
 
 _PLAIN = {"graph_optimization_level": "ORT_DISABLE_ALL"}
@@ -70,55 +70,56 @@ class PlainSession:
 
 
 def plain_session(proto: onnx.ModelProto) -> PlainSession | None:
-    """Return a session for a file as it is, None if the installed onnxruntime does not load it."""
+    """Return a session of a file as it is; None if the installed onnxruntime does not load it."""
     if proto.ByteSize() > LARGEST:
         return None
     try:
-        # onnxruntime reduces over all axes where a reduction has an empty list of them, against the standard
+        # given an empty list of axes, onnxruntime reduces over all axes, against the standard
         return PlainSession(_with_plain_ends(without_empty_reductions(proto)))
     except ModelError:
         return None
 
 
-class Compared(NamedTuple):
-    """Result of a comparison: how far outputs are from those of the file, or why nothing could be compared."""
+class Comparison(NamedTuple):
+    """Result of a comparison: the difference, the reason why nothing could be compared, or both empty if equal."""
 
     different: str = ""
     reason: str = ""
 
 
-def compared(
+def compare_outputs(
     given: PlainSession,
     names: Sequence[str],
     feeds: Feeds,
     where: str,
     found: Sequence[np.ndarray] | None,
     made: Callable[[], onnx.ModelProto],
-) -> Compared:
-    """Compare outputs of a file with ``found``, those of the graph that ``made`` returns, up to rounding.
+) -> Comparison:
+    """Compare outputs of a file with ``found``, the outputs of the graph made from it, up to rounding.
 
-    ``where`` names the inputs for messages, such as "rows of X".
+    ``made`` returns that graph; it is called only if outputs differ. ``where`` names the inputs in messages, such as
+    "rows of X".
     """
     expected = given.run(names, feeds)
     if expected is None:
-        return Compared(reason=f"onnxruntime does not run it on {where}")
+        return Comparison(reason=f"onnxruntime does not run it on {where}")
     if found is None:
-        return Compared(reason=f"the graph made from it does not run on {where}")
+        return Comparison(reason=f"the graph made from it does not run on {where}")
     few_bits = _has_few_bits(given.proto)
     pairs = list(zip(names, expected, found, strict=True))
     if not any(_differ(a, b, few_bits) for _, a, b in pairs):
         without = all(a.size and not np.isfinite(a).any() for a in expected if _is_numeric(a))
-        return Compared(reason=f"its outputs are not finite on {where}" if without else "")
-    # The outputs differ. They do so in every run if the file draws numbers, and by rounding if it amplifies that of its
-    # inputs: ten times the change that moved inputs cause is allowed.
+        return Comparison(reason=f"its outputs are not finite on {where}" if without else "")
+    # The outputs differ. Two causes are harmless: the file draws random numbers, so that its own runs differ, or it
+    # amplifies the rounding of its inputs. Allow ten times the change that slightly moved inputs cause.
     again, moved = given.run(names, feeds), given.run(names, moved_feeds(feeds))
     for (name, a, b), same, other in zip(pairs, again or expected, moved or expected, strict=True):
-        if _differ(a, same, few_bits):  # an operator of another domain may draw random numbers
-            return Compared(reason=f"its output {name!r} is another one in every run")
+        if _differ(a, same, few_bits):  # operators of other domains may draw random numbers
+            return Comparison(reason=f"its output {name!r} differs from run to run")
         if _differ(a, b, few_bits, noise=10 * _distance(a, other)):
             node = first_difference(given.proto, made(), feeds)
-            return Compared(f"output {name!r} differs by up to {_distance(a, b):.2g} on {where}.{node}")
-    return Compared(reason=f"its outputs change with the rounding of its inputs on {where}")
+            return Comparison(f"output {name!r} differs by up to {_distance(a, b):.2g} on {where}.{node}")
+    return Comparison(reason=f"its outputs change with the rounding of its inputs on {where}")
 
 
 def first_difference(given: onnx.ModelProto, made: onnx.ModelProto, feeds: Feeds) -> str:
@@ -140,9 +141,9 @@ def first_difference(given: onnx.ModelProto, made: onnx.ModelProto, feeds: Feeds
 
 
 def random_feeds(proto: onnx.ModelProto, trial: int) -> dict[str, np.ndarray] | None:
-    """Return random inputs, in odd trials positive ones; None if the file has inputs that cannot be drawn.
+    """Return random inputs, positive ones in odd trials; None if the file has inputs that cannot be drawn.
 
-    Free axes all have one size. Integers are 0 and 1, which are valid indices of most tables, and 1 in odd trials.
+    All free axes have the same size. Integers are 0 and 1, valid indices of most tables; in odd trials, all are 1.
     """
     rng, feeds = np.random.RandomState(trial), dict[str, np.ndarray]()
     for value in inputs_of(proto):
@@ -165,7 +166,7 @@ def random_feeds(proto: onnx.ModelProto, trial: int) -> dict[str, np.ndarray] | 
 
 
 def moved_feeds(feeds: Feeds) -> dict[str, np.ndarray]:
-    """Return inputs moved by 1e-6 of their size, to show the effect of rounding; whole numbers stay exact."""
+    """Return inputs moved by 1e-6 of their size, to measure the effect of rounding; whole numbers stay exact."""
     rng, result = np.random.RandomState(0), dict(feeds)
     for name, array in feeds.items():
         if array.dtype.kind == "f":
@@ -175,7 +176,7 @@ def moved_feeds(feeds: Feeds) -> dict[str, np.ndarray]:
 
 
 def drawn_input(value: onnx.ValueInfoProto, rows: int) -> np.ndarray:
-    """Return zeros, or empty strings, for an input that the compared outputs do not depend on."""
+    """Return zeros or empty strings, for an input that the compared outputs do not depend on."""
     kind = value.type.tensor_type
     sizes = [d.dim_value if d.dim_value > 0 else FREE_SIZE for d in kind.shape.dim]
     if sizes and kind.shape.dim[0].dim_value <= 0:

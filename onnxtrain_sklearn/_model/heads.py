@@ -29,16 +29,16 @@ FEATURES_OUTPUT = "features"
 
 
 KEEPS_NUMBERS = frozenset({"Cast", "Flatten", "Identity", "Reshape"})
-"""Operators after the last layer that change no number."""
+"""Operators that may follow the last layer, because they change no number."""
 
 
 LISTED = 8
-"""Tensors that a message lists, at most."""
+"""Most tensors that a message lists."""
 
 
 @dataclass(frozen=True)
 class HeadTypes:
-    """The narrow types of weights and output in the file, which a new head takes; None: the type of the graph."""
+    """Narrow types that a new head takes over from the file, of weights and output; None for the type of the graph."""
 
     weights: str | None = None
     output: str | None = None
@@ -48,7 +48,7 @@ SAME_TYPES = HeadTypes()
 
 
 def types_of_head(model: ir.Model, output: str | None) -> HeadTypes:
-    """Return the types of a new head: those of the layer that it replaces, else that of its features, ``output``."""
+    """Return the types of a new head: those of the layer that it replaces, else the type of the features ``output``."""
     final = _first_float(model.graph)
     layer = _last_layer(final)
     weight = None if layer is None else _stored_weight(layer.inputs[1])
@@ -65,9 +65,9 @@ def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | Non
     model : onnx_ir.Model
         It is not changed.
     output : str or None
-        The tensor with the features; None: the input of the last layer.
+        The tensor with the features; by default the input of the last layer.
     final : onnx_ir.Value, optional
-        The output of ``model`` that the last layer is looked for from; by default the first float one.
+        The output from which to search for the last layer; by default the first float output of ``model``.
     """
     name = output
     if name is None:
@@ -126,19 +126,19 @@ def _first_float(graph: ir.Graph) -> ir.Value:
 
 
 def _last_layer(final: ir.Value) -> ir.Node | None:
-    """Return the node that multiplies by the weights of the scores; None where it is not certain."""
+    """Return the node that multiplies by the weights of the last layer; None if it is not certain."""
     activation = activation_of(final)
     value: ir.Value | None = final if activation is None else activation.base
-    node = None if value is None else _before_forms(value)
+    node = None if value is None else _computing_node(value)
     if node is not None and node.op_type == "Add":
-        products = [_before_forms(x) for x in node.inputs if x is not None and _stored_weight(x) is None]
+        products = [_computing_node(x) for x in node.inputs if x is not None and _stored_weight(x) is None]
         node = products[0] if len(products) == 1 else None
     layer = node is not None and node.op_type in ("MatMul", "Gemm") and _stored_weight(node.inputs[1]) is not None
     return node if layer else None
 
 
-def _before_forms(value: ir.Value) -> ir.Node | None:
-    """Return the node that computes the numbers of a value, before nodes that change their type, form or grid."""
+def _computing_node(value: ir.Value) -> ir.Node | None:
+    """Return the node that computes the numbers of a value, before casts, reshapes and roundings."""
     node = value.producer()
     while node is not None and (node.op_type in KEEPS_NUMBERS or is_fake(node)) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -146,7 +146,7 @@ def _before_forms(value: ir.Value) -> ir.Node | None:
 
 
 def _stored_weight(value: ir.Value | None) -> ir.Value | None:
-    """Return the stored value that ``value`` is, or is cast or rounded from; None if it is computed."""
+    """Return the stored value that ``value`` is, possibly cast or rounded; None if it is computed."""
     value = None if value is None else before_rounding(value)
     node = None if value is None else value.producer()
     while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
@@ -156,7 +156,7 @@ def _stored_weight(value: ir.Value | None) -> ir.Value | None:
 
 
 def _may_be_features(value: ir.Value) -> bool:
-    """Return True if a value is computed, of floats, and no intermediate step of a rounding."""
+    """Return True if a value is computed, holds floats and is no intermediate step of a rounding."""
     node = value.producer()
     return is_float(value) and not is_within_fakes(value) and node is not None and node.op_type != "Constant"
 
@@ -169,7 +169,7 @@ def _listing(graph: ir.Graph) -> str:
 
 
 MOST_VALUES = 4
-"""Values at which a graph is cut, at most; each is computed for all rows."""
+"""Most values at which a graph is cut; each one is computed and stored for all rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +179,7 @@ class FrozenPart:
     Attributes
     ----------
     first : onnx_ir.Model
-        Computes the values at which the graph is cut, its outputs, from the inputs of the graph.
+        Computes the values at which the graph is cut from the inputs of the graph; they are its outputs.
     second : onnx_ir.Model
         Computes the scores; these values are among its inputs.
     """
@@ -191,11 +191,22 @@ class FrozenPart:
 def frozen_part(
     model: ir.Model, scores: str, trained: Collection[str], weights: Mapping[str, np.ndarray]
 ) -> FrozenPart | None:
-    """Return the graph in two parts, cut where the weights ``trained`` begin; None if there is nothing to compute once.
+    """Return the graph in two parts, cut where trained weights begin; None if nothing can be computed once.
 
-    ``weights`` are the current values of the others.
+    ``trained`` names the trained weights; ``weights`` holds the current values of the others.
     """
-    names = _cut(model.graph, trained)
+    # Cut at the values that are computed from the data alone and read by nodes that depend on trained weights.
+    of_data = set(model.graph.inputs)
+    of_weights = {v for v in model.graph.initializers.values() if v.name in trained}
+    cut = dict[str, None]()
+    for node in model.graph:
+        read = list(reads(node))
+        if not of_weights.isdisjoint(read):
+            of_weights.update(node.outputs)
+            cut |= {v.name or "": None for v in read if v.producer() is not None and v in of_data - of_weights}
+        elif not of_data.isdisjoint(read):
+            of_data.update(node.outputs)
+    names = list(cut)
     # random numbers differ from step to step
     if not 0 < len(names) <= MOST_VALUES or any(is_random(node) for node in model.graph.all_nodes()):
         return None
@@ -208,26 +219,15 @@ def frozen_part(
     return FrozenPart(first, second)
 
 
-def _cut(graph: ir.Graph, trained: Collection[str]) -> list[str]:
-    """Return the names of the values that are computed from the data alone and meet trained weights."""
-    of_data, of_weights = set(graph.inputs), {v for v in graph.initializers.values() if v.name in trained}
-    cut = dict[str, None]()
-    for node in graph:
-        read = list(reads(node))
-        if not of_weights.isdisjoint(read):
-            of_weights.update(node.outputs)
-            cut |= {v.name or "": None for v in read if v.producer() is not None and v in of_data - of_weights}
-        elif not of_data.isdisjoint(read):
-            of_data.update(node.outputs)
-    return list(cut)
-
-
 def _named(graph: ir.Graph, name: str) -> ir.Value:
     return next(v for node in graph for v in node.outputs if v.name == name)
 
 
 def join_outputs(model: ir.Model) -> tuple[ir.Model, tuple[int, ...]]:
-    """Return the model with its float outputs joined along axis 1, and the columns of each; of one output, as it is."""
+    """Return the model with its float outputs joined along axis 1, and their numbers of columns.
+
+    A model with one float output is returned unchanged, with an empty tuple.
+    """
     outputs = [value for value in model.graph.outputs if is_float(value)]
     if len(outputs) < 2:
         return model, ()

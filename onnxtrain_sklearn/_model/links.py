@@ -73,8 +73,8 @@ def split_columns(op: GraphBuilder, value: ir.Value, groups: Sequence[int]) -> l
     return [op.Slice(value, [end - size], [end], [1]) for size, end in zip(groups, ends, strict=True)]
 
 
-# Positions: the scores of a row have an axis of classes, the last one or the first, beside those of the positions. Loss
-# and labels take one row per position, (N * positions, k).
+# Positions. Besides the axes of the positions, the scores of a row have an axis of classes, the last or the first. Loss
+# and labels have one row per position: (N * positions, k).
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Positions:
     rank : int
         Number of axes of the positions.
     axis : {1, -1}
-        Axis of the classes in the scores; they may lack it where there is one score per position.
+        Axis of the classes in the scores; scores may lack it if there is one per position.
     """
 
     rank: int
@@ -114,7 +114,7 @@ class Positions:
 def as_position_rows(
     op: GraphBuilder, scores: ir.Value, positions: Positions, columns: int
 ) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
-    """Emit one row per position; also return the function that emits results of these rows at their positions."""
+    """Emit one row per position; return the rows, and a function that reshapes their results to the positions."""
     whole = positions.emit_classes_last(op, scores)
     places = op.Slice(op.Shape(whole), [0], [-1], [0])
 
@@ -127,9 +127,9 @@ def as_position_rows(
 
 
 def position_weights(op: GraphBuilder, y: ir.Value, label_weights: tuple[float, ...]) -> ir.Value:
-    """Emit the share of each position in its row: in proportion to the weight of its label; -1 has none.
+    """Emit the share of each position in its row, in proportion to the weight of its label; label -1 has weight 0.
 
-    Rows without weights have shares of 0.
+    In rows whose weights are all 0, so are the shares.
     """
     table = np.array([*label_weights, 0.0], op.dtype.numpy())  # the index -1 is the last
     own = op.Gather(table, y)
@@ -137,8 +137,8 @@ def position_weights(op: GraphBuilder, y: ir.Value, label_weights: tuple[float, 
     return op.Div(own, op.Max(total, float(np.finfo(np.float32).tiny)))
 
 
-# Members: scores of the shape (N, members, n_outputs). The loss of a row is the mean over the members. A prediction is
-# the mean of the members' probabilities, of their means for a log link, or of their scores for losses that give no
+# Members. Scores have the shape (N, members, n_outputs). The loss of a row is the mean over the members. A prediction
+# is the mean of the members' predictions: probabilities, means for a log link, or scores if the loss gives no
 # probabilities.
 
 
@@ -162,9 +162,9 @@ def repeated_rows(op: GraphBuilder, values: ir.Value, members: int, columns: int
 
 
 def mean_of_members(op: GraphBuilder, scores: ir.Value, link: Link, groups: Sequence[int] = ()) -> ir.Value:
-    """Emit scores (N, n_outputs) whose link is the mean over the members of the link of their scores.
+    """Emit scores (N, n_outputs) such that ``link(scores)`` is the mean of ``link(member's scores)`` over the members.
 
-    ``groups`` holds the number of columns of each of several labels; each has a link of its own.
+    ``groups`` holds the number of columns of each of several labels, to which the link is applied separately.
     """
     mean = _MEANS[link]
     if not groups:
@@ -185,7 +185,7 @@ def _log_mean_exp(op: GraphBuilder, values: ir.Value) -> ir.Value:
 
 
 def _mean_log_odds(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    """Emit ``log p - log(1 - p)`` of the mean probability p; in float32 1 - p itself is 0 for scores above 17."""
+    """Emit ``log p - log(1 - p)`` of the mean probability p; in float32, 1 - p itself is 0 for scores above 17."""
     right = _log_mean_exp(op, op.Neg(op.Softplus(op.Neg(scores))))
     return op.Sub(right, _log_mean_exp(op, op.Neg(op.Softplus(scores))))
 

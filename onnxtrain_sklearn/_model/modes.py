@@ -21,7 +21,7 @@ from .._importers.tf2onnx import TF2ONNX
 from .._importers.torch_program import PRODUCER, TorchProgram, call_of, is_from_torch, scope_of
 from .._ir.edits import bypass, copy_initializer, keep_outputs, replace_by_initializer, replace_node
 from .._ir.opsets import RENEWED_OPSET, in_opset
-from .._ir.queries import attribute, constant, describe, dims, every_node, int_attribute, is_read, operand
+from .._ir.queries import attribute, constant, dims, every_node, int_attribute, is_read, node_label, operand
 from ..exceptions import ModelError, UnsupportedOperatorError, warn
 from ..graph import GraphBuilder, copy_type, names_of
 from .batch_axis import free_batch_axis
@@ -52,7 +52,7 @@ def in_training_mode(model: ir.Model) -> ir.Model:
     names = names_of(result.graph)
     for node in nodes:
         if node.graph is not result.graph:
-            raise ModelError(f"{describe(node)} cannot be switched to training mode: it is in a subgraph.")
+            raise ModelError(f"{node_label(node)} cannot be switched to training mode: it is in a subgraph.")
         if node.op_type == "Dropout":
             _drop(result.graph, node)
         else:
@@ -115,7 +115,7 @@ def _drop(graph: ir.Graph, node: ir.Node) -> None:
     """Switch a Dropout over, by its input ``training_mode``."""
     ratio = operand(node, 1)
     if ratio is not None and constant(ratio) is None:
-        raise ModelError(f"{describe(node)} cannot be switched to training mode: its ratio is not a constant.")
+        raise ModelError(f"{node_label(node)} cannot be switched to training mode: its ratio is not a constant.")
     on = GraphBuilder(graph, prefix="training_mode", constant_nodes=True).constant(np.array(True))
     node.resize_inputs(3)
     node.replace_input_with(2, on)
@@ -401,7 +401,7 @@ def _replace_uniform(op: GraphBuilder, node: ir.Node) -> None:
     for user, index in list(node.outputs[0].uses()):
         other = operand(user, 1 - index) if len(user.inputs) == 2 else None
         if other is None or user.domain:
-            raise _refused(node, f"{describe(user)} reads its numbers")
+            raise _refused(node, f"{node_label(user)} reads its numbers")
         if (user.op_type, index) in _LESS | _MORE:
             share = op.Clip(op.Div(op.Sub(other, low), high - low), 0.0, 1.0)
             share = share if (user.op_type, index) in _LESS else op.Sub(1.0, share)
@@ -409,11 +409,11 @@ def _replace_uniform(op: GraphBuilder, node: ir.Node) -> None:
         elif user.op_type == "Add" and (low, high) == (0.0, 1.0):
             floors = [n for n, _ in user.outputs[0].uses()]
             if not floors or any(n.op_type != "Floor" for n in floors):
-                raise _refused(node, f"{describe(user)} reads its numbers")
+                raise _refused(node, f"{node_label(user)} reads its numbers")
             for floor in floors:  # floor(p + u) is 1 with probability p
                 replace_node(op, floor, [op.Mul(other, _of_drawn_shape(op, node, 1.0))])
         else:
-            raise _refused(node, f"{describe(user)} reads its numbers")
+            raise _refused(node, f"{node_label(user)} reads its numbers")
     if not is_read(node.outputs[0]):
         op.graph.remove(node, safe=True)
 
@@ -429,13 +429,13 @@ def _replace_decision(op: GraphBuilder, source: ir.Node, decision: ir.Node, shar
             assert no is not None
             replace_node(op, user, [op.Add(op.Mul(share, yes), op.Mul(op.Sub(1.0, share), no))])
         else:
-            raise _refused(source, f"{describe(user)} reads what they decide")
+            raise _refused(source, f"{node_label(user)} reads what they decide")
     if not is_read(decision.outputs[0]):
         op.graph.remove(decision, safe=True)
 
 
 def _refused(node: ir.Node, reason: str) -> UnsupportedOperatorError:
     return UnsupportedOperatorError(
-        f"{describe(node)} draws random numbers, also in predictions, and cannot be replaced by their mean: {reason}. "
-        f"Export the model in evaluation mode (in PyTorch: model.eval()), or take the node out."
+        f"{node_label(node)} draws random numbers, also in predictions, and cannot be replaced by their mean: "
+        f"{reason}. Export the model in evaluation mode (in PyTorch: model.eval()), or take the node out."
     )

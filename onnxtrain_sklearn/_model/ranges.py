@@ -1,8 +1,8 @@
 """Interval arithmetic: bounds of a value that hold for all weights of its graph.
 
 :func:`range_of` returns them, from the operators upstream. Each operator of ``_FIXED``, ``_SELECTING`` and
-``_INTERVAL_RULES`` maps the intervals of its inputs to that of its output. Trained values, and the results of operators
-without a rule, are unbounded: an interval may be too wide, and is never too narrow.
+``_INTERVAL_RULES`` maps the intervals of its inputs to that of its output. Trained values and results of operators
+without a rule are unbounded: an interval may be too wide, but never too narrow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNBOUNDED: Interval = (-math.inf, math.inf)
 UNIT: Interval = (0.0, 1.0)
 _POSITIVE: Interval = (0.0, math.inf)
 _UP_TO_ONE: Interval = (-1.0, 1.0)
-_MAX_OPERATORS = 24  # operators that are followed, at most
+_MAX_OPERATORS = 24  # depth of the search
 
 
 def range_of(value: ir.Value | None) -> Interval:
@@ -76,7 +76,7 @@ _FIXED: dict[str, Interval] = {
     "Sqrt": _POSITIVE,
     "Tanh": _UP_TO_ONE,
 }
-"""The range of operators whatever their inputs are."""
+"""Operators whose range does not depend on their inputs."""
 
 _SELECTING = frozenset(
     "Cast Dropout Expand Flatten Gather GatherElements GatherND GlobalAveragePool GlobalMaxPool Identity "

@@ -47,7 +47,7 @@ BOUNDS: dict[str, int] = {"Max": 1, "Min": 1, "Where": 0}
 
 
 _EPSILON_FEEDS = frozenset({("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1)})
-"""Operators and positions that a small summand keeps finite: an Add that only they read adds an epsilon."""
+"""Operators and positions that a small summand keeps finite: if only these read an Add, its summand is an epsilon."""
 
 
 RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset({3, 4})}
@@ -55,7 +55,7 @@ RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset
 
 
 def parameters_of(graph: ir.Graph, scores: ir.Value) -> list[str]:
-    """Return the float initializers that ``scores`` depends on and that some operator reads as a weight."""
+    """Return the names of float initializers that ``scores`` depends on and that some operator reads as a weight."""
     reached = reaching(scores)
     return [
         name
@@ -89,7 +89,7 @@ def statistics_of(graph: ir.Graph) -> list[str]:
 
 
 def common_dtype(graph: ir.Graph, parameters: list[str]) -> np.dtype[Any]:
-    """Return the type of all parameters; raise ModelError where there are two."""
+    """Return the type of all parameters; raise ModelError if there are two."""
     dtypes = {TRAINED_TYPES[graph.initializers[name].dtype] for name in parameters}
     if len(dtypes) > 1:
         raise ModelError("The graph mixes float32 and float64 parameters; cast it to one type before training.")
@@ -108,7 +108,7 @@ def listing(graph: ir.Graph) -> str:
 
 
 COPIED_AT_ONCE = 2**23
-"""Bytes of weights from which on a graph is copied at once; a late copy keeps the template's weights in memory too."""
+"""Bytes of weights from which a graph is copied at once: a late copy keeps the template's weights in memory too."""
 
 
 def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:

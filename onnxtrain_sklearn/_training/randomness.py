@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._ir.edits import replace_node
-from .._ir.queries import attribute, constant, describe, dims, every_node, fixed, operand
+from .._ir.queries import attribute, constant, dims, every_node, fixed, node_label, operand
 from .._ir.shapes import infer_shapes
 from .._model.modes import NORMAL, UNIFORM, is_random
 from ..exceptions import ModelError, UnsupportedOperatorError
@@ -134,7 +134,7 @@ def _expose(op: GraphBuilder, node: ir.Node, name: str, factor: ir.Value | None 
     if node.graph is not op.graph or not fixed(dims(x)):
         reason = "it is in a subgraph" if node.graph is not op.graph else "the shape of its input cannot be inferred"
         raise UnsupportedOperatorError(
-            f"{describe(node)} cannot be trained: {reason}, so its mask cannot be drawn. Take it out, or export the "
+            f"{node_label(node)} cannot be trained: {reason}, so its mask cannot be drawn. Take it out, or export the "
             f"model in evaluation mode."
         )
     uniform = ir.val(name, ir.DataType.FLOAT, x.shape)
@@ -145,7 +145,7 @@ def _expose(op: GraphBuilder, node: ir.Node, name: str, factor: ir.Value | None 
     ratio = operand(node, 1) or op.constant(np.array(0.5, op.dtype.numpy()))
     known = constant(ratio)
     if known is not None and not 0 <= known.item() < 1:
-        raise ModelError(f"{describe(node)} drops a share of {known.item()}; it must be at least 0 and below 1.")
+        raise ModelError(f"{node_label(node)} drops a share of {known.item()}; it must be at least 0 and below 1.")
     if factor is not None:
         factor.meta[LARGEST] = max(factor.meta.get(LARGEST, 0.0), 0.0 if known is None else float(known.item()))
         ratio = op.Mul(op.Cast(ratio, to=ir.DataType.FLOAT), factor)
@@ -166,7 +166,7 @@ def _expose_node(op: GraphBuilder, node: ir.Node, inputs: list[ir.Value]) -> Non
     if node.graph is not op.graph or not fixed(sizes):
         reason = "it is in a subgraph" if node.graph is not op.graph else "the shape of its numbers cannot be inferred"
         raise UnsupportedOperatorError(
-            f"{describe(node)} cannot be trained: {reason}, so its numbers cannot be drawn by random_state. Take it "
+            f"{node_label(node)} cannot be trained: {reason}, so its numbers cannot be drawn by random_state. Take it "
             f"out, or export the model in evaluation mode."
         )
 
