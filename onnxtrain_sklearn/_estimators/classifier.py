@@ -14,11 +14,9 @@ from sklearn.utils.metaestimators import available_if
 from .._data.inputs import prediction_type
 from .._data.targets import (
     Classes,
-    require_sorted,
     rows_that_count,
-    sorted_classes,
 )
-from .._fitted.fitted_model import is_estimator, listed
+from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import ClassWeight, MatrixLike
@@ -38,6 +36,7 @@ from .outputs import (
     LabelTask,
     OutputTask,
     gives_probabilities,
+    known_classes,
 )
 from .parameters import CLASSIFIER, attributes
 from .predict import accuracy_of_labels, accuracy_of_several, by_label, decisions, has_one_label, typed_labels
@@ -163,7 +162,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         >>> classifier.predict_proba(X).shape
         (1797, 10)
         """
-        known = known_classes(self, classes, fitted=is_on(self.warm_start) and hasattr(self, "_state"))
+        resumes = is_on(self.warm_start) and hasattr(self, "_state")
+        known = _known_classes(self, classes, self.classes_ if resumes else None)
         validation, old = (
             together("val", X_val, y_val, sample_weight_val),
             together("old", X_old, y_old, sample_weight_old),
@@ -203,7 +203,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         >>> bool((other.predict_proba(X) == trained.predict_proba(X)).all())
         True
         """
-        return initialize(self, Call(X, y, sample_weight, known_classes(self, classes, fitted=False)))
+        return initialize(self, Call(X, y, sample_weight, _known_classes(self, classes, None)))
 
     @available_if(trains_in_minibatches)
     def partial_fit(
@@ -224,7 +224,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         self
         """
         check_partial_fit(self)
-        known = known_classes(self, classes, fitted=hasattr(self, "_state"))
+        known = _known_classes(self, classes, self.classes_ if hasattr(self, "_state") else None)
         return train(self, Call(X, y, sample_weight, known, resume=True, one_epoch=True))
 
     def predict(self, X: MatrixLike) -> np.ndarray:
@@ -374,11 +374,6 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         return LabelTask(self.loss, given.output_kind, given.class_axis, self.ignore_label, self.class_weight)
 
 
-def known_classes(estimator: BaseOrtGradient, classes: ArrayLike | None, *, fitted: bool) -> Classes:
-    """Return the user's classes, sorted; None if a fitted estimator already knows them."""
-    given = None if classes is None else sorted_classes(classes)
-    if fitted and given is not None and listed(given) != listed(estimator.classes_):
-        raise ValueError(f"classes={listed(given)} is not the same as on the last call, {listed(estimator.classes_)}.")
-    if given is not None and resolve_builder(estimator.model) is None and not is_estimator(bare_model(estimator.model)):
-        require_sorted(classes, given)
-    return None if fitted else given
+def _known_classes(estimator: BaseOrtGradient, classes: ArrayLike | None, earlier: Classes) -> Classes:
+    is_graph = resolve_builder(estimator.model) is None and not is_estimator(bare_model(estimator.model))
+    return known_classes(classes, earlier, of_given_graph=is_graph)

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import onnx_ir as ir
 
-from .._data.target_scale import TargetRange, TargetScale
 from .._fitted.fitted_model import sample_rows
 from .._given.ml_files import FittedFile
 from .._utils.typing import Estimator, MatrixLike
@@ -71,26 +70,22 @@ def affine_scores(state: FittedState) -> LinearLayer | None:
         return None
     if head.task == "multiclass" and head.n_outputs == 2:
         return LinearLayer(found.weight[:, 1:] - found.weight[:, :1], found.bias[1:] - found.bias[:1])
-    found = found if head.target_scale is None else _in_units(found, head.link, head.target_scale)
-    return found if head.target_range is None else _of_constants(found, head.link, head.target_range)
+    weight, bias, (scale, bounds) = found.weight, found.bias, (head.target_scale, head.target_range)
 
+    # Convert the layer of scaled targets to the units of the targets.
+    if scale is not None and head.link == "exp":  # scale · exp(s) = exp(s + log scale)
+        bias = (bias + np.log(scale.scale)).astype(bias.dtype)
+    elif scale is not None:
+        bias = (bias * scale.scale + scale.center).astype(bias.dtype)
+        weight = (weight * scale.scale).astype(weight.dtype)
 
-def _in_units(found: LinearLayer, link: str, scale: TargetScale) -> LinearLayer:
-    """Convert the linear layer of scaled targets to the units of the targets."""
-    if link == "exp":  # scale · exp(s) = exp(s + log scale)
-        return LinearLayer(found.weight, (found.bias + np.log(scale.scale)).astype(found.bias.dtype))
-    bias = found.bias * scale.scale + scale.center
-    return LinearLayer((found.weight * scale.scale).astype(found.weight.dtype), bias.astype(found.bias.dtype))
-
-
-def _of_constants(found: LinearLayer, link: str, bounds: TargetRange) -> LinearLayer:
-    """Return the linear layer without the weights of outputs that are constant."""
-    if not bounds.constant.any():
-        return found
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scores = np.log(bounds.low) if link == "exp" else bounds.low
-    bias = np.where(bounds.constant, scores, found.bias).astype(found.bias.dtype)
-    return LinearLayer(np.where(bounds.constant, 0, found.weight), bias)
+    # Outputs whose targets are constant are predicted as this constant, whatever their weights are.
+    if bounds is not None and bounds.constant.any():
+        with np.errstate(divide="ignore", invalid="ignore"):
+            constants = np.log(bounds.low) if head.link == "exp" else bounds.low
+        bias = np.where(bounds.constant, constants, bias).astype(bias.dtype)
+        weight = np.where(bounds.constant, 0, weight)
+    return LinearLayer(weight, bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +122,7 @@ class _Trace:
             return node.attributes["value"].as_tensor().numpy()
         rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         inputs = [] if rule is None else [self.of(x) for x in node.inputs]
-        if inputs and _is_input(inputs[0]) and node.op_type in ("Mul", "Sub"):
+        if inputs and _is_input(inputs[0]) and node.op_type in ("Mul", "Sub"):  # a scaler, if it is not trained
             factor = node.inputs[1]
             return None if factor is None or factor.name in self._weights else _scaled_input(node, inputs)
         return None if rule is None else rule(node, inputs)
@@ -195,14 +190,6 @@ def _linear_sum(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
     return _shifted(a, b)
 
 
-def _none(node: ir.Node, inputs: Sequence[Found]) -> None:
-    return None
-
-
-def _difference(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
-    return _shifted(inputs[0], inputs[1], -1)
-
-
 def _negative(node: ir.Node, inputs: Sequence[Found]) -> LinearLayer | None:
     return LinearLayer(-inputs[0].weight, -inputs[0].bias) if isinstance(inputs[0], LinearLayer) else None
 
@@ -232,8 +219,8 @@ _RULES: dict[str, Callable[[ir.Node, Sequence[Found]], Found]] = {
     "MatMul": _linear_matmul,
     "Gemm": _linear_gemm,
     "Add": _linear_sum,
-    "Sub": _difference,
-    "Mul": _none,
+    "Sub": lambda node, inputs: _shifted(inputs[0], inputs[1], -1),
+    "Mul": lambda node, inputs: None,  # of anything but the input: not affine
     "Neg": _negative,
     "Concat": _linear_concat,
     "Gather": _linear_gather,

@@ -29,14 +29,16 @@ from .._data.targets import (
     position_targets,
     regression_targets,
     require_labels,
+    require_sorted,
     row_weights,
     rows_with_labels,
+    sorted_classes,
     validation_accuracy,
     weighted_positions,
     weights_of_classes,
     weights_of_counted,
 )
-from .._fitted.fitted_model import FittedModel
+from .._fitted.fitted_model import FittedModel, listed
 from .._given.given_output import (
     OwnOutput,
     as_columns,
@@ -218,6 +220,21 @@ def weighted_targets(
     if targets.counts is not None:
         return targets, weights_of_counted(targets, sample_weight, task.class_weight)
     return targets, row_weights(sample_weight, targets, task.class_weight)
+
+
+def known_classes(classes: Any, earlier: Classes, *, of_given_graph: bool) -> Classes:
+    """Return the classes that the user names, sorted, or those of an ``earlier`` call, to which they must be equal.
+
+    The scores of a given graph have an order of their own, so its classes must be named in sorted order.
+    """
+    if classes is None:
+        return earlier
+    found = sorted_classes(classes)
+    if of_given_graph:
+        require_sorted(classes, found)
+    if earlier is not None and listed(found) != listed(earlier):
+        raise ValueError(f"classes={listed(found)} is not the same as on the last call, {listed(earlier)}.")
+    return found if earlier is None else earlier
 
 
 def require_known_labels(task: OutputTask, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:

@@ -260,12 +260,12 @@ def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
     shapes = estimator._state.shapes
     if len(shapes) != 1:
         raise ModelError(
-            f"The graph has {len(shapes)} inputs: {', '.join(map(repr, shapes))}. skl2onnx hands "
-            f"{type(estimator).__name__} one matrix; take its own to_onnx()."
+            f"The graph has {len(shapes)} inputs: {', '.join(map(repr, shapes))}. skl2onnx passes one array to "
+            f"{type(estimator).__name__}; take its own to_onnx()."
         )
     ((name, row),) = shapes.items()
     if not row:
-        raise ModelError(f"The graph's input {name!r} is a vector; skl2onnx hands over a matrix.")
+        raise ModelError(f"Input {name!r} of the graph is 1-D; skl2onnx passes a 2-D array.")
     return row
 
 

@@ -24,8 +24,6 @@ from .._data.targets import (
     checked_weights,
     joined_targets,
     require_same_places,
-    require_sorted,
-    sorted_classes,
     spread,
 )
 from .._estimators.base import BaseOrtGradient
@@ -42,6 +40,7 @@ from .._estimators.outputs import (
     OutputTask,
     balanced_weights,
     choose_output,
+    known_classes,
     require_known_labels,
     takes_positions,
     trained_positions,
@@ -60,7 +59,7 @@ from .._estimators.scoring import (
 )
 from .._estimators.source import GraphSource, source_of
 from .._export.source import OutputSource
-from .._fitted.fitted_model import is_estimator, listed
+from .._fitted.fitted_model import is_estimator
 from .._given.same_start import require_own_start
 from .._inference.graph import Head, inference_model
 from .._inference.predictor import Predictor
@@ -170,6 +169,7 @@ def choose_heads(tasks: Tasks, context: FitContext, graph: TrainableModel, examp
         more = part.head.task, part.head.link, part.head.n_outputs, part.head.groups, weights[name]
         losses.append(OutputLoss(name, loss, *more, *at_positions, ignores=own.lacks_labels))  # type: ignore[misc]
     whole = replace(graph, model=model)
+    # The joined head describes the joined targets: a matrix of numbers, with the columns of each output side by side.
     head = Head("regression", "identity", targets.n_outputs, parts=tuple(part.head for part in parts))
     seed = int(context.rng.randint(2**31 - 1)) if old is None else old.seed
     settings = config.with_head(TotalLoss(tuple(losses), targets.has_factors), head, seed)
@@ -191,6 +191,7 @@ def require_own_starts(
     """
     state.balanced_outputs = balanced_outputs(tasks, context.call, examples)
     owns, columns, scores = chosen.owns, examples.columns, []
+    # Each output was run on rows of its own choice; the training graph is compared on those that all have in common.
     rows = min((own.rows for own in owns if own is not None), key=len, default=np.empty(0, np.int64))
     for view, deployed, head, own in zip(state.source.views, state.deployed.views, state.head.parts, owns, strict=True):
         if own is not None:
@@ -380,21 +381,27 @@ Tasks = Mapping[str, OutputTask]
 def several_examples(
     estimator: Parameters, tasks: Tasks, call: Call, graph: TrainableModel | None, old: FittedState | None
 ) -> Examples:
-    """Return the examples of a call; the factors of the targets are yet to be made, for the rows to train on."""
+    """Return the examples of a call, without the factors of the outputs, which depend on the rows to train on."""
     assert graph is not None
     columns = graph_inputs(estimator, call.X, graph.inputs, None, reset=old is None)
     n_rows, y = len(next(iter(columns.values()))), by_output(call.y, tasks, "y")
-    _require_outputs_with_labels(call.classes, tasks)
-    weights, known = weights_by_output(call.sample_weight, tasks), dict[str, Any](call.classes or {})  # type: ignore[arg-type]
+    if call.classes is not None and not isinstance(call.classes, Mapping):
+        raise TypeError(f"classes must be a dict of labels by output, got {type(call.classes).__name__}.")
+    given_classes = cast("Mapping[str, Any]", call.classes or {})
+    for name in given_classes:
+        if name not in tasks or not tasks[name].classifies:
+            labels = [known for known, task in tasks.items() if task.classifies]
+            raise ValueError(f"classes names {name!r}, which is no output with labels.{nearest(str(name), labels)}")
+    weights = weights_by_output(call.sample_weight, tasks)
     heads = dict(zip(tasks, [None] * len(tasks) if old is None else old.head.parts, strict=True))
     found = []
     for view, (name, task) in zip(graph.views, tasks.items(), strict=True):
         with naming(name):
-            head, classes = heads[name], known.get(name)
+            head, classes = heads[name], given_classes.get(name)
             at_positions = head is None and takes_positions(task, view, y[name])
             if call.one_epoch and head is None:
                 require_known_labels(task, y[name], classes, at_positions=at_positions)
-            classes = _known_classes(classes, head)
+            classes = known_classes(classes, None if head is None else head.classes, of_given_graph=True)
             found.append(
                 _targets_of_output(
                     task,
@@ -410,30 +417,6 @@ def several_examples(
     return Examples(columns, *joined_targets(list(tasks), *zip(*found, strict=True)))
 
 
-def _require_outputs_with_labels(classes: object, tasks: Tasks) -> None:
-    """Raise if ``classes`` are not labels of outputs that have some."""
-    if classes is None:
-        return
-    if not isinstance(classes, Mapping):
-        raise TypeError(f"classes must be a dict of labels by output, got {type(classes).__name__}.")
-    for name in classes:
-        if name not in tasks or not tasks[name].classifies:
-            names = [known for known, task in tasks.items() if task.classifies]
-            raise ValueError(f"classes names {name!r}, which is no output with labels.{nearest(str(name), names)}")
-
-
-def _known_classes(classes: np.ndarray | None, head: Head | None) -> Classes:
-    """Return the labels that are known of an output, sorted; those that a user names must be those of earlier calls."""
-    given = None if classes is None else sorted_classes(classes)
-    if given is not None:
-        require_sorted(classes, given)
-    if head is None:
-        return given
-    if given is not None and listed(given) != listed(head.classes):
-        raise ValueError(f"classes={listed(given)} is not the same as on the last call, {listed(head.classes)}.")
-    return head.classes
-
-
 def _targets_of_output(
     task: OutputTask,
     n_rows: int,
@@ -447,8 +430,10 @@ def _targets_of_output(
 ) -> tuple[Targets, np.ndarray | None]:
     """Return the targets of one output and the weights of the rows; targets of rows of weight zero are not read."""
     weights = None if sample_weight is None else checked_weights(sample_weight, n_rows)
+    # A later call of partial_fit may bring no label for this output: its rows all have weight zero there.
     if may_lack_labels and weights is not None and not weights.any() and head is not None:
         return _no_targets(head, n_rows, np.shape(y)[1:]), weights
+    # Rows of weight zero may hold anything, such as NaN: encode the other rows only, and spread the result.
     rows = None if weights is None or weights.all() or not weights.any() else np.flatnonzero(weights)
     if rows is None or weights is None or len(y) != n_rows:
         return weighted_targets(task, n_rows, y, weights, classes, head, at_positions=at_positions)

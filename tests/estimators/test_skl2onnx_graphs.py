@@ -101,7 +101,7 @@ def test_graph_with_a_vector_as_input():
     proto = graph("H = Unsqueeze(X, axes) G = MatMul(H, V) Y = Add(G, b)", shape="N")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 3), np.float32), "V"))
     classifier = fit(net(model=proto), TARGETS["strings"], X[:, 0])
-    with pytest.raises(ModelError, match="input 'X' is a vector; skl2onnx hands over a matrix"):
+    with pytest.raises(ModelError, match="Input 'X' of the graph is 1-D; skl2onnx passes a 2-D array"):
         convert(classifier)
 
 
