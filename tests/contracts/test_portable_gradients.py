@@ -138,7 +138,9 @@ def graph_or_refusal(model, one):
 
 
 def covered_by_rules(index, opset, form):
-    return [(name, refusal(CASES[index]) or form) for name in operators(CASES[index])]
+    """Return the operators, each in its form or refused, and the attributes with their words."""
+    words = frozenset(re.findall(r"[A-Za-z_]{3,}", CASES[index].body))
+    return [words, *((name, refusal(CASES[index]) or form) for name in operators(CASES[index]))]
 
 
 def proven(index, opset, form):
