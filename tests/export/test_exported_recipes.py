@@ -20,9 +20,7 @@ from onnxtrain_sklearn._export.folder import training_folder, write_folder
 from onnxtrain_sklearn._recipes.ensemble import source_of_networks, untrained_networks
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.training import quietly
-from tests.helpers.training_graphs import SCHEMA, Folder
-
-jsonschema = pytest.importorskip("jsonschema")
+from tests.helpers.training_graphs import VALIDATOR, Folder
 
 
 def table(n: int = 96) -> pd.DataFrame:
@@ -64,7 +62,7 @@ def test_recipes_are_trained_as_their_networks_are(case, columns, tmp_path):
     recipe.export_training(tmp_path / "folder", X, y)
     assert not hasattr(recipe, "n_features_in_")
     training = load_training(tmp_path / "folder", shuffle=False)
-    jsonschema.validate(json.loads((tmp_path / "folder" / "manifest.json").read_text()), SCHEMA)
+    VALIDATOR.validate(json.loads((tmp_path / "folder" / "manifest.json").read_text()))
     given = X.fillna({"city": ""})
     for _ in range(4):
         training.partial_fit(given, y)
@@ -88,7 +86,7 @@ def test_several_networks_are_trained_each_as_alone(case, columns, tmp_path):
     X = X if columns == "texts" else X[["age", "pay"]]
     recipe.export_training(tmp_path / "folder", X, y)
     training = load_training(tmp_path / "folder", shuffle=False)
-    jsonschema.validate(training.manifest, SCHEMA)
+    VALIDATOR.validate(training.manifest)
     given = X.fillna({"city": ""})
     for _ in range(4):
         training.partial_fit(given, y)

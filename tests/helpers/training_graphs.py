@@ -16,6 +16,7 @@ from onnxtrain_sklearn._training.randomness import UniformNumbers
 from tests.helpers.training import NEVER, quietly
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "training_manifest.schema.json").read_text())
+VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)  # jsonschema.validate checks the schema each time
 SETTINGS = {
     "batch_size": 16,
     "max_iter": 2,
@@ -31,7 +32,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.manifest = path, json.loads((path / "manifest.json").read_text())
-        jsonschema.validate(self.manifest, SCHEMA)
+        VALIDATOR.validate(self.manifest)
         self.state = tensors_of((path / "state.safetensors").read_bytes(), "state")
         self.rate = self.manifest["hyperparameters"]["learning_rate_init"]
         self._sessions = {}
