@@ -52,7 +52,7 @@ RESERVED = "onnxtrain/"
 """Beginning of the names of values and metadata that this package gives to graphs in memory."""
 
 LABELS = "labels of dictionaries"
-"""Key of a model's ``meta``: the keys of the dictionaries that a classifier returns its scores in."""
+"""Key of a model's ``meta`` for the keys of the dictionaries in which a classifier returns its scores."""
 
 
 def load(
@@ -62,9 +62,9 @@ def load(
 
     Opset and IR version stay unchanged where possible. Raises ModelError if the model is not valid.
     """
-    given = _with_graph(model)
+    original = _with_graph(model)
     with refusing("The ONNX graph is not valid"):
-        proto, changed = _valid(without_zip_maps(_with_one_default_opset(given)))
+        proto, changed = _valid(without_zip_maps(_with_one_default_opset(original)))
         proto = with_types_of_custom_operators(proto)
         # Graphs of fitted models are rewritten, and may be of opset 8 or 9: these are converted upwards.
         of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)
@@ -86,12 +86,12 @@ def load(
         run_importers(result, TYPED_REPAIRS)
         require_values_within_limits(result)
         require_loadable(result)
-        result.meta[LABELS] = zipped_labels(given)
+        result.meta[LABELS] = zipped_labels(original)
     return result
 
 
 def given_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
-    """Return the graph of a file in the form that is trained: in floats of one type, with layers as single nodes."""
+    """Return the graph of a file in the form that is trained: with floats of one type, and layers as single nodes."""
     result = load(model)
     run_importers(result, CONVERSIONS)
     return result
@@ -124,7 +124,7 @@ def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx
 
 
 def _refuse_sparse(proto: onnx.ModelProto) -> None:
-    """Raise for sparse tensors: they would not stay sparse when they are trained."""
+    """Raise for sparse tensors, which would not stay sparse in training."""
     if proto.graph.sparse_initializer:
         raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
     for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
@@ -209,7 +209,7 @@ def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with one import of the default domain, named "".
 
-    Of several imports the last counts, as in onnxruntime; skl2onnx may write two.
+    If there are several, the last one counts, as in onnxruntime; skl2onnx may write two.
     """
     versions = [o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS]
     graphs = [proto.graph, *proto.functions]
@@ -324,7 +324,12 @@ _ROWS, _FREE = (2, 5), (3, 4)
 
 
 def with_types_of_custom_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with declared results of operators that only a library has; as it is where it does not run."""
+    """Return the model with declared types and shapes of results of custom operators, which only a library knows.
+
+    Run the file on random inputs twice, with different numbers of rows and other free sizes. A size that is equal in
+    both runs is fixed; one that is the number of rows in both is the batch axis; any other is free. A file that does
+    not run is returned unchanged.
+    """
     functions = {(function.domain, function.name) for function in proto.functions}
     declared = {
         value.name
@@ -365,7 +370,7 @@ def with_types_of_custom_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _drawn(proto: onnx.ModelProto, rows: int, free: int) -> dict[str, np.ndarray] | None:
-    """Return random inputs; None if one is no tensor of numbers."""
+    """Return random inputs; None if an input is no tensor of numbers."""
     rng, feeds = np.random.RandomState(0), {}
     for value in inputs_of(proto):
         kind = value.type.tensor_type
@@ -381,7 +386,7 @@ _RESTORED = "onnxtrain/restored"
 
 
 class Importer(NamedTuple):
-    """A pass over a model: its name, as ``describe()`` prints it, and its function: True if it changed the model."""
+    """A pass over a model: its name in ``describe()``, and a function that returns True if it changed the model."""
 
     name: str
     run: Callable[[ir.Model], bool]
@@ -431,7 +436,7 @@ CONVERSIONS = (
     Importer("float16 and bfloat16 widened to float32", widen),
     Importer("dynamic quantization computed with floats", use_float_products),
     Importer("static quantization computed with floats", use_fake_quantization),
-    # The rest are integer constants that no QuantizeLinear rounds.
+    # The rest are integer constants, without a QuantizeLinear.
     Importer("integer constants dequantized", dequantize),
     Importer("BatchNormalization of Keras joined", join_normalizations),
 )

@@ -35,18 +35,18 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Fused:
-    """One node and the builder of its graph, whose floats have the type of the node's floats."""
+    """A fused node, and a builder of its graph that emits floats of the type of the node."""
 
     op: GraphBuilder
     node: ir.Node
 
     def x(self, index: int = 0) -> ir.Value:
         """Return a required input."""
-        value = self.given(index)
+        value = self.optional(index)
         return self.refuse(f"its input {index} is missing") if value is None else value
 
-    def given(self, index: int) -> ir.Value | None:
-        """Return an input, None where it is left out."""
+    def optional(self, index: int) -> ir.Value | None:
+        """Return an optional input; None if it is left out."""
         return operand(self.node, index)
 
     def wants(self, index: int) -> bool:
@@ -68,13 +68,13 @@ class Fused:
         return self.refuse(f"the rank of {value.name!r} is not known") if value.shape is None else len(value.shape)
 
     def size(self, value: ir.Value, axis: int) -> int:
-        """Return a size of a value, or refuse where it is not fixed."""
+        """Return a size of a value, or refuse if it is not fixed."""
         self.rank(value)
         size = value.shape[axis]  # type: ignore[index]
         return size if isinstance(size, int) else self.refuse(f"size {axis} of {value.name!r} is not fixed")
 
     def refuse(self, reason: str) -> NoReturn:
-        """Leave the node as it is."""
+        """Leave the node unchanged, for this reason."""
         raise Refused(reason)
 
 
@@ -84,7 +84,7 @@ LoweringFunction: TypeAlias = Callable[[Fused], Outputs]
 
 @dataclass(frozen=True)
 class FusionRule(Supported[LoweringFunction]):
-    """A lowering and the settings that it supports; ``defaults`` are values of further attributes without effect."""
+    """A lowering and the settings that it supports; ``defaults`` are supported values of further attributes."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -115,11 +115,11 @@ def plus(op: GraphBuilder, x: ir.Value, bias: ir.Value | None) -> ir.Value:
 
 
 def _lower_gelu(f: Fused) -> Outputs:
-    return [gelu(f.op, plus(f.op, f.x(0), f.given(1)))]
+    return [gelu(f.op, plus(f.op, f.x(0), f.optional(1)))]
 
 
 def _lower_fast_gelu(f: Fused) -> Outputs:
-    return [fast_gelu(f.op, plus(f.op, f.x(0), f.given(1)))]
+    return [fast_gelu(f.op, plus(f.op, f.x(0), f.optional(1)))]
 
 
 def _lower_quick_gelu(f: Fused) -> Outputs:
@@ -140,7 +140,7 @@ def _lower_bias_add(f: Fused) -> Outputs:
 
 
 def _lower_bias_softmax(f: Fused) -> Outputs:
-    """Normalize all axes from ``axis`` on as one; the bias is broadcast as by an Add."""
+    """Lower the softmax of a sum, over the last axis; the bias is broadcast as by an Add."""
     data = f.op.Add(f.x(0), f.x(1))
     rank = f.rank(f.x(0))
     axis = f.attribute("axis", 1) % rank
@@ -154,9 +154,9 @@ def _lower_bias_dropout(f: Fused) -> Outputs:
     op = f.op
     if op.opset < 12:
         f.refuse("before opset 12 Dropout has no input for its mode")
-    inputs = [plus(op, f.x(0), f.x(1)), f.given(3), f.given(4)]
+    inputs = [plus(op, f.x(0), f.x(1)), f.optional(3), f.optional(4)]
     y, mask = op.emit("Dropout", *inputs, outputs=2, seed=f.attribute("seed"))
-    return [plus(op, y, f.given(2)), mask]
+    return [plus(op, y, f.optional(2)), mask]
 
 
 # Attention of onnxruntime's domain, as products, added masks and a softmax.
@@ -167,23 +167,23 @@ def _lower_attention(f: Fused) -> Outputs:
     op, heads = f.op, f.needed("num_heads")
     width = f.size(f.x(1), 1)
     sizes = [int(n) for n in f.attribute("qkv_hidden_sizes", None) or [width // 3] * 3]
-    if f.given(4) is not None:
+    if f.optional(4) is not None:
         f.refuse("it has a past")
-    every = plus(op, op.MatMul(f.x(0), f.x(1)), f.given(2))
+    every = plus(op, op.MatMul(f.x(0), f.x(1)), f.optional(2))
     q, k, v = (_split_heads(f, part, heads) for part in op.emit("Split", every, outputs=3, axis=-1, split=sizes))
-    return [_attend(f, q, k, v, f.given(3), f.given(5), sizes[0] // heads)]
+    return [_attend(f, q, k, v, f.optional(3), f.optional(5), sizes[0] // heads)]
 
 
 def _lower_multi_head(f: Fused) -> Outputs:
     """Read keys and values as matrices, as heads (those of an encoder), or packed into one input."""
     op = f.op
-    q, k, v, size = _unpack_heads(f) if f.given(2) is None else _separate_heads(f)
-    if (f.given(6) is None) != (f.given(7) is None):
+    q, k, v, size = _unpack_heads(f) if f.optional(2) is None else _separate_heads(f)
+    if (f.optional(6) is None) != (f.optional(7) is None):
         f.refuse("it has a past of keys without one of values, or the other way round")
-    past = f.given(6)
+    past = f.optional(6)
     if past is not None:
         k, v = op.Concat(past, k, axis=2), op.Concat(f.x(7), v, axis=2)
-    return [_attend(f, q, k, v, f.given(4), f.given(5), size), k, v]
+    return [_attend(f, q, k, v, f.optional(4), f.optional(5), size), k, v]
 
 
 def _separate_heads(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
@@ -193,7 +193,7 @@ def _separate_heads(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
     if ranks[0] != 3 or ranks[1] != ranks[2] or ranks[1] not in (3, 4):
         f.refuse("its queries, keys and values must have three axes, or the last two four")
     inputs = [f.x(i) for i in range(3)]
-    if f.given(3) is not None:
+    if f.optional(3) is not None:
         if ranks[1] == 4:
             f.refuse("it has a bias beside keys that come as heads")
         sizes = [width, width, f.size(f.x(3), 0) - 2 * width]
@@ -204,16 +204,19 @@ def _separate_heads(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
 
 
 def _unpack_heads(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
-    """Do the same for packed inputs: (rows, sequence, heads, 3, size), or queries and keys with values, of 2."""
-    if f.given(3) is not None:
+    """Do the same for packed inputs, (rows, sequence, heads, parts, size).
+
+    The 3 parts are queries, keys and values; with an input of queries, the 2 parts are keys and values.
+    """
+    if f.optional(3) is not None:
         f.refuse("it has a bias beside packed keys and values")
-    packed = f.x(0) if f.given(1) is None else f.x(1)
+    packed = f.x(0) if f.optional(1) is None else f.x(1)
     if f.rank(packed) != 5:
         f.refuse("its keys and values are packed into one axis with others")
     parts = [
         f.op.Transpose(f.op.Gather(packed, np.array(i), axis=3), perm=[0, 2, 1, 3]) for i in range(f.size(packed, 3))
     ]
-    q, k, v = parts if f.given(1) is None else [_split_heads(f, f.x(0), f.needed("num_heads")), *parts]
+    q, k, v = parts if f.optional(1) is None else [_split_heads(f, f.x(0), f.needed("num_heads")), *parts]
     return q, k, v, f.size(packed, 4)
 
 
@@ -231,7 +234,7 @@ def _attend(
     bias: ir.Value | None,
     size: int,
 ) -> ir.Value:
-    """Return scaled dot-product attention of heads, with (rows, sequence, heads * size) as its axes."""
+    """Return scaled dot-product attention of heads, in the shape (rows, sequence, heads * size)."""
     op = f.op
     scale = float(f.attribute("scale", 0.0)) or 1 / math.sqrt(size)
     scores = op.Mul(op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2])), scale)
@@ -246,7 +249,7 @@ def _attend(
 
 
 def _mask_penalty(f: Fused, mask: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
-    """Return the summand of the scores: zero where a key counts, a large negative number elsewhere."""
+    """Return the summand of the scores: zero for keys that count, a large negative number for others."""
     op, rank = f.op, f.rank(mask)
     if rank == 1:
         allowed = _within_bounds(f, mask, q, k)
@@ -258,7 +261,10 @@ def _mask_penalty(f: Fused, mask: ir.Value, q: ir.Value, k: ir.Value) -> ir.Valu
 
 
 def _within_bounds(f: Fused, ends: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
-    """Read a mask of one axis: the ends of the keys of each row; in Attention then also their starts."""
+    """Return the keys that a mask of one axis allows: it holds their end in each row.
+
+    In Attention, the starts may follow the ends.
+    """
     op = f.op
     rows = _axis_length(f, q, 0)
     starts = f.node.op_type == "Attention"
@@ -278,7 +284,7 @@ def _axis_length(f: Fused, value: ir.Value, axis: int) -> ir.Value:
 
 
 def _causal_mask(f: Fused, q: ir.Value, k: ir.Value) -> ir.Value:
-    """Return which keys each query may see; keys in excess of the queries come first."""
+    """Return the mask of the keys that each query may see; keys of the past come first."""
     op = f.op
     total, new = _axis_length(f, k, 2), _axis_length(f, q, 2)
     columns = op.Range(np.array(0), op.Squeeze(total, axes=[0]), np.array(1))
@@ -312,7 +318,7 @@ def _lower_rotary(f: Fused) -> Outputs:
 
 
 def _rotation_angles(f: Fused, table: ir.Value, value: ir.Value) -> ir.Value:
-    """Return the cosines or sines; a single position is that of the first element, else each has its own."""
+    """Return the cosines or sines of all positions; a single position is that of the first element."""
     op, positions = f.op, f.x(1)
     if f.rank(positions) == 1:
         steps = op.Range(np.array(0), op.Squeeze(_axis_length(f, value, 1), axes=[0]), np.array(1))
@@ -366,8 +372,8 @@ def _epsilon(f: Fused, default: float) -> float:
 
 
 def _lower_early_layer(f: Fused) -> Outputs:
-    """Lower a LayerNormalization before opset 17, in which ONNX introduced it."""
-    return _normalized(f, f.x(0), f.x(1), f.given(2), _epsilon(f, 1e-5), f.attribute("axis", -1))
+    """Lower onnxruntime's LayerNormalization; ONNX defines one only from opset 17."""
+    return _normalized(f, f.x(0), f.x(1), f.optional(2), _epsilon(f, 1e-5), f.attribute("axis", -1))
 
 
 def _lower_simplified(f: Fused) -> Outputs:
@@ -375,12 +381,12 @@ def _lower_simplified(f: Fused) -> Outputs:
 
 
 def _lower_skip_layer(f: Fused) -> Outputs:
-    total = plus(f.op, f.op.Add(f.x(0), f.x(1)), f.given(4))
-    return [_layer_normalized(f, total, f.x(2), f.given(3), _epsilon(f, 1e-12)), *_refuse_statistics(f), total]
+    total = plus(f.op, f.op.Add(f.x(0), f.x(1)), f.optional(4))
+    return [_layer_normalized(f, total, f.x(2), f.optional(3), _epsilon(f, 1e-12)), *_refuse_statistics(f), total]
 
 
 def _lower_skip_simplified(f: Fused) -> Outputs:
-    total = plus(f.op, f.op.Add(f.x(0), f.x(1)), f.given(3))
+    total = plus(f.op, f.op.Add(f.x(0), f.x(1)), f.optional(3))
     return [_root_mean_square(f, total, f.x(2), _epsilon(f, 1e-12))[0], *_refuse_statistics(f), total]
 
 
@@ -393,14 +399,14 @@ def _refuse_statistics(f: Fused) -> list[None]:
 
 def _lower_embedding(f: Fused) -> Outputs:
     """Add the embeddings of words, positions and segments; count the words of the mask."""
-    op, ids, mask = f.op, f.x(0), f.given(7)
+    op, ids, mask = f.op, f.x(0), f.optional(7)
     words = op.Gather(f.x(2), ids)
-    if f.given(8) is not None:
+    if f.optional(8) is not None:
         positions = op.Gather(f.x(3), f.x(8))
     else:  # the first ones
         positions = op.Slice(f.x(3), [0], op.Slice(op.Shape(ids), [1], [2], [0]), [0])
     total = op.Add(words, positions)
-    segments, table = f.given(1), f.given(4)
+    segments, table = f.optional(1), f.optional(4)
     if (segments is None) != (table is None):
         f.refuse("it has segments without their embedding, or the other way round")
     if segments is not None and table is not None:
@@ -442,7 +448,7 @@ def _lower_matmul(f: Fused) -> Outputs:
 
 
 def _arranged(f: Fused, value: ir.Value, side: str) -> ir.Value:
-    """Move the first axis after the batch axes, or swap the last two, or both; a vector stays as it is."""
+    """Move the first axis after the batch axes, swap the last two axes, or both; a vector stays unchanged."""
     batch, swapped = (bool(f.attribute(f"trans{what}{side}", 0)) for what in ("Batch", ""))
     if not (batch or swapped):
         return value
@@ -459,7 +465,7 @@ def _arranged(f: Fused, value: ir.Value, side: str) -> ir.Value:
 
 def _lower_gemm(f: Fused) -> Outputs:
     settings = {name: a for name in ("alpha", "beta", "transA", "transB") if (a := f.attribute(name)) is not None}
-    y = f.op.Gemm(f.x(0), f.x(1), f.given(2), **settings)
+    y = f.op.Gemm(f.x(0), f.x(1), f.optional(2), **settings)
     name = f.needed("activation")
     if name not in ACTIVATION_ATTRIBUTES:
         f.refuse(f"its activation {name!r} is not known")
@@ -475,7 +481,7 @@ def _lower_conv(f: Fused) -> Outputs:
     """Lower a convolution with an optional sum and then an optional activation."""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     settings = {name: a for name in names if (a := f.attribute(name)) is not None}
-    y = plus(f.op, f.op.Conv(f.x(0), f.x(1), f.given(2), **settings), f.given(3))
+    y = plus(f.op, f.op.Conv(f.x(0), f.x(1), f.optional(2), **settings), f.optional(3))
     name, numbers = f.attribute("activation", ""), [float(n) for n in f.attribute("activation_params", ())]
     if name == "Clip":
         if f.op.opset < 11 or len(numbers) != 2:
@@ -490,13 +496,13 @@ _OF_CONVOLUTIONS = frozenset({"HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Ta
 
 
 def _lower_gemm_fast_gelu(f: Fused) -> Outputs:
-    return [fast_gelu(f.op, plus(f.op, f.op.MatMul(f.x(0), f.x(1)), f.given(2)))]
+    return [fast_gelu(f.op, plus(f.op, f.op.MatMul(f.x(0), f.x(1)), f.optional(2)))]
 
 
 # Lowering of a graph when it is read.
 #
 # Initializers keep their names and values. A node without a rule, or with a setting that its rule does not support,
-# stays as it is: it may be in a frozen part. :func:`refusal` then says why it has no gradient.
+# stays, because it may be in a frozen part. :func:`refusal` later says why it has no gradient.
 
 
 FIRST_OPSETS = {"LayerNormalization": 17}
@@ -535,7 +541,7 @@ def lower(model: ir.Model) -> ir.Model:
 
 
 def refusal(node: ir.Node) -> str | None:
-    """Return why a node was not lowered, None where there is no particular reason."""
+    """Return why a node was not lowered; None if there is no particular reason."""
     if node.domain == "com.microsoft" and _QUANTIZED_OPERATORS.match(node.op_type):
         return "its numbers are quantized; train the file that was quantized"
     return node.meta.get(_WHY) or REASONS.get(node.domain)

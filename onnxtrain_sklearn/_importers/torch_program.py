@@ -3,9 +3,9 @@
 :class:`TorchProgram` holds the record, :func:`call_of` and :func:`scope_of` read it for one node, and
 :func:`is_made_up` and its neighbors judge the name of a constant.
 
-``torch.onnx.export`` (dynamo) merges equal constants, computes with parameters in advance, and then gives the results
-names of its own. Its metadata still tell what the program read: the signature lists parameters and buffers, and each
-node holds the call that it was made for, with the names of what that call read.
+``torch.onnx.export`` (dynamo) merges equal constants, computes with parameters in advance, and renames the results. Its
+metadata still record what the program read: the signature lists parameters and buffers, and each node holds the call
+that it was made for, with the names of the values that this call read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _BIASES = frozenset(
     | {(f"{kind}Normalization", 2) for kind in ("Batch", "Group", "Instance", "Layer")}
     | {("Add", 0), ("Add", 1)}
 )
-"""Operands that hold the weight and the bias of such a function: operator and position."""
+"""Operands that hold the weight and the bias of these functions: operator and position."""
 
 
 PRODUCER = "pytorch"
@@ -77,7 +77,7 @@ PRODUCER = "pytorch"
 
 
 def is_from_torch(model: ir.Model) -> bool:
-    """Return True if PyTorch exported a model, by its producer or by the metadata, which other tools may leave."""
+    """Return True if PyTorch exported a model: its producer, or metadata that other tools left in the file, say so."""
     return model.producer_name == PRODUCER or SIGNATURE in model.graph.metadata_props
 
 
@@ -132,7 +132,7 @@ def names_read(node: ir.Node) -> list[str]:
 
 
 def padding_row(node: ir.Node) -> int | None:
-    """Return the row of the table that an embedding reads but does not train (``padding_idx``), if there is one."""
+    """Return the row of an embedding table that is not trained (``padding_idx``); None if there is none."""
     call = call_of(node)
     if call is None or call.function != "embedding" or (node.domain, node.op_type) != ("", "Gather"):
         return None
@@ -141,10 +141,10 @@ def padding_row(node: ir.Node) -> int | None:
 
 
 def is_open_clip(node: ir.Node) -> bool:
-    """Return True if a Clip has no derivative at its bounds: by the PyTorch function, else by the bounds of ReLU6.
+    """Return True if a Clip has the derivative 0 at its bounds, as ReLU6 and hardtanh, not 1 as torch.clamp.
 
-    torch.clamp has the derivative 1 there; ReLU6 and hardtanh have 0, as ReLU does. Zeros at which it matters are
-    common: BatchNormalization without a shift keeps those of a ReLU6 before it.
+    The PyTorch function decides, or the bounds of ReLU6 if it is not recorded. Zeros at which it matters are common:
+    BatchNormalization without a shift keeps those of a ReLU6 before it.
     """
     call = call_of(node)
     if call is not None:
@@ -168,7 +168,7 @@ def scope_of(node: ir.Node) -> str:
 def _copies_parameters(graph: ir.Graph, kinds: Mapping[str, str]) -> bool:
     """Return True if a program reads constants and no parameters: Keras copies its variables at each call.
 
-    The record tells nothing then: the constants are the weights.
+    The constants are then the weights, and the record is of no use.
     """
     if "CONSTANT_TENSOR" not in kinds.values() or "PARAMETER" not in kinds.values():
         return False
@@ -188,9 +188,9 @@ class TorchProgram:
     Attributes
     ----------
     kinds : dict of str to str
-        "PARAMETER", "BUFFER", ... by the names that the program gives to its inputs; empty: the file does not tell.
+        "PARAMETER", "BUFFER", ... by the names that the program gives to its inputs; empty if there is no record.
     targets : dict of str to str
-        The names in the module, by the same names.
+        The names in the module, by the names in the program.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -227,14 +227,15 @@ class TorchProgram:
 
     @cached_property
     def unseen(self) -> list[str]:
-        """The parameters, by their names in the module, that no node's call reads: what was computed from them is."""
+        """The parameters, by their names in the module, that no call of a node reads; it may read results of them."""
         seen = {name for node in every_node(self._graph) for name in _names_seen_by(node, self.targets)}
         return [self.targets.get(name, "") for name in self.kinds if name in self._parameters - seen]
 
     def unread_parameter(self, node: ir.Node) -> str | None:
-        """Return the one parameter, by its name in the module, that a node without a call of its own may stand for.
+        """Return the one parameter, by its name in the module, that a node without a recorded call may read.
 
-        It is the only one of the modules that read the results, which no call names and the file does not hold.
+        It is the only parameter of the modules that read the results of the node that no call names and no initializer
+        holds.
         """
         if call_of(node) is not None:
             return None
@@ -244,9 +245,9 @@ class TorchProgram:
         return found[0] if len(scopes) == len(found) == 1 else None
 
     def status(self, value: ir.Value) -> Status | None:
-        """Return what a constant of the graph is in the program; None: its role has to decide.
+        """Return the status of a constant in the program; None if its role in the graph has to decide.
 
-        "folded": computed in advance, possibly from a parameter.
+        "folded" constants were computed in advance, possibly from a parameter.
         """
         name = self._names.get(value.name or "")
         if name is not None:
@@ -274,7 +275,7 @@ class TorchProgram:
         return "folded" if is_plausible else "constant"
 
     def folded_names(self, node: ir.Node) -> list[str]:
-        """Return the names of values that a node's call read and no node computes: the exporter folded them."""
+        """Return the names of values that a node's call read but no node computes, because the exporter folded them."""
         names = (name for name in names_read(node) if name not in self.kinds and name not in self._computed)
         return [name for name in names if not _OF_NUMBERS.fullmatch(name)]
 
@@ -284,7 +285,7 @@ class TorchProgram:
         return [target for target in self.unseen if target.startswith(within)]
 
     def reads_constant(self, node: ir.Node, index: int) -> bool:
-        """Return True if the value that a node reads at a position is no parameter and cannot come from one."""
+        """Return True if the value that a node reads at a position neither is a parameter nor can come from one."""
         call = call_of(node)
         if call is not None and (call.function, node.op_type) in _FILLERS:
             return index > 0
@@ -292,7 +293,7 @@ class TorchProgram:
         return call is not None and all(name in known for name in call.names)
 
     def parameter_at(self, node: ir.Node, index: int) -> str | None:
-        """Return the name, in the module, of the parameter that a node reads at a position, None if it is not clear."""
+        """Return the name, in the module, of the parameter that a node reads at a position; None if it is unclear."""
         call = call_of(node)
         if call is None or node.domain:
             return None
@@ -346,10 +347,10 @@ def _names_seen_by(node: ir.Node, targets: Mapping[str, str]) -> list[str]:
 
 
 _OF_NUMBERS = re.compile(r"(?:arange|empty|eye|full|linspace|ones|scalar_tensor|zeros)(?:_default)?(?:_\d+)?")
-"""Results of calls that read numbers of the program alone."""
+"""Results of calls that read only numbers of the program."""
 
 _FILLERS = frozenset({("group_norm", "InstanceNormalization"), ("native_group_norm", "InstanceNormalization")})
-"""Normalization by groups is written so, with a scale and a bias that are no parameters."""
+"""PyTorch function and operator of nodes with a scale and a bias that are no parameters: group normalization."""
 
 
 # Names of constants: generated by an exporter, or given to a parameter by a framework.
@@ -398,7 +399,7 @@ def is_made_up(value: ir.Value) -> bool:
 
 
 def is_paddle_parameter(value: ir.Value) -> bool:
-    """Return True if PaddlePaddle named a parameter, as in ``conv2d_0.w_0``: its exporter writes Constant nodes."""
+    """Return True if PaddlePaddle named a parameter, as in ``conv2d_0.w_0``; it may be in a Constant node."""
     return _PADDLE_PARAMETER.fullmatch(value.name or "") is not None
 
 

@@ -101,7 +101,7 @@ def _is_iterated(node: ir.Node) -> bool:
 
 @dataclass(frozen=True)
 class _Slices:
-    """The axis along which iterations read or stack slices, and whether from its end."""
+    """The axis along which iterations read or stack slices, and whether they start at its end."""
 
     axis: int
     backwards: bool
@@ -160,7 +160,7 @@ class _FixedLoop:
 
 
 def _unrollable(node: ir.Node) -> _FixedLoop | None:
-    """Return a Loop or Scan that can be unrolled, None for any other node."""
+    """Return the iterations of a Loop or Scan that can be unrolled; None for any other node."""
     if not _is_iterated(node):
         return None
     known = _ITERATED[node.op_type]
@@ -254,13 +254,13 @@ def complete_shapes(model: ir.Model) -> ir.Model:
 
 
 def complete_bodies(model: ir.Model) -> None:
-    """Infer shapes as :func:`complete_shapes`, in place, if the graph has bodies; they get the opsets of the model."""
+    """Infer shapes like :func:`complete_shapes`, in place, if the graph has bodies; they get the model's opsets."""
     if any(graphs_in(node) for node in model.graph):
         complete_shapes(model)
 
 
 def fold(model: ir.Model) -> ir.Model:
-    """As :func:`complete_shapes`; also replace computed integers that are always the same by constants.
+    """Infer shapes like :func:`complete_shapes`; also replace computed integers that never change by constants.
 
     An If whose condition is known becomes the nodes of its branch: the older exporter of PyTorch writes one where an
     axis is removed if its size is one. CastLike becomes Cast, for which both engines have a gradient.
@@ -381,7 +381,7 @@ def _put_constants(graph: ir.Graph, known: Integers, outer: GraphBuilder | None 
 
 
 Visit = Callable[[ir.Graph], None]
-"""Infers the shapes in a body, as far as they are missing."""
+"""Function that infers missing shapes in a body."""
 
 
 def infer_bodies(node: ir.Node, visit: Visit, forget: Visit) -> None:
@@ -402,7 +402,7 @@ def infer_bodies(node: ir.Node, visit: Visit, forget: Visit) -> None:
 
 
 def states_of_known_start(graph: ir.Graph) -> list[ir.Value]:
-    """Return the inputs of bodies whose shapes follow from the values that they start with, or are slices of."""
+    """Return inputs of bodies whose shapes follow from those of their initial values, or of the sequences of slices."""
     found: list[ir.Value] = []
     for node in every_node(graph):
         if node.op_type in ("Loop", "Scan") and not node.domain:
@@ -446,7 +446,7 @@ def _infer_loop(node: ir.Node, visit: Visit, forget: Visit) -> None:
 
 
 def _rounds_of_loop(node: ir.Node) -> int | None:
-    """Return how many iterations a Loop makes, if a constant tells it and it cannot end early."""
+    """Return the number of iterations of a Loop, if it is constant and the Loop cannot end early."""
     trips, start = operand(node, 0), operand(node, 1)
     count = None if trips is None else constant(trips)
     goes_on = start is None or ((given := constant(start)) is not None and bool(np.all(given)))
@@ -505,7 +505,7 @@ def _infer_scan(node: ir.Node, visit: Visit) -> None:
 
 
 def _common(a: Dims | None, b: Dims | None) -> Dims | None:
-    """Return the sizes that two shapes share; None: they have different ranks, or one is not known."""
+    """Return the sizes that two shapes share; None if their ranks differ or one is not known."""
     if a is None or b is None or len(a) != len(b):
         return None
     return [x if x == y else None for x, y in zip(a, b, strict=True)]
@@ -519,7 +519,7 @@ def _stacked(row: Dims | None, axis: int, length: int | str | None) -> Dims | No
 
 
 def _complete(value: ir.Value, sizes: Sequence[int | str | None] | None, like: ir.Value | None) -> None:
-    """Give a tensor its shape and the type of the elements of ``like`` where they are missing."""
+    """Give a tensor this shape, and the element type of ``like``, if it lacks them."""
     if like is None or not isinstance(like.type, ir.TensorType):
         return
     value.type = like.type if value.type is None else value.type

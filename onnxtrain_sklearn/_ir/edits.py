@@ -19,7 +19,7 @@ from .queries import every_node, is_read
 from .shapes import infer_shapes
 
 KEPT_TYPE = "onnxtrain/kept_type"
-"""Key in the metadata of a value: its type in the file, where it is computed in float32."""
+"""Key in the metadata of a value that is computed in float32: its narrow type in the file."""
 
 
 def replace_value(op: GraphBuilder, old: ir.Value, new: ir.Value, *, typed: bool = True) -> ir.Value:

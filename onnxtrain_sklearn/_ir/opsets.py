@@ -138,7 +138,7 @@ def _name_nodes(graph: ir.Graph) -> None:
 
 
 COERCING = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
-"""Before opset 13, they flatten their input to a matrix at their axis; since then, they work along it."""
+"""Operators that flatten their input to a matrix at their axis before opset 13, and work along the axis since then."""
 
 CHANGES = {
     **dict.fromkeys(COERCING, 13),
@@ -148,7 +148,7 @@ CHANGES = {
     "Scan": 9,
     "Upsample": 10,
 }
-"""The opset in which the meaning of an operator changed: a node that is left as it is then computes something else."""
+"""The opset in which the meaning of an operator changed: an unchanged node computes something else from there on."""
 
 
 def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -212,7 +212,7 @@ def _kept(
     opset: int,
     types: Mapping[str, onnx.TypeProto.Tensor],
 ) -> list[onnx.NodeProto]:
-    """Return nodes equivalent to ``node`` before and after the converter; ModelError if there are none."""
+    """Return nodes that the converter turns into equivalents of ``node``; raise ModelError if there are none."""
     if node.op_type in COERCING:
         kind = types.get(node.input[0])
         rank = len(kind.shape.dim) if kind is not None and kind.HasField("shape") else None
@@ -285,10 +285,10 @@ def proto_label(node: onnx.NodeProto) -> str:
 
 
 def _resize_as_before(graph: onnx.GraphProto) -> None:
-    """Give nodes that were Upsample, or Resize of opset 10, the coordinates that they had, in place.
+    """Restore the coordinates of nodes that were Upsample, or Resize of opset 10, in place.
 
-    The converter makes them "half_pixel". Before, the position in the input was the number of the pixel divided by the
-    scale, rounded down along an axis that grows, and up along an axis that shrinks.
+    The converter makes them "half_pixel". In earlier opsets, the position in the input is the number of the pixel
+    divided by the scale, rounded down along an axis that grows, and up along an axis that shrinks.
     """
     nodes = list(graph.node)
     known = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -339,7 +339,7 @@ def _constant(name: str, numbers: np.ndarray) -> onnx.NodeProto:
 
 
 def _widen_bounds(graph: onnx.GraphProto, doubles: set[str]) -> None:
-    """Make the constants that were attributes of Clip and Pad float64 where the operands are, in place."""
+    """Convert constants that were attributes of Clip and Pad to float64 if the operands are, in place."""
     read = {
         name
         for node in graph.node
@@ -391,7 +391,7 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_shared_constants(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Make each constant of a function one constant, however often the function is called, in place.
+    """Join the copies of each constant of a function that is called several times, in place.
 
     A weight of a function that is called twice is one weight: a copy for each call would be trained on its own.
     """

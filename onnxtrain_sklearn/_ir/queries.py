@@ -20,7 +20,7 @@ Dims: TypeAlias = "list[int | str | None]"
 
 
 def kind(node: ir.Node) -> str:
-    """Return the operator type, after its domain where that is not ONNX's own."""
+    """Return the operator type, with its domain in front unless it is ONNX's own."""
     return node.op_type if not node.domain else f"{node.domain}.{node.op_type}"
 
 
@@ -36,17 +36,17 @@ def opset(node: ir.Node) -> int:
 
 
 def attribute(node: ir.Node, name: str, default: object) -> Any:
-    """Return the value of an attribute, or ``default`` where it is left out."""
+    """Return the value of an attribute, or ``default`` if it is left out."""
     return node.attributes[name].value if name in node.attributes else default
 
 
 def operand(node: ir.Node, index: int) -> ir.Value | None:
-    """Return the input at ``index``, None where it is left out."""
+    """Return the input at ``index``; None if it is left out."""
     return node.inputs[index] if index < len(node.inputs) else None
 
 
 def constant(value: ir.Value) -> np.ndarray | None:
-    """Return the array of a constant, None where ``value`` is computed or an input of the graph."""
+    """Return the array of a constant; None if ``value`` is computed or an input of the graph."""
     tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
@@ -79,7 +79,7 @@ def is_float(value: ir.Value) -> bool:
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    """Return an integer attribute of a node, or ``default`` where it is left out."""
+    """Return an integer attribute of a node, or ``default`` if it is left out."""
     return node.attributes[name].as_int() if name in node.attributes else default
 
 
@@ -113,7 +113,7 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 def graphs_in(node: ir.Node) -> list[ir.Graph]:
     """Return the subgraphs that the attributes of ``node`` hold, without those inside them."""
     found: list[ir.Graph] = []
-    # The dict below the attributes: this is asked often of every node, and few have subgraphs.
+    # Read the dict below the attributes: this function is called often, and few nodes have subgraphs.
     for attribute in node.attributes.data.values():
         if attribute.type is ir.AttributeType.GRAPH:
             found.append(attribute.as_graph())

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from .queries import attribute, dims
 
 Dimension: TypeAlias = "int | str | None"
-"""A number, the name of a dimension, or None: unknown."""
+"""A number, the name of a dimension, or None if it is unknown."""
 
 
 Integers: TypeAlias = "dict[ir.Value, np.ndarray]"
@@ -58,7 +58,7 @@ def is_complete(array: np.ndarray) -> bool:
 
 
 def evaluate(node: ir.Node, known: Integers) -> None:
-    """Compute the numbers of a node's output into ``known``, if its inputs are known."""
+    """Compute the output of a node and enter it into ``known``, if its inputs are known."""
     value, function = node.outputs[0], None
     if value.dtype in WHOLE_TYPES:
         function = _EVALUATORS.get(node.op_type)
@@ -124,7 +124,7 @@ def _object_array(items: Sequence[object]) -> np.ndarray:
 
 
 def _elementwise(function: Callable[..., object]) -> Callable[[ir.Node, Arrays], np.ndarray]:
-    """Return an operator that applies ``function`` to elements; None where one of them is not a number."""
+    """Return a rule that applies ``function`` to elements; the result is None if one of them is not a number."""
 
     def one(*elements: object) -> object:
         return None if any(e is None or isinstance(e, str) for e in elements) else function(*elements)
@@ -301,9 +301,9 @@ _FLOAT_ARITHMETIC: dict[str, Callable[[ir.Node, Arrays], np.ndarray]] = {
     "Mul": _elementwise(lambda a, b: a * b),
     "Sqrt": _elementwise(np.sqrt),
 }
-"""Operators that compute floats otherwise than integers."""
+"""Operators with other rules for floats than for integers."""
 
 _EXACT = frozenset(
     "Abs Add Cast CastLike Concat Constant Gather Identity Neg Reshape Slice Squeeze Sub Unsqueeze Where".split()
 )
-"""Operators that compute floats as they compute integers."""
+"""Operators with the same rules for floats and for integers."""

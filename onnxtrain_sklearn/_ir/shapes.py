@@ -95,7 +95,7 @@ def _reshaped_sizes(given: list[Dimension] | None, wanted: np.ndarray, allowzero
 
 
 def _remaining_size(given: list[Dimension] | None, others: list[Dimension]) -> int | str | None:
-    """Return the size for -1: the product of ``given`` divided by that of ``others``; equal names cancel."""
+    """Return the size for -1: the product of the sizes ``given`` divided by that of ``others``; equal names cancel."""
     if given is None or None in given or None in others:
         return None
     names = Counter(d for d in given if isinstance(d, str))
@@ -139,7 +139,7 @@ _log = logging.getLogger(__name__)
 
 
 def infer_types(model: ir.Model) -> None:
-    """Fill in the types and shapes that ONNX infers, in place; where inference fails, the model stays as it is."""
+    """Fill in the types and shapes that ONNX infers, in place; if inference fails, the model stays unchanged."""
     graph = model.graph
     _order_initializers(graph)
 
@@ -278,7 +278,7 @@ def _is_large_initializer(value: ir.Value) -> bool:
 
 
 def _proto_of(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
-    """Return a model of ``nodes`` alone: other values of the graph that they read are inputs, with small constants."""
+    """Return a model of ``nodes`` only; other values that they read are inputs, with the numbers of small constants."""
     graph, proto = model.graph, onnx.ModelProto(ir_version=model.ir_version)
     for domain, version in {**model.opset_imports, **graph.opset_imports}.items():
         proto.opset_import.add(domain=domain, version=version)
@@ -358,8 +358,8 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX infers them."""
     with _without_nodes_of_trees(model.graph), _without_groups(model.graph):
         infer_types(model)
-    # Sequences, and states of loops that hold them, have now the type of the tensors inside: remove it. Nodes of a body
-    # come after the node that has it.
+    # Sequences, and states of loops that hold sequences, now have the type of the tensors inside: remove it. The nodes
+    # of a body come after the node with this body.
     others = set[ir.Value]()
     for node in every_node(model.graph):
         if node.op_type in _NO_TENSORS and not node.domain:
@@ -387,7 +387,7 @@ def _without_groups(graph: ir.Graph) -> Iterator[None]:
 
 
 def infer_over_declared(model: ir.Model) -> ir.Model:
-    """Infer all shapes, in place; a declared shape is used only where none can be inferred."""
+    """Infer all shapes, in place; a declared shape is used only if none can be inferred."""
     declared = forget_shapes(model.graph)
     infer_shapes(model)
     for value, shape in declared.items():
@@ -415,12 +415,12 @@ def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infe
     """Infer all shapes, in place; sizes that are only declared stay, unless they contradict the inferred ones."""
     declared = forget_shapes(model.graph)
     infer(model)
-    given = _names_of_sizes(model.graph.inputs)
+    of_graph = _names_of_sizes(model.graph.inputs)
     of_bodies = {
-        body: given | _names_of_sizes(body.inputs) for node in every_node(model.graph) for body in graphs_in(node)
+        body: of_graph | _names_of_sizes(body.inputs) for node in every_node(model.graph) for body in graphs_in(node)
     }
     for value, shape in declared.items():
-        names = of_bodies.get(value.graph, given) if value.graph is not None else given
+        names = of_bodies.get(value.graph, of_graph) if value.graph is not None else of_graph
         value.shape = shape if value.shape is None else _merged(value.shape, shape, names)
     return model
 
@@ -429,16 +429,16 @@ def _names_of_sizes(values: Iterable[ir.Value]) -> set[str]:
     return {d.value for v in values for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
 
 
-def _merged(inferred: ir.Shape, declared: ir.Shape, given: set[str]) -> ir.Shape:
-    """Return the inferred shape, with declared sizes where none was inferred and the two do not contradict.
+def _merged(inferred: ir.Shape, declared: ir.Shape, names: set[str]) -> ir.Shape:
+    """Return the inferred shape, with declared sizes for unknown ones if the two shapes do not contradict.
 
-    A symbolic size in ``given``, a dimension of an input of the graph or body, counts as inferred: a state keeps its
-    size where an iteration returns the size that it got.
+    A symbolic size in ``names``, a dimension of an input of the graph or body, counts as inferred: a state keeps its
+    size if an iteration returns a state of the size that it got.
     """
     pairs = list(zip(inferred, declared, strict=False))
     if len(inferred) != len(declared) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
         return inferred
-    return ir.Shape([a if isinstance(a, int) or a.value in given else b for a, b in pairs])
+    return ir.Shape([a if isinstance(a, int) or a.value in names else b for a, b in pairs])
 
 
 def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:

@@ -56,7 +56,7 @@ class Supported(Generic[T_co]):
         return {name: frozenset(filter(None, values.split("|"))) for name, _, values in pairs}
 
     def unknown(self, node: ir.Node) -> str | None:
-        """Return why the rule does not support ``node``, None if it does."""
+        """Return why the rule does not support ``node``; None if it does."""
         attributes = (a for a in node.attributes.values() if not self._honors(a) and not is_default(node, a))
         inputs = (i for i, x in enumerate(node.inputs) if x is not None and i >= self.inputs)
         outputs = (i for i, y in enumerate(node.outputs) if i >= self.outputs and is_read(y))
@@ -68,7 +68,7 @@ class Supported(Generic[T_co]):
         return next(iter(reasons), None)
 
     def missing(self, node: ir.Node, outputs: Iterable[int]) -> str | None:
-        """Return why the cotangents of ``outputs`` cannot be propagated, None if they can."""
+        """Return why the cotangents of ``outputs`` cannot be propagated; None if they can."""
         further = [i for i in sorted(outputs) if i >= self.cotangents]
         return f"the gradient through its output {_formal(node, further[0], 'outputs')} is missing" if further else None
 
