@@ -33,7 +33,7 @@ from .._export.graphs import require_known_form
 from .._fitted.skl2onnx_bridge import register_waiting
 from .._inference.predictor import Predictor, prediction_graph
 from .._model.links import Task
-from .._ort import devices, sessions
+from .._ort import sessions
 from .._ort.devices import Device
 from .._training.history import EpochRows
 from .._utils.errors import refusing
@@ -41,11 +41,13 @@ from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Parameter, Ran
 from .._utils.typing import ClassWeight, MatrixLike
 from ..losses import LogLoss
 from ..models.tabular import RealMLP, TabM
+from ..runtime import Runtime
 from .ensemble import (
     MemberRecipe,
     MemberTasks,
     MemberTraining,
     Network,
+    Place,
     PreparedMember,
     TableExamples,
     epochs_of,
@@ -83,6 +85,7 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
     random_state: int | np.random.RandomState | None
     engine: str
     device: str
+    runtime: Runtime | None
 
     _scaling: ClassVar[str]
     _drops_constants: ClassVar[bool] = False
@@ -90,10 +93,12 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
     classes_: np.ndarray
     n_outputs_: int
     loss_curves_: list[list[float]]
+    callbacks_: list[dict[str, Any]]
     _task: Task
     _graph: bytes
     _inputs: Preprocessing
     _device: Device
+    _session_options: Mapping[str, object] | None
     _predictors: dict[int, Predictor]
     _epochs: list[dict[str, Any]]
 
@@ -158,7 +163,7 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         targets = self._encode(y)
         check_consistent_length(table.columns[0], targets.values)
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
-        device = devices.resolve_device(self.device)
+        place = Place.of(self)
         # Train. The authors of both recipes choose the epoch by the accuracy, not by the loss.
         if self.scoring is not None and self.validation_fraction is None:
             raise ValueError(
@@ -167,20 +172,22 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         scoring = DEFAULT_SCORING.get(targets.task) if self.scoring is None else self.scoring
         examples = TableExamples(table, categorical, targets, weights)
         training = MemberTraining(self._early_stopping, scoring, tasks.fit)
-        trained = train_members(self._members(examples), training, examples, device)
+        trained = train_members(self._members(examples), training, examples, place)
         # Set all fitted attributes at once: an error or an interrupt before this line leaves none of them behind.
         networks = trained.networks
         vars(self).update(
             _graph=trained.graph.content,
             _prediction=trained.graph,
             _inputs=trained.preprocessing,
-            _device=device,
+            _device=place.device,
+            _session_options=place.session_options,
             _predictors={},
             _epochs=epochs_of(networks),
             n_outputs_=networks[0].n_outputs_,
             n_iter_=max(network.n_iter_ for network in networks),
             loss_curves_=[network.loss_curve_ for network in networks],
             validation_scores_=[network.validation_scores_ for network in networks],
+            callbacks_=[network.callbacks_ for network in networks],
             engine_=networks[0].engine_,
             device_=networks[0].device_,
         )
@@ -275,7 +282,7 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         key = sessions.forks()  # a forked process cannot use the sessions of its parent
         if key not in self._predictors:
             graph = vars(self).get("_prediction") or prediction_graph(ir.from_proto(self.to_onnx()))
-            self._predictors[key] = Predictor(graph, self._device, None, width=self._inputs.width)
+            self._predictors[key] = Predictor(graph, self._device, self._session_options, width=self._inputs.width)
         return self._predictors[key].run(columns, output=output)[:rows]
 
     def to_onnx(self) -> onnx.ModelProto:
@@ -411,7 +418,7 @@ The columns that are categories: a list of names or indices, or a mask of all co
 booleans and pandas categories. None: no column."""),
     "random_state": Parameter("int, RandomState or None", """
 Seeds the rows held out, the initial weights, the order of the rows and dropout."""),
-    **{name: parameters.SHARED[name] for name in ("callbacks", "verbose", "engine", "device")},
+    **{name: parameters.SHARED[name] for name in ("callbacks", "verbose", "engine", "device", "runtime")},
 }  # fmt: skip
 
 CLASS_WEIGHT: Mapping[str, Parameter] = {
@@ -490,6 +497,8 @@ loss_curves_, validation_scores_ : list of list of float
 history_ : list of dict
     A dict for each epoch: ``network`` (its number), ``epoch``, ``loss``, ``validation_score``, ``seconds`` and others.
     ``history_.to_frame()`` returns a pandas DataFrame.
+callbacks_ : list of dict
+    The memories of the callbacks, by the name of their class: a dict for each network.
 engine_, device_ : str
     The gradient engine and the device that were used.
 model_ : onnx.ModelProto

@@ -35,11 +35,30 @@ from .._ort.devices import Device
 from .._utils.cache import digest
 from .._utils.typing import ClassWeight, MatrixLike
 from ..graph import GraphBuilder
+from ..runtime import resolve_runtime
 from .preprocessing import SCALINGS, Preprocessing, fit_preprocessing
 from .raw_table import RawTable, categorical_columns, read_table, warn_of_columns
 
 Network: TypeAlias = Any
 """An :class:`OrtGradientClassifier` or :class:`OrtGradientRegressor`; their attributes are set by ``fit``."""
+
+Recipe: TypeAlias = Any
+"""An estimator for raw tables."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device on which a recipe runs its preprocessing and its predictions, and the options of their sessions."""
+
+    device: Device
+    session_options: Mapping[str, object] | None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Place:
+        """Return the place that the parameters ``device`` and ``runtime`` of a recipe name."""
+        runtime = resolve_runtime(recipe.runtime)
+        device = devices.resolve_device(recipe.device, runtime.providers, runtime.provider_options)
+        return cls(device, runtime.session_options)
 
 
 @dataclass(frozen=True)
@@ -121,7 +140,7 @@ def prepared_members(
 
 
 def train_members(
-    members: Iterable[PreparedMember], training: MemberTraining, examples: TableExamples, device: Device
+    members: Iterable[PreparedMember], training: MemberTraining, examples: TableExamples, place: Place
 ) -> TrainedMembers:
     """Train the members one after the other, and join them to one graph.
 
@@ -132,10 +151,10 @@ def train_members(
     try:
         for member in members:
             network, prepared = member.network, member.preprocessing
-            X, y, weights = examples.prepared(prepared, member.rows, device)
+            X, y, weights = examples.prepared(prepared, member.rows, place)
             settings: dict[str, Any] = {"sample_weight": weights}
             if len(member.held):
-                names, parts = ("X_val", "y_val", "sample_weight_val"), examples.prepared(prepared, member.held, device)
+                names, parts = ("X_val", "y_val", "sample_weight_val"), examples.prepared(prepared, member.held, place)
                 settings |= dict(zip(names, parts, strict=True))
                 network.set_params(early_stopping=training.early_stopping, scoring=training.scoring)
             if examples.classes is not None:
@@ -157,9 +176,6 @@ def train_members(
 # Callbacks that scikit-learn propagates to nested estimators, such as its progress bar, hear of the recipe and of its
 # networks. All others are about epochs, and hear of the networks alone.
 
-
-Recipe: TypeAlias = Any
-"""An estimator for raw tables."""
 
 FitResult = TypeVar("FitResult")
 
@@ -250,10 +266,10 @@ class TableExamples:
         yield digest(list(self.categorical)) + bytes_of_targets(self.targets, self.weights)
 
     def prepared(
-        self, preprocessing: Preprocessing, rows: np.ndarray, device: Device
+        self, preprocessing: Preprocessing, rows: np.ndarray, place: Place
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return some of the rows as a network takes them: matrix, targets, weights."""
-        matrix = preprocessing.transform(self.table.rows(rows), device)
+        matrix = preprocessing.transform(self.table.rows(rows), place.device, place.session_options)
         y = self.targets.values[rows]
         if self.targets.task == "multilabel":
             y = y.astype(np.int64)
@@ -366,11 +382,11 @@ def untrained_networks(recipe: Any, X: MatrixLike, y: ArrayLike) -> Iterator[Unt
     targets = recipe._encode(y)
     check_consistent_length(table.columns[0], targets.values)
     examples = TableExamples(table, categorical_columns(table, recipe.categorical_features), targets, None)
-    weights, device = _class_weights_by_label(recipe, targets), devices.resolve_device(recipe.device)
+    weights, place = _class_weights_by_label(recipe, targets), Place.of(recipe)
     for member in recipe._members(examples):
         if weights:
             member.network.set_params(class_weight=weights)
-        matrix, values, _ = examples.prepared(member.preprocessing, member.rows, device)
+        matrix, values, _ = examples.prepared(member.preprocessing, member.rows, place)
         yield UntrainedNetwork(member.network, member.preprocessing, matrix, values)
 
 

@@ -137,12 +137,14 @@ class Preprocessing:
             for name, array, kind in zip(self.names, arrays, kinds, strict=True)
         }
 
-    def transform(self, table: RawTable, device: Device) -> np.ndarray:
+    def transform(
+        self, table: RawTable, device: Device, session_options: Mapping[str, object] | None = None
+    ) -> np.ndarray:
         """Return the float32 matrix of a table."""
         key = sessions.forks()  # a forked process cannot use the sessions of its parent
         if key not in self._predictors:
             graph = _open_graphs.get(self._form(), self._open_graph)
-            self._predictors[key] = Predictor(graph, device, None, live=self, width=self.width)
+            self._predictors[key] = Predictor(graph, device, session_options, live=self, width=self.width)
         return self._predictors[key].run(self.columns(table))
 
     def prediction_views(self) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from ..losses import LogLoss
 from ..models.embeddings import Embedding
 from ..models.tabular import RealMLP
 from ..optimizers import AdamW
+from ..runtime import Runtime
 from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, LABEL_SMOOTHING, REALMLP, ClassifierRecipe, RegressorRecipe
 from .preprocessing import Preprocessing
 from .raw_table import CategoricalFeatures
@@ -52,6 +53,7 @@ def _realmlp_settings(recipe: Any, rate: float, n_rows: int, seed: int) -> dict[
         "verbose": recipe.verbose,
         "engine": recipe.engine,
         "device": recipe.device,
+        "runtime": recipe.runtime,
         "dropout_schedule": schedule,
     }
 
@@ -138,6 +140,7 @@ class RealMLPClassifier(ClassifierRecipe):
         verbose: bool | int = 0,
         engine: str = "auto",
         device: str = "cpu",
+        runtime: Runtime | None = None,
     ) -> None:
         self._store(vars())
 
@@ -197,6 +200,7 @@ class RealMLPRegressor(RegressorRecipe):
         verbose: bool | int = 0,
         engine: str = "auto",
         device: str = "cpu",
+        runtime: Runtime | None = None,
     ) -> None:
         self._store(vars())
 

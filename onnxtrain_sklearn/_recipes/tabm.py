@@ -15,6 +15,7 @@ from .._utils.typing import ClassWeight
 from ..models.embeddings import Embedding
 from ..models.tabular import TabM
 from ..optimizers import AdamW
+from ..runtime import Runtime
 from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, TABM, ClassifierRecipe, RegressorRecipe
 from .preprocessing import Preprocessing
 from .raw_table import CategoricalFeatures
@@ -37,6 +38,7 @@ def _tabm_settings(recipe: Any, n_rows: int, seed: int) -> dict[str, Any]:
         "verbose": recipe.verbose,
         "engine": recipe.engine,
         "device": recipe.device,
+        "runtime": recipe.runtime,
     }
 
 
@@ -125,6 +127,7 @@ class TabMClassifier(ClassifierRecipe):
         verbose: bool | int = 0,
         engine: str = "auto",
         device: str = "cpu",
+        runtime: Runtime | None = None,
     ) -> None:
         self._store(vars())
 
@@ -188,6 +191,7 @@ class TabMRegressor(RegressorRecipe):
         verbose: bool | int = 0,
         engine: str = "auto",
         device: str = "cpu",
+        runtime: Runtime | None = None,
     ) -> None:
         self._store(vars())
 

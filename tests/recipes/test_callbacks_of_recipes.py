@@ -35,6 +35,7 @@ def test_the_networks_of_a_recipe_take_callbacks_and_have_a_history(kind, tmp_pa
     assert [row["loss"] for row in fitted.history_] == [loss for curve in fitted.loss_curves_ for loss in curve]
     assert all(row["validation_loss"] > 0 for row in fitted.history_)
     assert recorder.told.count("epoch begins") == 4
+    assert [list(memories) for memories in fitted.callbacks_] == [["Checkpoint"]] * 2  # which alone keeps a memory
     steps = []
     again = small(kind, callbacks=[EpochScoring("loss"), Checkpoint(tmp_path), steps.append], n_ensembles=2).fit(*data)
     assert np.array_equal(again.predict(data[0]), fitted.predict(data[0]))

@@ -9,16 +9,17 @@ import onnx
 import onnx_ir as ir
 import pandas as pd
 import pytest
+from numpy.testing import assert_allclose
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
-from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor
+from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, Runtime, TabMClassifier, TabMRegressor
 from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn._recipes.ensemble import Member, assembled, validation_folds
-from onnxtrain_sklearn.exceptions import OnnxTrainWarning
+from onnxtrain_sklearn.exceptions import DeviceError, OnnxTrainWarning
 from tests.helpers.observed import forbid_sessions, wrap_passes
 from tests.helpers.sessions import evaluate
 
@@ -357,3 +358,31 @@ def test_column_with_few_truth_values_is_one_of_numbers_in_every_member(kind):
     ensemble.fit(X, np.arange(24) // 12)
     labels, _ = evaluate(ensemble.to_onnx(), X=np.array([[1.0, 3.0], [np.nan, 3.0]], np.float32))
     np.testing.assert_array_equal(labels, ensemble.predict(pd.DataFrame({"flag": [True, None], "x": [3.0, 3.0]})))
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("kind", [RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor])
+def test_runtime_of_recipe_reaches_training_and_predictions(kind, tmp_path):
+    X = np.random.default_rng(0).normal(size=(30, 2)).astype(np.float32)
+    y = (X[:, 0] > 0).astype(int)
+    own = {"n_members": 2} if "TabM" in kind.__name__ else {"variant": "td-s"}
+    settings = {"hidden_layer_sizes": (4,), "max_iter": 2, "random_state": 0} | own
+    known = kind(**settings).fit(X, y)
+
+    # each session with these options begins a profile when it is created, named by the second
+    options = {"enable_profiling": True, "profile_file_prefix": str(tmp_path / "profile")}
+    runtime = Runtime(session_options=options, checkpoint_activations=True)
+    fitted = kind(**settings, runtime=runtime).fit(X, y)
+    profiles = list(tmp_path.iterdir())
+    assert profiles
+    for profile in profiles:
+        profile.unlink()
+    assert_allclose(fitted.predict(X), known.predict(X), rtol=1e-4, atol=1e-4)
+    assert list(tmp_path.iterdir())
+    assert fitted.engine_ == "portable"  # the only engine that recomputes activations
+
+    for call in (lambda net: net.fit(X, y), lambda net: net.export_training(tmp_path / "graphs", X, y)):
+        with pytest.raises(DeviceError, match="NoProvider"):
+            call(kind(**settings, runtime=Runtime(providers=["NoProvider"])))
+    with pytest.raises(ValueError, match="runtime must be a Runtime or None"):
+        kind(**settings, runtime={"intra_op_num_threads": 2}).fit(X, y)
