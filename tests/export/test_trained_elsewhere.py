@@ -24,10 +24,9 @@ from onnxtrain_sklearn import (
     TabM,
     load_training,
 )
-from onnxtrain_sklearn._export.folder import read_folder
-from onnxtrain_sklearn._export.state_files import tensor_bytes
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.step_options import configured
+from tests.helpers.tensors import safetensors
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import SETTINGS, Folder, goes_on
 
@@ -206,7 +205,7 @@ def test_vectors_that_do_not_fit(change, message, tmp_path):
     model = trained()
     model.export_training(tmp_path / "folder")
     state = {**Folder(tmp_path / "folder").state, **change}
-    content = tensor_bytes({name: array for name, array in state.items() if array is not None}, {})
+    content = safetensors({name: array for name, array in state.items() if array is not None})
     (tmp_path / "other.safetensors").write_bytes(content)
     unchanged(model, lambda: model.load_state(tmp_path / "other.safetensors"), message)
 
@@ -217,7 +216,7 @@ def test_state_files(tmp_path):
     model.export_training(tmp_path / "folder")
     folder = Folder(tmp_path / "folder")
     folder.steps({"X": X, "y": y[:, None].astype(np.float32)})
-    (tmp_path / "state.safetensors").write_bytes(tensor_bytes(folder.state, {}))
+    (tmp_path / "state.safetensors").write_bytes(safetensors(folder.state))
     twin = trained().load_state(tmp_path / "state.safetensors").partial_fit(X, y)
     model.partial_fit(X, y).partial_fit(X, y)
     for name, array in model.weights_.items():
@@ -268,7 +267,7 @@ def test_folders_that_are_not_whole(spoil, message, tmp_path):
     model.export_training(tmp_path / "folder")
     spoil(tmp_path / "folder")
     with pytest.raises(ModelError, match=message):
-        read_folder(tmp_path / "folder")
+        load_training(tmp_path / "folder")
     unchanged(model, lambda: model.load_state(tmp_path / "folder"), message)
 
 

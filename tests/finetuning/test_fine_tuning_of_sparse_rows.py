@@ -11,9 +11,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, MaxAbsScaler, Normalizer, StandardScaler
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier
-from onnxtrain_sklearn._data.columns import InputData
-from onnxtrain_sklearn._estimators import finetuning
 from tests.helpers.environment import each_engine
+from tests.helpers.fine_tuning import record_damping
+from tests.helpers.observed import forbid_dense_rows
 
 FAR_COLUMN, N_COLUMNS = 7, 400
 OLD, NEW, TEST = slice(0, 400), slice(400, 480), slice(480, None)
@@ -47,11 +47,8 @@ def tuned(model, rows=X, weights=None, **settings):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What each fit divides its weights by."""
-    found = []
-    original = finetuning.damping_of
-    monkeypatch.setattr(finetuning, "damping_of", lambda *args: found.append(original(*args)) or found[-1])
-    return found
+    """The numbers by which each fit divides its weights."""
+    return record_damping(monkeypatch)
 
 
 @pytest.mark.parametrize("scaler", SCALERS)
@@ -74,17 +71,9 @@ def test_the_damped_weights_are_the_better_start(engine):
 
 @pytest.mark.parametrize("scaler", SCALERS)
 def test_the_search_never_makes_them_dense(scaler, monkeypatch):
-    monkeypatch.setattr(InputData, "into", _refusing_sparse(InputData.into))
+    forbid_dense_rows(monkeypatch)
     found = tuned(fitted(scaler))
     assert len(found.fine_tuning_["candidate"]) > 4
-
-
-def _refusing_sparse(plain):
-    def into(column, out):
-        assert not column.stays_sparse, "sparse rows are made dense"
-        return plain(column, out)
-
-    return into
 
 
 @pytest.mark.parametrize("scaler", SCALERS)

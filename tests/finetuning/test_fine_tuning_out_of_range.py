@@ -17,8 +17,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, RobustScaler, StandardScaler
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators import finetuning
 from tests.helpers.environment import each_engine
+from tests.helpers.fine_tuning import record_damping
 from tests.helpers.sessions import session
 
 STILL = 3
@@ -51,14 +51,6 @@ def tuned(model, **settings):
     return OrtGradientClassifier(model, **settings).fit(X[NEW], LABEL[NEW])
 
 
-def seen_damping(monkeypatch):
-    """Return a list that takes what each fit divides its weights by."""
-    found = []
-    original = finetuning.damping_of
-    monkeypatch.setattr(finetuning, "damping_of", lambda *args: found.append(original(*args)) or found[-1])
-    return found
-
-
 @each_engine
 @pytest.mark.parametrize("as_file", [False, True])
 @pytest.mark.parametrize("last", [LogisticRegression(), NETWORK])
@@ -81,7 +73,7 @@ def test_damped_weights_are_the_better_start(engine, last, as_file):
 @pytest.mark.parametrize("scaler", [StandardScaler(), RobustScaler(), MinMaxScaler()])
 @pytest.mark.parametrize("last", [Ridge(), NETWORK])
 def test_weights_are_divided_by_the_root_mean_square_of_the_scaled_columns(scaler, last, monkeypatch):
-    found = seen_damping(monkeypatch)
+    found = record_damping(monkeypatch)
     y, estimator = (NUMBER, OrtGradientRegressor) if isinstance(last, Ridge) else (LABEL, OrtGradientClassifier)
     model, weights = fitted(last, scaler, y), np.random.RandomState(0).rand(40) + 0.5
     run = estimator(model, random_state=0).fit(X[NEW], y[NEW], weights)._state
@@ -97,7 +89,7 @@ def test_weights_are_divided_by_the_root_mean_square_of_the_scaled_columns(scale
 
 
 def test_scalers_of_some_columns_count(monkeypatch):
-    found = seen_damping(monkeypatch)
+    found = record_damping(monkeypatch)
     parts = [("a", StandardScaler(), [0, STILL]), ("b", MinMaxScaler(), [1, 2])]
     tuned(fitted(LogisticRegression(), ColumnTransformer(parts)))
     assert (found[0] > 5).sum() == 1

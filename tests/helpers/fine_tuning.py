@@ -1,10 +1,14 @@
-"""Fine-tuning before its first step."""
+"""Fine-tuning before its first step, and the damping that it begins with."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
+
 from onnxtrain_sklearn._anchored_search.tuning_trainer import FineTuningTrainer
+from onnxtrain_sklearn._estimators import finetuning
 from onnxtrain_sklearn._estimators.call import Call
 from onnxtrain_sklearn._estimators.fit import prepare
 
@@ -14,3 +18,11 @@ def prepared_trainer(estimator: Any, X: Any, y: Any) -> FineTuningTrainer:
     trainer = prepare(estimator, Call(X, y))[1]
     assert isinstance(trainer, FineTuningTrainer)
     return trainer
+
+
+def record_damping(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """Return a list that gets, for each fit, the numbers by which it divides the weights."""
+    found: list[np.ndarray] = []
+    plain = finetuning.damping_of
+    monkeypatch.setattr(finetuning, "damping_of", lambda *arguments: found.append(plain(*arguments)) or found[-1])
+    return found

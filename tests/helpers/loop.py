@@ -14,6 +14,8 @@ from onnxtrain_sklearn._training.trainer import Trainer, TrainerSettings
 from onnxtrain_sklearn.optimizers import SGD
 from onnxtrain_sklearn.schedules import resolve_schedule
 
+__all__ = ["Batches", "History", "LateStep", "Rates", "Step", "Trainer", "trainer"]
+
 
 class Step:
     """A step whose losses are given; each adds one to its single weight."""

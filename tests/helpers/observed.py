@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from onnxtrain_sklearn._data.batches import ArrayBatches
+from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._training.device_step import DeviceStep
@@ -34,6 +35,17 @@ def record_sessions(monkeypatch: pytest.MonkeyPatch, recorded: Callable[..., Any
 def forbid_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test at the next session that is created."""
     monkeypatch.setattr(sessions, "create_session", lambda *a, **k: pytest.fail("a new session"))
+
+
+def forbid_dense_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the test where sparse rows are copied into a dense array."""
+    plain = InputData.into
+
+    def into(column: InputData, out: np.ndarray) -> Any:
+        assert not column.stays_sparse, "sparse rows are made dense"
+        return plain(column, out)
+
+    monkeypatch.setattr(InputData, "into", into)
 
 
 def record_epochs(monkeypatch: pytest.MonkeyPatch) -> list[list[np.ndarray]]:

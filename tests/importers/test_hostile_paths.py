@@ -14,7 +14,6 @@ import onnx.parser
 import pytest
 from numpy.testing import assert_array_equal
 
-from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.hostile import fit_once, net, refused
 
@@ -145,7 +144,7 @@ def test_weights_beside_a_model_that_has_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where they would be found
     for model in (onnx.load(path, load_external_data=False), path.read_bytes()):
         refused(model, r"'weights.bin' beside .*Give the path of the model's file as model, or what onnx.load\(path\)")
-    assert load(path)
+    assert fit_once(path)
 
 
 def test_a_model_with_its_weights_beside_it_is_trained_and_exported_as_one(tmp_path):
@@ -161,9 +160,8 @@ def test_a_model_with_its_weights_beside_it_is_trained_and_exported_as_one(tmp_p
 def test_weights_that_fit_in_float16_alone_are_refused(monkeypatch):
     monkeypatch.setattr("onnxtrain_sklearn._ir.limits.LARGEST_MESSAGE", 100)
     given = net("H = Mul(X, V) Y = MatMul(H, W)", V=np.ones(3, np.float32))
-    assert load(given)
+    assert fit_once(given)
     body = "C = Cast<to = 1>(V) S = ReduceSum(C) H = Mul(X, S) Y = MatMul(H, W)"
     half = net(body, V=np.ones(40, np.float16))
-    assert load(half)
     with pytest.raises(ModelError, match=r"bytes in float32, and a protobuf message.*Split the model"):
         fit_once(half)

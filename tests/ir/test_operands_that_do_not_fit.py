@@ -8,8 +8,7 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from onnxtrain_sklearn import OrtGradientRegressor, gradient_graph
-from onnxtrain_sklearn._importers.load import load
+from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, gradient_graph
 from onnxtrain_sklearn.exceptions import ModelError
 
 FLOATS, WHOLE = np.ones, np.array
@@ -90,4 +89,4 @@ def test_classifiers_have_a_label_for_each_score(labels):
         ModelError,
         match=rf"LinearClassifier\) is not valid: its {len(labels)} labels are too few, which does not fit 3",
     ):
-        load(model)
+        OrtGradientClassifier(model).fit(np.ones((6, 2), np.float32), np.arange(6) % 3)

@@ -12,7 +12,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, AdamW, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.updates import step_weight
 from onnxtrain_sklearn.exceptions import DivergenceError, InvalidParameterError
 from tests.helpers.environment import each_engine
 from tests.helpers.network import NAMES, largest_error, trained
@@ -71,13 +70,10 @@ def test_the_average_is_its_formula(decay, engine, where):
         assert largest_error(raw, averages[-1], mlp_weights()) > 10 * TOLERANCE
 
 
-def test_weights_of_the_steps_add_up():
-    decay, share = 0.9, 0.0
-    for t in range(1, 20):
-        share += (1 - share) * step_weight(decay, t)
-        assert share == pytest.approx(1.0)
-    assert step_weight(decay, 1) == 1
-    assert step_weight(decay, 10**6) == pytest.approx(0.1)
+def test_average_of_constant_weights_is_exact(where):
+    """The weights of the steps add up to one from the first step on."""
+    fitted = regressor(optimizer__ema_decay=0.9, learning_rate_init=0.0).fit(X, y)
+    assert largest_error(fitted.weights_, mlp_weights(), mlp_weights()) < TOLERANCE
 
 
 def test_predictions_scores_and_files_take_the_average(where):

@@ -11,10 +11,9 @@ import pytest
 from numpy.testing import assert_allclose
 from sklearn.exceptions import ConvergenceWarning
 
-from onnxtrain_sklearn._training.history import History
 from onnxtrain_sklearn.exceptions import DivergenceError, OnnxTrainWarning
 from onnxtrain_sklearn.schedules import Cosine, Linear, OneCycle, Progress, Schedule, Warmup
-from tests.helpers.loop import Batches, Step, trainer
+from tests.helpers.loop import Batches, History, Step, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 

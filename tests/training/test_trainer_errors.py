@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from onnxtrain_sklearn._training.history import History
-from onnxtrain_sklearn._training.step_parts import Rates
-from onnxtrain_sklearn._training.trainer import Trainer
 from onnxtrain_sklearn.exceptions import DivergenceError
-from tests.helpers.loop import Batches, LateStep, Step, trainer
+from tests.helpers.loop import Batches, History, LateStep, Rates, Step, Trainer, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 BOTH_STEPS = pytest.mark.parametrize("kind", [Step, LateStep])

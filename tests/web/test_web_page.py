@@ -20,7 +20,7 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
-from onnxtrain_sklearn._export.state_files import tensor_bytes
+from tests.helpers.tensors import safetensors
 from tests.helpers.web import PACKAGES, PUPPETEER, ROOT, chromium, required_node
 
 ROW = ",".join(["0.5"] * 64)
@@ -52,7 +52,7 @@ BROUGHT = {
 
 def brought(folder: Path) -> list[str]:
     for name, (content, _) in BROUGHT.items():
-        file = tensor_bytes({"parameters": np.zeros(2, np.float32)}, {}) if content is None else content.encode()
+        file = safetensors({"parameters": np.zeros(2, np.float32)}) if content is None else content.encode()
         (folder / name).write_bytes(file)
     return [str(folder / name) for name in BROUGHT]
 
