@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +16,7 @@ from .._model.trainable import TrainableModel
 from .._model.weights import factors_of_matrices
 from .._ort.objects import write_adapter
 from .._training.parameters import matches
-from ..adapters import LoRA, matrices_of, with_low_rank
+from ..adapters import matrices_of, with_low_rank
 from ..exceptions import ModelError, nearest
 from ..models import resolve_builder
 from .fitted_state import FittedState
@@ -35,47 +34,40 @@ def adapted(estimator: Parameters, source: TrainableModel, rng: np.random.Random
             "adapters are for a trained model: a fitted scikit-learn model or an ONNX graph with weights. This model "
             "is built for the data, and its matrices would stay random; leave adapters=None."
         )
-    names = _targeted(lora, source, matrices_of(source))
-    return with_low_rank(source, names, int(lora.rank), float(lora.alpha) / lora.rank, rng)
-
-
-def _targeted(lora: LoRA, source: TrainableModel, matrices: Sequence[str]) -> list[str]:
-    """Return the names of the matrices that ``targets`` selects, in the order of the graph."""
-    patterns = ["*"] if lora.patterns == ["all"] else lora.patterns
-    if not matrices:
-        raise ValueError(_why_no_matrix(source))
-    for pattern in patterns:
-        if not any(matches(name, pattern) for name in matrices):
-            other = next((name for name in source.weights() if matches(name, pattern)), None)
-            what = "no parameter" if other is None else f"{other!r}, and no matrix"
-            if other is not None and is_held_as_integers(source.model.graph.initializers[other]):
-                raise ValueError(
-                    f"targets: {pattern!r} matches {other!r}, which the file holds as integers: {_IN_PLACE_OF_INTEGERS}"
-                )
-            raise ValueError(
-                f"targets: {pattern!r} matches {what} that a Gemm, MatMul or Conv of the graph multiplies by."
-                f"{nearest(pattern, matrices)}"
-            )
-    return [name for name in matrices if any(matches(name, pattern) for pattern in patterns)]
-
-
-_IN_PLACE_OF_INTEGERS = (
-    "a low-rank change that is merged into them would be rounded. Leave adapters=None, which trains quantized weights "
-    "themselves, or take the float model that the file was made from."
-)
-
-
-def _why_no_matrix(source: TrainableModel) -> str:
-    """Return why a graph has nothing for adapters to change, and what to do."""
-    initializers = source.model.graph.initializers
-    integers = [name for name in source.weights() if is_held_as_integers(initializers[name])]
-    if integers:
-        held = integers[0]
-        return f"adapters change float matrices, and the file holds {held!r} as integers: {_IN_PLACE_OF_INTEGERS}"
-    return (
-        "adapters change the matrices that a Gemm, MatMul or Conv of the graph multiplies by, and this graph has none: "
-        "leave adapters=None, which trains its parameters themselves."
+    matrices, initializers = matrices_of(source), source.model.graph.initializers
+    in_place_of_integers = (
+        "a low-rank change that is merged into them would be rounded. Leave adapters=None, which trains quantized "
+        "weights themselves, or take the float model that the file was made from."
     )
+    if not matrices:
+        integers = [name for name in source.weights() if is_held_as_integers(initializers[name])]
+        if integers:
+            raise ValueError(
+                f"adapters change float matrices, and the file holds {integers[0]!r} as integers: "
+                f"{in_place_of_integers}"
+            )
+        raise ValueError(
+            "adapters change the matrices that a Gemm, MatMul or Conv of the graph multiplies by, and this graph has "
+            "none: leave adapters=None, which trains its parameters themselves."
+        )
+
+    # The matrices that ``targets`` selects, in the order of the graph.
+    patterns = ["*"] if lora.patterns == ["all"] else lora.patterns
+    for pattern in patterns:
+        if any(matches(name, pattern) for name in matrices):
+            continue
+        other = next((name for name in source.weights() if matches(name, pattern)), None)
+        if other is not None and is_held_as_integers(initializers[other]):
+            raise ValueError(
+                f"targets: {pattern!r} matches {other!r}, which the file holds as integers: {in_place_of_integers}"
+            )
+        what = "no parameter" if other is None else f"{other!r}, and no matrix"
+        raise ValueError(
+            f"targets: {pattern!r} matches {what} that a Gemm, MatMul or Conv of the graph multiplies by."
+            f"{nearest(pattern, matrices)}"
+        )
+    names = [name for name in matrices if any(matches(name, pattern) for pattern in patterns)]
+    return with_low_rank(source, names, int(lora.rank), float(lora.alpha) / lora.rank, rng)
 
 
 def adapters_of(estimator: object) -> dict[str, np.ndarray]:
@@ -95,6 +87,7 @@ def save_adapter(state: FittedState, path: str | os.PathLike[str]) -> None:
     arrays = {name: weights[name] for name in (*trained, *state.parameters.running_statistics)}
     for one in state.source.low_rank:
         last = one.factors[1]
+        # a runtime adds the plain product of the factors to the matrix, so the scale goes into the last one
         arrays[last] = (one.scale * arrays[last].astype(np.float64)).astype(arrays[last].dtype)
     write_adapter(path, arrays)
 

@@ -89,6 +89,7 @@ class Split:
 
     def of(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the training rows and the held-out rows, or None; rows of weight zero are in neither."""
+        # Drawn late: a graph that needs no split draws its weights first, which decides the numbers of both.
         if self._drawn is None:
             rows = np.arange(len(examples)) if examples.weights is None else np.flatnonzero(examples.weights)
             if self._fraction is None:

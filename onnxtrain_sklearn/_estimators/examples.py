@@ -43,12 +43,14 @@ def training_examples(
     if builder is not None and "row_shape" in keywords_of(builder) and dimensions(call.X) > 2:
         # it builds a graph for rows of several axes
         specs = (TensorSpec("X", np.dtype(np.float32), (None,) * dimensions(call.X)),)
+    # A fitted scikit-learn model brings the features that X is checked against; those of an ONNX file are those of X.
     if old is None and fitted is not None:
         take_features(estimator, fitted)
     reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
     columns = graph_inputs(estimator, call.X, specs, fitted, reset=reset)
     columns = columns if fitted is None else as_trained(columns, fitted, specs)
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
+    # The head of an earlier call, and a fitted model, say what y holds; otherwise y and the graph do.
     at_positions = old is None and fitted is None and takes_positions(task, graph, call.y)
     if call.one_epoch and old is None:
         require_known_labels(task, call.y, known, at_positions=at_positions)

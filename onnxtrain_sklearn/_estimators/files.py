@@ -83,7 +83,7 @@ def export_source(
     settings = replace(settings, n_outputs=loss.width) if isinstance(loss, TotalLoss) else settings
     settings = config.with_graph(settings, state.source)
     parameters = state.parameters
-    if parameters.averages != (settings.ema_decay is not None):
+    if parameters.averages != (settings.ema_decay is not None):  # ema_decay was changed after the last call
         parameters = parameters.with_averages(settings.ema_decay is not None)
     rows = config.loop.accumulate * config.batch_size if batch_size is None else batch_size
     if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 1:
@@ -214,6 +214,7 @@ def load_arrays(state: FittedState, arrays: Arrays, optimizer: BaseOptimizer) ->
     slots = state_slots(optimizer, state.parameters)
     if not arrays:
         raise ModelError("The state is empty: give the trained arrays by name.")
+    # Two forms: arrays by the names of the graph, or the vectors of training graphs, which hold the optimizer's state.
     arrays = _as_vectors(state, arrays)
     vectors = PARAMETERS in arrays and PARAMETERS not in state.trained_weights()
     parameters, frozen, optimizer_state = _of_vectors(state, arrays, slots) if vectors else _of_names(state, arrays)

@@ -59,7 +59,10 @@ def meanings(estimator: Any) -> str:
         return ""
     declared: Mapping[str, Parameter] = type(estimator).declared
     names = [name for name in inspect.signature(type(estimator)).parameters if name in declared]
-    entries = (_entry(name, declared[name].kind, declared[name].text) for name in names)
+    entries = []
+    for name in names:  # without the marks of reStructuredText
+        text = re.sub(r":\w+:`~?([^`]*)`", r"\1", declared[name].text).replace("``", "").strip()
+        entries.append(f"<dt><code>{escape(name)}</code>: {escape(declared[name].kind)}</dt><dd>{escape(text)}</dd>")
     return _unfolding("What the parameters mean", f"<dl>{''.join(entries)}</dl>")
 
 
@@ -69,12 +72,6 @@ def pictures(estimator: Any) -> str:
     if rows is None:
         return ""
     return f"{_unfolding('Training', _curve_drawings(rows))}{_unfolding('Graph', _graph(estimator))}"
-
-
-def _entry(name: str, kind: str, text: str) -> str:
-    """Return what a parameter means, without the marks of reStructuredText."""
-    plain = re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "").strip()
-    return f"<dt><code>{escape(name)}</code>: {escape(kind)}</dt><dd>{escape(plain)}</dd>"
 
 
 def _unfolding(title: str, content: str) -> str:

@@ -121,7 +121,10 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
         seed, rows = _count(values, "seed"), _count(values, "minibatch_rows")
         ranges = _read_ranges(state, nested.pop("ranges"))
         balanced = _read_balanced(state, nested.pop("balanced"))
-        snapshots = _read_snapshots(state, nested.pop("snapshots", None))
+        stacked, buffer = nested.pop("snapshots", np.empty((0, 0))), state.parameters.buffer
+        if len(stacked) and (stacked.shape[1:] != buffer.shape or stacked.dtype != buffer.dtype):
+            raise ValueError("it holds 'snapshots' in another shape or type")
+        snapshots = tuple(one.copy() for one in stacked)
         # An optimizer that has not begun is one with its initial vectors.
         slots = state_slots(resolve_optimizer(estimator.optimizer), state.parameters)
         optimizer, dtype = state.optimizer, state.parameters.buffer.dtype
@@ -294,15 +297,6 @@ def _read_balanced(state: FittedState, stored: Mapping[str, Any]) -> tuple[tuple
             raise ValueError("its balanced weights must be finite and not negative")
         found.append(tuple(weights.tolist()))
     return tuple(found)
-
-
-def _read_snapshots(state: FittedState, stored: np.ndarray | None) -> tuple[np.ndarray, ...]:
-    if stored is None:
-        return ()
-    buffer = state.parameters.buffer
-    if stored.shape[1:] != buffer.shape or stored.dtype != buffer.dtype:
-        raise ValueError("it holds 'snapshots' in another shape or type")
-    return tuple(one.copy() for one in stored)
 
 
 # Constants that are built into a graph beside its weights, and their comparison between two graphs.
