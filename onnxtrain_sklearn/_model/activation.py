@@ -115,26 +115,28 @@ OPPOSITE = {"same": "negative", "negative": "same", "first": "second", "second":
 """Maps the form of p to the form of 1 - p."""
 
 
-# Readers: each returns the activation of a node's output, or None if it recognizes none. ``depth`` is the number of
-# operators that the search may still go back.
+# Readers: each returns the activation of a node's output, or None if it recognizes none. ``depth`` limits how many
+# operators the search goes back.
 
 
 def _activation_of(value: ir.Value | None, depth: int) -> Activation | None:
     node = None if value is None else value.producer()
     if node is None or node.domain or not depth or value is not node.outputs[0]:
         return None
-    if node.op_type in SHAPE_ONLY and keeps_layout(node):
+    if node.op_type in SHAPE_ONLY and _keeps_layout(node):
         return _activation_of(node.inputs[0], depth - 1)
-    through = neutral_operand(node)
-    if through is not None:
-        return _activation_of(through, depth - 1)
+    # a sum, product or power with a neutral constant returns its other operand
+    neutral = _NEUTRAL.get(node.op_type)
+    for i in (0, 1) if node.op_type in ("Mul", "Add") else (0,):
+        if neutral is not None and _number_of(node.inputs[1 - i]) == neutral:
+            return _activation_of(node.inputs[i], depth - 1)
     rule = _READERS.get(node.op_type)
     return None if rule is None else rule(node, depth - 1)
 
 
 def _read_sigmoid(node: ir.Node, depth: int) -> Activation | None:
     x, form = node.inputs[0], "same"
-    while x is not None and (operand := negation_operand(x)) is not None:
+    while x is not None and (operand := _negation_operand(x)) is not None:
         x, form = operand, OPPOSITE[form]
     return None if x is None else Activation("sigmoid", x, form)
 
@@ -145,7 +147,7 @@ def _read_softmax(node: ir.Node, depth: int) -> Activation | None:
     flattens = node.graph is not None and node.graph.opset_imports.get("", 0) < 13
     axis = int_attribute(node, "axis", 1 if flattens else -1)
     shaped = x if x is None or x.shape is not None else node.outputs[0]
-    if x is None or not (is_per_row(shaped, [axis], flattens=flattens) or is_per_position(shaped, axis, flattens)):
+    if x is None or not (_is_per_row(shaped, [axis], flattens=flattens) or _is_per_position(shaped, axis, flattens)):
         return None
     return Activation("softmax", x, log=node.op_type == "LogSoftmax")
 
@@ -159,18 +161,18 @@ def _read_exp(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _read_log(node: ir.Node, depth: int) -> Activation | None:
-    inner = _activation_of(without_epsilon(node.inputs[0]), depth)
+    inner = _activation_of(_without_epsilon(node.inputs[0]), depth)
     return None if inner is None or inner.log or inner.link == "exp" else replace(inner, log=True)
 
 
 def _read_bound(node: ir.Node, depth: int) -> Activation | None:
     """Ignore bounds that change only probabilities near 0 or 1."""
-    at = next((i for i, x in enumerate(node.inputs) if x is not None and number_of(x) is None), 0)
+    at = next((i for i, x in enumerate(node.inputs) if x is not None and _number_of(x) is None), 0)
     if node.op_type == "Clip":
-        low, high = clip_bound(node, "min", 1), clip_bound(node, "max", 2)
+        low, high = _clip_bound(node, "min", 1), _clip_bound(node, "max", 2)
         at = 0
     else:
-        others = [number_of(x) for i, x in enumerate(node.inputs) if i != at]
+        others = [_number_of(x) for i, x in enumerate(node.inputs) if i != at]
         known = None if len(others) != 1 else others[0]
         low, high = (known, None) if node.op_type == "Max" else (None, known)
         if known is None:
@@ -185,30 +187,30 @@ def _read_bound(node: ir.Node, depth: int) -> Activation | None:
 def _read_sub(node: ir.Node, depth: int) -> Activation | None:
     """Match 1 - p, or the logarithm of a softmax, s - log(sum(exp(s)))."""
     first, second = node.inputs
-    if number_of(first) == 1.0:
+    if _number_of(first) == 1.0:
         return _complement(_activation_of(second, depth))
-    total = None if second is None else without_reshaping(second).producer()
+    total = None if second is None else _without_reshaping(second).producer()
     if first is None or total is None or total.domain:
         return None
     if (
         total.op_type == "ReduceLogSumExp"
-        and same_expression(total.inputs[0], first)
-        and is_per_row(first, reduced_axes(total))
+        and _same_expression(total.inputs[0], first)
+        and _is_per_row(first, _reduced_axes(total))
     ):
         return Activation("softmax", first, log=True)
     exponents = total.inputs[0].producer() if total.op_type == "Log" and total.inputs[0] is not None else None
     if exponents is None or not is_row_sum(exponents.outputs[0], of=None):
         return None
     exp = None if exponents.inputs[0] is None else exponents.inputs[0].producer()
-    own = exp is not None and exp.op_type == "Exp" and not exp.domain and same_expression(exp.inputs[0], first)
-    return Activation("softmax", without_maximum(first), log=True) if own else None
+    own = exp is not None and exp.op_type == "Exp" and not exp.domain and _same_expression(exp.inputs[0], first)
+    return Activation("softmax", _without_maximum(first), log=True) if own else None
 
 
 def _read_add(node: ir.Node, depth: int) -> Activation | None:
     """Match 1 - p written as Add."""
     for one, p in (node.inputs, node.inputs[::-1]):
-        operand = None if p is None else negation_operand(p)
-        if number_of(one) == 1.0 and operand is not None:
+        operand = None if p is None else _negation_operand(p)
+        if _number_of(one) == 1.0 and operand is not None:
             return _complement(_activation_of(operand, depth))
     return None
 
@@ -240,7 +242,7 @@ def _without_mask(value: ir.Value | None) -> ir.Value | None:
     for x, mask in (node.inputs, node.inputs[::-1]):
         maker = None if mask is None else mask.producer()
         if maker is not None and maker.op_type == "Mul":
-            factors = [v for v in maker.inputs if number_of(v) is None]
+            factors = [v for v in maker.inputs if _number_of(v) is None]
             maker = factors[0].producer() if len(factors) == 1 and factors[0] is not None else None
         flag = None if maker is None or maker.op_type != "Cast" else maker.inputs[0]
         inner = None if flag is None else flag.producer()
@@ -252,7 +254,7 @@ def _without_mask(value: ir.Value | None) -> ir.Value | None:
 def _read_mul(node: ir.Node, depth: int) -> Activation | None:
     """Match a quotient written as a product with a reciprocal."""
     for above, factor in (node.inputs, node.inputs[::-1]):
-        maker = None if factor is None else without_reshaping(factor).producer()
+        maker = None if factor is None else _without_reshaping(factor).producer()
         if maker is not None and maker.op_type == "Reciprocal" and not maker.domain and above is not None:
             below = maker.inputs[0]
             if below is not None and is_row_sum(below, of=above):
@@ -263,7 +265,7 @@ def _read_mul(node: ir.Node, depth: int) -> Activation | None:
 def _read_norm(node: ir.Node, depth: int) -> Activation | None:
     """Match a normalization by the L1 norm."""
     x, axis = node.inputs[0], int_attribute(node, "axis", -1)
-    if x is None or int_attribute(node, "p", 2) != 1 or not is_per_row(x, [axis]):
+    if x is None or int_attribute(node, "p", 2) != 1 or not _is_per_row(x, [axis]):
         return None
     return _read_normalized(x, depth)
 
@@ -273,9 +275,9 @@ def _read_normalized(above: ir.Value, depth: int) -> Activation | None:
 
     ``above`` holds exponentials, sigmoids (the scores are then their logarithms), or a softmax already.
     """
-    maker, inner = without_reshaping(above).producer(), _activation_of(above, depth)
+    maker, inner = _without_reshaping(above).producer(), _activation_of(above, depth)
     if maker is not None and maker.op_type == "Exp" and not maker.domain and inner is not None and inner.link == "exp":
-        return Activation("softmax", without_maximum(inner.base))
+        return Activation("softmax", _without_maximum(inner.base))
     if inner is None or inner.log or inner.paired:
         return inner if inner is not None and inner.paired else None
     if inner.link == "softmax":
@@ -289,20 +291,20 @@ def _hand_written_sigmoid(above: ir.Value | None, below: ir.Value | None) -> Act
     node = None if below is None else below.producer()
     if node is None or node.domain or node.op_type != "Add":
         return None
-    numbers = [number_of(x) for x in node.inputs]
+    numbers = [_number_of(x) for x in node.inputs]
     exponential = node.inputs[1 - numbers.index(1.0)] if 1.0 in numbers else None
     maker = None if exponential is None else exponential.producer()
     if maker is None or maker.domain or maker.op_type != "Exp" or maker.inputs[0] is None:
         return None
     x = maker.inputs[0]
-    if above is not None and number_of(above) != 1.0:
-        return Activation("sigmoid", x) if same_expression(above, exponential) else None
-    return _sigmoid_of_negation(without_bound(x))
+    if above is not None and _number_of(above) != 1.0:
+        return Activation("sigmoid", x) if _same_expression(above, exponential) else None
+    return _sigmoid_of_negation(_without_bound(x))
 
 
 def _sigmoid_of_negation(x: ir.Value) -> Activation:
     """Return the sigmoid of -x."""
-    operand = negation_operand(x)
+    operand = _negation_operand(x)
     return Activation("sigmoid", x, "negative") if operand is None else Activation("sigmoid", operand)
 
 
@@ -316,7 +318,7 @@ def _read_neg(node: ir.Node, depth: int) -> Activation | None:
 
 def _read_concat(node: ir.Node, depth: int) -> Activation | None:
     """Match the columns 1 - p and p in either order, or their logarithms."""
-    if len(node.inputs) != 2 or not is_per_row(node.outputs[0], [int_attribute(node, "axis", 0)]):
+    if len(node.inputs) != 2 or not _is_per_row(node.outputs[0], [int_attribute(node, "axis", 0)]):
         return None
     if any(x is None or x.shape is None or x.shape[int_attribute(node, "axis", 0)] != 1 for x in node.inputs):
         return None
@@ -346,14 +348,14 @@ def _read_column(node: ir.Node, depth: int) -> Activation | None:
 def _selected_column(node: ir.Node) -> int | None:
     """Return the only column that a Gather or Slice selects from two, 0 or 1."""
     if node.op_type == "Gather":
-        number = number_of(node.inputs[1]) if int_attribute(node, "axis", 0) in (1, -1) else None
+        number = _number_of(node.inputs[1]) if int_attribute(node, "axis", 0) in (1, -1) else None
         return None if number is None else int(number) % 2
     if "starts" in node.attributes:  # Slice before opset 10
         starts, ends = (list(node.attributes[k].as_ints()) for k in ("starts", "ends"))
         axes = list(node.attributes["axes"].as_ints()) if "axes" in node.attributes else [0]
         steps = [1]
     else:
-        given = [None if len(node.inputs) <= i else number_of(node.inputs[i]) for i in range(1, 5)]
+        given = [None if len(node.inputs) <= i else _number_of(node.inputs[i]) for i in range(1, 5)]
         starts, ends, axes = ([-9 if n is None else int(n)] for n in given[:3])
         steps = [1 if len(node.inputs) < 5 else int(given[3] or 0)]
     if len(starts) != 1 or axes not in ([1], [-1]) or steps != [1]:
@@ -418,7 +420,7 @@ def _quotient(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
     above, z = operand(node, 0), _exponent_of_sum(operand(node, 1))
     if z is None or above is None:
         return None
-    if number_of(above) == 1.0:
+    if _number_of(above) == 1.0:
         return _bounded(op, z) if _keeps_rank(above, z) else None
     return _bounded(op, _negated(op, z)) if _is_exponential(above, z) else None
 
@@ -430,7 +432,7 @@ def _product(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
         if above is None or maker is None or maker.domain or maker.op_type != "Reciprocal":
             continue
         bounded = _exponent_of_sum(operand(maker, 0))
-        z = None if bounded is None else without_bound(bounded)
+        z = None if bounded is None else _without_bound(bounded)
         if z is not None and _is_exponential(above, z):
             return _bounded(op, _negated(op, z))
     return None
@@ -439,7 +441,7 @@ def _product(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
 def _power(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """Match (1 + exp(z)) ** -1."""
     exponent = operand(node, 1)
-    if exponent is None or number_of(exponent) != -1.0:
+    if exponent is None or _number_of(exponent) != -1.0:
         return None
     z = _exponent_of_sum(operand(node, 0))
     return _bounded(op, z) if z is not None and _keeps_rank(exponent, z) else None
@@ -467,7 +469,7 @@ def _exponent_of_sum(value: ir.Value | None) -> ir.Value | None:
         return None
     for one, exponential in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
         maker = None if exponential is None else exponential.producer()
-        if one is None or number_of(one) != 1.0 or maker is None or maker.domain or maker.op_type != "Exp":
+        if one is None or _number_of(one) != 1.0 or maker is None or maker.domain or maker.op_type != "Exp":
             continue
         z = operand(maker, 0)
         if z is not None and _keeps_rank(one, z):
@@ -483,17 +485,17 @@ def _keeps_rank(number: ir.Value, z: ir.Value) -> bool:
 
 def _is_exponential(value: ir.Value, z: ir.Value) -> bool:
     maker = value.producer()
-    return maker is not None and not maker.domain and maker.op_type == "Exp" and same_expression(operand(maker, 0), z)
+    return maker is not None and not maker.domain and maker.op_type == "Exp" and _same_expression(operand(maker, 0), z)
 
 
 def _negated(op: GraphBuilder, z: ir.Value) -> ir.Value:
-    positive = negation_operand(z)
+    positive = _negation_operand(z)
     return op.Neg(z) if positive is None else positive
 
 
 def _bounded(op: GraphBuilder, z: ir.Value) -> ir.Value | None:
     """Return 1 / (1 + exp(min(z, b))), where b is the largest whole number whose exponential is finite."""
-    if z.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or without_bound(z) is not z:
+    if z.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or _without_bound(z) is not z:
         return None
     kind = z.dtype.numpy()
     bound = np.array(np.floor(np.log(np.finfo(kind).max)), kind)
@@ -511,7 +513,7 @@ MAX_DEPTH = 32
 """Most operators of a chain that is searched; final activations of real graphs have fewer."""
 
 SHAPE_ONLY = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that may change only the shape of their first input; :func:`keeps_layout` decides for a node."""
+"""Operators that may change only the shape of their first input; :func:`_keeps_layout` decides for a node."""
 
 _FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
@@ -519,47 +521,38 @@ _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Pow": 1.0, "Add": 0.0, "Sub": 0.0}
 """By operator, the constant operand with which it returns its other input."""
 
 
-def number_of(value: ir.Value | None) -> float | None:
+def _number_of(value: ir.Value | None) -> float | None:
     """Return the number of a constant with one element, else None."""
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return float(tensor.numpy().ravel()[0]) if tensor is not None and tensor.size == 1 else None
 
 
-def same_expression(one: ir.Value | None, other: ir.Value | None, depth: int = 4) -> bool:
+def _same_expression(one: ir.Value | None, other: ir.Value | None, depth: int = 4) -> bool:
     """Return True if two values are computed by the same expression, which some exporters write twice."""
     if one is other or one is None or other is None:
         return one is other
     a, b = one.producer(), other.producer()
     if a is None or b is None or not depth or (a.op_type, a.domain) != (b.op_type, b.domain):
-        number = number_of(one)
-        return number is not None and number == number_of(other)
+        number = _number_of(one)
+        return number is not None and number == _number_of(other)
     alike = len(a.inputs) == len(b.inputs) and {k: str(v) for k, v in a.attributes.items()} == {
         k: str(v) for k, v in b.attributes.items()
     }
-    return alike and all(same_expression(x, y, depth - 1) for x, y in zip(a.inputs, b.inputs, strict=True))
+    return alike and all(_same_expression(x, y, depth - 1) for x, y in zip(a.inputs, b.inputs, strict=True))
 
 
-def negation_operand(value: ir.Value) -> ir.Value | None:
+def _negation_operand(value: ir.Value) -> ir.Value | None:
     """Return x where ``value`` is -x, by Neg, by a product with -1 or by 0 - x."""
     node = value.producer()
     if node is None or node.domain:
         return None
-    if node.op_type == "Mul" and -1.0 in (numbers := [number_of(x) for x in node.inputs]):
+    if node.op_type == "Mul" and -1.0 in (numbers := [_number_of(x) for x in node.inputs]):
         return node.inputs[1 - numbers.index(-1.0)]
-    zero = node.op_type == "Sub" and number_of(node.inputs[0]) == 0.0
+    zero = node.op_type == "Sub" and _number_of(node.inputs[0]) == 0.0
     return node.inputs[0] if node.op_type == "Neg" else node.inputs[1] if zero else None
 
 
-def neutral_operand(node: ir.Node) -> ir.Value | None:
-    """Return the input that a sum, product or power with a neutral constant leaves unchanged."""
-    number = _NEUTRAL.get(node.op_type)
-    if number is None or node.domain:
-        return None
-    sides = (0, 1) if node.op_type in ("Mul", "Add") else (0,)
-    return next((node.inputs[i] for i in sides if number_of(node.inputs[1 - i]) == number), None)
-
-
-def without_bound(value: ir.Value) -> ir.Value:
+def _without_bound(value: ir.Value) -> ir.Value:
     """Return x where ``value`` is min(x, b), and b is the bound below which an exponential is finite.
 
     :func:`use_stable_forms` writes these bounds: 88 in float32, 709 in float64.
@@ -567,19 +560,19 @@ def without_bound(value: ir.Value) -> ir.Value:
     node = value.producer()
     if node is None or node.domain or node.op_type != "Min" or len(node.inputs) != 2 or node.inputs[0] is None:
         return value
-    return node.inputs[0] if number_of(node.inputs[1]) in (88.0, 709.0) else value
+    return node.inputs[0] if _number_of(node.inputs[1]) in (88.0, 709.0) else value
 
 
-def without_epsilon(value: ir.Value | None) -> ir.Value | None:
+def _without_epsilon(value: ir.Value | None) -> ir.Value | None:
     """Return the other summand where ``value`` is a sum with a tiny constant, else ``value``."""
     node = None if value is None else value.producer()
     if node is None or node.domain or node.op_type != "Add":
         return value
-    tiny = [x is not None and 0 < (number_of(x) or 0) <= NARROW for x in node.inputs]
+    tiny = [x is not None and 0 < (_number_of(x) or 0) <= NARROW for x in node.inputs]
     return node.inputs[1 - tiny.index(True)] if any(tiny) else value
 
 
-def without_reshaping(value: ir.Value) -> ir.Value:
+def _without_reshaping(value: ir.Value) -> ir.Value:
     """Return the value before changes of its shape, and before tiny bounds or summands."""
     for _ in range(MAX_DEPTH):
         node = value.producer()
@@ -587,16 +580,16 @@ def without_reshaping(value: ir.Value) -> ir.Value:
             return value
         tiny = False  # a bound or a summand that keeps the value off zero
         if node.op_type == "Clip":
-            tiny = (clip_bound(node, "min", 1) or 0) <= NARROW and clip_bound(node, "max", 2) is None
+            tiny = (_clip_bound(node, "min", 1) or 0) <= NARROW and _clip_bound(node, "max", 2) is None
         elif node.op_type in ("Max", "Add"):
-            tiny = len(node.inputs) == 2 and 0 <= (number_of(node.inputs[1]) or -1) <= NARROW
-        if node.op_type != "Expand" and not tiny and not (node.op_type in SHAPE_ONLY and keeps_layout(node)):
+            tiny = len(node.inputs) == 2 and 0 <= (_number_of(node.inputs[1]) or -1) <= NARROW
+        if node.op_type != "Expand" and not tiny and not (node.op_type in SHAPE_ONLY and _keeps_layout(node)):
             return value
         value = node.inputs[0]
     return value
 
 
-def keeps_layout(node: ir.Node) -> bool:
+def _keeps_layout(node: ir.Node) -> bool:
     """Return True if a node of ``SHAPE_ONLY`` returns the same floats, in the same order and rows."""
     x = node.inputs[0]
     if x is None or node.op_type == "Identity":
@@ -604,7 +597,7 @@ def keeps_layout(node: ir.Node) -> bool:
     if node.op_type == "Cast":
         return bool(x.dtype and x.dtype.is_floating_point() and node.outputs[0].dtype in _FLOAT_TYPES)
     if node.op_type == "Dropout":
-        return len(node.inputs) < 3 or node.inputs[2] is None or number_of(node.inputs[2]) == 0.0
+        return len(node.inputs) < 3 or node.inputs[2] is None or _number_of(node.inputs[2]) == 0.0
     if node.op_type == "Transpose":  # it may move axes of size one
         if x.shape is None:
             return False
@@ -614,28 +607,28 @@ def keeps_layout(node: ir.Node) -> bool:
     return True
 
 
-def clip_bound(node: ir.Node, name: str, position: int) -> float | None:
+def _clip_bound(node: ir.Node, name: str, position: int) -> float | None:
     """Return a bound of Clip; None if it is left out. A computed bound counts as the tightest possible."""
     if name in node.attributes:
         return node.attributes[name].as_float()
     if len(node.inputs) <= position or node.inputs[position] is None:
         return None
-    number = number_of(node.inputs[position])
+    number = _number_of(node.inputs[position])
     return (float("inf") if name == "min" else -float("inf")) if number is None else number
 
 
 def is_row_sum(value: ir.Value, *, of: ir.Value | None) -> bool:
     """Return True if ``value`` is the sum (or L1 norm) of each row; of ``of``, if that is not None."""
-    node = without_reshaping(value).producer()
+    node = _without_reshaping(value).producer()
     if node is None or node.domain or node.op_type not in ("ReduceL1", "ReduceSum"):
         return False
     x = node.inputs[0]
-    if x is None or not is_per_row(x, reduced_axes(node)):
+    if x is None or not _is_per_row(x, _reduced_axes(node)):
         return False
-    return of is None or same_expression(without_reshaping(x), without_reshaping(of))
+    return of is None or _same_expression(_without_reshaping(x), _without_reshaping(of))
 
 
-def is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = False) -> bool:
+def _is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = False) -> bool:
     """Return True if a reduction over ``axes`` covers each whole row; with ``flattens``, over all later axes too."""
     if x is None or x.shape is None or len(axes) != 1:
         return False
@@ -646,14 +639,14 @@ def is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = Fals
     return rank > 1 and len(rest) == 1 and rest[0] < axis
 
 
-def is_per_position(x: ir.Value | None, axis: int, flattens: bool) -> bool:
+def _is_per_position(x: ir.Value | None, axis: int, flattens: bool) -> bool:
     """Return True if ``axis`` may be the axis of classes at each position of a row; the data decide later."""
     if x is None or x.shape is None or flattens:
         return False
     return len(x.shape) > 2 and axis % len(x.shape) in (1, len(x.shape) - 1)
 
 
-def reduced_axes(node: ir.Node) -> Sequence[int]:
+def _reduced_axes(node: ir.Node) -> Sequence[int]:
     """Return the axes of a reduction; none if they are not constant."""
     if "axes" in node.attributes:
         return node.attributes["axes"].as_ints()
@@ -661,18 +654,18 @@ def reduced_axes(node: ir.Node) -> Sequence[int]:
     return () if tensor is None else [int(axis) for axis in tensor.numpy().ravel()]
 
 
-def without_maximum(exponent: ir.Value) -> ir.Value:
+def _without_maximum(exponent: ir.Value) -> ir.Value:
     """Return the scores before their row maximum was subtracted, which does not change a softmax."""
     node = exponent.producer()
     if node is None or node.domain or node.op_type != "Sub" or node.inputs[1] is None:
         return exponent
-    maximum = without_reshaping(node.inputs[1])
+    maximum = _without_reshaping(node.inputs[1])
     bounding = maximum.producer()
     if bounding is not None and not bounding.domain and bounding.op_type == "Max" and len(bounding.inputs) == 2:
         for bound, other in (bounding.inputs, bounding.inputs[::-1]):
-            if other is not None and number_of(bound) == -math.inf:  # JAX starts a maximum from -inf
+            if other is not None and _number_of(bound) == -math.inf:  # JAX starts a maximum from -inf
                 maximum = other
                 break
-    largest = without_reshaping(maximum).producer()
-    own = largest is not None and largest.op_type == "ReduceMax" and same_expression(largest.inputs[0], node.inputs[0])
+    largest = _without_reshaping(maximum).producer()
+    own = largest is not None and largest.op_type == "ReduceMax" and _same_expression(largest.inputs[0], node.inputs[0])
     return node.inputs[0] if own and node.inputs[0] is not None else exponent
