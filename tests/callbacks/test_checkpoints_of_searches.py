@@ -98,7 +98,7 @@ def test_fine_tuning_with_other_rows_does_not_take_the_file(tmp_path):
         assert len(list(tmp_path.iterdir())) == number + 1
 
 
-def test_without_random_state_calls_with_equal_settings_and_data_are_one_training(tmp_path):
+def test_equal_calls_without_random_state_are_one_training(tmp_path):
     first = net(Checkpoint(tmp_path), random_state=None, early_stopping=True).fit(X, Y)
     steps: list[object] = []
     again = net(Checkpoint(tmp_path), steps.append, random_state=None, early_stopping=True).fit(X, Y)

@@ -172,7 +172,7 @@ def test_wrong_parameters_set_on_a_fitted_estimator(case):
     assert_array_equal(estimator.predict_proba(X), after_partial_fit())
 
 
-def test_an_optimizer_that_cannot_run_in_place_is_refused_before_anything_changes():
+def test_optimizer_not_in_place_is_refused_without_change():
     class Late(AdamW):
         def update(self, op, p, g, state, k):
             new, slots = super().update(op, p, g, state, k)

@@ -384,7 +384,7 @@ def with_external_weights(content: bytes, path: Path, location: str) -> bytes:
     return model.SerializeToString()
 
 
-def test_a_bare_name_reads_weights_beside_the_file_and_not_in_the_working_directory(tmp_path, monkeypatch):
+def test_bare_name_reads_weights_beside_the_file(tmp_path, monkeypatch):
     one, home, elsewhere = fitted(), tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir(), elsewhere.mkdir()
     content = with_external_weights(one.to_training_onnx().SerializeToString(), home / "w.bin", "w.bin")

@@ -40,7 +40,7 @@ def linear_scalar():
     return parse("(float[2, 3] x) => (float loss, float[2, 3] shifted)", body, w=W, b=np.zeros(3, np.float32))
 
 
-def test_outputs_are_those_of_the_model_then_the_gradients_in_the_order_asked_for():
+def test_outputs_precede_gradients_in_requested_order():
     result = gradient_graph(linear_scalar(), wrt=["b", "x", "w"])
     assert [o.name for o in result.graph.output] == ["loss", "shifted", "b_grad", "x_grad", "w_grad"]
     assert [i.name for i in result.graph.input] == ["x"]
@@ -135,7 +135,7 @@ def test_a_tied_parameter_gets_the_sum_of_its_gradients():
     np.testing.assert_allclose(values["w_grad"], wanted, rtol=1e-5)
 
 
-def test_gradients_of_products_behind_the_third_part_of_a_concatenation_are_accumulated():
+def test_products_behind_third_part_of_concat_accumulate():
     body = "a = MatMul(x, w) b = Tanh(x) c = Concat<axis = 1>(x1, x1, a) loss0 = ReduceSum<keepdims = 0>(c) "
     body += "loss1 = ReduceSum<keepdims = 0>(b) loss = Add(loss0, loss1)"
     w = np.arange(9, dtype=np.float32).reshape(3, 3)
@@ -214,7 +214,7 @@ def test_a_model_of_a_newer_ir_version_loads():
         np.testing.assert_array_equal(values[f"{name}_grad"], gradient)
 
 
-def test_dropout_in_training_mode_lets_the_gradient_through_where_the_value_went():
+def test_dropout_in_training_passes_gradient_of_kept_units():
     body = "y = Dropout<seed = 3>(x, ratio, training) loss = ReduceSum<keepdims = 0>(y)"
     settings = {"ratio": np.float32(0.25), "training": np.array(True)}
     x = np.random.default_rng(0).uniform(1, 2, size=(40, 50)).astype(np.float32)

@@ -73,7 +73,7 @@ def two_layers(second, kernel):
 
 
 @pytest.mark.parametrize(("kernel", "count"), [("k", 1), ("other", 2)])
-def test_equal_biases_of_layers_are_trained_apart_unless_the_layer_is_called_twice(kernel, count):
+def test_equal_biases_are_separate_unless_layer_is_shared(kernel, count):
     names = two_layers("b", kernel).parameters
     assert len([name for name in names if name == "b" or name.endswith("/b")]) == count
 
@@ -98,7 +98,7 @@ def made_up(model):
     return model
 
 
-def test_the_stored_mean_of_a_normalization_is_not_trained_and_its_scale_and_bias_are():
+def test_normalization_trains_scale_and_bias_not_mean():
     """As Keras exports it with PyTorch, fresh: the mean and the bias begin as the same zeros."""
     X, y = np.float32([[1, 0], [0, 1], [1, 1]]), np.array([1.0, 0.0, 2.0])
     model = made_up(onnx.parser.parse_model(NORMALIZED))

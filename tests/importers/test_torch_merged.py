@@ -77,7 +77,7 @@ def test_ambiguous_merged_layers_are_named():
     assert "late.weight" in trained.weights_
 
 
-def test_layers_that_are_read_through_calls_that_the_exporter_removed_are_named():
+def test_layers_behind_removed_calls_are_named():
     """``norm(x) + 0``: no call names the result of the merged layer, and its parameters are in no call either."""
     proto = merged()
     for node in proto.graph.node:
@@ -91,7 +91,7 @@ def test_layers_that_are_read_through_calls_that_the_exporter_removed_are_named(
 
 
 @pytest.mark.parametrize("engine", available_engines())
-def test_a_layer_under_two_paths_and_one_that_is_called_twice_are_one_also_where_parameters_are_folded(engine):
+def test_shared_layer_stays_one_with_folded_parameters(engine):
     """The file names factors that were computed for each call, and lacks the zero bias that each call adds."""
     X, y, losses, state = archive_of("repeated")
     trained = OrtGradientRegressor(DATA / "torch_repeated_dynamo.onnx", **SETTINGS, engine=engine).fit(X, y)
@@ -205,7 +205,7 @@ def trained_block(proto, **settings):
 
 
 @pytest.mark.parametrize("training_mode", [False, True])
-def test_layers_that_are_merged_and_read_through_one_removed_call_are_trained_apart(training_mode):
+def test_merged_layers_behind_removed_call_are_separated(training_mode):
     trained, expected = (trained_block(GraphModel(p, training_mode=training_mode)) for p in (block(), separate_block()))
     assert_allclose(trained.loss_curve_, expected.loss_curve_, rtol=1e-6)
     names = {"mixer.identity.weight": "w", "mixer.identity.bias": "b", "last.bn.weight": "w3", "last.bn.bias": "b3"}
@@ -233,7 +233,7 @@ def test_ambiguous_layer_behind_removed_call_is_named(said):
     assert len(source.parameters) == 7
 
 
-def test_a_layer_whose_result_is_read_twice_once_behind_a_call_that_did_nothing_stays_one():
+def test_layer_read_twice_behind_removed_call_stays_one():
     """Nothing is lost: the parameters that no call reads were computed with in advance, or belong to nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", OnnxTrainWarning)

@@ -234,7 +234,7 @@ def test_relu6_has_no_derivative_at_its_lower_bound_and_clamp_has(call, derivati
     assert_allclose(moved, 2 * (2 + 24) * np.array([derivative, 2.0, 0.0, 0.0]), rtol=1e-5)
 
 
-def test_constants_are_weights_where_the_program_reads_copies_of_its_parameters():
+def test_constants_that_copy_parameters_are_weights():
     """As ``torch.export`` records a model of Keras: its variables are copied at each call."""
     text = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] X) => (float[N, 1] Y)
         <float[3, 2] lifted_tensor_0 = {1, 2, 3, 4, 5, 6}, float[2, 1] lifted_tensor_1 = {1, -1}>

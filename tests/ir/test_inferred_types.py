@@ -75,7 +75,7 @@ SIZES = """
         wanted = Concat <axis = 0> (rows, flat)  Y = Relu(X)  Z = Reshape(Y, wanted) }"""
 
 
-def test_only_unknown_values_are_inferred_with_the_integers_that_they_depend_on(monkeypatch):
+def test_only_unknown_values_are_inferred(monkeypatch):
     model, sent = inferred(SIZES), []
     infer = onnx.shape_inference.infer_shapes
     monkeypatch.setattr(

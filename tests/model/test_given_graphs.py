@@ -59,7 +59,7 @@ PROBABILITIES = {
 
 
 @pytest.mark.parametrize("kind", PROBABILITIES)
-def test_training_ends_with_the_weights_of_the_graph_without_its_final_activation(kind):
+def test_final_activation_does_not_change_trained_weights(kind):
     tail, k, y = PROBABILITIES[kind]
     given = given_graph(tail, f"[N,{k}] p", k)
     behind = OrtGradientClassifier(given, **SETTINGS).fit(X, y)

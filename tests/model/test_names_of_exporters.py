@@ -101,7 +101,7 @@ def test_paddle_parameters_in_constant_nodes_are_trained():
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_numbers_of_the_program_are_not_trained_beside_parameters_that_were_computed_in_advance():
+def test_program_numbers_beside_folded_parameters_are_not_trained():
     """What was computed of ``tau`` is no node of the file, so that other unknown names may stand for it."""
     proto = model(SHIFTED, "scalar_tensor_default", NUMBERS, WEIGHTS, in_nodes=False)
     lines = ["# inputs", *(f"p_{name}: PARAMETER target='{name}'" for name in ("w", "v", "tau"))]

@@ -95,7 +95,7 @@ def scaling(columns):
 
 
 @each_engine
-def test_the_head_alone_is_the_least_squares_fit_of_the_features_where_there_is_no_penalty(engine):
+def test_head_alone_without_penalty_is_least_squares(engine):
     rows = np.random.RandomState(0).randn(80, 5).astype(np.float32)
     y = rows @ [1.0, -2.0, 0.5, 3.0, 0.0] + 7 + 0.1 * np.random.RandomState(1).randn(80)
     tuner = FineTuner(0.0, new_head=True, max_iter=500)

@@ -354,7 +354,7 @@ def test_other_final_operators_are_no_activations(name):
     assert (found.link, found.scores) == (None, "p")
 
 
-def test_a_step_of_gradient_descent_on_a_mean_of_networks_is_that_of_its_log_loss():
+def test_step_on_mean_of_networks_follows_its_log_loss():
     """Two softmaxes on weights of their own, averaged: the gradient reaches both through the logarithm of the mean."""
     draw = np.random.RandomState(3)
     weights = {name: draw.normal(size=(4, 3)) * 0.4 for name in ("V", "W")}

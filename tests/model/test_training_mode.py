@@ -148,7 +148,7 @@ def test_statistics_of_pytorch_keep_their_names():
     assert (fitted.weights_["bn.running_mean"] != 0).all()
 
 
-def test_statistics_without_parameters_move_where_layers_before_them_are_trained():
+def test_statistics_behind_trained_layers_are_updated():
     """As PyTorch exports ``BatchNorm1d(3, affine=False)``: scale and bias are constants."""
     weights = ", float[3, 3] A = {1, 0, 0, 0, 1, 0, 0, 0, 1}, float[3] one = {1, 1, 1}, float[3] zero = {0, 0, 0}"
     model = evaluating("H = MatMul(X, A) B = BN (H, one, zero, m, v) Y = MatMul(B, W)", weights=weights)
@@ -206,7 +206,7 @@ def test_training_mode_is_described_before_the_fit():
     assert {entry.reason for entry in fixed} == {"stays as it is"}
 
 
-def test_a_convolutional_network_of_pytorch_follows_the_export_in_training_mode():
+def test_convnet_of_pytorch_trains_like_its_training_export():
     """The same network, exported in training mode: evaluation mode is what its inference form is."""
     run = np.load(DATA / "residual_bn.npz")
     images, labels = run["x0"].reshape(-1, *run["x0"].shape[2:]), run["y"].ravel()

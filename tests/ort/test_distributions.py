@@ -24,7 +24,7 @@ def test_one_distribution_is_right():
     assert packages.installed_distributions(["numpy", "no-such-distribution"]) == {"numpy": np.__version__}
 
 
-def test_several_distributions_of_one_version_that_can_be_imported_go_on_with_a_warning():
+def test_importable_distributions_of_one_version_warn():
     with pytest.warns(OnnxTrainWarning) as warned:
         packages.check_distributions(TWO, ["1.19.2", "1.19.2"])
     text = str(warned[0].message)

@@ -62,7 +62,7 @@ def test_versions_are_asked_for_once(monkeypatch):
 
 
 @pytest.mark.parametrize("version", sessions.OLDEST)
-def test_the_newest_versions_are_sought_where_a_graph_has_newer_ones_than_all_runtimes_take(version, monkeypatch):
+def test_newest_versions_are_probed_for_newer_graphs(version, monkeypatch):
     newest = sessions.supported_versions()
     monkeypatch.setattr(sessions, "supported_versions", lambda: newest)
     accepted = sessions.OLDEST[version]
@@ -270,7 +270,7 @@ def test_arrays_that_are_not_contiguous_are_bound_by_way_of_copies():
     assert y.tolist() == [6, 6, 6, 6]
 
 
-def test_read_only_inputs_are_not_bound_themselves_and_followed_where_their_base_changes():
+def test_read_only_inputs_are_copied_and_follow_their_base():
     base = np.ones(4, np.float32)
     x, y = base.view(), np.zeros(4, np.float32)
     x.flags.writeable = False

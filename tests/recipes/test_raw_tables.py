@@ -62,7 +62,7 @@ def test_column_of_a_frame_is_read_by_its_type(name, categorical, values):
     assert [None if value != value else value for value in found] == values
 
 
-def test_arrays_of_numbers_are_numbers_and_arrays_of_objects_are_read_column_by_column():
+def test_object_arrays_are_read_by_column():
     assert read(np.eye(3)).is_categorical == (False, False, False)
     table = read(np.array([[1, "a"], [None, "b"]], dtype=object))
     assert table.names == ("x0", "x1")

@@ -56,7 +56,7 @@ def test_rows_of_another_day_are_marked_and_each_kind_of_result_has_a_table(repo
     assert text.count("| GRU | dynamo, training") == 1
 
 
-def test_files_that_are_not_trained_count_and_those_that_are_not_exported_do_not(report):
+def test_untrained_files_count_and_unexported_do_not(report):
     text = report.report([TRAINED, REFUSED, NOT_EXPORTED], {"own": ["GRU", "net"]})
     assert text.startswith("1 of 2 files of 1 networks are trained. The error of the gradient is at\nmost 4.0 times")
     assert "- GRU (classic, evaluation): ValueError: no\n" in text
@@ -70,7 +70,7 @@ def test_networks_that_diverge_in_pytorch_too_are_named_and_do_not_count(report)
     assert text.endswith("Not compared, for the loss becomes NaN or infinite in PyTorch: wild after 3 steps.")
 
 
-def test_networks_far_from_pytorch_are_named_and_not_hidden_in_the_largest_error(report):
+def test_networks_far_from_pytorch_are_named(report):
     far = TRAINED | {"network": "far", "gradient": 1e-3}
     text = report.report([TRAINED, far], {"own": ["GRU", "far"]})
     assert "most 4.0 times PyTorch's (GRU), but for far, whose float64 parts from float32 at a kink (Branches)." in text

@@ -70,12 +70,6 @@ def test_the_average_is_its_formula(decay, engine, where):
         assert largest_error(raw, averages[-1], mlp_weights()) > 10 * TOLERANCE
 
 
-def test_average_of_constant_weights_is_exact(where):
-    """The weights of the steps add up to one from the first step on."""
-    fitted = regressor(optimizer__ema_decay=0.9, learning_rate_init=0.0).fit(X, y)
-    assert largest_error(fitted.weights_, mlp_weights(), mlp_weights()) < TOLERANCE
-
-
 def test_predictions_scores_and_files_take_the_average(where):
     scores = {"X_val": X[:20], "y_val": y[:20]}
     fitted = regressor(optimizer__ema_decay=0.9).fit(X, y, **scores)

@@ -113,7 +113,7 @@ def test_shares_follow_the_weights():
 
 
 @pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0, 0.0, 0.5, 2.0])], ids=["plain", "weighted"])
-def test_gradients_of_partial_and_weighted_minibatches_are_those_of_the_rows_alone(weights):
+def test_partial_weighted_minibatch_has_gradients_of_its_rows(weights):
     X, y = data(5)
     step = new_step(mlp(), batch=8)
     fill(step, X[:3], y[:3])  # the weights of the step before are not those of the next

@@ -160,7 +160,7 @@ def test_files_that_are_no_models_do_not_reach_the_runtime(tmp_path):
     assert {name for name, text in found.items() if "is no whole model of ONNX" not in text} == set()
 
 
-def test_changed_models_reach_the_runtime_only_where_protobuf_finds_their_weights_inside(tmp_path):
+def test_only_models_with_inline_weights_reach_the_runtime(tmp_path):
     rng, mutants = random.Random(0), {}
     bases = list(models(True).values())
     for i in range(300):
