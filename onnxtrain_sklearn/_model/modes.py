@@ -40,26 +40,48 @@ def in_training_mode(model: ir.Model) -> ir.Model:
 
     Raises ModelError if there are no such nodes, and warns if the exporter folded some of them into other nodes.
     """
+    # A clone, in a newer opset if the operators have no training mode in the opset of the model.
     folded = folded_normalizations(model)
-    result = _in_opset_of_training(model)
-    nodes = [node for node in every_node(result.graph) if _evaluates(node)]
-    if not nodes and not any(_trains(node) for node in every_node(result.graph)):
+    opset, kinds = model.graph.opset_imports[""], {n.op_type for n in every_node(model.graph) if not n.domain}
+    if all(opset >= first for kind, first in _FIRST_OPSETS.items() if kind in kinds):
+        result = model.clone()
+    else:
+        result = in_opset(model, RENEWED_OPSET)
+        result.producer_name = model.producer_name
+    result.meta.update(model.meta)
+
+    graph, nodes = result.graph, [node for node in every_node(result.graph) if _evaluates(node)]
+    if not nodes and not any(_trains(node) for node in every_node(graph)):
         raise ModelError(
             f"training_mode=True: the graph has no BatchNormalization and no Dropout to switch over."
             f"{_folded_away(folded)} {_OF_KERAS if model.producer_name == TF2ONNX else _ADVICE}, or leave "
             f"training_mode=False: the graph is then trained as it is."
         )
-    names = names_of(result.graph)
+    names = names_of(graph)
     for node in nodes:
-        if node.graph is not result.graph:
+        if node.graph is not graph:
             raise ModelError(f"{node_label(node)} cannot be switched to training mode: it is in a subgraph.")
         if node.op_type == "Dropout":
-            _drop(result.graph, node)
+            ratio = operand(node, 1)
+            if ratio is not None and constant(ratio) is None:
+                raise ModelError(
+                    f"{node_label(node)} cannot be switched to training mode: its ratio is not a constant."
+                )
+            on = GraphBuilder(graph, prefix="training_mode", constant_nodes=True).constant(np.array(True))
+            node.resize_inputs(3)
+            node.replace_input_with(2, on)
+            graph.sort()
         else:
-            _normalize_by_batch(result.graph, node)
+            for value in node.inputs[3:5]:  # the statistics must be initializers
+                tensor = None if value is None or value.name in graph.initializers else tensor_of(value)
+                if value is not None and tensor is not None:
+                    name = names_of(graph).free(f"{value.name}/statistic")
+                    replace_by_initializer(graph, value, tensor.numpy(), name)
+            node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+            node.resize_outputs(3)
             # the next running statistics, which the training step reads by name
             for value, kind in zip(node.outputs[1:], ("mean", "variance"), strict=True):
-                value.name = names.free(f"{node.name}/{kind}")
+                value.type, value.name = node.outputs[0].type, names.free(f"{node.name}/{kind}")
     if folded:
         warn(f"training_mode=True switches over {len(nodes)} node(s).{_folded_away(folded)} {_ADVICE} to train it too.")
     return result
@@ -81,19 +103,6 @@ def folded_normalizations(model: ir.Model) -> list[str]:
     return found
 
 
-def _in_opset_of_training(model: ir.Model) -> ir.Model:
-    """Return a clone, in a newer opset if the operators have no training mode in the opset of ``model``."""
-    opset = model.graph.opset_imports[""]
-    kinds = {node.op_type for node in every_node(model.graph) if not node.domain}
-    if all(opset >= first for kind, first in _FIRST_OPSETS.items() if kind in kinds):
-        result = model.clone()
-    else:
-        result = in_opset(model, RENEWED_OPSET)
-        result.producer_name = model.producer_name
-    result.meta.update(model.meta)
-    return result
-
-
 def _evaluates(node: ir.Node) -> bool:
     """Return True if a node is a BatchNormalization or Dropout in inference mode that can be switched over."""
     if node.domain or node.op_type not in _FIRST_OPSETS or _trains(node):
@@ -109,29 +118,6 @@ def _trains(node: ir.Node) -> bool:
     mode = operand(node, 2)
     known = None if mode is None else constant(mode)
     return known is not None and bool(known)
-
-
-def _drop(graph: ir.Graph, node: ir.Node) -> None:
-    """Switch a Dropout over, by its input ``training_mode``."""
-    ratio = operand(node, 1)
-    if ratio is not None and constant(ratio) is None:
-        raise ModelError(f"{node_label(node)} cannot be switched to training mode: its ratio is not a constant.")
-    on = GraphBuilder(graph, prefix="training_mode", constant_nodes=True).constant(np.array(True))
-    node.resize_inputs(3)
-    node.replace_input_with(2, on)
-    graph.sort()
-
-
-def _normalize_by_batch(graph: ir.Graph, node: ir.Node) -> None:
-    """Switch a BatchNormalization over, with statistics that are initializers."""
-    for value in node.inputs[3:5]:
-        tensor = None if value is None or value.name in graph.initializers else tensor_of(value)
-        if value is not None and tensor is not None:
-            replace_by_initializer(graph, value, tensor.numpy(), names_of(graph).free(f"{value.name}/statistic"))
-    node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
-    node.resize_outputs(3)
-    for value in node.outputs[1:]:
-        value.type = node.outputs[0].type
 
 
 def _folded_away(folded: list[str]) -> str:
@@ -163,12 +149,25 @@ _OF_KERAS = (
 def inference_form(model: ir.Model) -> ir.Model:
     """Return a clone for inference: no Dropout, running statistics in BatchNormalization, means for random numbers."""
     clone = model.clone()
-    for node in list(clone.graph.all_nodes()):
-        if node.op_type == "Dropout" and not node.domain:
-            _bypass(node)
-        elif normalizes_by_batch(node):
+    graph = clone.graph
+    for node in list(graph.all_nodes()):
+        if normalizes_by_batch(node):
             use_running_statistics(node)
-    replace_random(clone.graph)
+        elif node.op_type == "Dropout" and not node.domain:
+            source, dropped, own = node.inputs[0], node.outputs[0], node.graph
+            assert source is not None
+            assert own is not None
+            if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1] in own.outputs):
+                raise ModelError(f"The mask of Dropout node {node.name!r} is used: the graph has no inference form.")
+            if dropped in own.outputs:  # an output of the graph keeps its name
+                identity = ir.node("Identity", [source], name=f"{node.name}/identity")
+                own.insert_before(node, identity)
+                identity.outputs[0].name, source = dropped.name, identity.outputs[0]
+                own.outputs[own.outputs.index(dropped)] = source
+                copy_type(source, dropped)
+                dropped.name = None
+            bypass(node, source)
+    replace_random(graph)
     return clone
 
 
@@ -178,23 +177,6 @@ def alone(source: ir.Model, output: str) -> ir.Model:
     free_batch_axis(model)
     keep_outputs(model, [v for v in model.graph.outputs if v.name == output], inputs=True)
     return model
-
-
-def _bypass(node: ir.Node) -> None:
-    """Remove a Dropout; an output of the graph keeps its name."""
-    source, dropped, graph = node.inputs[0], node.outputs[0], node.graph
-    assert source is not None
-    assert graph is not None
-    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1] in graph.outputs):
-        raise ModelError(f"The mask of Dropout node {node.name!r} is used: the graph has no inference form.")
-    if dropped in graph.outputs:
-        identity = ir.node("Identity", [source], name=f"{node.name}/identity")
-        graph.insert_before(node, identity)
-        identity.outputs[0].name, source = dropped.name, identity.outputs[0]
-        graph.outputs[graph.outputs.index(dropped)] = source
-        copy_type(source, dropped)
-        dropped.name = None
-    bypass(node, source)
 
 
 # BatchNormalization in training mode: batch statistics and running statistics.
