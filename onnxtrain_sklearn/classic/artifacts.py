@@ -1,14 +1,15 @@
 """Write the four files for on-device training with onnxruntime-training, and read its checkpoints.
 
-The graphs equal those of ``onnxruntime.training.artifacts``, node for node, if its gradient builder is installed and
-proven right for the graph; else the gradients are standard operators, which a device runs as well.
+If onnxruntime-training's gradient builder is installed and proven right for the graph, the graphs equal those of
+``onnxruntime.training.artifacts`` node for node. Otherwise the gradients consist of standard operators, which a device
+runs as well.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -55,7 +56,7 @@ class OptimType(Enum):
 
 
 class UnknownBlockError(OnnxTrainError, RuntimeError, TypeError):
-    """The argument for the loss or the optimizer is not one."""
+    """The argument ``loss`` is no loss, or ``optimizer`` no optimizer."""
 
 
 LOSS_BLOCKS: dict[LossType, type[Block]] = {
@@ -106,7 +107,8 @@ def generate_artifacts(
         Parameters to train, and inputs whose gradients the training model accumulates; None: all weights except
         ``frozen_params``. It may be empty: the files are written, without an optimizer.
     frozen_params : list of str, default=None
-        Parameters that are in the checkpoint and are not trained. All others are constants of the graphs.
+        Parameters that are in the checkpoint and are not trained. Weights that are neither trained nor frozen are
+        constants of the graphs.
     loss : LossType or Block, default=None
         None: the first output of the graph is the loss.
     optimizer : OptimType or Block, default=None
@@ -118,8 +120,8 @@ def generate_artifacts(
     ort_format : bool, default=False
         Whether to write the graphs also in onnxruntime's own format; needs onnxruntime-training.
     custom_op_library : str or path, default=None
-        Library of the graph's custom operators. They have no gradient; if a gradient passes operators that read their
-        outputs, the graph declares the shapes of these in its value_info.
+        Library of the graph's custom operators. They have no gradient. If operators that read their outputs are
+        differentiated, the graph must declare the shapes of these outputs in its value_info.
     additional_output_names : list of str, default=None
         Values that the training and the evaluation model return after the loss.
     nominal_checkpoint : bool, default=False
@@ -154,20 +156,41 @@ def generate_artifacts(
         raise RuntimeError(f"model must be an onnx.ModelProto, bytes or a path, got {type(model).__name__}.")
     if ort_format:
         require_ort_format()
-    further = _more_outputs(additional_output_names)
-    block = _WithLoss(_loss_block(loss), loss_input_names, further, engine)
-    optimizer_block = _optimizer_block(optimizer)
+    further: Any = additional_output_names
+    if not (further is None or isinstance(further, list)):
+        raise RuntimeError(f"additional_output_names must be a list of names, got {type(further).__name__}.")
+
+    # The blocks of the loss and of the optimizer.
+    if loss is None:
+        loss = PassThrough()
+    elif isinstance(loss, LossType):
+        loss = LOSS_BLOCKS[loss]()
+    elif not isinstance(loss, Block):
+        raise UnknownBlockError(f"loss must be a LossType or an onnxblock.Block, got {type(loss).__name__} ({loss!r}).")
+    block = _WithLoss(loss, loss_input_names, further or (), engine)
+    if isinstance(optimizer, OptimType):
+        optimizer = OPTIMIZER_BLOCKS[optimizer]()
+    elif not (optimizer is None or isinstance(optimizer, ForwardBlock)):
+        raise UnknownBlockError(
+            f"optimizer must be an OptimType or a block of onnxblock.optim, got {type(optimizer).__name__} "
+            f"({optimizer!r})."
+        )
+
+    # The models.
     source = load(model, DEVICE)
     proto = to_proto(source)
     trained, frozen = _required_parameters(source, requires_grad, frozen_params)
     for name in (*trained, *frozen):
         block.requires_grad(name, name in trained)
-    with _with_operators_of(custom_op_library), base(proto):
+    library = nullcontext() if custom_op_library is None else known_operators(os.fsdecode(custom_op_library))
+    with library, base(proto):
         block(*[output.name for output in proto.graph.output])
     training, evaluation = block.to_model_proto()
     models = {"training_model": training, "eval_model": evaluation}
-    if optimizer_block is not None:
-        models["optimizer_model"] = optimizer_model(optimizer_block, block, proto)
+    if optimizer is not None:
+        models["optimizer_model"] = optimizer_model(optimizer, block, proto)
+
+    # The files, written together.
     start = Path(os.fsdecode(artifact_directory or "."), f"{prefix}_")  # a prefix may hold folders
     prefix = start.name[:-1]
     with whole_files(start.parent) as folder:
@@ -175,37 +198,9 @@ def generate_artifacts(
             onnx.save(one, folder / f"{prefix}{name}.onnx")
             if ort_format:
                 to_ort_format(folder / f"{prefix}{name}.onnx", custom_op_library)
-        for nominal in (False, True)[: 1 + bool(nominal_checkpoint)]:
-            name = "nominal_checkpoint" if nominal else "checkpoint"
-            save_checkpoint(block.parameters(), folder / f"{prefix}{name}", nominal)
-
-
-def _more_outputs(names: object) -> list[str]:
-    if names is None:
-        return []
-    if not isinstance(names, list):
-        raise RuntimeError(f"additional_output_names must be a list of names, got {type(names).__name__}.")
-    return names
-
-
-def _loss_block(loss: object) -> Block:
-    if loss is None:
-        return PassThrough()
-    if isinstance(loss, LossType):
-        return LOSS_BLOCKS[loss]()
-    if isinstance(loss, Block):
-        return loss
-    raise UnknownBlockError(f"loss must be a LossType or an onnxblock.Block, got {type(loss).__name__} ({loss!r}).")
-
-
-def _optimizer_block(optimizer: object) -> ForwardBlock | None:
-    if optimizer is None or isinstance(optimizer, ForwardBlock):
-        return optimizer
-    if isinstance(optimizer, OptimType):
-        return OPTIMIZER_BLOCKS[optimizer]()
-    raise UnknownBlockError(
-        f"optimizer must be an OptimType or a block of onnxblock.optim, got {type(optimizer).__name__} ({optimizer!r})."
-    )
+        save_checkpoint(block.parameters(), folder / f"{prefix}checkpoint")
+        if nominal_checkpoint:
+            save_checkpoint(block.parameters(), folder / f"{prefix}nominal_checkpoint", True)
 
 
 def optimizer_model(optimizer: ForwardBlock, block: TrainingBlock, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -214,10 +209,6 @@ def optimizer_model(optimizer: ForwardBlock, block: TrainingBlock, model: onnx.M
     with empty_base(opset):
         optimizer(block.parameters())
     return optimizer.to_model_proto()
-
-
-def _with_operators_of(library: PathLike | None) -> AbstractContextManager[object]:
-    return nullcontext() if library is None else known_operators(os.fsdecode(library))
 
 
 def _required_parameters(

@@ -7,7 +7,7 @@ of the new graph, or one. If the graph computes a loss, :func:`onnxtrain_sklearn
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from enum import IntFlag
 from functools import reduce
 from typing import Any
@@ -141,10 +141,18 @@ def onnx_derivative(
     if verbose:
         print(f"[onnx_derivative] {options!r} of {len(model.graph)} nodes with respect to {', '.join(wrt)}")
     chosen = choose_engine(engine)
+    names = [v.name or "" for v in model.graph.outputs]
     if loss is not None and starts:
         made = gradients_from(model, starts, wrt, loss, chosen, fill=DerivativeOptions.FillGrad in options)
+    elif DerivativeOptions.FillGrad in options:
+        floats = [v.name or "" for v in model.graph.outputs if is_float(v)]
+        made = vjp_graph(model, names, wrt, chosen, seeded=(), ones=floats)
     else:
-        made = _derivative(model, wrt, options, chosen)
+        made = vjp_graph(model, names, wrt, chosen)
+        if DerivativeOptions.KeepYieldOp in options:
+            made = with_yield(made, names)
+        elif DerivativeOptions.KeepOutputs not in options:
+            made.graph.outputs[:] = [v for v in made.graph.outputs if v.name not in names]
     graph = made.graph
     graph.inputs.extend(graph.initializers[name] for name in wrt if name in graph.initializers)
     result = to_proto(made)
@@ -213,19 +221,6 @@ def _differentiated(
     return wrt
 
 
-def _derivative(model: ir.Model, wrt: Sequence[str], options: DerivativeOptions, engine: str) -> ir.Model:
-    names = [v.name or "" for v in model.graph.outputs]
-    if DerivativeOptions.FillGrad in options:
-        floats = [v.name or "" for v in model.graph.outputs if is_float(v)]
-        return vjp_graph(model, names, wrt, engine, seeded=(), ones=floats)
-    result = vjp_graph(model, names, wrt, engine)
-    if DerivativeOptions.KeepYieldOp in options:
-        return with_yield(result, names)
-    if DerivativeOptions.KeepOutputs not in options:
-        result.graph.outputs[:] = [v for v in result.graph.outputs if v.name not in names]
-    return result
-
-
 def random_feed(inputs: Iterable[Any], batch: int = 10, empty_dimension: int = 1) -> dict[str, np.ndarray]:
     """Return random arrays for the inputs of a graph.
 
@@ -252,42 +247,29 @@ def random_feed(inputs: Iterable[Any], batch: int = 10, empty_dimension: int = 1
     >>> random_feed(model.graph.input, batch=3)["X"].shape
     (3, 2)
     """
-    specs = [_spec(value) for value in inputs]
-    sizes = {shape[0]: batch for _, _, shape in specs if shape and isinstance(shape[0], str)}
-    rng = check_random_state(None)
-    return {
-        name: _random(rng, dtype, _chosen_shape(shape, sizes, batch, empty_dimension)) for name, dtype, shape in specs
-    }
-
-
-def _spec(value: Any) -> tuple[str, np.dtype[np.generic], list[int | str | None]]:
-    """Return name, type and dimensions of an input of a session or of a ModelProto."""
-    if not isinstance(value, onnx.ValueInfoProto):
-        return value.name, runtime.dtype_of(value.type), list(value.shape)
-    tensor = value.type.tensor_type
-    return (
-        value.name,
-        ir.DataType(tensor.elem_type).numpy(),
-        [d.dim_value or d.dim_param or None for d in tensor.shape.dim],
-    )
-
-
-def _chosen_shape(
-    shape: Sequence[int | str | None], named: Mapping[Any, int], batch: int, empty_dimension: int
-) -> tuple[int, ...]:
-    found = []
-    for i, size in enumerate(shape):
-        known = size if isinstance(size, int) and size > 0 else None
-        found.append(known or named.get(size, batch if i == 0 else empty_dimension))
-    return tuple(found)
-
-
-def _random(rng: np.random.RandomState, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> np.ndarray:
-    if dtype.kind == "f":
-        return np.asarray(rng.standard_normal(shape), dtype)
-    if dtype.kind in "iub":
-        return np.asarray(rng.randint(0, 2, shape)).astype(dtype)
-    raise TypeError(f"There are no random values of type {dtype}.")
+    specs = list[tuple[str, np.dtype[np.generic], list[Any]]]()
+    for value in inputs:
+        if isinstance(value, onnx.ValueInfoProto):
+            tensor = value.type.tensor_type
+            shape = [d.dim_value or d.dim_param or None for d in tensor.shape.dim]
+            specs.append((value.name, ir.DataType(tensor.elem_type).numpy(), shape))
+        else:
+            specs.append((value.name, runtime.dtype_of(value.type), list(value.shape)))
+    # a name of the batch axis means the batch in other axes too
+    named = {shape[0]: batch for _, _, shape in specs if shape and isinstance(shape[0], str)}
+    rng, found = check_random_state(None), {}
+    for name, dtype, shape in specs:
+        sizes = [
+            size if isinstance(size, int) and size > 0 else named.get(size, empty_dimension if i else batch)
+            for i, size in enumerate(shape)
+        ]
+        if dtype.kind == "f":
+            found[name] = np.asarray(rng.standard_normal(sizes), dtype)
+        elif dtype.kind in "iub":
+            found[name] = np.asarray(rng.randint(0, 2, sizes)).astype(dtype)
+        else:
+            raise TypeError(f"Input {name!r} is of type {dtype}; random_feed makes floats, integers and booleans.")
+    return found
 
 
 # Graphs of vector-Jacobian products: gradients of any number of outputs, from given gradients of these outputs.
@@ -341,7 +323,19 @@ def vjp_graph(
     result = differentiate(infer_shapes(source), list(wrt), _TOTAL, engine).model
     by_name = {v.name: v for v in result.graph.outputs}
     keep_outputs(result, [by_name[name] for name in (*outputs, *(f"{name}_grad" for name in wrt))])
-    _name_seeds(result.graph)
+    # Give the seeds their final names; inner values of these names are renamed.
+    graph = result.graph
+    seeds = {f"{(v.name or '').removeprefix(_SEED)}_grad": v for v in graph.inputs if (v.name or "").startswith(_SEED)}
+    known = {v.name for v in [*graph.inputs, *graph.initializers.values(), *graph.outputs]}
+    if clash := seeds.keys() & known:
+        raise ModelError(
+            f"The graph has a value {min(clash)!r}, the name of the gradient of an output. Rename the value."
+        )
+    op = GraphBuilder(graph, prefix="vjp")
+    for value in [v for node in graph.all_nodes() for v in node.outputs if v.name in seeds]:
+        value.name = op.name("inner")
+    for name, seed in seeds.items():
+        seed.name = name
     return result
 
 
@@ -382,20 +376,6 @@ def _seeds(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Value]:
     seeds = [copy_type(ir.Value(name=f"{_SEED}{v.name}"), v) for v in values]
     graph.inputs.extend(seeds)
     return seeds
-
-
-def _name_seeds(graph: ir.Graph) -> None:
-    """Give the seeds their final names; rename inner values of these names, raise if inputs or outputs have them."""
-    seeds = [v for v in graph.inputs if (v.name or "").startswith(_SEED)]
-    names = {f"{(v.name or '').removeprefix(_SEED)}_grad": v for v in seeds}
-    kept = {v.name for v in [*graph.inputs, *graph.initializers.values(), *graph.outputs]}
-    if clash := names.keys() & kept:
-        raise ModelError(f"The graph has a value {min(clash)!r}, as the gradient of an output is named; rename it.")
-    op = GraphBuilder(graph, prefix="vjp")
-    for value in [v for node in graph.all_nodes() for v in node.outputs if v.name in names]:
-        value.name = op.name("inner")
-    for name, seed in names.items():
-        seed.name = name
 
 
 def _total(

@@ -74,7 +74,40 @@ class BoundArrays:
         self.results = list(results)
 
 
-class SessionIOBinding:
+class _Binding:
+    """The methods that onnxruntime's two classes have in common."""
+
+    def __init__(self, bound: BoundArrays) -> None:
+        self.bound = bound
+
+    def bind_ortvalue_input(self, name: str, ortvalue: object) -> None:
+        """Bind an input to an OrtValue; each run reads it."""
+        self.bound.bind_input(name, self.bound.view(ortvalue))
+
+    def bind_ortvalue_output(self, name: str, ortvalue: object) -> None:
+        """Bind an output to an OrtValue; each run writes to it."""
+        self.bound.bind_output(name, self.bound.view(ortvalue))
+
+    def copy_outputs_to_cpu(self) -> list[np.ndarray]:
+        """Return the outputs of the last run."""
+        return [array.copy() for array in self.bound.results]
+
+    def synchronize_inputs(self) -> None:
+        """Do nothing: inputs in host memory need no synchronization."""
+
+    def synchronize_outputs(self) -> None:
+        """Do nothing: outputs in host memory need no synchronization."""
+
+    def clear_binding_inputs(self) -> None:
+        """Remove all bindings of inputs."""
+        self.bound.inputs = {}
+
+    def clear_binding_outputs(self) -> None:
+        """Remove all bindings of outputs."""
+        self.bound.outputs, self.bound.results = {}, []
+
+
+class SessionIOBinding(_Binding):
     """Inputs and outputs in host memory, with the methods of the class of this name in onnxruntime's C bindings.
 
     Parameters
@@ -85,7 +118,7 @@ class SessionIOBinding:
 
     def __init__(self, session: Any) -> None:
         names = ({value.name for value in values} for values in (session.inputs_meta, session.outputs_meta))
-        self.bound = BoundArrays(*names)
+        super().__init__(BoundArrays(*names))
         self._returned: runtime.OrtValueVector = None
 
     def bind_input(self, name: str, *place: Any) -> None:
@@ -95,10 +128,6 @@ class SessionIOBinding:
             return
         device, element_type, shape, address = place
         self.bound.bind_input(name, _array_at(runtime.device_name(device), element_type, shape, address))
-
-    def bind_ortvalue_input(self, name: str, ortvalue: object) -> None:
-        """Bind an input to an OrtValue."""
-        self.bound.bind_input(name, self.bound.view(ortvalue))
 
     def bind_output(
         self,
@@ -111,36 +140,14 @@ class SessionIOBinding:
         """Bind an output to new memory, or to memory at an address."""
         self.bound.bind_output(name, _output_at(runtime.device_name(device), element_type, shape, address))
 
-    def bind_ortvalue_output(self, name: str, ortvalue: object) -> None:
-        """Bind an output to an OrtValue; each run writes to it."""
-        self.bound.bind_output(name, self.bound.view(ortvalue))
-
     def get_outputs(self) -> runtime.OrtValueVector:
         """Return the outputs of the last run; their memory is kept until the next call."""
         device = runtime.ort_device(resolve_device())
         self._returned = runtime.vector(runtime.value_of(array, device) for array in self.bound.results)
         return self._returned
 
-    def copy_outputs_to_cpu(self) -> list[np.ndarray]:
-        """Return the outputs of the last run."""
-        return [array.copy() for array in self.bound.results]
 
-    def synchronize_inputs(self) -> None:
-        """Wait until the inputs are in memory: memory of the host always is."""
-
-    def synchronize_outputs(self) -> None:
-        """Wait until the outputs are in memory: memory of the host always is."""
-
-    def clear_binding_inputs(self) -> None:
-        """Remove all bindings of inputs."""
-        self.bound.inputs = {}
-
-    def clear_binding_outputs(self) -> None:
-        """Remove all bindings of outputs."""
-        self.bound.outputs, self.bound.results = {}, []
-
-
-class IOBinding:
+class IOBinding(_Binding):
     """The result of :meth:`~.TrainingSession.io_binding`: inputs and outputs in host memory.
 
     Parameters
@@ -150,15 +157,11 @@ class IOBinding:
 
     def __init__(self, session: Any) -> None:
         self._iobinding = SessionIOBinding(session._sess)
-        self.bound = self._iobinding.bound
+        super().__init__(self._iobinding.bound)
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray) -> None:
         """Bind an input to an array; each run reads it."""
         self.bound.bind_input(name, np.asarray(arr_on_cpu))
-
-    def bind_ortvalue_input(self, name: str, ortvalue: object) -> None:
-        """Bind an input to an OrtValue."""
-        self.bound.bind_input(name, self.bound.view(ortvalue))
 
     def bind_input(
         self,
@@ -171,10 +174,6 @@ class IOBinding:
     ) -> None:
         """Bind an input to host memory at an address."""
         self.bound.bind_input(name, _array_at(device_type, element_type, shape, buffer_ptr))
-
-    def bind_ortvalue_output(self, name: str, ortvalue: object) -> None:
-        """Bind an output to an OrtValue; each run writes to it."""
-        self.bound.bind_output(name, self.bound.view(ortvalue))
 
     def bind_output(
         self,
@@ -196,40 +195,22 @@ class IOBinding:
         """Return the outputs of the last run as an OrtValueVector."""
         return self._iobinding.get_outputs()
 
-    def synchronize_inputs(self) -> None:
-        """Wait until the inputs are in memory: memory of the host always is."""
-
-    def synchronize_outputs(self) -> None:
-        """Wait until the outputs are in memory: memory of the host always is."""
-
-    def copy_outputs_to_cpu(self) -> list[np.ndarray]:
-        """Return the outputs of the last run."""
-        return self._iobinding.copy_outputs_to_cpu()
-
-    def clear_binding_inputs(self) -> None:
-        """Remove all bindings of inputs."""
-        self._iobinding.clear_binding_inputs()
-
-    def clear_binding_outputs(self) -> None:
-        """Remove all bindings of outputs."""
-        self._iobinding.clear_binding_outputs()
-
 
 def _output_at(
     device_type: str, element_type: DTypeLike | None, shape: Sequence[int] | None, address: int | None
 ) -> np.ndarray | None:
-    """Return the array at an address, None without one: a run makes the array."""
+    """Return the array at an address; None without an address: a run then makes the array."""
     _require_host(device_type)
     if address is None:
         return None
     if element_type is None or shape is None:
-        raise TypeError("An output at buffer_ptr needs its element_type and its shape.")
+        raise TypeError("An output at an address (buffer_ptr) needs element_type and shape.")
     return _array_at(device_type, element_type, shape, address)
 
 
 def _require_host(device_type: str) -> None:
     if device_type.lower() != "cpu":
-        raise ValueError(f"Training sessions bind the host's memory, got {device_type!r}.")
+        raise ValueError(f"Training sessions bind only host memory ('cpu'), got {device_type!r}.")
 
 
 def _array_at(device_type: str, element_type: DTypeLike | None, shape: Sequence[int], address: int) -> np.ndarray:

@@ -60,7 +60,7 @@ def attributes_of(parameters: TrainingParameters, name: str) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Update:
-    """The inputs of the update of one weight; all but the first three are scalars of a run."""
+    """The inputs of the update of one weight; ``rate`` and ``count`` are scalars."""
 
     weight: ir.Value
     gradient: ir.Value
@@ -113,10 +113,12 @@ def _adam(
     first = _moving_average(op, one.moments[0], gradient, alpha)
     second = _moving_average(op, one.moments[1], op.Mul(gradient, gradient), beta)
     corrected = bool(settings.get("do_bias_correction", settings.get("correct_bias")))
-    m, v = (_corrected(op, x, b, count) if corrected else x for x, b in ((first, alpha), (second, beta)))
+    m, v = first, second
+    if corrected:
+        m, v = (op.Div(x, op.Sub(1.0, op.Pow(op.value(b), count))) for x, b in ((first, alpha), (second, beta)))
     late = settings.get("weight_decay_mode", settings.get("adam_mode", 0))
     if late:  # epsilon is added before the bias correction; the decay is applied after the step
-        root = _corrected_root(op, beta, count) if corrected else None
+        root = op.Sqrt(op.Sub(1.0, op.Pow(op.value(beta), count))) if corrected else None
         direction = op.Div(m, op.Add(op.Sqrt(second), settings["epsilon"]))
         direction = direction if root is None else op.Mul(direction, root)
         new = op.Sub(w, op.Mul(direction, rate))
@@ -130,14 +132,6 @@ def _adam(
 
 def _moving_average(op: GraphBuilder, old: ir.Value, new: ir.Value, share: float) -> ir.Value:
     return op.Add(op.Mul(old, share), op.Mul(new, 1.0 - share))
-
-
-def _corrected(op: GraphBuilder, average: ir.Value, share: float, count: ir.Value) -> ir.Value:
-    return op.Div(average, op.Sub(1.0, op.Pow(op.value(share), count)))
-
-
-def _corrected_root(op: GraphBuilder, share: float, count: ir.Value) -> ir.Value:
-    return op.Sqrt(op.Sub(1.0, op.Pow(op.value(share), count)))
 
 
 def _trust_ratio(op: GraphBuilder, w: ir.Value, direction: ir.Value, settings: Mapping[str, float]) -> ir.Value:
@@ -314,7 +308,10 @@ class TrainingParameters:
 
     def set_optimizer_initial_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Set the initial state of the optimizer, as :meth:`~.TrainingSession.get_optimizer_state` returns it."""
-        self._initial_state = {name: {k: _array(v) for k, v in slots.items()} for name, slots in state.items()}
+        self._initial_state = {
+            name: {slot: np.array(value.numpy() if hasattr(value, "numpy") else value) for slot, value in slots.items()}
+            for name, slots in state.items()
+        }
 
     @property
     def initial_state(self) -> Mapping[str, Mapping[str, np.ndarray]]:
@@ -340,7 +337,3 @@ class TrainingParameters:
             raise ValueError(
                 f"gradient_accumulation_steps must be at least 1, got {self.gradient_accumulation_steps!r}."
             )
-
-
-def _array(value: Any) -> np.ndarray:
-    return np.array(value.numpy() if hasattr(value, "numpy") else value)

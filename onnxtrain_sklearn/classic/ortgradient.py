@@ -216,16 +216,23 @@ class OrtGradientForwardBackward:
         """Return the class that runs the graph, with its sessions and names as attributes."""
         weights, names = self.weights_to_train, [*self.input_names, *self.weights_to_train]
         model = load(self.onnx_model)
-        evaluated = self._with_weights_as_inputs(model)
+        # The forward graph alone, with the weights as inputs, for passes without a backward pass.
+        evaluated = model.clone()
+        initializers_to_inputs(evaluated.graph, weights)
+        by_name = {v.name: v for v in evaluated.graph.outputs}
+        keep_outputs(evaluated, [by_name[name] for name in self.output_names])
+        sess_eval = runtime.session(to_proto(evaluated).SerializeToString(), self._device, self.sess_options)
+        # The graph of both passes.
         floats = [n for n in float_names(model.graph.inputs) if n in self.inputs_with_gradient]
         wrt = [*(n for n in self.input_names if n in floats), *weights]
         if not wrt:
             raise ModelError("The graph has neither float inputs nor float initializers, so nothing has a gradient.")
         trained = vjp_graph(model, self.output_names, wrt, self.engine)
         initializers_to_inputs(trained.graph, weights)
-        sess_eval = runtime.session(to_proto(evaluated).SerializeToString(), self._device, self.sess_options)
         seeds = [n for n in self.output_names if f"{n}_grad" in {v.name for v in trained.graph.inputs}]
-        attributes = {
+        gradients = [f"{name}_grad" for name in wrt]
+        device = runtime.ort_device(self._device)
+        attributes: dict[str, Any] = {
             "__doc__": f"Forward and backward passes of {self._repr_helper_(self.onnx_model)}.",
             "__module__": __name__,
             "_run_options": self.run_options,
@@ -237,67 +244,56 @@ class OrtGradientForwardBackward:
             "_output_names": self.output_names,
             "_weights_to_train": weights,
             "_grad_input_names": names,
-            "_bw_fetches_names": [f"{name}_grad" for name in wrt],
+            "_bw_fetches_names": gradients,
             "_onx_inp": names,
-            "_onx_out": [f"{name}_grad" for name in wrt],
-            "_graph_info": self._graph_info(wrt, seeds),
+            "_onx_out": gradients,
+            "_graph_info": GraphInfo(
+                user_input_names=list(self.input_names),
+                user_output_names=list(self.output_names),
+                initializer_names=[tensor.name for tensor in self.onnx_model.graph.initializer],
+                initializer_names_to_train=list(weights),
+                user_input_grad_names={name: f"{name}_grad" for name in wrt if name not in weights},
+                initializer_grad_names_to_train=[f"{name}_grad" for name in weights],
+                module_output_gradient_name=[f"{name}_grad" for name in seeds],
+                output_grad_indices_non_differentiable=[i for i, n in enumerate(self.output_names) if n not in seeds],
+            ),
             "_optimized_pre_grad_model": to_proto(evaluated),
             "_graph_builder": None,
             "_device": self._device,
             "_types": {v.name: runtime.dtype_of(v.type) for v in [*sess_eval.get_inputs(), *sess_eval.get_outputs()]},
-            **self._agent(trained, names, [f"{name}_grad" for name in wrt]),
-        }
-        if self._logger is not None:
-            self._logger.info("[%s] %s", self.class_name, self._repr_helper_(attributes, 2))
-        return type(self.class_name, (OrtGradientForwardBackwardFunction,), attributes)
-
-    def _with_weights_as_inputs(self, model: ir.Model) -> ir.Model:
-        """Return the forward graph with the weights as inputs."""
-        result = model.clone()
-        initializers_to_inputs(result.graph, self.weights_to_train)
-        by_name = {v.name: v for v in result.graph.outputs}
-        keep_outputs(result, [by_name[name] for name in self.output_names])
-        return result
-
-    def _agent(self, trained: ir.Model, names: list[str], gradients: list[str]) -> dict[str, Any]:
-        """Return the agent that runs the passes: onnxruntime-training's, or two sessions."""
-        device = runtime.ort_device(self._device)
-        devices: dict[str, Any] = {
             "_fw_outputs_device_info": [device] * len(self.output_names),
             "_fw_no_grad_output_device_info": [device] * len(self.output_names),
             "_bw_outputs_device_info": [device] * len(gradients),
         }
+        # The agent that runs the passes: onnxruntime-training's, or two sessions.
         if self.engine == "portable" or not runtime.has_training_agent():
             given = (self._device, self.sess_options, self.run_options)
-            agent = TwoSessions(trained, names, self.output_names, gradients, *given)
-            found = {"_training_agent": agent, "_trained_onnx": to_proto(trained), "_cache": None}
-            return {**devices, **found, "_new_state": staticmethod(PassState)}
-        proto = to_proto(with_yield(trained, self.output_names))
-        options = runtime.quiet_options() if self.sess_options is None else self.sess_options
-        with runtime.keeping_activations(options):
-            session = runtime.session(proto.SerializeToString(), self._device, options)
-        agent = runtime.training_agent(
-            session, names, devices["_fw_outputs_device_info"], gradients, devices["_bw_outputs_device_info"]
-        )
-        found = {"_training_agent": agent, "_training_session": session, "_trained_onnx": proto}
-        return {**devices, **found, "_cache": runtime.value_cache(), "_new_state": staticmethod(runtime.pass_state)}
-
-    def _graph_info(self, wrt: Sequence[str], seeds: Sequence[str]) -> GraphInfo:
-        weights = self.weights_to_train
-        return GraphInfo(
-            user_input_names=list(self.input_names),
-            user_output_names=list(self.output_names),
-            initializer_names=[tensor.name for tensor in self.onnx_model.graph.initializer],
-            initializer_names_to_train=list(weights),
-            user_input_grad_names={name: f"{name}_grad" for name in wrt if name not in weights},
-            initializer_grad_names_to_train=[f"{name}_grad" for name in weights],
-            module_output_gradient_name=[f"{name}_grad" for name in seeds],
-            output_grad_indices_non_differentiable=[i for i, n in enumerate(self.output_names) if n not in seeds],
-        )
+            attributes |= {
+                "_training_agent": TwoSessions(trained, names, self.output_names, gradients, *given),
+                "_trained_onnx": to_proto(trained),
+                "_cache": None,
+                "_new_state": staticmethod(PassState),
+            }
+        else:
+            proto = to_proto(with_yield(trained, self.output_names))
+            options = runtime.quiet_options() if self.sess_options is None else self.sess_options
+            with runtime.keeping_activations(options):
+                session = runtime.session(proto.SerializeToString(), self._device, options)
+            devices = (attributes["_fw_outputs_device_info"], attributes["_bw_outputs_device_info"])
+            attributes |= {
+                "_training_agent": runtime.training_agent(session, names, devices[0], gradients, devices[1]),
+                "_training_session": session,
+                "_trained_onnx": proto,
+                "_cache": runtime.value_cache(),
+                "_new_state": staticmethod(runtime.pass_state),
+            }
+        if self._logger is not None:
+            self._logger.info("[%s] %s", self.class_name, self._repr_helper_(attributes, 2))
+        return type(self.class_name, (OrtGradientForwardBackwardFunction,), attributes)
 
 
 class _ConfigNames:
-    """The names with respect to which gradients are computed, from an OrtModuleGraphBuilderConfiguration."""
+    """Names of weights and inputs to differentiate, from an OrtModuleGraphBuilderConfiguration."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -305,8 +301,8 @@ class _ConfigNames:
         for name, value in expected.items() if config is not None else ():
             if getattr(config, name) != value:
                 raise ValueError(
-                    f"graph_builder_config.{name}={getattr(config, name)!r} has no meaning here, where the gradient "
-                    f"graph is built by this package: leave it {value!r}."
+                    f"graph_builder_config.{name}={getattr(config, name)!r} has no meaning, because this package "
+                    f"builds the gradient graph itself. Leave it {value!r}."
                 )
 
     def weights(self, given: Sequence[str] | None) -> Sequence[str] | None:
@@ -454,7 +450,12 @@ class OrtGradientForwardBackwardFunction:
             The outputs, in the order of ``_output_names``.
         """
         cls = type(self)
-        feeds = self._checked_feeds(inputs)
+        names = cls._grad_input_names
+        if len(inputs) != len(names):
+            raise ValueError(f"forward expects {len(names)} tensors ({', '.join(names)}), got {len(inputs)}.")
+        given = [_of_type(x, cls._types[name], name) for name, x in zip(names, inputs, strict=True)]
+        devices = [runtime.ort_device(cls._device)] * len(given)
+        feeds = self.input_to_ort(inputs if runtime.is_vector(inputs) else given, devices, cls._debug)
         outputs = _fetches(forward_outputs_cache, len(cls._output_names), "forward_outputs_cache")
         if training:
             state = cls._new_state()
@@ -463,11 +464,10 @@ class OrtGradientForwardBackwardFunction:
             self.save_for_backward(feeds)
             self._pending.append(Pending(state, [list(v.shape()) for v in outputs], self.saved_tensors))
         else:
-            given = dict(zip(cls._grad_input_names, feeds, strict=True))
             known = {v.name for v in cls._sess_eval.get_inputs()}
-            given = {name: value for name, value in given.items() if name in known}
+            read = {name: value for name, value in zip(names, feeds, strict=True) if name in known}
             options, memory = cls._run_options, cls._device.memory
-            found = runtime.run(cls._sess_eval, given, cls._output_names, list(outputs), options, memory=memory)
+            found = runtime.run(cls._sess_eval, read, cls._output_names, list(outputs), options, memory=memory)
             runtime.fill(outputs, found)
         self._log("forward", outputs)
         return outputs
@@ -503,7 +503,19 @@ class OrtGradientForwardBackwardFunction:
                 f"exist. Run forward(inputs, training=True) first; each has one backward pass."
             )
         waiting = self._pending[pending]
-        grads = self._checked_gradients(grad_outputs, waiting.shapes)
+        # The gradients, in the type and shape of the outputs; integers have none.
+        single = isinstance(grad_outputs, np.ndarray) or runtime.unwrapped_value(grad_outputs) is not None
+        given: list[Any] = [grad_outputs] if single else list(grad_outputs)
+        exact = cls._graph_info.output_grad_indices_non_differentiable
+        shapes = zip(cls._output_names, waiting.shapes, strict=True)
+        wanted = [(name, shape) for i, (name, shape) in enumerate(shapes) if i not in exact]
+        if len(given) != len(wanted):
+            names = ", ".join(name for name, _ in wanted)
+            raise ValueError(f"backward expects {len(wanted)} gradients, of {names}; got {len(given)}.")
+        device = runtime.ort_device(cls._device)
+        for i, (name, shape) in enumerate(wanted):
+            given[i] = _of_shape(_of_type(given[i], cls._types[name], name), shape, name, device)
+        grads = self.input_to_ort(given, [device] * len(given), cls._debug)
         results = _fetches(backward_outputs_cache, len(cls._bw_fetches_names), "backward_outputs_cache")
         self.saved_tensors_ = waiting.saved
         del self._pending[pending]
@@ -541,31 +553,6 @@ class OrtGradientForwardBackwardFunction:
             with open(path, "wb") as file:
                 file.write(contents[name])
         return paths
-
-    def _checked_feeds(self, inputs: Tensors | runtime.OrtValueVector) -> runtime.OrtValueVector:
-        cls = type(self)
-        names = cls._grad_input_names
-        if len(inputs) != len(names):
-            raise ValueError(f"forward expects {len(names)} tensors ({', '.join(names)}), got {len(inputs)}.")
-        given = [_of_type(x, cls._types[name], name) for name, x in zip(names, inputs, strict=True)]
-        device = runtime.ort_device(cls._device)
-        return self.input_to_ort(inputs if runtime.is_vector(inputs) else given, [device] * len(given), cls._debug)
-
-    def _checked_gradients(self, grads: Any, shapes: Sequence[Sequence[int]]) -> runtime.OrtValueVector:
-        cls = type(self)
-        single = isinstance(grads, np.ndarray) or runtime.unwrapped_value(grads) is not None
-        given = [grads] if single else list(grads)
-        exact = cls._graph_info.output_grad_indices_non_differentiable
-        wanted = [(n, s) for i, (n, s) in enumerate(zip(cls._output_names, shapes, strict=True)) if i not in exact]
-        if len(given) != len(wanted):
-            names = ", ".join(name for name, _ in wanted)
-            raise ValueError(f"backward expects {len(wanted)} gradients, of {names}; got {len(given)}.")
-        device = runtime.ort_device(cls._device)
-        fitted = [
-            _of_shape(_of_type(grad, cls._types[name], name), shape, name, device)
-            for grad, (name, shape) in zip(given, wanted, strict=True)
-        ]
-        return self.input_to_ort(fitted, [device] * len(fitted), cls._debug)
 
     def _log(self, step: str, values: runtime.OrtValueVector) -> None:
         """Log a pass and check that its values are finite, if the class was created with these options."""

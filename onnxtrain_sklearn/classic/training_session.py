@@ -1,6 +1,8 @@
-"""Training sessions as onnxruntime had them until 1.16: loss, gradients and optimizer in one object.
+"""Training sessions as onnxruntime had them until 1.16: a graph with its loss, gradients and optimizer in one object.
 
-A session runs two graphs: the gradient graph of the minibatch, then the update. It holds the weights as arrays.
+A :class:`TrainingSession` runs two graphs: the gradient graph of the minibatch, then the update. ``TrainingState``
+holds weights and optimizer state as arrays; ``session_graphs`` makes the graphs. :class:`GradientGraphBuilder` makes a
+gradient graph alone.
 """
 
 from __future__ import annotations
@@ -30,264 +32,6 @@ from .grad_helper import float_names, gradients_from, require_names, vjp_graph
 from .io_binding import IOBinding, SessionIOBinding
 from .optimizers import MOMENTS, UPDATE_COUNT, TrainingParameters, Update, attributes_of, emit_updates
 
-# The graphs of a training session: trained weights, gradients, the update, the whole step.
-
-
-def loss_output(graph: ir.Graph, name: str) -> str:
-    """Return the name of the loss; raise ValueError if it is not an output of one element."""
-    outputs = {v.name or "": v for v in graph.outputs}
-    if name not in outputs:
-        raise ModelError(f"loss_output_name={name!r} is no output of the graph.{nearest(name, outputs)}")
-    if (shape := dims(outputs[name])) is None or any(size != 1 for size in shape):
-        found = "an unknown shape" if shape is None else f"shape {outputs[name].shape}"
-        raise ModelError(f"The loss must have one element, but {name!r} has {found}. Reduce it first.")
-    return name
-
-
-def trained_weights(graph: ir.Graph, parameters: TrainingParameters) -> dict[str, np.ndarray]:
-    """Return the weights to train by name, in the order of the graph."""
-    floats = float_names(list(graph.initializers.values()))
-    wanted, excluded = (
-        require_names(sorted(getattr(parameters, role)), floats, role)
-        for role in ("weights_to_train", "weights_not_to_train")
-    )
-    if both := set(wanted) & set(excluded):
-        raise ValueError(f"weights_to_train and weights_not_to_train both name {sorted(both)}.")
-    left_out = {*excluded, *_immutable(graph, parameters.immutable_weights)}
-    names = [name for name in floats if (name in wanted or not wanted) and name not in left_out]
-    if not names:
-        raise ModelError("There is no weight to train: the graph has no float initializer that is not left out.")
-    for role in ("optimizer_attributes_map", "optimizer_int_attributes_map"):
-        require_names(list(getattr(parameters, role)), names, role)
-    for name in names if parameters.training_optimizer_name else ():
-        attributes_of(parameters, name)
-    return {name: array_of(graph.initializers[name]) for name in names}
-
-
-def _immutable(graph: ir.Graph, rules: Mapping[str, Mapping[int, float]]) -> Collection[str]:
-    """Return the initializers of one element whose position and value match the rules."""
-    found = set()
-    for node in graph:
-        for position, expected in rules.get(node.op_type, {}).items():
-            value = node.inputs[position] if position < len(node.inputs) else None
-            held = None if value is None else value.const_value
-            if value is not None and held is not None and held.size == 1 and float(held.numpy().item()) == expected:
-                found.add(value.name or "")
-    return found
-
-
-def session_graphs(
-    model: ir.Model, loss: str, parameters: TrainingParameters, state: TrainingState, engine: str
-) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
-    """Return the gradient graph and the update graph; write the files that the parameters name."""
-    names = list(state.weights)
-    if parameters.loss_scale:
-        gradient = _scaled_gradients(model, names, loss, parameters.loss_scale, engine)
-    else:
-        gradient = _gradients(model, names, loss, engine)
-    initializers_to_inputs(gradient.graph, names)
-    proto = to_proto(gradient)
-    update = None
-    if parameters.training_optimizer_name:
-        graph = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="update")
-        update = to_proto(_with_update(ir.Model(graph, ir_version=8), parameters, state))
-    if path := parameters.model_after_graph_transforms_path:
-        onnx.save(to_proto(model.clone()), path)
-    if path := parameters.model_with_gradient_graph_path:
-        onnx.save(proto, path)
-    if path := parameters.model_with_training_graph_path:
-        onnx.save(proto if update is None else to_proto(_with_update(gradient, parameters, state)), path)
-    return proto, update
-
-
-def _gradients(model: ir.Model, names: Sequence[str], loss: str, engine: str) -> ir.Model:
-    return vjp_graph(model, [v.name or "" for v in model.graph.outputs], names, engine, seeded=(), ones=[loss])
-
-
-def _scaled_gradients(model: ir.Model, names: Sequence[str], loss: str, scale: float, engine: str) -> ir.Model:
-    """Return the graph with gradients of the loss, computed from ``scale`` times the loss and divided by it."""
-    source = model.clone()
-    value = next(v for v in source.graph.outputs if v.name == loss)
-    scaled = GraphBuilder(source.graph, dtype=value.dtype or ir.DataType.FLOAT, prefix="loss_scale").Mul(
-        value, float(scale)
-    )
-    source.graph.outputs.append(copy_type(scaled, value))
-    result = _gradients(source, names, scaled.name or "", engine)
-    graph = result.graph
-    op = GraphBuilder(graph, prefix="loss_scale")
-    graph.outputs[:] = [v for v in graph.outputs if v.name != scaled.name]
-    wanted = {f"{name}_grad" for name in names}
-    for i, gradient in enumerate(graph.outputs):
-        if (name := gradient.name) in wanted:
-            op.dtype = gradient.dtype or ir.DataType.FLOAT
-            gradient.name = op.name("scaled")
-            new = graph.outputs[i] = copy_type(op.Div(gradient, float(scale)), gradient)
-            new.name = name
-    return result
-
-
-def _with_update(model: ir.Model, parameters: TrainingParameters, state: TrainingState) -> ir.Model:
-    """Emit the update into a graph, in place; weights and gradients that it does not have become inputs."""
-    graph = model.graph
-    rate = ir.val(parameters.lr_params_feed_name, ir.DataType.FLOAT, (1,))
-    graph.inputs.append(rate)
-    op = GraphBuilder(graph, prefix="update")
-    named = {v.name: v for v in [*graph.inputs, *graph.outputs]}
-    updates = {}
-    for name, array in state.weights.items():
-        dtype = ir.DataType.from_numpy(array.dtype)
-        specs = [name, f"{name}_grad", *(f"{moment}_{name}" for moment in state.moments.get(name, ()))]
-        values = [named.get(one) or ir.val(one, dtype, array.shape) for one in specs]
-        count = ir.val(f"{UPDATE_COUNT}_{name}", ir.DataType.INT64, (1,))
-        graph.inputs.extend(value for value in [*values, count] if value.name not in named)
-        weight, gradient, *moments = values
-        updates[name] = Update(weight, gradient, moments, rate, count)
-    for name, results in emit_updates(op, parameters, updates).items():
-        for end, value in zip(("", *(f"{moment}_" for moment in MOMENTS)), results, strict=False):
-            value.name, value.type, value.shape = (
-                f"New_{end}{name}",
-                updates[name].weight.type,
-                updates[name].weight.shape,
-            )
-            graph.outputs.append(value)
-    return model
-
-
-# The state of a training session: weights, moments and counts of the optimizer; saving and loading them.
-
-
-class TrainingState:
-    """Weights by name, moments by weight and slot, and the number of updates of each weight.
-
-    Parameters
-    ----------
-    weights : dict of str to ndarray
-    optimizer : str
-        Name of the optimizer; "": none.
-    """
-
-    def __init__(self, weights: Mapping[str, np.ndarray], optimizer: str) -> None:
-        self.weights = {name: np.array(array) for name, array in weights.items()}
-        self.optimizer = optimizer
-        self.counts = dict.fromkeys(self.weights, 0)
-        self.moments: dict[str, dict[str, np.ndarray]] = {}
-        if optimizer not in ("", "SGDOptimizer"):
-            self.moments = {n: {m: np.zeros_like(w) for m in MOMENTS} for n, w in self.weights.items()}
-
-    def model_state(self) -> dict[str, np.ndarray]:
-        """Return copies of the weights."""
-        return {name: array.copy() for name, array in self.weights.items()}
-
-    def optimizer_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return copies of moments and counts by weight; empty where the optimizer has no moments."""
-        return {
-            name: {
-                **{slot: array.copy() for slot, array in slots.items()},
-                UPDATE_COUNT: np.array([self.counts[name]]),
-            }
-            for name, slots in self.moments.items()
-        }
-
-    def all_arrays(self) -> dict[str, np.ndarray]:
-        """Return copies of weights, moments and counts in one dict."""
-        state = self.model_state()
-        for weight, slots in self.optimizer_state().items():
-            state |= {f"{slot}_{weight}": array for slot, array in slots.items()}
-        return state
-
-    def load(self, given: Mapping[str, Any], *, strict: bool) -> None:
-        """Load a state of :meth:`all_arrays`; ``strict`` raises for missing or unknown names."""
-        current = self.all_arrays()
-        missing, unknown = current.keys() - given.keys(), given.keys() - current.keys()
-        if strict and (missing or unknown):
-            raise ModelError(f"The state does not fit: missing {sorted(missing)}, unknown {sorted(unknown)}.")
-        new = {name: to_array(given[name]) for name in current if name in given}
-        for name, array in new.items():
-            if array.shape != current[name].shape or array.dtype != current[name].dtype:
-                found, expected = (f"{a.dtype}{list(a.shape)}" for a in (array, current[name]))
-                raise ModelError(f"The state holds {name!r} as {found}, expected {expected}.")
-        current |= new
-        self.weights = {name: current[name] for name in self.weights}
-        self.moments = {n: {m: current[f"{m}_{n}"] for m in slots} for n, slots in self.moments.items()}
-        self.counts |= {name: int(current[f"{UPDATE_COUNT}_{name}"][0]) for name in self.moments}
-
-    def load_optimizer(self, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-        """Load a state of :meth:`optimizer_state`, or a part of it."""
-        known = self.optimizer_state()
-        flat = {}
-        for name, slots in state.items():
-            for slot, array in slots.items():
-                if slot not in known.get(name, {}):
-                    raise ModelError(f"The optimizer has no state {slot!r} of {name!r}; its weights are {list(known)}.")
-                flat[f"{slot}_{name}"] = array
-        self.load(flat, strict=False)
-
-    def feed(self, gradients: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the inputs of the update graph; the counts include this update."""
-        feed: dict[str, np.ndarray] = {}
-        for name, weight in self.weights.items():
-            moments = {f"{m}_{name}": array for m, array in self.moments.get(name, {}).items()}
-            count = {f"{UPDATE_COUNT}_{name}": np.array([self.counts[name] + 1])}
-            feed |= {name: weight, f"{name}_grad": gradients[name], **moments, **count}
-        return feed
-
-    def take(self, found: Mapping[str, np.ndarray]) -> None:
-        """Store the outputs of the update graph."""
-        self.weights = {name: found[f"New_{name}"] for name in self.weights}
-        self.moments = {n: {m: found[f"New_{m}_{n}"] for m in slots} for n, slots in self.moments.items()}
-        self.counts = {name: count + 1 for name, count in self.counts.items()}
-
-
-class StatefulSession:
-    """The methods of a training session that return and set its state."""
-
-    _state: TrainingState
-    _sums: dict[str, np.ndarray]
-    _runs: int
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        """Return copies of all weights, moments (``Moment_1_NAME``) and counts (``Update_Count_NAME``) by name.
-
-        ``SGDOptimizer`` has neither moments nor counts.
-        """
-        return self._state.all_arrays()
-
-    def load_state(self, dict: Mapping[str, Any], strict: bool = False) -> None:
-        """Set weights, moments and counts by name, as :meth:`get_state` returns them.
-
-        Parameters
-        ----------
-        dict : dict of str to ndarray
-        strict : bool, default=False
-            Whether missing or unknown names raise ValueError; else they are ignored.
-        """
-        self._state.load(dict, strict=strict)
-        self._sums, self._runs = {}, 0
-
-    def get_model_state(self, include_mixed_precision_weights: bool = False) -> dict[str, dict[str, np.ndarray]]:
-        """Return copies of the weights, under "full_precision"."""
-        if include_mixed_precision_weights:
-            raise ValueError("There are no weights of mixed precision: leave include_mixed_precision_weights=False.")
-        return {"full_precision": self._state.model_state()}
-
-    def get_optimizer_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return copies of moments and counts by weight; empty for ``SGDOptimizer`` and without an optimizer."""
-        return self._state.optimizer_state()
-
-    def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
-        """Return how weights are partitioned among processes: they are not."""
-        return {}
-
-
-def to_array(value: Any) -> np.ndarray:
-    """Return a copy of an array or of an OrtValue as an array."""
-    unwrapped = runtime.unwrapped_value(value)
-    return np.array(value) if unwrapped is None else runtime.copied_array(unwrapped)
-
-
-# Training sessions as onnxruntime had them until 1.16: a graph with its loss, gradients and optimizer in one object.
-
-
 __all__ = ["GradientGraphBuilder", "IOBinding", "TrainingParameters", "TrainingSession"]
 
 
@@ -300,7 +44,7 @@ class NodeArg:
     shape: list[Any]
 
 
-class TrainingSession(StatefulSession):
+class TrainingSession:
     """Train a graph that computes its loss.
 
     Parameters
@@ -350,7 +94,8 @@ class TrainingSession(StatefulSession):
         loss = loss_output(model.graph, parameters.loss_output_name)
         self._state = TrainingState(trained_weights(model.graph, parameters), parameters.training_optimizer_name)
         self._state.load_optimizer(parameters.initial_state)
-        self._sums, self._runs = {}, 0
+        self._sums: dict[str, np.ndarray] = {}
+        self._runs = 0
         self._models = session_graphs(model, loss, parameters, self._state, choose_engine(engine))
         self.set_providers(providers, provider_options)
 
@@ -377,24 +122,25 @@ class TrainingSession(StatefulSession):
         names = valid if output_names is None else require_names(output_names, valid, "output_names")
         feed, rate = dict(input_feed), None
         if self._update is not None and (key := self._parameters.lr_params_feed_name) in feed:
-            rate = _rate(feed.pop(key))
+            rate = np.asarray(feed.pop(key), np.float32).reshape(-1)
+            if rate.size != 1:
+                raise ModelError(f"The learning rate must be one number, got {rate.size}.")
         known = [value.name for value in self._inputs]
         for name in feed:
             if name not in known:
-                raise ModelError(
-                    f"The graph has no input {name!r}.{nearest(name, [i.name for i in self.get_inputs()])}"
-                )
+                hint = nearest(name, [one.name for one in self.get_inputs()])
+                raise ModelError(f"The graph has no input {name!r}.{hint}")
         gradients = [f"{name}_grad" for name in self._state.weights] if rate is not None else []
         wanted = list(dict.fromkeys([*names, *gradients]))
         with refusing("The graph does not run on the data"):
             values = self._session.run(wanted, {**feed, **self._state.weights}, run_options)
         found = dict(zip(wanted, values, strict=True))
         if rate is not None:
-            self._accumulate({name: found[f"{name}_grad"] for name in self._state.weights}, rate)
+            self._step({name: found[f"{name}_grad"] for name in self._state.weights}, rate)
         return [found[name] for name in names]
 
-    def _accumulate(self, gradients: Mapping[str, np.ndarray], rate: np.ndarray) -> None:
-        """Accumulate gradients; take a step with their mean when there are enough."""
+    def _step(self, gradients: Mapping[str, np.ndarray], rate: np.ndarray) -> None:
+        """Add up gradients; when there are enough, take a step with their mean."""
         steps = self._parameters.gradient_accumulation_steps
         self._runs += 1
         if steps > 1:
@@ -416,6 +162,39 @@ class TrainingSession(StatefulSession):
         """Run as :meth:`run` does, with ``onnxruntime.OrtValue`` inputs and outputs."""
         feed = {name: to_array(value) for name, value in input_dict_ort_values.items()}
         return [runtime.on_host(array) for array in self.run(output_names, feed, run_options)]
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Return copies of all weights, moments (``Moment_1_NAME``) and counts (``Update_Count_NAME``) by name.
+
+        ``SGDOptimizer`` has neither moments nor counts.
+        """
+        return self._state.all_arrays()
+
+    def load_state(self, dict: Mapping[str, Any], strict: bool = False) -> None:
+        """Set weights, moments and counts by name, as :meth:`get_state` returns them.
+
+        Parameters
+        ----------
+        dict : dict of str to ndarray
+        strict : bool, default=False
+            Whether missing or unknown names raise ValueError; else they are ignored.
+        """
+        self._state.load(dict, strict=strict)
+        self._sums, self._runs = {}, 0
+
+    def get_model_state(self, include_mixed_precision_weights: bool = False) -> dict[str, dict[str, np.ndarray]]:
+        """Return copies of the weights, under "full_precision"."""
+        if include_mixed_precision_weights:
+            raise ValueError("There are no weights of mixed precision: leave include_mixed_precision_weights=False.")
+        return {"full_precision": self._state.model_state()}
+
+    def get_optimizer_state(self) -> dict[str, dict[str, np.ndarray]]:
+        """Return copies of moments and counts by weight; empty for ``SGDOptimizer`` and without an optimizer."""
+        return self._state.optimizer_state()
+
+    def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
+        """Return how weights are partitioned among processes: they are not."""
+        return {}
 
     def io_binding(self) -> IOBinding:
         """Return an object for binding inputs and outputs, for :meth:`run_with_iobinding`."""
@@ -553,13 +332,6 @@ _CORE = (
 """Methods that are the same in the C bindings."""
 
 
-def _rate(value: Any) -> np.ndarray:
-    array = np.asarray(value, np.float32).reshape(-1)
-    if array.size != 1:
-        raise ModelError(f"The learning rate must be one number, got {array.size}.")
-    return array
-
-
 class GradientGraphBuilder:
     """Build the gradient of a loss as a graph.
 
@@ -622,3 +394,206 @@ class GradientGraphBuilder:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph with its gradients to a file."""
         Path(path).write_bytes(self.get_model())
+
+
+# The state of a training session: weights, moments and counts of the optimizer; saving and loading them.
+
+
+class TrainingState:
+    """Weights by name, moments by weight and slot, and the number of updates of each weight.
+
+    Parameters
+    ----------
+    weights : dict of str to ndarray
+    optimizer : str
+        Name of the optimizer; "": none.
+    """
+
+    def __init__(self, weights: Mapping[str, np.ndarray], optimizer: str) -> None:
+        self.weights = {name: np.array(array) for name, array in weights.items()}
+        self.optimizer = optimizer
+        self.counts = dict.fromkeys(self.weights, 0)
+        self.moments: dict[str, dict[str, np.ndarray]] = {}
+        if optimizer not in ("", "SGDOptimizer"):
+            self.moments = {n: {m: np.zeros_like(w) for m in MOMENTS} for n, w in self.weights.items()}
+
+    def model_state(self) -> dict[str, np.ndarray]:
+        """Return copies of the weights."""
+        return {name: array.copy() for name, array in self.weights.items()}
+
+    def optimizer_state(self) -> dict[str, dict[str, np.ndarray]]:
+        """Return copies of moments and counts by weight; empty where the optimizer has no moments."""
+        return {
+            name: {
+                **{slot: array.copy() for slot, array in slots.items()},
+                UPDATE_COUNT: np.array([self.counts[name]]),
+            }
+            for name, slots in self.moments.items()
+        }
+
+    def all_arrays(self) -> dict[str, np.ndarray]:
+        """Return copies of weights, moments and counts in one dict."""
+        state = self.model_state()
+        for weight, slots in self.optimizer_state().items():
+            state |= {f"{slot}_{weight}": array for slot, array in slots.items()}
+        return state
+
+    def load(self, given: Mapping[str, Any], *, strict: bool) -> None:
+        """Load a state of :meth:`all_arrays`; ``strict`` raises for missing or unknown names."""
+        current = self.all_arrays()
+        missing, unknown = current.keys() - given.keys(), given.keys() - current.keys()
+        if strict and (missing or unknown):
+            raise ModelError(f"The state does not fit: missing {sorted(missing)}, unknown {sorted(unknown)}.")
+        new = {name: to_array(given[name]) for name in current if name in given}
+        for name, array in new.items():
+            if array.shape != current[name].shape or array.dtype != current[name].dtype:
+                found, expected = (f"{a.dtype}{list(a.shape)}" for a in (array, current[name]))
+                raise ModelError(f"The state holds {name!r} as {found}, expected {expected}.")
+        current |= new
+        self.weights = {name: current[name] for name in self.weights}
+        self.moments = {n: {m: current[f"{m}_{n}"] for m in slots} for n, slots in self.moments.items()}
+        self.counts |= {name: int(current[f"{UPDATE_COUNT}_{name}"][0]) for name in self.moments}
+
+    def load_optimizer(self, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+        """Load a state of :meth:`optimizer_state`, or a part of it."""
+        known = self.optimizer_state()
+        flat = {}
+        for name, slots in state.items():
+            for slot, array in slots.items():
+                if slot not in known.get(name, {}):
+                    raise ModelError(f"The optimizer has no state {slot!r} of {name!r}; its weights are {list(known)}.")
+                flat[f"{slot}_{name}"] = array
+        self.load(flat, strict=False)
+
+    def feed(self, gradients: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the inputs of the update graph; the counts include this update."""
+        feed: dict[str, np.ndarray] = {}
+        for name, weight in self.weights.items():
+            moments = {f"{m}_{name}": array for m, array in self.moments.get(name, {}).items()}
+            count = {f"{UPDATE_COUNT}_{name}": np.array([self.counts[name] + 1])}
+            feed |= {name: weight, f"{name}_grad": gradients[name], **moments, **count}
+        return feed
+
+    def take(self, found: Mapping[str, np.ndarray]) -> None:
+        """Store the outputs of the update graph."""
+        self.weights = {name: found[f"New_{name}"] for name in self.weights}
+        self.moments = {n: {m: found[f"New_{m}_{n}"] for m in slots} for n, slots in self.moments.items()}
+        self.counts = {name: count + 1 for name, count in self.counts.items()}
+
+
+def to_array(value: Any) -> np.ndarray:
+    """Return a copy of an array or of an OrtValue as an array."""
+    unwrapped = runtime.unwrapped_value(value)
+    return np.array(value) if unwrapped is None else runtime.copied_array(unwrapped)
+
+
+# The graphs of a training session: the trained weights, their gradients, the update, the whole step.
+
+
+def loss_output(graph: ir.Graph, name: str) -> str:
+    """Return the name of the loss; raise ValueError if it is not an output of one element."""
+    outputs = {v.name or "": v for v in graph.outputs}
+    if name not in outputs:
+        raise ModelError(f"loss_output_name={name!r} is no output of the graph.{nearest(name, outputs)}")
+    if (shape := dims(outputs[name])) is None or any(size != 1 for size in shape):
+        found = "an unknown shape" if shape is None else f"shape {outputs[name].shape}"
+        raise ModelError(f"The loss must have one element, but {name!r} has {found}. Reduce it first.")
+    return name
+
+
+def trained_weights(graph: ir.Graph, parameters: TrainingParameters) -> dict[str, np.ndarray]:
+    """Return the weights to train by name, in the order of the graph."""
+    floats = float_names(list(graph.initializers.values()))
+    wanted, excluded = (
+        require_names(sorted(getattr(parameters, role)), floats, role)
+        for role in ("weights_to_train", "weights_not_to_train")
+    )
+    if both := set(wanted) & set(excluded):
+        raise ValueError(f"weights_to_train and weights_not_to_train both name {sorted(both)}.")
+    left_out = set(excluded)
+    for node in graph:  # immutable weights are found by operator, position among its inputs, and value
+        for position, expected in parameters.immutable_weights.get(node.op_type, {}).items():
+            value = node.inputs[position] if position < len(node.inputs) else None
+            held = None if value is None else value.const_value
+            if value is not None and held is not None and held.size == 1 and float(held.numpy().item()) == expected:
+                left_out.add(value.name or "")
+    names = [name for name in floats if (name in wanted or not wanted) and name not in left_out]
+    if not names:
+        raise ModelError("There is no weight to train: the graph has no float initializer that is not left out.")
+    for role in ("optimizer_attributes_map", "optimizer_int_attributes_map"):
+        require_names(list(getattr(parameters, role)), names, role)
+    for name in names if parameters.training_optimizer_name else ():
+        attributes_of(parameters, name)
+    return {name: array_of(graph.initializers[name]) for name in names}
+
+
+def session_graphs(
+    model: ir.Model, loss: str, parameters: TrainingParameters, state: TrainingState, engine: str
+) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
+    """Return the gradient graph and the update graph; write the files that the parameters name."""
+    names = list(state.weights)
+    gradient = _gradients(model, names, loss, parameters.loss_scale, engine)
+    initializers_to_inputs(gradient.graph, names)
+    proto = to_proto(gradient)
+    update = None
+    if parameters.training_optimizer_name:
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="update")
+        update = to_proto(_with_update(ir.Model(graph, ir_version=8), parameters, state))
+    if path := parameters.model_after_graph_transforms_path:
+        onnx.save(to_proto(model.clone()), path)
+    if path := parameters.model_with_gradient_graph_path:
+        onnx.save(proto, path)
+    if path := parameters.model_with_training_graph_path:
+        onnx.save(proto if update is None else to_proto(_with_update(gradient, parameters, state)), path)
+    return proto, update
+
+
+def _gradients(model: ir.Model, names: Sequence[str], loss: str, scale: float, engine: str) -> ir.Model:
+    """Return the graph with gradients of the loss; they are those of ``scale`` times the loss, divided by it."""
+    outputs = [v.name or "" for v in model.graph.outputs]
+    if not scale:
+        return vjp_graph(model, outputs, names, engine, seeded=(), ones=[loss])
+    source = model.clone()
+    value = next(v for v in source.graph.outputs if v.name == loss)
+    op = GraphBuilder(source.graph, dtype=value.dtype or ir.DataType.FLOAT, prefix="loss_scale")
+    scaled = op.Mul(value, float(scale))
+    source.graph.outputs.append(copy_type(scaled, value))
+    result = vjp_graph(source, [*outputs, scaled.name or ""], names, engine, seeded=(), ones=[scaled.name or ""])
+    graph = result.graph
+    op = GraphBuilder(graph, prefix="loss_scale")
+    graph.outputs[:] = [v for v in graph.outputs if v.name != scaled.name]
+    wanted = {f"{name}_grad" for name in names}
+    for i, gradient in enumerate(graph.outputs):
+        if (name := gradient.name) in wanted:
+            op.dtype = gradient.dtype or ir.DataType.FLOAT
+            gradient.name = op.name("scaled")
+            new = graph.outputs[i] = copy_type(op.Div(gradient, float(scale)), gradient)
+            new.name = name
+    return result
+
+
+def _with_update(model: ir.Model, parameters: TrainingParameters, state: TrainingState) -> ir.Model:
+    """Emit the update into a graph, in place; weights and gradients that it does not have become inputs."""
+    graph = model.graph
+    rate = ir.val(parameters.lr_params_feed_name, ir.DataType.FLOAT, (1,))
+    graph.inputs.append(rate)
+    op = GraphBuilder(graph, prefix="update")
+    named = {v.name: v for v in [*graph.inputs, *graph.outputs]}
+    updates = {}
+    for name, array in state.weights.items():
+        dtype = ir.DataType.from_numpy(array.dtype)
+        specs = [name, f"{name}_grad", *(f"{moment}_{name}" for moment in state.moments.get(name, ()))]
+        values = [named.get(one) or ir.val(one, dtype, array.shape) for one in specs]
+        count = ir.val(f"{UPDATE_COUNT}_{name}", ir.DataType.INT64, (1,))
+        graph.inputs.extend(value for value in [*values, count] if value.name not in named)
+        weight, gradient, *moments = values
+        updates[name] = Update(weight, gradient, moments, rate, count)
+    for name, results in emit_updates(op, parameters, updates).items():
+        for end, value in zip(("", *(f"{moment}_" for moment in MOMENTS)), results, strict=False):
+            value.name, value.type, value.shape = (
+                f"New_{end}{name}",
+                updates[name].weight.type,
+                updates[name].weight.shape,
+            )
+            graph.outputs.append(value)
+    return model

@@ -104,19 +104,16 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
         raise ModelError(f"The model has no parameter {min(missing)!r}, which the checkpoint holds.")
     for name, array in checkpoint.items():
         if name in held:
-            _require_same_layout(name, array, onnx.numpy_helper.to_array(held[name]))
+            like = onnx.numpy_helper.to_array(held[name])
+            if array.shape != like.shape or array.dtype != like.dtype:
+                raise ModelError(
+                    f"The checkpoint holds {name!r} as {array.dtype}{list(array.shape)}, the model as "
+                    f"{like.dtype}{list(like.shape)}: it is a checkpoint of another model."
+                )
             held[name].CopyFrom(onnx.numpy_helper.from_array(array, name))
         else:
             graph.initializer.append(onnx.numpy_helper.from_array(array, name))
             graph.input.remove(inputs[name])
-
-
-def _require_same_layout(name: str, array: np.ndarray, like: np.ndarray) -> None:
-    if array.shape != like.shape or array.dtype != like.dtype:
-        raise ModelError(
-            f"The checkpoint holds {name!r} as {array.dtype}{list(array.shape)}, the model as "
-            f"{like.dtype}{list(like.shape)}: it is a checkpoint of another model."
-        )
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -164,15 +161,13 @@ def _read(content: bytes) -> Checkpoint:
     kinds = (types.Int64Flags, types.Float32Flags, None)
     pairs = [(one, kind) for slot, kind in enumerate(kinds) if bag is not None for one in bag.tables(slot)]
     found = _by_name((one.text(0), one.text(1) if kind is None else one.number(1, kind)) for one, kind in pairs)
-    states = [_group(one) for one in root.tables(_GROUPS)]
+    states = []
+    for one in root.tables(_GROUPS):
+        moments = _by_name((each.text(0), _by_name(map(_checkpoint_array, each.tables(1)))) for each in one.tables(3))
+        rate = float(one.number(2, types.Float32Flags))
+        states.append(OptimizerGroup(one.text(0), int(one.number(1, types.Int64Flags)), rate, moments))
     read.require_apart()
     return Checkpoint(*groups, properties=found, optimizer=states)
-
-
-def _group(table: _Table) -> OptimizerGroup:
-    moments = _by_name((state.text(0), _by_name(map(_checkpoint_array, state.tables(1)))) for state in table.tables(3))
-    rate = float(table.number(2, types.Float32Flags))
-    return OptimizerGroup(table.text(0), int(table.number(1, types.Int64Flags)), rate, moments)
 
 
 def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -193,7 +188,7 @@ def _checkpoint_array(table: _Table) -> tuple[str, np.ndarray]:
 
 
 class _Bytes:
-    """Which bytes of a file were read: what it leads to takes no more memory than the file."""
+    """Count the bytes that were read: a hostile file, whose parts overlap, must not take more memory than its size."""
 
     def __init__(self, size: int) -> None:
         self._left, self._arrays = size, list[tuple[int, int]]()
@@ -205,7 +200,7 @@ class _Bytes:
             raise ValueError("its parts overlap")
 
     def of_array(self, start: int, size: int) -> None:
-        """Note that bytes belong to an array."""
+        """Count the bytes of an array."""
         self.count(size)
         self._arrays.append((start, start + size))
 
@@ -267,8 +262,30 @@ class _Table:
 def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
     """Write a checkpoint to a file that onnxruntime-training reads."""
     builder = flatbuffers.Builder(1024)
-    module = _module(builder, checkpoint)
-    groups = _vector(builder, [_written_group(builder, group) for group in checkpoint.optimizer])
+    # The parameters: trained ones, then frozen ones.
+    lists = [
+        _vector(builder, [_pack(builder, name, checkpoint[name], nominal=checkpoint.nominal) for name in names])
+        for names in (checkpoint.trained, checkpoint.frozen)
+    ]
+    builder.StartObject(4)
+    for slot, offset in enumerate(lists):
+        builder.PrependUOffsetTRelativeSlot(slot, offset, 0)
+    builder.PrependBoolSlot(2, checkpoint.nominal, False)
+    module = int(builder.EndObject())
+
+    # The optimizer's state.
+    offsets = []
+    for group in checkpoint.optimizer:
+        states = _vector(builder, [_state(builder, name, slots) for name, slots in group.moments.items()])
+        text = builder.CreateString(group.name)
+        builder.StartObject(4)
+        builder.PrependUOffsetTRelativeSlot(0, text, 0)
+        builder.PrependInt64Slot(1, group.step, 0)
+        builder.PrependFloat32Slot(2, group.initial_learning_rate, 0.0)
+        builder.PrependUOffsetTRelativeSlot(3, states, 0)
+        offsets.append(int(builder.EndObject()))
+    groups = _vector(builder, offsets)
+
     bag = _bag(builder, checkpoint.properties)
     builder.StartObject(4)
     builder.PrependInt32Slot(0, VERSION, 0)
@@ -277,18 +294,6 @@ def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
     builder.Finish(builder.EndObject(), file_identifier=IDENTIFIER)
     with whole_file(Path(path)) as file:
         file.write(builder.Output())
-
-
-def _module(builder: flatbuffers.Builder, checkpoint: Checkpoint) -> int:
-    groups = [
-        _vector(builder, [_pack(builder, name, checkpoint[name], nominal=checkpoint.nominal) for name in names])
-        for names in (checkpoint.trained, checkpoint.frozen)
-    ]
-    builder.StartObject(4)
-    for slot, offset in enumerate(groups):
-        builder.PrependUOffsetTRelativeSlot(slot, offset, 0)
-    builder.PrependBoolSlot(2, checkpoint.nominal, False)
-    return int(builder.EndObject())
 
 
 def _pack(builder: flatbuffers.Builder, name: str, array: np.ndarray, *, nominal: bool = False) -> int:
@@ -313,17 +318,6 @@ def _vector(builder: flatbuffers.Builder, offsets: Sequence[int]) -> int:
     return int(builder.EndVector())
 
 
-def _written_group(builder: flatbuffers.Builder, group: OptimizerGroup) -> int:
-    states = _vector(builder, [_state(builder, name, slots) for name, slots in group.moments.items()])
-    name = builder.CreateString(group.name)
-    builder.StartObject(4)
-    builder.PrependUOffsetTRelativeSlot(0, name, 0)
-    builder.PrependInt64Slot(1, group.step, 0)
-    builder.PrependFloat32Slot(2, group.initial_learning_rate, 0.0)
-    builder.PrependUOffsetTRelativeSlot(3, states, 0)
-    return int(builder.EndObject())
-
-
 def _state(builder: flatbuffers.Builder, name: str, slots: Mapping[str, np.ndarray]) -> int:
     moments, text = (
         _vector(builder, [_pack(builder, n, a) for n, a in slots.items()]),
@@ -342,18 +336,14 @@ def _bag(builder: flatbuffers.Builder, properties: Mapping[str, int | float | st
         kind = next((i for i, (one, _) in enumerate(kinds) if type(value) is one), None)
         if kind is None:
             raise TypeError(f"Properties are int, float or str, got {name}={value!r}.")
-        groups[kind].append(_property(builder, name, kinds[kind][1](value), kind))
+        written, text = kinds[kind][1](value), builder.CreateString(name)
+        builder.StartObject(2)
+        builder.PrependUOffsetTRelativeSlot(0, text, 0)
+        prepend = (builder.PrependInt64Slot, builder.PrependFloat32Slot, builder.PrependUOffsetTRelativeSlot)[kind]
+        prepend(1, written, 0)
+        groups[kind].append(int(builder.EndObject()))
     offsets = [_vector(builder, group) for group in groups]
     builder.StartObject(3)
     for slot, offset in enumerate(offsets):
         builder.PrependUOffsetTRelativeSlot(slot, offset, 0)
-    return int(builder.EndObject())
-
-
-def _property(builder: flatbuffers.Builder, name: str, value: Any, kind: int) -> int:
-    text = builder.CreateString(name)
-    builder.StartObject(2)
-    builder.PrependUOffsetTRelativeSlot(0, text, 0)
-    prepend = (builder.PrependInt64Slot, builder.PrependFloat32Slot, builder.PrependUOffsetTRelativeSlot)[kind]
-    prepend(1, value, 0)
     return int(builder.EndObject())

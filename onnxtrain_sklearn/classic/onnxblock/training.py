@@ -37,7 +37,8 @@ class TrainingBlock(blocks.Block):
     Attributes
     ----------
     engine : {"auto", "ort-training", "portable"}
-        The gradient engine. "auto": "ort-training" if it is installed and proven right for the graph, else "portable".
+        The gradient engine. "auto": the nodes of onnxruntime-training's builder, if it is installed and proven right
+        for the graph; otherwise the engine that :func:`~onnxtrain_sklearn.gradient_graph` chooses.
 
     Examples
     --------
@@ -105,10 +106,27 @@ class TrainingBlock(blocks.Block):
             if not ir.DataType(types[name]).is_floating_point():
                 raise ModelError(f"{name!r} is of type {ir.DataType(types[name])}; only floats have a gradient.")
         self._parameters = [t for t in held if t.name in wanted], [t for t in held if t.name in frozen]
-        _initializers_to_inputs(model, wanted | frozen)
+
+        # Trained and frozen parameters become inputs of both models.
+        graph = model.graph
+        declared = {value.name for value in graph.input}
+        for tensor in held:
+            if tensor.name in wanted | frozen and tensor.name not in declared:
+                graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        constants = [tensor for tensor in held if tensor.name not in wanted | frozen]
+        del graph.initializer[:]
+        graph.initializer.extend(constants)
+
+        # The evaluation model runs Dropout and BatchNormalization in inference mode.
         evaluation = onnx.ModelProto()
         evaluation.CopyFrom(model)
-        _stop_training_mode(evaluation)
+        for node in evaluation.graph.node:
+            if node.op_type == "Dropout" and len(node.input) > 2:
+                node.input[2] = ""
+            if node.op_type == "BatchNormalization":
+                for one in node.attribute:
+                    one.i = 0 if one.name == "training_mode" else one.i
+                del node.output[1:]  # the running statistics, which inference mode does not update
         training = gradient_model(model, wanted, names, self.engine) if wanted else model
         accumulate(training, wanted)
         for proto in (training, evaluation):
@@ -118,68 +136,38 @@ class TrainingBlock(blocks.Block):
         return output
 
 
-def _initializers_to_inputs(model: onnx.ModelProto, names: Collection[str]) -> None:
-    graph = model.graph
-    moved = [tensor for tensor in graph.initializer if tensor.name in names]
-    kept = [tensor for tensor in graph.initializer if tensor.name not in names]
-    declared = {value.name for value in graph.input}
-    for tensor in moved:
-        if tensor.name not in declared:
-            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-
-
-def _stop_training_mode(model: onnx.ModelProto) -> None:
-    """Switch Dropout and BatchNormalization to inference mode, in place."""
-    for node in model.graph.node:
-        if node.op_type == "Dropout" and len(node.input) > 2:
-            node.input[2] = ""
-        if node.op_type == "BatchNormalization":
-            for one in node.attribute:
-                one.i = 0 if one.name == "training_mode" else one.i
-            del node.output[1:]  # the running statistics, which inference mode does not update
-
-
 def gradient_model(
     model: onnx.ModelProto, wanted: Collection[str], outputs: Sequence[str], engine: str
 ) -> onnx.ModelProto:
     """Return the model with additional outputs ``NAME_grad``: gradients of its first output for each wanted input."""
     with refusing("The gradients of the graph cannot be built"):
         source = infer_shapes(ir.from_proto(model))
-        _require_one_element(source.graph, outputs[0])
+        loss = next(v for v in source.graph.outputs if v.name == outputs[0])
+        if any(size != 1 for size in dims(loss) or ()):
+            raise ModelError(
+                f"The first output {outputs[0]!r} is differentiated, so it must have one element, but it has shape "
+                f"{loss.shape}. Make it a loss: the first name that build() returns, or loss= of generate_artifacts."
+            )
         wrt = [v.name or "" for v in source.graph.inputs if v.name in wanted]
         result = _as_built(source, wrt, outputs[0], choose_engine(engine))
         if result is None:
-            result = differentiate(source, wrt, _scalar(source.graph, outputs[0]), engine).model
+            if dims(loss) != []:  # blocks may return a vector of one element; engines differentiate a scalar
+                scalar = GraphBuilder(source.graph, prefix="loss").ReduceSum(loss, keepdims=False)
+                scalar.type, scalar.shape = loss.type, ir.Shape([])
+                source.graph.outputs.append(scalar)
+                loss = scalar
+            result = differentiate(source, wrt, loss.name or "", engine).model
         named = {v.name: v for v in result.graph.outputs}
         result.graph.outputs[:] = [named[name] for name in (*outputs, *(f"{name}_grad" for name in wrt))]
         return ir.to_proto(result)
 
 
-def _require_one_element(graph: ir.Graph, name: str) -> None:
-    loss = next(v for v in graph.outputs if v.name == name)
-    if any(size != 1 for size in dims(loss) or ()):
-        raise ModelError(
-            f"Gradients are taken of a scalar, but the first output {name!r} has shape {loss.shape}: let the block "
-            f"return the name of a loss."
-        )
-
-
-def _scalar(graph: ir.Graph, name: str) -> str:
-    """Return the name of an output with the loss as a scalar: blocks may return a vector of one element."""
-    loss = next(v for v in graph.outputs if v.name == name)
-    if dims(loss) == []:
-        return name
-    scalar = GraphBuilder(graph, prefix="loss").ReduceSum(loss, keepdims=False)
-    scalar.type, scalar.shape = loss.type, ir.Shape([])
-    graph.outputs.append(scalar)
-    return scalar.name or ""
-
-
 def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> ir.Model | None:
     """Return the graph with the nodes of onnxruntime-training's builder, None if these are not proven right."""
-    if engine == "portable" or "ort-training" not in available_engines() or _normalizes_in_inference_mode(source.graph):
+    if engine == "portable" or "ort-training" not in available_engines():
+        return None
+    # onnxruntime-training's transformers take a BatchNormalization for one in training mode
+    if any(n.op_type == "BatchNormalization" and not attribute(n, "training_mode", 0) for n in source.graph):
         return None
     try:
         prepared = multiply_by_columns(source.clone())
@@ -195,11 +183,6 @@ def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> i
     except UnsupportedOperatorError:
         pass
     return None
-
-
-def _normalizes_in_inference_mode(graph: ir.Graph) -> bool:
-    """Return True if a BatchNormalization uses running statistics: onnxruntime-training's transformers ignore that."""
-    return any(n.op_type == "BatchNormalization" and not attribute(n, "training_mode", 0) for n in graph)
 
 
 def accumulate(model: onnx.ModelProto, wanted: Collection[str]) -> None:
