@@ -205,11 +205,13 @@ class TrainingConfig:
                 f"Set it to 'constant', or take another optimizer, such as AdamW()."
             )
         # A warning, because searches over weight_decay include 0.
-        if scheduled.decay and not getattr(settings.optimizer, "weight_decay", 0):
-            warn(
-                f"weight_decay_schedule has no effect, because {kind} has weight_decay=0: set a weight_decay, such as "
-                f"AdamW(weight_decay=0.01), or leave weight_decay_schedule='constant'."
-            )
+        multiplying = {"weight_decay_schedule": scheduled.decay, DECAY: self.optimizer.weight_decay_factors}
+        for name in (name for name, multiplies in multiplying.items() if multiplies):
+            if not getattr(self.optimizer, "weight_decay", 0):
+                warn(
+                    f"{name} has no effect, because {kind} has weight_decay=0: set a weight_decay, such as "
+                    f"AdamW(weight_decay=0.01), or leave {name} at its default."
+                )
         return with_attributes(settings, factors=factors, scheduled=scheduled)
 
 

@@ -212,10 +212,13 @@ def test_a_graph_without_dropout_gets_a_warning():
         regressor(dropout_schedule="linear").fit(X, y)
 
 
-def test_weight_decay_schedule_without_weight_decay_warns():
-    settings = {"weight_decay": 0.0, "weight_decay_schedule": "linear"}
-    with pytest.warns(UserWarning, match="weight_decay_schedule has no effect, because AdamW has weight_decay=0"):
-        decayed = regressor(optimizer=AdamW(**settings)).fit(X, y)
+@pytest.mark.parametrize(
+    "setting", [{"weight_decay_schedule": "linear"}, {"weight_decay_factors": {"*": 0.5}}], ids=["schedule", "factors"]
+)
+def test_multiplying_a_weight_decay_of_zero_warns(setting):
+    (name,) = setting
+    with pytest.warns(UserWarning, match=f"{name} has no effect, because AdamW has weight_decay=0"):
+        decayed = regressor(optimizer=AdamW(weight_decay=0.0, **setting)).fit(X, y)
     plain = regressor(optimizer=AdamW(weight_decay=0.0)).fit(X, y)
     for name in NAMES:
         assert_array_equal(decayed.weights_[name], plain.weights_[name])

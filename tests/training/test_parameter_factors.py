@@ -224,6 +224,7 @@ def test_copies_go_on_exactly(how):
         assert_array_equal(twin.weights_[name], straight.weights_[name])
 
 
+@pytest.mark.filterwarnings("ignore:weight_decay_factors has no effect")
 def test_factors_may_change_between_calls():
     fitted = regressor(max_iter=2, warm_start=True, optimizer=SGD(momentum=0.9)).fit(X, y)
     fitted.set_params(optimizer__learning_rate_factors=RATES, optimizer__weight_decay_factors=DECAYS).fit(X, y)
