@@ -85,25 +85,25 @@ _SELECTING = frozenset(
 """Operators that select numbers of their first input, or average them."""
 
 
-def _range_of_add(node: ir.Node, given: list[Interval]) -> Interval:
-    return sum(low for low, _ in given), sum(high for _, high in given)
+def _range_of_add(node: ir.Node, operands: list[Interval]) -> Interval:
+    return sum(low for low, _ in operands), sum(high for _, high in operands)
 
 
-def _range_of_mul(node: ir.Node, given: list[Interval]) -> Interval:
+def _range_of_mul(node: ir.Node, operands: list[Interval]) -> Interval:
     if node.inputs[0] is node.inputs[1]:  # a square is not negative
-        return 0.0, max(given[0][0] ** 2, given[0][1] ** 2)
-    return _range_of_product(*given)
+        return 0.0, max(operands[0][0] ** 2, operands[0][1] ** 2)
+    return _range_of_product(*operands)
 
 
-def _range_of_div(node: ir.Node, given: list[Interval]) -> Interval:
-    low, high = given[1]
+def _range_of_div(node: ir.Node, operands: list[Interval]) -> Interval:
+    low, high = operands[1]
     above, below = node.inputs
-    if given[0][0] >= 0 and above is not None and below is not None and is_row_sum(below, of=above):
+    if operands[0][0] >= 0 and above is not None and below is not None and is_row_sum(below, of=above):
         return UNIT
     if low < 0 < high or not high:
-        return (0.0, math.inf) if low >= 0 and given[0][0] >= 0 else UNBOUNDED
+        return (0.0, math.inf) if low >= 0 and operands[0][0] >= 0 else UNBOUNDED
     inverse = (1 / high if math.isfinite(high) else 0.0, 1 / low if low else math.inf)
-    return _range_of_product(given[0], inverse)
+    return _range_of_product(operands[0], inverse)
 
 
 def _range_of_product(a: Interval, b: Interval) -> Interval:
@@ -112,43 +112,43 @@ def _range_of_product(a: Interval, b: Interval) -> Interval:
     return min(known), max(known)
 
 
-def _range_of_mean(node: ir.Node, given: list[Interval]) -> Interval:
-    low, high = _range_of_add(node, given)
-    return low / len(given), high / len(given)
+def _range_of_mean(node: ir.Node, operands: list[Interval]) -> Interval:
+    low, high = _range_of_add(node, operands)
+    return low / len(operands), high / len(operands)
 
 
-def _range_of_union(node: ir.Node, given: list[Interval]) -> Interval:
-    return min(low for low, _ in given), max(high for _, high in given)
+def _range_of_union(node: ir.Node, operands: list[Interval]) -> Interval:
+    return min(low for low, _ in operands), max(high for _, high in operands)
 
 
-def _range_of_clip(node: ir.Node, given: list[Interval]) -> Interval:
-    low, high = given[0]
-    least = node.attributes["min"].as_float() if "min" in node.attributes else _operand_range(node, given, 1)[0]
-    most = node.attributes["max"].as_float() if "max" in node.attributes else _operand_range(node, given, 2)[1]
+def _range_of_clip(node: ir.Node, operands: list[Interval]) -> Interval:
+    low, high = operands[0]
+    least = node.attributes["min"].as_float() if "min" in node.attributes else _operand_range(node, operands, 1)[0]
+    most = node.attributes["max"].as_float() if "max" in node.attributes else _operand_range(node, operands, 2)[1]
     return max(low, least), min(high, most)
 
 
-def _operand_range(node: ir.Node, given: list[Interval], position: int) -> Interval:
+def _operand_range(node: ir.Node, operands: list[Interval], position: int) -> Interval:
     there = len(node.inputs) > position and node.inputs[position] is not None
-    return given[position] if there else UNBOUNDED
+    return operands[position] if there else UNBOUNDED
 
 
-def _range_of_reduced_product(node: ir.Node, given: list[Interval]) -> Interval:
-    low, high = given[0]
+def _range_of_reduced_product(node: ir.Node, operands: list[Interval]) -> Interval:
+    low, high = operands[0]
     return UNIT if low >= 0 and high <= 1 else _POSITIVE if low >= 0 else UNBOUNDED
 
 
-def _range_of_pow(node: ir.Node, given: list[Interval]) -> Interval:
-    low, high = given[1]
+def _range_of_pow(node: ir.Node, operands: list[Interval]) -> Interval:
+    low, high = operands[1]
     if low != high or not math.isfinite(low):  # the exponent varies
         return UNBOUNDED
     even = low % 2 == 0
-    return _POSITIVE if even or given[0][0] >= 0 else UNBOUNDED
+    return _POSITIVE if even or operands[0][0] >= 0 else UNBOUNDED
 
 
-def _range_of_exp(node: ir.Node, given: list[Interval]) -> Interval:
-    low, high = (math.exp(min(bound, 700.0)) for bound in given[0])  # math.exp raises OverflowError beyond 709
-    return low, high if given[0][1] < 700 else math.inf
+def _range_of_exp(node: ir.Node, operands: list[Interval]) -> Interval:
+    low, high = (math.exp(min(bound, 700.0)) for bound in operands[0])  # math.exp raises OverflowError beyond 709
+    return low, high if operands[0][1] < 700 else math.inf
 
 
 _INTERVAL_RULES: dict[str, Callable[[ir.Node, list[Interval]], Interval]] = {
