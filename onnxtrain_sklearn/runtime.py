@@ -21,18 +21,18 @@ class Runtime(Component):
     Parameters
     ----------
     providers : list of str or None, default=None
-        Execution providers in place of those of ``device``, the preferred one first.
+        Execution providers to use instead of those of ``device``, the preferred one first.
     provider_options : list of dict or None, default=None
         A dict of options for each of the providers.
     session_options : dict or None, default=None
         Options of sessions by name (``{"intra_op_num_threads": 2}``); names with a dot are configuration entries. By
-        default small graphs get one thread, large ones all cores. ``{"register_custom_ops_library": path}``, or a list
-        of paths, names libraries of custom operators: from then on every session of the process that needs them has
-        them, and the part of a graph downstream of such operators can be trained; gradients do not pass through them.
+        default, small graphs get one thread, large ones all cores. ``{"register_custom_ops_library": path}``, or a list
+        of paths, loads libraries of custom operators: from then on, every session of the process that needs them has
+        them. Gradients do not pass through such operators, so only the part of a graph downstream of them is trained.
     checkpoint_activations : bool, default=False
-        Whether the backward pass recomputes activations instead of keeping those of the whole graph, which takes less
-        memory and more time. The results are the same, but for rounding where onnxruntime fuses other operators. Only
-        the portable engine does so. It pays for deep graphs and large minibatches.
+        Whether the backward pass recomputes activations instead of keeping all of them: less memory, more time. It pays
+        for deep graphs and large minibatches, and needs the portable engine. The results are the same up to rounding,
+        because onnxruntime may fuse other operators.
 
     Examples
     --------

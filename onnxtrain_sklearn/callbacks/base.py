@@ -314,23 +314,18 @@ class TaskContext:
     def call(self, hook: str, estimator: object, values: Values) -> bool:
         """Call a hook of all callbacks with the values that each requests; return True if one of them did."""
         known: dict[str, object] = {}
-        # A list, not a generator: all callbacks are called, even after one has returned True.
-        answers = [self._answer(callback, hook, estimator, values, known) for callback in self._callbacks]
-        return any(map(bool, answers))
-
-    def _answer(
-        self, callback: Hooked, hook: str, estimator: object, values: Values, known: dict[str, object]
-    ) -> object:
-        """Call the hook of one callback; ``known`` collects the values that are computed."""
-        method = getattr(callback, hook)
-        parameters = _signature(getattr(method, "__func__", method)).parameters.values()
-        names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        if unknown := [name for name in names if name not in PASSED]:
-            raise TypeError(
-                f"{hook} of the callback {type(callback).__name__} asks for {unknown}, but a hook is given "
-                f"{', '.join(PASSED)} only."
-            )
-        for name in names:
-            if name not in known:
-                known[name] = values[name]() if name in values else None
-        return method(estimator, self, **{name: known[name] for name in names})
+        ends = False
+        for callback in self._callbacks:  # all of them, even after one has returned True
+            method = getattr(callback, hook)
+            parameters = _signature(getattr(method, "__func__", method)).parameters.values()
+            names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+            if unknown := [name for name in names if name not in PASSED]:
+                raise TypeError(
+                    f"{hook} of the callback {type(callback).__name__} asks for {unknown}, but a hook is given "
+                    f"{', '.join(PASSED)} only."
+                )
+            for name in names:
+                if name not in known:
+                    known[name] = values[name]() if name in values else None
+            ends |= bool(method(estimator, self, **{name: known[name] for name in names}))
+        return ends

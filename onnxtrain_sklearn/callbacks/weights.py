@@ -203,7 +203,26 @@ class SnapshotEnsemble(Callback):
     def begin(self, training: TrainingInProgress) -> None:
         training.memory(self).clear()
         if not training.one_epoch:
-            self._require_cycles(training)
+            estimator = training.estimator
+            if not training.is_resumable:
+                raise ValueError(
+                    "SnapshotEnsemble is for training in minibatches: L-BFGS and fine-tuning have no cycles."
+                )
+            if training.max_iter < self.cycles:
+                raise ValueError(
+                    f"{self.cycles} cycles need as many epochs, but max_iter={training.max_iter}: raise it."
+                )
+            if estimator.learning_rate != "constant" or math.isfinite(estimator.n_iter_no_change):
+                raise ValueError(
+                    f"SnapshotEnsemble sets the learning rate of each cycle, and trains to the end of the last one: it "
+                    f"needs learning_rate='constant' and n_iter_no_change=np.inf, got learning_rate="
+                    f"{estimator.learning_rate!r} and n_iter_no_change={estimator.n_iter_no_change!r}."
+                )
+            if any(isinstance(one, WeightAveraging) for one in estimator.callbacks or ()):
+                raise ValueError(
+                    "SnapshotEnsemble predicts by several weights, WeightAveraging by their mean: choose one."
+                )
+            training.require_ensemble()
             training.restart_rates(cycle_ends(training.max_iter, self.cycles))
 
     def after_epoch(self, training: TrainingInProgress) -> None:
@@ -222,24 +241,6 @@ class SnapshotEnsemble(Callback):
                 f"Training ended after {training.epochs_done} epochs, before the second of {self.cycles} cycles did: "
                 f"SnapshotEnsemble has no ensemble, and the last weights predict."
             )
-
-    def _require_cycles(self, training: TrainingInProgress) -> None:
-        """Raise if the settings of the estimator do not let all cycles run."""
-        estimator = training.estimator
-        if not training.is_resumable:
-            raise ValueError("SnapshotEnsemble is for training in minibatches: L-BFGS and fine-tuning have no cycles.")
-        if training.max_iter < self.cycles:
-            raise ValueError(f"{self.cycles} cycles need as many epochs, but max_iter={training.max_iter}: raise it.")
-        if estimator.learning_rate != "constant" or math.isfinite(estimator.n_iter_no_change):
-            raise ValueError(
-                f"SnapshotEnsemble sets the learning rate of each cycle, and trains to the end of the last one: it "
-                f"needs learning_rate='constant' and n_iter_no_change=np.inf, got learning_rate="
-                f"{estimator.learning_rate!r} "
-                f"and n_iter_no_change={estimator.n_iter_no_change!r}."
-            )
-        if any(isinstance(one, WeightAveraging) for one in estimator.callbacks or ()):
-            raise ValueError("SnapshotEnsemble predicts by several weights, WeightAveraging by their mean: choose one.")
-        training.require_ensemble()
 
 
 def cycle_ends(max_iter: int, cycles: int) -> list[int]:

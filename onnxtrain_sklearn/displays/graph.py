@@ -93,21 +93,18 @@ class GraphDisplay:
         self.figure_ = self.ax_.figure
         self.ax_.set_axis_off()
         self.ax_.set(xlim=(-0.6, width - 0.4), ylim=(layers - 0.5, -0.5))
-        for i, j, shape in self.edges:
-            self._draw_edge(self.boxes[i], self.boxes[j], shape)
-        self.texts_ = [self._draw_box(box) for box in self.boxes]
-        return self
-
-    def _draw_edge(self, start: Box, end: Box, shape: str) -> None:
-        ends = (start.place, start.layer), (end.place, end.layer)
         arrow = {"arrowstyle": "->", "color": "gray", "shrinkA": 12, "shrinkB": 14}
-        self.ax_.annotate("", xy=ends[1], xytext=ends[0], arrowprops=arrow)
-        middle = [sum(numbers) / 2 for numbers in zip(*ends, strict=True)]
-        self.ax_.text(middle[0], middle[1], f" {shape}", fontsize=6, color="gray")
-
-    def _draw_box(self, box: Box) -> Any:
-        style = {"boxstyle": "round", "facecolor": box.color, "edgecolor": "gray"}
-        return self.ax_.text(box.place, box.layer, _label(box), ha="center", va="center", fontsize=8, bbox=style)
+        for i, j, shape in self.edges:
+            start, end = self.boxes[i], self.boxes[j]
+            self.ax_.annotate("", xy=(end.place, end.layer), xytext=(start.place, start.layer), arrowprops=arrow)
+            x, y = (start.place + end.place) / 2, (start.layer + end.layer) / 2
+            self.ax_.text(x, y, f" {shape}", fontsize=6, color="gray")
+        self.texts_: list[Any] = []
+        for box in self.boxes:
+            style = {"boxstyle": "round", "facecolor": box.color, "edgecolor": "gray"}
+            placed: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "bbox": style}
+            self.texts_.append(self.ax_.text(box.place, box.layer, _label(box), **placed))
+        return self
 
 
 def plot_graph(model: ModelSource | object, *, ax: Axes | None = None, draw: bool = True) -> GraphDisplay:
@@ -168,24 +165,18 @@ def _drawn_graph(model: Any) -> tuple[ir.Graph, frozenset[str]]:
     if isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         return _graph_of_file(model)
     if callable(describe):
-        described, source = describe, model.to_onnx() if hasattr(model, "model_") else _given_graph(model)
+        source: Any = model.to_onnx() if hasattr(model, "model_") else bare_model(model.model)
+        if is_estimator(source) or resolve_builder(source) is not None:
+            raise NotFittedError(
+                f"{type(model).__name__} makes its graph in fit, from model={source!r} and the data: call fit first."
+            )
     elif isinstance(model, BaseEstimator) and hasattr(model, "to_onnx"):
         # A recipe: all initializers of its graph are trained weights; the preprocessing holds its numbers in nodes.
         graph = load(model.to_onnx()).graph
         return graph, frozenset(graph.initializers)
     else:
         raise TypeError(f"model must be an ONNX graph or an estimator of this package, got {type(model).__name__}.")
-    return load(source).graph, frozenset(entry.name for entry in described().of("trained"))
-
-
-def _given_graph(estimator: Any) -> Any:
-    """Return the graph that an estimator was given; NotFittedError if ``fit`` makes it."""
-    model = bare_model(estimator.model)
-    if is_estimator(model) or resolve_builder(model) is not None:
-        raise NotFittedError(
-            f"{type(estimator).__name__} makes its graph in fit, from model={model!r} and the data: call fit first."
-        )
-    return model
+    return load(source).graph, frozenset(entry.name for entry in describe().of("trained"))
 
 
 def _graph_of_file(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> tuple[ir.Graph, frozenset[str]]:

@@ -104,27 +104,22 @@ class WeightsDisplay:
         height = 1.2 + 0.3 * len(self.weights)
         self.ax_ = new_axes(1, (6.4, height))[0] if ax is None else given_axes(ax, 1, "the weights")[0]
         self.figure_ = self.ax_.figure
-        places, quantiles = np.arange(len(self.weights)), np.array([_quantiles(a) for a in self.weights.values()])
+        places, quantiles = np.arange(len(self.weights)), np.zeros((len(self.weights), 5))
+        for i, array in enumerate(self.weights.values()):
+            if array.size:
+                quantiles[i] = np.quantile(np.asarray(array, np.float64).ravel(), [0, 0.25, 0.5, 0.75, 1])
         least, first, middle, third, largest = quantiles.T
         colors = ["C0" if self.trained is None or name in self.trained else "lightgray" for name in self.weights]
         self.ax_.hlines(places, least, largest, color="gray", linewidth=1)
         self.boxes_ = list(self.ax_.barh(places, third - first, left=first, height=0.6, color=colors))
         self.ax_.plot(middle, places, "k|", markersize=9)
-        self.ax_.set_yticks(places, [f"{name} {_told_shape(array)}" for name, array in self.weights.items()])
+        shapes = {name: "x".join(map(str, array.shape)) or "scalar" for name, array in self.weights.items()}
+        self.ax_.set_yticks(places, [f"{name} {shape}" for name, shape in shapes.items()])
         self.ax_.invert_yaxis()
         self.ax_.set_xlabel("weight")
         if self.estimator_name is not None:
             self.ax_.set_title(self.estimator_name)
         return self
-
-
-def _quantiles(array: np.ndarray) -> np.ndarray:
-    numbers = np.asarray(array, np.float64).ravel()
-    return np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1]) if numbers.size else np.zeros(5)
-
-
-def _told_shape(array: np.ndarray) -> str:
-    return "x".join(map(str, array.shape)) or "scalar"
 
 
 # The norms of the gradients of a training run, by layer and epoch.
@@ -294,17 +289,13 @@ def _curves_by_name(rows: Sequence[HistoryRow], by: str) -> dict[str, list[float
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         parameter = name.removeprefix(RECORDED)
-        groups.setdefault(_layer_of(parameter) if by == "layer" else parameter, []).append(name)
-    return {group: [_joint_norm(row, members) for row in rows] for group, members in groups.items()}
-
-
-def _layer_of(parameter: str) -> str:
-    return parameter.rpartition(".")[0] or parameter
-
-
-def _joint_norm(row: HistoryRow, names: Iterable[str]) -> float:
-    """Return the norm of several gradients together; NaN where the epoch has none."""
-    return math.hypot(*(np.nan if row.get(name) is None else float(row[name]) for name in names))
+        layer = parameter.rpartition(".")[0] or parameter
+        groups.setdefault(layer if by == "layer" else parameter, []).append(name)
+    # the norm of several gradients together; NaN if the epoch has none
+    return {
+        group: [math.hypot(*(np.nan if row.get(n) is None else float(row[n]) for n in members)) for row in rows]
+        for group, members in groups.items()
+    }
 
 
 def _draw_norms(ax: Axes, norms: Mapping[str, Sequence[float]], style: Mapping[str, object]) -> Any:

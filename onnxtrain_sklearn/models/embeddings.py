@@ -133,7 +133,16 @@ class Embedded(BaseBuilder):
         }
         keywords = {name: offered[name]() for name in keywords_of(self._builder())}
         model = load(self._builder().build(width, n_outputs, rng, **keywords))
-        _put_before(model, n_features, emit)
+        # Replace the only input of the builder's graph by the embedding of a new input of the same name.
+        if len(model.graph.inputs) != 1:
+            raise ModelError(f"build made a graph with {len(model.graph.inputs)} inputs, not 1.")
+        (old,) = model.graph.inputs
+        name, dtype = old.name, old.dtype or ir.DataType.FLOAT
+        old.name = f"{name}/embedded"
+        op = GraphBuilder(model.graph, prefix="embedding", constant_nodes=True, dtype=dtype)
+        new = ir.val(op.taken.free(str(name)), dtype, ("N", n_features))
+        replace_input(model.graph, old, new, emit(op, new))
+        model.graph.sort()
         return to_proto(model)
 
     def _emit(
@@ -142,7 +151,13 @@ class Embedded(BaseBuilder):
         embedding = resolve_embedding(self.embedding)
         if self.columns is None:
             return embedding.emit(op, x, n_features, rng, X)
-        chosen = _column_numbers(self.columns, n_features)
+        chosen = np.asarray(self.columns, np.int64)
+        if chosen.ndim != 1 or not len(chosen) or len(np.unique(chosen)) != len(chosen):
+            raise ValueError(f"columns must be a list of different column numbers, got {self.columns!r}.")
+        if np.any((chosen < 0) | (chosen >= n_features)):
+            raise ValueError(
+                f"columns must be between 0 and {n_features - 1}, as X has {n_features} columns, got {self.columns!r}."
+            )
         others = np.setdiff1d(np.arange(n_features), chosen)
         rows = None if X is None else X[:, chosen]
         embedded = embedding.emit(op, op.Gather(x, chosen, axis=1), len(chosen), rng, rows)
@@ -541,30 +556,6 @@ def width_of(op: GraphBuilder, embedded: ir.Value) -> int:
     if shape is None or len(shape) != 2 or not isinstance(shape[1], int):
         raise ModelError(f"emit must return a value of shape (N, width) of a fixed width, got {shape}.")
     return shape[1]
-
-
-def _column_numbers(columns: Sequence[int], n_features: int) -> np.ndarray:
-    chosen = np.asarray(columns, np.int64)
-    if chosen.ndim != 1 or not len(chosen) or len(np.unique(chosen)) != len(chosen):
-        raise ValueError(f"columns must be a list of different column numbers, got {columns!r}.")
-    if np.any((chosen < 0) | (chosen >= n_features)):
-        raise ValueError(
-            f"columns must be between 0 and {n_features - 1}, as X has {n_features} columns, got {columns!r}."
-        )
-    return chosen
-
-
-def _put_before(model: ir.Model, n_features: int, emit: Callable[[GraphBuilder, ir.Value], ir.Value]) -> None:
-    """Replace the only input of a graph by the embedding of a new input, in place."""
-    if len(model.graph.inputs) != 1:
-        raise ModelError(f"build made a graph with {len(model.graph.inputs)} inputs, not 1.")
-    (old,) = model.graph.inputs
-    name, dtype = old.name, old.dtype or ir.DataType.FLOAT
-    old.name = f"{name}/embedded"
-    op = GraphBuilder(model.graph, prefix="embedding", constant_nodes=True, dtype=dtype)
-    new = ir.val(op.taken.free(str(name)), dtype, ("N", n_features))
-    replace_input(model.graph, old, new, emit(op, new))
-    model.graph.sort()
 
 
 def _piecewise(

@@ -16,44 +16,44 @@ _BY_OUTPUT = Instance(Mapping, "a dict by output")
 class GraphModel(Component):
     """A model, and how its graph is read.
 
-    A plain model is read with the defaults. ``fit`` refuses a setting that does not apply to the model. All apply to
-    ONNX graphs; ``output_kind`` and ``class_axis`` also to the graphs that builders of your own make; ``output`` also
-    to a fitted model that gets a new head.
+    A plain model is read with the defaults. All settings apply to ONNX graphs. ``output_kind`` and ``class_axis`` also
+    apply to graphs of your own builders, ``output`` to a fitted model that gets a new head. ``fit`` refuses a setting
+    that does not apply to the model.
 
     Parameters
     ----------
     graph : onnx.ModelProto, bytes, path, ONNXProgram, fitted estimator, graph builder, str or None
         The model, as the estimators take it without settings.
     output : str or None, default=None
-        The output of the graph to train; None: the first float output that depends on a float initializer. With
-        ``FineTuner(new_head=True)`` any tensor inside the graph: the features of the new head. Several outputs are
-        trained by :class:`~onnxtrain_sklearn.OrtGradientMultiOutput`, whose ``loss`` names them.
+        The output to train. None: the first float output that depends on a float initializer. With
+        ``FineTuner(new_head=True)`` it may be any tensor inside the graph, which the new head then reads. To train
+        several outputs, use :class:`~onnxtrain_sklearn.OrtGradientMultiOutput`, whose ``loss`` names them.
     output_kind : {"auto", "scores", "probabilities", "means"} or dict of str to str, default="auto"
-        The content of the output. A dict is by output, "auto" for others, for several outputs alone. ``fit`` runs the
-        graph as it was given on some rows of ``X``, and raises ModelError where the untrained estimator would predict
-        something else.
+        The content of the output. For several outputs, a dict by output; those that it lacks are "auto". ``fit`` runs
+        the graph as given on some rows of ``X``, and raises ModelError if the untrained estimator predicts something
+        else.
 
-        Of a classifier: "scores" are logits, or margins. "probabilities" are those of the classes, or of the second of
-        two; where the scores upstream cannot be found, the loss is taken on their logarithms. "auto": probabilities
-        where a softmax or sigmoid is found, or the operators at the end hold every number in [0, 1]; else, with a
-        warning, where the numbers lie in [0, 1] and add up to one on rows of ``X``; else scores.
+        For a classifier: "scores" are logits or margins. "probabilities" are those of the classes, or of the second of
+        two; if the scores before them cannot be found, the loss is computed from their logarithms. "auto" chooses
+        probabilities if a softmax or sigmoid is found, or if the last operators keep every number in [0, 1]; with a
+        warning also if the numbers lie in [0, 1] and add up to one on rows of ``X``. Otherwise it chooses scores.
 
-        Of a regressor: "means" are the means that are predicted. "scores" are, for the losses with a log link (poisson,
-        gamma, tweedie), the logarithms of the means; for others the same as means. "auto": means where the operators at
-        the end allow no negative number (Exp, Softplus, Relu, Sigmoid, bounds), else scores.
+        For a regressor: "means" are the predictions. "scores" are the logarithms of the means for losses with a log
+        link (poisson, gamma, tweedie), and equal to the means for all others. "auto" chooses means if the last
+        operators allow no negative number (Exp, Softplus, Relu, Sigmoid, bounds), otherwise scores.
     training_mode : bool, default=False
-        Whether BatchNormalization and Dropout of an ONNX graph are switched over to training: statistics of the
-        minibatch, running statistics that training updates, units that are dropped. False: the graph is trained as it
-        is, which for a file exported in evaluation mode means fixed statistics and no Dropout. Predictions and
-        ``to_onnx()`` are always those of evaluation mode. A BatchNormalization whose scale and shift ``trainable``
-        freezes keeps its statistics in any case. A normalization that the exporter folded into a convolution is gone:
-        a warning, or an error if nothing is left.
+        Whether to switch BatchNormalization and Dropout of an ONNX graph to training mode: training then uses batch
+        statistics, updates running statistics, and drops units. False: train the graph as it is; a file exported in
+        evaluation mode has fixed statistics and no Dropout. Predictions and ``to_onnx()`` always use evaluation mode. A
+        BatchNormalization whose scale and shift ``trainable`` freezes keeps its statistics in any case. If the exporter
+        folded normalizations into convolutions, a warning says so, or an error if no node is left to switch.
     class_axis : {"auto", 1, -1} or dict of str to these, default="auto"
-        Axis of the classes in the scores of a graph that has them at each position of a row, such as the words of a
-        text or the pixels of an image; ``y`` then holds a label at each position. "auto": ``y`` does if it has more
-        than two axes, or less than the scores; the axis is the last one for scores (n, ..., k), the first after the
-        rows for (n, k, ...). 1 or -1: that one, also for scores without such an axis, which are those of the second of
-        two classes. A dict is by output, "auto" for others, for several outputs alone. Not for regressors.
+        Axis of the classes if the graph has scores at each position of a row, such as the words of a text or the pixels
+        of an image, and ``y`` a label at each position. "auto" assumes labels at positions if ``y`` has more than two
+        axes, or fewer than the scores; the axis is the last one for scores (n, ..., k), the first after the rows for
+        (n, k, ...). Set 1 or -1 to choose the axis, or to say that scores without an axis of classes belong to the
+        second of two classes at each position. For several outputs, a dict by output; those that it lacks are "auto".
+        Not for regressors.
 
     Examples
     --------
