@@ -153,7 +153,7 @@ def test_partial_fit_ends_early_and_goes_on():
 
 
 @pytest.mark.parametrize("where", ["host", "device", "uploaded"], indirect=True)
-def test_weights_that_a_callback_changes_after_an_epoch_are_those_of_the_next(where):
+def test_callback_changes_of_weights_reach_next_epoch(where):
     class Halved(Callback):
         def after_epoch(self, training):
             training.parameters.vector[...] *= 0.5

@@ -90,7 +90,7 @@ def test_rows_that_are_held_out_are_not_among_those_of_the_hooks():
 
 
 @pytest.mark.parametrize("hook", ["setup", "on_fit_task_begin", "on_fit_task_end"])
-def test_an_error_of_a_hook_leaves_an_unfitted_estimator_and_all_are_torn_down(hook):
+def test_hook_error_leaves_estimator_unfitted_after_teardown(hook):
     def broken(*args, **kwargs):
         raise RuntimeError("no disk")
 

@@ -65,7 +65,7 @@ def test_each_partial_fit_calls_hooks():
     assert [epoch.number for epoch in seen] == [1, 2]
 
 
-def test_an_error_of_a_callback_is_raised_and_leaves_an_unfitted_estimator():
+def test_callback_error_leaves_estimator_unfitted():
     def broken(epoch):
         raise RuntimeError("no disk")
 

@@ -263,7 +263,7 @@ def test_a_fit_that_is_killed_goes_on_to_the_same_bits(kills, tmp_path):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.exhaustive)])
 @pytest.mark.long
-def test_a_killed_fit_without_random_state_goes_on_from_the_seed_that_it_drew(kills, tmp_path):
+def test_killed_fit_without_random_state_resumes_its_seed(kills, tmp_path):
     moments, count = np.random.default_rng(kills), 0
     for run in range(10 * kills):
         folder = tmp_path / str(run)

@@ -145,7 +145,7 @@ def test_files_for_devices(tmp_path, engine):
     np.testing.assert_allclose(value, ((scores - y) ** 2).mean(), rtol=1e-5)
 
 
-def test_gradients_of_the_portable_training_model_without_its_accumulators(tmp_path):
+def test_portable_training_model_gradients(tmp_path):
     generate_artifacts(net(), ["W", "b"], None, LossType.L1Loss, None, tmp_path, engine="portable")
     assert not (tmp_path / "optimizer_model.onnx").exists()
     model = onnx.load(tmp_path / "training_model.onnx")

@@ -73,7 +73,7 @@ def test_blocks_of_classifiers(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_weighted_loss_of_the_documents_trains_a_model_of_two_outputs(engine):
+def test_documented_weighted_loss_trains_two_outputs(engine):
     settings = {**SETTINGS, "max_iter": 100, "tol": 0.0}
     regressor = OrtGradientRegressor(two_outputs(), loss=WeightedAverageLoss(), engine=engine, **settings).fit(X, Y)
     np.testing.assert_allclose(regressor.predict(X), Y, atol=0.02)

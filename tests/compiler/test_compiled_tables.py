@@ -250,7 +250,7 @@ def test_integers_beyond_float_precision_are_refused(node, value):
         run({**inputs, "i": np.where(np.arange(40) == 19, value, inputs["i"])})
 
 
-def test_large_integers_that_are_only_moved_or_compared_with_small_ones():
+def test_large_integers_only_moved_or_compared():
     text = """g (int64[6] i) => (float f, float e, float m) {
         f = Cast<to = 1>(i) c = Equal(i, three) e = Cast<to = 1>(c) x = Max(i, three) m = Cast<to = 1>(x)
     }"""

@@ -202,7 +202,7 @@ def test_every_component_that_declares_a_name_is_registered():
         assert list(known) == sorted({kind.name for kind in known.values()})
 
 
-def test_a_class_that_inherits_its_name_does_not_take_the_place_of_the_other():
+def test_subclass_with_inherited_name_replaces_no_class():
     class Steeper(losses.Huber):
         pass
 

@@ -202,7 +202,7 @@ def test_distinct_rows_are_in_the_order_of_their_bytes(width):
     np.testing.assert_array_equal(sums[rows], np.bincount(group.ravel()))
 
 
-def test_buffers_of_several_batches_know_whether_their_weights_are_one():
+def test_buffers_know_if_all_weights_are_one():
     """Weights are written again where others were written before."""
     known, weights = new_buffers(4), np.array([1.0, 2, 0.5, 1])
     plain, weighted = batches(4, size=4), batches(4, weights=weights, size=4)

@@ -61,7 +61,7 @@ WEIGHTS = np.array([1, 0.5, 0, 2, 3, 0.25, 0, 1, 1, 4])
 @pytest.mark.parametrize("size", [1, 3, 4, 10, 99])
 @pytest.mark.parametrize("borders", [(), (3,), (1, 1, 5, 8)], ids=["one block", "two", "some, one empty"])
 @pytest.mark.parametrize("drop_last", [False, True], ids=["", "drop_last"])
-def test_stream_that_fits_into_the_buffer_gives_the_minibatches_of_the_array(weights, seed, size, borders, drop_last):
+def test_buffered_stream_has_minibatches_of_the_array(weights, seed, size, borders, drop_last):
     X = numbered(10)
     rows = np.arange(10) if weights is None else np.flatnonzero(weights > 0)
 
@@ -141,7 +141,7 @@ def test_rows_that_fill_no_minibatch_are_left_out():
     assert len(set(rows)) == len(rows) == stream.n_rows == 48
 
 
-def test_stream_of_fewer_rows_than_a_minibatch_keeps_them_with_drop_last():
+def test_stream_shorter_than_a_minibatch_ignores_drop_last():
     """Where the rows are not counted before, the minibatch cannot shrink to them."""
     stream = BlockBatches(ListedBlocks(numbered(5), borders=(2,), counted=False), 6, None, drop_last=True)
     assert trained_rows(stream, 6) == [0, 1, 2, 3, 4]
@@ -159,7 +159,7 @@ def test_sparse_rows_are_gathered_across_blocks():
     assert_array_equal(np.concatenate(found), X.toarray())
 
 
-def test_group_of_minibatches_may_be_filled_after_the_stream_has_gone_on():
+def test_minibatch_group_may_be_filled_after_stream_advances():
     stream = BlockBatches(ListedBlocks(numbered(50), borders=range(5, 50, 5)), 4, np.random.RandomState(0))
     minibatches = list(stream.epoch())
     rows = []

@@ -62,7 +62,7 @@ def test_images_beside_text_say_how_to_train_behind_the_text():
 
 
 @pytest.mark.filterwarnings("ignore:Training has not converged")
-def test_a_rate_alone_for_a_fitted_model_warns_that_it_is_not_fine_tuned():
+def test_learning_rate_for_fitted_model_warns_of_no_fine_tuning():
     fitted = LinearRegression().fit(X, y)
     wanted = re.escape("learning_rate_init=0.01 turns off the fine-tuning of the fitted model")
     with pytest.warns(OnnxTrainWarning, match=wanted):

@@ -69,7 +69,7 @@ def test_a_rare_class_among_the_weighted_rows_is_named():
         validated_classifier(early_stopping=True).fit(X, three, sample_weight=(three != 70) | (np.arange(40) == 1))
 
 
-def test_a_split_smaller_than_the_number_of_classes_is_refused_in_our_words():
+def test_split_smaller_than_class_count_is_refused():
     with pytest.raises(ValueError, match=r"validation_fraction=0.1 of 40 rows splits them into 36 and 4, with 8 cl"):
         validated_classifier(early_stopping=True).fit(X, np.arange(40) % 8)
 

@@ -178,7 +178,7 @@ def test_any_error_rolls_back_the_call():
     assert seen(estimator) == before
 
 
-def test_a_large_state_is_copied_only_for_code_of_the_user_and_for_many_steps():
+def test_large_state_is_copied_for_user_code_and_many_steps():
     estimator, copies = OrtGradientRegressor(Linear(), **SETTINGS).fit(X, Y), []
     plain = fit.ResumedState.copy_arrays
 

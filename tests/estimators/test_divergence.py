@@ -131,7 +131,7 @@ def test_divergence_in_the_first_epoch():
     assert estimator.score(X, y) > 0.8
 
 
-def test_divergence_later_carries_the_curve_and_restores_the_epoch_before():
+def test_later_divergence_keeps_curve_and_restores_last_epoch():
     X, y = line()
     steps = SGD(momentum=0.9)
     estimator = OrtGradientRegressor(MLP((8,)), optimizer=steps, learning_rate_init=0.01, tol=NEVER, random_state=0)
@@ -156,7 +156,7 @@ class Jump(Schedule):
         return self.height if progress.epoch >= self.epoch else 1.0
 
 
-def test_divergence_after_other_trainable_names_restores_their_weights():
+def test_divergence_after_changed_trainable_restores_weights():
     X, y = line(32, 6)
     estimator = OrtGradientRegressor(MLP((6, 6)), optimizer="sgd", learning_rate_init=0.01, trainable="layers.0.bias")
     for _ in range(2):

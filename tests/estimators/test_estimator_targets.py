@@ -23,7 +23,7 @@ def test_kinds_of_numbers_to_predict(kind):
     assert_allclose(small_regressor().fit(X, kind(y)).predict(X), small_regressor().fit(X, y).predict(X), rtol=1e-6)
 
 
-def test_a_column_of_targets_is_taken_with_a_warning_and_trained_rightly():
+def test_target_column_warns_and_trains():
     X, y = make_regression(100, 4, noise=1, random_state=0)
     X, y = scale(X), scale(y)
     flat = small_regressor().fit(X, y)
@@ -148,7 +148,7 @@ def test_two_labels_a_row_are_not_taken_for_two_classes():
     assert_array_equal(fitted.predict(X)[:, 0], fitted.predict(X)[:, 1])
 
 
-def test_early_stopping_scores_several_labels_by_the_share_of_right_rows():
+def test_early_stopping_scores_labels_by_exact_rows():
     X, y = scaled_blobs(classes=3)
     Y = np.c_[y == 0, y == 1, y >= 1].astype(int)
     fitted = small_classifier(max_iter=5).fit(X, Y, X_val=X, y_val=Y)

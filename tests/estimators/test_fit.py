@@ -89,7 +89,7 @@ def test_no_session_is_made_after_the_first_partial_fit(monkeypatch):
         estimator.partial_fit(X[:size], y[:size])
 
 
-def test_smaller_minibatches_are_not_filled_up_to_the_size_of_earlier_ones():
+def test_smaller_minibatches_are_not_padded_to_earlier_sizes():
     X, y = blobs()
     estimator = small(batch_size=100, warm_start=True).fit(X, y)
     estimator.set_params(batch_size=10).fit(X, y)
@@ -142,7 +142,7 @@ def test_changed_optimizer_takes_effect():
     assert before.keys() == estimator.weights_.keys()
 
 
-def test_changed_trainable_takes_effect_and_starts_the_optimizer_afresh():
+def test_changed_trainable_resets_the_optimizer():
     X, y = blobs(32)
     estimator = small(optimizer=SGD(momentum=0.9), trainable=["layers.0.bias"], learning_rate_init=0.1)
     for _ in range(3):
@@ -154,7 +154,7 @@ def test_changed_trainable_takes_effect_and_starts_the_optimizer_afresh():
         assert changed == name.startswith("layers.1")
 
 
-def test_the_momentum_of_one_parameter_is_not_given_to_another_of_its_size():
+def test_momentum_is_not_moved_to_another_parameter():
     X, y = blobs(32, features=6)
     settings = {"learning_rate_init": 0.1, "batch_size": 32, "random_state": 0, "trainable": "layers.0.bias"}
     estimator = OrtGradientClassifier(MLP((6, 6)), optimizer=SGD(momentum=0.9), **settings)
@@ -338,7 +338,7 @@ def test_no_seed_differs_from_run_to_run():
     assert not weights_equal(small(random_state=None).fit(X, y), small(random_state=None).fit(X, y))
 
 
-def test_generators_in_equal_states_give_equal_bits_and_are_drawn_from():
+def test_generators_in_equal_states_give_equal_bits():
     X, y = blobs()
     rng = np.random.RandomState(5)
     a, b = small(random_state=np.random.RandomState(5)).fit(X, y), small(random_state=rng).fit(X, y)

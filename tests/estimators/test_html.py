@@ -155,7 +155,7 @@ def test_estimators_link_to_their_page(estimator, address):
         assert shown.count(f'href="{page}#') == len(estimator.get_params(deep=False))
 
 
-def test_classes_of_others_have_no_page_and_pipelines_link_to_the_steps(address):
+def test_foreign_classes_have_no_page_and_steps_are_linked(address):
     class Own(OrtGradientClassifier):
         pass
 

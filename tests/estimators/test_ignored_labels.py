@@ -129,7 +129,7 @@ def test_class_weights_multiply_over_the_labels_that_count(kind, balanced, engin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_accumulated_minibatches_full_batches_and_calls_of_partial_fit(kind):
+def test_accumulation_full_batch_and_partial_fit_agree(kind):
     y, whole = KINDS[kind][0](), np.ones(N)
     fitted = new(kind, optimizer__accumulate=2).fit(X, y)
     assert_allclose(fitted.weights_["W"], descended(kind, "log_loss", y, whole, size=10), rtol=2e-4, atol=2e-5)

@@ -58,7 +58,7 @@ def closing_over_array(values: np.ndarray):
 
 
 @ENGINES
-def test_a_loss_that_differs_where_its_repr_is_shortened_is_another_loss(engine):
+def test_loss_that_differs_beyond_its_short_repr_is_another(engine):
     assert repr(schedule_factors(1.0)) == repr(schedule_factors(10.0))
     estimator = warm_regressor(engine=engine, loss=RowLoss(schedule_factors(1.0))).fit(X, Y)
     one = estimator.loss_
@@ -75,7 +75,7 @@ def test_a_loss_that_was_changed_in_place_is_another_loss():
     assert estimator.partial_fit(X, Y).loss_ > 8 * one
 
 
-def test_a_loss_whose_function_closes_over_something_else_is_another_loss():
+def test_loss_with_other_closure_is_another_loss():
     estimator = warm_regressor(loss=RowLoss(function=closing_over_array(schedule_factors(1.0)))).fit(X, Y)
     one = estimator.loss_
     estimator.set_params(loss=RowLoss(function=closing_over_array(schedule_factors(10.0))))

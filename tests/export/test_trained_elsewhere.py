@@ -141,7 +141,7 @@ def test_adapters_of_low_rank_go_on(tmp_path):
     goes_on(configured(OrtGradientClassifier(given, adapters=LoRA(2)), **SETTINGS), *columns(), tmp_path)
 
 
-def test_a_fitted_pipeline_trained_by_onnxruntime_comes_back_to_scikit_learn(tmp_path):
+def test_pipeline_trained_by_onnxruntime_is_written_back(tmp_path):
     X, y = columns(200)
     fitted = make_pipeline(StandardScaler(), LogisticRegression()).fit(X[:100], y[:100])
     tuner = OrtGradientClassifier(fitted, optimizer=SGD(), learning_rate_init=0.5, random_state=0)

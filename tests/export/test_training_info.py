@@ -138,7 +138,7 @@ def test_batch_statistics_go_on(tmp_path):
         training.partial_fit(X[:39], y[:39])
 
 
-def test_the_step_has_operators_of_onnx_alone_and_initializes_the_state():
+def test_step_has_only_onnx_operators_and_initial_state():
     X, y = columns()
     model = quietly(configured(OrtGradientClassifier(MLP((4,))), **SETTINGS).fit, X, y)
     saved = model.to_training_onnx(batch_size=8)

@@ -59,7 +59,7 @@ class Quadratic:
 
 
 @each_engine
-def test_the_loss_of_weighted_rows_and_its_gradient_are_those_of_numpy(engine):
+def test_weighted_loss_and_gradient_equal_numpy(engine):
     objective = trainer_of(Ridge().fit(X[OLD], Y[OLD]), engine=engine)._objective
     order, weights = objective.rows, np.random.RandomState(0).rand(70)
     vector = np.random.RandomState(1).randn(11)
@@ -154,7 +154,7 @@ def test_a_column_in_other_units_counts_by_its_square():
     assert second[2] / np.delete(second, 2).mean() > 1000
 
 
-def test_shares_fall_with_the_distance_from_the_best_in_standard_errors():
+def test_shares_fall_with_standard_errors_from_the_best():
     sizes, noise, signs = np.ones(20), np.random.RandomState(0).randn(20), np.tile([1.0, -1.0], 10)
     losses = [1 + noise, 1.2 + noise + 0.9 * signs, 9 + noise]
     candidates = [Candidate(name, 1.0, loss) for name, loss in zip("aab", losses, strict=True)]
@@ -167,7 +167,7 @@ def test_shares_fall_with_the_distance_from_the_best_in_standard_errors():
 
 
 @each_engine
-def test_the_default_beats_the_old_model_and_a_refit_on_few_shifted_rows(engine):
+def test_default_beats_old_model_and_refit_on_few_rows(engine):
     y = 0.6 * Y + 80
     old = ridge()
     tuned = OrtGradientRegressor(old, random_state=0, engine=engine).fit(X[NEW], y[NEW])

@@ -66,7 +66,7 @@ def test_a_file_learns_as_much_as_the_model_that_it_was_written_from(pair):
     assert_allclose(by_file, by_model, atol=0.015)
 
 
-def test_the_same_weights_of_file_and_model_scale_and_shift_the_output(pair):
+def test_same_weights_of_file_and_model_scale_the_output(pair):
     model, file, estimator, X, y = pair
     found = []
     for given in (model, file):

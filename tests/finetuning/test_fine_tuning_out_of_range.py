@@ -72,7 +72,7 @@ def test_damped_weights_are_the_better_start(engine, last, as_file):
 
 @pytest.mark.parametrize("scaler", [StandardScaler(), RobustScaler(), MinMaxScaler()])
 @pytest.mark.parametrize("last", [Ridge(), NETWORK])
-def test_weights_are_divided_by_the_root_mean_square_of_the_scaled_columns(scaler, last, monkeypatch):
+def test_weights_are_divided_by_rms_of_scaled_columns(scaler, last, monkeypatch):
     found = record_damping(monkeypatch)
     y, estimator = (NUMBER, OrtGradientRegressor) if isinstance(last, Ridge) else (LABEL, OrtGradientClassifier)
     model, weights = fitted(last, scaler, y), np.random.RandomState(0).rand(40) + 0.5

@@ -157,7 +157,7 @@ def test_nothing_is_worse_than_the_old_model_on_the_held_out_rows():
     assert_array_equal(broken.shares, [1.0, 0.0])
 
 
-def test_a_recalibration_is_taken_where_the_mean_does_not_beat_the_old_model():
+def test_recalibration_is_chosen_if_mean_does_not_beat_old_model():
     old, tuned = np.full(10, 2.0), 1.5 + 2 * np.sqrt(10) * NOISE
     shifted = Candidate("shifted", np.inf, old - 0.1, [old - 0.1])
     found = chosen([*candidates(old, tuned), shifted], Known(), linear=False, margin=1.0)

@@ -32,7 +32,7 @@ KEEP = {"learning_rate_init": 1e-12, "max_iter": 1, "batch_size": 500, "random_s
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_a_forest_behind_a_scaler_splits_whole_numbers_as_float64_does(seed, dtype):
+def test_forest_behind_scaler_splits_integers_as_in_float64(seed, dtype):
     X, y = load_digits(return_X_y=True)
     model = make_pipeline(StandardScaler(), RandomForestClassifier(10, random_state=seed)).fit(X[:600], y[:600])
     net = OrtGradientClassifier(model, **KEEP).fit(X[:600].astype(dtype), y[:600])

@@ -254,7 +254,7 @@ class TestDocuments:
         assert_array_equal(tuned.predict_proba(FRAME[["note"]]), tuned.predict_proba(FRAME["note"]))
 
 
-def test_an_imputer_of_several_columns_of_text_is_refused_in_plain_words():
+def test_imputer_of_several_text_columns_is_refused():
     rows = np.array([["a", "x"], ["b", "y"], ["a", "y"], ["b", "x"]] * 5, object)
     steps = SimpleImputer(strategy="most_frequent"), OneHotEncoder()
     model = make_pipeline(*steps, LogisticRegression()).fit(rows, np.arange(20) % 2)

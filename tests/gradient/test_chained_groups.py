@@ -15,7 +15,7 @@ CHAIN = "a = {}(x, scale, bias) b = Relu(a) c = {}(b, scale, bias) y = ReduceMea
 GROUPS = "GroupNormalization<num_groups = 4>"
 
 
-def test_two_normalizations_by_groups_are_trained_as_those_of_instances():
+def test_two_group_normalizations_train_as_instance_ones():
     """Groups of one channel are instances."""
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(16, 4, 6)).astype(np.float32), rng.normal(size=16)

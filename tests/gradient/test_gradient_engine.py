@@ -53,7 +53,7 @@ def test_outputs_precede_gradients_in_requested_order():
     np.testing.assert_allclose(values["w_grad"], X.sum(axis=0), rtol=1e-6)
 
 
-def test_gradients_are_declared_with_the_shape_and_type_of_their_names():
+def test_gradients_declare_shape_and_type():
     body = "y = MatMul(x, w) loss = ReduceSum<keepdims = 0>(y)"
     model = parse("(float[N, 3] x, float[3, 2] w) => (float loss)", body)
     outputs = {o.name: o.type.tensor_type for o in gradient_graph(model, wrt=["x", "w"]).graph.output}
@@ -82,7 +82,7 @@ def test_given_model_is_unchanged():
     assert model.SerializeToString(deterministic=True) == before
 
 
-def test_one_name_may_be_given_as_a_string_and_repeated_names_count_once():
+def test_single_string_and_repeated_names_are_one_name():
     assert [o.name for o in gradient_graph(linear_scalar(), wrt="w").graph.output] == ["loss", "shifted", "w_grad"]
     assert [o.name for o in gradient_graph(linear_scalar(), wrt=["w", "w"]).graph.output] == [
         "loss",

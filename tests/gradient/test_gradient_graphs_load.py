@@ -47,7 +47,7 @@ def test_a_gradient_graph_that_does_not_load_is_an_error(monkeypatch):
         gradient_graph(scalar_graph(SPLIT, W=np.ones((4, 3), np.float32)), wrt="W", engine="portable")
 
 
-def test_a_graph_that_the_installed_runtime_does_not_load_is_differentiated():
+def test_graph_the_runtime_cannot_load_is_differentiated():
     """It may be for another runtime."""
     model = scalar_graph("A = MatMul(X, W) H = acme.Thing(c) loss = ReduceSum <keepdims = 0> (A)",
                   W=np.ones((4, 3), np.float32), c=np.ones(1, np.float32))  # fmt: skip

@@ -97,7 +97,7 @@ def test_lists_of_a_support_vector_machine_that_do_not_fit(name):
 
 
 @each_engine
-def test_a_graph_that_onnxruntime_may_not_survive_is_loaded_in_a_child_first(engine):
+def test_dangerous_graph_is_loaded_in_a_child_first(engine):
     """Releases differ: 1.19 ends the process, later ones raise an error."""
     body = "C = Conv <pads = [1, 1, 1, 1]> (X, K) F = Flatten(C) Y = MatMul(F, W)"
     model = net(body, x="float[N,2,3] X", K=np.ones((1, 2, 3, 3), np.float32))

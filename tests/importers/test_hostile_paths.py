@@ -147,7 +147,7 @@ def test_weights_beside_a_model_that_has_no_folder(tmp_path, monkeypatch):
     assert fit_once(path)
 
 
-def test_a_model_with_its_weights_beside_it_is_trained_and_exported_as_one(tmp_path):
+def test_model_with_external_weights_trains_and_exports_whole(tmp_path):
     path = saved(tmp_path)
     fitted = fit_once(path)
     exported = onnx.load_model_from_string(fitted.to_onnx().SerializeToString())

@@ -44,7 +44,7 @@ def test_ten_steps_are_those_of_keras(name):
     assert_allclose(trained.decision_function(known["X"]), known["scores"], rtol=0, atol=1e-5)
 
 
-def test_scale_and_bias_of_batch_normalization_move_by_the_gradients_of_keras():
+def test_batch_normalization_gradients_equal_keras():
     """It is a factor and a summand; the second has a name that the exporter made up for what it computed."""
     rate = 0.1
     trained, known = trained_on("cnn", 0.0, rate, 1)

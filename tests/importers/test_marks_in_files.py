@@ -118,7 +118,7 @@ def test_inference_counts_integers_that_attributes_of_a_call_give():
 
 
 @pytest.mark.long
-def test_functions_that_call_each_other_many_times_are_counted_at_once():
+def test_nested_function_calls_are_counted_at_once():
     calls = [
         f'<domain: "own", opset_import: ["": 18, "own": 1]> f{i} (a) => (b) {{ c = own.f{n}(a) b = own.f{n}(c) }}'
         for i, n in enumerate(range(1, 41))

@@ -72,7 +72,7 @@ def test_twenty_steps_end_where_those_of_pytorch_do(name):
 
 @files
 @pytest.mark.parametrize("early_stopping", [False, True])
-def test_fine_tuning_raises_the_accuracy_of_the_file_that_is_quantized_again(name, early_stopping):
+def test_fine_tuning_raises_accuracy_of_requantized_file(name, early_stopping):
     model, X = read(name)
     before = (run_given(model, X[1200:])[0].argmax(axis=1) == LABELS[1200:]).mean()
     settings = {"optimizer": "adamw", "learning_rate_init": 0.003, "max_iter": 15, "shuffle": True}

@@ -125,7 +125,7 @@ def test_low_rank_factors_are_refused():
 
 
 @pytest.mark.parametrize(("shift", "starts"), [(0.02, True), (5.0, False)])
-def test_scores_may_differ_from_those_of_the_file_by_steps_of_integers(shift, starts, monkeypatch):
+def test_scores_may_differ_by_quantization_steps(shift, starts, monkeypatch):
     """One session computes products of integers, another one of floats: a tie is rounded otherwise."""
     compared = same_start._compared_outputs
 

@@ -190,7 +190,7 @@ def test_layers_that_seem_fresh_and_have_no_bias_are_named(bound, first, named):
         from_file(layers(bound, first))
 
 
-def test_trained_layers_without_a_bias_and_other_files_are_not_warned_of():
+def test_layers_without_bias_give_no_warning():
     fresh = layers(DEFAULT)
     fresh.producer_name = "pytorch"
     with warnings.catch_warnings():

@@ -79,7 +79,7 @@ def test_bounds_that_the_record_does_not_tell_are_named_and_kept(bounded, initia
 
 @pytest.mark.parametrize("bounded", ["Clip(h, , {})", "Clip(h, {})", "Min(h, {})", "Max(h, {})"])
 @pytest.mark.parametrize("name", ["onnx::Clip_12", "limit"])
-def test_bounds_of_the_older_exporter_that_may_be_parameters_are_named(bounded, name):
+def test_ambiguous_bounds_of_older_exporter_are_named(bounded, name):
     model = graph_of(bounded.format("b"))
     next(one for one in model.graph.initializer if one.name == "b").name = name
     for node in model.graph.node:

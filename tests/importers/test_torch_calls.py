@@ -113,7 +113,7 @@ def test_parameters_of_calls_that_were_left_out_are_warned_of(body, calls, missi
         fitted(exported(body, arrays, {"a": CALLS["a"], "s": ("s", "tanh", "%a"), "y": CALLS["y"]} | calls, ["c"]))
 
 
-def test_a_zero_bias_behind_a_matrix_that_is_computed_again_is_restored():
+def test_zero_bias_behind_recomputed_matrix_is_restored():
     body = "a = MatMul(X, w) b = Gemm(a, t) y = MatMul(b, u)"
     calls = CALLS | {"b": ("b", "linear", "%a, %t, %p_bias")}
     proto = exported(body, {"w": W, "u": U}, calls, ["bias"])
@@ -141,7 +141,7 @@ def test_scales_and_shifts_behind_a_softmax_are_trained():
     assert_allclose(found["shift"], -RATE * slope.sum(), rtol=1e-4)
 
 
-def test_files_of_the_older_exporter_hold_numbers_and_exponents_as_parameters():
+def test_older_exporter_stores_exponents_as_parameters():
     """A name such as ``t`` is that of a node in files of the newer exporter, but of a parameter in these."""
     proto = exported("a = MatMul(X, w) d = Div(a, t) e = Exp(d) m = Pow(e, p) y = MatMul(m, u)", {"w": W, "u": U})
     proto.graph.initializer.extend(numpy_helper.from_array(np.array(n, np.float32), k) for k, n in [("t", 2), ("p", 3)])

@@ -29,7 +29,7 @@ def merged():
 
 
 @pytest.mark.parametrize("engine", available_engines())
-def test_merged_layers_are_trained_apart_and_one_that_is_called_twice_as_one(engine):
+def test_merged_layers_are_separated_and_shared_ones_kept(engine):
     X, y, losses, state = archive_of("merged")
     with warnings.catch_warnings():
         warnings.simplefilter("error", OnnxTrainWarning)

@@ -155,7 +155,7 @@ def test_steps_are_those_of_pytorch(name):
 
 
 @pytest.mark.parametrize("engine", available_engines())
-def test_equal_factors_that_the_exporter_computed_in_advance_are_trained_apart(engine):
+def test_equal_folded_factors_are_trained_separately(engine):
     """The file holds one initializer for ``0.5 + weight`` of two layers, one of which is called twice."""
     _, _, losses, state = archive_of("folded")
     trained = trained_on("folded_dynamo", engine=engine)

@@ -163,7 +163,7 @@ def test_calls_with_fewer_rows_are_not_filled_up(case):
 
 
 @pytest.mark.parametrize("case", ["centered", "InfoNCE"])
-def test_rows_of_weight_zero_meet_no_others_and_weights_do_not_count_rows(case):
+def test_rows_of_weight_zero_do_not_meet_others(case):
     weights = np.where(np.arange(N) % 3, np.linspace(0.2, 3, N), 0)
     fitted = estimator(case, batch_size=60).fit(X, target(case), sample_weight=weights)
     groups = [[rows] for rows in parts(60, np.flatnonzero(weights))]
@@ -218,7 +218,7 @@ def test_training_graphs_take_whole_minibatches(tmp_path):
         training.partial_fit(X, y)
 
 
-def test_accumulated_minibatches_of_a_training_graph_meet_each_in_itself(tmp_path):
+def test_accumulated_minibatches_of_a_graph_meet_separately(tmp_path):
     y = target("InfoNCE")
     model = estimator("InfoNCE", batch_size=25, optimizer__accumulate=2)
     model.export_training(tmp_path / "folder", X, y)

@@ -379,7 +379,7 @@ def margins_as_classifier(scores):
 
 
 @pytest.mark.parametrize("opset", [11, 18])
-def test_clipped_margins_of_several_classes_are_those_of_sgd_classifier(opset):
+def test_clipped_margins_of_classes_equal_sgd_classifier(opset):
     scores = np.vstack([SCORES, [[-1, -2, -3], [-5, -1, 0.5], [2, 2, -2]]]).astype(np.float32)
     expected = margins_as_classifier(scores).predict_proba(scores)
     np.testing.assert_allclose(predictions("clipped_margin", scores, opset), expected, rtol=1e-6)

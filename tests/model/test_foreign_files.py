@@ -154,7 +154,7 @@ def test_given_file_is_unchanged(network):
     assert network.path.read_bytes() == before
 
 
-def test_the_head_of_a_network_with_frozen_statistics_is_that_of_its_features():
+def test_head_with_frozen_statistics_equals_head_of_features():
     """With all of a body frozen, its head is a linear model on what the body gives: the statistics do not move it."""
     network = next(n for n in NETWORKS if n.name == "residual_bn")
     X, y = rows_of_file(network)

@@ -120,7 +120,7 @@ def test_logits_of_any_size_train_stably_behind_a_softmax():
 
 
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
-def test_margins_are_taken_before_the_activation_and_give_no_probabilities(loss):
+def test_margins_precede_activation_without_probabilities(loss):
     fitted = OrtGradientClassifier(given_graph("p = Sigmoid(z)", "[N,1] p"), loss=loss, **SETTINGS).fit(X, TWO)
     assert not hasattr(fitted, "predict_proba")
     assert fitted.score(X, TWO) > 0.9
@@ -128,7 +128,7 @@ def test_margins_are_taken_before_the_activation_and_give_no_probabilities(loss)
     assert_allclose(fitted.decision_function(X), (X @ W + b).ravel(), rtol=1e-5, atol=1e-6)
 
 
-def test_sigmoids_for_several_classes_are_trained_one_against_the_rest():
+def test_sigmoids_of_classes_train_one_vs_rest():
     given = given_graph("p = Sigmoid(z)", "[N,3] p", 3)
     fitted = OrtGradientClassifier(given, **SETTINGS).fit(X, THREE)
     assert fitted.score(X, THREE) > 0.7

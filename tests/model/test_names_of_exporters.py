@@ -122,7 +122,7 @@ def test_program_numbers_beside_folded_parameters_are_not_trained():
 @pytest.mark.parametrize(
     ("body", "trained"), [("u = Unsqueeze(X, two) s = Sub(u, centers)", True), ("s = Sub(X, mean)", False)]
 )
-def test_centers_of_distances_are_trained_and_the_mean_of_the_data_is_not(body, trained):
+def test_distance_centers_train_and_data_mean_does_not(body, trained):
     text = f"""<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] X) => (float[N, 1] y)
         <int64[1] two = {{2}}, int64[2] flat = {{0, -1}}, float[4] centers = {{-1, -0.3, 0.4, 1}},
          float[3] mean = {{0.1, 0.2, 0.3}}>

@@ -293,7 +293,7 @@ def test_scores_that_do_not_give_the_output_are_refused(wrong, monkeypatch):
 
 
 @pytest.mark.parametrize(("trainable", "wrong"), [("all", "W"), ("all", "B"), (["B"], "W"), (["B"], "B")])
-def test_numbers_that_do_not_agree_are_refused_for_every_form_of_a_graph(trainable, wrong, monkeypatch, tmp_path):
+def test_disagreeing_numbers_are_refused_in_every_form(trainable, wrong, monkeypatch, tmp_path):
     """A weight that training starts from is another one than that of the file, be it trained or frozen."""
     onnx.save(LOGITS, tmp_path / "net.onnx")
     settings, divide = SETTINGS | {"trainable": trainable}, starting_state._divided

@@ -186,7 +186,7 @@ def test_role_and_name_select_trained_weights(case):
     assert set(source.constants) == set(arrays) - expected
 
 
-def test_constants_are_no_weights_of_the_estimator_and_stay_in_its_file():
+def test_constants_are_no_weights_and_stay_in_the_file():
     body, arrays, expected = CASES["filler of an initial state"]
     X = np.random.default_rng(0).normal(size=(8, 5, 8)).astype(np.float32)
     settings = {"optimizer": SGD(), "learning_rate_init": 0.1, "max_iter": 2, "engine": "portable"}
@@ -249,7 +249,7 @@ def test_narrow_weights_behind_a_cast_are_trained_in_float32(half):
 
 @pytest.mark.parametrize("axis", [0, 1, None])
 @pytest.mark.parametrize("name", ["W_quantized", "W"])
-def test_integer_weights_behind_dequantize_linear_are_trained_as_floats(axis, name):
+def test_integer_weights_behind_dequantize_train_as_floats(axis, name):
     integers = np.array([[10, -20, 3], [4, 5, -6]], np.int8).T.copy()
     scale = np.array(0.1 if axis is None else [0.1, 0.2, 0.3][: integers.shape[axis]], np.float32)
     zero = np.full(scale.shape, 2, np.int8)
@@ -308,14 +308,14 @@ def dynamic(tail="Y = Add(P, b)"):
     return weighted_model(body, "float[1, 1] V = {2}", **arrays)
 
 
-def test_a_quantized_graph_is_refused_where_its_integers_are_read_twice():
+def test_quantized_graph_with_integers_read_twice_is_refused():
     proto = dynamic("J = Cast <to = 1> (I) O = Mul(J, V) Y = Add(P, b)")
     proto.graph.output.append(onnx.helper.make_tensor_value_info("I", onnx.TensorProto.INT32, ["N", 1]))
     with pytest.raises(ModelError, match=r"quantized: DynamicQuantizeLinear '.*', MatMulInteger .*'b'"):
         step_of_weights(proto)
 
 
-def test_floats_behind_a_quantized_body_are_trained_where_they_are_named():
+def test_floats_behind_quantized_body_train_if_named():
     proto = dynamic("H = Add(P, b) Y = MatMul(H, V)")
     trained = step_of_weights(proto, trainable=["V"])
     assert set(trained.weights_) == {"W_1", "b", "V"}
@@ -326,7 +326,7 @@ def test_floats_behind_a_quantized_body_are_trained_where_they_are_named():
     assert all((every.weights_[name] != trained.weights_[name]).all() for name in ("W_1", "b"))
 
 
-def test_floats_before_a_rounding_are_refused_even_where_they_are_named():
+def test_floats_before_rounding_are_refused_if_named():
     body = (
         """H = MatMul(X, W) Q = QuantizeLinear(H, s, z) I = Identity(Q) D = DequantizeLinear(I, s, z) Y = Mul(D, V)"""
     )

@@ -75,7 +75,7 @@ def test_gradient_of_all_kinds_of_heads(weight, engine):
 
 @each_engine
 @pytest.mark.parametrize("names", PAIRS[::3], ids="-".join)
-def test_a_loss_weight_of_zero_leaves_the_training_of_the_other_output(names, engine):
+def test_loss_weight_of_zero_leaves_other_output_unchanged(names, engine):
     size = len(X) if "words" in names else 10  # words weigh rows, and so differently in minibatches
     settings = {"optimizer": SGD(), "learning_rate_init": 0.1, "shuffle": False, "max_iter": 3, "batch_size": size}
     for chosen in names:
@@ -157,7 +157,7 @@ def test_rows_of_weight_zero_are_as_if_left_out(engine):
 
 
 @pytest.mark.parametrize("loss", ["gamma", "tweedie", "poisson"])
-def test_rows_without_a_target_do_not_count_for_losses_of_positive_targets(loss):
+def test_rows_without_positive_target_do_not_count(loss):
     known = np.arange(len(X)) % 4 > 0
     y = {"class": Y["class"], "number": np.where(known, np.abs(Y["number"]) + 0.1, np.nan)}
     losses = {"class": "log_loss", "number": loss}

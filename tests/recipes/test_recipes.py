@@ -349,7 +349,7 @@ def test_missing_text_is_no_category_of_any_member(kind):
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("kind", [RealMLPClassifier, TabMClassifier])
-def test_column_with_few_truth_values_is_one_of_numbers_in_every_member(kind):
+def test_column_of_few_booleans_is_numeric_in_every_member(kind):
     flags = np.array([None] * 24, object)
     flags[5] = True
     X = pd.DataFrame({"flag": flags, "x": np.arange(24.0)})

@@ -39,11 +39,11 @@ def report(monkeypatch):
     sys.modules.pop("networks_report", None)
 
 
-def test_a_row_shows_errors_beside_those_of_pytorch_and_rounding_is_no_error(report):
+def test_row_shows_errors_beside_pytorch_without_rounding(report):
     assert report.row(TRAINED) == ("| GRU | dynamo, evaluation | 1,234 | 4e-06 | 4.0 | 2e-08 | 1.0 | 0.25 | 1.2 | 83 |")
 
 
-def test_rows_of_another_day_are_marked_and_each_kind_of_result_has_a_table(report):
+def test_rows_of_other_days_are_marked_in_each_table(report):
     earlier = {key: value for key, value in TRAINED.items() if key != "measured"}
     assert report.row(earlier).startswith("| GRU* | dynamo")
     default = {"compared": 617, "gradient": 2e-6, "gradient_torch": 1e-6, "loss": 3e-6, "loss_torch": 1e-6}
@@ -63,7 +63,7 @@ def test_untrained_files_count_and_unexported_do_not(report):
     assert text.endswith("PyTorch does not export: net (dynamo, evaluation).")
 
 
-def test_networks_that_diverge_in_pytorch_too_are_named_and_do_not_count(report):
+def test_networks_diverging_in_pytorch_are_named_not_counted(report):
     diverging = {key: REFUSED[key] for key in ("source", "exporter", "mode")} | {"network": "wild", "diverges": 3}
     text = report.report([TRAINED, diverging], {"own": ["GRU", "wild"]})
     assert text.startswith("1 of 1 files of 1 networks are trained.")
@@ -88,7 +88,7 @@ def test_the_page_shows_the_stored_results(report, tmp_path):
     assert page.read_text(encoding="utf-8") == report.PAGE.read_text(encoding="utf-8")
 
 
-def test_times_of_earlier_forms_are_marked_and_left_out_of_the_sentence(report):
+def test_earlier_timings_are_marked_and_left_out(report):
     before = TRAINED | {"network": "net", "step": 1.9, "winograd": False}
     assert "| 0.95† |" in report.row(before)
     text = report.report([TRAINED, before], {"own": ["GRU", "net"]})

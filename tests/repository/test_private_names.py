@@ -166,7 +166,7 @@ class PublicParts:
         return self.real.run(outputs, feeds)
 
 
-def test_networks_train_and_predict_without_the_private_names_of_onnxruntime(monkeypatch):
+def test_networks_train_without_private_onnxruntime_names(monkeypatch):
     """A step of three sessions and predictions, with equal bits; errors of a run are the same."""
     tune(monkeypatch, least_elements=10**6)  # NumPy needs no session
 

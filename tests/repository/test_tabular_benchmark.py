@@ -51,7 +51,7 @@ def test_ranks_use_common_splits_and_metric_direction(report):
     assert set(report.ranks(report.gathered(tied), ["linear", "LightGBM", "RealMLP"]).values()) == {2.0}
 
 
-def test_gains_over_an_original_are_points_of_accuracy_or_percent_of_an_error(report):
+def test_gains_are_accuracy_points_or_error_percent(report):
     tables, gain, error, ratio = report.paired(report.gathered(RUNS), "RealMLP", "RealMLP (pytabkit)")
     assert tables == 2
     assert gain == pytest.approx((2.0 - 10.0) / 2)
@@ -81,7 +81,7 @@ def test_user_results_have_own_page(report, tmp_path, monkeypatch):
     assert before == {path: path.read_bytes() for path in report.DOCS.glob("tabular.*")}
 
 
-def test_models_that_ran_on_fewer_tables_do_not_narrow_the_other_tables(report):
+def test_models_on_fewer_tables_do_not_narrow_others(report):
     more = [run(table, "LightGBM", 0.7) for table in ("vehicle", "wage")]
     more += [run("vehicle", "TabM", 0.85), run("vehicle", "RealMLP PWL", 0.95)]
     found = report.gathered([*RUNS, *more])

@@ -107,7 +107,7 @@ class Half(AdamW):
         return op.Mul(p, 0.5), state
 
 
-def test_the_rule_of_a_subclass_is_not_replaced_by_the_kernel_of_its_base():
+def test_subclass_rule_is_not_replaced_by_base_kernel():
     X, y = blobs(20)
     graph = Linear().build(5, 1, 0)
     fitted = OrtGradientClassifier(graph, optimizer=Half(), max_iter=1).fit(X, y)

@@ -202,7 +202,7 @@ STORED = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 2, 3] X) => (f
     { h = BatchNormalization(X, scale, shift, MEAN, VAR) f = Flatten(h) Y = MatMul(f, w) }"""
 
 
-def test_stored_statistics_that_are_scale_and_shift_of_a_file_are_not_trained():
+def test_stored_statistics_as_scale_and_shift_are_not_trained():
     X = np.random.default_rng(0).normal(size=(8, 2, 3)).astype(np.float32)
     settings = {"engine": "portable", "optimizer": SGD(), "learning_rate_init": 1e-3, "batch_size": 8, "max_iter": 5}
     found = []

@@ -97,7 +97,7 @@ def test_results_are_those_of_numpy_to_the_bit(optimizer, size, kind):
         assert ours[name].tobytes() == vector.tobytes(), name
 
 
-def test_constants_of_several_elements_make_an_elementwise_update_refused():
+def test_array_constants_in_elementwise_update_are_refused():
     class Masked(Optimizer):
         def update(self, op, p, g, state, k):
             mask = op.constant(np.float32([1, 0, 1, 0]))

@@ -72,7 +72,7 @@ def test_without_shuffling_the_last_rows_are_never_seen(where):
 
 
 @pytest.mark.parametrize("rows", [1, 11, 12, 48], ids="{} rows".format)
-def test_minibatches_that_are_full_and_too_few_rows_for_one_are_trained_on(rows):
+def test_full_minibatches_and_too_few_rows_are_trained(rows):
     one, other = (regressor(drop_last=drop).fit(X[:rows], y[:rows]) for drop in (True, False))
     assert weights_equal(one, other)
     assert one.loss_curve_ == other.loss_curve_

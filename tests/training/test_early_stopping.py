@@ -118,7 +118,7 @@ def test_others_watch_the_score():
     assert fit(classifier(early_stopping="best_epoch", max_iter=2)).history_[0]["validation_loss"] > 0
 
 
-def test_partial_fit_after_early_stopping_records_the_best_training_loss():
+def test_partial_fit_after_early_stopping_records_best_loss():
     net = fit(classifier(max_iter=2))
     assert net.best_loss_ is None
     net.set_params(early_stopping=False).partial_fit(X, Y)

@@ -85,7 +85,7 @@ for one in filter(Path.is_dir, folder.iterdir()):
 
 
 @pytest.mark.slow
-def test_memory_mapped_estimator_resumes_and_leaves_the_file_unchanged(tmp_path):
+def test_memory_mapped_estimator_resumes_and_keeps_its_file(tmp_path):
     estimators = {tmp_path / f"{model}-{engine}": fitted_wide(model, engine) for model, engine in CASES}
     for folder, estimator in estimators.items():
         folder.mkdir()
@@ -136,7 +136,7 @@ assert (estimators[0].predict(mapped[0]) == estimators[1].predict(X)).all()
     )
 
 
-def test_arrays_are_copied_where_others_own_them_or_they_cannot_be_written(tmp_path):
+def test_foreign_and_read_only_arrays_are_copied(tmp_path):
     plain = np.arange(6.0)
     assert owned(plain) is plain
     np.save(tmp_path / "array.npy", plain)

@@ -265,7 +265,7 @@ def test_clear_cache_makes_the_next_fit_compile(engine, monkeypatch):
     assert count
 
 
-def test_a_component_that_is_changed_after_a_fit_does_not_change_later_fits():
+def test_changing_a_component_leaves_later_fits_unchanged():
     optimizer, loss = Adam(beta_1=0.5), losses.Huber(0.3)
     make = regressor(optimizer=Adam(beta_1=0.5), loss=losses.Huber(0.3))
     expected = cold(make)
@@ -338,7 +338,7 @@ def test_random_numbers_of_a_graph_begin_anew_with_each_fit():
     assert equal(weights(make), weights(make))
 
 
-def test_a_classifier_and_a_regressor_of_equal_graphs_have_their_own_losses():
+def test_classifier_and_regressor_of_equal_graphs_keep_losses():
     labels = (Y > 0).astype(int)
     makers = [
         lambda: OrtGradientRegressor(MLP((5,)), random_state=0, max_iter=2),
@@ -388,7 +388,7 @@ def test_weights_that_a_builder_draws_are_those_that_it_builds(builder):
         assert structure(found.model, found.weights()) == structure(expected.model, expected.weights())
 
 
-def test_a_file_that_onnxruntime_writes_for_a_session_is_written_by_each_fit(tmp_path):
+def test_session_files_are_written_by_each_fit(tmp_path):
     for name in ("first", "second"):
         path = tmp_path / f"{name}.onnx"
         regressor(runtime=Runtime(session_options={"optimized_model_filepath": str(path)}))().fit(X, Y)

@@ -98,9 +98,7 @@ PLACES = [(engine, where) for engine in available_engines() for where in ("host"
 @pytest.mark.parametrize("borders", [(), (20, 20, 60)], ids=["one block", "blocks"])
 @pytest.mark.parametrize(("engine", "where"), PLACES, indirect=["where"])
 @pytest.mark.parametrize("case", CASES)
-def test_stream_that_fits_into_the_buffer_trains_to_the_bits_of_the_array(
-    case, engine, borders, weights, streamed, where
-):
+def test_buffered_stream_trains_to_bits_of_the_array(case, engine, borders, weights, streamed, where):
     if engine == "compiled":
         pytest.importorskip("llvmlite")
     settings = CASES[case] | {"engine": engine}
@@ -112,7 +110,7 @@ def test_stream_that_fits_into_the_buffer_trains_to_the_bits_of_the_array(
 
 
 @pytest.mark.parametrize("counted", [True, False], ids=["counted", "not counted"])
-def test_stream_in_order_trains_to_the_bits_of_the_array_across_blocks(counted, streamed, where):
+def test_ordered_stream_equals_array_across_blocks(counted, streamed, where):
     expected = fitted(shuffle=False, engine="portable")
     streamed((5, 30, 31, 70), counted=counted)
     assert_same_bits(expected, fitted(shuffle=False, engine="portable"))

@@ -17,7 +17,7 @@ BOTH_STEPS = pytest.mark.parametrize("kind", [Step, LateStep])
 
 
 @BOTH_STEPS
-def test_weights_of_the_epochs_begin_come_back_when_a_later_step_diverges(kind):
+def test_divergence_restores_weights_of_epoch_begin(kind):
     step, history = kind([1.0, 1.0, 1.0, math.nan]), History()
     with pytest.raises(DivergenceError, match="epoch 2") as caught:
         trainer(step, Batches(1.0, 1.0), history).fit()

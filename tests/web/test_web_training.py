@@ -148,7 +148,7 @@ console.log(losses.length);
 
 
 @pytest.mark.parametrize("class_weight", [None, {"class": {"a": 0.2, "b": 5.0, "c": 1.0}}])
-def test_rows_without_any_label_are_in_no_minibatch_of_several_outputs_in_node(class_weight, tmp_path):
+def test_unlabeled_rows_of_outputs_are_skipped_in_node(class_weight, tmp_path):
     """Without weights of classes both outputs weigh the rows alike: a minibatch divides by their sum."""
     X, y = data(40)
     y, weights = {name: y[name] for name in ("class", "number")}, np.arange(40) % 4 / 2.0
