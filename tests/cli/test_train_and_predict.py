@@ -334,8 +334,8 @@ def test_ctrl_c_keeps_the_weights_reached_so_far(folder, tmp_path, capsys, monke
 
 
 def test_a_difference_from_the_estimator_fails(folder, tmp_path, capsys, monkeypatch):
-    from onnxtrain_sklearn.__main__ import main
     from onnxtrain_sklearn._cli import train
+    from tests.helpers.command import main
 
     monkeypatch.setattr(train, "prediction_difference", lambda *arguments: 0.5)
     options = ["--target", "species", "--output", str(tmp_path / "m.onnx"), "--set", "max_iter=1", "-q"]
@@ -344,8 +344,8 @@ def test_a_difference_from_the_estimator_fails(folder, tmp_path, capsys, monkeyp
 
 
 def test_a_pipeline_that_is_not_converted_leaves_the_network(folder, tmp_path, capsys, monkeypatch):
-    from onnxtrain_sklearn.__main__ import main
     from onnxtrain_sklearn._cli import train
+    from tests.helpers.command import main
 
     def refuse(*arguments):
         raise RuntimeError("no converter")

@@ -13,7 +13,6 @@ import joblib
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
 import pytest
 from numpy.testing import assert_array_equal
 from sklearn.base import clone
@@ -23,11 +22,10 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.preprocessing import scale
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, OrtGradientClassifier, OrtGradientRegressor, RMSprop
-from onnxtrain_sklearn._ort import devices
-from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn.exceptions import DeviceError, DivergenceError, OnnxTrainWarning
 from onnxtrain_sklearn.schedules import Cosine
 from tests.helpers.environment import available_engines
+from tests.helpers.gpu import gpu, install_cuda
 from tests.helpers.processes import run_in_new_process
 from tests.helpers.step_options import configured, with_options
 
@@ -300,10 +298,9 @@ def elsewhere(monkeypatch):
     """A pickle of an estimator that was fitted on a GPU, by an engine that is not here."""
     fitted = pickled_classifier(optimizer="adam").fit(X, y)
     twin = copy.deepcopy(fitted)
-    providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
     fitted.device = fitted.device_ = "cuda:1"
     fitted.engine = "ort-training"
-    fitted._state.device = Device("cuda:1", providers, ({"device_id": "1"}, {}))
+    fitted._state.device = gpu(1)
     monkeypatch.setattr("onnxtrain_sklearn._training.programs.available_engines", lambda: ("portable",))
     return pickle.dumps(fitted), twin
 
@@ -330,10 +327,7 @@ def test_gpu_pickle_resumes_where_cuda_does_not_start(elsewhere, monkeypatch):
     def not_started(index):
         raise DeviceError(f"CUDA device {index} could not be started")
 
-    monkeypatch.setattr(
-        onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    )
-    monkeypatch.setattr(devices, "require_cuda", not_started)
+    install_cuda(monkeypatch, not_started)
     with pytest.warns(OnnxTrainWarning, match="was trained on CUDAExecutionProvider, .* goes on with device='cpu'"):
         loaded = pickle.loads(data)
     assert (loaded.device, loaded.device_) == ("cpu", "cpu")
@@ -344,10 +338,7 @@ def test_gpu_pickle_resumes_where_cuda_does_not_start(elsewhere, monkeypatch):
 def test_loading_starts_the_gpu_that_an_estimator_was_trained_on(elsewhere, monkeypatch):
     """A prediction is often the first thing that a process does: nothing else would have started CUDA."""
     started = []
-    monkeypatch.setattr(
-        onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    )
-    monkeypatch.setattr(devices, "require_cuda", started.append)
+    install_cuda(monkeypatch, started.append)
     loaded = pickle.loads(elsewhere[0])
     assert started == [1]
     assert (loaded.device, loaded.device_) == ("cuda:1", "cuda:1")

@@ -17,9 +17,9 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
 from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, Runtime, TabMClassifier, TabMRegressor
-from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn._recipes.ensemble import Member, assembled, validation_folds
 from onnxtrain_sklearn.exceptions import DeviceError, OnnxTrainWarning
+from tests.helpers.gpu import gpu
 from tests.helpers.observed import forbid_sessions, wrap_passes
 from tests.helpers.sessions import evaluate
 
@@ -243,7 +243,7 @@ def test_gpu_pickle_resumes_without_a_gpu(kind):
     recipe = kind(**(SMALL if kind is RealMLPClassifier else TABM)).fit(X, y)
     expected = recipe.predict(X)
     recipe.device = recipe.device_ = "cuda"
-    recipe._device = Device("cuda", ("CUDAExecutionProvider", "CPUExecutionProvider"), ({}, {}))
+    recipe._device = gpu()
     with pytest.warns(OnnxTrainWarning, match="was trained on CUDAExecutionProvider, .* goes on with device='cpu'"):
         loaded = pickle.loads(pickle.dumps(recipe))
     assert (loaded.device, loaded.device_) == ("cpu", "cpu")

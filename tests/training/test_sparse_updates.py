@@ -11,11 +11,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._estimators.config import lazy_rows_of
-from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn._training.passes import HostPasses
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, Lion, Optimizer, RMSprop
 from tests.helpers.environment import available_engines
+from tests.helpers.gpu import gpu
 from tests.helpers.observed import updates_by_rows
 from tests.helpers.step_options import configured, with_options
 
@@ -294,7 +294,7 @@ def test_unsupported_lazy_updates_are_refused():
         new(optimizer=LBFGS(), optimizer__lazy_rows=True)
     with pytest.raises(ValueError, match="The 'lazy_rows' parameter of AdamW must be a bool"):
         new(optimizer__lazy_rows="lazy").fit(X, Y)
-    device = Device("cuda", ["CUDAExecutionProvider"], [{}])
+    device = gpu()
     with pytest.raises(ValueError, match="in the host's memory, but training runs on 'cuda'"):
         lazy_rows_of(AdamW(lazy_rows=True), device)
 
