@@ -1,7 +1,7 @@
 """The folder of training graphs: written as a whole, and checked when it is read.
 
 ``training_folder`` makes its content from a source, ``write_folder`` writes it, and ``read_folder`` reads it. A folder
-may come from anywhere: hashes, names, graphs and the state are checked against the manifest.
+may come from an untrusted source, so ``read_folder`` checks hashes, names, graphs and the state by the manifest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .state_files import CONSTANTS, require_tensors, state_bytes, tensors_of
 
 @dataclass(frozen=True, eq=False)
 class TrainingFolder:
-    """The content of a folder: manifest, graphs as bytes by name, state, and the bytes of its file, where made."""
+    """The content of a folder: manifest, graphs as bytes by name, state, and the bytes of its file if made already."""
 
     manifest: Mapping[str, Any]
     graphs: Mapping[str, bytes]
@@ -49,9 +49,16 @@ def training_folder(source: ExportSource, form: str) -> TrainingFolder:
 
 
 def write_folder(content: TrainingFolder, path: str | os.PathLike[str]) -> None:
-    """Write a folder as a whole: an error leaves what was there as it is."""
+    """Write a folder as a whole; an error leaves an earlier folder as it was.
+
+    Raise FileExistsError if the path holds anything but an earlier export.
+    """
     target = Path(path)
-    _require_replaceable(target)
+    known = {MANIFEST, STATE_FILE, "step.onnx", "epoch.onnx", "predict.onnx"}
+    if target.exists() and (not target.is_dir() or {entry.name for entry in target.iterdir()} - known):
+        raise FileExistsError(
+            f"{target} exists and is not a folder of training graphs alone, so it is not replaced: name a new folder."
+        )
     with whole_folder(target) as new:
         for name, graph in content.graphs.items():
             (new / f"{name}.onnx").write_bytes(graph)
@@ -62,23 +69,12 @@ def write_folder(content: TrainingFolder, path: str | os.PathLike[str]) -> None:
         (new / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
-def _require_replaceable(target: Path) -> None:
-    """Raise unless the path is free, or is a folder that holds an earlier export alone."""
-    if not target.exists():
-        return
-    known = {MANIFEST, STATE_FILE, "step.onnx", "epoch.onnx", "predict.onnx"}
-    if not target.is_dir() or {entry.name for entry in target.iterdir()} - known:
-        raise FileExistsError(
-            f"{target} exists and is not a folder of training graphs alone, so it is not replaced: name a new folder."
-        )
-
-
 LONGEST_MANIFEST = 2**25
-"""Most bytes of a manifest that is read; lists of labels are its longest part."""
+"""Largest manifest to read, in bytes; lists of labels are its longest part."""
 
 
 def read_folder(path: str | os.PathLike[str]) -> TrainingFolder:
-    """Return the content of a folder; raise ModelError where a file is missing, changed, or of another version."""
+    """Return the content of a folder; raise ModelError if a file is missing, changed, or of another version."""
     folder = Path(path)
     file = folder / MANIFEST
     if not file.is_file():
@@ -98,7 +94,7 @@ def read_folder(path: str | os.PathLike[str]) -> TrainingFolder:
 
 
 def _read_file(folder: Path, name: str, fact: object, *, is_state: bool) -> bytes:
-    """Return the content of a file that the manifest names, if it lies in the folder itself and has the named hash."""
+    """Return the content of a file that the manifest names; raise unless it lies in the folder and has its hash."""
     if not is_plain_name(name):
         raise ModelError(f"{folder / MANIFEST} names the file {name!r}, which is not in the folder itself.")
     file, digest = folder / name, fact.get("sha256") if isinstance(fact, dict) else None
@@ -109,9 +105,8 @@ def _read_file(folder: Path, name: str, fact: object, *, is_state: bool) -> byte
     content = content_of(file, first=require_tensors) if is_state else content_of(file, most=LARGEST_MESSAGE)
     if _sha256(content) != digest:
         raise ModelError(
-            f"{file} has changed: its SHA-256 is {_sha256(content)}, and {MANIFEST} says {str(digest)[:64]}. Export "
-            f"the folder again; a state that was trained elsewhere belongs into a file of its own, for "
-            f"load_state(file)."
+            f"{file} has changed: its SHA-256 is {_sha256(content)}, but {MANIFEST} says {str(digest)[:64]}. Export "
+            f"the folder again. Write a state that was trained elsewhere to a file of its own, for load_state(file)."
         )
     return content
 
@@ -121,9 +116,9 @@ def _sha256(content: bytes) -> str:
 
 
 def require_own_graph(content: bytes, what: str) -> None:
-    """Raise ModelError unless a graph is within the limits, cannot end the process, and holds its own weights.
+    """Raise ModelError unless a graph is within the limits, cannot crash the process, and contains its weights.
 
-    onnxruntime would look for weights in other files in the working directory.
+    (onnxruntime would look for weights in other files in the working directory.)
     """
     try:
         require_survivable(read(content))

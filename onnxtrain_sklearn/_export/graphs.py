@@ -110,12 +110,12 @@ def graph_entries(step: StepGraph, predict: PredictGraph, form: str) -> dict[str
 
 
 def _put_in_front(front: ir.Model, graph: ir.Graph, rows: int | str) -> None:
-    """Compute the inputs of ``graph`` that are named as outputs of ``front`` by its nodes, in place."""
+    """Let the outputs of ``front`` replace the inputs of ``graph`` of the same names, in place."""
     for domain, version in front.graph.opset_imports.items():
         if graph.opset_imports.setdefault(domain, version) != version:
             raise ModelError(
-                f"The steps before the network are in opset {version} of {domain or 'ai.onnx'!r}, and the network is "
-                f"in {graph.opset_imports[domain]}: convert them to one (onnx.version_converter)."
+                f"The preprocessing uses opset {version} of {domain or 'ai.onnx'!r}, but the network uses "
+                f"{graph.opset_imports[domain]}. Convert both to one opset (onnx.version_converter)."
             )
     own, op = front.clone().graph, GraphBuilder(graph, prefix="front")
     names = [value.name or "" for value in own.outputs]
@@ -125,17 +125,17 @@ def _put_in_front(front: ir.Model, graph: ir.Graph, rows: int | str) -> None:
     taken = {value.name for value in (*graph.inputs, *graph.outputs)} | graph.initializers.keys()
     if clash := [column.name for column in columns if column.name in taken]:
         raise ModelError(
-            f"The table has a column {clash[0]!r}, and the training graphs have an input or a weight of this name: "
-            f"rename the column."
+            f"The table has a column {clash[0]!r}, but the training graphs have an input or a weight of this name. "
+            f"Rename the column."
         )
     graph.inputs[:] = [*columns, *graph.inputs]
     graph.sort()
 
 
 def compact_proto(model: ir.Model, name: str, taken: Collection[str] = ()) -> onnx.ModelProto:
-    """Return ``model`` as small protobuf: short names inside it, and no types that a runtime infers itself.
+    """Return ``model`` as small protobuf: with short inner names, and without types that a runtime infers itself.
 
-    The model is changed. None of the new names is among those that are ``taken``.
+    The model itself is changed. New names avoid those in ``taken``.
     """
     graphs = list(model.graphs())
     kept = {*model.graph.inputs, *model.graph.outputs}
@@ -236,17 +236,14 @@ def _loop_body(op: GraphBuilder, step: StepGraph, outer: Mapping[str, ir.Value],
 
 @dataclass(frozen=True, eq=False)
 class PredictGraph:
-    """The graph that predicts.
-
-    ``state`` maps each of its inputs for weights to the name of the tensor of the state that is given to it.
-    """
+    """The graph that predicts; ``state`` maps each of its inputs for weights to the tensor of the state to feed."""
 
     model: ir.Model
     state: dict[str, str]
 
 
 def predict_graph(source: ExportSource, step: StepGraph) -> PredictGraph:
-    """Return the graph whose inputs are rows of data, and the vectors that it predicts with."""
+    """Return the graph that predicts; the vectors of weights are inputs, so that it follows each step of training."""
     parts, layout = source.parts, source.parts.parameters
     held = {**parts.frozen, **layout.prediction_views()}
     known = parts.model.weights()

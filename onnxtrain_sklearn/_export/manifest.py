@@ -1,8 +1,8 @@
-"""The manifest of training graphs: values of JSON that tell a loop in any language everything about them.
+"""The manifest of training graphs: all that a loop in any language has to know about them, as JSON.
 
 ``manifest_of`` makes it from the source, the step and the entries of the graphs (``GraphEntry``: the role of each input
-and output). ``read_manifest`` reads one that may come from anywhere: it is checked against the patterns of ``SHAPE``
-before it is used. The JSON schema in the documentation describes it to authors of other loops.
+and output). ``read_manifest`` reads one, which may come from an untrusted source, so it is checked against the patterns
+of ``SHAPE`` before it is used. The JSON schema in the documentation describes it to authors of other loops.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def manifest_of(
 
 
 def component_fact(component: object) -> dict[str, Any]:
-    """Return name and parameters of a loss, an optimizer or a schedule."""
+    """Return name and parameters of a loss, an optimizer or a schedule, as values of JSON."""
     # a subclass of a component inherits its registered name, but is another component: it goes by the name of its class
     name = vars(type(component)).get("name", type(component).__name__)
     parameters = component.get_params(deep=False) if isinstance(component, Component) else {}
@@ -71,7 +71,7 @@ def component_fact(component: object) -> dict[str, Any]:
 
 
 def json_value(value: object) -> Any:
-    """Return a value of JSON: numbers, texts and lists of them as they are, other objects as text."""
+    """Return a value as JSON: numbers, texts and lists of them as they are, other objects as text."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray | list | tuple):
@@ -127,7 +127,7 @@ def _target_fact(head: Head, target: TargetInput, known: tuple[float, ...] | Non
 
 
 def _ignored_fact(label: object, at_positions: bool) -> dict[str, Any]:
-    """Return the label whose positions do not count; NaN, which JSON lacks, is a key of its own."""
+    """Return the label whose positions do not count; NaN, which JSON lacks, has a key of its own."""
     label = json_value(label)
     if isinstance(label, float) and math.isnan(label):
         return {"ignore_label": None, "ignores_nan": True}
@@ -181,7 +181,7 @@ def read_manifest(text: bytes | str, what: str) -> dict[str, Any]:
         raise ModelError(f"{what} is not the manifest of training graphs: its 'format' must be {FORMAT!r}.")
     if manifest.get("version") != VERSION:
         raise ModelError(
-            f"{what} is of version {manifest.get('version')!r}, and this package reads version {VERSION}. Install the "
+            f"{what} is of version {manifest.get('version')!r}, but this package reads version {VERSION}. Install the "
             f"version of onnxtrain-sklearn that wrote it ({str(manifest.get('generator'))[:100]}), or export it again."
         )
     _require(manifest, SHAPE, "", what)
@@ -269,7 +269,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_plain_name(name: object) -> bool:
-    """Return True if a name is that of a file in a folder, on every system."""
+    """Return True if a name can be that of a file in the folder itself, on every system."""
     return isinstance(name, str) and bool(name) and name not in (".", "..") and not set(name) & set("/\\:\0")
 
 

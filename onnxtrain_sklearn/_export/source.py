@@ -1,7 +1,7 @@
-"""The source of an export, the tensors of a training state, and how arrays lie in its vectors.
+"""The source of an export, the tensors of a training state, and the layout of arrays in its vectors.
 
-An estimator in training becomes an ``ExportSource``, from which all graphs are made. A ``StateTensor`` is an input of a
-step that the step returns anew; ``cut_members`` and ``joined_vector`` cut and join the vectors of parameters.
+An estimator becomes an ``ExportSource``, from which all graphs are made. A ``StateTensor`` is an input of a step whose
+next value is an output. ``cut_members`` and ``joined_vector`` cut and join the vectors of parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..exceptions import ModelError
 from ..graph import GraphBuilder
 
 PARAMETERS, STATISTICS, AVERAGE, STEP = "parameters", "statistics", "averaged_parameters", "step"
-"""Names of the tensors of the state that are not the optimizer's own."""
+"""Names of the tensors of the state, except those of the optimizer."""
 
 TARGETS = {"any": ir.DataType.DOUBLE, "web": ir.DataType.FLOAT}
 """Types of the scalars of a step by target platform: WebGPU in browsers has no float64."""
@@ -29,7 +29,7 @@ TARGETS = {"any": ir.DataType.DOUBLE, "web": ir.DataType.FLOAT}
 
 @dataclass(frozen=True, eq=False)
 class OutputSource:
-    """One of several outputs that are trained together: its loss, its head, and the weights of its labels."""
+    """One of several outputs that are trained together: its loss, its head, and the weights of its classes."""
 
     loss: OutputLoss
     head: Head
@@ -38,7 +38,7 @@ class OutputSource:
 
     @property
     def label_weights(self) -> tuple[float, ...] | None:
-        """The weight of each class; None where a label does not change the weight of its row."""
+        """The weight of each class; None if all classes weigh the same."""
         return self.class_weights if self.loss.positions is None else self.loss.label_weights
 
 
@@ -53,21 +53,21 @@ class ExportSource:
     head : Head
         The end of the inference graph, after the scores.
     facts : mapping of str to object
-        Plain values for the manifest that the graphs do not need: the estimator, the learning rate.
+        Values for the manifest that the graphs do not contain, such as the estimator's name and its learning rate.
     class_weights : tuple of float, default=None
-        The factor of a row's weight by its class; None: one.
+        Factor of the weight of a row, by class; None: one.
     ignore_label : object, default=None
         The label at a position that does not count.
     target : str, default="any"
         One of :data:`TARGETS`.
     outputs : tuple of OutputSource
-        Of several outputs that are trained together; the classes and weights above are then None.
+        The outputs, if several are trained together; the classes and weights above are then None.
     front : onnx_ir.Model, default=None
-        The graph from the columns of a table to the inputs of the trained graph; None: these are the data.
+        The graph that preprocesses the columns of a table; None: the data are inputs of the trained graph.
     minibatches : int, default=1
-        Minibatches in the rows of a step, one after the other, each with batch statistics of its own.
+        Number of minibatches in a step, one after the other, each with its own batch statistics.
     others : tuple of ExportSource
-        Further networks that are trained beside this one, each alone, and whose predictions are averaged with its own.
+        Further networks, which are trained on the same minibatches, and whose predictions are averaged.
     """
 
     parts: StepParts
@@ -83,13 +83,13 @@ class ExportSource:
 
     @property
     def scalar_type(self) -> ir.DataType:
-        """The type that the scalars of a step are computed in."""
+        """The type in which the scalars of a step are computed."""
         return TARGETS[self.target]
 
 
 @dataclass(frozen=True, eq=False)
 class StateTensor:
-    """A tensor that a step reads as ``name`` and returns anew as ``output``.
+    """A tensor that a step reads as input ``name`` and whose next value is ``output``.
 
     Attributes
     ----------
@@ -98,9 +98,9 @@ class StateTensor:
     value : ndarray
         The current value.
     members : tuple of (str, tuple of int)
-        Names and shapes of the arrays that make up the vector, one after the other; empty for the number of steps.
+        Names and shapes of the arrays in the vector, in order; empty for the number of steps.
     initial : float or int
-        The value before the first step, of optimizer state.
+        For optimizer state, the value of all elements before the first step.
     """
 
     name: str
@@ -119,7 +119,7 @@ def members_of(parameters: FlatParameters, names: Sequence[str]) -> tuple[tuple[
 def cut_members(
     op: GraphBuilder, vector: ir.Value, members: Sequence[tuple[str, tuple[int, ...]]]
 ) -> Iterator[tuple[str, ir.Value]]:
-    """Yield the arrays that lie in a vector, by name."""
+    """Cut a vector; yield name and value of each array in it."""
     sizes = [math.prod(shape) for _, shape in members]
     pieces = op.emit("Split", vector, split=sizes, outputs=len(sizes), axis=0) if len(sizes) > 1 else [vector]
     for (name, shape), piece in zip(members, pieces, strict=True):
@@ -127,24 +127,24 @@ def cut_members(
 
 
 def joined_vector(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
-    """Return the vector of these arrays, one after the other."""
+    """Join arrays to one vector."""
     flat = [op.Reshape(value, [-1]) for value in values]
     return op.Concat(*flat, axis=0) if len(flat) > 1 else flat[0]
 
 
 def reserve_names(op: GraphBuilder, source: ExportSource, names: Collection[str]) -> None:
-    """Reserve these names for tensors of the state: rename other values of the graph that have them.
+    """Reserve names for tensors of the state: rename inner values of the graph that have them.
 
-    Files of a state hold the names, so they are the same for every model. Data and weights cannot be renamed, so they
-    raise. The columns of a table are reserved too: inputs of a step that are named like one get another name.
+    Files of a state hold these names, so they are the same for every model. Raise ModelError if data or weights, which
+    keep their names, have one of them. The columns of a table are reserved too: inputs of the step avoid their names.
     """
     columns = () if source.front is None else [value.name or "" for value in source.front.graph.inputs]
     layout, inputs = source.parts.parameters, [spec.name for spec in source.parts.model.inputs]
     given = {*columns, *layout.names, *layout.running_statistics, *(inputs if source.front is None else ())}
     if clash := sorted(given & set(names)):
         raise ModelError(
-            f"The model has an input, a column or a weight {clash[0]!r}, which is the name of a tensor of the state in "
-            f"training graphs: rename it."
+            f"The model has an input, a column or a weight {clash[0]!r}, but training graphs use this name for a "
+            f"tensor of the state. Rename it."
         )
     graph = op.graph
     values = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]

@@ -1,8 +1,8 @@
 """The forward and backward pass of a step, over all of its minibatches.
 
-``step_pass`` returns the gradient graph that training itself would use, with two additions. Where rows of a matrix are
-updated only if they occur, the graph adds up their gradients itself and returns which ones occur. Where a step adds up
-the gradients of several minibatches, ``pass_of_group`` repeats the pass for each.
+``step_pass`` returns the gradient graph that training itself would use, with two additions. With lazy updates, which
+change only the rows of a matrix that occur in the minibatch, the graph adds up the gradients of these rows and flags
+them (in training, the host does so). If a step accumulates several minibatches, ``pass_of_group`` repeats the pass.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class StepPass:
     random : tuple of str
         Its inputs for uniform random numbers.
     drops : bool
-        Whether it reads a factor of dropout.
+        Whether it reads a factor that scales all dropout ratios.
     occurs : mapping of str to str
-        The outputs that say which rows of a matrix occur, by the matrices whose other rows stay as they are.
+        For each matrix with lazy updates, the output that flags the rows that occur.
     """
 
     model: ir.Model
@@ -76,13 +76,13 @@ class PassRoles:
     Attributes
     ----------
     by_row : tuple of str
-        The inputs that have a value for each row.
+        Inputs whose first axis is the rows.
     random : tuple of str
-        The inputs for random numbers. Each minibatch has its own: they get one more axis, the first.
+        Inputs for random numbers. They get one more axis, the first, because each minibatch has its own numbers.
     statistics : mapping of str to str
-        The outputs for the next running statistics, by the inputs for the present ones.
+        Names of the outputs for the next running statistics, by the names of the inputs for the present ones.
     flags : frozenset of str
-        The boolean outputs: True for the group where they are True for any minibatch.
+        The boolean outputs, which are joined by "or" over the minibatches.
     """
 
     by_row: tuple[str, ...]
@@ -92,11 +92,11 @@ class PassRoles:
 
 
 def pass_of_group(model: ir.Model, roles: PassRoles, count: int) -> ir.Model:
-    """Return the pass over ``count`` minibatches, whose loss and gradients are means by the weights of the rows.
+    """Return the pass over ``count`` minibatches, whose loss and gradients are means weighted by the rows.
 
-    Batch normalization takes means over the rows of one minibatch. A step that adds up the gradients of several
-    minibatches is therefore no pass over their rows together: its graph stands in the group once for each minibatch.
-    All copies read the same parameters, and each reads the running statistics that the one before it returns.
+    One pass over all rows together would be wrong, because batch normalization takes means over the rows of a single
+    minibatch. The graph therefore contains the pass once for each minibatch. All copies read the same parameters; each
+    reads the running statistics that the previous one returns.
     """
     single = model.graph
     graph = ir.Graph([], [], nodes=[], name="group", opset_imports=dict(single.opset_imports))
@@ -162,11 +162,10 @@ OCCURS = "onnxtrain/occurs"
 
 
 def return_rows_added_up(model: ir.Model, lookups: Sequence[Lookup], kind: ir.DataType) -> dict[str, str]:
-    """Add up the gradients of the rows of matrices in the pass itself, in place; return the flag outputs by matrix.
+    """Let the pass add up the gradients of rows that it looks up, in place; return its flag outputs by matrix.
 
-    The pass of training returns indices and the gradient of each row that it reads, and leaves the sums to the host.
-    The graph adds them up in a matrix with one more row, which takes the rows that are read as padding and is cut off.
-    The flags have the axes of the matrix: one column, or one row where it is stored transposed.
+    In training the pass returns indices and a gradient for each lookup, and the host adds them up. Here the graph
+    scatters them into a matrix with one more row for padding, which is cut off. A flag output has one column.
     """
     graph, op = model.graph, GraphBuilder(model.graph, dtype=kind, prefix="rows")
     if lookups and op.opset < 16:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Training:
-    """Training graphs that :func:`load_training` has read.
+    """Training graphs that :func:`load_training` has read, and the state of their training.
 
     Attributes
     ----------
@@ -80,15 +80,15 @@ class Training:
         Parameters
         ----------
         X : array-like, or dict of str to array-like
-            Rows of the graph's input, or of each of several inputs by name; a data frame, where the inputs are columns.
+            Rows of the graph's input, or a dict of rows by input; a data frame if the inputs are columns of a table.
         y : array-like, or dict of str to array-like
-            Labels or numbers, as the estimator takes them; of several outputs by their names.
+            Labels or numbers, as the estimator takes them; for several outputs a dict by output.
         sample_weight : array-like of shape (n_samples,), or dict of str to array-like, default=None
-            Weight of each row in the mean loss, or in that of each of several outputs by name. Rows of weight zero
+            Weight of each row in the mean loss; for several outputs it may be a dict by output. Rows of weight zero
             are in no minibatch.
         learning_rate : float, default=None
-            Learning rate of all steps. None: the schedule of the estimator goes on from the export; schedules of weight
-            decay and dropout do so in any case.
+            Learning rate of all steps. None: the estimator's schedule, from its progress at the export. Schedules of
+            weight decay and dropout always continue.
 
         Returns
         -------
@@ -113,7 +113,7 @@ class Training:
         return self
 
     def predict(self, X: ArrayLike | Mapping[str, ArrayLike]) -> Any:
-        """Return labels, or predicted numbers; a dict of them by output where several are trained."""
+        """Return labels or predicted numbers; for several outputs a dict of them by output."""
         found = self._predictions(X)
         if "targets" not in self.manifest:
             return _rows_predicted(self.manifest["task"], next(iter(found.values())))
@@ -121,9 +121,9 @@ class Training:
         return {one["output"]: _rows_predicted(one["task"], found[one["predictions"][0]]) for one in facts}
 
     def predict_proba(self, X: ArrayLike | Mapping[str, ArrayLike]) -> Any:
-        """Return probabilities, or, for a loss without them, scores.
+        """Return probabilities, or scores if the loss has no probabilities.
 
-        Where several outputs are trained, return a dict of those that have labels.
+        For several outputs, return a dict of those that have labels.
         """
         found = self._predictions(X)
         if "targets" in self.manifest:
@@ -181,7 +181,7 @@ class Training:
             shape, batch = inputs[self.manifest["inputs"]["sample_weight"]].shape, self.manifest["batch_size"]
             rows = shape[0] if shape else 0
             if rows != batch:
-                raise ModelError(f"A step takes {rows} rows, and the batch_size of its manifest is {batch}.")
+                raise ModelError(f"A step takes {rows} rows, but the batch_size of its manifest is {batch}.")
 
     def _step(
         self, data: Mapping[str, np.ndarray], weights: np.ndarray, rows: np.ndarray, rates: Mapping[str, float]
@@ -200,7 +200,7 @@ class Training:
         results = sessions.run_session(session, names, feeds | self._random(session, len(rows)) | self.state)
         new = dict(zip(outputs.values(), results[1:], strict=True))
         if np.size(results[0]) != 1:
-            raise ModelError(f"The loss of a step has the shape {np.shape(results[0])}, and a loss is one number.")
+            raise ModelError(f"The loss of a step must be one number, but it has the shape {np.shape(results[0])}.")
         for name, array in new.items():
             was = self.state[name]
             if array.shape != was.shape or array.dtype != was.dtype:
@@ -235,7 +235,7 @@ class Training:
         return numbers.buffers
 
     def _minibatches(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Return the rows of each step of the next pass over ``rows``, in another order where they are shuffled."""
+        """Return the rows of each minibatch of the next pass over ``rows``, shuffled if asked for."""
         batch = int(self.manifest["batch_size"])
         order = rows if self._rng is None else self._rng.permutation(rows)
         order = order[: len(rows) - self._left_out(len(rows))]
@@ -274,7 +274,7 @@ def _rows_predicted(task: str, found: Any) -> np.ndarray:
 
 
 def load_training(path: str | os.PathLike[str], *, shuffle: bool = True, random_state: int | None = None) -> Training:
-    """Read training graphs, to go on training them.
+    """Read training graphs, to train them in Python.
 
     Parameters
     ----------
@@ -288,13 +288,12 @@ def load_training(path: str | os.PathLike[str], *, shuffle: bool = True, random_
     Returns
     -------
     Training
-        It trains by ``partial_fit`` and predicts; its ``state`` is what ``load_state`` of an estimator
-        takes.
+        It trains by ``partial_fit`` and predicts; ``load_state`` of an estimator takes its ``state``.
 
     Raises
     ------
     ModelError
-        The folder or the file is not whole, or of another version.
+        The folder or the file is incomplete, changed, or of another version.
 
     Examples
     --------
@@ -328,11 +327,11 @@ SCHEDULE_KEYS = {
     DECAY_FACTOR: "weight_decay_schedule",
     DROPOUT_FACTOR: "dropout_schedule",
 }
-"""Keys of the manifest that name a schedule, by the role of the input whose factor it computes."""
+"""Keys of the manifest that name a schedule, by the role of the input that takes its values."""
 
 
 class LoopRates:
-    """Learning rates and factors of the steps, by the manifest's schedules, from the progress at the export on."""
+    """Learning rates and factors of the steps by the manifest's schedules, which continue from the export."""
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
         known = manifest["hyperparameters"]
@@ -366,8 +365,8 @@ class LoopRates:
                 "give learning_rate" if role == LEARNING_RATE else "train in a loop of your own, which gives the input"
             )
             raise ModelError(
-                f"The schedule {self._facts[role]['name']!r} ({SCHEDULE_KEYS[role]}) is not one of the package, so its "
-                f"factors are not known here: {hint}."
+                f"The schedule {self._facts[role]['name']!r} ({SCHEDULE_KEYS[role]}) is not defined by this package, "
+                f"so its factors are unknown: {hint}."
             )
         return schedule.factor(self._progress)
 
@@ -397,7 +396,7 @@ INPUT_TYPES: Mapping[str, np.dtype[Any]] = {
     "tensor(int64)": np.dtype(np.int64),
     "tensor(string)": np.dtype(object),
 }
-"""The types of NumPy by those of onnxruntime."""
+"""The types of NumPy, by onnxruntime's names of types."""
 
 
 class InputNode(Protocol):

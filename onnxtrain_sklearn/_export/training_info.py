@@ -2,8 +2,8 @@
 
 ``training_model`` writes it, ``read_training_model`` reads it. A step runs the nodes of both graphs as one graph: the
 algorithm in ``training_info`` reads data and weights by their names in the inference graph, and its own initializers
-are the optimizer's state. Bindings name the output that replaces each initializer. Each weight is therefore an array of
-its own here, where the other exports have one vector of all parameters.
+are the optimizer's state. Bindings name the output that replaces each initializer. Therefore each weight is a separate
+array here; the other exports have one vector of all parameters.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def training_model(source: ExportSource, inference: onnx.ModelProto) -> onnx.Mod
     """Return ``inference`` with the training step in ``training_info``."""
     if source.front is not None:
         raise ModelError(
-            "The step in training_info reads the inputs of the inference graph, and this model encodes columns of a "
-            "table before it is trained. Take export_training, whose graphs encode them."
+            "This model encodes columns of a table before it is trained, but the step in training_info reads the "
+            "inputs of the inference graph. Take export_training, whose graphs encode the columns."
         )
     graph = inference.graph
     kind = ir.DataType.from_numpy(source.parts.parameters.vector.dtype)

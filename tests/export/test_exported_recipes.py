@@ -168,7 +168,7 @@ def test_unsupported_recipe_exports_are_refused(tmp_path):
             RealMLPClassifier(n_ensembles=count).export_training(
                 tmp_path / "folder", X.rename(columns={"age": name}), y
             )
-    with pytest.raises(ModelError, match=r"The table has a column 'parameters/1', .* rename the column"):
+    with pytest.raises(ModelError, match=r"The table has a column 'parameters/1', .* Rename the column"):
         RealMLPClassifier(n_ensembles=2).export_training(tmp_path, X.rename(columns={"age": "parameters/1"}), y)
     with pytest.raises(ValueError, match="form must be one of"):
         RealMLPClassifier().export_training(tmp_path / "folder", X, y, form="one")

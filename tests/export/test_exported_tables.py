@@ -153,7 +153,9 @@ def test_unsupported_table_exports_are_refused(tmp_path):
     X = table()
     model = OrtGradientClassifier(pipeline(LogisticRegression()).fit(X, labels(X)), **SETTINGS)
     model.partial_fit(X, labels(X)).export_training(tmp_path / "folder")
-    with pytest.raises(ModelError, match=r"encodes columns of a table before it is trained\. Take export_training"):
+    with pytest.raises(
+        ModelError, match=r"encodes columns of a table before it is trained, but .* Take export_training"
+    ):
         model.to_training_onnx()
     training = load_training(tmp_path / "folder")
     with pytest.raises(TypeError, match=r"'city' takes texts, got None\. Write a missing value as the text"):
@@ -165,7 +167,7 @@ def test_unsupported_table_exports_are_refused(tmp_path):
     quietly(other.partial_fit, renamed, labels(X))
     with pytest.raises(
         ModelError,
-        match=r"has an input, a column or a weight 'step', which is the name of a tensor of the state .* rename it",
+        match=r"has an input, a column or a weight 'step', but .* a tensor of the state\. Rename it",
     ):
         other.export_training(tmp_path / "other")
 

@@ -300,7 +300,7 @@ def test_manifest_with_wild_values_trains_or_is_refused(part, folder, tmp_path):
         (lambda m: m["state"]["tensors"].append(m["state"]["tensors"][0]), "names a tensor twice"),
         (
             lambda m: m.update(batch_size=10**12),
-            "A step takes 16 rows, and the batch_size of its manifest is 10000000000",
+            "A step takes 16 rows, but the batch_size of its manifest is 10000000000",
         ),
         (lambda m: m.update(loss_output="x"), "has no output 'x', which its manifest names"),
         (lambda m: m["learning_rate"]["parameters"].update(total_steps="a"), "'total_steps' parameter of Cosine"),
@@ -345,7 +345,7 @@ def _of_other_shape(content: bytes, output: str) -> bytes:
 def test_step_result_of_other_shape_is_refused(output, folder, tmp_path):
     manifest = json.loads(folder["manifest.json"])
     state = manifest["state"]["tensors"][0]
-    name, match = manifest["loss_output"], r"The loss of a step has the shape \(2,\), and a loss is one number"
+    name, match = manifest["loss_output"], r"The loss of a step must be one number, but it has the shape \(2,\)"
     if output == "state":
         name, match = state["output"], f"A step makes float32 .* of '{state['name']}', which is float32"
     step = _of_other_shape(folder["step.onnx"], name)

@@ -253,7 +253,7 @@ def edited(folder: Path, change) -> None:
         (lambda f: (f / "step.onnx").write_bytes(b"x"), "step.onnx has changed: its SHA-256 is"),
         (lambda f: (f / "manifest.json").unlink(), "holds no manifest.json"),
         (lambda f: (f / "manifest.json").write_text("{"), "is not valid JSON"),
-        (lambda f: edited(f, lambda m: m.update(version=2)), "is of version 2, and this package reads version 1"),
+        (lambda f: edited(f, lambda m: m.update(version=2)), "is of version 2, but this package reads version 1"),
         (lambda f: edited(f, lambda m: m.update(format="other")), "is not the manifest of training graphs"),
         (lambda f: edited(f, lambda m: m.pop("state")), "lacks 'state'"),
         (

@@ -172,7 +172,7 @@ def test_a_schedule_of_a_user_is_not_taken_for_another(own, tmp_path):
     )
     model.export_training(tmp_path / "folder")
     training = load_training(tmp_path / "folder")
-    with pytest.raises(ModelError, match=r"\(learning_rate\) is not one of the package.*: give learning_rate"):
+    with pytest.raises(ModelError, match=r"\(learning_rate\) is not defined by this package.*: give learning_rate"):
         training.partial_fit(X, y)
     training.partial_fit(X, y, learning_rate=0.1)
 
