@@ -92,9 +92,9 @@ def test_before_fit_there_are_none():
     assert html.pictures(NET) == ""
 
 
-@pytest.mark.parametrize("kind", [RealMLPClassifier, TabMRegressor])
-def test_recipes_show_each_network(kind):
-    small = {"hidden_layer_sizes": (4,), "max_iter": 2, "random_state": 0}
+@pytest.mark.parametrize(("kind", "options"), [(RealMLPClassifier, {}), (TabMRegressor, {"n_members": 2})])
+def test_recipes_show_each_network(kind, options):
+    small = {"hidden_layer_sizes": (4,), "max_iter": 2, "random_state": 0, **options}
     fitted = kind(n_ensembles=2, **small).fit(X, Y)
     losses, scores, *_ = pictures(fitted)
     assert {"loss of network 1", "loss of network 2"} < set(texts(losses))
