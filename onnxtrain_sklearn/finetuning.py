@@ -39,29 +39,28 @@ class FineTuner(Component):
     Parameters
     ----------
     anchor : float or "auto", default="auto"
-        Strength of the pull. 1 is a strong pull: the first step lowers the loss by about 0.3 %. 0: no pull.
-        "auto": chosen from 1, 0.1, ..., 1e-8.
+        Strength of the pull. 1 is a strong pull: the first step lowers the loss by about 0.3 %. 0: no pull. "auto":
+        choose from 1, 0.1, ..., 1e-8.
     old_weight : float or "auto", default="auto"
         Weight of all old rows together (``X_old`` and ``y_old`` of ``fit``), as a multiple of that of the new rows.
-        "auto": chosen from 3, 1, 0.3 and 0.1.
+        "auto": choose from 3, 1, 0.3 and 0.1.
     margin : float, default=0.0
-        Number of standard errors by which the loss of held-out rows must be below that of the old model, which stays
-        otherwise. 1: the one-standard-error rule, for whom a change must prove itself.
+        Number of standard errors by which the loss of held-out rows must be lower than that of the old model; otherwise
+        the old model stays. With 1, the one-standard-error rule, a change must prove itself.
     new_head : bool, default=False
-        Whether the last layer of the model is replaced by a new linear layer, for other classes or targets. The head
-        reads the ``output`` of the estimator's :class:`~onnxtrain_sklearn.GraphModel`, which may be any tensor inside
-        the graph, else the input of the last layer. It is fitted on the features as they are, with a penalty; from
-        there all weights may be tuned (``tune_body``). The strengths of penalty and pull are chosen by
-        cross-validation.
+        Whether to replace the last layer of the model by a new linear layer, for other classes or targets. The new head
+        reads the input of the last layer, or the ``output`` of the estimator's
+        :class:`~onnxtrain_sklearn.GraphModel`, which may be any tensor inside the graph. First the head is fitted, with
+        a penalty; then all weights may be tuned (``tune_body``). Cross-validation chooses the strengths of penalty and
+        pull.
     tune_body : bool or "auto", default="auto"
-        Whether the weights before a new head are tuned after it, where ``trainable="all"``. False: the features are
-        computed once. "auto": unless the graph has convolutions or attention, whose features are general and whose
-        tuning takes long.
+        Whether to tune the weights before a new head after fitting the head, if ``trainable="all"``. "auto": tune them
+        unless the graph has convolutions or attention, whose features are general and whose tuning takes long. False:
+        compute the features once.
     recalibrate : bool, default=True
-        Whether anchors with a recalibrated output are candidates; False: the old weights, damped or not, are the only
-        anchors.
+        Whether anchors with a recalibrated output are candidates. False: only the old weights, damped or not.
     freeze_preprocessing : bool, default=True
-        Whether scalers, encoders, decompositions and other transformers in a fitted model keep their numbers, where
+        Whether to freeze scalers, encoders, decompositions and other transformers in a fitted model, if
         ``trainable="all"``.
     cv : int, default=5
         Number of folds, at least 2; not more than rows. Of 3000 rows and more, fewer for more than 20,000 weights,

@@ -119,7 +119,7 @@ class InputData:
         return gathered(self._data, rows) if self._data.dtype == self._dtype else self.sparse_rows(rows)
 
     def content(self, rows: np.ndarray) -> np.ndarray:
-        """Return a matrix with a row for each given one; they are equal for equal rows of data."""
+        """Return a matrix with a row for each given one: equal rows of data give equal rows."""
         return _ranks(self.sparse_rows(rows)) if self.stays_sparse else self.rows(rows).reshape(len(rows), -1)
 
     def rows_with_missing(self) -> np.ndarray:
