@@ -1,7 +1,7 @@
 """Gradients of an ONNX graph as another ONNX graph, as in onnxcustom and experimental_experiment.
 
-:func:`onnx_derivative` differentiates all outputs of a graph at once, or some; the gradient of each output is an input
-of the new graph, or one. If the graph computes a loss, :func:`onnxtrain_sklearn.gradient_graph` is more direct.
+:func:`onnx_derivative` differentiates all outputs of a graph at once, or some of them. The gradient of each output is
+an input of the new graph, or one. If the graph computes a loss, :func:`onnxtrain_sklearn.gradient_graph` is simpler.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _check_options(options: object, weights: object, loss: object, label: object
     if DerivativeOptions.Loss not in options:
         for name, value in given.items():
             if value is not None:
-                raise DerivativeError(f"{name}={value!r} has a meaning with the option Loss only, got {options!r}.")
+                raise DerivativeError(f"{name}={value!r} needs the option Loss, got options={options!r}.")
         if DerivativeOptions.FillGrad in options and DerivativeOptions.KeepOutputs not in options:
             raise DerivativeError("FillGrad needs KeepOutputs: set options=KeepOutputs | FillGrad.")
         return
@@ -181,8 +181,8 @@ def _check_options(options: object, weights: object, loss: object, label: object
         raise DerivativeError(f"Loss keeps the outputs: leave KeepOutputs out, got {options!r}.")
     if missing := [name for name, value in given.items() if value is None]:
         raise DerivativeError(
-            "The option Loss needs loss and label, the output whose gradient is one and the outputs to start from, "
-            f"and path_name, the file to write; {missing} missing."
+            "The option Loss needs loss (the output whose gradient is one), label (the outputs from which gradients "
+            f"start) and path_name (the file to write); missing: {missing}."
         )
     if not isinstance(loss, str):
         raise DerivativeError(f"loss must be the name of an output, got {type(loss).__name__} ({loss!r}).")
@@ -191,7 +191,7 @@ def _check_options(options: object, weights: object, loss: object, label: object
 
 
 def _names(given: str | Collection[str] | None) -> list[str]:
-    """Return one name, or several without an order in a fixed one, as a list."""
+    """Return one or several names as a list; a set is sorted, to get a fixed order."""
     if given is None:
         return []
     if isinstance(given, str):
@@ -344,9 +344,9 @@ def gradients_from(
 ) -> ir.Model:
     """Return the graph with the gradients of ``wrt`` after its outputs, as onnxruntime's GradientGraphBuilder does.
 
-    The derivative starts from ``starts``, which are computed values. The gradient of the one named ``one`` is one in
-    every element. That of another is what ``one`` gives it if ``one`` depends on it; else it is an input
-    ``START_grad``, or with ``fill`` one in every element.
+    The derivative starts from the computed values ``starts``. The gradient of ``one`` among them is one in every
+    element. If ``one`` depends on another start, the gradient of that start comes from ``one``. Otherwise it is an
+    input ``START_grad``, or, with ``fill``, one in every element.
     """
     named = _computed(model.graph)
     for name in starts:
@@ -372,7 +372,7 @@ def _computed(graph: ir.Graph) -> dict[str, ir.Value]:
 
 
 def _seeds(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Value]:
-    """Add an input for the gradient of each value, with a temporary name: the builder may use the final one."""
+    """Add an input for the gradient of each value, under a temporary name: engines may use the final one inside."""
     seeds = [copy_type(ir.Value(name=f"{_SEED}{v.name}"), v) for v in values]
     graph.inputs.extend(seeds)
     return seeds
@@ -398,10 +398,10 @@ def _total(
 
 
 def with_yield(model: ir.Model, outputs: Sequence[str]) -> ir.Model:
-    """Return the graph with a YieldOp that takes the outputs and returns their gradients; its outputs are gradients.
+    """Return the graph of gradients in which a YieldOp takes the outputs and returns their gradients.
 
-    onnxruntime-training's agent runs such a graph up to the YieldOp, returns the outputs, and continues from their
-    gradients.
+    onnxruntime-training's agent runs such a graph up to the YieldOp, returns the outputs, and continues with the
+    gradients that it is given for them.
     """
     result = model.clone()
     graph = result.graph
@@ -426,9 +426,8 @@ def with_yield(model: ir.Model, outputs: Sequence[str]) -> ir.Model:
 def split(model: ir.Model, outputs: Sequence[str]) -> tuple[ir.Model, ir.Model, list[str]]:
     """Divide a graph of :func:`vjp_graph` into its forward and backward pass.
 
-    Returns the forward graph, whose additional outputs are the activations that the backward pass reads; the backward
-    graph, whose inputs are the inputs, seeds and activations that it reads; and the names of these activations. Nothing
-    is computed twice, so random numbers are drawn once.
+    Return the forward graph, the backward graph, and the names of the activations, which the forward graph returns
+    after its outputs and the backward graph reads. Nothing is computed twice, so random numbers are drawn once.
     """
     backward, forward = model.clone(), model.clone()
     seeds = {f"{name}_grad" for name in outputs}

@@ -16,7 +16,7 @@ from ..exceptions import ModelError, nearest
 
 
 class BoundArrays:
-    """The arrays that inputs and outputs are bound to.
+    """The arrays to which inputs and outputs are bound.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class BoundArrays:
     ----------
     inputs : dict of str to ndarray
     outputs : dict of str to (ndarray or None)
-        In the order in which they were bound; None: a run makes the array.
+        In the order of binding; None: each run makes a new array.
     results : list of ndarray
         The outputs of the last run.
     """
@@ -40,11 +40,11 @@ class BoundArrays:
         self._kept: list[Any] = []
 
     def bind_input(self, name: str, array: np.ndarray) -> None:
-        """Bind an input that the graph has."""
+        """Bind an input; raise ModelError if the graph has none of this name."""
         self.inputs[self._checked(name, "input")] = array
 
     def bind_output(self, name: str, place: np.ndarray | None) -> None:
-        """Bind an output that the graph has."""
+        """Bind an output; raise ModelError if the graph has none of this name."""
         self.outputs[self._checked(name, "output")] = place
 
     def _checked(self, name: str, kind: str) -> str:
@@ -53,7 +53,7 @@ class BoundArrays:
         return name
 
     def view(self, ortvalue: object) -> np.ndarray:
-        """Return the memory of an OrtValue, which is kept alive."""
+        """Return the memory of an OrtValue as an array, and keep the value alive."""
         value = runtime.unwrapped_value(ortvalue)
         if value is None:
             raise TypeError(f"expected an OrtValue, got {type(ortvalue).__name__}.")
@@ -62,7 +62,7 @@ class BoundArrays:
         return _array_at("cpu", runtime.dtype_of(value.data_type()), value.shape(), value.data_ptr())
 
     def take(self, results: Sequence[np.ndarray]) -> None:
-        """Write the outputs of a run to the memory they are bound to."""
+        """Store the outputs of a run, and write them to the memory to which they are bound."""
         for (name, place), array in zip(self.outputs.items(), results, strict=True):
             if place is not None:
                 if place.shape != array.shape or place.dtype != array.dtype:

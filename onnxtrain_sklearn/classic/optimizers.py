@@ -135,7 +135,7 @@ def _moving_average(op: GraphBuilder, old: ir.Value, new: ir.Value, share: float
 
 
 def _trust_ratio(op: GraphBuilder, w: ir.Value, direction: ir.Value, settings: Mapping[str, float]) -> ir.Value:
-    """Emit the norm of the weight divided by that of the step, 1 if one of them is zero."""
+    """Emit the norm of the weight divided by that of the step; 1 if one of the norms is zero."""
     norms = [op.Sqrt(op.ReduceSumSquare(x, keepdims=False)) for x in (w, direction)]
     nonzero = [op.Cast(op.Cast(x, to=ir.DataType.BOOL), to=op.dtype) for x in norms]
     both = op.Mul(*nonzero)
@@ -145,7 +145,7 @@ def _trust_ratio(op: GraphBuilder, w: ir.Value, direction: ir.Value, settings: M
     return op.Add(op.Mul(held, both), op.Sub(1.0, both))
 
 
-# The optimizer of onnxruntime-training's files, for estimators that train as a device does.
+# The optimizer of onnxruntime-training's files, as an optimizer of the estimators.
 
 
 __all__ = ["OrtAdamW"]
@@ -227,7 +227,7 @@ class TrainingParameters:
     weights_to_train, weights_not_to_train : set of str
         Initializers to train, by default all of floating-point type, and those to exclude.
     immutable_weights : dict of str to dict of int to float
-        Initializers of one element that are not trained: by operator, position among its inputs, and value.
+        Initializers of one element that are not trained, by operator, position among its inputs, and value.
     lr_params_feed_name : str, default="Learning_Rate"
         The input for the learning rate; a run that is fed it takes a step.
     optimizer_attributes_map, optimizer_int_attributes_map : dict of str to dict
@@ -242,8 +242,8 @@ class TrainingParameters:
     set_gradients_as_graph_outputs : bool, default=False
         Whether a session has outputs ``NAME_grad``.
     loss_scale : float, default=0.0
-        Factor of the loss for the computation of gradients, which are divided by it. 0: no factor; it is never adapted
-        during training.
+        Factor of the loss while gradients are computed; the gradients are divided by it. 0: no factor. It is never
+        adapted during training.
     model_after_graph_transforms_path, model_with_gradient_graph_path, model_with_training_graph_path : str, default=""
         Files for the graph: before differentiation, with gradients, with the whole step.
 
@@ -325,8 +325,8 @@ class TrainingParameters:
             value, expected = getattr(self, name), getattr(default, name)
             if value != expected:
                 raise ValueError(
-                    f"TrainingParameters.{name}={value!r} has no meaning here, where one process trains the "
-                    f"whole graph in its own precision: leave it {expected!r}."
+                    f"TrainingParameters.{name}={value!r} does not apply: one process trains the whole graph in "
+                    f"its own precision. Leave it {expected!r}."
                 )
         if self.training_optimizer_name not in OPTIMIZER_NAMES:
             hint = nearest(self.training_optimizer_name, OPTIMIZER_NAMES[1:])

@@ -58,8 +58,8 @@ class OrtGradientForwardBackward:
     run_options : onnxruntime.RunOptions, default=None
         Options of the runs of sessions; onnxruntime-training's agent takes none for its passes.
     graph_builder_config : OrtModuleGraphBuilderConfiguration, default=None
-        Its ``initializer_names_to_train`` and ``input_names_require_grad`` are used; a setting that does not apply
-        raises ValueError.
+        Only ``initializer_names_to_train`` and ``input_names_require_grad`` are used; settings that change how the
+        gradient graph is built raise ValueError.
     device_index : int, default=0
         Index of the GPU.
     enable_logging : bool, default=False
@@ -339,7 +339,7 @@ class GraphInfo:
 
 @dataclass
 class Pending:
-    """A forward pass whose backward pass has not run yet."""
+    """A forward pass that awaits its backward pass."""
 
     state: Any
     shapes: list[list[int]]
@@ -400,7 +400,7 @@ class OrtGradientForwardBackwardFunction:
         devices : list of OrtDevice
             Device of each tensor.
         debug : bool
-            Whether to check that every value holds a tensor.
+            Whether to check that every value is a dense tensor.
 
         Returns
         -------
@@ -483,13 +483,13 @@ class OrtGradientForwardBackwardFunction:
 
         Parameters
         ----------
-        grad_outputs : list of ndarray or OrtValue, OrtValueVector, or the only one of them
-            The gradient of each float output, in the order of ``_output_names``. If its shape differs from that of the
-            output, but not the number of elements, it is reshaped.
+        grad_outputs : list of ndarray or OrtValue, OrtValueVector, or a single ndarray or OrtValue
+            The gradient of each float output, in the order of ``_output_names``. It is reshaped to the output if it has
+            as many elements.
         backward_outputs_cache : OrtValueVector, default=None
             Vector for the gradients: empty, or the gradients of an earlier pass, whose memory is overwritten.
         pending : int, default=-1
-            Position among the forward passes that await their backward pass; -1: the last.
+            Index among the forward passes that await their backward pass; -1: the last.
 
         Returns
         -------
@@ -499,8 +499,8 @@ class OrtGradientForwardBackwardFunction:
         cls = type(self)
         if not -len(self._pending) <= pending < len(self._pending):
             raise RuntimeError(
-                f"{len(self._pending)} forward passes wait for their backward pass, so number {pending} does not "
-                f"exist. Run forward(inputs, training=True) first; each has one backward pass."
+                f"{len(self._pending)} forward passes await their backward pass, so pending={pending} does not exist. "
+                f"Run forward(inputs, training=True) first; each forward pass has one backward pass."
             )
         waiting = self._pending[pending]
         # The gradients, in the type and shape of the outputs; integers have none.
@@ -590,13 +590,13 @@ def _of_type(tensor: Any, dtype: np.dtype[np.generic], name: str) -> Any:
 
 
 def _of_shape(tensor: Any, shape: Sequence[int], name: str, device: runtime.OrtDevice) -> Any:
-    """Return the gradient of an output, reshaped to that output."""
+    """Return the gradient of an output in the shape of the output."""
     value = runtime.unwrapped_value(tensor)
     found = list(np.shape(tensor) if value is None else value.shape())
     if found == list(shape):
         return tensor
     if int(np.prod(found)) != int(np.prod(shape)):
-        raise ValueError(f"The gradient of {name!r} has shape {found}, which does not fit its shape {list(shape)}.")
+        raise ValueError(f"The gradient of {name!r} has shape {found}, but the output has shape {list(shape)}.")
     array = np.asarray(tensor) if value is None else runtime.copied_array(value)
     return runtime.value_of(array.reshape(shape), device)
 
@@ -612,15 +612,15 @@ def _fetches(cache: Any, count: int, role: str) -> runtime.OrtValueVector:
     return cache
 
 
-# Training agent for an onnxruntime without one: a session for the forward pass and one for the backward pass.
+# An agent for an onnxruntime without one: a session for the forward pass and one for the backward pass.
 #
-# The forward session returns the outputs and the activations that the backward pass reads; a state object keeps these
-# and the inputs. So passes are independent of each other, and their backward passes may run in any order.
+# The forward session returns the outputs and the activations that the backward pass reads. A state object for each
+# pass keeps these and the inputs, so that backward passes may run in any order.
 
 
 @dataclass
 class PassState:
-    """Values by name that a backward pass reads; filled by the forward pass, cleared by the backward pass."""
+    """The values that a backward pass reads, by name: the forward pass stores them, the backward pass clears them."""
 
     values: dict[str, runtime.OrtValue] = field(default_factory=dict)
 
@@ -632,7 +632,7 @@ class TwoSessions:
     ----------
     model : onnx_ir.Model
     inputs, outputs, gradients : list of str
-        The order in which values are given and returned.
+        Names, in the order in which values are given and returned.
     device : Device
     options : onnxruntime.SessionOptions or None
     run_options : onnxruntime.RunOptions or None

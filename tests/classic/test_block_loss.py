@@ -137,7 +137,7 @@ def test_blocks_that_are_no_mean_over_rows_are_refused(block):
 
 def test_weights_of_classes_are_the_estimators():
     block = onnxblock.loss.CrossEntropyLoss(weight=np.array([1, 2, 5], np.float32))
-    with pytest.raises(ValueError, match="class weights are the estimator's class_weight"):
+    with pytest.raises(ValueError, match="class weights as the estimator's class_weight"):
         OrtGradientClassifier(Linear(), loss=block, **SETTINGS).fit(X, Y.argmax(axis=1))
     with pytest.raises(ValueError, match="take BCEWithLogitsLoss"):
         OrtGradientClassifier(Linear(), loss=onnxblock.loss.CrossEntropyLoss(), **SETTINGS).fit(X, Y[:, 0] > 0)

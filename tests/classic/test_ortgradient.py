@@ -141,7 +141,7 @@ def test_the_last_pending_pass_is_the_first_to_run_backward(engine):
     second, first = arrays(function.backward([grad])), arrays(function.backward([grad]))
     np.testing.assert_allclose(first[2], (1 - np.tanh(X @ W + B) ** 2).sum(0), rtol=1e-3)
     np.testing.assert_allclose(second[2], (1 - np.tanh(2 * X @ W + B) ** 2).sum(0), rtol=1e-3)
-    with pytest.raises(RuntimeError, match="0 forward passes wait"):
+    with pytest.raises(RuntimeError, match="0 forward passes await"):
         function.backward([grad])
 
 
@@ -365,7 +365,7 @@ def test_wrong_tensors():
     function.forward([X, W, B], training=True)
     with pytest.raises(ValueError, match="expects 1 gradients, of Y; got 2"):
         function.backward([X, X])
-    with pytest.raises(ValueError, match=r"gradient of 'Y' has shape \[4, 3\], which does not fit"):
+    with pytest.raises(ValueError, match=r"gradient of 'Y' has shape \[4, 3\], but the output has shape"):
         function.backward([X])
     assert arrays(function.backward([np.ones((4, 2), np.float32)]))  # a refused gradient uses nothing up
 

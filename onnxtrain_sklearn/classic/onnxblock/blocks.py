@@ -57,7 +57,7 @@ _DOMAINS = {"com.microsoft": 1, "ai.onnx.ml": 3}
 
 
 class UnknownValueError(ModelError, LookupError):
-    """The graph has no value of this name, or not one whose type is known."""
+    """The graph has no value of this name, or the type of the value is unknown."""
 
 
 class Block(ABC):
@@ -468,15 +468,15 @@ class _Unchanged(Block):
         return input_name
 
 
-# Adapter from blocks to losses of the estimators, which weight rows and pad minibatches.
+# Blocks as losses of the estimators, which weight rows and pad minibatches.
 #
-# A loss of an estimator returns one number per row; the estimator computes the weighted mean. So a block is built with
-# reductions that keep the rows. A trial on random numbers checks that the mean of these equals the result of the
-# original block: a block that is not a mean over rows is refused.
+# A loss of an estimator returns one number per row; the estimator computes the weighted mean. Therefore a block is
+# built with reductions that keep the rows. A trial on random numbers checks that their mean equals the result of the
+# block as it is; a block that is not a mean over rows is refused.
 
 
 _ROWS = 5
-"""Number of rows of the trial of a block."""
+"""Number of rows in the trial of a block."""
 
 
 class LossBlock(Protocol):
@@ -555,9 +555,9 @@ class BlockLoss(Loss):
         right = rows.shape[:1] == (_ROWS,) and rows.size == _ROWS and whole.size == 1
         if not right or not np.isclose(rows.mean(), whole.item(), rtol=1e-3):
             raise ModelError(
-                f"{type(self.block).__name__} is not a mean over rows, of losses of single rows, so rows cannot be "
-                "weighted. As loss= of an estimator a block uses reductions of onnxblock ('mean', not 'sum'), and "
-                "behind them only sums and products with constants; class weights are the estimator's class_weight."
+                f"{type(self.block).__name__} is not a mean over rows of losses of single rows, so rows cannot be "
+                "weighted. As loss= of an estimator, use reductions of onnxblock with 'mean' (not 'sum'), followed "
+                "only by sums and by products with constants. Give class weights as the estimator's class_weight."
             )
 
 
@@ -622,8 +622,8 @@ def _inlined_block(op: GraphBuilder, model: onnx.ModelProto, values: Mapping[str
 
 # The model that blocks extend: one per ``with base(...)``, visible only to the thread that entered it.
 #
-# The original keeps one model for the whole process. Here it is a context variable, so threads and tasks can build
-# concurrently, and several of them may share a block.
+# The original keeps one model for the whole process. Here it is a context variable, so that threads and tasks can build
+# concurrently and share blocks.
 
 
 IR_VERSION, OPSET = 10, 21

@@ -1,9 +1,9 @@
 """Blocks that build a forward model, or one with gradients in the form that onnxruntime-training's Module runs.
 
 Trained and frozen parameters are inputs of both models, so that a module shares them between training and evaluation.
-The training model accumulates its gradients in buffers, ``NAME_grad.accumulation.buffer``; ``lazy_reset_grad`` resets
-them first. Its outputs are those of the block, then one flag ``NAME_grad.accumulation.out`` per gradient. Where nothing
-requires a gradient, it is the forward model with the input ``lazy_reset_grad``.
+The training model accumulates its gradients in buffers, ``NAME_grad.accumulation.buffer``; the input
+``lazy_reset_grad`` resets them first. Its outputs are those of the block, then a flag ``NAME_grad.accumulation.out``
+for each gradient. If nothing requires a gradient, it is the forward model with ``lazy_reset_grad`` as one more input.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def gradient_model(
 
 
 def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> ir.Model | None:
-    """Return the graph with the nodes of onnxruntime-training's builder, None if these are not proven right."""
+    """Return the graph with the nodes of onnxruntime-training's builder; None if these are not proven right."""
     if engine == "portable" or "ort-training" not in available_engines():
         return None
     # onnxruntime-training's transformers take a BatchNormalization for one in training mode
