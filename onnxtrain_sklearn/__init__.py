@@ -3,6 +3,7 @@
 from ._utils import imports  # noqa: F401  # isort: skip  # before the packages that it prepares are imported
 from . import callbacks, graph, losses, schedules
 from ._data.inputs import Inputs
+from ._data.row_blocks import RowBlocks
 from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.regressor import OrtGradientRegressor
 from ._export.training import load_training
@@ -46,6 +47,7 @@ __all__ = [
     "RealMLP",
     "RealMLPClassifier",
     "RealMLPRegressor",
+    "RowBlocks",
     "Runtime",
     "TabM",
     "TabMClassifier",

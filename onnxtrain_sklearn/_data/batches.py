@@ -9,10 +9,13 @@ gather rows by :class:`_Rows`. :func:`weighted_rows` and :func:`distinct_rows` c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from itertools import islice
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -322,6 +325,11 @@ class BlockBatches:
         Rows of a window; with 0, each block is a window.
     drop_last : bool, default=False
         If True, an epoch leaves out the last rows of its order if they do not fill a minibatch.
+    prefetch : int, default=0
+        Blocks that a thread reads ahead; with 0, there is no thread. It changes no result.
+    keys : list of float, default=None
+        A number for each block, such as its mean target. Each window gets blocks from all over their range: the rows
+        of a table that is sorted by its target are mixed too. None: the positions of the blocks.
     """
 
     weight: float | None = None
@@ -334,8 +342,13 @@ class BlockBatches:
         *,
         buffer_rows: int = 0,
         drop_last: bool = False,
+        prefetch: int = 0,
+        keys: Sequence[float] | None = None,
     ) -> None:
         known = blocks.n_rows
+        self._keys = keys
+        self._prefetch = prefetch
+        self._epoch: Generator[Minibatch, None, None] | None = None
         self._blocks, self._rng, self._buffer_rows, self.drop_last = blocks, rng, buffer_rows, drop_last
         self.size = size if known is None else max(1, min(size, known))
         self.n_rows = 0
@@ -349,11 +362,21 @@ class BlockBatches:
         return known // self.size if self.drop_last else -(-known // self.size)
 
     def epoch(self) -> Iterator[Minibatch]:
-        """Yield the minibatches of the next epoch, and read blocks as they are used."""
+        """Return the minibatches of the next epoch, which reads blocks as they are used."""
+        self.close()
+        self._epoch = self._minibatches()
+        return self._epoch
+
+    def close(self) -> None:
+        """End the last epoch, and the thread that reads for it."""
+        if self._epoch is not None:
+            self._epoch.close()
+
+    def _minibatches(self) -> Generator[Minibatch, None, None]:
         known, order = self._blocks.n_rows, np.arange(len(self._blocks))
         rng = None if known == self.size else self._rng  # the order within a single minibatch does not matter
         if rng is not None and len(order) > 1 and (known is None or known > self._buffer_rows):
-            rng.shuffle(order)
+            order = self._dealt(rng)
         self._read = self._weighted = yielded = 0
         rest: Block | None = None
         for window in self._windows(order):
@@ -387,12 +410,28 @@ class BlockBatches:
             )
         self.n_rows = self._read - (self._weighted - yielded)
 
+    def _dealt(self, rng: np.random.RandomState) -> np.ndarray:
+        """Return a random order of the blocks in which each window has blocks from all over the range of the keys.
+
+        The blocks are cut into as many layers of neighboring keys as a window has blocks; each window takes one of
+        each layer, at random.
+        """
+        n, known = len(self._blocks), self._blocks.n_rows
+        count = max(1, n if known is None else min(n, self._buffer_rows * n // known))
+        layers = np.array_split(np.arange(n) if self._keys is None else np.argsort(self._keys, kind="stable"), count)
+        for layer in layers:
+            rng.shuffle(layer)
+        windows = [[layer[i] for layer in layers if i < len(layer)] for i in range(len(layers[0]))]
+        whole = len(windows[-1]) == count
+        chosen = rng.permutation(len(windows) if whole else len(windows) - 1)
+        # Windows are filled in this order, so an incomplete one comes last.
+        return np.array([i for w in [*chosen, *([] if whole else [len(windows) - 1])] for i in windows[w]])
+
     def _windows(self, order: np.ndarray) -> Iterator[Block]:
         """Read the blocks in this order; yield windows of their rows of positive weight."""
         known, window = self._blocks.n_rows, None
         capacity = self._buffer_rows if known is None else min(self._buffer_rows, known)
-        for i in order.tolist():
-            block = self._blocks.block(i)
+        for block in read_ahead(self._blocks.block, order.tolist(), self._prefetch):
             self._read += _length(block)
             if block.weights is not None and not (block.weights > 0).all():
                 block = _taken(block, np.flatnonzero(block.weights > 0))
@@ -421,6 +460,31 @@ class BlockBatches:
             block = self._blocks.block(i)
             for start in range(0, _length(block), size):
                 _Rows(*block).digest(np.arange(start, min(start + size, _length(block))), update)
+
+
+T = TypeVar("T")
+
+
+def read_ahead(read: Callable[[int], T], order: Iterable[int], prefetch: int) -> Iterator[T]:
+    """Yield ``read(i)`` for each i, in order; a thread reads up to ``prefetch`` results before they are asked for.
+
+    Closing the iterator, or an error in ``read``, ends the thread.
+    """
+    if not prefetch:
+        yield from map(read, order)
+        return
+    rest = iter(order)
+    with ThreadPoolExecutor(1, thread_name_prefix="onnxtrain_sklearn-read") as reader:
+        waiting = deque(reader.submit(read, i) for i in islice(rest, prefetch))
+        try:
+            while waiting:
+                result = waiting.popleft().result()
+                waiting.extend(reader.submit(read, i) for i in islice(rest, 1))
+                yield result
+                del result  # release it before the next one is waited for
+        finally:
+            for one in waiting:
+                one.cancel()
 
 
 def _length(block: Block) -> int:

@@ -22,7 +22,7 @@ from .._export.state_files import StateArrays
 from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
 from .._ir.protobuf import to_proto
-from .._utils.typing import MatrixLike
+from .._utils.typing import MatrixLike, TableLike
 from ..models import GraphModel
 from ..models.given import bare_model
 from .adaptation import adaptable_graph, adapters_of, save_adapter
@@ -446,8 +446,8 @@ class BaseOrtGradient(GraphEstimator):
 
     def fit(
         self,
-        X: MatrixLike,
-        y: ArrayLike,
+        X: TableLike,
+        y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         *,
         X_val: MatrixLike | None = None,
@@ -495,7 +495,7 @@ class BaseOrtGradient(GraphEstimator):
         )
         return train(self, Call(X, y, sample_weight, None, validation, resume=is_on(self.warm_start), old=old))
 
-    def initialize(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def initialize(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
         """Prepare everything that :meth:`fit` prepares, and take no step.
 
         The graph is built for the data, its weights are drawn, scales and classes are known, and the optimizer is at

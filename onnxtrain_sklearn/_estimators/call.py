@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,16 +41,28 @@ class Call:
         Whether to train for one epoch only, as ``partial_fit`` does.
     old : tuple or None
         X, y and sample_weight of old rows, for fine-tuning.
+    validation_fraction : float or None
+        Share of the rows to hold out, if it is not the estimator's.
+    source : object or None
+        The blocks of a table, which X, y and sample_weight name.
+    stream : Stream or None
+        The blocks to train on, if X, y and sample_weight are a sample of them.
+    resources : ExitStack
+        Closes the source, and the thread that reads it, at the end of the call.
     """
 
-    X: MatrixLike
-    y: ArrayLike
+    X: Any
+    y: Any
     sample_weight: ArrayLike | None = None
     classes: Classes = None
     validation: Validation | None = None
     resume: bool = False
     one_epoch: bool = False
     old: Validation | None = None
+    validation_fraction: float | None = None
+    source: Any = None
+    stream: Any = None
+    resources: ExitStack = field(default_factory=ExitStack)
 
 
 def together(name: str, X: Any, y: Any, sample_weight: Any) -> Validation | None:
@@ -149,7 +162,10 @@ class FitContext:
         if examples.targets.task != "regression":
             return None
         earlier = None if self.old is None else self.old.head.target_range
-        values = examples.targets.values[self.split.of(examples)[0]]
+        if self.call.stream is None:
+            values = examples.targets.values[self.split.of(examples)[0]]
+        else:
+            values = np.stack([self.call.stream.extremes.low, self.call.stream.extremes.high])
         clips = bool(getattr(self.estimator, "clip_predictions", False))
         shifts = getattr(self.config.builder, "fit_intercept", True)
         return target_range(earlier, values, clips=clips, holds_constants=shifts and self.target_scale is not None)

@@ -19,7 +19,7 @@ from .._data.targets import (
 from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
-from .._utils.typing import ClassWeight, MatrixLike
+from .._utils.typing import ClassWeight, MatrixLike, TableLike
 from ..adapters import LoRA
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
@@ -118,8 +118,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
     def fit(
         self,
-        X: MatrixLike,
-        y: ArrayLike,
+        X: TableLike,
+        y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         *,
         X_val: MatrixLike | None = None,
@@ -171,7 +171,12 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         return train(self, Call(X, y, sample_weight, known, validation, resume=is_on(self.warm_start), old=old))
 
     def initialize(
-        self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None, *, classes: ArrayLike | None = None
+        self,
+        X: TableLike,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        classes: ArrayLike | None = None,
     ) -> Self:
         """Prepare everything that :meth:`fit` prepares, and take no step.
 
@@ -207,7 +212,11 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
     @available_if(trains_in_minibatches)
     def partial_fit(
-        self, X: MatrixLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+        self,
+        X: TableLike,
+        y: ArrayLike | None = None,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Train for one pass over the data, continuing from the last call.
 

@@ -47,7 +47,11 @@ def training_examples(
     if old is None and fitted is not None:
         take_features(estimator, fitted)
     reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
-    columns = graph_inputs(estimator, call.X, specs, fitted, reset=reset)
+    if call.stream is None:
+        columns = graph_inputs(estimator, call.X, specs, fitted, reset=reset)
+    else:
+        convert = partial(graph_inputs, estimator, specs=specs, fitted=fitted, reset=reset)
+        columns = call.stream.converted(call.X, convert)
     columns = columns if fitted is None else as_trained(columns, fitted, specs)
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
     # The head of an earlier call, and a fitted model, say what y holds; otherwise y and the graph do.
@@ -87,14 +91,18 @@ def batches_for(
     merged with ``rows_meet`` (the result of a row depends on the others of its minibatch), where their number matters.
     """
     examples = scaled(examples, state.head.target_scale)
-    values, weights = examples.targets.values, examples.weights
-    positions, number_type = trained_positions(state.head, examples.targets), state.parameters.buffer.dtype
-    shape, dtype = target_layout(state.head.task, state.head.n_outputs, len(values), number_type, positions)
-    every = {**examples.columns, TARGET: InputData(values.reshape(shape), dtype)}
-    n_rows = len(rows)
+    every, weights, n_rows = trained_columns(state, examples), examples.weights, len(rows)
     fits = n_rows <= min(size, MERGE_LIMIT) and not rows_meet
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
     return ArrayBatches(every, rows, weights, size, state.rng if shuffle else None, n_rows=n_rows, drop_last=drop_last)
+
+
+def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputData]:
+    """Return the inputs of the graph and the target, which the training step reads; the targets are scaled."""
+    values = examples.targets.values
+    positions, number_type = trained_positions(state.head, examples.targets), state.parameters.buffer.dtype
+    shape, dtype = target_layout(state.head.task, state.head.n_outputs, len(values), number_type, positions)
+    return {**examples.columns, TARGET: InputData(values.reshape(shape), dtype)}
 
 
 def scaled(examples: Examples, scale: TargetScale | None) -> Examples:

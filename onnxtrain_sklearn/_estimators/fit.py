@@ -58,6 +58,7 @@ from .scoring import (
 )
 from .source import GraphSource, graph_source
 from .starting_state import compare_training, require_own_start, starting_state
+from .streams import opened, with_arrays
 from .training_state import bytes_of, generator_of
 
 EstimatorT = TypeVar("EstimatorT")
@@ -91,6 +92,8 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
     except BaseException as error:
         transaction.fail(error, state)
         raise
+    finally:
+        call.resources.close()
     return fitted
 
 
@@ -107,6 +110,8 @@ def initialize(fitted: EstimatorT, call: Call) -> EstimatorT:
     except BaseException as error:
         transaction.fail(error, None)
         raise
+    finally:
+        call.resources.close()
     return fitted
 
 
@@ -149,22 +154,28 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     No step is taken here. Objects shared with an earlier state stay unchanged until :func:`trainer_for` makes the
     training step. The feature attributes of the estimator are set.
     """
-    if call.y is None:
+    call = opened(call)
+    if call.y is None and call.source is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     config = TrainingConfig.of(estimator)
     outputs: Outputs = estimator._outputs()
     old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
+    call = with_arrays(estimator, call, config, old)
 
     # The graph, if it is known before the data, and the data as its inputs, with targets.
     source = outputs.source(estimator, old, call.X)
     examples = outputs.examples(estimator, call, source.known, source.fitted, old)
-    # A training that continues goes on drawing from its generator.
-    rng = generator_of(estimator, lambda: bytes_of(examples, call)) if old is None else old.rng
-    tuner = None if call.one_epoch else tuner_of(estimator, source.fitted)
+    if old is not None:
+        rng = old.rng  # a training that continues goes on drawing from its generator
+    else:
+        rng = generator_of(estimator, lambda: bytes_of(examples, call)) if call.stream is None else call.stream.rng
+    # Fine-tuning takes all rows at once.
+    tuner = None if call.one_epoch or call.stream is not None else tuner_of(estimator, source.fitted)
 
     # The graph for these data: a builder builds it now, and a new head is sized to the targets.
     holds_out = config.loop.early_stopping and call.validation is None and not call.one_epoch
-    split = Split(float(estimator.validation_fraction) if holds_out else None, rng)
+    fraction = estimator.validation_fraction if call.validation_fraction is None else call.validation_fraction
+    split = Split(float(fraction) if holds_out else None, rng)
     graph, examples = source.complete(config, call, examples, split, rng)
     if isinstance(examples.targets, SeveralTargets):
         # Weights differ by output: the factor of each makes its mean that over the training rows.
@@ -224,7 +235,14 @@ def trainer_for(
         limit = len(rows)  # the loss of the full batch is not a sum over pieces
     size = min(len(rows), limit)
     shuffle, drop_last = config.shuffle and tuner is None, config.drop_last and tuner is None
-    batches = batches_for(state, examples, rows, size, shuffle=shuffle, drop_last=drop_last, rows_meet=rows_meet)
+    batches: Any
+    if call.stream is None:
+        batches = batches_for(state, examples, rows, size, shuffle=shuffle, drop_last=drop_last, rows_meet=rows_meet)
+    else:
+        batches = call.stream.batches(
+            estimator, state, settings.loss, ignores=settings.ignores, size=limit, shuffle=shuffle, drop_last=drop_last
+        )
+        call.resources.callback(batches.close)
 
     # The step, and the loop around it.
     if tuner is not None:

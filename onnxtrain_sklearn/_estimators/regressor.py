@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._data.held_out import r2_of_maps
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
-from .._utils.typing import MatrixLike
+from .._utils.typing import MatrixLike, TableLike
 from ..adapters import LoRA
 from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
@@ -98,7 +98,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         self._store(vars())
 
     @available_if(trains_in_minibatches)
-    def partial_fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def partial_fit(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train for one pass over the data, continuing from the last call.
 
         Parameters

@@ -220,7 +220,11 @@ class BuiltGraph(GraphSource):
             loss = resolve_loss(estimator.loss)
             loss.check_targets(targets.values)
             rows, centered = split.of(examples)[0], getattr(builder, "fit_intercept", True)
-            self.target_scale = target_scale(loss.target_scaling, targets, rows, examples.weights, centered=centered)
+            method, weights = loss.target_scaling, examples.weights
+            if call.stream is None:
+                self.target_scale = target_scale(method, targets, rows, weights, centered=centered)
+            else:
+                self.target_scale = call.stream.scale(method, centered=centered)
         trained = None if NEEDS_ROWS.isdisjoint(keywords_of(builder)) else split.of(examples)[0]
         # Nothing is scaled in three cases:
         # - A regressor trains in the units of ``y``.

@@ -5,6 +5,7 @@ They are structural: nothing here imports those libraries, and nothing checks an
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -49,6 +50,18 @@ class FrameLike(Protocol):
 
 MatrixLike: TypeAlias = "ArrayLike | SparseLike | FrameLike | Mapping[str, ArrayLike | SparseLike]"
 """Data that ``fit`` and ``predict`` take as ``X``."""
+
+
+class BlocksLike(Protocol):
+    """Blocks of a table that need not fit into memory, such as :class:`RowBlocks`."""
+
+    def __len__(self) -> int: ...
+
+    def block(self, i: int, /) -> Any: ...
+
+
+TableLike: TypeAlias = "MatrixLike | BlocksLike | os.PathLike[str] | Callable[[], Any]"
+"""Data that ``fit`` takes as ``X``: those in memory, and the sources of blocks."""
 
 Validation: TypeAlias = "tuple[MatrixLike, ArrayLike, ArrayLike | None]"
 """``X_val``, ``y_val`` and ``sample_weight_val``."""

@@ -1,0 +1,460 @@
+"""Tables that need not fit into memory, as blocks of rows: data sets of files, lazy frames, relations, readers.
+
+A :class:`RowBlocks` reads row groups of Parquet files where they lie. All other sources are read once, into a temporary
+file of blocks: a query would otherwise run in each epoch, perhaps with another order of rows, and a CSV file cannot be
+read from its middle. Files stay closed between two blocks, so an error leaves none open.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LEAST_BLOCKS, COPIED_BLOCKS = 8, 64
+"""Blocks that a buffer holds: at least, and of a copy. Rows of one block are neighbors, and often alike.
+
+Of a table of three classes that is sorted by the class, 10 epochs reach the accuracy of the shuffled table less .011,
+.003 and .000 if the buffer holds 4, 16 and 64 blocks (means of four seeds; the rate .01 is a large one).
+"""
+
+FORMATS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "ipc",
+    ".feather": "ipc",
+    ".ipc": "ipc",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
+
+
+class RowBlocks:
+    """Rows of a table that need not fit into memory, in blocks.
+
+    Parameters
+    ----------
+    source : str, path-like, list of them, pyarrow.dataset.Dataset, polars.LazyFrame, DuckDB relation, or callable
+        The table. A string is a path, a pattern such as ``"data/*.parquet"``, a folder (with columns in the names of
+        its folders, ``year=2024/``), or the address of a file system that pyarrow knows, such as ``"s3://..."``. A
+        callable without parameters returns a ``pyarrow.RecordBatchReader``, or any object with
+        ``__arrow_c_stream__``.
+    target : str or list of str
+        The column, or columns, of y.
+    sample_weight : str, default=None
+        The column of weights; None: all rows weigh one.
+    columns : list of str, default=None
+        The columns of X, in this order; None: all others, in the order of the source.
+    buffer_rows : int, default=500_000
+        Rows that are shuffled together in memory.
+    prefetch : int, default=1
+        Blocks that are read ahead, in a thread; 0: none. It changes no result.
+    validation_fraction : float in (0, 1), default=None
+        Share of the blocks to hold out for early stopping; None: the estimator's.
+
+    Attributes
+    ----------
+    n_rows : int
+        Rows of the table. Reading it, or any block, opens the source.
+
+    Raises
+    ------
+    ValueError
+        If the source has no rows, lacks a column, or its files disagree about a type. The message names file and
+        column.
+
+    Notes
+    -----
+    Parquet files whose row groups have at most an eighth of ``buffer_rows`` rows are read where they lie, and only the
+    columns that are needed. Every other source is copied into a temporary Arrow file when it is opened, of the size of
+    the needed columns; ``close``, the end of a ``with`` block, or the deletion of the object removes it.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, pyarrow.parquet as pq
+    >>> from onnxtrain_sklearn import RowBlocks
+    >>> pq.write_table(pa.table({"x": range(6), "y": [0, 1] * 3}), "rows.parquet", row_group_size=2)
+    >>> rows = RowBlocks("rows.parquet", target="y", buffer_rows=8)
+    >>> len(rows), rows.n_rows
+    (3, 6)
+    >>> X, y, sample_weight = rows.block(2)
+    >>> X.to_pydict(), y, sample_weight
+    ({'x': [4, 5]}, array([0, 1]), None)
+    """
+
+    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+
+    def __init__(
+        self,
+        source: Any,
+        target: str | Sequence[str],
+        *,
+        sample_weight: str | None = None,
+        columns: Sequence[str] | None = None,
+        buffer_rows: int = 500_000,
+        prefetch: int = 1,
+        validation_fraction: float | None = None,
+    ) -> None:
+        self.source, self.target, self.sample_weight, self.columns = source, target, sample_weight, columns
+        self.buffer_rows, self.prefetch, self.validation_fraction = buffer_rows, prefetch, validation_fraction
+        self._opened: _Opened | None = None
+        self._lock = threading.Lock()  # the thread that reads ahead may open the source
+        if buffer_rows < LEAST_BLOCKS:
+            raise ValueError(f"buffer_rows must be at least {LEAST_BLOCKS}, got {buffer_rows}.")
+        if prefetch < 0:
+            raise ValueError(f"prefetch must be at least 0, got {prefetch}.")
+        if validation_fraction is not None and not 0 < validation_fraction < 1:
+            raise ValueError(f"validation_fraction must lie between 0 and 1, got {validation_fraction}.")
+
+    def __repr__(self) -> str:
+        return f"RowBlocks({_description(self.source)}, target={self.target!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings; a copy opens the source anew."""
+        return {name: value for name, value in vars(self).items() if name not in ("_opened", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _opened=None, _lock=threading.Lock())
+
+    def __enter__(self) -> RowBlocks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the temporary file, if there is one; the next use opens the source anew."""
+        with self._lock:
+            if self._opened is not None and self._opened.folder is not None:
+                self._opened.folder.cleanup()
+            self._opened = None
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self._open().blocks)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the table."""
+        return sum(block.n_rows for block in self._open().blocks)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the columns of X, in order."""
+        return self._open().features
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each block."""
+        return [block.n_rows for block in self._open().blocks]
+
+    def block(self, i: int) -> tuple[Any, np.ndarray, np.ndarray | None]:
+        """Return the features of a block as a table of Arrow, its targets, and its weights; None: all are one."""
+        table = self._table(i, [*self.feature_names, *_others(self)])
+        return table.select(self.feature_names), *self._targets(table, i)
+
+    def targets(self, i: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the targets and the weights of a block, without its features."""
+        return self._targets(self._table(i, _others(self)), i)
+
+    def place(self, i: int) -> str:
+        """Return the name of a block for messages: its row group and file."""
+        return self._open().blocks[i].place
+
+    def _table(self, i: int, names: list[str]) -> Any:
+        import pyarrow as pa
+
+        one = self._open().blocks[i]
+        try:
+            return one.read(names)
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{one.place} cannot be read: {error}") from error
+
+    def _targets(self, table: Any, i: int) -> tuple[np.ndarray, np.ndarray | None]:
+        several = not isinstance(self.target, str)
+        columns = [_values(table.column(name), name, self.place(i)) for name in _others(self)]
+        weights = None if self.sample_weight is None else columns.pop()
+        return np.stack(columns, axis=1) if several else columns[0], weights
+
+    def _open(self) -> _Opened:
+        with self._lock:
+            if self._opened is None:
+                self._opened = _opened(self)
+            return self._opened
+
+
+class _Block(NamedTuple):
+    n_rows: int
+    place: str
+    read: Callable[[list[str]], Any]
+
+
+class _Opened(NamedTuple):
+    """The blocks of a source, the names of its features, and the folder of its copy, if there is one."""
+
+    blocks: list[_Block]
+    features: list[str]
+    folder: tempfile.TemporaryDirectory[str] | None
+
+
+def _opened(rows: RowBlocks) -> _Opened:
+    try:
+        import pyarrow.dataset as ds
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "RowBlocks reads tables with pyarrow, which is not installed. Install the extra onnxtrain-sklearn[stream]."
+        ) from error
+
+    source = rows.source
+    dataset = _file_dataset(source) if isinstance(source, (str, os.PathLike, list, tuple)) else source
+    if isinstance(dataset, ds.FileSystemDataset):
+        try:
+            fragments = list(dataset.get_fragments())
+        except ValueError:  # a data set with a filter keeps it only where it is scanned as a whole
+            fragments = []
+        if fragments:
+            schema, features = _schema(rows, dataset, fragments)
+            pieces = _row_groups(fragments) if isinstance(dataset.format, ds.ParquetFileFormat) else []
+            if pieces and max(piece.row_groups[0].num_rows for piece in pieces) <= rows.buffer_rows // LEAST_BLOCKS:
+                blocks = []
+                for piece in pieces:
+                    group = piece.row_groups[0]
+                    read = _reader(piece, schema)
+                    blocks.append(_Block(group.num_rows, f"Row group {group.id} of {piece.path}", read))
+                return _Opened(blocks, features, None)
+            batches = _scanned(dataset, fragments, schema)
+            return _copied(rows, batches, features)
+    batches = _batches(dataset, rows.buffer_rows // LEAST_BLOCKS)
+    return _copied(rows, batches, None)
+
+
+def _file_dataset(source: Any) -> Any:
+    """Return the data set of files: a path, a pattern, a folder, an address, or a list of paths."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    if isinstance(source, (list, tuple)):
+        files: list[str] = [os.fspath(one) for one in source]
+    else:
+        text = os.fspath(source)
+        if "://" in text:
+            return ds.dataset(text, format=FORMATS.get(Path(text).suffix.lower(), "parquet"), partitioning="hive")
+        files = sorted(glob(text, recursive=True)) if has_magic(text) and not os.path.exists(text) else [text]
+        if files == [text] and os.path.isdir(text):
+            found = sorted(path for path in Path(text).rglob("*") if path.suffix.lower() in FORMATS)
+            files = [
+                str(p) for p in found if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts)
+            ]
+            if not files:
+                raise ValueError(f"The folder {text!r} holds no file of a table: {', '.join(FORMATS)}.")
+    missing = [file for file in files if not os.path.isfile(file)]
+    if not files or missing:
+        named = repr(missing[0]) if missing else repr(source)
+        raise FileNotFoundError(f"No file {named}. A source is a path, a pattern, a folder, or a list of paths.")
+    kinds = sorted({Path(file).suffix.lower() for file in files})
+    formats = {FORMATS.get(kind) for kind in kinds}
+    if len(formats) > 1 or None in formats:
+        raise ValueError(f"The files of a table have one of the endings {', '.join(FORMATS)}, got {kinds}.")
+    try:
+        return ds.dataset(files, format=formats.pop(), partitioning="hive")
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"The table cannot be read: {error}") from error
+
+
+def _row_groups(fragments: Iterable[Any]) -> list[Any]:
+    """Return the row groups of Parquet files that have rows."""
+    return [piece for one in fragments for piece in one.split_by_row_group() if piece.row_groups[0].num_rows]
+
+
+def _reader(piece: Any, schema: Any) -> Callable[[list[str]], Any]:
+    return lambda names: piece.to_table(schema=schema, columns=names, use_threads=False)
+
+
+def _scanned(dataset: Any, fragments: list[Any], schema: Any) -> Iterator[Any]:
+    """Yield the batches of files, in order; an error names the file."""
+    import pyarrow as pa
+
+    for fragment in fragments:
+        try:
+            yield from fragment.to_batches(schema=schema, columns=schema.names, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{fragment.path} cannot be read: {error}") from error
+
+
+def _batches(source: Any, size: int) -> Iterator[Any]:
+    """Yield the batches of a source that is no data set of files."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    if isinstance(source, ds.Dataset):
+        yield from source.to_batches()
+        return
+    if hasattr(source, "collect_batches"):  # a lazy frame of polars
+        import polars as pl
+
+        for frame in source.collect_batches(chunk_size=size, maintain_order=True):
+            yield from frame.to_arrow(compat_level=pl.CompatLevel.oldest()).to_batches()
+        return
+    made = source() if callable(source) else source
+    if hasattr(made, "__arrow_c_stream__"):
+        yield from pa.RecordBatchReader.from_stream(made)
+    else:
+        raise TypeError(
+            f"A source is a path, a list of paths, a data set of pyarrow, a lazy frame of polars, a relation of "
+            f"DuckDB, or a function that returns a pyarrow.RecordBatchReader; got {type(made).__name__}."
+        )
+
+
+# The columns: which are read, and of what type.
+
+
+def _schema(rows: RowBlocks, dataset: Any, fragments: list[Any]) -> tuple[Any, list[str]]:
+    """Return the schema of the needed columns, and the names of the features."""
+    import pyarrow as pa
+
+    features = _features(rows, dataset.schema.names)
+    needed = [*features, *_others(rows)]
+    folders = set(dataset.schema.names)  # also columns in the names of folders
+    types: dict[str, Any] = {}
+    for fragment in fragments:
+        try:
+            own = fragment.physical_schema
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{fragment.path} cannot be read: {error}") from error
+        for name in needed:
+            if name not in own.names:
+                if name in fragments[0].physical_schema.names:
+                    raise ValueError(f"{fragment.path} has no column {name!r}, got {own.names}.")
+                if name not in folders:
+                    raise ValueError(f"{fragment.path} has no column {name!r}, got {own.names}.")
+                types.setdefault(name, (dataset.schema.field(name).type, fragment.path))
+                continue
+            if len(own.get_all_field_indices(name)) > 1:
+                raise ValueError(f"{fragment.path} has several columns of the name {name!r}.")
+            found = own.field(name).type
+            if name not in types:
+                types[name] = found, fragment.path
+            elif types[name][0] != found:
+                types[name] = _common_type(name, types[name], (found, fragment.path)), fragment.path
+    return pa.schema([(name, types[name][0]) for name in needed]), features
+
+
+def _common_type(name: str, one: tuple[Any, str], other: tuple[Any, str]) -> Any:
+    """Return the type that holds the values of both; int64 beside float64 is float64 if that loses nothing."""
+    import pyarrow as pa
+
+    try:
+        return (
+            pa.unify_schemas([pa.schema([(name, one[0])]), pa.schema([(name, other[0])])], promote_options="permissive")
+            .field(0)
+            .type
+        )
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        raise ValueError(
+            f"Column {name!r} is {one[0]} in {one[1]}, but {other[0]} in {other[1]}. Write the files with one type."
+        ) from None
+
+
+def _others(rows: RowBlocks) -> list[str]:
+    targets = [rows.target] if isinstance(rows.target, str) else list(rows.target)
+    return targets if rows.sample_weight is None else [*targets, rows.sample_weight]
+
+
+def _features(rows: RowBlocks, known: Sequence[str]) -> list[str]:
+    """Return the names of the features, after a check of all names."""
+    others = _others(rows)
+    for name in [*others, *(rows.columns or ())]:
+        if name not in known:
+            raise ValueError(f"The source has no column {name!r}, got {list(known)}.")
+    if rows.columns is not None:
+        if both := [name for name in rows.columns if name in others]:
+            raise ValueError(f"columns names the features, but {both} are target or sample_weight.")
+        return list(rows.columns)
+    features = [name for name in known if name not in others]
+    if not features:
+        raise ValueError(f"The source has no column of features beside {others}.")
+    return features
+
+
+# The copy of a source that cannot be read block by block.
+
+
+def _copied(rows: RowBlocks, batches: Iterator[Any], features: list[str] | None) -> _Opened:
+    """Copy the batches into blocks of a temporary file, as many as COPIED_BLOCKS for a buffer."""
+    import pyarrow as pa
+
+    size = max(1, rows.buffer_rows // COPIED_BLOCKS)
+    folder = tempfile.TemporaryDirectory(prefix="onnxtrain_sklearn_rows_")
+    path = os.path.join(folder.name, "rows.arrow")
+    counts: list[int] = []
+    writer, waiting, count = None, [], 0
+    try:
+        for batch in batches:
+            if features is None:
+                features = _features(rows, batch.schema.names)
+            batch = batch.select([*features, *_others(rows)])
+            if writer is None:
+                schema = batch.schema
+                writer = pa.ipc.new_file(path, schema)
+            waiting.append(batch)
+            count += batch.num_rows
+            if count >= size:
+                whole = pa.Table.from_batches(waiting, schema).combine_chunks()
+                full = whole.num_rows // size * size
+                for start in range(0, full, size):
+                    writer.write_batch(whole.slice(start, size).combine_chunks().to_batches()[0])
+                    counts.append(size)
+                waiting, count = whole.slice(full).to_batches(), whole.num_rows - full
+        if writer is not None:
+            if count:
+                writer.write_batch(pa.Table.from_batches(waiting, schema).combine_chunks().to_batches()[0])
+                counts.append(count)
+            writer.close()
+    except BaseException:
+        if writer is not None:
+            writer.close()
+        folder.cleanup()
+        raise
+    if not counts:
+        folder.cleanup()
+        raise ValueError(f"The source, {_description(rows.source)}, has no rows.")
+
+    def reader(i: int) -> Callable[[list[str]], Any]:
+        def read(names: list[str]) -> Any:
+            with pa.OSFile(path) as file, pa.ipc.open_file(file) as blocks:
+                return pa.Table.from_batches([blocks.get_batch(i)]).select(names)
+
+        return read
+
+    named = _description(rows.source)
+    blocks = [_Block(n, f"Block {i} of {named}", reader(i)) for i, n in enumerate(counts)]
+    return _Opened(blocks, features or [], folder)
+
+
+def _values(column: Any, name: str, place: str) -> np.ndarray:
+    """Return targets or weights as an array; texts, and categories, as objects."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column.null_count or (pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py()):
+        raise ValueError(f"{place}: column {name!r} has missing values. Leave such rows out.")
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return np.asarray(column.to_numpy())
+
+
+def _description(source: Any) -> str:
+    """Return a short name of a source for messages; the representation of a relation or a table holds rows."""
+    if isinstance(source, (str, os.PathLike)):
+        return repr(os.fspath(source))
+    if isinstance(source, (list, tuple)):
+        return repr(list(map(str, source[:2])))[:-1] + (", ...]" if len(source) > 2 else "]")
+    return f"a {type(source).__name__}"

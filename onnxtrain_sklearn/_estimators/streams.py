@@ -1,0 +1,392 @@
+"""Fit to tables that need not fit into memory.
+
+:func:`opened` turns a call of ``fit`` with a source of blocks into a call with arrays, as the rooms of preparation take
+them. If the buffer holds all rows, these are the rows, and training is that on arrays, to the bit. If not, they are a
+sample of the rows, on which graph, head and step are prepared. A :class:`Stream` then holds what must be known of all
+rows before the first step: the classes and their weights, the scale and the range of numeric targets. Its
+:meth:`Stream.blocks` is the source of minibatches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .._data.batches import Block, BlockBatches
+from .._data.row_blocks import RowBlocks
+from .._data.statistics import Extremes, LabelCounts, Moments, balanced_weights
+from .._data.target_scale import TargetScale, scale_of, target_moments
+from .._data.targets import Classes, ignored_in
+from .._fitted.fitted_model import as_trained
+from .._model.links import TargetScaling
+from .._utils.cache import digest
+from ..losses import Loss
+from .call import Call, Examples
+from .config import TrainingConfig
+from .examples import graph_inputs, scaled, trained_columns
+from .fitted_state import FittedState
+from .outputs import OutputTask, weighted_targets
+from .training_state import generator_of
+
+T = TypeVar("T")
+
+SAMPLE_ROWS, SAMPLE_BLOCKS = 2**15, 32
+"""The sample on which training is prepared: its rows, evenly spaced in evenly spaced blocks."""
+
+
+@dataclass
+class Stream:
+    """The blocks of a call, and what is known of all their rows.
+
+    Attributes
+    ----------
+    source : RowBlocks, or object with ``__len__`` and ``block(i)``
+    trained : list of int
+        The blocks to train on; the others are held out.
+    buffer_rows, prefetch : int
+    rng : numpy.random.RandomState
+    n_rows : int
+        Rows to train on, without those of weight zero.
+    keys : list of float
+        Mean target of each block to train on; of labels, the mean of their places in sorted order.
+    labels : list of LabelCounts
+        Of each column of labels.
+    moments : dict
+        Moments of numeric targets by method of scaling, and whether they are centered.
+    extremes : Extremes
+        Of numeric targets.
+    """
+
+    source: Any
+    trained: list[int]
+    buffer_rows: int
+    prefetch: int
+    rng: np.random.RandomState
+    n_rows: int = 0
+    weight: float = 0.0
+    labels: list[LabelCounts] = field(default_factory=list)
+    keys: list[float] = field(default_factory=list)
+    extremes: Extremes = field(default_factory=Extremes)
+    moments: dict[tuple[TargetScaling, bool], Moments] = field(default_factory=dict)
+
+    def scale(self, method: TargetScaling | None, *, centered: bool) -> TargetScale | None:
+        """Return the scale of all targets, as `target_scale` does for arrays."""
+        if method is None or not self.moments or (method == "mean" and not centered):
+            return None
+        return scale_of(method, self.moments[method, centered])
+
+    @property
+    def classes(self) -> np.ndarray | list[np.ndarray] | None:
+        """The classes of all rows; None of numbers, and of indicators of several labels."""
+        known = [one.labels for one in self.labels]
+        if len(known) == 1:
+            return known[0]
+        indicators = all(np.isin(own, (0, 1)).all() for own in known if own.dtype.kind in "iufb")
+        return known if known and not (indicators and all(own.dtype.kind in "iufb" for own in known)) else None
+
+    def class_weight(self, given: Any) -> Any:
+        """Return ``class_weight`` with "balanced" replaced by the weights of all rows."""
+        if not isinstance(given, str) or given != "balanced" or not self.labels:
+            return given
+        if len(self.labels) > 1:
+            raise ValueError("class_weight='balanced' is for one label a row where a table is read in blocks.")
+        (counts,) = self.labels
+        weights = balanced_weights(counts.totals, float(counts.totals.sum()))
+        return dict(zip(counts.labels.tolist(), weights.tolist(), strict=True))
+
+    def batches(
+        self, estimator: Any, state: FittedState, loss: Any, *, ignores: bool, size: int, shuffle: bool, drop_last: bool
+    ) -> BlockBatches:
+        """Return the minibatches of all rows to train on."""
+        blocks = _GraphBlocks(self, estimator, state, loss, ignores=ignores)
+        rng, prefetch = self.rng if shuffle else None, self.prefetch
+        return BlockBatches(
+            blocks, size, rng, buffer_rows=self.buffer_rows, drop_last=drop_last, prefetch=prefetch, keys=self.keys
+        )
+
+    def converted(self, X: Any, convert: Callable[[Any], T]) -> T:
+        """Return ``convert(X)`` of the sample; an error names the block that it comes from."""
+        try:
+            return convert(X)
+        except (ValueError, TypeError):
+            for i in self.trained:
+                with _named(self.source, i):
+                    convert(_parts(self.source, i)[0])
+            raise
+
+
+class _GraphBlocks:
+    """The blocks of a stream as inputs of the graph, with their targets and weights."""
+
+    def __init__(self, stream: Stream, estimator: Any, state: FittedState, loss: Any, *, ignores: bool) -> None:
+        self._stream, self._estimator, self._state = stream, estimator, state
+        self._loss, self._ignores = loss, ignores
+        task: OutputTask = estimator._task()
+        self._task = replace(task, class_weight=stream.class_weight(task.class_weight))
+
+    @property
+    def n_rows(self) -> int:
+        return self._stream.n_rows
+
+    def __len__(self) -> int:
+        return len(self._stream.trained)
+
+    def block(self, i: int) -> Block:
+        state, number = self._state, self._stream.trained[i]
+        with _named(self._stream.source, number):
+            X, y, sample_weight = _parts(self._stream.source, number)
+            columns = graph_inputs(self._estimator, X, state.source.inputs, state.fitted, reset=False)
+            columns = columns if state.fitted is None else as_trained(columns, state.fitted, state.source.inputs)
+            n_rows, head = len(next(iter(columns.values()))), state.head
+            targets, weights = weighted_targets(
+                self._task, n_rows, y, sample_weight, head.classes, head, at_positions=False
+            )
+            if targets.lacks_labels and not self._ignores:
+                raise ValueError("y holds ignore_label beside other labels of a row; leave such rows out.")
+            if isinstance(self._loss, Loss):
+                self._loss.check_targets(targets.values)
+            examples = scaled(Examples(columns, targets, weights), head.target_scale)
+            return Block(trained_columns(state, examples), weights)
+
+
+# From a call with a source to one with arrays.
+
+
+def opened(call: Call) -> Call:
+    """Return the call with its source as an object of blocks; a source that is opened here is closed with the call."""
+    X, y = call.X, call.y
+    if isinstance(X, RowBlocks) or (hasattr(X, "block") and hasattr(X, "__len__")):
+        if y is not None or call.sample_weight is not None:
+            raise ValueError(f"{type(X).__name__} holds y and sample_weight too: give it alone.")
+        return replace(call, source=X)
+    if not is_source(X, y):
+        return call
+    names = [y] if isinstance(y, str) else y
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"y must name the target column of the table, got {type(y).__name__}.")
+    if call.sample_weight is not None and not isinstance(call.sample_weight, str):
+        raise TypeError(f"sample_weight must name a column of the table, got {type(call.sample_weight).__name__}.")
+    target: Any = y if isinstance(y, str) else list(names)
+    rows = RowBlocks(X, target, sample_weight=call.sample_weight)
+    call.resources.callback(rows.close)
+    return replace(call, source=rows)
+
+
+def is_source(X: Any, y: Any) -> bool:
+    """Return True if X names a table or holds one that is not read yet."""
+    if isinstance(X, (str, os.PathLike)):
+        return True
+    if isinstance(X, (list, tuple)):
+        return isinstance(y, str) and bool(X) and all(isinstance(one, (str, os.PathLike)) for one in X)
+    kind = type(X)
+    package, lazy = kind.__module__.partition(".")[0], kind.__name__
+    return (
+        (package == "polars" and lazy == "LazyFrame")
+        or (package in ("duckdb", "_duckdb") and lazy == "DuckDBPyRelation")
+        or (package == "pyarrow" and lazy.endswith("Dataset"))
+        or (callable(X) and isinstance(y, str))
+    )
+
+
+def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedState | None) -> Call:
+    """Return a call whose source is replaced by arrays: all rows, or a sample and a :class:`Stream`."""
+    source = call.source
+    if source is None:
+        return call
+    if isinstance(estimator.loss, Mapping):
+        raise TypeError(f"{type(estimator).__name__} takes arrays, got a table to be read in blocks.")
+    task: OutputTask = estimator._task()
+    buffer_rows = int(getattr(source, "buffer_rows", 500_000))
+    sizes = getattr(source, "sizes", None)
+    if sizes is None:
+        sizes = [len(_parts(source, i)[1]) for i in range(len(source))]
+    every = list(range(len(sizes)))
+    fraction = getattr(source, "validation_fraction", None)
+    if not sum(sizes):
+        raise ValueError("The source has no rows.")
+    if sum(sizes) <= buffer_rows:
+        X, y, sample_weight = _joined([_parts(source, i) for i in every if sizes[i]])
+        return replace(call, X=X, y=y, sample_weight=sample_weight, validation_fraction=fraction)
+    _require_passes(estimator, call, config)
+
+    # The blocks that are held out, drawn before the others are looked at.
+    rng = generator_of(estimator, lambda: _bytes_of(source, sizes)) if old is None else old.rng
+    held_out: list[int] = []
+    if config.loop.early_stopping and call.validation is None and not call.one_epoch:
+        share = float(estimator.validation_fraction if fraction is None else fraction)
+        count = max(1, round(share * len(every)))
+        if count >= len(every):
+            raise ValueError(
+                f"early_stopping=True holds out blocks, and the source has {len(every)}: write smaller row groups, or "
+                f"give X_val and y_val."
+            )
+        held_out = sorted(rng.choice(len(every), count, replace=False).tolist())
+    trained = [i for i in every if i not in set(held_out) and sizes[i]]
+    stream = Stream(source, trained, buffer_rows, int(getattr(source, "prefetch", 0)), rng)
+
+    own_labels: list[LabelCounts] = []
+    # One pass over the targets. Blocks are dealt by their means: see BlockBatches.
+    known = call.classes if old is None else old.head.classes
+    read = getattr(source, "targets", None) or (lambda i: _parts(source, i)[1:])
+    for i in every:
+        if sizes[i]:
+            with _named(source, i):
+                y, weights = read(i)
+                _add(stream, task, y, weights, known, own_labels, counts=i in set(trained))
+    if not stream.n_rows:
+        raise ValueError("All rows to train on have weight zero.")
+    if task.classifies:
+        stream.keys = [_mean_place(own, stream.labels[0].labels) for own in own_labels]
+    classes = call.classes
+    if task.classifies and classes is None and old is None and not call.one_epoch:
+        classes = stream.classes
+    validation = call.validation
+    if held_out:
+        validation = _sample(source, held_out, sizes, buffer_rows)
+    X, y, sample_weight = _sample(source, trained, sizes, SAMPLE_ROWS)
+    return replace(call, X=X, y=y, sample_weight=sample_weight, classes=classes, validation=validation, stream=stream)
+
+
+def _require_passes(estimator: Any, call: Call, config: TrainingConfig) -> None:
+    """Raise for settings that need all rows in memory."""
+    name = None
+    if not config.optimizer.takes_minibatches:
+        name = type(config.optimizer).__name__
+    elif call.old is not None:
+        name = "Fine-tuning with X_old"
+    elif estimator.finetune not in ("auto", None):
+        name = "Fine-tuning"
+    if name is not None:
+        raise ValueError(
+            f"{name} takes all rows at once, and the table has more than buffer_rows. Give arrays, or a RowBlocks "
+            f"whose buffer holds all rows."
+        )
+
+
+def _add(
+    stream: Stream,
+    task: OutputTask,
+    y: np.ndarray,
+    sample_weight: np.ndarray | None,
+    classes: Classes,
+    own_labels: list[LabelCounts],
+    *,
+    counts: bool,
+) -> None:
+    """Add the targets of a block to what is known of all rows; all blocks tell labels, those to train on the rest.
+
+    ``classes`` are the labels that are given or known from an earlier call; None: those of the table.
+    """
+    weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
+    if task.classifies:
+        found = ignored_in(y, task.ignore_label)
+        labels, known = (y, None) if found is None else found
+        columns = labels.reshape(len(labels), -1)
+        if classes is not None:
+            task.encode(y, classes)  # raises for other labels
+        if known is not None and columns.shape[1] > 1:
+            raise ValueError("y holds ignore_label in one of several labels of a row: leave such rows out.")
+        stream.labels = stream.labels or [LabelCounts() for _ in columns.T]
+        own = np.ones(len(y)) if weights is None else weights
+        own = own * (1.0 if known is None else known) * counts
+        for one, column in zip(stream.labels, columns.T, strict=True):
+            there = slice(None) if known is None else known
+            one.update(column[there], own[there])
+        if counts:
+            own_labels.append(LabelCounts().update(columns[:, 0] if known is None else columns[known, 0]))
+    else:
+        own = np.ones(len(y)) if weights is None else weights
+        if counts:
+            values = task.encode(y, None).values
+            stream.keys.append(float(values.mean()))
+            chosen = values if weights is None else values[weights > 0]
+            stream.extremes.update(chosen)
+            for method in ("standard", "mean"):
+                for centered in (True, False):
+                    empty = target_moments(method, centered=centered)
+                    stream.moments.setdefault((method, centered), empty).update(values, weights)
+    if counts:
+        stream.n_rows += int(np.count_nonzero(own))
+        stream.weight += float(own.sum())
+
+
+def _mean_place(counts: LabelCounts, labels: np.ndarray) -> float:
+    """Return the mean place of the labels of a block among all labels."""
+    places = np.searchsorted(labels, counts.labels)
+    return float(np.average(places, weights=counts.totals)) if counts.totals.any() else 0.0
+
+
+def _sample(source: Any, blocks: Sequence[int], sizes: Sequence[int], most: int) -> tuple[Any, Any, Any]:
+    """Return up to about ``most`` rows, evenly spaced in evenly spaced blocks; all rows if they are no more."""
+    total = sum(sizes[i] for i in blocks)
+    if total > most:
+        places = np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLE_BLOCKS)).round().astype(int))
+        blocks = [blocks[i] for i in places]
+        total = sum(sizes[i] for i in blocks)
+    stride = max(1, -(-total // most))
+    parts = []
+    for i in blocks:
+        X, y, weights = _parts(source, i)
+        rows = np.arange(0, sizes[i], stride)
+        if stride > 1:
+            X, y = _taken(X, rows), np.asarray(y)[rows]
+            weights = None if weights is None else np.asarray(weights)[rows]
+        parts.append((X, y, weights))
+    return _joined(parts)
+
+
+def _parts(source: Any, i: int) -> tuple[Any, np.ndarray, np.ndarray | None]:
+    """Return X, y and weights of a block."""
+    block = source.block(i)
+    if not isinstance(block, tuple) or len(block) not in (2, 3):
+        raise TypeError(f"block({i}) must return (X, y) or (X, y, sample_weight), got {type(block).__name__}.")
+    X, y, *rest = block
+    return X, np.asarray(y), np.asarray(rest[0]) if rest and rest[0] is not None else None
+
+
+def _taken(X: Any, rows: np.ndarray) -> Any:
+    take = getattr(X, "take", None) if hasattr(X, "column_names") else None  # a table of Arrow
+    return take(rows) if take is not None else X.iloc[rows] if hasattr(X, "iloc") else X[rows]
+
+
+def _joined(parts: Sequence[tuple[Any, np.ndarray, np.ndarray | None]]) -> tuple[Any, Any, Any]:
+    """Return the rows of several blocks as one."""
+    first = parts[0][0]
+    whole: Any
+    if hasattr(first, "column_names"):
+        import pyarrow as pa
+
+        whole = pa.concat_tables([X for X, _, _ in parts])
+    elif hasattr(first, "iloc"):
+        import pandas as pd
+
+        whole = pd.concat([X for X, _, _ in parts], ignore_index=True)
+    else:
+        whole = np.concatenate([np.asarray(X) for X, _, _ in parts])
+    weights = [w for _, _, w in parts if w is not None]
+    return whole, np.concatenate([y for _, y, _ in parts]), np.concatenate(weights) if weights else None
+
+
+def _bytes_of(source: Any, sizes: Sequence[int]) -> Iterator[bytes]:
+    """Yield what tells one source from another: the sizes of its blocks, and the targets of all of them."""
+    yield repr(list(sizes)).encode()
+    for i in range(len(sizes)):
+        X, y, weights = _parts(source, i)
+        yield digest([repr(X).encode() if hasattr(X, "column_names") else np.asarray(X).tobytes(), y, weights])
+
+
+@contextmanager
+def _named(source: Any, i: int) -> Iterator[None]:
+    """Name the block in errors."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        place = source.place(i) if hasattr(source, "place") else f"Block {i}"
+        if str(error).startswith(place) or type(error) not in (ValueError, TypeError):
+            raise
+        raise type(error)(f"{place}: {error}") from error

@@ -1,0 +1,197 @@
+"""Blocks of tables: every kind of source gives the rows of the table in order, and errors name file and column."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+from onnxtrain_sklearn import RowBlocks
+from onnxtrain_sklearn._data.batches import read_ahead
+
+pa = pytest.importorskip("pyarrow")
+ds = pytest.importorskip("pyarrow.dataset")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def table(n, seed=0):
+    rng = np.random.default_rng(seed)
+    numbers = {"a": rng.normal(size=n), "b": rng.integers(0, 9, n), "y": rng.integers(0, 3, n), "w": rng.random(n)}
+    return pa.table(numbers)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Four files, one of them without rows, in row groups of 20 rows."""
+    for i, n in enumerate((100, 0, 37, 250)):
+        pq.write_table(table(n, i), tmp_path / f"part{i}.parquet", row_group_size=20)
+    return tmp_path
+
+
+@pytest.fixture
+def whole():
+    return pa.concat_tables([table(n, i) for i, n in enumerate((100, 0, 37, 250))])
+
+
+def relation(folder):
+    duckdb = pytest.importorskip("duckdb")
+    return duckdb.connect().sql(f"select * from '{folder}/*.parquet'")
+
+
+def csv_file(folder):
+    from pyarrow import csv
+
+    csv.write_csv(
+        pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]), folder / "t.csv"
+    )
+    return folder / "t.csv"
+
+
+SOURCES = {
+    "folder": lambda folder: folder,
+    "pattern": lambda folder: f"{folder}/*.parquet",
+    "list": lambda folder: [folder / f"part{i}.parquet" for i in range(4)],
+    "address": lambda folder: f"file://{folder}/part3.parquet",
+    "data set": lambda folder: ds.dataset(str(folder), format="parquet"),
+    "filtered data set": lambda folder: ds.dataset(str(folder), format="parquet").filter(ds.field("b") < 100),
+    "lazy frame": lambda folder: pytest.importorskip("polars").scan_parquet(f"{folder}/*.parquet"),
+    "relation": relation,
+    "reader": lambda folder: ds.dataset(str(folder), format="parquet").scanner().to_reader,
+    "CSV": csv_file,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_blocks_of_every_source_hold_the_rows_in_order(folder, whole, source, request):
+    source = source(folder)
+    if request.node.callspec.id == "address":
+        whole = table(250, 3)
+    with RowBlocks(source, target="y", sample_weight="w", buffer_rows=160) as rows:
+        blocks = [rows.block(i) for i in range(len(rows))]
+        assert rows.n_rows == len(whole) == sum(rows.sizes)
+        assert max(rows.sizes) <= 20
+        assert rows.feature_names == ["a", "b"]
+    for name in ("a", "b"):
+        np.testing.assert_array_equal(np.concatenate([X[name] for X, _, _ in blocks]), whole[name])
+    np.testing.assert_array_equal(np.concatenate([y for _, y, _ in blocks]), whole["y"])
+    np.testing.assert_array_equal(np.concatenate([weights for _, _, weights in blocks]), whole["w"])
+
+
+def test_columns_in_folder_names_are_features(tmp_path):
+    for year in (2023, 2024):
+        (tmp_path / f"year={year}").mkdir()
+        pq.write_table(table(10), tmp_path / f"year={year}" / "part.parquet")
+    rows = RowBlocks(tmp_path, target="y", columns=["year", "a"], buffer_rows=80)
+    assert [rows.block(i)[0]["year"].to_pylist() for i in range(2)] == [[2023] * 10, [2024] * 10]
+
+
+def test_columns_in_another_order_are_read_by_name(tmp_path):
+    first, second = table(10, 1), table(10, 2)
+    pq.write_table(first, tmp_path / "1.parquet")
+    pq.write_table(second.select(["w", "y", "b", "a"]), tmp_path / "2.parquet")
+    rows = RowBlocks(tmp_path, target="y", buffer_rows=80)
+    assert rows.block(1)[0].to_pydict() == second.select(["a", "b", "w"]).to_pydict()
+
+
+def test_large_row_groups_are_cut_into_smaller_blocks(tmp_path):
+    pq.write_table(table(1000), tmp_path / "one.parquet", row_group_size=1000)
+    with RowBlocks(tmp_path / "one.parquet", target="y", buffer_rows=640) as rows:
+        assert rows.sizes == [10] * 100
+        assert rows.block(7)[0]["a"].to_pylist() == table(1000)["a"].to_pylist()[70:80]
+
+
+def test_close_removes_the_copy_and_the_next_use_makes_it_anew(whole):
+    rows = RowBlocks(lambda: whole.to_reader(), target="y", buffer_rows=160)
+    before, path = rows.block(3), rows._opened.folder.name
+    assert os.path.isdir(path)
+    rows.close()
+    assert not os.path.exists(path)
+    assert rows.block(3)[0].equals(before[0])
+    assert rows._opened.folder.name != path
+    rows.close()
+
+
+def test_pickles_hold_the_settings_only(folder):
+    rows = RowBlocks(folder, target="y", buffer_rows=160)
+    assert len(rows) == 20
+    copy = pickle.loads(pickle.dumps(rows))
+    assert copy._opened is None
+    assert copy.sizes == rows.sizes
+
+
+def write(folder, **columns):
+    pq.write_table(pa.table(columns), folder / "last.parquet")
+
+
+BAD = {
+    "a missing column": (
+        lambda folder: write(folder, a=[1.0], y=[1], w=[1.0]),
+        r"last\.parquet has no column 'b'",
+    ),
+    "another type": (
+        lambda folder: write(folder, a=["text"], b=[1], y=[1], w=[1.0]),
+        r"Column 'a' is double in .*part\d\.parquet, but string in .*last\.parquet",
+    ),
+    "no Parquet": (lambda folder: (folder / "last.parquet").write_bytes(b"none"), r"last\.parquet.* cannot be read"),
+    "a missing target": (
+        lambda folder: write(folder, a=[1.0], b=[1], y=pa.array([None], pa.int64()), w=[1.0]),
+        r"Row group 0 of .*last\.parquet: column 'y' has missing values",
+    ),
+    "a weight that is NaN": (
+        lambda folder: write(folder, a=[1.0], b=[1], y=[1], w=[float("nan")]),
+        r"Row group 0 of .*last\.parquet: column 'w' has missing values",
+    ),
+    "a whole number that no float64 holds": (
+        lambda folder: [write(folder, a=[2**53 + 1], b=[1], y=[1], w=[1.0])],
+        r"Row group 0 of .*last\.parquet cannot be read: .*9007199254740993",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD)
+def test_bad_file_raises_an_error_that_names_it(folder, damage, message):
+    damage(folder)
+    files = [*sorted(folder.glob("part*")), folder / "last.parquet"]
+    rows = RowBlocks(files, target="y", sample_weight="w", buffer_rows=160)
+    with pytest.raises(ValueError, match=message):
+        [rows.block(i) for i in range(len(rows))]
+
+
+def test_missing_names_and_files_raise(folder):
+    for source, options, message in [
+        (folder, {"target": "z"}, "no column 'z'"),
+        (folder, {"target": "y", "columns": ["a", "q"]}, "no column 'q'"),
+        (folder, {"target": "y", "columns": ["a", "y"]}, "are target or sample_weight"),
+        (folder / "part1.parquet", {"target": "y"}, "has no rows"),
+        (lambda: table(0).to_reader(), {"target": "y"}, "has no rows"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            len(RowBlocks(source, **options))
+    for source in (folder / "none.parquet", f"{folder}/none*.parquet", []):
+        with pytest.raises(FileNotFoundError, match="No file"):
+            len(RowBlocks(source, target="y"))
+    with pytest.raises(TypeError, match="A source is a path"):
+        len(RowBlocks(5, target="y"))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_reading_ahead_keeps_the_order_and_ends_its_thread(prefetch):
+    read = []
+    before = threading.active_count()
+    results = read_ahead(lambda i: read.append(i) or i * i, range(10), prefetch)
+    assert [next(results) for _ in range(4)] == [0, 1, 4, 9]
+    assert len(read) <= 5 + prefetch
+    results.close()
+    assert threading.active_count() == before
+    assert list(read_ahead(lambda i: i * i, range(10), prefetch)) == [i * i for i in range(10)]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_error_of_a_block_ends_the_thread(prefetch):
+    before, found = threading.active_count(), []
+    with pytest.raises(ZeroDivisionError):
+        found.extend(read_ahead(lambda i: 1 // (3 - i), range(10), prefetch))
+    assert threading.active_count() == before

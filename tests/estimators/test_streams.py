@@ -1,0 +1,302 @@
+"""Fits to tables in blocks: the numbers of arrays where both see the same rows, and errors that name the block."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import make_classification, make_regression
+from sklearn.utils.class_weight import compute_class_weight
+
+from onnxtrain_sklearn import (
+    MLP,
+    FineTuner,
+    OrtGradientClassifier,
+    OrtGradientMultiOutput,
+    OrtGradientRegressor,
+    RowBlocks,
+    callbacks,
+)
+from tests.helpers.environment import each_engine
+
+pa = pytest.importorskip("pyarrow")
+ds = pytest.importorskip("pyarrow.dataset")
+pq = pytest.importorskip("pyarrow.parquet")
+pd = pytest.importorskip("pandas")
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+NAMES = [f"x{i}" for i in range(6)]
+
+
+def labels(n=1200, **options):
+    X, y = make_classification(n, 6, n_informative=4, n_classes=3, n_clusters_per_class=1, random_state=0, **options)
+    return X.astype(np.float32), y
+
+
+def numbers(n=1200):
+    X, y = make_regression(n, 6, noise=1.0, random_state=0)
+    return X.astype(np.float32), 100 + 10 * y
+
+
+def write(path, X, y, rows=25, **columns):
+    frame = pd.DataFrame(X, columns=NAMES).assign(y=y, **columns)
+    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), path, row_group_size=rows)
+    return path
+
+
+def classifier(**options):
+    return OrtGradientClassifier(MLP((8,)), **{"max_iter": 3, "random_state": 0, "tol": 0} | options)
+
+
+def regressor(**options):
+    return OrtGradientRegressor(MLP((8,)), **{"max_iter": 3, "random_state": 0, "tol": 0} | options)
+
+
+def same_bits(one, other):
+    assert one.weights_.keys() == other.weights_.keys()
+    return all(np.array_equal(one.weights_[name], other.weights_[name]) for name in one.weights_)
+
+
+class Arrays:
+    """A source of a user's own: parts of arrays."""
+
+    def __init__(self, *arrays, count, buffer_rows):
+        self.parts = list(zip(*(np.array_split(array, count) for array in arrays), strict=True))
+        self.buffer_rows = buffer_rows
+
+    def __len__(self):
+        return len(self.parts)
+
+    def block(self, i):
+        return self.parts[i]
+
+
+SOURCES = {
+    "path": lambda path: path,
+    "pattern": lambda path: str(path.parent / "*.parquet"),
+    "folder": lambda path: path.parent,
+    "list": lambda path: [path],
+    "data set": lambda path: ds.dataset(str(path)),
+    "lazy frame": lambda path: pytest.importorskip("polars").scan_parquet(path),
+    "relation": lambda path: pytest.importorskip("duckdb").connect().sql(f"select * from '{path}'"),
+    "reader": lambda path: pq.read_table(path).to_reader,
+}
+
+
+@each_engine
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_rows_that_fit_into_the_buffer_train_to_the_bits_of_arrays(source, engine, tmp_path):
+    X, y = labels()
+    path = write(tmp_path / "table.parquet", X, y)
+    expected = classifier(engine=engine).fit(pd.DataFrame(X, columns=NAMES), y)
+    found = classifier(engine=engine).fit(source(path), y="y")
+    assert same_bits(found, expected)
+    assert list(found.feature_names_in_) == NAMES
+
+
+@each_engine
+def test_streamed_rows_train_to_the_bits_of_arrays_if_the_order_is_kept(engine, tmp_path):
+    # Without shuffling, the minibatches of blocks are those of the whole table.
+    X, y = labels()
+    path, weights = tmp_path / "table.parquet", np.linspace(0.5, 2.0, len(X))
+    write(path, X, y, w=weights)
+    expected = classifier(engine=engine, shuffle=False).fit(pd.DataFrame(X, columns=NAMES), y, weights)
+    rows = RowBlocks(path, "y", sample_weight="w", buffer_rows=200)
+    assert same_bits(classifier(engine=engine, shuffle=False).fit(rows), expected)
+
+
+def test_seed_determines_the_bits_of_a_stream_and_prefetch_does_not(tmp_path):
+    X, y = labels()
+    path = write(tmp_path / "table.parquet", X, y)
+    fits = [classifier().fit(RowBlocks(path, "y", buffer_rows=200, prefetch=n)) for n in (0, 1, 3)]
+    assert same_bits(fits[0], fits[1])
+    assert same_bits(fits[0], fits[2])
+    other = classifier(random_state=1).fit(RowBlocks(path, "y", buffer_rows=200))
+    assert not same_bits(fits[0], other)
+
+
+def test_targets_of_a_stream_are_scaled_by_the_statistics_of_all_rows(tmp_path):
+    # No sample of sorted targets has exactly their mean. Before the first step, a network predicts about the mean.
+    X, y = numbers()
+    order = np.argsort(y)
+    X, y = X[order], y[order]
+    path = write(tmp_path / "table.parquet", X, y)
+    expected = regressor().initialize(pd.DataFrame(X, columns=NAMES), y)
+    found = regressor().initialize(RowBlocks(path, "y", buffer_rows=200))
+    frame = pd.DataFrame(X, columns=NAMES)
+    np.testing.assert_allclose(found.predict(frame), expected.predict(frame), rtol=1e-5)
+    clipped = regressor(clip_predictions=True, max_iter=1).fit(RowBlocks(path, "y", buffer_rows=200))
+    assert clipped.predict(1e4 * frame).max() == np.float32(y.max())
+
+
+def test_balanced_weights_of_a_stream_are_those_of_all_rows(tmp_path):
+    X, y = labels(weights=[0.7, 0.2, 0.1])
+    order = np.argsort(y, kind="stable")
+    path = write(tmp_path / "table.parquet", X[order], y[order])
+    weights = dict(zip(range(3), compute_class_weight("balanced", classes=np.arange(3), y=y), strict=True))
+    expected = classifier(class_weight=weights).fit(RowBlocks(path, "y", buffer_rows=200))
+    assert same_bits(classifier(class_weight="balanced").fit(RowBlocks(path, "y", buffer_rows=200)), expected)
+
+
+def test_classes_of_the_last_block_alone_are_learned(tmp_path):
+    X, y = labels()
+    names = np.array(["a", "b", "c"], object)[y]
+    order = np.argsort(y, kind="stable")
+    path = write(tmp_path / "table.parquet", X[order], names[order])
+    fitted = classifier(max_iter=20, learning_rate_init=0.01).fit(RowBlocks(path, "y", buffer_rows=200))
+    assert fitted.classes_.tolist() == ["a", "b", "c"]
+    assert fitted.score(pd.DataFrame(X, columns=NAMES), names) > 0.8
+    # Labels that are given need not occur, and others are refused.
+    wider = classifier().fit(RowBlocks(path, "y", buffer_rows=200), classes=["a", "b", "c", "d"])
+    assert wider.classes_.tolist() == ["a", "b", "c", "d"]
+    with pytest.raises(
+        ValueError, match=r"Row group \d+ of .*: y contains labels that are not among the classes: \['c'\]"
+    ):
+        classifier().fit(RowBlocks(path, "y", buffer_rows=200), classes=["a", "b"])
+
+
+def test_table_sorted_by_target_trains_like_a_shuffled_one(tmp_path):
+    X, y = labels(8000)
+    frame, order = pd.DataFrame(X, columns=NAMES), np.argsort(y, kind="stable")
+    scores = []
+    for name, rows in (("shuffled", np.random.default_rng(0).permutation(len(y))), ("sorted", order)):
+        path = write(tmp_path / f"{name}.parquet", X[rows], y[rows], rows=25)
+        fitted = classifier(max_iter=10, learning_rate_init=0.01).fit(RowBlocks(path, "y", buffer_rows=1600))
+        scores.append(fitted.score(frame, y))
+    assert scores[0] > 0.85
+    assert abs(scores[1] - scores[0]) < 0.01
+
+
+def test_early_stopping_holds_out_whole_blocks(tmp_path):
+    X, y = labels()
+    path = write(tmp_path / "table.parquet", X, y)
+    rows = RowBlocks(path, "y", buffer_rows=200, validation_fraction=0.25)
+    read = []
+    block = rows.block
+    rows.block = lambda i: read.append(i) or block(i)
+    fitted = classifier(early_stopping=True, max_iter=5, n_iter_no_change=10).fit(rows)
+    assert len(fitted.history_) == 5
+    assert all("validation_score" in epoch for epoch in fitted.history_)
+    assert sorted(set(read)) == list(range(48))
+    epochs = [i for i in set(read) if read.count(i) > 4]  # blocks that are trained on
+    assert len(epochs) == 36
+    again = classifier(early_stopping=True, max_iter=5, n_iter_no_change=10).fit(
+        RowBlocks(path, "y", buffer_rows=200, validation_fraction=0.25)
+    )
+    assert same_bits(fitted, again)
+
+
+def test_partial_fit_makes_one_pass_over_a_stream(tmp_path):
+    X, y = labels()
+    path = write(tmp_path / "table.parquet", X, y)
+    rows = RowBlocks(path, "y", buffer_rows=200)
+    expected = classifier(max_iter=1).fit(rows)
+    found = classifier().partial_fit(rows, classes=range(3))
+    assert same_bits(found, expected)
+    assert found.t_ == expected.t_ == len(X)
+    found.partial_fit(rows)
+    assert found.t_ == 2 * expected.t_
+    with pytest.raises(ValueError, match="classes must be passed on the first call"):
+        classifier().partial_fit(rows)
+
+
+def test_own_source_of_arrays_trains_like_a_table(tmp_path):
+    X, y = labels()
+    path = write(tmp_path / "table.parquet", X, y)
+    expected = classifier().fit(RowBlocks(path, "y", buffer_rows=200))
+    assert same_bits(classifier().fit(Arrays(X, y, count=48, buffer_rows=200)), expected)
+    assert same_bits(classifier().fit(Arrays(X, y, count=48, buffer_rows=2000)), classifier().fit(X, y))
+    with pytest.raises(TypeError, match=r"block\(0\) must return \(X, y\)"):
+        classifier().fit(Arrays(X, count=48, buffer_rows=200))
+
+
+def test_checkpoint_of_a_stream_goes_on_to_the_same_bits(tmp_path):
+    X, y = labels()
+    path = write(tmp_path / "table.parquet", X, y)
+
+    class Failure(callbacks.Callback):
+        steers = False
+
+        def after_epoch(self, training):
+            if training.epochs_done == 3:
+                raise RuntimeError("power cut")
+
+    rows = RowBlocks(path, "y", buffer_rows=200)
+    expected = classifier(max_iter=5).fit(rows)
+    saved = callbacks.Checkpoint(tmp_path / "saved")
+    with pytest.raises(RuntimeError, match="power cut"):
+        classifier(max_iter=5, callbacks=[saved, Failure()]).fit(rows)
+    found = classifier(max_iter=5, callbacks=[callbacks.Checkpoint(tmp_path / "saved")]).fit(rows)
+    assert same_bits(found, expected)
+
+
+REFUSED = {
+    "target that is no name": (lambda path: (path, [0, 1]), {}, TypeError, "y must name the target column"),
+    "unknown target": (lambda path: (path, "z"), {}, ValueError, "no column 'z'"),
+    "target beside blocks": (lambda path: (RowBlocks(path, "y"), "y"), {}, ValueError, "give it alone"),
+    "missing file": (lambda path: (f"{path}x", "y"), {}, FileNotFoundError, "No file"),
+    "L-BFGS": (
+        lambda path: (RowBlocks(path, "y", buffer_rows=200), None),
+        {"optimizer": "lbfgs"},
+        ValueError,
+        "LBFGS takes all rows at once",
+    ),
+    "one block to hold out": (
+        lambda path: (Arrays(*labels(), count=1, buffer_rows=200), None),
+        {"early_stopping": True},
+        ValueError,
+        "holds out blocks, and the source has 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_unusable_sources_are_refused(arguments, options, error, message, tmp_path):
+    path = write(tmp_path / "table.parquet", *labels())
+    X, y = arguments(path)
+    estimator = classifier(**options)
+    with pytest.raises(error, match=message):
+        estimator.fit(X, y)
+    assert not hasattr(estimator, "n_iter_")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e39])
+def test_bad_number_in_a_late_block_names_its_row_group(value, tmp_path):
+    X, y = numbers()
+    X = X.astype(np.float64)
+    X[1001, 2] = value
+    path = write(tmp_path / "table.parquet", X, y)
+    estimator = regressor().fit(np.ones((300, 6), np.float32), np.arange(300.0))
+    before, threads, files = clone(estimator), threading.active_count(), len(os.listdir("/proc/self/fd"))
+    weights = {name: array.copy() for name, array in estimator.weights_.items()}
+    with pytest.raises(ValueError, match=r"Row group 40 of .*table\.parquet: "):
+        estimator.fit(RowBlocks(path, "y", buffer_rows=200))
+    assert all(np.array_equal(weights[name], estimator.weights_[name]) for name in weights)
+    assert not hasattr(before, "weights_")
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_fine_tuning_with_old_rows_refuses_a_stream(tmp_path):
+    from sklearn.linear_model import LogisticRegression
+
+    X, y = labels()
+    path, fitted = write(tmp_path / "table.parquet", X, y), LogisticRegression().fit(pd.DataFrame(X, columns=NAMES), y)
+    rows = RowBlocks(path, "y", buffer_rows=200)
+    with pytest.raises(ValueError, match="X_old takes all rows at once"):
+        OrtGradientClassifier(fitted).fit(rows, X_old=X, y_old=y)
+    with pytest.raises(ValueError, match="takes all rows at once"):
+        OrtGradientClassifier(fitted, finetune=FineTuner()).fit(rows)
+    trained = OrtGradientClassifier(fitted, max_iter=1, random_state=0).fit(rows)
+    assert trained.score(pd.DataFrame(X, columns=NAMES), y) > 0.5
+
+
+def test_several_outputs_refuse_a_stream(tmp_path):
+    path = write(tmp_path / "table.parquet", *labels())
+    with pytest.raises(TypeError, match="OrtGradientMultiOutput takes arrays"):
+        OrtGradientMultiOutput(MLP((8,)).build(6, 3, 0), loss={"scores": "log_loss"}).fit(
+            RowBlocks(path, "y", buffer_rows=200), None
+        )
