@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -325,8 +326,13 @@ def as_frame(X: object) -> Any:
     Raises
     ------
     TypeError
-        The data are a lazy frame, whose rows are not computed yet.
+        The data are a lazy frame, whose rows are not computed yet, or a table to be read in blocks.
     """
+    if isinstance(X, str | os.PathLike) or callable(getattr(X, "block", None)):
+        raise TypeError(
+            f"X is a {type(X).__name__}, a table to be read in blocks, which only fit, partial_fit and initialize of "
+            f"OrtGradientClassifier and OrtGradientRegressor take. Give its rows, such as pandas.read_parquet(...)."
+        )
     if hasattr(X, "column_names") and hasattr(X, "to_pandas"):
         return X.to_pandas()
     if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):

@@ -284,7 +284,9 @@ def _scanned(dataset: Any, fragments: list[Any], schema: Any) -> Iterator[Any]:
 
     for fragment in fragments:
         try:
-            yield from fragment.to_batches(schema=schema, columns=schema.names, use_threads=False)
+            # The default of both is 16 batches, of up to 131,072 rows each.
+            ahead = {"batch_readahead": 1, "fragment_readahead": 1}
+            yield from fragment.to_batches(schema=schema, columns=schema.names, use_threads=False, **ahead)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{fragment.path} cannot be read: {error}") from error
 
@@ -295,7 +297,7 @@ def _batches(source: Any, size: int) -> Iterator[Any]:
     import pyarrow.dataset as ds
 
     if isinstance(source, ds.Dataset):
-        yield from source.to_batches()
+        yield from source.to_batches(batch_readahead=1, fragment_readahead=1)
         return
     if hasattr(source, "collect_batches"):  # a lazy frame of polars
         import polars as pl

@@ -461,14 +461,16 @@ class BaseOrtGradient(GraphEstimator):
 
         Parameters
         ----------
-        X : array-like or sparse matrix of shape (n_samples, n_features), or dict of str to array-like
+        X : array-like or sparse matrix of shape (n_samples, n_features), dict of str to array-like, or source
             Data in the shape of the graph's input; rows that are flattened are given the input's shape. A graph with
             several inputs takes a dict of arrays by input name, :class:`Inputs`, or a data frame whose columns are
-            named after the inputs; a fitted model that encodes text takes what it was fitted on.
-        y : array-like of shape (n_samples,) or (n_samples, n_outputs), or of more axes
-            Targets. Rows of several axes, such as images, have the shape of a row of the graph's output.
-        sample_weight : array-like of shape (n_samples,), default=None
-            Weight of each row in the mean loss, >= 0; None: one.
+            named after the inputs; a fitted model that encodes text takes what it was fitted on. Tables in files, by
+            path, pattern or folder, and other sources that :class:`RowBlocks` reads, need not fit into memory.
+        y : array-like of shape (n_samples,) or (n_samples, n_outputs), or of more axes, or str or list of str
+            Targets. Rows of several axes, such as images, have the shape of a row of the graph's output. Of a table in
+            files, the name of the target column, or a list of names; None for :class:`RowBlocks`, which holds it.
+        sample_weight : array-like of shape (n_samples,), or str, default=None
+            Weight of each row in the mean loss, >= 0; None: one. Of a table in files, the name of its column.
         X_val, y_val, sample_weight_val : like the ones above, default=None
             Validation data, scored after each epoch; with ``early_stopping`` they replace the split.
         X_old, y_old, sample_weight_old : like the ones above, default=None

@@ -135,8 +135,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         Parameters
         ----------
         X, y, sample_weight, X_val, y_val, sample_weight_val, X_old, y_old, sample_weight_old : array-like
-            As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels: one a row, several a row, or one at each
-            position of a row, (n_samples, ...), for which the graph has scores.
+            As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels, or names their column: one a row, several a
+            row, or one at each position of a row, (n_samples, ...), for which the graph has scores.
         classes : array-like of shape (n_classes,), or list of them, default=None
             All labels, if ``y`` lacks some: for example, a graph with ten scores is trained on rows of four classes.
             The scores belong to the labels in sorted order. None: the labels in ``y``.

@@ -161,6 +161,9 @@ def require_own_start(
     """
     task: OutputTask = context.estimator._task()
     state.balanced = balanced_weights(task, context.call.sample_weight, examples.targets)
+    if state.balanced is not None and context.call.stream is not None:
+        by_label = context.call.stream.class_weight("balanced")
+        state.balanced = tuple(by_label.get(label, 1.0) for label in np.asarray(state.head.classes).tolist())
     (own,), columns, scores = chosen.owns, examples.columns, []
     model: Any = bare_model(context.estimator.model)
     fitted = None if context.old is not None else state.fitted
