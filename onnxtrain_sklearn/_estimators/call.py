@@ -16,7 +16,7 @@ from .._data.targets import (
     Targets,
 )
 from .._fitted.fitted_model import FittedModel
-from .._utils.typing import MatrixLike, Validation
+from .._utils.typing import Validation
 from ..exceptions import ModelError
 from ..finetuning import FineTuner
 from ..losses import Loss
