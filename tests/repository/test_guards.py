@@ -191,6 +191,7 @@ PUBLIC = {
     "FineTuner",
     "GraphModel",
     "LoRA",
+    "RowBlocks",
     "Runtime",
     "Inputs",
     "callbacks",
