@@ -362,3 +362,22 @@ def test_product_of_a_transposed_matrix_and_a_vector(engine):
     model = OrtGradientRegressor(graph, learning_rate_init=0.0, max_iter=1, engine=engine).fit(data, expected)
     assert_allclose(model.predict(data), expected, rtol=1e-4, atol=1e-6)
     assert model.loss_ < 1e-8
+
+
+def test_label_of_a_score_of_zero_is_the_negative_class():
+    zero = np.zeros((2, 3), np.float32)
+    for y, expected in ((np.array([7, -3] * 25), [-3, -3]), (np.array([[1, 0], [0, 1]] * 25), np.zeros((2, 2)))):
+        estimator = OrtGradientClassifier(Linear(fit_intercept=False), random_state=0).partial_fit(X, y, np.unique(y))
+        assert not estimator.decision_function(zero).any()
+        assert_array_equal(estimator.predict(zero), expected)
+
+
+def test_softmax_in_float64_of_two_classes_follows_the_decision_function():
+    proto = inferred_model("Z = MatMul(X, W) T = Add(Z, b) Y = Softmax<axis=-1>(T)", "float[N, 2] Y", 2)
+    estimator = fitted_for_inference(proto, TARGETS["two classes"])
+    rows, state = np.random.default_rng(2).normal(size=(500, 3)).astype(np.float32), estimator._state
+    graph = inference_model(state.deployed, state.weights(), state.head, with_scores=True)
+    session = onnxruntime.InferenceSession(to_proto(graph).SerializeToString())
+    (found,) = (one for one in session.run(None, {"X": rows}) if one.dtype == np.float64)
+    expected = 1 / (1 + np.exp(-estimator.decision_function(rows).astype(np.float64)))
+    assert_allclose(found[:, 1], expected, rtol=1e-13)
