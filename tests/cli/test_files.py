@@ -42,7 +42,7 @@ def test_types_of_parquet(model, tmp_path, capsys):
 TEXTS = {
     "twice.csv": ("a,a,y\n1,2,3\n4,5,6\n", "has several columns named 'a'"),
     "more.csv": ("a,y\n1,2,3\n4,5,6\n", "has more fields in a row than names in its header"),
-    "latin.csv": ("größe,y\n1,2\n".encode("latin-1"), "cannot be read as a CSV file in UTF-8"),
+    "latin.csv": ("größe,y\n1,2\n".encode("latin-1"), "cannot be read as a CSV file: save it in UTF-8"),
     "table.xlsx": (b"PK", "is no CSV or Parquet file: save the table as one of them"),
     "table.JSON": ("[]", "is no CSV or Parquet file: save the table as one of them"),
 }
