@@ -82,7 +82,7 @@ class RowBlocks:
     >>> import pyarrow as pa, pyarrow.parquet as pq
     >>> from onnxtrain_sklearn import RowBlocks
     >>> pq.write_table(pa.table({"x": range(6), "y": [0, 1] * 3}), "rows.parquet", row_group_size=2)
-    >>> rows = RowBlocks("rows.parquet", target="y", buffer_rows=8)
+    >>> rows = RowBlocks("rows.parquet", target="y", buffer_rows=16)
     >>> len(rows), rows.n_rows
     (3, 6)
     >>> X, y, sample_weight = rows.block(2)
