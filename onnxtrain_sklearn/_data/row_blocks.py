@@ -79,10 +79,10 @@ class RowBlocks:
 
     Examples
     --------
-    >>> import pyarrow as pa, pyarrow.parquet as pq
+    >>> import pyarrow as pa
     >>> from onnxtrain_sklearn import RowBlocks
-    >>> pq.write_table(pa.table({"x": range(6), "y": [0, 1] * 3}), "rows.parquet", row_group_size=2)
-    >>> rows = RowBlocks("rows.parquet", target="y", buffer_rows=16)
+    >>> table = pa.table({"x": range(6), "y": [0, 1] * 3})
+    >>> rows = RowBlocks(table.to_reader, target="y", buffer_rows=128)
     >>> len(rows), rows.n_rows
     (3, 6)
     >>> X, y, sample_weight = rows.block(2)
