@@ -8,8 +8,10 @@ read from its middle. Files stay closed between two blocks, so an error leaves n
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from glob import glob, has_magic
 from pathlib import Path
@@ -133,8 +135,8 @@ class RowBlocks:
     def close(self) -> None:
         """Remove the temporary file, if there is one; the next use opens the source anew."""
         with self._lock:
-            if self._opened is not None and self._opened.folder is not None:
-                self._opened.folder.cleanup()
+            if self._opened is not None and self._opened.remove is not None:
+                self._opened.remove()
             self._opened = None
 
     def __len__(self) -> int:
@@ -198,11 +200,11 @@ class _Block(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """The blocks of a source, the names of its features, and the folder of its copy, if there is one."""
+    """The blocks of a source, the names of its features, and what removes its copy, if there is one."""
 
     blocks: list[_Block]
     features: list[str]
-    folder: tempfile.TemporaryDirectory[str] | None
+    remove: Callable[[], object] | None
 
 
 def _opened(rows: RowBlocks) -> _Opened:
@@ -394,8 +396,10 @@ def _copied(rows: RowBlocks, batches: Iterator[Any], features: list[str] | None)
     import pyarrow as pa
 
     size = max(1, rows.buffer_rows // COPIED_BLOCKS)
-    folder = tempfile.TemporaryDirectory(prefix="onnxtrain_sklearn_rows_")
-    path = os.path.join(folder.name, "rows.arrow")
+    folder = tempfile.mkdtemp(prefix="onnxtrain_sklearn_rows_")
+    # Unlike TemporaryDirectory, this does not warn if the object is dropped without being closed.
+    remove = weakref.finalize(rows, shutil.rmtree, folder, ignore_errors=True)
+    path = os.path.join(folder, "rows.arrow")
     counts: list[int] = []
     writer, waiting, count = None, [], 0
     try:
@@ -423,10 +427,10 @@ def _copied(rows: RowBlocks, batches: Iterator[Any], features: list[str] | None)
     except BaseException:
         if writer is not None:
             writer.close()
-        folder.cleanup()
+        remove()
         raise
     if not counts:
-        folder.cleanup()
+        remove()
         raise ValueError(f"The source, {_description(rows.source)}, has no rows.")
 
     def reader(i: int) -> Callable[[list[str]], Any]:
@@ -438,7 +442,7 @@ def _copied(rows: RowBlocks, batches: Iterator[Any], features: list[str] | None)
 
     named = _description(rows.source)
     blocks = [_Block(n, f"Block {i} of {named}", reader(i)) for i, n in enumerate(counts)]
-    return _Opened(blocks, features or [], folder)
+    return _Opened(blocks, features or [], remove)
 
 
 def _values(column: Any, name: str, place: str) -> np.ndarray:

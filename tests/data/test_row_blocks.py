@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import gc
 import pickle
+import tempfile
 import threading
 
 import numpy as np
@@ -103,15 +104,18 @@ def test_large_row_groups_are_cut_into_smaller_blocks(tmp_path):
         assert rows.block(7)[0]["a"].to_pylist() == table(1000)["a"].to_pylist()[70:80]
 
 
-def test_close_removes_the_copy_and_the_next_use_makes_it_anew(whole):
+def test_close_removes_the_copy_and_the_next_use_makes_it_anew(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rows = RowBlocks(lambda: whole.to_reader(), target="y", buffer_rows=160)
-    before, path = rows.block(3), rows._opened.folder.name
-    assert os.path.isdir(path)
+    before = rows.block(3)
+    (first,) = tmp_path.iterdir()
     rows.close()
-    assert not os.path.exists(path)
+    assert not first.exists()
     assert rows.block(3)[0].equals(before[0])
-    assert rows._opened.folder.name != path
-    rows.close()
+    assert len(list(tmp_path.iterdir())) == 1
+    del rows
+    gc.collect()
+    assert not list(tmp_path.iterdir())
 
 
 def test_pickles_hold_the_settings_only(folder):
