@@ -12,7 +12,9 @@ import shutil
 import tempfile
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,6 +111,7 @@ class RowBlocks:
         self.buffer_rows, self.prefetch, self.validation_fraction = buffer_rows, prefetch, validation_fraction
         self._opened: _Opened | None = None
         self._lock = threading.Lock()  # the thread that reads ahead may open the source
+        _require_names(target, sample_weight, columns)
         if buffer_rows < LEAST_BLOCKS:
             raise ValueError(f"buffer_rows must be at least {LEAST_BLOCKS}, got {buffer_rows}.")
         if prefetch < 0:
@@ -223,13 +226,14 @@ def _opened(rows: RowBlocks) -> _Opened:
         except ValueError:  # a data set with a filter keeps it only where it is scanned as a whole
             fragments = []
         if fragments:
+            stamps = _stamps(dataset, fragments)  # before their footers are read
             schema, features = _schema(rows, dataset, fragments)
             pieces = _row_groups(fragments) if isinstance(dataset.format, ds.ParquetFileFormat) else []
             if pieces and max(piece.row_groups[0].num_rows for piece in pieces) <= rows.buffer_rows // LEAST_BLOCKS:
                 blocks = []
                 for piece in pieces:
                     group = piece.row_groups[0]
-                    read = _reader(piece, schema)
+                    read = _reader(piece, schema, stamps.get(piece.path))
                     blocks.append(_Block(group.num_rows, f"Row group {group.id} of {piece.path}", read))
                 return _Opened(blocks, features, None)
             batches = _scanned(dataset, fragments, schema)
@@ -248,7 +252,8 @@ def _file_dataset(source: Any) -> Any:
     else:
         text = os.fspath(source)
         if "://" in text:
-            return ds.dataset(text, format=FORMATS.get(Path(text).suffix.lower(), "parquet"), partitioning="hive")
+            kind = Path(text).suffix.lower()
+            return ds.dataset(text, format=_format([kind if kind in FORMATS else ".parquet"]), partitioning="hive")
         files = sorted(glob(text, recursive=True)) if has_magic(text) and not os.path.exists(text) else [text]
         if files == [text] and os.path.isdir(text):
             found = sorted(path for path in Path(text).rglob("*") if path.suffix.lower() in FORMATS)
@@ -263,12 +268,24 @@ def _file_dataset(source: Any) -> Any:
         raise FileNotFoundError(f"No file {named}. A source is a path, a pattern, a folder, or a list of paths.")
     kinds = sorted({Path(file).suffix.lower() for file in files})
     formats = {FORMATS.get(kind) for kind in kinds}
-    if len(formats) > 1 or None in formats:
-        raise ValueError(f"The files of a table have one of the endings {', '.join(FORMATS)}, got {kinds}.")
+    if len(formats) > 1 or None in formats or {".csv", ".tsv"} <= set(kinds):
+        raise ValueError(
+            f"The files of a table have one of the endings {', '.join(FORMATS)}, and the same; got {kinds}."
+        )
     try:
-        return ds.dataset(files, format=formats.pop(), partitioning="hive")
+        return ds.dataset(files, format=_format(kinds), partitioning="hive")
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"The table cannot be read: {error}") from error
+
+
+def _format(kinds: Sequence[str]) -> Any:
+    """Return the format of files with these endings, of which all have the same format."""
+    import pyarrow.csv as csv
+    import pyarrow.dataset as ds
+
+    if kinds == [".tsv"]:
+        return ds.CsvFileFormat(csv.ParseOptions(delimiter="\t"))
+    return FORMATS[kinds[0]]
 
 
 def _row_groups(fragments: Iterable[Any]) -> list[Any]:
@@ -276,8 +293,44 @@ def _row_groups(fragments: Iterable[Any]) -> list[Any]:
     return [piece for one in fragments for piece in one.split_by_row_group() if piece.row_groups[0].num_rows]
 
 
-def _reader(piece: Any, schema: Any) -> Callable[[list[str]], Any]:
-    return lambda names: piece.to_table(schema=schema, columns=names, use_threads=False)
+def _stamps(dataset: Any, fragments: list[Any]) -> dict[str, tuple[int, int]]:
+    """Return size and time of change of each file; of none in a remote file system, which would be asked each time."""
+    import pyarrow.fs as fs
+
+    if not isinstance(dataset.filesystem, fs.LocalFileSystem):
+        return {}
+    return {one.path: _stamp(one.path) for one in fragments if os.path.exists(one.path)}
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    state = os.stat(path)
+    return state.st_size, state.st_mtime_ns
+
+
+def _reader(piece: Any, schema: Any, stamp: tuple[int, int] | None) -> Callable[[list[str]], Any]:
+    """Return a function that reads a row group, and raises if its file was changed since it had this stamp.
+
+    The places of row groups are known from the footer. In another file they hold other bytes: often no table, but
+    sometimes one of the wrong rows.
+    """
+    import pyarrow as pa
+
+    def read(names: list[str]) -> Any:
+        error: Exception | None = None
+        try:
+            table = piece.to_table(schema=schema, columns=names, use_threads=False)
+        except (pa.ArrowException, OSError) as raised:
+            error = raised
+        if stamp is not None and _stamp(piece.path) != stamp:
+            raise ValueError(
+                f"{piece.path} was changed after its row groups had been found. Files must stay as they are during a "
+                f"call of fit; RowBlocks.close() lets the next call find them anew."
+            ) from error
+        if error is not None:
+            raise error
+        return table
+
+    return read
 
 
 def _scanned(dataset: Any, fragments: list[Any], schema: Any) -> Iterator[Any]:
@@ -367,6 +420,28 @@ def _common_type(name: str, one: tuple[Any, str], other: tuple[Any, str]) -> Any
         ) from None
 
 
+def _require_names(target: Any, sample_weight: str | None, columns: Any) -> None:
+    """Raise unless each role names columns, and no column has two roles or places."""
+    targets = [target] if isinstance(target, str) else target
+    for role, names in (("target", targets), ("columns", columns)):
+        if names is None and role == "columns":
+            continue
+        if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
+            raise TypeError(f"{role} must be a list of names of columns, got {names!r}.")
+        if not list(names):
+            raise ValueError(f"{role} is empty: name at least one column.")
+    named = [*targets, *([] if sample_weight is None else [sample_weight]), *([] if columns is None else columns)]
+    if repeated := _repeated(named):
+        raise ValueError(
+            f"target, sample_weight and columns must name different columns, and name {repeated} more than once. "
+            f"Leave out the repetitions."
+        )
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
 def _others(rows: RowBlocks) -> list[str]:
     targets = [rows.target] if isinstance(rows.target, str) else list(rows.target)
     return targets if rows.sample_weight is None else [*targets, rows.sample_weight]
@@ -378,9 +453,10 @@ def _features(rows: RowBlocks, known: Sequence[str]) -> list[str]:
     for name in [*others, *(rows.columns or ())]:
         if name not in known:
             raise ValueError(f"The source has no column {name!r}, got {list(known)}.")
+    needed = known if rows.columns is None else [name for name in known if name in {*others, *rows.columns}]
+    if repeated := _repeated(needed):
+        raise ValueError(f"The source has several columns of each of the names {repeated}. Give them different names.")
     if rows.columns is not None:
-        if both := [name for name in rows.columns if name in others]:
-            raise ValueError(f"columns names the features, but {both} are target or sample_weight.")
         return list(rows.columns)
     features = [name for name in known if name not in others]
     if not features:
@@ -396,6 +472,7 @@ def _copied(rows: RowBlocks, batches: Iterator[Any], features: list[str] | None)
     import pyarrow as pa
 
     size = max(1, rows.buffer_rows // COPIED_BLOCKS)
+    source = _description(rows.source)
     folder = tempfile.mkdtemp(prefix="onnxtrain_sklearn_rows_")
     # Unlike TemporaryDirectory, this does not warn if the object is dropped without being closed.
     remove = weakref.finalize(rows, shutil.rmtree, folder, ignore_errors=True)
@@ -406,7 +483,7 @@ def _copied(rows: RowBlocks, batches: Iterator[Any], features: list[str] | None)
         for batch in batches:
             if features is None:
                 features = _features(rows, batch.schema.names)
-            batch = batch.select([*features, *_others(rows)])
+            batch = _without_dictionaries(batch.select([*features, *_others(rows)]))
             if writer is None:
                 schema = batch.schema
                 writer = pa.ipc.new_file(path, schema)
@@ -416,22 +493,25 @@ def _copied(rows: RowBlocks, batches: Iterator[Any], features: list[str] | None)
                 whole = pa.Table.from_batches(waiting, schema).combine_chunks()
                 full = whole.num_rows // size * size
                 for start in range(0, full, size):
-                    writer.write_batch(whole.slice(start, size).combine_chunks().to_batches()[0])
+                    with _writing(folder, source):
+                        writer.write_batch(whole.slice(start, size).combine_chunks().to_batches()[0])
                     counts.append(size)
                 waiting, count = whole.slice(full).to_batches(), whole.num_rows - full
         if writer is not None:
-            if count:
-                writer.write_batch(pa.Table.from_batches(waiting, schema).combine_chunks().to_batches()[0])
-                counts.append(count)
-            writer.close()
+            with _writing(folder, source):
+                if count:
+                    writer.write_batch(pa.Table.from_batches(waiting, schema).combine_chunks().to_batches()[0])
+                    counts.append(count)
+                writer.close()
     except BaseException:
-        if writer is not None:
-            writer.close()
+        with suppress(pa.ArrowException, OSError):  # closing writes the footer, for which a full disk has no place
+            if writer is not None:
+                writer.close()
         remove()
         raise
     if not counts:
         remove()
-        raise ValueError(f"The source, {_description(rows.source)}, has no rows.")
+        raise ValueError(f"The source, {source}, has no rows.")
 
     def reader(i: int) -> Callable[[list[str]], Any]:
         def read(names: list[str]) -> Any:
@@ -440,9 +520,28 @@ def _copied(rows: RowBlocks, batches: Iterator[Any], features: list[str] | None)
 
         return read
 
-    named = _description(rows.source)
-    blocks = [_Block(n, f"Block {i} of {named}", reader(i)) for i, n in enumerate(counts)]
+    blocks = [_Block(n, f"Block {i} of {source}", reader(i)) for i, n in enumerate(counts)]
     return _Opened(blocks, features or [], remove)
+
+
+def _without_dictionaries(batch: Any) -> Any:
+    """Return a batch with the values of categories: an Arrow file holds one dictionary for all its batches."""
+    import pyarrow as pa
+
+    columns = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+@contextmanager
+def _writing(folder: str, source: str) -> Iterator[None]:
+    """Name the folder in errors of the file system."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"The copy of {source} in {folder} cannot be written: {error}. Set TMPDIR to a folder with more space, or "
+            f"write Parquet files with row groups of at most an eighth of buffer_rows rows, which need no copy."
+        ) from error
 
 
 def _values(column: Any, name: str, place: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import tempfile
 import threading
@@ -165,10 +166,17 @@ def test_bad_file_raises_an_error_that_names_it(folder, damage, message):
 
 
 def test_missing_names_and_files_raise(folder):
+    twice = pa.record_batch([pa.array([1.0])] * 3, names=["a", "a", "y"])
     for source, options, message in [
         (folder, {"target": "z"}, "no column 'z'"),
         (folder, {"target": "y", "columns": ["a", "q"]}, "no column 'q'"),
-        (folder, {"target": "y", "columns": ["a", "y"]}, "are target or sample_weight"),
+        (folder, {"target": "y", "columns": ["a", "y"]}, r"different columns, and name \['y'\] more than once"),
+        (folder, {"target": "y", "columns": ["a", "b", "a"]}, r"name \['a'\] more than once"),
+        (folder, {"target": ["y", "y"]}, r"name \['y'\] more than once"),
+        (folder, {"target": "y", "sample_weight": "y"}, r"name \['y'\] more than once"),
+        (folder, {"target": "y", "columns": []}, "columns is empty"),
+        (folder, {"target": []}, "target is empty"),
+        (pa.RecordBatchReader.from_batches(twice.schema, [twice]), {"target": "y"}, r"several .* names \['a'\]"),
         (folder / "part1.parquet", {"target": "y"}, "has no rows"),
         (lambda: table(0).to_reader(), {"target": "y"}, "has no rows"),
     ]:
@@ -177,8 +185,72 @@ def test_missing_names_and_files_raise(folder):
     for source in (folder / "none.parquet", f"{folder}/none*.parquet", []):
         with pytest.raises(FileNotFoundError, match="No file"):
             len(RowBlocks(source, target="y"))
+    for options, role in (({"target": "y", "columns": "a"}, "columns"), ({"target": 0}, "target")):
+        with pytest.raises(TypeError, match=f"{role} must be a list of names"):
+            RowBlocks(folder, **options)
     with pytest.raises(TypeError, match="A source is a path"):
         len(RowBlocks(5, target="y"))
+
+
+def test_copy_holds_categories_whose_dictionaries_differ(tmp_path):
+    # An Arrow file holds one dictionary for all its batches.
+    for name, words in (("one", ["a", "b"]), ("two", ["c", "a"])):
+        column = pa.array(words * 20).dictionary_encode()
+        pq.write_table(pa.table({"x": range(40), "f": column, "y": column}), tmp_path / f"{name}.parquet")
+    with RowBlocks(tmp_path, target="y", buffer_rows=80) as rows:
+        blocks = [rows.block(i) for i in range(len(rows))]
+    assert len(blocks) == 80
+    words = [*["a", "b"] * 20, *["c", "a"] * 20]
+    assert np.concatenate([y for _, y, _ in blocks]).tolist() == words
+    assert [f for X, _, _ in blocks for f in X["f"].to_pylist()] == words
+
+
+def test_full_disk_is_an_error_that_names_the_folder_and_leaves_no_copy(whole, tmp_path, monkeypatch):
+    class Full:
+        """Writer to a disk that is full after three blocks; closing it writes too."""
+
+        def __init__(self, path, schema):
+            self.room = 3
+            with open(path, "wb") as file:
+                file.write(b"ARROW1")
+
+        def write_batch(self, batch):
+            self.room -= 1
+            if self.room < 0:
+                raise OSError(28, "No space left on device")
+
+        def close(self):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(pa.ipc, "new_file", Full)
+    with pytest.raises(OSError, match=r"copy of a function in .*No space left on device.*Set TMPDIR"):
+        len(RowBlocks(lambda: whole.to_reader(), target="y", buffer_rows=160))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("rows", [387, 200])
+def test_file_that_changes_after_it_was_opened_raises(folder, whole, rows):
+    # With other numbers of the same size, row groups lie where they lay before.
+    path = folder / "whole.parquet"
+    pq.write_table(whole, path, row_group_size=20)
+    opened = RowBlocks(path, target="y", buffer_rows=160)
+    assert len(opened.block(3)[1]) == 20
+    pq.write_table(whole.set_column(0, "a", pa.array(-whole["a"].to_numpy())).slice(0, rows), path, row_group_size=20)
+    os.utime(path, ns=(0, 0))  # the clock of some file systems is coarse
+    with pytest.raises(ValueError, match=r"whole\.parquet was changed after .*RowBlocks\.close\(\)"):
+        opened.block(3)
+    opened.close()
+    np.testing.assert_array_equal(opened.block(3)[0]["a"].to_numpy(), -whole["a"].to_numpy()[60:80])
+
+
+def test_tab_separates_the_columns_of_tsv_files(tmp_path):
+    (tmp_path / "table.tsv").write_text("a\ty\n1\t2\n3\t4\n")
+    with RowBlocks(tmp_path / "table.tsv", target="y") as rows:
+        assert rows.block(0)[0].to_pydict() == {"a": [1, 3]}
+    (tmp_path / "table.csv").write_text("a,y\n1,2\n")
+    with pytest.raises(ValueError, match="and the same"):
+        len(RowBlocks(tmp_path, target="y"))
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
