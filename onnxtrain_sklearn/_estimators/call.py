@@ -165,7 +165,7 @@ class FitContext:
         if self.call.stream is None:
             values = examples.targets.values[self.split.of(examples)[0]]
         else:
-            values = np.stack([self.call.stream.extremes.low, self.call.stream.extremes.high])
+            values = self.call.stream.range
         clips = bool(getattr(self.estimator, "clip_predictions", False))
         shifts = getattr(self.config.builder, "fit_intercept", True)
         return target_range(earlier, values, clips=clips, holds_constants=shifts and self.target_scale is not None)

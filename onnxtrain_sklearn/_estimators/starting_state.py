@@ -183,7 +183,9 @@ def require_own_start(
     if examples.targets.task == "regression":
         warn_of_rounding(context.call.y, state.model.dtype, "y")
         if context.target_scale is not None:
-            require_in_range(context.target_scale, examples.targets.values, state.model.dtype)
+            stream = context.call.stream
+            ends = examples.targets.values if stream is None else stream.range
+            require_in_range(context.target_scale, ends, state.model.dtype)
             warn_of_equal_targets(context.target_scale, examples.targets.values, state.model.dtype)
 
     # set after the comparison, which needs unclipped predictions

@@ -16,13 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import scipy.sparse as sp
 
 from .._data.batches import Block, BlockBatches
 from .._data.columns import InputData
+from .._data.inputs import Inputs
 from .._data.row_blocks import RowBlocks
 from .._data.statistics import Extremes, LabelCounts, Moments, balanced_weights
 from .._data.target_scale import TargetScale, scale_of, target_moments
-from .._data.targets import Classes, ignored_in
+from .._data.targets import Classes, checked_weights, ignored_in
 from .._fitted.fitted_model import as_trained
 from .._model.links import TargetScaling
 from .._utils.cache import digest
@@ -69,7 +71,6 @@ class Stream:
     prefetch: int
     rng: np.random.RandomState
     n_rows: int = 0
-    weight: float = 0.0
     labels: list[LabelCounts] = field(default_factory=list)
     keys: list[float] = field(default_factory=list)
     extremes: Extremes = field(default_factory=Extremes)
@@ -89,6 +90,13 @@ class Stream:
             return known[0]
         indicators = all(np.isin(own, (0, 1)).all() for own in known if own.dtype.kind in "iufb")
         return known if known and not (indicators and all(own.dtype.kind in "iufb" for own in known)) else None
+
+    @property
+    def range(self) -> np.ndarray:
+        """The smallest and the largest target of each column, as two rows."""
+        assert self.extremes.low is not None
+        assert self.extremes.high is not None
+        return np.stack([self.extremes.low, self.extremes.high])
 
     def class_weight(self, given: Any) -> Any:
         """Return ``class_weight`` with "balanced" replaced by the weights of all rows."""
@@ -239,30 +247,39 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
         return replace(call, X=X, y=y, sample_weight=sample_weight, validation_fraction=fraction)
     _require_passes(estimator, call, config)
 
-    # The blocks that are held out, drawn before the others are looked at.
+    read = getattr(source, "targets", None) or (lambda i: _parts(source, i)[1:])
+    filled = [i for i in every if sizes[i]]
+
+    # The blocks that are held out, drawn before the others are looked at; not those that would count nothing.
     rng = generator_of(estimator, lambda: _bytes_of(source, sizes)) if old is None else old.rng
     held_out: list[int] = []
     if config.loop.early_stopping and call.validation is None and not call.one_epoch:
         share = float(estimator.validation_fraction if fraction is None else fraction)
-        count = max(1, round(share * len(every)))
-        if count >= len(every):
+        count = max(1, round(share * len(filled)))
+        if count >= len(filled):
             raise ValueError(
-                f"early_stopping=True holds out blocks, and the source has {len(every)}: write smaller row groups, or "
+                f"early_stopping=True holds out blocks, and the source has {len(filled)}: write smaller row groups, or "
                 f"give X_val and y_val."
             )
-        held_out = sorted(rng.choice(len(every), count, replace=False).tolist())
-    trained = [i for i in every if i not in set(held_out) and sizes[i]]
-    stream = Stream(source, trained, buffer_rows, int(getattr(source, "prefetch", 0)), rng)
+        for place in rng.permutation(len(filled)).tolist():
+            with _named(source, filled[place]):
+                if len(held_out) < count and _counted(task, *read(filled[place])).any():
+                    held_out.append(filled[place])
+        held_out.sort()
+    stream = Stream(source, [], buffer_rows, int(getattr(source, "prefetch", 0)), rng)
 
     own_labels: list[LabelCounts] = []
     # One pass over the targets. Blocks are dealt by their means: see BlockBatches.
-    known = call.classes if old is None else old.head.classes
-    read = getattr(source, "targets", None) or (lambda i: _parts(source, i)[1:])
-    for i in every:
-        if sizes[i]:
-            with _named(source, i):
-                y, weights = read(i)
-                _add(stream, task, y, weights, known, own_labels, counts=i in set(trained))
+    known, apart = call.classes if old is None else old.head.classes, set(held_out)
+    for i in filled:
+        with _named(source, i):
+            y, weights = read(i)
+            rows = np.count_nonzero(_counted(task, y, weights))
+            trains = rows > 0 and i not in apart
+            _add(stream, task, y, weights, known, own_labels, counts=trains)
+        if trains:
+            stream.trained.append(i)
+            stream.n_rows += int(rows)
     if not stream.n_rows:
         raise ValueError("All rows to train on have weight zero.")
     if task.classifies:
@@ -272,8 +289,8 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
         classes = stream.classes
     validation = call.validation
     if held_out:
-        validation = _sample(source, held_out, sizes, buffer_rows)
-    X, y, sample_weight = _sample(source, trained, sizes, SAMPLE_ROWS)
+        validation = _sample(source, task, held_out, sizes, buffer_rows)
+    X, y, sample_weight = _sample(source, task, stream.trained, sizes, SAMPLE_ROWS)
     return replace(call, X=X, y=y, sample_weight=sample_weight, classes=classes, validation=validation, stream=stream)
 
 
@@ -316,6 +333,7 @@ def _add(
             task.encode(y, classes)  # raises for other labels
         if known is not None and columns.shape[1] > 1:
             raise ValueError("y holds ignore_label in one of several labels of a row: leave such rows out.")
+        known = None if known is None else known.reshape(-1)
         stream.labels = stream.labels or [LabelCounts() for _ in columns.T]
         own = np.ones(len(y)) if weights is None else weights
         own = own * (1.0 if known is None else known) * counts
@@ -335,9 +353,23 @@ def _add(
                 for centered in (True, False):
                     empty = target_moments(method, centered=centered)
                     stream.moments.setdefault((method, centered), empty).update(values, weights)
-    if counts:
-        stream.n_rows += int(np.count_nonzero(own))
-        stream.weight += float(own.sum())
+
+
+def _counted(task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+    """Return a mask of the rows whose weight is above zero, that of their class included."""
+    counted: np.ndarray = checked_weights(sample_weight, len(y)) > 0
+    if not task.classifies:
+        return counted
+    found = ignored_in(y, task.ignore_label)
+    labels, known = (y, counted) if found is None else found
+    columns, given = labels.reshape(len(labels), -1), task.class_weight
+    counted &= known.reshape(len(labels), -1).any(axis=1)
+    of_columns = given if isinstance(given, list) else [given] * columns.shape[1]
+    for column, weights in zip(columns.T, of_columns, strict=False):  # a list of another length is refused later
+        left_out = [label for label, weight in weights.items() if not weight] if isinstance(weights, Mapping) else []
+        if left_out:
+            counted &= ~np.isin(column, left_out)
+    return counted
 
 
 def _mean_place(counts: LabelCounts, labels: np.ndarray) -> float:
@@ -346,8 +378,10 @@ def _mean_place(counts: LabelCounts, labels: np.ndarray) -> float:
     return float(np.average(places, weights=counts.totals)) if counts.totals.any() else 0.0
 
 
-def _sample(source: Any, blocks: Sequence[int], sizes: Sequence[int], most: int) -> tuple[Any, Any, Any]:
-    """Return up to about ``most`` rows, evenly spaced in evenly spaced blocks; all rows if they are no more."""
+def _sample(
+    source: Any, task: OutputTask, blocks: Sequence[int], sizes: Sequence[int], most: int
+) -> tuple[Any, Any, Any]:
+    """Return up to about ``most`` rows that count, evenly spaced in evenly spaced blocks; all rows if no more."""
     total = sum(sizes[i] for i in blocks)
     if total > most:
         places = np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLE_BLOCKS)).round().astype(int))
@@ -357,8 +391,8 @@ def _sample(source: Any, blocks: Sequence[int], sizes: Sequence[int], most: int)
     parts = []
     for i in blocks:
         X, y, weights = _parts(source, i)
-        rows = np.arange(0, sizes[i], stride)
         if stride > 1:
+            rows = np.flatnonzero(_counted(task, y, weights))[::stride]
             X, y = _taken(X, rows), np.asarray(y)[rows]
             weights = None if weights is None else np.asarray(weights)[rows]
         parts.append((X, y, weights))
@@ -371,30 +405,44 @@ def _parts(source: Any, i: int) -> tuple[Any, np.ndarray, np.ndarray | None]:
     if not isinstance(block, tuple) or len(block) not in (2, 3):
         raise TypeError(f"block({i}) must return (X, y) or (X, y, sample_weight), got {type(block).__name__}.")
     X, y, *rest = block
+    X = X.arrays if isinstance(X, Inputs) else X
     return X, np.asarray(y), np.asarray(rest[0]) if rest and rest[0] is not None else None
 
 
 def _taken(X: Any, rows: np.ndarray) -> Any:
-    take = getattr(X, "take", None) if hasattr(X, "column_names") else None  # a table of Arrow
-    return take(rows) if take is not None else X.iloc[rows] if hasattr(X, "iloc") else X[rows]
+    if isinstance(X, Mapping):
+        return {name: _taken(one, rows) for name, one in X.items()}
+    if hasattr(X, "column_names"):  # a table of Arrow
+        return X.take(rows)
+    if sp.issparse(X):
+        return X.tocsr()[rows]
+    return X.iloc[rows] if hasattr(X, "iloc") else np.asarray(X)[rows]
 
 
 def _joined(parts: Sequence[tuple[Any, np.ndarray, np.ndarray | None]]) -> tuple[Any, Any, Any]:
     """Return the rows of several blocks as one."""
-    first = parts[0][0]
-    whole: Any
+    weights = None
+    if any(own is not None for _, _, own in parts):
+        weights = np.concatenate([np.ones(len(y)) if own is None else own for _, y, own in parts])
+    return _rows_of([X for X, _, _ in parts]), np.concatenate([y for _, y, _ in parts]), weights
+
+
+def _rows_of(parts: Sequence[Any]) -> Any:
+    """Return the features of several blocks as one."""
+    first = parts[0]
+    if isinstance(first, Mapping):  # of several inputs
+        return {name: _rows_of([one[name] for one in parts]) for name in first}
     if hasattr(first, "column_names"):
         import pyarrow as pa
 
-        whole = pa.concat_tables([X for X, _, _ in parts])
-    elif hasattr(first, "iloc"):
+        return pa.concat_tables(parts)
+    if hasattr(first, "iloc"):
         import pandas as pd
 
-        whole = pd.concat([X for X, _, _ in parts], ignore_index=True)
-    else:
-        whole = np.concatenate([np.asarray(X) for X, _, _ in parts])
-    weights = [w for _, _, w in parts if w is not None]
-    return whole, np.concatenate([y for _, y, _ in parts]), np.concatenate(weights) if weights else None
+        return pd.concat(parts, ignore_index=True)
+    if sp.issparse(first):
+        return sp.vstack(parts, format="csr")
+    return np.concatenate([np.asarray(one) for one in parts])
 
 
 def _bytes_of(source: Any, sizes: Sequence[int]) -> Iterator[bytes]:
@@ -402,7 +450,7 @@ def _bytes_of(source: Any, sizes: Sequence[int]) -> Iterator[bytes]:
     yield repr(list(sizes)).encode()
     for i in range(len(sizes)):
         X, y, weights = _parts(source, i)
-        yield digest([repr(X).encode() if hasattr(X, "column_names") else np.asarray(X).tobytes(), y, weights])
+        yield digest([repr(X) if hasattr(X, "column_names") else X, y, weights])
 
 
 @contextmanager

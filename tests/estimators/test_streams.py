@@ -6,7 +6,10 @@ import os
 import threading
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import make_classification, make_regression
 from sklearn.utils.class_weight import compute_class_weight
@@ -14,6 +17,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from onnxtrain_sklearn import (
     MLP,
     FineTuner,
+    Inputs,
     OrtGradientClassifier,
     OrtGradientMultiOutput,
     OrtGradientRegressor,
@@ -21,6 +25,7 @@ from onnxtrain_sklearn import (
     RowBlocks,
     callbacks,
 )
+from onnxtrain_sklearn._estimators import streams
 from tests.helpers.environment import each_engine
 
 pa = pytest.importorskip("pyarrow")
@@ -204,6 +209,112 @@ def test_partial_fit_makes_one_pass_over_a_stream(tmp_path):
     assert found.t_ == 2 * expected.t_
     with pytest.raises(ValueError, match="classes must be passed on the first call"):
         classifier().partial_fit(rows)
+
+
+@pytest.fixture
+def small_sample(monkeypatch):
+    """Prepare training on about 40 rows of few blocks, as it is on 32,768 of a large table."""
+    monkeypatch.setattr(streams, "SAMPLE_ROWS", 40)
+    monkeypatch.setattr(streams, "SAMPLE_BLOCKS", 4)
+
+
+ROWS_WITHOUT_WEIGHT = {
+    "whole blocks": (lambda place, y: place >= 60, {}),
+    "all rows at even places": (lambda place, y: place % 2 == 1, {}),
+    "all rows but one block": (lambda place, y: place // 25 == 7, {}),
+    "a class": (lambda place, y: place >= 0, {"class_weight": {0: 0, 1: 1, 2: 3}}),
+    "balanced": (lambda place, y: place % 3 * (place >= 60), {"class_weight": "balanced"}),
+    "ignored labels": (lambda place, y: place >= 0, {"ignore_label": 0}),
+}
+
+
+@pytest.mark.parametrize(("weigh", "options"), ROWS_WITHOUT_WEIGHT.values(), ids=ROWS_WITHOUT_WEIGHT)
+def test_rows_without_weight_are_left_out_as_those_of_arrays(weigh, options, small_sample, tmp_path):
+    X, y = labels()
+    order = np.argsort(y, kind="stable")  # whole blocks of a class
+    X, y = X[order], y[order]
+    weights = np.asarray(weigh(np.arange(len(y)), y), float)
+    path = write(tmp_path / "table.parquet", X, y, w=weights)
+    expected = classifier(shuffle=False, **options).fit(pd.DataFrame(X, columns=NAMES), y, weights)
+    found = classifier(shuffle=False, **options).fit(RowBlocks(path, "y", sample_weight="w", buffer_rows=200))
+    for name in expected.weights_:  # equal but for rounding: a single minibatch of arrays is sorted
+        np.testing.assert_allclose(found.weights_[name], expected.weights_[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning")
+def test_ignored_labels_of_a_target_in_a_list_train_as_those_of_one_name(tmp_path):
+    X, y = labels()
+    path = write(tmp_path / "table.parquet", X, np.where(np.arange(len(y)) % 3 == 0, -1, y))
+    fits = [classifier(ignore_label=-1).fit(RowBlocks(path, target, buffer_rows=200)) for target in ("y", ["y"])]
+    assert same_bits(*fits)
+
+
+def test_early_stopping_holds_out_no_block_without_weight(tmp_path):
+    X, y = numbers()
+    weights = np.where(np.arange(len(y)) < 150, 1.0, 0.0)  # six of 48 blocks
+    path = write(tmp_path / "table.parquet", X, y, w=weights)
+    for seed in range(3):
+        estimator = regressor(early_stopping=True, validation_fraction=0.05, random_state=seed)
+        estimator.fit(RowBlocks(path, "y", sample_weight="w", buffer_rows=200))
+        assert np.isfinite(estimator.validation_scores_).all()
+    write(path, X, y, w=np.zeros(len(y)))
+    with pytest.raises(ValueError, match="All rows to train on have weight zero"):
+        estimator.fit(RowBlocks(path, "y", sample_weight="w", buffer_rows=200))
+
+
+def test_target_out_of_range_in_a_late_block_is_refused(small_sample, tmp_path):
+    X, y = numbers()
+    y[1001] = 1e39
+    with pytest.raises(ValueError, match="y contains a value too large for float32"):
+        regressor().fit(RowBlocks(write(tmp_path / "table.parquet", X, y), "y", buffer_rows=200))
+
+
+@pytest.mark.parametrize("buffer_rows", [300, 5000])
+@pytest.mark.parametrize("form", [sparse.csr_matrix, sparse.csr_array, np.ndarray.tolist])
+def test_own_source_of_other_features_trains_like_arrays(form, buffer_rows, small_sample):
+    class Formed(Arrays):
+        def block(self, i):
+            X, y = self.parts[i]
+            return (form(X), y, np.full(len(y), 2.0)) if i % 2 else (form(X), y)  # without weights, all are one
+
+    X, y = numbers()
+    weights = np.concatenate([np.full(100, 1.0 + i % 2) for i in range(12)])
+    expected = regressor(shuffle=False).fit(form(X), y, weights)
+    source = Formed(X, y, count=12, buffer_rows=buffer_rows)
+    assert same_bits(regressor(shuffle=False).fit(source), expected)
+
+
+def graph_of_two_inputs():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> net (float[N,4] left, float[N,2] right) => (float[N,1] z) '
+        "{ a = MatMul(left, A) b = MatMul(right, B) z = Add(a, b) }"
+    )
+    for name, rows in (("A", 4), ("B", 2)):
+        array = np.linspace(-0.1, 0.1, rows, dtype=np.float32)[:, np.newaxis]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+@pytest.mark.parametrize("buffer_rows", [300, 5000])
+@pytest.mark.parametrize("form", ["mapping", "inputs", "columns"])
+def test_graph_of_several_inputs_trains_on_blocks(form, buffer_rows, small_sample, tmp_path):
+    class Formed(Arrays):
+        def block(self, i):
+            left, right, y = self.parts[i]
+            data = {"left": left, "right": right}
+            return data if form == "mapping" else Inputs(data), y
+
+    X, y = numbers()
+    left, right, y = X[:, :4], X[:, 4:], y / 1000
+    options = {"max_iter": 2, "random_state": 0, "shuffle": False, "tol": 0}
+    expected = OrtGradientRegressor(graph_of_two_inputs(), **options).fit({"left": left, "right": right}, y)
+    source = Formed(left, right, y, count=12, buffer_rows=buffer_rows)
+    if form == "columns":
+        names = [*(f"left_{i}" for i in range(4)), *(f"right_{i}" for i in range(2))]
+        table = pa.Table.from_pandas(pd.DataFrame(X, columns=names).assign(y=y))
+        pq.write_table(table, tmp_path / "table.parquet", row_group_size=30)
+        source = RowBlocks(tmp_path / "table.parquet", "y", columns=names, buffer_rows=buffer_rows)
+    assert same_bits(OrtGradientRegressor(graph_of_two_inputs(), **options).fit(source), expected)
 
 
 def test_own_source_of_arrays_trains_like_a_table(tmp_path):
