@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from glob import glob, has_magic
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,6 +113,10 @@ class RowBlocks:
         self._opened: _Opened | None = None
         self._lock = threading.Lock()  # the thread that reads ahead may open the source
         _require_names(target, sample_weight, columns)
+        numbers: dict[str, Any] = {"buffer_rows": buffer_rows, "prefetch": prefetch}
+        for name, number in numbers.items():
+            if not isinstance(number, Integral):
+                raise TypeError(f"{name} must be a whole number, got {number!r}.")
         if buffer_rows < LEAST_BLOCKS:
             raise ValueError(f"buffer_rows must be at least {LEAST_BLOCKS}, got {buffer_rows}.")
         if prefetch < 0:
@@ -422,6 +427,8 @@ def _common_type(name: str, one: tuple[Any, str], other: tuple[Any, str]) -> Any
 
 def _require_names(target: Any, sample_weight: str | None, columns: Any) -> None:
     """Raise unless each role names columns, and no column has two roles or places."""
+    if sample_weight is not None and not isinstance(sample_weight, str):
+        raise TypeError(f"sample_weight must be the name of a column, got {sample_weight!r}.")
     targets = [target] if isinstance(target, str) else target
     for role, names in (("target", targets), ("columns", columns)):
         if names is None and role == "columns":
@@ -450,7 +457,7 @@ def _others(rows: RowBlocks) -> list[str]:
 def _features(rows: RowBlocks, known: Sequence[str]) -> list[str]:
     """Return the names of the features, after a check of all names."""
     others = _others(rows)
-    for name in [*others, *(rows.columns or ())]:
+    for name in [*others, *([] if rows.columns is None else rows.columns)]:
         if name not in known:
             raise ValueError(f"The source has no column {name!r}, got {list(known)}.")
     needed = known if rows.columns is None else [name for name in known if name in {*others, *rows.columns}]

@@ -54,6 +54,8 @@ def training_examples(
         columns = call.stream.converted(call.X, convert)
     columns = columns if fitted is None else as_trained(columns, fitted, specs)
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
+    if known is None and call.stream is not None and not call.one_epoch:
+        known = call.stream.classes  # call.y is a sample, which may lack some
     # The head of an earlier call, and a fitted model, say what y holds; otherwise y and the graph do.
     at_positions = old is None and fitted is None and takes_positions(task, graph, call.y)
     if call.one_epoch and old is None:

@@ -274,24 +274,21 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
     for i in filled:
         with _named(source, i):
             y, weights = read(i)
-            rows = np.count_nonzero(_counted(task, y, weights))
+            rows = int(np.count_nonzero(_counted(task, y, weights)))
             trains = rows > 0 and i not in apart
             _add(stream, task, y, weights, known, own_labels, counts=trains)
         if trains:
             stream.trained.append(i)
-            stream.n_rows += int(rows)
+            stream.n_rows += rows
     if not stream.n_rows:
         raise ValueError("All rows to train on have weight zero.")
     if task.classifies:
         stream.keys = [_mean_place(own, stream.labels[0].labels) for own in own_labels]
-    classes = call.classes
-    if task.classifies and classes is None and old is None and not call.one_epoch:
-        classes = stream.classes
     validation = call.validation
     if held_out:
         validation = _sample(source, task, held_out, sizes, buffer_rows)
     X, y, sample_weight = _sample(source, task, stream.trained, sizes, SAMPLE_ROWS)
-    return replace(call, X=X, y=y, sample_weight=sample_weight, classes=classes, validation=validation, stream=stream)
+    return replace(call, X=X, y=y, sample_weight=sample_weight, validation=validation, stream=stream)
 
 
 def _require_passes(estimator: Any, call: Call, config: TrainingConfig) -> None:

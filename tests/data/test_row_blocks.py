@@ -185,9 +185,16 @@ def test_missing_names_and_files_raise(folder):
     for source in (folder / "none.parquet", f"{folder}/none*.parquet", []):
         with pytest.raises(FileNotFoundError, match="No file"):
             len(RowBlocks(source, target="y"))
-    for options, role in (({"target": "y", "columns": "a"}, "columns"), ({"target": 0}, "target")):
-        with pytest.raises(TypeError, match=f"{role} must be a list of names"):
+    for options, message in [
+        ({"target": "y", "columns": "a"}, "columns must be a list of names"),
+        ({"target": 0}, "target must be a list of names"),
+        ({"target": "y", "sample_weight": ["w"]}, "sample_weight must be the name of a column"),
+        ({"target": "y", "buffer_rows": 1e3}, "buffer_rows must be a whole number"),
+        ({"target": "y", "prefetch": "1"}, "prefetch must be a whole number"),
+    ]:
+        with pytest.raises(TypeError, match=message):
             RowBlocks(folder, **options)
+    assert RowBlocks(folder, "y", columns=np.array(["b", "a"])).feature_names == ["b", "a"]
     with pytest.raises(TypeError, match="A source is a path"):
         len(RowBlocks(5, target="y"))
 

@@ -408,6 +408,25 @@ def test_fine_tuning_with_old_rows_refuses_a_stream(tmp_path):
     assert trained.score(pd.DataFrame(X, columns=NAMES), y) > 0.5
 
 
+def test_fitted_model_trains_on_a_table_that_lacks_a_class(tmp_path):
+    from sklearn.linear_model import LogisticRegression
+
+    X, y = labels()
+    frame = pd.DataFrame(X, columns=NAMES)
+    fitted = LogisticRegression().fit(frame, y)
+    path = write(tmp_path / "table.parquet", X[y < 2], y[y < 2])
+    options = {"max_iter": 2, "random_state": 0, "shuffle": False, "tol": 0}
+    for weights in (None, "balanced"):
+        expected = OrtGradientClassifier(fitted, finetune=None, class_weight=weights, **options)
+        expected.fit(frame[y < 2], y[y < 2])
+        found = OrtGradientClassifier(fitted, class_weight=weights, **options).fit(RowBlocks(path, "y", buffer_rows=96))
+        assert same_bits(found, expected)
+        assert found.classes_.tolist() == [0, 1, 2]
+    write(path, X, np.where(np.arange(len(y)) == 1001, 7, y))
+    with pytest.raises(ValueError, match=r"labels that are not among the classes: \[7\]"):
+        OrtGradientClassifier(fitted, **options).fit(RowBlocks(path, "y", buffer_rows=200))
+
+
 def test_several_outputs_refuse_a_stream(tmp_path):
     path = write(tmp_path / "table.parquet", *labels())
     with pytest.raises(TypeError, match="OrtGradientMultiOutput takes arrays"):
