@@ -391,9 +391,14 @@ def _schema(rows: RowBlocks, dataset: Any, fragments: list[Any]) -> tuple[Any, l
             own = fragment.physical_schema
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{fragment.path} cannot be read: {error}") from error
+        first = fragments[0].physical_schema.names
+        if rows.columns is None and (more := [name for name in own.names if name not in first and name not in folders]):
+            raise ValueError(
+                f"{fragment.path} has columns that {fragments[0].path} lacks: {more}. Name the features: columns=[...]."
+            )
         for name in needed:
             if name not in own.names:
-                if name in fragments[0].physical_schema.names:
+                if name in first:
                     raise ValueError(f"{fragment.path} has no column {name!r}, got {own.names}.")
                 if name not in folders:
                     raise ValueError(f"{fragment.path} has no column {name!r}, got {own.names}.")

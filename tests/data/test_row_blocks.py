@@ -136,6 +136,10 @@ BAD = {
         lambda folder: write(folder, a=[1.0], y=[1], w=[1.0]),
         r"last\.parquet has no column 'b'",
     ),
+    "one column more": (
+        lambda folder: write(folder, a=[1.0], b=[1], c=[1.0], y=[1], w=[1.0]),
+        r"last\.parquet has columns that .*part0\.parquet lacks: \['c'\]",
+    ),
     "another type": (
         lambda folder: write(folder, a=["text"], b=[1], y=[1], w=[1.0]),
         r"Column 'a' is double in .*part\d\.parquet, but string in .*last\.parquet",
