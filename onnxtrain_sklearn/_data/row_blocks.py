@@ -359,6 +359,8 @@ def _batches(source: Any, size: int) -> Iterator[Any]:
     if isinstance(source, ds.Dataset):
         yield from source.to_batches(batch_readahead=1, fragment_readahead=1)
         return
+    if type(source).__name__ == "LazyFrame" and not hasattr(source, "collect_batches"):
+        raise TypeError("Lazy frames are read by polars 1.34 or newer: update polars, or give frame.collect().")
     if hasattr(source, "collect_batches"):  # a lazy frame of polars
         import polars as pl
 

@@ -432,7 +432,8 @@ def _rows_of(parts: Sequence[Any]) -> Any:
     if hasattr(first, "column_names"):
         import pyarrow as pa
 
-        return pa.concat_tables(parts)
+        # A data frame, as scikit-learn's functions that select rows do not take tables of every release of pyarrow.
+        return pa.concat_tables(parts).to_pandas()
     if hasattr(first, "iloc"):
         import pandas as pd
 

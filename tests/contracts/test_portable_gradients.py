@@ -87,6 +87,8 @@ def differences_or_skip(index, opset, arrays, form):
         pytest.skip("what is dropped is random; test_portable.py holds the mask to what was dropped")
     if CASES[index].operator == "STFT" and arrays["x"].shape[-1] == 2 and RUNTIME_VERSION.startswith("1.19"):
         pytest.skip(OTHER_VALUES["STFT"])
+    if CASES[index].operator == "OneHot" and 5 in arrays.get("i", ()) and onnx.__version__.startswith("1.22"):
+        pytest.skip("the reference of onnx 1.22 wraps indices out of range, whose rows the standard leaves off")
     with skipping_without_kernel(CASES[index].operator):
         weighting, loss, wanted = expected(index)
     arrays["weighting"] = weighting.astype(arrays["x"].dtype)

@@ -86,8 +86,8 @@ SOURCES = {
     "folder": lambda path: path.parent,
     "list": lambda path: [path],
     "data set": lambda path: ds.dataset(str(path)),
-    "lazy frame": lambda path: pytest.importorskip("polars").scan_parquet(path),
-    "relation": lambda path: pytest.importorskip("duckdb").connect().sql(f"select * from '{path}'"),
+    "lazy frame": lambda path: pytest.importorskip("polars", "1.34").scan_parquet(path),
+    "relation": lambda path: pytest.importorskip("duckdb").sql(f"select * from '{path}'"),
     "reader": lambda path: pq.read_table(path).to_reader,
 }
 
