@@ -400,9 +400,7 @@ def _schema(rows: RowBlocks, dataset: Any, fragments: list[Any]) -> tuple[Any, l
             )
         for name in needed:
             if name not in own.names:
-                if name in first:
-                    raise ValueError(f"{fragment.path} has no column {name!r}, got {own.names}.")
-                if name not in folders:
+                if name in first or name not in folders:
                     raise ValueError(f"{fragment.path} has no column {name!r}, got {own.names}.")
                 types.setdefault(name, (dataset.schema.field(name).type, fragment.path))
                 continue

@@ -3,8 +3,8 @@
 :func:`opened` turns a call of ``fit`` with a source of blocks into a call with arrays, as the rooms of preparation take
 them. If the buffer holds all rows, these are the rows, and training is that on arrays, to the bit. If not, they are a
 sample of the rows, on which graph, head and step are prepared. A :class:`Stream` then holds what must be known of all
-rows before the first step: the classes and their weights, the scale and the range of numeric targets. Its
-:meth:`Stream.blocks` is the source of minibatches.
+rows before the first step: the classes and their weights, the scale and the range of numeric targets.
+:meth:`Stream.batches` makes the minibatches of all rows.
 """
 
 from __future__ import annotations
