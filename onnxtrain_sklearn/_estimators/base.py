@@ -11,6 +11,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
 from .._ir.protobuf import to_proto
 from .._utils.typing import MatrixLike, TableLike
+from ..finetuning import FineTuner
 from ..models import GraphModel
 from ..models.given import bare_model
 from .adaptation import adaptable_graph, adapters_of, save_adapter
@@ -437,8 +439,11 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         return training_onnx(self, batch_size)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BaseOrtGradient(GraphEstimator):
     """Base class of the classifier and the regressor: one trained output."""
+
+    finetune: str | FineTuner | None = "auto"  # type: ignore[misc]  # elsewhere it is fixed
 
     @abstractmethod
     def _task(self) -> OutputTask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +20,9 @@ from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import ClassWeight, MatrixLike, TableLike
-from ..adapters import LoRA
-from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
-from ..models import ModelSource, resolve_builder
+from ..models import resolve_builder
 from ..models.given import bare_model, resolve_graph_model
-from ..optimizers import BaseOptimizer
-from ..runtime import Runtime
-from ..schedules import Schedule
 from .base import BaseOrtGradient
 from .call import Call, together
 from .config import check_partial_fit, is_on, trains_in_minibatches
@@ -52,6 +47,7 @@ classes_ : ndarray of shape (n_classes,), or list of them
 
 
 @documented(attributes=attributes(score="Accuracy", classes=CLASSES_ENTRY))
+@dataclass(kw_only=True, eq=False, repr=False)
 class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
     """Train an ONNX graph for classification, by gradient descent on its own weights.
 
@@ -76,45 +72,12 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
 
-    ignore_label: int | float | str | None
-    class_weight: ClassWeight
+    loss: str | Loss | LossSource = "log_loss"
+    ignore_label: int | float | str | None = -100
+    class_weight: ClassWeight = None
+
     declared = CLASSIFIER
     _output_kinds = ("auto", "scores", "probabilities")
-
-    def __init__(
-        self,
-        model: ModelSource = None,
-        *,
-        loss: str | Loss | LossSource = "log_loss",
-        optimizer: str | BaseOptimizer = "adamw",
-        learning_rate_init: float = 0.001,
-        learning_rate: str | Schedule = "constant",
-        batch_size: int | str = "auto",
-        max_iter: int = 200,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        alpha: float = 0.0,
-        l1_ratio: float = 0.0,
-        dropout_schedule: str | Schedule = "constant",
-        trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
-        adapters: LoRA | None = None,
-        finetune: str | FineTuner | None = "auto",
-        ignore_label: int | float | str | None = -100,
-        class_weight: Mapping[object, float] | str | None = None,
-        tol: float = 1e-4,
-        n_iter_no_change: float = 10,
-        early_stopping: bool | str = False,
-        scoring: str | Callable[..., float] | None = None,
-        validation_fraction: float = 0.1,
-        callbacks: Sequence[object] | None = None,
-        warm_start: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool | int = 0,
-        engine: str = "auto",
-        device: str = "cpu",
-        runtime: Runtime | None = None,
-    ) -> None:
-        self._store(vars())
 
     def fit(
         self,

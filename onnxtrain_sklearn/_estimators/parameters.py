@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from textwrap import fill
 from typing import Any, ClassVar, TypeVar
@@ -238,39 +239,46 @@ class DeclaredEstimator(Parametrized):
         return bundle
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Parameters(DeclaredEstimator):
-    """The parameters of the estimators, with their types."""
+    """The parameters that the estimators share, with their types and defaults.
+
+    The constructors are those of dataclasses: they store what they are given, unchanged, as scikit-learn requires. A
+    subclass adds its own parameters, or other defaults.
+    """
 
     _output_kinds: ClassVar[tuple[str, ...]]
     """The values of ``output_kind`` of a :class:`GraphModel` that the estimator takes for all outputs."""
 
-    model: ModelSource
-    loss: str | Loss | LossSource
-    optimizer: str | BaseOptimizer
-    learning_rate_init: float
-    learning_rate: str | Schedule
-    batch_size: int | str
-    max_iter: int
-    shuffle: bool
-    drop_last: bool
-    alpha: float
-    l1_ratio: float
-    dropout_schedule: str | Schedule
-    trainable: Trainable
-    adapters: LoRA | None
-    finetune: str | FineTuner | None
-    tol: float
-    n_iter_no_change: float
-    early_stopping: bool | str
-    scoring: str | Callable[..., float] | None
-    validation_fraction: float
-    callbacks: Sequence[object] | None
-    warm_start: bool
-    random_state: int | np.random.RandomState | None
-    verbose: bool | int
-    engine: str
-    device: str
-    runtime: Runtime | None
+    finetune: ClassVar[str | FineTuner | None] = None
+    """Plain training; a parameter of the estimators of one output."""
+
+    model: ModelSource = field(default=None, kw_only=False)
+    loss: str | Loss | LossSource  # the default is that of the estimator
+    optimizer: str | BaseOptimizer = "adamw"
+    learning_rate_init: float = 0.001
+    learning_rate: str | Schedule = "constant"
+    batch_size: int | str = "auto"
+    max_iter: int = 200
+    shuffle: bool = True
+    drop_last: bool = False
+    alpha: float = 0.0
+    l1_ratio: float = 0.0
+    dropout_schedule: str | Schedule = "constant"
+    trainable: Trainable = "all"
+    adapters: LoRA | None = None
+    tol: float = 1e-4
+    n_iter_no_change: float = 10
+    early_stopping: bool | str = False
+    scoring: str | Callable[..., float] | None = None
+    validation_fraction: float = 0.1
+    callbacks: Sequence[object] | None = None
+    warm_start: bool = False
+    random_state: int | np.random.RandomState | None = None
+    verbose: bool | int = 0
+    engine: str = "auto"
+    device: str = "cpu"
+    runtime: Runtime | None = None
 
 
 # The docstring section on the attributes of the estimators.

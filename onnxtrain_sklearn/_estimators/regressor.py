@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,14 +16,8 @@ from .._data.held_out import r2_of_maps
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import MatrixLike, TableLike
-from ..adapters import LoRA
-from ..finetuning import FineTuner
 from ..losses import Loss, LossSource
-from ..models import ModelSource
 from ..models.given import resolve_graph_model
-from ..optimizers import BaseOptimizer
-from ..runtime import Runtime
-from ..schedules import Schedule
 from .base import BaseOrtGradient
 from .call import Call
 from .config import check_partial_fit, trains_in_minibatches
@@ -37,6 +31,7 @@ if TYPE_CHECKING:
 
 
 @documented(attributes=attributes(score="R²"))
+@dataclass(kw_only=True, eq=False, repr=False)
 class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     """Train an ONNX graph for regression, by gradient descent on its own weights.
 
@@ -59,43 +54,12 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
 
+    loss: str | Loss | LossSource = "squared_error"
+    target_scaling: str | None = "auto"
+    clip_predictions: bool = False
+
     declared = REGRESSOR
     _output_kinds = ("auto", "scores", "means")
-
-    def __init__(
-        self,
-        model: ModelSource = None,
-        *,
-        loss: str | Loss | LossSource = "squared_error",
-        optimizer: str | BaseOptimizer = "adamw",
-        learning_rate_init: float = 0.001,
-        learning_rate: str | Schedule = "constant",
-        batch_size: int | str = "auto",
-        max_iter: int = 200,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        alpha: float = 0.0,
-        l1_ratio: float = 0.0,
-        dropout_schedule: str | Schedule = "constant",
-        trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
-        adapters: LoRA | None = None,
-        finetune: str | FineTuner | None = "auto",
-        target_scaling: str | None = "auto",
-        clip_predictions: bool = False,
-        tol: float = 1e-4,
-        n_iter_no_change: float = 10,
-        early_stopping: bool | str = False,
-        scoring: str | Callable[..., float] | None = None,
-        validation_fraction: float = 0.1,
-        callbacks: Sequence[object] | None = None,
-        warm_start: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool | int = 0,
-        engine: str = "auto",
-        device: str = "cpu",
-        runtime: Runtime | None = None,
-    ) -> None:
-        self._store(vars())
 
     @available_if(trains_in_minibatches)
     def partial_fit(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -26,12 +27,6 @@ from .._estimators.scoring import numbers_of_outputs, rows_of
 from .._inference.graph import Head, OutputOptions
 from .._utils.params import documented
 from .._utils.typing import MatrixLike
-from ..adapters import LoRA
-from ..losses import Loss, LossSource
-from ..models import ModelSource
-from ..optimizers import BaseOptimizer
-from ..runtime import Runtime
-from ..schedules import Schedule
 from .fit import (
     OUTPUTS,
     by_output,
@@ -96,6 +91,7 @@ def _score(task: OutputTask, head: Head, y: Any, predicted: np.ndarray, sample_w
 
 
 @documented(attributes=output_attributes())
+@dataclass(kw_only=True, eq=False, repr=False)
 class OrtGradientMultiOutput(GraphEstimator):
     """Train several outputs of an ONNX graph together, each by a loss of its own.
 
@@ -144,49 +140,13 @@ class OrtGradientMultiOutput(GraphEstimator):
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
 
-    loss: Any
-    loss_weights: Mapping[str, float] | None
-    ignore_label: Any
-    class_weight: Any
-    classes_: Any
-    finetune: None = None
+    loss: Any = None
+    loss_weights: Mapping[str, float] | None = None
+    ignore_label: Any = -100
+    class_weight: Any = None
+
     declared = OUTPUTS
     _output_kinds = ("auto", "scores")
-
-    def __init__(
-        self,
-        model: ModelSource = None,
-        *,
-        loss: Mapping[str, str | Loss | LossSource] | None = None,
-        loss_weights: Mapping[str, float] | None = None,
-        optimizer: str | BaseOptimizer = "adamw",
-        learning_rate_init: float = 0.001,
-        learning_rate: str | Schedule = "constant",
-        batch_size: int | str = "auto",
-        max_iter: int = 200,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        alpha: float = 0.0,
-        l1_ratio: float = 0.0,
-        dropout_schedule: str | Schedule = "constant",
-        trainable: str | Sequence[str] | Callable[[str, np.ndarray], bool] = "all",
-        adapters: LoRA | None = None,
-        ignore_label: int | float | str | Mapping[str, object] | None = -100,
-        class_weight: str | Mapping[str, object] | None = None,
-        tol: float = 1e-4,
-        n_iter_no_change: float = 10,
-        early_stopping: bool | str = False,
-        scoring: Callable[..., float] | None = None,
-        validation_fraction: float = 0.1,
-        callbacks: Sequence[object] | None = None,
-        warm_start: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool | int = 0,
-        engine: str = "auto",
-        device: str = "cpu",
-        runtime: Runtime | None = None,
-    ) -> None:
-        self._store(vars())
 
     def fit(
         self,
