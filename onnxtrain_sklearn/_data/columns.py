@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from sklearn.utils import check_array
 from .._model.trainable import TensorSpec
 from .._utils.typing import DType, MatrixLike, SparseLike
 from ..exceptions import OnnxTrainWarning
+from .row_blocks import holds_blocks, is_source
 
 COPY_LIMIT = 2**28
 """Most bytes of a copy in the graph's type; larger data are converted minibatch by minibatch."""
@@ -313,11 +313,65 @@ def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:
 # NumPy's conversions and scikit-learn's checks drop the mask of an array and go on with the numbers that it hides.
 
 
-_COMPUTE = ("collect", "compute", "toPandas")
-"""Methods that compute the rows of a lazy frame: of polars, Dask and Spark."""
+_ELSEWHERE = frozenset("bigframes cudf daft dask dask_cudf dask_expr ibis modin pyspark ray snowflake vaex".split())
+"""Packages whose tables lie in other processes, on a device, or in a query. NumPy's conversions fetch all of them
+without a word, and lose the names of the columns."""
+
+_FETCH = (
+    "compute",
+    "toPandas",
+    "modin.to_pandas",
+    "to_pandas",
+    "to_pandas_df",
+    "collect",
+    "read_all",
+    "df",
+    "to_table",
+)
+"""Methods that return the rows: of Dask, Spark, Modin and others, Vaex, polars, Arrow's readers, DuckDB, data sets."""
 
 _TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
 """Types of cells that are times. Those of pandas derive from Python's, except for periods."""
+
+
+def require_in_memory(data: object, name: str = "X") -> None:
+    """Raise TypeError for data whose rows are not in memory, or not in this process, and for names of tables.
+
+    Packages are told by the names of modules, so that none is imported.
+    """
+    kind = type(data)
+    if kind is np.ndarray or data is None:
+        return
+    packages = {one.__module__.partition(".")[0] for one in kind.__mro__}
+    graph = getattr(kind, "__dask_graph__", None)  # arrays of xarray have it too, and None unless they are of Dask
+    given = f"{name} is a {kind.__module__}.{kind.__qualname__}"
+    found = next((one for one in _FETCH if hasattr(kind, one.partition(".")[0])), None)
+    fetched = "an array or a data frame in memory" if found is None else f"{name}.{found}()"
+    if packages & _ELSEWHERE or (graph is not None and graph(data) is not None):
+        raise TypeError(
+            f"{given}, whose rows are not in the memory of this process, where these estimators train and predict. "
+            f"Give {fetched}; or, if they do not fit, write Parquet files, which {_READERS} read in blocks: "
+            f"fit('folder/', y='column')."
+        )
+    if name != "X" and isinstance(data, str):
+        raise TypeError(
+            f"{name} is the text {data!r}. A column is named if X is a table in files; of a table in memory, give the "
+            f"column itself."
+        )
+    if is_source(data) or holds_blocks(data):
+        takers = (
+            f", which only fit, partial_fit and initialize of {_READERS} take, with the name of the target column as y"
+        )
+        raise TypeError(
+            f"{name} is a {kind.__name__}, a table to be read in blocks{takers if name == 'X' else ''}. Give its rows, "
+            f"such as {'pandas.read_parquet(...)' if found is None else fetched}."
+        )
+    lazy = hasattr(data, "columns") and not hasattr(data, "iloc") and not hasattr(data, "__len__")
+    if lazy or kind.__name__ == "RecordBatchReader":
+        raise TypeError(f"{name} is a {kind.__name__}, which holds no rows yet. Give {fetched}.")
+
+
+_READERS = "OrtGradientClassifier and OrtGradientRegressor"
 
 
 def as_frame(X: object) -> Any:
@@ -326,25 +380,15 @@ def as_frame(X: object) -> Any:
     Raises
     ------
     TypeError
-        The data are a lazy frame, whose rows are not computed yet, or a table to be read in blocks.
+        The rows are not in memory: see :func:`require_in_memory`.
     """
-    if isinstance(X, str | os.PathLike) or callable(getattr(X, "block", None)):
-        raise TypeError(
-            f"X is a {type(X).__name__}, a table to be read in blocks, which only fit, partial_fit and initialize of "
-            f"OrtGradientClassifier and OrtGradientRegressor take. Give its rows, such as pandas.read_parquet(...)."
-        )
+    require_in_memory(X)
     if hasattr(X, "column_names") and hasattr(X, "to_pandas"):
         return X.to_pandas()
     if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
         if X.dtype.kind not in "fiub":
             return np.ma.filled(X.astype(object), None)
         return np.ma.filled(X if X.dtype.kind == "f" else X.astype(np.float64), np.nan)
-    if hasattr(X, "columns") and not hasattr(X, "iloc") and not hasattr(X, "__len__"):
-        found = next((name for name in _COMPUTE[::-1] if hasattr(X, name)), None)
-        raise TypeError(
-            f"X is a {type(X).__name__}, which holds no rows yet. Give a data frame that does"
-            f"{f': X.{found}()' if found else ''}."
-        )
     return X
 
 
@@ -389,7 +433,8 @@ def _kind_of_times(values: Any) -> str:
 
 
 def require_unmasked(values: object, name: str) -> None:
-    """Raise if a masked array hides values."""
+    """Raise if a masked array hides values, or the values are not in memory."""
+    require_in_memory(values, name)
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         hidden, count = int(np.ma.getmaskarray(values).sum()), values.size
         raise ValueError(f"{name} is a masked array that hides {hidden} of {count} values: leave out their rows.")

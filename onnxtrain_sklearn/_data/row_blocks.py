@@ -15,9 +15,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from glob import glob, has_magic
 from numbers import Integral
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,6 +142,13 @@ class RowBlocks:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+        raise TypeError(
+            f"{self!r} is read in blocks and cannot be converted to an array: searches, cross-validation and the other "
+            f"steps of a pipeline take rows in memory, such as pandas.read_parquet(...). Without them, "
+            f"OrtGradientClassifier and OrtGradientRegressor fit to it."
+        )
+
     def close(self) -> None:
         """Remove the temporary file, if there is one; the next use opens the source anew."""
         with self._lock:
@@ -199,6 +208,34 @@ class RowBlocks:
             if self._opened is None:
                 self._opened = _opened(self)
             return self._opened
+
+
+def is_source(X: Any, y: Any = None) -> bool:
+    """Return True if X names a table or holds one that is not read yet; ``y`` may name its target."""
+    if isinstance(X, (str, os.PathLike)):
+        return True
+    named = isinstance(y, str)
+    if isinstance(X, (list, tuple)):  # of texts, it may be documents too
+        return bool(X) and all(
+            isinstance(one, os.PathLike) or (isinstance(one, str) and (named or Path(one).suffix.lower() in FORMATS))
+            for one in X
+        )
+    kind = type(X)
+    if hasattr(kind, "__dask_graph__"):  # a delayed object of Dask is callable, too
+        return False
+    package, lazy = kind.__module__.partition(".")[0], kind.__name__
+    return (
+        (package == "polars" and lazy == "LazyFrame")
+        or (package in ("duckdb", "_duckdb") and lazy == "DuckDBPyRelation")
+        or (package == "pyarrow" and lazy.endswith("Dataset"))
+        or (callable(X) and (named or isinstance(X, (FunctionType, MethodType, BuiltinFunctionType, partial))))
+    )
+
+
+def holds_blocks(X: Any) -> bool:
+    """Return True if X is a table in blocks: an object with ``block(i)``."""
+    # A column may have that name, which is not callable; a delayed object of Dask has a method of each name.
+    return callable(getattr(X, "block", None)) and not hasattr(type(X), "__dask_graph__")
 
 
 class _Block(NamedTuple):

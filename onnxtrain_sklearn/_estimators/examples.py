@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .._data.batches import MERGE_LIMIT, ArrayBatches, distinct_rows, weighted_rows
-from .._data.columns import InputData, dimensions
+from .._data.columns import InputData, dimensions, require_in_memory
 from .._data.inputs import has_several_inputs, input_columns
 from .._data.target_scale import TargetScale
 from .._data.targets import (
@@ -131,6 +131,7 @@ def graph_inputs(
 
     ``reset`` sets the estimator's feature attributes from X; without it, X is checked against them.
     """
+    require_in_memory(X)
     if fitted is not None and fitted.table is not None:
         return table_columns(estimator, X, fitted)
     if fitted is not None and has_several_inputs(X):

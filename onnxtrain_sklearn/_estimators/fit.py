@@ -154,7 +154,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     No step is taken here. Objects shared with an earlier state stay unchanged until :func:`trainer_for` makes the
     training step. The feature attributes of the estimator are set.
     """
-    call = opened(call)
+    call = opened(estimator, call)
     if call.y is None and call.source is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     config = TrainingConfig.of(estimator)

@@ -9,7 +9,6 @@ rows before the first step: the classes and their weights, the scale and the ran
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,9 +18,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from .._data.batches import Block, BlockBatches
-from .._data.columns import InputData
+from .._data.columns import InputData, require_in_memory
 from .._data.inputs import Inputs
-from .._data.row_blocks import RowBlocks
+from .._data.row_blocks import RowBlocks, holds_blocks, is_source
 from .._data.statistics import Extremes, LabelCounts, Moments, balanced_weights
 from .._data.target_scale import TargetScale, scale_of, target_moments
 from .._data.targets import Classes, checked_weights, ignored_in
@@ -190,15 +189,21 @@ class _GraphBlocks:
 # From a call with a source to one with arrays.
 
 
-def opened(call: Call) -> Call:
+def opened(estimator: Any, call: Call) -> Call:
     """Return the call with its source as an object of blocks; a source that is opened here is closed with the call."""
     X, y = call.X, call.y
-    if callable(getattr(X, "block", None)):  # not a column of that name
+    takes_source = not isinstance(estimator.loss, Mapping)
+    if not (takes_source and (holds_blocks(X) or is_source(X, y))):
+        given = {"X": X, "y": y, "sample_weight": call.sample_weight}
+        for name, data in (("val", call.validation), ("old", call.old)):
+            given |= {} if data is None else {f"{one}_{name}": part for one, part in zip(given, data, strict=False)}
+        for name, part in given.items():
+            require_in_memory(part, name)
+        return call
+    if holds_blocks(X):
         if y is not None or call.sample_weight is not None:
             raise ValueError(f"{type(X).__name__} holds y and sample_weight too: give it alone.")
         return replace(call, source=X)
-    if not is_source(X, y):
-        return call
     names = [y] if isinstance(y, str) else y
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
         raise TypeError(f"y must name the target column of the table, got {type(y).__name__}.")
@@ -210,29 +215,11 @@ def opened(call: Call) -> Call:
     return replace(call, source=rows)
 
 
-def is_source(X: Any, y: Any) -> bool:
-    """Return True if X names a table or holds one that is not read yet."""
-    if isinstance(X, (str, os.PathLike)):
-        return True
-    if isinstance(X, (list, tuple)):
-        return isinstance(y, str) and bool(X) and all(isinstance(one, (str, os.PathLike)) for one in X)
-    kind = type(X)
-    package, lazy = kind.__module__.partition(".")[0], kind.__name__
-    return (
-        (package == "polars" and lazy == "LazyFrame")
-        or (package in ("duckdb", "_duckdb") and lazy == "DuckDBPyRelation")
-        or (package == "pyarrow" and lazy.endswith("Dataset"))
-        or (callable(X) and isinstance(y, str))
-    )
-
-
 def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedState | None) -> Call:
     """Return a call whose source is replaced by arrays: all rows, or a sample and a :class:`Stream`."""
     source = call.source
     if source is None:
         return call
-    if isinstance(estimator.loss, Mapping):
-        raise TypeError(f"{type(estimator).__name__} takes arrays, got a table to be read in blocks.")
     task: OutputTask = estimator._task()
     buffer_rows = int(getattr(source, "buffer_rows", 500_000))
     sizes = getattr(source, "sizes", None)

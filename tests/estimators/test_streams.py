@@ -19,7 +19,6 @@ from onnxtrain_sklearn import (
     FineTuner,
     Inputs,
     OrtGradientClassifier,
-    OrtGradientMultiOutput,
     OrtGradientRegressor,
     RealMLPClassifier,
     RowBlocks,
@@ -425,14 +424,6 @@ def test_fitted_model_trains_on_a_table_that_lacks_a_class(tmp_path):
     write(path, X, np.where(np.arange(len(y)) == 1001, 7, y))
     with pytest.raises(ValueError, match=r"labels that are not among the classes: \[7\]"):
         OrtGradientClassifier(fitted, **options).fit(RowBlocks(path, "y", buffer_rows=200))
-
-
-def test_several_outputs_refuse_a_stream(tmp_path):
-    path = write(tmp_path / "table.parquet", *labels())
-    with pytest.raises(TypeError, match="OrtGradientMultiOutput takes arrays"):
-        OrtGradientMultiOutput(MLP((8,)).build(6, 3, 0), loss={"scores": "log_loss"}).fit(
-            RowBlocks(path, "y", buffer_rows=200), None
-        )
 
 
 def test_methods_that_take_arrays_refuse_a_table_in_files(tmp_path):
