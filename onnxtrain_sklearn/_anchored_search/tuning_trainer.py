@@ -88,8 +88,8 @@ class FineTuningTrainer(Trainer):
         """Choose among the candidates; the history holds the loss before and after."""
         if self._step_hook is not None:
             raise ValueError(
-                "A callback overrides after_step, and fine-tuning takes no steps of an optimizer that it could follow. "
-                "Leave the callback out, or set finetune=None."
+                "A callback follows the steps of the optimizer (after_step, or every_steps of Checkpoint), and "
+                "fine-tuning takes none. Leave the callback out, or set finetune=None."
             )
         self._kept.note()
         objective, old = self._objective, self._vector.astype(np.float64)

@@ -100,8 +100,11 @@ class Batches(Protocol):
     def weight(self) -> float | None:
         """Sum of the weights of an epoch; None if it is unknown, or differs between epochs."""
 
-    def epoch(self) -> Iterator[Minibatch]:
-        """Yield the minibatches of the next epoch; use them before the epoch after it begins."""
+    def epoch(self, skip: int = 0) -> Iterator[Minibatch]:
+        """Yield the minibatches of the next epoch, without the first ``skip``.
+
+        Use them before the epoch after it begins.
+        """
 
     def resident(self, limit: int) -> dict[str, np.ndarray] | None:
         """Return all rows, to which the indices of minibatches refer, in the graph's types.
@@ -189,7 +192,7 @@ class ArrayBatches:
         """Rows of the data that an epoch represents, without those that it leaves out."""
         return self._n_rows - (len(self._rows) % self.size if self.drop_last else 0)
 
-    def epoch(self) -> Iterator[Minibatch]:
+    def epoch(self, skip: int = 0) -> Iterator[Minibatch]:
         """Return the minibatches of the next epoch, as views into an array that the epoch after it overwrites."""
         if self.size == len(self._rows):  # the order within a single minibatch does not matter: nothing is drawn
             if not self._minibatches:
@@ -206,9 +209,9 @@ class ArrayBatches:
                 if whole < len(self._order) and not self.drop_last:
                     pieces.append(self._order[whole:])
                 if self._weights is not None:
-                    return map(self._source.minibatch, pieces)
+                    return map(self._source.minibatch, pieces[skip:])
                 self._minibatches = list(map(self._source.minibatch, pieces))
-        return iter(self._minibatches)
+        return iter(self._minibatches[skip:] if skip else self._minibatches)
 
     def _fill_once(self, buffers: BatchBuffers) -> None:
         """Write all rows into the buffers, unless these hold them already."""
@@ -361,11 +364,11 @@ class BlockBatches:
             return None
         return known // self.size if self.drop_last else -(-known // self.size)
 
-    def epoch(self) -> Iterator[Minibatch]:
-        """Return the minibatches of the next epoch, which reads blocks as they are used."""
+    def epoch(self, skip: int = 0) -> Iterator[Minibatch]:
+        """Return the minibatches of the next epoch, which reads blocks as they are used, those that it skips too."""
         self.close()
         self._epoch = self._minibatches()
-        return self._epoch
+        return islice(self._epoch, skip, None) if skip else self._epoch
 
     def close(self) -> None:
         """End the last epoch, and the thread that reads for it."""

@@ -87,20 +87,20 @@ class CallbackWatcher:
     def step_hook(self) -> Callable[[float], bool] | None:
         """Return the function that calls the after-step hooks; None if no callback overrides them."""
         training = self._training
-        found = [
-            one
-            for one in hooks_of(self.estimator)
-            if isinstance(one, Callback) and type(one).after_step is not Callback.after_step
-        ]
+        found = [one for one in hooks_of(self.estimator) if isinstance(one, Callback) and one.follows_steps]
 
         def call(loss: float) -> bool:
             answers: list[object] = [one.after_step(training, loss) for one in found]  # all are called
-            return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)  # not a loss
+            ends = any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)  # not a loss
+            if not ends:
+                training.conclude_step()
+            return ends
 
         return call if found else None
 
     def begin_epoch(self) -> None:
         """Call the epoch-begin hooks."""
+        self._training.begin_epoch()
         self._epochs = [root.subcontext(EPOCH) for root in self._roots]
         self._call(self._epochs, BEGIN)
 
@@ -234,6 +234,11 @@ class ActiveTraining(StatefulTraining):
     def defer(self, call: Callable[[], None]) -> None:
         """Call ``call`` when all is decided on the epoch."""
         self._deferred.append(call)
+
+    def conclude_step(self) -> None:
+        """Make the calls that were deferred in a step; an iteration of a search is an epoch, not a step."""
+        if self._trainer.part is not None:
+            self.conclude_epoch(ended=False)
 
     def conclude_epoch(self, *, ended: bool) -> None:
         """Make the calls that were deferred."""

@@ -35,7 +35,7 @@ from .._training.programs import COMPILED
 from .._training.rates import swept_losses
 from .._training.step_choice import auto_compiles
 from .._training.step_parts import OptimizerState, Rates
-from .._training.trainer import Trainer
+from .._training.trainer import EpochPart, Trainer
 from .._utils.cache import digest, with_attributes
 from .._utils.errors import refusing
 from ..adapters import without_low_rank
@@ -557,6 +557,7 @@ class StatefulTraining:
     ended = False
     _state: FittedState
     _trainer: Trainer
+    _epoch_rng: Any
 
     @property
     def parameters(self) -> FlatParameters:
@@ -566,19 +567,38 @@ class StatefulTraining:
     def state(self) -> State:
         """Return a copy of all that the training goes on from."""
         self._trainer.step.synchronize()
-        return {**stored_state(self._state), "ended": self.ended}
+        state, part = {**stored_state(self._state), "ended": self.ended, "part": None}, self._trainer.part
+        if part is not None:
+            # The order of the whole epoch is drawn again, so the generator is that of its beginning.
+            state["rng"] = self._epoch_rng
+            state["part"] = {**vars(part), "rate": self._trainer.rates.learning_rate}
+        return state
 
     def restore(self, stored: State) -> None:
         """Go on from a state."""
         ended = stored.get("ended")
         if not isinstance(ended, bool | np.bool_):
             raise ModelError("The stored state does not say whether its training had ended: it is incomplete.")
+        part = stored.get("part")
+        with refusing("The stored state does not belong to this training"):
+            resumed = None if part is None else _part_of_epoch(part, stored)
         restore_state(self._state, stored)
+        if resumed is not None:
+            self._trainer.resume_within_epoch(*resumed)
         self._trainer.step.reload()
         self.ended = bool(ended)
 
+    def begin_epoch(self) -> None:
+        """Keep the state of the generator, from which the order of the epoch is drawn."""
+        self._epoch_rng = self._state.rng.get_state(legacy=False)
+
+    def _require_between_epochs(self, name: str) -> None:
+        if self._trainer.part is not None:
+            raise RuntimeError(f"{name}() begins an epoch of its own: call it in begin, after_epoch or end.")
+
     def sweep(self, rates: np.ndarray) -> np.ndarray:
         """Return the losses of steps at these learning rates; the training stays as it is."""
+        self._require_between_epochs("sweep")
         before = self.state()
         try:
             return swept_losses(self._trainer.step, self._trainer.batches, rates)
@@ -587,6 +607,7 @@ class StatefulTraining:
 
     def refresh_statistics(self) -> None:
         """Let running statistics follow the weights by a pass over the data that changes no weight."""
+        self._require_between_epochs("refresh_statistics")
         before = self.state()
         steps = self._trainer.batches.steps
         if steps is None:  # a stream: its length is known only at its end
@@ -620,6 +641,16 @@ class StatefulTraining:
     def set_learning_rate(self, rate: float) -> None:
         """Let the schedule start from this learning rate, in this call."""
         self._trainer.rates.initial = rate
+
+
+def _part_of_epoch(part: Any, stored: State) -> tuple[EpochPart, float]:
+    """Return the part of an epoch that a state was taken in, and the rate of its last step; raise if it is none."""
+    first, total, seen, rate = (part[name] for name in ("first_step", "total", "seen", "rate"))
+    if not _is_count(first) or first >= stored["progress"]["step"]:
+        raise ValueError("the part of its epoch has no steps")
+    if not all(isinstance(one, float) and math.isfinite(one) for one in (total, seen, rate)) or min(seen, rate) < 0:
+        raise ValueError("the part of its epoch has no sum of losses")
+    return EpochPart(first, total, seen), rate
 
 
 # Identity of a training: its settings, graph, data, and the state that it begins from.

@@ -107,12 +107,16 @@ class DeviceStep:
         self.engine = first.engine
 
     def train(
-        self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
+        self,
+        batches: Batches,
+        next_rates: Callable[[], Rates],
+        after: Callable[[float], bool] | None = None,
+        skip: int = 0,
     ) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one epoch; then yield the sum of weights and the loss of each step."""
         if self._loaded is not batches:
             self._load(batches)
-        minibatches = batches.epoch()
+        minibatches = batches.epoch(skip)
         most = None if self._data else STEPS_AT_ONCE * self.settings.accumulate
         if after is not None:
             most = self.settings.accumulate

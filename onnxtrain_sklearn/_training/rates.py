@@ -65,6 +65,10 @@ class ScheduledRates:
         progress.step += 1
         return self._latest
 
+    def go_on_from(self, rate: float) -> None:
+        """Set the learning rate of the last step, which was taken before training was resumed."""
+        self.learning_rate, self._latest = rate, Rates(rate)
+
     def warn_if_finished(self) -> None:
         """Warn once if the schedule has ended near a rate of 0, so that training on has practically no effect."""
         history, schedule, progress = self._history, self._schedule, self._history.progress

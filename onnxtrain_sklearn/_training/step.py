@@ -79,12 +79,16 @@ class TrainingStep(Protocol):
     in_host_memory: ClassVar[bool]
 
     def train(
-        self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
+        self,
+        batches: Batches,
+        next_rates: Callable[[], Rates],
+        after: Callable[[float], bool] | None = None,
+        skip: int = 0,
     ) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one epoch; yield the sum of its weights and the loss before the update.
 
         ``after`` is called with the loss after each update, when the host's copies are up to date; it may change them,
-        and ends the epoch if it returns True.
+        and ends the epoch if it returns True. The first ``skip`` minibatches are left out.
         """
 
     def synchronize(self) -> None:
@@ -134,7 +138,11 @@ class HostStep:
             )
 
     def train(
-        self, batches: Batches, next_rates: Callable[[], Rates], after: Callable[[float], bool] | None = None
+        self,
+        batches: Batches,
+        next_rates: Callable[[], Rates],
+        after: Callable[[float], bool] | None = None,
+        skip: int = 0,
     ) -> Iterator[tuple[float, float]]:
         """Train on each minibatch of one epoch; before its update, yield the sum of its weights and its loss."""
         # Per step: compute the gradients, yield the loss, update when the caller asks for the next loss. While this
@@ -143,7 +151,7 @@ class HostStep:
         if self._updates is not None:
             self._updates.prepare((batches.steps or 0) // self.settings.accumulate)
         if self._accumulation is None:
-            for weight in filled(batches.epoch(), self.passes.buffers):
+            for weight in filled(batches.epoch(skip), self.passes.buffers):
                 rates = next_rates()
                 loss = self.compute_gradients(weight, rates.dropout)
                 yield weight, loss
@@ -153,7 +161,7 @@ class HostStep:
             return
 
         # One step for each group of minibatches, by the mean of their gradients.
-        minibatches = batches.epoch()
+        minibatches = batches.epoch(skip)
         while group := list(islice(minibatches, self.settings.accumulate)):
             rates = next_rates()
             total, loss = sum(one.weight for one in group), 0.0

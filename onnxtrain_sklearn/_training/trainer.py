@@ -45,9 +45,14 @@ class KeptWeights:
         if history.last_finite is not None and history.last_finite.shape != self._parameters.buffer.shape:
             history.last_finite = None
 
-    def begin_epoch(self) -> None:
-        """Record the weights at the start of an epoch; their loss is not known yet."""
-        self._is_kept = False
+    def begin_epoch(self, *, resumes: bool = False) -> None:
+        """Record the weights at the start of an epoch; their loss is not known yet.
+
+        If the epoch ``resumes``, its first weights are in ``history.last_finite``.
+        """
+        self._is_kept = resumes
+        if resumes:
+            return
         if self._copies_first:
             self.note()
         if self._moving.size:
@@ -96,6 +101,23 @@ class KeptWeights:
             self._parameters.buffer[...] = self._first
         elif self._statistics is not None:
             self._moving[...] = self._statistics
+
+
+@dataclass
+class EpochPart:
+    """The part of an epoch that is trained.
+
+    Attributes
+    ----------
+    first_step : int
+        Steps of all calls before the epoch.
+    total, seen : float
+        Weighted sum of the losses, and sum of the weights.
+    """
+
+    first_step: int
+    total: float = 0.0
+    seen: float = 0.0
 
 
 # Events of the loop for its watcher: the callbacks of an estimator.
@@ -181,6 +203,8 @@ class Trainer:
         Loss of the current parameters on the validation data, which early stopping watches instead of the score.
     first_epoch : int
         Epochs before this call.
+    part : EpochPart or None
+        The part of the present epoch that is trained; None between epochs.
     watcher : Watcher or None
     """
 
@@ -207,6 +231,8 @@ class Trainer:
         self._recorded = time.perf_counter()
         self._step_hook: Callable[[float], bool] | None = None
         self._stopped = False
+        self.part: EpochPart | None = None
+        self._resumed: EpochPart | None = None
         self._report = report_of(settings.verbose, settings.max_iter)
         self.first_epoch = history.progress.epoch
         self.rates = ScheduledRates(
@@ -268,6 +294,11 @@ class Trainer:
 
         self._guarded(one_epoch)
         self._tell_end()
+
+    def resume_within_epoch(self, part: EpochPart, rate: float) -> None:
+        """Begin the next epoch where ``part`` ends, after a step at the learning rate ``rate``."""
+        self._resumed = part
+        self.rates.go_on_from(rate)
 
     def most_steps(self, epochs: int | None = None) -> int | None:
         """Return the largest number of steps of ``epochs``, by default ``max_iter``; None for streams of any length."""
@@ -336,17 +367,23 @@ class Trainer:
         """Train on all data once, or until the hook of a step ends training; return the mean loss and rows seen."""
         if self.watcher is not None:
             self.watcher.begin_epoch()
-        self._kept.begin_epoch()
-        first_step = self.history.progress.step
+        resumed, self._resumed = self._resumed, None
+        self._kept.begin_epoch(resumes=resumed is not None)
+        step, accumulate = self.history.progress.step, self._settings.accumulate
+        self.part = part = EpochPart(step) if resumed is None else resumed
         after = None if self._step_hook is None else self._after_step
-        total, seen = _run_steps(self.step.train(self.batches, self.rates.advance, after), self._kept)
-        if not (math.isfinite(total) and self._is_finite()):
+        skip = (step - part.first_step) * accumulate
+        try:
+            _run_steps(self.step.train(self.batches, self.rates.advance, after, skip), self._kept, part)
+        finally:
+            self.part = None
+        if not (math.isfinite(part.total) and self._is_finite()):
             self._diverge()
         rows = self.batches.n_rows
         if self._stopped and self.batches.steps is not None:  # a callback may have stopped mid-epoch
-            rows = min(rows, (self.history.progress.step - first_step) * self._settings.accumulate * self.batches.size)
+            rows = min(rows, (self.history.progress.step - part.first_step) * accumulate * self.batches.size)
         # Divide by the total weight if known: the sum over minibatches rounds differently for each order of rows.
-        return total / (seen if self.batches.weight is None or self._stopped else self.batches.weight), rows
+        return part.total / (part.seen if self.batches.weight is None or self._stopped else self.batches.weight), rows
 
     def _after_step(self, loss: float) -> bool:
         """Call the hook of a step; return True if training ends."""
@@ -407,17 +444,15 @@ class Trainer:
 
 
 @ignores_float_errors
-def _run_steps(steps: Iterable[tuple[float, float]], kept: KeptWeights) -> tuple[float, float]:
-    """Take steps until a loss is not finite; return the weighted sum of the losses and the sum of the weights."""
-    total = seen = 0.0
+def _run_steps(steps: Iterable[tuple[float, float]], kept: KeptWeights, part: EpochPart) -> None:
+    """Take steps until a loss is not finite, and add their losses and weights to ``part``."""
     for weight, loss in steps:
-        total += weight * loss
-        if not math.isfinite(total):
+        part.total += weight * loss
+        if not math.isfinite(part.total):
             break
-        if not seen:
+        if not part.seen:
             kept.keep()
-        seen += weight
-    return total, seen
+        part.seen += weight
 
 
 SINGLE_THREAD_LENGTH = 10_000

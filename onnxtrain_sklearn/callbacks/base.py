@@ -142,13 +142,19 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
         """Return a text that is equal for two calls whose training gives the same bits."""
 
     def defer(self, call: Callable[[], None]) -> None:
-        """Call ``call`` after the hooks of all callbacks, when it is decided whether training ends."""
+        """Call ``call`` after the hooks of all callbacks, when it is decided whether training ends.
+
+        If training ends within an epoch, calls deferred in ``after_step`` wait for the end of this epoch.
+        """
 
     def sweep(self, rates: np.ndarray) -> np.ndarray:
-        """Return the losses of trial steps at these learning rates, NaN where they diverged; nothing is changed."""
+        """Return the losses of trial steps at these learning rates, NaN where they diverged; nothing is changed.
+
+        It begins an epoch of its own, so that ``after_step`` cannot call it.
+        """
 
     def refresh_statistics(self) -> None:
-        """Recompute running statistics for the current weights, by a pass over the data."""
+        """Recompute running statistics for the current weights, by a pass over the data; not in ``after_step``."""
 
     def set_learning_rate(self, rate: float) -> None:
         """Use this as the initial learning rate of the schedule, for the rest of the call."""
@@ -194,6 +200,11 @@ class Callback(Component):
     """True if the weights depend on the callback, so that its settings are part of a checkpoint's identity."""
     passing: ClassVar[tuple[str, ...]] = ()
     """Entries of the memory that are dropped when training ends, also after Ctrl-C."""
+
+    @property
+    def follows_steps(self) -> bool:
+        """True if :meth:`after_step` is called; by default, if the class overrides it."""
+        return type(self).after_step is not Callback.after_step
 
     def begin(self, training: TrainingInProgress) -> None:
         """Run before the first epoch."""

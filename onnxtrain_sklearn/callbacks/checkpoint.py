@@ -38,6 +38,10 @@ class Checkpoint(Callback):
         Folder of the files, which is created if necessary.
     every : int, default=1
         Epochs between two files. The last epoch is always stored.
+    every_steps : int or None, default=None
+        Steps between two files within an epoch. Training that resumes within an epoch reads its first rows again, but
+        does not train on them again. Meant for epochs that take long, such as those of tables that do not fit into
+        memory. None: no files within epochs.
     keep : int, default=1
         Number of the latest files of a fit to keep. Consecutive calls of ``partial_fit`` count as one fit.
     resume : bool, default=True
@@ -54,7 +58,8 @@ class Checkpoint(Callback):
     and data: they are one training, even after it has ended. ``resume=False`` draws another seed.
 
     L-BFGS and fine-tuning are searches on all rows, whose state within SciPy cannot be stored. After a crash they start
-    again, and find the same weights to the bit. Their file is written when they end, so that they are not repeated.
+    again, and find the same weights to the bit. Their file is written when they end, whatever ``every`` and
+    ``every_steps``, so that they are not repeated.
 
     Examples
     --------
@@ -74,16 +79,33 @@ class Checkpoint(Callback):
     __module__ = CALLBACKS_MODULE
     name = "checkpoint"
     steers = False
-    valid: ClassVar[Rules] = {"every": (COUNT,), "keep": (COUNT,), "resume": (bool,)}
+    valid: ClassVar[Rules] = {"every": (COUNT,), "keep": (COUNT,), "resume": (bool,), "every_steps": (COUNT, None)}
 
-    def __init__(self, path: str | os.PathLike[str], every: int = 1, keep: int = 1, *, resume: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every: int = 1,
+        keep: int = 1,
+        *,
+        resume: bool = True,
+        every_steps: int | None = None,
+    ) -> None:
         self.path = path
         self.every = every
         self.keep = keep
         self.resume = resume
+        self.every_steps = every_steps
+
+    @property
+    def follows_steps(self) -> bool:
+        return self.every_steps is not None
 
     def begin(self, training: TrainingInProgress) -> None:
         training.defer(lambda: self._find(training))
+
+    def after_step(self, training: TrainingInProgress, loss: float) -> None:
+        if training.is_resumable and self.every_steps is not None and training.step % self.every_steps == 0:
+            training.defer(lambda: self._write(training))
 
     def after_epoch(self, training: TrainingInProgress) -> None:
         if training.is_resumable or training.epochs_done == 1:  # a search stores once, when it has ended
@@ -123,12 +145,15 @@ class Checkpoint(Callback):
         training.memory(self).update(key=key, files=self._kept(folder, [*earlier, *own]))
 
     def _store(self, training: TrainingInProgress) -> None:
-        """Write a file for the last epoch, if it is due, and remove old ones."""
+        """Write a file for the last epoch, if it is due."""
         epoch, last = training.row["epoch"], training.ended or training.epochs_done == training.max_iter
-        if epoch % self.every and not last:
-            return
+        if last or not epoch % self.every:
+            self._write(training)
+
+    def _write(self, training: TrainingInProgress) -> None:
+        """Write a file of the present state, and remove old ones."""
         folder, memory = Path(self.path), training.memory(self)
-        file = f"{memory['key']}-{epoch:08d}.npz"
+        file = f"{memory['key']}-{training.row.get('epoch', 0):08d}-{training.step:012d}.npz"  # in the order of time
         files = [*(name for name in memory["files"] if name != file), file]
         memory["files"] = files[-self.keep :]  # before the state is taken, which holds this memory
         write_state(folder / file, training.state())

@@ -18,6 +18,7 @@ from onnxtrain_sklearn import (
     OrtGradientMultiOutput,
     OrtGradientRegressor,
     RealMLPRegressor,
+    callbacks,
 )
 from onnxtrain_sklearn.callbacks import Callback
 from onnxtrain_sklearn.exceptions import DivergenceError
@@ -194,7 +195,7 @@ def test_lbfgs_refuses_weights_that_the_hook_changes():
 def test_fine_tuning_refuses_the_hook():
     old = LogisticRegression().fit(X, Y > 0)
     estimator = OrtGradientClassifier(old, callbacks=[Steps()])
-    with pytest.raises(ValueError, match="fine-tuning takes no steps"):
+    with pytest.raises(ValueError, match=r"follows the steps of the optimizer .*fine-tuning takes none"):
         estimator.fit(X, Y > 0)
     assert not hasattr(estimator, "classes_")
 
@@ -262,22 +263,31 @@ def test_callbacks_that_are_set_are_called():
     assert found.callbacks_["Steps"]["steps"] == [1, 2]
 
 
-def test_callbacks_without_the_hook_leave_the_steps_alone(monkeypatch):
+def test_callbacks_without_the_hook_leave_the_steps_alone(monkeypatch, tmp_path):
     class Idle(Callback):
         def after_epoch(self, training):
             training.row["seen"] = 1.0
 
     hooks = []
 
-    def recorded(train, step, batches, next_rates, after=None):
+    def recorded(train, step, batches, next_rates, after=None, skip=0):
         hooks.append(after)
-        return train(step, batches, next_rates, after)
+        return train(step, batches, next_rates, after, skip)
 
     wrap_epochs(monkeypatch, recorded)
-    regressor(Idle(), max_iter=2).fit(X, Y)
+    regressor(Idle(), callbacks.Checkpoint(tmp_path), max_iter=2).fit(X, Y)
     assert hooks == [None, None]
     regressor(Steps(), max_iter=1).fit(X, Y)
     assert callable(hooks[2])
+
+
+def test_trial_steps_within_an_epoch_are_refused():
+    class Sweeping(Callback):
+        def after_step(self, training, loss):
+            training.sweep(np.array([0.1]))
+
+    with pytest.raises(RuntimeError, match=r"sweep\(\) begins an epoch of its own: call it in begin"):
+        regressor(Sweeping()).fit(X, Y)
 
 
 def test_replacing_the_vector_of_parameters_is_an_error():

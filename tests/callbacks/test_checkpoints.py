@@ -17,12 +17,19 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, OrtGradientClassifier, RMSprop, schedules
-from onnxtrain_sklearn.callbacks import Checkpoint, EarlyStopping, EpochScoring, LearningRateFinder, WeightAveraging
+from onnxtrain_sklearn.callbacks import (
+    Callback,
+    Checkpoint,
+    EarlyStopping,
+    EpochScoring,
+    LearningRateFinder,
+    WeightAveraging,
+)
 from onnxtrain_sklearn.optimizers import Muon
 from tests.helpers.callbacks import net
 from tests.helpers.checkpoints import drawn_seed, same
 from tests.helpers.data import blobs
-from tests.helpers.environment import each_engine
+from tests.helpers.environment import OWN_MEMORY, each_engine
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -111,9 +118,80 @@ def test_a_fit_that_was_ended_is_not_trained_again(tmp_path):
     assert steps == []
 
 
+class CrashAtStep(Callback):
+    """Raises after a step; records the steps before it."""
+
+    steers = False
+
+    def __init__(self, last=None):
+        self.last = last
+        self.steps = []
+
+    def after_step(self, training, loss):
+        if training.step == self.last:
+            raise Crash
+        self.steps.append(training.step)
+
+
+@each_engine
+@pytest.mark.parametrize("case", CASES)
+def test_a_fit_goes_on_within_an_epoch_to_the_same_bits(case, engine, tmp_path):
+    def make(*callbacks):
+        return net(*callbacks, **{"max_iter": 8, "engine": engine, "batch_size": 8} | CASES[case])
+
+    whole, every = make().fit(X, Y), 2
+    crashes = (4, 5, 14) if case == "groups" else (2, 3, 6) if case == "one batch" else (5, 20, 41)
+    begins = []
+    for last in (*crashes, None):
+        crash = CrashAtStep(last)
+        estimator = make(crash, Checkpoint(tmp_path, every_steps=every))
+        if last is None:
+            estimator.fit(X, Y)
+        else:
+            with pytest.raises(Crash):
+                estimator.fit(X, Y)
+        begins.append((crash.steps or [last])[0])
+    assert same(estimator, whole)
+    if case != "one batch":  # whose epochs are steps
+        assert begins == [1, *((last - 1) // every * every + 1 for last in crashes)]
+
+
+def test_state_of_a_device_is_resumed_within_an_epoch(monkeypatch, tmp_path):
+    monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
+
+    def make(*callbacks):
+        return net(*callbacks, max_iter=4, batch_size=8, optimizer=AdamW(ema_decay=0.9))
+
+    with pytest.raises(Crash):
+        make(Checkpoint(tmp_path, every_steps=3), CrashAtStep(8)).fit(X, Y)
+    after = CrashAtStep()
+    assert same(make(Checkpoint(tmp_path, every_steps=3), after).fit(X, Y), make(CrashAtStep()).fit(X, Y))
+    assert after.steps[0] == 7
+
+
+def test_memory_of_callbacks_is_resumed_within_an_epoch(tmp_path):
+    class Losses(Callback):
+        def after_step(self, training, loss):
+            memory = training.memory(self)
+            memory["losses"] = [*memory.get("losses", []), loss]
+            return len(memory["losses"]) == 20
+
+    def make(*callbacks):
+        return net(*callbacks, Losses(), max_iter=8, batch_size=8)
+
+    with pytest.raises(Crash):
+        make(Checkpoint(tmp_path, every_steps=4), CrashAtStep(19)).fit(X, Y)
+    whole = make().fit(X, Y)
+    found = make(Checkpoint(tmp_path, every_steps=4)).fit(X, Y)
+    assert same(found, whole)
+    assert found.callbacks_["Losses"] == whole.callbacks_["Losses"]
+    # The step that ended training is no state to resume from: the file is that of its epoch.
+    assert same(make(Checkpoint(tmp_path, every_steps=4)).fit(X, Y), whole)
+
+
 def test_files_come_every_so_many_epochs_and_the_latest_stay(tmp_path):
     net(Checkpoint(tmp_path, every=4, keep=2), max_iter=10).fit(X, Y)
-    assert [name[-12:-4] for name in files(tmp_path)] == ["00000008", "00000010"]
+    assert [name.split("-")[1] for name in files(tmp_path)] == ["00000008", "00000010"]
     before = files(tmp_path)
     net(Checkpoint(tmp_path, every=4, keep=2, resume=False), max_iter=10).fit(X, Y)
     assert files(tmp_path) == before
@@ -219,7 +297,7 @@ def test_parameters_of_checkpoints_are_checked():
 
 
 def slow_net(folder: Path | None, random_state: int | None = 0) -> OrtGradientClassifier:
-    callbacks = [] if folder is None else [Checkpoint(folder, keep=2)]
+    callbacks = [] if folder is None else [Checkpoint(folder, keep=2, every_steps=7)]
     return OrtGradientClassifier(
         MLP((8,), dropout=0.2), callbacks=callbacks, batch_size=4, max_iter=40, tol=NEVER, early_stopping=True,
         n_iter_no_change=np.inf, learning_rate="cosine", random_state=random_state,

@@ -40,8 +40,8 @@ def recording(call: RecordedCall) -> Iterator[None]:
     """Record a call that is made inside of the block."""
     epoch, fit, partial_fit, begin = ArrayBatches.epoch, Trainer.fit, Trainer.partial_fit, Trainer._guarded
 
-    def recorded(batches: ArrayBatches) -> Iterator[Minibatch]:
-        found, call.rows = list(epoch(batches)), np.sort(batches._rows)
+    def recorded(batches: ArrayBatches, skip: int = 0) -> Iterator[Minibatch]:
+        found, call.rows = list(epoch(batches, skip)), np.sort(batches._rows)
         call.passes.append([one.rows.copy() for one in found])
         return iter(found)
 

@@ -346,6 +346,37 @@ def test_checkpoint_of_a_stream_goes_on_to_the_same_bits(tmp_path):
     assert same_bits(found, expected)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_checkpoint_within_an_epoch_of_a_stream_goes_on_to_the_same_bits(weighted, tmp_path):
+    X, y = labels()
+    weights = np.arange(len(y)) % 3
+    path = write(tmp_path / "table.parquet", X, y, w=weights.astype(float))
+
+    class Failure(callbacks.Callback):
+        steers = False
+
+        def __init__(self, step):
+            self.step = step
+
+        def after_step(self, training, loss):
+            if training.step == self.step:
+                raise RuntimeError("power cut")
+
+    def fit(*others):
+        rows = RowBlocks(path, "y", sample_weight="w" if weighted else None, columns=NAMES, buffer_rows=200, prefetch=1)
+        return classifier(batch_size=32, callbacks=[*others]).fit(rows)
+
+    saved = callbacks.Checkpoint(tmp_path / "saved", every_steps=5)
+    for step in (9, 33, 61):
+        with pytest.raises(RuntimeError, match="power cut"):
+            fit(saved, Failure(step))
+        assert not [one for one in threading.enumerate() if one.name.startswith("onnxtrain_sklearn")]
+    found, expected = fit(saved), fit()
+    assert same_bits(found, expected)
+    assert found.loss_curve_ == expected.loss_curve_
+    assert found.t_ == expected.t_
+
+
 REFUSED = {
     "target that is no name": (lambda path: (path, [0, 1]), {}, TypeError, "y must name the target column"),
     "unknown target": (lambda path: (path, "z"), {}, ValueError, "no column 'z'"),

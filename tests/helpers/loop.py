@@ -36,7 +36,7 @@ class Step:
         self.parameters.vector += 1
         return next(self.losses)
 
-    def train(self, batches: Any, next_rates: Any, after: Any = None) -> Iterator[tuple[float, float]]:
+    def train(self, batches: Any, next_rates: Any, after: Any = None, skip: int = 0) -> Iterator[tuple[float, float]]:
         for weight in batches.weights:
             yield weight, self.run(next_rates(), weight)
 
@@ -57,7 +57,7 @@ class LateStep(Step):
         buffer = np.zeros(2, np.float32)
         self.parameters = SimpleNamespace(vector=buffer[:1], buffer=buffer, statistics=buffer[1:])
 
-    def train(self, batches: Any, next_rates: Any, after: Any = None) -> Iterator[tuple[float, float]]:
+    def train(self, batches: Any, next_rates: Any, after: Any = None, skip: int = 0) -> Iterator[tuple[float, float]]:
         for weight in batches.weights:
             self.rates.append(next_rates().learning_rate)
             self.parameters.statistics[...] += 1

@@ -53,8 +53,8 @@ def record_epochs(monkeypatch: pytest.MonkeyPatch) -> list[list[np.ndarray]]:
     found: list[list[np.ndarray]] = []
     epoch = ArrayBatches.epoch
 
-    def recording(batches: ArrayBatches) -> Any:
-        minibatches = list(epoch(batches))
+    def recording(batches: ArrayBatches, skip: int = 0) -> Any:
+        minibatches = list(epoch(batches, skip))
         found.append([one.rows.copy() for one in minibatches])
         return iter(minibatches)
 
