@@ -109,7 +109,7 @@ def adaptable_graph(state: FittedState, options: OutputOptions) -> ir.Model:
     if changes:
         rank = len(state.prediction_weights()[changes[0].right])
         open_graph = with_low_rank(open_graph, [one.matrix for one in changes], rank, 1.0, None)
-    model = inference_model(open_graph, open_graph.weights(), state.head, form=options)
+    model = inference_model(open_graph, open_graph.weights(), state.decoding, form=options)
     axes = {one.left: 1 for one in changes} | {one.right: 0 for one in changes}
     free = {name: axes.get(name) for name in (*trained.names, *trained.running_statistics)}
     initializers_with_defaults(model.graph, free)

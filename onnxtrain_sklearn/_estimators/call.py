@@ -161,7 +161,7 @@ class FitContext:
         """Return the range of all targets trained on so far, including this call; None except in regression."""
         if examples.targets.task != "regression":
             return None
-        earlier = None if self.old is None else self.old.head.target_range
+        earlier = None if self.old is None else self.old.decoding.target_range
         if self.call.stream is None:
             values = examples.targets.values[self.split.of(examples)[0]]
         else:

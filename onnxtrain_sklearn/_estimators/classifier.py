@@ -212,7 +212,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             With a label at each position of a row, the shape of ``y``.
         """
         labels = self._predict(X)  # raises if it is not fitted
-        return typed_labels(self._state.head, labels)
+        return typed_labels(self._state.decoding, labels)
 
     @available_if(gives_probabilities)
     def predict_proba(self, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
@@ -237,7 +237,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         """
         number_type = prediction_type(X)
         numbers = self._predict(X, output=1, with_scores=number_type is np.float64)
-        return by_label(self._state.head, numbers.astype(np.result_type(number_type, numbers), copy=False))
+        return by_label(self._state.decoding, numbers.astype(np.result_type(number_type, numbers), copy=False))
 
     def decision_function(self, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
         """Return the scores: logits for the likelihood losses, margins for the hinge losses.
@@ -260,7 +260,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         (hinge) they are the mean of the members' scores.
         """
         scores = self._predict(X, output=-1, with_scores=True)  # raises if it is not fitted
-        return decisions(self._state.head, scores, X)
+        return decisions(self._state.decoding, scores, X)
 
     def score(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy.
@@ -277,11 +277,11 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             each position of a row, the fraction of the labels that are right. Labels to ignore do not count.
         """
         predicted = self.predict(X)  # raises if it is not fitted
-        if self._state.head.positions is None:
+        if self._state.decoding.positions is None:
             y, predicted, sample_weight = rows_that_count(y, predicted, sample_weight, self.ignore_label)
-        if has_one_label(self._state.head):
+        if has_one_label(self._state.decoding):
             return accuracy_of_labels(y, predicted, sample_weight)
-        return accuracy_of_several(self._state.head, y, predicted, self.ignore_label, sample_weight)
+        return accuracy_of_several(self._state.decoding, y, predicted, self.ignore_label, sample_weight)
 
     def to_onnx(
         self, *, zipmap: bool | str = False, raw_scores: bool = False, adapter: bool = False

@@ -38,13 +38,13 @@ def coefficients_of(estimator: object) -> np.ndarray:
     """Return the weights of the features in the shape of scikit-learn's linear models."""
     state, layer = _linear_layer(estimator, "coef_")
     weight = np.ascontiguousarray(layer.weight.T)
-    return weight[0] if state.head.task == "regression" and len(weight) == 1 else weight
+    return weight[0] if state.decoding.task == "regression" and len(weight) == 1 else weight
 
 
 def intercept_of(estimator: object) -> np.ndarray | float:
     """Return the bias in the shape of scikit-learn's linear models."""
     state, layer = _linear_layer(estimator, "intercept_")
-    return float(layer.bias[0]) if state.head.task == "regression" and len(layer.bias) == 1 else layer.bias
+    return float(layer.bias[0]) if state.decoding.task == "regression" and len(layer.bias) == 1 else layer.bias
 
 
 def _linear_layer(estimator: object, name: str) -> tuple[FittedState, LinearLayer]:
@@ -58,22 +58,22 @@ def _linear_layer(estimator: object, name: str) -> tuple[FittedState, LinearLaye
 
 def affine_scores(state: FittedState) -> LinearLayer | None:
     """Return the trained linear layer of the decision function; None if the graph is not one."""
-    source, head = state.deployed, state.head
+    source, decoding = state.deployed, state.decoding
     takes_columns = state.fitted is not None and state.fitted.parts is not None
-    if len(source.inputs) != 1 or source.link == "votes" or source.members or head.groups or takes_columns:
+    if len(source.inputs) != 1 or source.link == "votes" or source.members or decoding.groups or takes_columns:
         return None
-    if head.positions is not None or state.snapshots:
+    if decoding.positions is not None or state.snapshots:
         return None
     scores = next(value for value in source.model.graph.outputs if value.name == source.scores)
     found = _Trace(source.inputs[0].name, state.weights()).of(scores)
-    if not isinstance(found, LinearLayer) or found.weight.shape[1] != head.n_outputs:
+    if not isinstance(found, LinearLayer) or found.weight.shape[1] != decoding.n_outputs:
         return None
-    if head.task == "multiclass" and head.n_outputs == 2:
+    if decoding.task == "multiclass" and decoding.n_outputs == 2:
         return LinearLayer(found.weight[:, 1:] - found.weight[:, :1], found.bias[1:] - found.bias[:1])
-    weight, bias, (scale, bounds) = found.weight, found.bias, (head.target_scale, head.target_range)
+    weight, bias, (scale, bounds) = found.weight, found.bias, (decoding.target_scale, decoding.target_range)
 
     # Convert the layer of scaled targets to the units of the targets.
-    if scale is not None and head.link == "exp":  # scale · exp(s) = exp(s + log scale)
+    if scale is not None and decoding.link == "exp":  # scale · exp(s) = exp(s + log scale)
         bias = (bias + np.log(scale.scale)).astype(bias.dtype)
     elif scale is not None:
         bias = (bias * scale.scale + scale.center).astype(bias.dtype)
@@ -82,7 +82,7 @@ def affine_scores(state: FittedState) -> LinearLayer | None:
     # Outputs whose targets are constant are predicted as this constant, whatever their weights are.
     if bounds is not None and bounds.constant.any():
         with np.errstate(divide="ignore", invalid="ignore"):
-            constants = np.log(bounds.low) if head.link == "exp" else bounds.low
+            constants = np.log(bounds.low) if decoding.link == "exp" else bounds.low
         bias = np.where(bounds.constant, constants, bias).astype(bias.dtype)
         weight = np.where(bounds.constant, 0, weight)
     return LinearLayer(weight, bias)
@@ -238,7 +238,7 @@ def trained_estimator(estimator: Any, state: FittedState, X: MatrixLike | None) 
             "to_sklearn() needs model= to be a fitted scikit-learn estimator; this one was built or given as ONNX. "
             "Use to_onnx()."
         )
-    if state.head.target_range is not None and state.head.target_range.clips:
+    if state.decoding.target_range is not None and state.decoding.target_range.clips:
         raise ModelError(
             "clip_predictions=True: scikit-learn's model does not clip what it predicts. Use to_onnx(), or set "
             "clip_predictions=False and train on."

@@ -1,6 +1,6 @@
 """The configuration of a training: the parameters of an estimator, checked and resolved once.
 
-The loop and the steps read the configuration, not the parameters. Parameters about data, heads and scores, such as
+The loop and the steps read the configuration, not the parameters. Parameters about data, decodings and scores, such as
 ``validation_fraction`` or ``scoring``, are read where they are used.
 """
 
@@ -18,7 +18,7 @@ from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 
 from .._given.given_output import is_foreign
 from .._gradient.engine import choose_engine
-from .._inference.graph import Head
+from .._inference.graph import Decoding
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device, resolve_device
 from .._ort.sessions import know_libraries
@@ -142,25 +142,25 @@ class TrainingConfig:
             )
         return "portable"
 
-    # The settings of a step become known in two parts: most with the head, those by parameter with the graph.
+    # The settings of a step become known in two parts: most with the decoding, those by parameter with the graph.
 
-    def with_head(
-        self, loss: Loss | TotalLoss, head: Head, seed: int, positions: TrainedPositions | None = None
+    def with_decoding(
+        self, loss: Loss | TotalLoss, decoding: Decoding, seed: int, positions: TrainedPositions | None = None
     ) -> StepSettings:
         """Return the settings of a step that need no graph; ``positions`` is None if labels are for whole rows."""
-        return self._step(loss, head, seed, positions, device=self.device, engine=self.engine)
+        return self._step(loss, decoding, seed, positions, device=self.device, engine=self.engine)
 
     def for_export(
-        self, loss: Loss | TotalLoss, head: Head, seed: int, positions: TrainedPositions | None, device: Device
+        self, loss: Loss | TotalLoss, decoding: Decoding, seed: int, positions: TrainedPositions | None, device: Device
     ) -> StepSettings:
         """Return the settings of a step that is exported: of all rows of its minibatches, in ONNX's own operators."""
-        step = self._step(loss, head, seed, positions, device=device, engine="portable")
+        step = self._step(loss, decoding, seed, positions, device=device, engine="portable")
         return replace(step, session_options=None, accumulate=1)
 
     def _step(
         self,
         loss: Loss | TotalLoss,
-        head: Head,
+        decoding: Decoding,
         seed: int,
         positions: TrainedPositions | None,
         *,
@@ -170,10 +170,10 @@ class TrainingConfig:
         optimizer = self.optimizer
         return StepSettings(
             loss=loss,
-            task=head.task,
-            link=head.link,
-            n_outputs=head.n_outputs,
-            groups=head.groups,
+            task=decoding.task,
+            link=decoding.link,
+            n_outputs=decoding.n_outputs,
+            groups=decoding.groups,
             positions=positions,
             optimizer=rule_of(optimizer),
             alpha=self.alpha,

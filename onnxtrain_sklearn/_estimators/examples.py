@@ -56,13 +56,13 @@ def training_examples(
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
     if known is None and call.stream is not None and not call.one_epoch:
         known = call.stream.classes  # call.y is a sample, which may lack some
-    # The head of an earlier call, and a fitted model, say what y holds; otherwise y and the graph do.
+    # The decoding of an earlier call, and a fitted model, say what y holds; otherwise y and the graph do.
     at_positions = old is None and fitted is None and takes_positions(task, graph, call.y)
     if call.one_epoch and old is None:
         require_known_labels(task, call.y, known, at_positions=at_positions)
-    head, known = (None, known) if old is None else (old.head, old.head.classes)
+    decoding, known = (None, known) if old is None else (old.decoding, old.decoding.classes)
     n_rows = len(next(iter(columns.values())))
-    found = weighted_targets(task, n_rows, call.y, call.sample_weight, known, head, at_positions=at_positions)
+    found = weighted_targets(task, n_rows, call.y, call.sample_weight, known, decoding, at_positions=at_positions)
     return Examples(columns, *found)
 
 
@@ -72,8 +72,10 @@ def validation_examples(
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.source.inputs, state.fitted, reset=False)
     columns = columns if state.fitted is None else as_trained(columns, state.fitted, state.source.inputs)
-    n_rows, head = len(next(iter(columns.values()))), state.head
-    found = weighted_targets(estimator._task(), n_rows, y, sample_weight, head.classes, head, at_positions=False)
+    n_rows, decoding = len(next(iter(columns.values()))), state.decoding
+    found = weighted_targets(
+        estimator._task(), n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
+    )
     return Examples(columns, *found)
 
 
@@ -92,7 +94,7 @@ def batches_for(
     If few rows make a single minibatch, equal rows are merged into one with the sum of their weights. They are not
     merged with ``rows_meet`` (the result of a row depends on the others of its minibatch), where their number matters.
     """
-    examples = scaled(examples, state.head.target_scale)
+    examples = scaled(examples, state.decoding.target_scale)
     every, weights, n_rows = trained_columns(state, examples), examples.weights, len(rows)
     fits = n_rows <= min(size, MERGE_LIMIT) and not rows_meet
     rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
@@ -102,8 +104,8 @@ def batches_for(
 def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputData]:
     """Return the inputs of the graph and the target, which the training step reads; the targets are scaled."""
     values = examples.targets.values
-    positions, number_type = trained_positions(state.head, examples.targets), state.parameters.buffer.dtype
-    shape, dtype = target_layout(state.head.task, state.head.n_outputs, len(values), number_type, positions)
+    positions, number_type = trained_positions(state.decoding, examples.targets), state.parameters.buffer.dtype
+    shape, dtype = target_layout(state.decoding.task, state.decoding.n_outputs, len(values), number_type, positions)
     return {**examples.columns, TARGET: InputData(values.reshape(shape), dtype)}
 
 
@@ -117,7 +119,7 @@ def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
 
 def scaled_values(state: FittedState, targets: Targets) -> np.ndarray:
     """Return the targets in the units in which the graph is trained."""
-    scale, values = state.head.target_scale, targets.values
+    scale, values = state.decoding.target_scale, targets.values
     return values if scale is None else scale.scaled(values)
 
 

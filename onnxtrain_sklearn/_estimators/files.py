@@ -29,7 +29,7 @@ from .._export.source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource
 from .._export.state_files import StateArrays, read_state_file
 from .._export.training_info import training_model
 from .._fitted.text_encoder import encoding_graph
-from .._inference.graph import Head
+from .._inference.graph import Decoding
 from .._ir.edits import keep_outputs, swap_initializers
 from .._ir.protobuf import to_proto
 from .._ir.shapes import infer_shapes
@@ -78,8 +78,8 @@ def export_source(
         if not outputs
         else TotalLoss(tuple(one.loss for one in outputs), has_factors=True)
     )
-    positions = None if state.head.positions is None else settings_of_step(state).positions
-    settings = config.for_export(loss, state.head, state.seed, positions, state.device)
+    positions = None if state.decoding.positions is None else settings_of_step(state).positions
+    settings = config.for_export(loss, state.decoding, state.seed, positions, state.device)
     settings = replace(settings, n_outputs=loss.width) if isinstance(loss, TotalLoss) else settings
     settings = config.with_graph(settings, state.source)
     parameters = state.parameters
@@ -108,11 +108,11 @@ def export_source(
             f"for an output would meet those with one: train it in Python, or take a loss of single rows."
         )
     minibatches = _separate_minibatches(parts, config.loop.accumulate)
-    ignored = None if state.head.positions is None or outputs else estimator._task().ignore_label
-    weights = None if outputs else exported_class_weights(estimator._task(), state.head, state.balanced)
+    ignored = None if state.decoding.positions is None or outputs else estimator._task().ignore_label
+    weights = None if outputs else exported_class_weights(estimator._task(), state.decoding, state.balanced)
     table = None if state.fitted is None else state.fitted.parts
     front = None if table is None else encoding_graph(table)
-    return ExportSource(parts, state.head, facts, weights, ignored, target, outputs, front, minibatches)
+    return ExportSource(parts, state.decoding, facts, weights, ignored, target, outputs, front, minibatches)
 
 
 def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
@@ -133,13 +133,13 @@ def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
 
 
 def exported_class_weights(
-    task: OutputTask, head: Head, balanced: tuple[float, ...] | None
+    task: OutputTask, decoding: Decoding, balanced: tuple[float, ...] | None
 ) -> tuple[float, ...] | None:
     """Return the weight of each class; labels at positions have theirs in the loss."""
-    given, classes = task.class_weight, head.classes
-    if given is None or head.positions is not None:
+    given, classes = task.class_weight, decoding.classes
+    if given is None or decoding.positions is not None:
         return None
-    if head.task not in ("binary", "multiclass") or isinstance(classes, list):
+    if decoding.task not in ("binary", "multiclass") or isinstance(classes, list):
         raise ModelError(
             "Training graphs weigh rows by one label, and these have several: set class_weight=None, and multiply the "
             "weights into sample_weight (sklearn.utils.class_weight.compute_sample_weight)."
@@ -378,7 +378,7 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
         raise ModelError(f"The files for devices have no penalty on weights, but alpha={estimator.alpha!r}: set it 0.")
     if state.model.running_statistics:
         raise ModelError("The files for devices update no running statistics: freeze the scale and bias of BatchNorm.")
-    if state.head.groups or state.head.positions or state.model.link == "votes":
+    if state.decoding.groups or state.decoding.positions or state.model.link == "votes":
         raise ModelError(
             "The files for devices take one label a row, or indicators, and no scores of pairs of classes."
         )
@@ -421,31 +421,31 @@ def _with_loss(state: FittedState, loss: Loss) -> ir.Model:
     """Return the graph with the current weights, whose outputs are the loss of a batch and the scores."""
     single = state.model if state.model.dtype == np.float32 else as_float32(state.model)
     model = single.model.clone()
-    graph, head = model.graph, state.head
+    graph, decoding = model.graph, state.decoding
     weights = {n: a.astype(np.float32) for n, a in state.trained_weights().items() if n in graph.initializers}
     swap_initializers(graph, weights)
     scores = next(v for v in graph.outputs if v.name == single.scores)
     op = GraphBuilder(graph, dtype=ir_type(single.dtype), prefix="device", constant_nodes=True)
-    labelled = head.task == "multiclass"
-    shape: list[str | int] = ["N"] if labelled else ["N", *(head.row_shape or (head.n_outputs,))]
+    labelled = decoding.task == "multiclass"
+    shape: list[str | int] = ["N"] if labelled else ["N", *(decoding.row_shape or (decoding.n_outputs,))]
     y = ir.val("labels" if labelled else "target", ir.DataType.INT64 if labelled else op.dtype, shape)
     graph.inputs.append(y)
-    y = op.Reshape(y, [-1, head.n_outputs]) if head.row_shape else y
-    columns = op.Reshape(scores, [-1, head.n_outputs])
+    y = op.Reshape(y, [-1, decoding.n_outputs]) if decoding.row_shape else y
+    columns = op.Reshape(scores, [-1, decoding.n_outputs])
     if labelled:
-        target = one_hot(op, y, head.n_outputs, op.dtype)
-    elif (scale := head.target_scale) is not None:  # the device takes the target in its own units
+        target = one_hot(op, y, decoding.n_outputs, op.dtype)
+    elif (scale := decoding.target_scale) is not None:  # the device takes the target in its own units
         number = op.dtype.numpy()
         target = op.Div(op.Sub(y, np.asarray(scale.center, number)), np.asarray(scale.scale, number))
     else:
         target = y
     if single.members is not None:
-        target = repeated_rows(op, target, single.members, head.n_outputs)
+        target = repeated_rows(op, target, single.members, decoding.n_outputs)
     with refusing(
         f"The files for devices take any number of rows, for which {type(loss).__name__} emits no loss. Let it compute "
         f"sizes in the graph, as by op.Shape, or export files for a number of rows by export_training"
     ):
-        losses = loss(op, columns, target, head.link)
+        losses = loss(op, columns, target, decoding.link)
     value = op.ReduceMean(losses, keepdims=False)
     value.name, value.dtype, value.shape = "loss", op.dtype, ir.Shape([])
     keep_outputs(model, [value, scores])

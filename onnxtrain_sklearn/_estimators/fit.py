@@ -1,10 +1,10 @@
 """Run a call of ``fit`` or ``partial_fit``: prepare, train, then publish the result or roll back.
 
 :func:`prepare` does everything before the first step, in this order: ``config`` resolves the parameters, ``source``
-finds or builds the graph, ``examples`` checks the data, ``heads`` chooses the head, ``starting_state`` makes the state
-and compares it with a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of ``_training``. If
-several outputs are trained, :class:`Outputs` holds the functions that differ. :func:`train` runs the loop;
-:class:`Transaction` publishes the result or rolls back; no other code does either.
+finds or builds the graph, ``examples`` checks the data, ``outputs`` chooses the decoding, ``starting_state`` makes the
+state and compares it with a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of
+``_training``. If several outputs are trained, :class:`Outputs` holds the functions that differ. :func:`train` runs the
+loop; :class:`Transaction` publishes the result or rolls back; no other code does either.
 
 Rows *meet* if the result of one row depends on the other rows of its minibatch, as in batch normalization.
 """
@@ -45,7 +45,7 @@ from .describe import announce
 from .examples import batches_for, training_examples
 from .finetuning import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
-from .outputs import HeadChoice, choose_head, ignoring
+from .outputs import DecodingChoice, choose_decoding, ignoring
 from .parameters import set_callbacks_of
 from .scoring import (
     Measures,
@@ -124,27 +124,32 @@ class Outputs(NamedTuple):
         Returns the source of the graph.
     examples : function
         Returns the data as inputs of the graph, with targets and weights.
-    head : function
-        Returns the head that follows the scores, and the settings of the step.
+    decoding : function
+        Returns the decoding that follows the scores, and the settings of the step.
     require_own_start : function
         Raises if the predictions of the state differ from those of the given model. Returns the scores of a given
         graph for some rows.
     validation : function
         Returns the rows to score, and the function that scores them.
     exported : function
-        Returns the losses and heads of several outputs, for training graphs.
+        Returns the losses and decodings of several outputs, for training graphs.
     """
 
     source: Callable[[Any, FittedState | None, Any], GraphSource]
     examples: Callable[[Any, Call, TrainableModel | None, FittedModel | None, FittedState | None], Examples]
-    head: Callable[[FitContext, TrainableModel, Examples], HeadChoice]
-    require_own_start: Callable[[FitContext, FittedState, HeadChoice, Examples], Sequence[np.ndarray]]
+    decoding: Callable[[FitContext, TrainableModel, Examples], DecodingChoice]
+    require_own_start: Callable[[FitContext, FittedState, DecodingChoice, Examples], Sequence[np.ndarray]]
     validation: Callable[[FitContext, FittedState, Examples], tuple[ScoredRows | None, Callable[[], float] | None]]
     exported: Callable[[Any, FittedState], tuple[OutputSource, ...]]
 
 
 ONE_OUTPUT = Outputs(
-    graph_source, training_examples, choose_head, require_own_start, validation, exported=lambda estimator, state: ()
+    graph_source,
+    training_examples,
+    choose_decoding,
+    require_own_start,
+    validation,
+    exported=lambda estimator, state: (),
 )
 
 
@@ -194,8 +199,8 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
         target_scale=source.target_scale,
     )
 
-    # The head, which follows the scores, and the state to train; its predictions must equal those of a given model.
-    chosen = outputs.head(context, graph, examples)
+    # The decoding, which follows the scores, and the state to train; its predictions must equal those of a given model.
+    chosen = outputs.decoding(context, graph, examples)
     state, settings = starting_state(context, chosen, examples)
     scores = outputs.require_own_start(context, state, chosen, examples)
     state.live.predictors.clear()  # they hold the current weights
@@ -317,8 +322,8 @@ def step_for(
         settings.device,
         settings.positions,
         settings.ignores,
-        state.head.task,
-        state.head.link,
+        state.decoding.task,
+        state.decoding.link,
         state.parameters.names,
         tuple(spec.shape for spec in state.model.inputs),
         sparse,

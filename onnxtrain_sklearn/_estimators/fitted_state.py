@@ -20,7 +20,7 @@ from .._data.columns import InputData
 from .._fitted.fitted_model import FittedModel
 from .._importers.quantization import holds_fakes
 from .._inference.ensemble import ensemble_of
-from .._inference.graph import Head, OutputOptions, exported_model, inference_model
+from .._inference.graph import Decoding, OutputOptions, exported_model, inference_model
 from .._inference.predictor import Predictor, filled_graph, prediction_graph
 from .._inference.row_trials import where_rows_meet_in_graph
 from .._ir.files import without_program
@@ -84,7 +84,7 @@ class FittedState:
         Parameters that are not trained, and fixed running statistics.
     parameters : FlatParameters
         The trained parameters, and the updated running statistics.
-    head : Head
+    decoding : Decoding
         The way from scores to predictions.
     rng : numpy.random.RandomState
         Draws the order of the rows in each epoch and the validation split.
@@ -126,7 +126,7 @@ class FittedState:
     shapes: Mapping[str, tuple[int, ...]]
     frozen: dict[str, np.ndarray]
     parameters: FlatParameters
-    head: Head
+    decoding: Decoding
     rng: np.random.RandomState
     device: Device
     session_options: Mapping[str, Any] | None
@@ -177,17 +177,17 @@ class FittedState:
         """Return the attributes of an estimator with this state; attributes read from the history are properties."""
         found: dict[str, Any] = {
             "_state": self,
-            "n_outputs_": self.head.n_outputs,
+            "n_outputs_": self.decoding.n_outputs,
             "engine_": self.engine,
             "device_": self.device.name,
         }
-        if self.head.parts:
+        if self.decoding.parts:
             names = [form.output for form in self.source.forms]
             known = {
-                n: part.classes for n, part in zip(names, self.head.parts, strict=True) if part.classes is not None
+                n: part.classes for n, part in zip(names, self.decoding.parts, strict=True) if part.classes is not None
             }
             return {**found, "n_outputs_": len(names), "output_names_": names, "classes_": known}
-        return found if self.head.classes is None else {**found, "classes_": self.head.classes}
+        return found if self.decoding.classes is None else {**found, "classes_": self.decoding.classes}
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter and running statistic of predictions, in the graph's order and type.
@@ -210,7 +210,7 @@ class FittedState:
         key = ("scores" if with_scores else "predict", sessions.forks(), sparse)
         if key not in self.live.predictors:
             make: Callable[..., Any] = inference_model if sparse else filled_graph
-            graph = make(*predicting_model(self), self.head, with_scores=with_scores)
+            graph = make(*predicting_model(self), self.decoding, with_scores=with_scores)
             width = sum(math.prod(shape) for shape in self.shapes.values())
             self.live.predictors[key] = Predictor(
                 graph,
@@ -226,9 +226,9 @@ class FittedState:
         """Return the predictions of the graph, by scikit-learn method."""
         predictor = self.predictor(columns)
         results = {"predict": predictor.run(columns)}
-        if self.head.has_probabilities:
+        if self.decoding.has_probabilities:
             results["predict_proba"] = predictor.run(columns, output=1)
-        elif self.head.task != "regression":
+        elif self.decoding.task != "regression":
             results["decision_function"] = predictor.run(columns, output=1)
         return results
 
@@ -237,32 +237,32 @@ class FittedState:
 
         It reads the parameters in place if the graph uses them unchanged, which saves the two copies of a session.
         """
-        head = replace(self.head, target_scale=None, target_range=None)
+        decoding = replace(self.decoding, target_scale=None, target_range=None)
         source, dtype = self.source, self.parameters.buffer.dtype
         live = self.fitted is None and source.dtype == dtype and not source.changes_weights
         weights = {**self.frozen, **self.parameters.prediction_views()} if live else self.weights()
-        graph = inference_model(self.deployed, weights, head, with_scores=True, in_double=False)
+        graph = inference_model(self.deployed, weights, decoding, with_scores=True, in_double=False)
         live_parameters = self.parameters if live else None
         rows_meet = self.rows_of_predictions_meet
         return Predictor(graph, self.device, self.session_options, live=live_parameters, rows_meet=rows_meet)
 
     def to_onnx(self, options: OutputOptions) -> onnx.ModelProto:
         """Return the inference graph with the current weights."""
-        return to_proto(exported_model(*predicting_model(self), self.head, options))
+        return to_proto(exported_model(*predicting_model(self), self.decoding, options))
 
     def graph_to_predict(self) -> bytes:
         """Return the inference graph of :meth:`predictor`, with the current weights, to embed in a larger graph."""
-        return prediction_graph(inference_model(*predicting_model(self), self.head)).content
+        return prediction_graph(inference_model(*predicting_model(self), self.decoding)).content
 
     def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
         """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""
         sparse = sparse_inputs(columns)
         if sparse:
-            graph: Any = inference_model(self.model, self.frozen, self.head, with_scores=with_scores)
+            graph: Any = inference_model(self.model, self.frozen, self.decoding, with_scores=with_scores)
         else:
             live = self.parameters.prediction_views()
             every = {**self.frozen, **live}
-            graph = filled_graph(self.model, every, self.head, with_scores=with_scores, live=live)
+            graph = filled_graph(self.model, every, self.decoding, with_scores=with_scores, live=live)
         rows_meet = self.rows_of_predictions_meet
         return Predictor(
             graph, self.device, self.session_options, live=self.parameters, sparse=sparse, rows_meet=rows_meet
@@ -361,7 +361,7 @@ class RunOfMembers(Protocol):
     """Attributes required of a state; ``snapshots`` are buffers of its parameters."""
 
     source: TrainableModel
-    head: Head
+    decoding: Decoding
     frozen: dict[str, np.ndarray]
     parameters: FlatParameters
     snapshots: tuple[np.ndarray, ...]
@@ -384,11 +384,11 @@ def predicting_model(state: RunOfMembers) -> tuple[TrainableModel, dict[str, np.
 
 def require_single_scores(state: RunOfMembers) -> None:
     """Raise ValueError if the predictions of snapshots of this model cannot be averaged."""
-    source, head = state.source, state.head
+    source, decoding = state.source, state.decoding
     reasons = {
-        "its graph has several outputs": bool(head.parts),
-        "its labels are at positions of a row": head.positions is not None,
-        "its targets have several axes": bool(head.row_shape),
+        "its graph has several outputs": bool(decoding.parts),
+        "its labels are at positions of a row": decoding.positions is not None,
+        "its targets have several axes": bool(decoding.row_shape),
         "its graph is an ensemble already": source.members is not None,
         "its classes are chosen by votes or by a threshold": source.link == "votes" or source.choice is not None,
         "its file keeps weights in a narrow type": bool(source.kept.weights),

@@ -1,8 +1,9 @@
-"""What an output of the graph learns (:class:`OutputTask`), and how its scores become predictions (``Head``).
+"""What an output of the graph learns (:class:`OutputTask`), and how its scores become predictions (``Decoding``).
 
 A task is made of the parameters of an estimator: labels or numbers, how ``y`` is encoded, how predictions are scored.
-If several outputs are trained, each has a task. The loss, the targets and the number of scores then determine the head:
-task, link, labels. A given graph is run first, to learn whether its output holds scores, probabilities or logarithms.
+If several outputs are trained, each has a task. The loss, the targets and the number of scores then determine the
+decoding: task, link, labels. A given graph is run first, to learn whether its output holds scores, probabilities or
+logarithms.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from .._given.given_output import (
     run_graph,
     settled,
 )
-from .._inference.graph import Head
+from .._inference.graph import Decoding
 from .._model.links import Link, Positions, Task
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device
@@ -161,7 +162,7 @@ class NumberTask(OutputTask):
 def gives_probabilities(estimator: Parameters) -> bool:
     state: FittedState | None = getattr(estimator, "_state", None)
     loss = estimator.loss
-    if not (links_classes(loss) if state is None else state.head.has_probabilities):
+    if not (links_classes(loss) if state is None else state.decoding.has_probabilities):
         raise AttributeError(f"predict_proba is not available: loss={loss!r} gives scores without probabilities.")
     return True
 
@@ -182,7 +183,7 @@ def takes_negative_numbers(loss: object) -> bool:
     return True
 
 
-# Read ``y``: targets and weights, checked against the head of an earlier call.
+# Read ``y``: targets and weights, checked against the decoding of an earlier call.
 
 
 def weighted_targets(
@@ -191,15 +192,15 @@ def weighted_targets(
     y: ArrayLike,
     sample_weight: ArrayLike | None,
     classes: Classes,
-    head: Head | None,
+    decoding: Decoding | None,
     *,
     at_positions: bool,
 ) -> tuple[Targets, np.ndarray | None]:
     """Return checked targets of ``n_rows`` rows, and their weights, which are None if all are one.
 
-    Targets must match ``head``, the head of the first call; it is None in the first call itself.
+    Targets must match ``decoding``, the decoding of the first call; it is None in the first call itself.
     """
-    of_positions = at_positions or (head is not None and head.positions is not None)
+    of_positions = at_positions or (decoding is not None and decoding.positions is not None)
     targets = position_targets(y, classes, task.ignore_label) if of_positions else task.encode(y, classes)
     if n_rows != len(targets.values):
         raise ValueError(
@@ -209,13 +210,13 @@ def weighted_targets(
         return weighted_positions(targets, sample_weight, task.class_weight)
 
     # The outputs of the first call: their number, and one label or several in a row.
-    if head is not None and targets.task == "regression" and targets.row_shape != head.row_shape:
-        shapes = [("n", *(shape or [head.n_outputs])) for shape in (targets.row_shape, head.row_shape)]
+    if decoding is not None and targets.task == "regression" and targets.row_shape != decoding.row_shape:
+        shapes = [("n", *(shape or [decoding.n_outputs])) for shape in (targets.row_shape, decoding.row_shape)]
         raise ValueError(f"y has shape {shapes[0]}, expected {shapes[1]}, as when training began.")
-    if head is not None and targets.task == "regression" and targets.n_outputs != head.n_outputs:
-        raise ValueError(f"y has {targets.n_outputs} output(s), expected {head.n_outputs}.")
-    if head is not None and (targets.task == "multilabel") != (head.task == "multilabel"):
-        expected = "indicators of several labels a row" if head.task == "multilabel" else "one label a row"
+    if decoding is not None and targets.task == "regression" and targets.n_outputs != decoding.n_outputs:
+        raise ValueError(f"y has {targets.n_outputs} output(s), expected {decoding.n_outputs}.")
+    if decoding is not None and (targets.task == "multilabel") != (decoding.task == "multilabel"):
+        expected = "indicators of several labels a row" if decoding.task == "multilabel" else "one label a row"
         raise ValueError(f"y does not hold {expected}, as it did when training began.")
     if targets.counts is not None:
         return targets, weights_of_counted(targets, sample_weight, task.class_weight)
@@ -324,11 +325,11 @@ def positions_of(own: OwnOutput | None, source: TrainableModel, targets: Targets
     )
 
 
-def trained_positions(head: Head, targets: Targets) -> TrainedPositions | None:
+def trained_positions(decoding: Decoding, targets: Targets) -> TrainedPositions | None:
     """Return a training step's description of the labels at positions; None if y has no labels at positions."""
-    if head.positions is None or targets.label_weights is None:
+    if decoding.positions is None or targets.label_weights is None:
         return None
-    return TrainedPositions(head.positions, targets.row_shape, tuple(targets.label_weights.tolist()))
+    return TrainedPositions(decoding.positions, targets.row_shape, tuple(targets.label_weights.tolist()))
 
 
 def ignoring(settings: StepSettings, targets: Targets) -> StepSettings:
@@ -336,12 +337,12 @@ def ignoring(settings: StepSettings, targets: Targets) -> StepSettings:
     return with_attributes(settings, ignores=True) if targets.lacks_labels and not settings.ignores else settings
 
 
-# Choose the head of the output, and the value that the loss reads.
+# Choose the decoding of the output, and the value that the loss reads.
 
 
 @dataclass(frozen=True)
-class HeadChoice:
-    """The head of a training and related decisions.
+class DecodingChoice:
+    """The decoding of the trained outputs and the decisions that belong to it.
 
     Attributes
     ----------
@@ -349,7 +350,7 @@ class HeadChoice:
         The graph, marked with what its output holds: scores, probabilities or logarithms.
     source : TrainableModel
         The same with ``scores`` set to the value that the loss reads, before or after the final activation.
-    head : Head
+    decoding : Decoding
     settings : StepSettings
     owns : tuple of OwnOutput or None
         Each output of a given graph as found by running it on some rows of the data; None without a given graph.
@@ -357,22 +358,22 @@ class HeadChoice:
 
     original: TrainableModel
     source: TrainableModel
-    head: Head
+    decoding: Decoding
     settings: StepSettings
     owns: tuple[OwnOutput | None, ...]
 
 
 class OutputChoice(NamedTuple):
-    """The choice for one output: its graph as in :class:`HeadChoice`, its head, and the given output as it was run."""
+    """The choice for one output: graph and decoding as in :class:`DecodingChoice`, and the given output, run."""
 
     original: TrainableModel
     source: TrainableModel
-    head: Head
+    decoding: Decoding
     own: OwnOutput | None
 
 
-def choose_head(context: FitContext, graph: TrainableModel, examples: Examples) -> HeadChoice:
-    """Return the head for the loss and the targets, and the settings of the step."""
+def choose_decoding(context: FitContext, graph: TrainableModel, examples: Examples) -> DecodingChoice:
+    """Return the decoding for the loss and the targets, and the settings of the step."""
     config, old, fitted = context.config, context.old, context.fitted
     task: OutputTask = context.estimator._task()
     has_known_scores = graph.members is not None or bool(context.head_names)
@@ -391,13 +392,13 @@ def choose_head(context: FitContext, graph: TrainableModel, examples: Examples) 
         examples.columns,
         config.device,
         given=bare_model(context.estimator.model) if runs else None,
-        old=None if old is None else old.head,
+        old=None if old is None else old.decoding,
         fitted=fitted,
     )
     seed = int(context.rng.randint(2**31 - 1)) if old is None else old.seed
-    positions = trained_positions(chosen.head, examples.targets)
-    settings = ignoring(config.with_head(loss, chosen.head, seed, positions), examples.targets)
-    return HeadChoice(chosen.original, chosen.source, chosen.head, settings, (chosen.own,))
+    positions = trained_positions(chosen.decoding, examples.targets)
+    settings = ignoring(config.with_decoding(loss, chosen.decoding, seed, positions), examples.targets)
+    return DecodingChoice(chosen.original, chosen.source, chosen.decoding, settings, (chosen.own,))
 
 
 def choose_output(
@@ -409,13 +410,13 @@ def choose_output(
     device: Device,
     *,
     given: Any = None,
-    old: Head | None = None,
+    old: Decoding | None = None,
     fitted: FittedModel | None = None,
 ) -> OutputChoice:
-    """Return the head of one output of a graph.
+    """Return the decoding of one output of a graph.
 
     The ``given`` graph is run, to learn what its output holds. Without one the number of scores is known: from the
-    ``old`` head of an earlier call, from a ``fitted`` model, or because the graph was built for the targets.
+    ``old`` decoding of an earlier call, from a ``fitted`` model, or because the graph was built for the targets.
     """
     loss.check_targets(targets.values)
     own = None if given is None else own_output(given, graph, columns, device)
@@ -437,7 +438,7 @@ def choose_output(
         n_columns = _score_columns(graph, columns, device)
     else:
         n_columns = targets.n_outputs
-    return OutputChoice(graph, *head_for(graph, loss, targets, n_columns, positions), own)
+    return OutputChoice(graph, *decoding_for(graph, loss, targets, n_columns, positions), own)
 
 
 def loss_of(task: OutputTask, fitted: FittedModel | None, source: TrainableModel) -> Loss:
@@ -456,10 +457,10 @@ def _score_columns(source: TrainableModel, columns: Columns, device: Device) -> 
     return int(as_columns(run_graph(graph, columns, np.array([0, last, 0]), device), source.scores).shape[1])
 
 
-def head_for(
+def decoding_for(
     source: TrainableModel, loss: Loss, targets: Targets, n_columns: int, positions: Positions | None
-) -> tuple[TrainableModel, Head]:
-    """Return the model with ``scores`` set before or after its final activation, and the head."""
+) -> tuple[TrainableModel, Decoding]:
+    """Return the model with ``scores`` set before or after its final activation, and the decoding."""
     of_pairs = source.link == "votes"
     task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
     of_label: Task = "multiclass" if task == "multioutput" else task
@@ -469,11 +470,11 @@ def head_for(
     link = loss.link(of_label)
     if task == "regression":
         seen = source if source.link == link else source.ignoring_activation()
-        return seen, Head(task, link, n_columns, row_shape=targets.row_shape)
+        return seen, Decoding(task, link, n_columns, row_shape=targets.row_shape)
     if of_pairs:
-        return source, Head(task, "identity", n_columns, targets.classes)
+        return source, Decoding(task, "identity", n_columns, targets.classes)
     if source.link not in ("sigmoid", "softmax"):
-        return source.ignoring_activation(), Head(task, link, n_columns, targets.classes, positions=positions)
+        return source.ignoring_activation(), Decoding(task, link, n_columns, targets.classes, positions=positions)
     if task == "multioutput":
         raise ValueError(
             f"The graph ends in a {source.link}, which cannot model several labels of several classes each; let it end "
@@ -484,7 +485,7 @@ def head_for(
             f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid."
         )
     own: Link = source.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
-    return source, Head(task, own, n_columns, targets.classes, positions=positions)
+    return source, Decoding(task, own, n_columns, targets.classes, positions=positions)
 
 
 def _task(targets: Targets, n_columns: int) -> Task:

@@ -36,7 +36,7 @@ CLASSES: Mapping[str, str] = {
     "FittedModel": "_fitted.fitted_model",
     "FittedState": "_estimators.fitted_state",
     "FlatParameters": "_training.parameters",
-    "Head": "_inference.graph",
+    "Decoding": "_inference.graph",
     "History": "_training.history",
     "KeptTypes": "_model.precision",
     "OptimizerState": "_training.step_parts",

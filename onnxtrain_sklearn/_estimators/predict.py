@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._data.held_out import accuracy
 from .._data.inputs import prediction_type
 from .._data.targets import accuracy_at_positions
-from .._inference.graph import Head
+from .._inference.graph import Decoding
 from .._utils.typing import MatrixLike
 from .examples import graph_inputs, require_numbers
 
@@ -72,34 +72,34 @@ def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: boo
 # From the outputs of the graph to predictions, and the accuracy of these.
 
 
-def typed_labels(head: Head, labels: np.ndarray) -> np.ndarray:
+def typed_labels(decoding: Decoding, labels: np.ndarray) -> np.ndarray:
     """Return the labels that the graph gives in the type that they had in ``y``; indicators stay integers."""
-    if head.task == "multilabel":
+    if decoding.task == "multilabel":
         return labels
-    several: Any = head.classes if isinstance(head.classes, list) else [head.classes]
+    several: Any = decoding.classes if isinstance(decoding.classes, list) else [decoding.classes]
     return np.asarray(labels).astype(np.result_type(*several))
 
 
-def numbers_in_rows(head: Head, prediction: np.ndarray, X: MatrixLike) -> np.ndarray:
+def numbers_in_rows(decoding: Decoding, prediction: np.ndarray, X: MatrixLike) -> np.ndarray:
     """Return the numbers that the graph gives in rows of the shape of the targets, in a type that follows ``X``."""
-    prediction, row = prediction.astype(prediction_type(X), copy=False), head.row_shape
+    prediction, row = prediction.astype(prediction_type(X), copy=False), decoding.row_shape
     if row:  # a graph that takes rows of several sizes gives them
         return prediction if prediction.ndim == len(row) + 1 else prediction.reshape(len(prediction), *row)
-    return prediction.ravel() if head.n_outputs == 1 else prediction.reshape(len(prediction), -1)
+    return prediction.ravel() if decoding.n_outputs == 1 else prediction.reshape(len(prediction), -1)
 
 
-def by_label(head: Head, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
+def by_label(decoding: Decoding, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
     """Return the columns of each label separately, if there are several."""
-    return np.split(numbers, np.cumsum(head.groups)[:-1], axis=1) if head.groups else numbers
+    return np.split(numbers, np.cumsum(decoding.groups)[:-1], axis=1) if decoding.groups else numbers
 
 
-def decisions(head: Head, numbers: np.ndarray, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
+def decisions(decoding: Decoding, numbers: np.ndarray, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
     """Return the scores of the labels from those of the graph, in a type that follows ``X``."""
-    scores = by_label(head, numbers.astype(np.result_type(prediction_type(X), numbers), copy=False))
+    scores = by_label(decoding, numbers.astype(np.result_type(prediction_type(X), numbers), copy=False))
     if isinstance(scores, list):
-        share = 1.0 if head.has_probabilities else 0.5  # the margins of two classes are -s and s
+        share = 1.0 if decoding.has_probabilities else 0.5  # the margins of two classes are -s and s
         return [_decisions(own) * (share if own.shape[1] == 2 else 1.0) for own in scores]
-    return scores if head.task == "multilabel" else _decisions(scores)
+    return scores if decoding.task == "multilabel" else _decisions(scores)
 
 
 def _decisions(scores: np.ndarray) -> np.ndarray:
@@ -109,9 +109,9 @@ def _decisions(scores: np.ndarray) -> np.ndarray:
     return scores[..., 1] - scores[..., 0] if scores.shape[-1] == 2 else scores
 
 
-def has_one_label(head: Head) -> bool:
+def has_one_label(decoding: Decoding) -> bool:
     """Return True if scikit-learn's accuracy applies: rows have one label, or several that are 0 or 1."""
-    return head.positions is None and head.task != "multioutput"
+    return decoding.positions is None and decoding.task != "multioutput"
 
 
 def accuracy_of_labels(y: ArrayLike, predicted: np.ndarray, sample_weight: ArrayLike | None) -> float:
@@ -129,10 +129,10 @@ def accuracy_of_labels(y: ArrayLike, predicted: np.ndarray, sample_weight: Array
 
 
 def accuracy_of_several(
-    head: Head, y: ArrayLike, predicted: np.ndarray, ignore_label: object, sample_weight: ArrayLike | None
+    decoding: Decoding, y: ArrayLike, predicted: np.ndarray, ignore_label: object, sample_weight: ArrayLike | None
 ) -> float:
     """Return the share of right labels if they are at positions, else the share of rows with all labels right."""
-    if head.positions is not None:
+    if decoding.positions is not None:
         return accuracy_at_positions(y, predicted, ignore_label, sample_weight)
     right = (predicted == np.asarray(y)).all(axis=1)
     return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))

@@ -90,7 +90,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             float32 if ``X`` is float32, else float64; the numbers are those of the graph.
         """
         prediction = self._predict(X)  # raises if it is not fitted
-        return numbers_in_rows(self._state.head, prediction, X)
+        return numbers_in_rows(self._state.decoding, prediction, X)
 
     def score(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return R², the coefficient of determination.
@@ -108,7 +108,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             vary, such as the corners of images, would decide the mean.
         """
         check_is_fitted(self)
-        if not self._state.head.row_shape:
+        if not self._state.decoding.row_shape:
             return float(super().score(X, y, sample_weight))
         return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)
 

@@ -24,7 +24,7 @@ from .._data.targets import (
     rows_with_labels,
 )
 from .._fitted import sklearn_private
-from .._inference.graph import Head
+from .._inference.graph import Decoding
 from .._inference.predictor import Predictor
 from .._model.links import Task
 from .._training.step_parts import StepSettings, TotalLoss, settings_of_output
@@ -85,9 +85,9 @@ def scorer_of(
         Those of the validation data by the parameters in training.
     """
     X, y, weights = data
-    several = state.head.task == "multilabel" and isinstance(scoring, str) and scoring in OF_ONE_LABEL
+    several = state.decoding.task == "multilabel" and isinstance(scoring, str) and scoring in OF_ONE_LABEL
     # the classes, where each row has one label
-    known = np.asarray(state.head.classes) if state.head.task in ("binary", "multiclass") else None
+    known = np.asarray(state.decoding.classes) if state.decoding.task in ("binary", "multiclass") else None
     scorer = _scorer_of_indicators(str(scoring)) if several else scorer_by_name(estimator, scoring, known)
     # a fitted copy of the estimator that predicts by the parameters in training
     twin = object.__new__(type(estimator))
@@ -112,7 +112,7 @@ def scorer_of(
         except (AttributeError, TypeError, ValueError) as error:
             if not isinstance(scoring, str):
                 raise
-            what, names = _SCORERS[state.head.task]
+            what, names = _SCORERS[state.decoding.task]
             raise ValueError(
                 f"scoring={scoring!r} does not score {what}; take {names}, for example. scikit-learn says: {error}"
             ) from error
@@ -262,7 +262,7 @@ class Measures:
         if self._state.model.link == "votes":
             raise ModelError("The loss on validation data is not known for one-vs-one votes: take a score.")
         predictor = self._state.live_predictor(rows.live, with_scores=True)
-        loss = loss_of_outputs if self._state.head.parts else loss_of_rows
+        loss = loss_of_outputs if self._state.decoding.parts else loss_of_rows
         return loss(self._state, self._settings, rows, predictor)
 
 
@@ -299,7 +299,7 @@ def loss_of_outputs(
     total, targets, dtype = settings.loss, scored.targets, state.parameters.buffer.dtype
     assert isinstance(total, TotalLoss)
     assert isinstance(targets, SeveralTargets)
-    numbers = numbers_of_outputs(state.head, -1, with_scores=True)
+    numbers = numbers_of_outputs(state.decoding, -1, with_scores=True)
     batch = state.minibatch_rows or SCORED_PIECE
     parts = [
         ignoring(settings_of_output(settings, one), own) for one, own in zip(total.outputs, targets.parts, strict=True)
@@ -373,7 +373,9 @@ def validation(
         require_no_scoring(estimator, call)
         return None, None
     # The accuracy is computed without scikit-learn's scorer of that name, which takes longer.
-    computes_accuracy = state.head.task in ("binary", "multiclass", "multilabel") and state.head.positions is None
+    computes_accuracy = (
+        state.decoding.task in ("binary", "multiclass", "multilabel") and state.decoding.positions is None
+    )
     is_accuracy = computes_accuracy and isinstance(estimator.scoring, str) and estimator.scoring == "accuracy"
     if estimator.scoring is not None and not is_accuracy:
         return scored, score_by(estimator, estimator.scoring, state, scored)
@@ -424,14 +426,14 @@ def watches_loss(estimator: Parameters, state: FittedState, call: Call) -> bool:
 
     The accuracy on few rows moves in steps, and may stand still for many epochs although the network goes on learning.
     """
-    classifies = state.head.task != "regression" and not state.head.parts and state.model.link != "votes"
+    classifies = state.decoding.task != "regression" and not state.decoding.parts and state.model.link != "votes"
     return bool(estimator.early_stopping) and not call.one_epoch and estimator.scoring is None and classifies
 
 
 def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored: ScoredRows) -> Callable[[], float]:
     """Return the function that scores the current parameters by a scorer of scikit-learn."""
     weights, targets, (X, y) = scored.weights, scored.targets, scored.data
-    if state.head.parts:
+    if state.decoding.parts:
         if not callable(scoring):
             raise InvalidParameterError(
                 f"scoring must be a function (estimator, X, y) -> float where y has several outputs, or None; "
@@ -541,19 +543,19 @@ def _flat_labels(targets: Targets, weights: np.ndarray | None) -> Flat:
     return labels, None if (own == 1).all() else own, flatten
 
 
-# The outputs of the inference graph of several heads, by number, and their values during training.
+# The outputs of the inference graph of several decodings, by number, and their values during training.
 
 
-def first_outputs(head: Head, *, with_scores: bool) -> list[int]:
+def first_outputs(decoding: Decoding, *, with_scores: bool) -> list[int]:
     """Return the number of the first output of the inference graph for each part: the label, or the number."""
-    sizes = [(1 if part.task == "regression" else 2) + with_scores for part in head.parts]
+    sizes = [(1 if part.task == "regression" else 2) + with_scores for part in decoding.parts]
     return [sum(sizes[:i]) for i in range(len(sizes))]
 
 
-def numbers_of_outputs(head: Head, output: int, *, with_scores: bool) -> list[int]:
+def numbers_of_outputs(decoding: Decoding, output: int, *, with_scores: bool) -> list[int]:
     """Return the number of an output of the inference graph for each part; -1: of its scores."""
-    first = first_outputs(head, with_scores=with_scores)
-    last = [1 if part.task == "regression" else 2 for part in head.parts]
+    first = first_outputs(decoding, with_scores=with_scores)
+    last = [1 if part.task == "regression" else 2 for part in decoding.parts]
     return [begin + (end if output == -1 else min(output, end - 1)) for begin, end in zip(first, last, strict=True)]
 
 
@@ -561,7 +563,7 @@ class LiveOutputs(Predictions[list[np.ndarray]]):
     """The predictions of all outputs for the validation rows, computed once per score."""
 
     def _computed(self, output: int, *, with_scores: bool) -> list[np.ndarray]:
-        numbers = numbers_of_outputs(self._state.head, output, with_scores=with_scores)
+        numbers = numbers_of_outputs(self._state.decoding, output, with_scores=with_scores)
         return self._predictor(with_scores=with_scores).run_several(self._live, numbers, self._rows)
 
     def finite(self) -> bool:

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._fitted import skl2onnx_bridge
 from .._fitted.fitted_model import Table
 from .._importers.quantization import requantized
-from .._inference.graph import Head, OutputOptions, inference_model
+from .._inference.graph import Decoding, OutputOptions, inference_model
 from .._ir.control_flow import unroll
 from .._ir.edits import replace_input
 from .._ir.opsets import converted
@@ -70,12 +70,12 @@ def register_estimators() -> None:
 def _classifier_types(operator: Operator) -> None:
     check_is_fitted(operator.raw_operator)
     types = skl2onnx_bridge.types()
-    rows, head = operator.inputs[0].get_first_dimension(), _head(operator.raw_operator, operator.scope_inst)
-    if head.positions is not None:
+    rows, decoding = operator.inputs[0].get_first_dimension(), _decoding(operator.raw_operator, operator.scope_inst)
+    if decoding.positions is not None:
         raise ModelError("skl2onnx knows one label a row, and these rows have one at each position: call to_onnx().")
-    classes = _declared_classes(head)
+    classes = _declared_classes(decoding)
     label = types.Int64TensorType if classes.dtype.kind == "i" else types.StringTensorType
-    operator.outputs[0].set_type(label([rows, len(classes)] if head.task == "multilabel" else [rows]))
+    operator.outputs[0].set_type(label([rows, len(classes)] if decoding.task == "multilabel" else [rows]))
     operator.outputs[1].set_type(_number_type(operator)([rows, len(classes)]))
 
 
@@ -86,7 +86,7 @@ def _regressor_types(operator: Operator) -> None:
 
 
 def _target_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
-    return estimator._state.head.row_shape or (estimator.n_outputs_,)
+    return estimator._state.decoding.row_shape or (estimator.n_outputs_,)
 
 
 def _number_type(operator: Operator) -> Any:
@@ -108,39 +108,39 @@ def _number_type(operator: Operator) -> Any:
 
 def _convert_classifier(scope: Scope, operator: Operator, container: Container) -> None:
     estimator = operator.raw_operator
-    head = _head(estimator, scope)
+    decoding = _decoding(estimator, scope)
     raw_scores = container.get_options(estimator, {"raw_scores": None})["raw_scores"]
-    if raw_scores is False and not head.has_probabilities:
+    if raw_scores is False and not decoding.has_probabilities:
         raise ModelError(
             f"raw_scores=False asks for probabilities, but loss={estimator.loss!r} gives only scores. Set the option "
             f"raw_scores=True of the {type(estimator).__name__}, or of the estimator around it."
         )
-    form = OutputOptions(raw_scores=bool(raw_scores) or not head.has_probabilities, per_class=True)
-    _embed(inference_model(*predicting_model(estimator._state), head, form=form), scope, operator, container)
+    form = OutputOptions(raw_scores=bool(raw_scores) or not decoding.has_probabilities, per_class=True)
+    _embed(inference_model(*predicting_model(estimator._state), decoding, form=form), scope, operator, container)
 
 
 def _convert_regressor(scope: Scope, operator: Operator, container: Container) -> None:
     estimator = operator.raw_operator
-    model = inference_model(*predicting_model(estimator._state), estimator._state.head)
+    model = inference_model(*predicting_model(estimator._state), estimator._state.decoding)
     _embed(model, scope, operator, container)
 
 
-def _head(estimator: OrtGradientClassifier, scope: Scope) -> Head:
-    """Return the head with labels of a type that skl2onnx supports: strings or int64."""
-    head: Head = estimator._state.head
-    classes = _declared_classes(head)
+def _decoding(estimator: OrtGradientClassifier, scope: Scope) -> Decoding:
+    """Return the decoding with labels of a type that skl2onnx supports: strings or int64."""
+    decoding: Decoding = estimator._state.decoding
+    classes = _declared_classes(decoding)
     if scope.get_options(estimator, {"nocl": False})["nocl"]:
         classes = np.arange(len(classes))
     if classes.dtype.kind == "f" and not (classes == np.rint(classes)).all():
         raise ModelError(f"skl2onnx has labels that are integers or strings, the classes are {classes.tolist()}.")
-    return replace(head, classes=classes.astype(np.int64) if classes.dtype.kind in "iubf" else classes)
+    return replace(decoding, classes=classes.astype(np.int64) if classes.dtype.kind in "iubf" else classes)
 
 
-def _declared_classes(head: Head) -> np.ndarray:
-    if head.groups:
+def _declared_classes(decoding: Decoding) -> np.ndarray:
+    if decoding.groups:
         raise ModelError("skl2onnx takes classifiers of several labels of several classes alone: take to_onnx().")
-    assert isinstance(head.classes, np.ndarray)
-    return head.classes
+    assert isinstance(decoding.classes, np.ndarray)
+    return decoding.classes
 
 
 def _target_types(operator: Operator) -> None:

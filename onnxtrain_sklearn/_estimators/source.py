@@ -142,7 +142,7 @@ def graph_source(estimator: Parameters, old: FittedState | None, X: MatrixLike) 
     if old is not None:
         if old.began is not None:
             old.began.require_same(estimator)
-        return GraphSource(old.original, old.fitted, old.head.target_scale)
+        return GraphSource(old.original, old.fitted, old.decoding.target_scale)
     if resolve_builder(estimator.model) is not None:
         return BuiltGraph(estimator)
     given, tuner = resolve_graph_model(estimator.model), estimator.finetune

@@ -20,7 +20,7 @@ from .._given.file_as_given import FileCompared
 from .._given.given_output import OwnOutput, is_quantized
 from .._given.ml_files import FittedFile
 from .._given.same_start import SOME_STEPS, started
-from .._inference.graph import Head
+from .._inference.graph import Decoding
 from .._ir.protobuf import from_bytes, to_proto
 from .._model.graph_comparison import first_difference
 from .._model.modes import inference_form, normalizes_by_batch
@@ -46,11 +46,11 @@ from .call import Examples, FitContext
 from .examples import graph_inputs, predictions_on, require_numbers, scaled_values
 from .finetuning import tuned_names
 from .fitted_state import Columns, FittedState, LiveSessions, Start, sparse_inputs, trained_form
-from .outputs import HeadChoice, OutputTask, balanced_weights
+from .outputs import DecodingChoice, OutputTask, balanced_weights
 
 
-def starting_state(context: FitContext, chosen: HeadChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
-    """Return the state, new with this head or the old one with the current parameters, and the settings of its step."""
+def starting_state(context: FitContext, chosen: DecodingChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
+    """Return the state, new or the old one with the current parameters, and the settings of its step."""
     estimator, config, old, tuner = context.estimator, context.config, context.old, context.tuner
     source = chosen.source
     if old is None and estimator.adapters is not None:
@@ -61,10 +61,10 @@ def starting_state(context: FitContext, chosen: HeadChoice, examples: Examples) 
         trainable = tuned_names(estimator, tuner, source, context.transformers_of, context.head_names)
     if isinstance(settings.loss, Loss):
         context.require_same_units(settings.loss)
-    head = replace(chosen.head, target_scale=context.target_scale)
+    decoding = replace(chosen.decoding, target_scale=context.target_scale)
     if old is not None:
-        return _resumed_state(old, source, head, settings, trainable, examples.columns), settings
-    state = _new_state(context, chosen.original, source, head, settings, trainable, examples.columns)
+        return _resumed_state(old, source, decoding, settings, trainable, examples.columns), settings
+    state = _new_state(context, chosen.original, source, decoding, settings, trainable, examples.columns)
     warn_of_doubtful(state.source, state.parameters.names, config.trainable)
     return state, settings
 
@@ -73,7 +73,7 @@ def _new_state(
     context: FitContext,
     original: TrainableModel,
     source: TrainableModel,
-    head: Head,
+    decoding: Decoding,
     settings: StepSettings,
     trainable: Trainable,
     columns: Columns,
@@ -90,7 +90,7 @@ def _new_state(
         shapes=shapes,
         frozen=frozen,
         parameters=parameters,
-        head=head,
+        decoding=decoding,
         rng=context.rng,
         device=settings.device,
         session_options=settings.session_options,
@@ -103,7 +103,12 @@ def _new_state(
 
 
 def _resumed_state(
-    old: FittedState, source: TrainableModel, head: Head, settings: StepSettings, trainable: Trainable, columns: Columns
+    old: FittedState,
+    source: TrainableModel,
+    decoding: Decoding,
+    settings: StepSettings,
+    trainable: Trainable,
+    columns: Columns,
 ) -> FittedState:
     """Return a state that continues from the weights of ``old`` with the current settings."""
     source, names = selected(source, trainable)
@@ -114,7 +119,7 @@ def _resumed_state(
         old,
         source=source,
         shapes=shapes,
-        head=head,
+        decoding=decoding,
         device=settings.device,
         session_options=settings.session_options,
         engine=old.engine if settings.engine == "auto" else settings.engine,
@@ -153,7 +158,7 @@ def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ..
 
 
 def require_own_start(
-    context: FitContext, state: FittedState, chosen: HeadChoice, examples: Examples
+    context: FitContext, state: FittedState, chosen: DecodingChoice, examples: Examples
 ) -> Sequence[np.ndarray]:
     """Raise if predictions of the untrained estimator differ from the given model's, or if it cannot take the data.
 
@@ -163,13 +168,13 @@ def require_own_start(
     state.balanced = balanced_weights(task, context.call.sample_weight, examples.targets)
     if state.balanced is not None and context.call.stream is not None:
         by_label = context.call.stream.class_weight("balanced")
-        state.balanced = tuple(by_label.get(label, 1.0) for label in np.asarray(state.head.classes).tolist())
+        state.balanced = tuple(by_label.get(label, 1.0) for label in np.asarray(state.decoding.classes).tolist())
     (own,), columns, scores = chosen.owns, examples.columns, []
     model: Any = bare_model(context.estimator.model)
     fitted = None if context.old is not None else state.fitted
     if own is not None:
         predictor = state.plain_predictor()
-        scores = [same_start.require_own_start(own, chosen.source, state.head, predictor, columns, state.device)]
+        scores = [same_start.require_own_start(own, chosen.source, state.decoding, predictor, columns, state.device)]
     if isinstance(fitted, FittedFile):
         own_columns = columns
         if fitted.table is not None:  # training uses encoded columns, so encode X again for the file
@@ -189,7 +194,7 @@ def require_own_start(
             warn_of_equal_targets(context.target_scale, examples.targets.values, state.model.dtype)
 
     # set after the comparison, which needs unclipped predictions
-    state.head = with_attributes(state.head, target_range=context.target_range(examples))
+    state.decoding = with_attributes(state.decoding, target_range=context.target_range(examples))
     return scores
 
 

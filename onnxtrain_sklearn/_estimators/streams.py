@@ -2,8 +2,8 @@
 
 :func:`opened` turns a call of ``fit`` with a source of blocks into a call with arrays, as the rooms of preparation take
 them. If the buffer holds all rows, these are the rows, and training is that on arrays, to the bit. If not, they are a
-sample of the rows, on which graph, head and step are prepared. A :class:`Stream` then holds what must be known of all
-rows before the first step: the classes and their weights, the scale and the range of numeric targets.
+sample of the rows, on which graph, decoding and step are prepared. A :class:`Stream` then holds what must be known of
+all rows before the first step: the classes and their weights, the scale and the range of numeric targets.
 :meth:`Stream.batches` makes the minibatches of all rows.
 """
 
@@ -152,15 +152,15 @@ class _GraphBlocks:
             if columns is None:
                 columns = graph_inputs(self._estimator, X, state.source.inputs, state.fitted, reset=False)
                 columns = columns if state.fitted is None else as_trained(columns, state.fitted, state.source.inputs)
-            n_rows, head = len(next(iter(columns.values()))), state.head
+            n_rows, decoding = len(next(iter(columns.values()))), state.decoding
             targets, weights = weighted_targets(
-                self._task, n_rows, y, sample_weight, head.classes, head, at_positions=False
+                self._task, n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
             )
             if targets.lacks_labels and not self._ignores:
                 raise ValueError("y holds ignore_label beside other labels of a row; leave such rows out.")
             if isinstance(self._loss, Loss):
                 self._loss.check_targets(targets.values)
-            examples = scaled(Examples(columns, targets, weights), head.target_scale)
+            examples = scaled(Examples(columns, targets, weights), decoding.target_scale)
             return Block(trained_columns(state, examples), weights)
 
     def _matrix(self, X: Any) -> dict[str, InputData] | None:
@@ -257,7 +257,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
 
     own_labels: list[LabelCounts] = []
     # One pass over the targets. Blocks are dealt by their means: see BlockBatches.
-    known, apart = call.classes if old is None else old.head.classes, set(held_out)
+    known, apart = call.classes if old is None else old.decoding.classes, set(held_out)
     for i in filled:
         with _named(source, i):
             y, weights = read(i)

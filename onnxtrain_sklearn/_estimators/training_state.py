@@ -73,7 +73,7 @@ def training_state(state: FittedState) -> dict[str, Any]:
         for i, one in enumerate(_ranges(state))
         if one is not None
     }
-    balanced = state.balanced_outputs if state.head.parts else (state.balanced,)
+    balanced = state.balanced_outputs if state.decoding.parts else (state.balanced,)
     nested["balanced"] = {f"{i}": np.array(one) for i, one in enumerate(balanced) if one is not None}
     if state.snapshots:
         nested["snapshots"] = np.stack(state.snapshots)
@@ -142,23 +142,28 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
     elif state.live.step is not None:
         state.live.step.reload()
     state.live.predictors.clear()
-    head = state.head
-    if head.parts:
-        parts = tuple(with_attributes(one, target_range=own) for one, own in zip(head.parts, ranges, strict=True))
-        head = with_attributes(head, parts=parts)
+    decoding = state.decoding
+    if decoding.parts:
+        parts = tuple(with_attributes(one, target_range=own) for one, own in zip(decoding.parts, ranges, strict=True))
+        decoding = with_attributes(decoding, parts=parts)
         state.balanced_outputs = balanced
     else:
         (state.balanced,) = balanced
-        head = with_attributes(head, target_range=ranges[0])
+        decoding = with_attributes(decoding, target_range=ranges[0])
     vars(state).update(
-        optimizer=optimizer, head=head, engine=engine, seed=seed, minibatch_rows=rows or None, snapshots=snapshots
+        optimizer=optimizer,
+        decoding=decoding,
+        engine=engine,
+        seed=seed,
+        minibatch_rows=rows or None,
+        snapshots=snapshots,
     )
 
 
 def _graph_digest(state: FittedState) -> str:
     """Return a digest of the trained graph without the values of trained weights and running statistics.
 
-    It includes constants, frozen weights and the head, without the range of the targets, because calls of
+    It includes constants, frozen weights and the decoding, without the range of the targets, because calls of
     ``partial_fit`` widen it.
     """
     trained = {*state.parameters.names, *state.parameters.running_statistics}
@@ -169,8 +174,10 @@ def _graph_digest(state: FittedState) -> str:
             for field in ("raw_data", "float_data", "double_data"):
                 one.ClearField(field)
     hasher = blake2b(proto.SerializeToString(deterministic=True), digest_size=16)
-    for head in (state.head, *state.head.parts):
-        hasher.update(repr((head.task, head.link, head.n_outputs, head.row_shape, head.positions)).encode())
+    for decoding in (state.decoding, *state.decoding.parts):
+        hasher.update(
+            repr((decoding.task, decoding.link, decoding.n_outputs, decoding.row_shape, decoding.positions)).encode()
+        )
     layout = [(name, view.shape) for name, view in state.parameters.views().items()]
     hasher.update(repr((layout, str(state.parameters.buffer.dtype))).encode())
     hasher.update(digest({name: state.frozen[name] for name in sorted(state.frozen)}))
@@ -252,7 +259,7 @@ def _count(values: Mapping[str, Any], name: str) -> int:
 
 def _ranges(state: FittedState) -> list[TargetRange | None]:
     """Return the range of the targets of each output."""
-    return [head.target_range for head in state.head.parts or (state.head,)]
+    return [decoding.target_range for decoding in state.decoding.parts or (state.decoding,)]
 
 
 def _read_ranges(state: FittedState, stored: Mapping[str, Any]) -> list[TargetRange | None]:
@@ -281,16 +288,16 @@ def _read_balanced(state: FittedState, stored: Mapping[str, Any]) -> tuple[tuple
 
     They belong to the rows of the fit, which the estimator that loads the state need not have seen.
     """
-    heads = state.head.parts or (state.head,)
-    if not stored.keys() <= {f"{i}" for i in range(len(heads))}:
+    decodings = state.decoding.parts or (state.decoding,)
+    if not stored.keys() <= {f"{i}" for i in range(len(decodings))}:
         raise ValueError("it holds balanced weights of other outputs")
     found: list[tuple[float, ...] | None] = []
-    for i, head in enumerate(heads):
+    for i, decoding in enumerate(decodings):
         weights = stored.get(f"{i}")
         if weights is None:
             found.append(None)
             continue
-        shape = (len(head.classes),) if isinstance(head.classes, np.ndarray) else None
+        shape = (len(decoding.classes),) if isinstance(decoding.classes, np.ndarray) else None
         if not isinstance(weights, np.ndarray) or (weights.dtype, weights.shape) != (np.float64, shape):
             raise ValueError("it holds balanced weights of other classes")
         if not (np.isfinite(weights).all() and (weights >= 0).all()):
@@ -321,12 +328,14 @@ def constants_of(state: FittedState) -> dict[str, Any]:
     source = without_low_rank(state.source)
     own = {*source.parameters, *source.statistics}
     found = {name: _fact(array) for name, array in _arrays(source.model) if name not in own}
-    if (scale := state.head.target_scale) is not None:
+    if (scale := state.decoding.target_scale) is not None:
         found |= {"center of y": _fact(scale.center), "scale of y": _fact(scale.scale)}
-    heads = {form.output or "": head for form, head in zip(state.source.forms, state.head.parts, strict=False)}
-    for name, head in (heads or {"y": state.head}).items():
-        several = head.classes if isinstance(head.classes, list) else None
-        labels = {"": head.classes} if several is None else {f"[:, {i}]": one for i, one in enumerate(several)}
+    decodings = {
+        form.output or "": decoding for form, decoding in zip(state.source.forms, state.decoding.parts, strict=False)
+    }
+    for name, decoding in (decodings or {"y": state.decoding}).items():
+        several = decoding.classes if isinstance(decoding.classes, list) else None
+        labels = {"": decoding.classes} if several is None else {f"[:, {i}]": one for i, one in enumerate(several)}
         for i, one in labels.items():
             if one is not None:
                 array = np.asarray(one)  # integers may be of any width

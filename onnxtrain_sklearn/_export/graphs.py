@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from .._inference.ensemble import averaged_predictions
-from .._inference.graph import Head, inference_model
+from .._inference.graph import Decoding, inference_model
 from .._ir.edits import (
     append_graph,
     append_nodes,
@@ -62,7 +62,7 @@ def training_graphs(source: ExportSource) -> tuple[StepGraph, PredictGraph]:
         predictions = [predict_graph(one, own) for one, own in zip(each, steps, strict=True)]
         columns = () if source.front is None else source.front.graph.inputs
         step = _joined_steps(steps, [value.name or "" for value in columns])
-        predict = _joined_predictions(predictions, source.head)
+        predict = _joined_predictions(predictions, source.decoding)
     else:
         step = step_graph(source)
         predict = predict_graph(source, step)
@@ -248,7 +248,7 @@ def predict_graph(source: ExportSource, step: StepGraph) -> PredictGraph:
     held = {**parts.frozen, **layout.prediction_views()}
     known = parts.model.weights()
     weights = {name: held[name].astype(known[name].dtype) for name in known}
-    model = inference_model(parts.model, weights, source.head)
+    model = inference_model(parts.model, weights, source.decoding)
     read = [name for name in (*layout.names, *layout.running_statistics) if name in model.graph.initializers]
     initializers_to_inputs(model.graph, read)
     op = GraphBuilder(model.graph, dtype=ir.DataType.from_numpy(parts.model.dtype), prefix="cut")
@@ -331,7 +331,7 @@ def _joined_steps(steps: Sequence[StepGraph], columns: Iterable[str]) -> StepGra
     )
 
 
-def _joined_predictions(each: Sequence[PredictGraph], head: Head) -> PredictGraph:
+def _joined_predictions(each: Sequence[PredictGraph], decoding: Decoding) -> PredictGraph:
     """Return the graph of the mean prediction, made of the networks' graphs."""
     first, op, state = each[0].model, _new_graph(each[0].model), dict[str, str]()
     likes, names, results = list(first.graph.outputs), [value.name or "" for value in first.graph.outputs], []
@@ -342,8 +342,8 @@ def _joined_predictions(each: Sequence[PredictGraph], head: Head) -> PredictGrap
         state |= {name_in_network(name, number): name_in_network(known, number) for name, known in one.state.items()}
         results.append(append_graph(op, one.model.graph, own))
     op.taken.update(names)
-    classes = head.classes if isinstance(head.classes, np.ndarray) else None
-    for value, like, name in zip(averaged_predictions(op, results, head.task, classes), likes, names, strict=True):
+    classes = decoding.classes if isinstance(decoding.classes, np.ndarray) else None
+    for value, like, name in zip(averaged_predictions(op, results, decoding.task, classes), likes, names, strict=True):
         append_output(op.graph, value, name, like)
     model = ir.Model(op.graph, ir_version=first.ir_version)
     keep_outputs(model, list(op.graph.outputs))  # drops the labels of the single networks

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from .._inference.graph import Head
+from .._inference.graph import Decoding
 from .._training.rows_meet import where_rows_meet
 from .._utils.params import Component
 from .._utils.untrusted_text import json_object
@@ -90,39 +90,39 @@ def _facts_of_targets(source: ExportSource, step: StepGraph) -> dict[str, Any]:
     if source.outputs:
         facts = [_output_fact(one, name) for one, name in zip(source.outputs, step.targets, strict=True)]
         return {"task": "several outputs", "classes": None, "target": None, "targets": facts, "loss": None}
-    head, positions, weights = source.head, source.head.positions is not None, label_weights(source)
+    decoding, positions, weights = source.decoding, source.decoding.positions is not None, label_weights(source)
     return {
-        "task": head.task,
-        "classes": _class_labels(head.classes),
-        "target": _target_fact(head, step.targets[0], weights) | _ignored_fact(source.ignore_label, positions),
+        "task": decoding.task,
+        "classes": _class_labels(decoding.classes),
+        "target": _target_fact(decoding, step.targets[0], weights) | _ignored_fact(source.ignore_label, positions),
         "loss": component_fact(source.parts.settings.loss),
     }
 
 
 def _output_fact(one: OutputSource, target: TargetInput) -> dict[str, Any]:
     """Return the manifest's entry for one of several outputs."""
-    head, name = one.head, one.loss.name
-    further = f"{name}_probabilities" if head.has_probabilities else f"{name}_scores"
+    decoding, name = one.decoding, one.loss.name
+    further = f"{name}_probabilities" if decoding.has_probabilities else f"{name}_scores"
     return {
         "output": name,
-        "task": head.task,
-        "classes": _class_labels(head.classes),
-        **_target_fact(head, target, one.label_weights),
-        **_ignored_fact(one.ignore_label, head.positions is not None),
+        "task": decoding.task,
+        "classes": _class_labels(decoding.classes),
+        **_target_fact(decoding, target, one.label_weights),
+        **_ignored_fact(one.ignore_label, decoding.positions is not None),
         "weight_input": target.factor,
         "loss": component_fact(one.loss.loss),
         "loss_weight": one.loss.weight,
-        "predictions": [name] if head.task == "regression" else [f"{name}_label", further],
+        "predictions": [name] if decoding.task == "regression" else [f"{name}_label", further],
     }
 
 
-def _target_fact(head: Head, target: TargetInput, known: tuple[float, ...] | None) -> dict[str, Any]:
+def _target_fact(decoding: Decoding, target: TargetInput, known: tuple[float, ...] | None) -> dict[str, Any]:
     # the kind of the target's values, in words for authors of loops
     kinds = {"multiclass": "class index", "binary": "class index as a number", "regression": "number"}
-    kind = kinds.get(head.task, "indicator")
-    if head.positions is not None:
+    kind = kinds.get(decoding.task, "indicator")
+    if decoding.positions is not None:
         kind = "class index at each position, -1: ignored"
-    fact = {"input": target.name, "kind": kind, "row_shape": list(head.row_shape)}
+    fact = {"input": target.name, "kind": kind, "row_shape": list(decoding.row_shape)}
     return fact | {"label_weights": None if known is None else list(known)}
 
 

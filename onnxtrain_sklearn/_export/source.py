@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .._inference.graph import Head
+from .._inference.graph import Decoding
 from .._training.parameters import FlatParameters
 from .._training.step_parts import OutputLoss, StepParts
 from ..exceptions import ModelError
@@ -29,10 +29,10 @@ TARGETS = {"any": ir.DataType.DOUBLE, "web": ir.DataType.FLOAT}
 
 @dataclass(frozen=True, eq=False)
 class OutputSource:
-    """One of several outputs that are trained together: its loss, its head, and the weights of its classes."""
+    """One of several outputs that are trained together: its loss, its decoding, and the weights of its classes."""
 
     loss: OutputLoss
-    head: Head
+    decoding: Decoding
     class_weights: tuple[float, ...] | None = None
     ignore_label: object = None
 
@@ -50,7 +50,7 @@ class ExportSource:
     ----------
     parts : StepParts
         The graph, the settings of the step, the parameters, the frozen weights and the optimizer's state.
-    head : Head
+    decoding : Decoding
         The end of the inference graph, after the scores.
     facts : mapping of str to object
         Values for the manifest that the graphs do not contain, such as the estimator's name and its learning rate.
@@ -71,7 +71,7 @@ class ExportSource:
     """
 
     parts: StepParts
-    head: Head
+    decoding: Decoding
     facts: Mapping[str, Any]
     class_weights: tuple[float, ...] | None = None
     ignore_label: object = None

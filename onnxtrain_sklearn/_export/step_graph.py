@@ -351,7 +351,7 @@ def _emit_row_inputs(op: GraphBuilder, source: ExportSource) -> tuple[tuple[Targ
     target, weight, kind = _graph_input(op, TARGET), _graph_input(op, WEIGHT), source.scalar_type
     if source.outputs:
         targets = _targets_of_outputs(op, source.outputs, source.parts.batch)
-    elif (scale := source.head.target_scale) is None:
+    elif (scale := source.decoding.target_scale) is None:
         targets = (TargetInput(_renamed_input(op, TARGET, "y").name or ""),)
     else:
         given = _add_input(op, "y", kind, _fixed_shape(target))
@@ -404,7 +404,7 @@ def _emit_row_weights(op: GraphBuilder, source: ExportSource, weight: ir.Value, 
     if source.parts.settings.positions is not None:
         own = op.Gather(np.array([*known, 0.0], kind), y)  # an ignored label has the index -1: the last, of weight 0
         return op.Mul(weight, op.ReduceMean(own, axes=[1], keepdims=False))
-    if source.head.task == "multiclass":
+    if source.decoding.task == "multiclass":
         return op.Mul(weight, op.Gather(np.array(known, kind), y))
     second = op.Reshape(op.Greater(y, 0.5), [-1])
     return op.Mul(weight, op.Where(second, np.array(known[1], kind), np.array(known[0], kind)))

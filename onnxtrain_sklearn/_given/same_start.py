@@ -18,7 +18,7 @@ from scipy.special import expit, softmax
 
 from .._data.columns import InputData
 from .._fitted.fitted_model import FittedModel, sample_rows
-from .._inference.graph import Head
+from .._inference.graph import Decoding
 from .._inference.predictor import Predictor
 from .._model.activation import NARROW
 from .._model.trainable import TrainableModel
@@ -41,7 +41,7 @@ _OTHER_MODEL = "Training would not start from the ONNX file, so it is refused:"
 def require_own_start(
     own: OwnOutput,
     source: TrainableModel,
-    head: Head,
+    decoding: Decoding,
     predictor: Predictor,
     columns: Mapping[str, InputData],
     device: Device,
@@ -54,7 +54,7 @@ def require_own_start(
     # in another, which round otherwise where a number lies between two integers.
     relative, absolute = (SOME_STEPS, SOME_STEPS) if is_quantized(own.graph.graph) else (1e-4, 2 * NARROW)
     scores = predictor.run(columns, own.rows, output=-1)
-    for what, numbers, expected in _compared_outputs(own, source, head, predictor, columns, scores):
+    for what, numbers, expected in _compared_outputs(own, source, decoding, predictor, columns, scores):
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=relative, atol=absolute * scale, equal_nan=True):
             again = own.as_matrix(run_graph(own.graph, columns, own.rows, device))
@@ -72,7 +72,7 @@ def require_own_start(
 def _compared_outputs(
     own: OwnOutput,
     source: TrainableModel,
-    head: Head,
+    decoding: Decoding,
     predictor: Predictor,
     columns: Mapping[str, InputData],
     scores: np.ndarray,
@@ -86,15 +86,15 @@ def _compared_outputs(
         return as_rows(predictor.run(columns, own.rows, output=output))
 
     scores = as_rows(scores)
-    if head.task == "regression":
-        adds = head.link != "identity" and source.link != head.link
+    if decoding.task == "regression":
+        adds = decoding.link != "identity" and source.link != decoding.link
         return [("its scores" if adds else "predict()", scores if adds else ours(0), own.numbers)]
     if source.link not in ("sigmoid", "softmax"):
         return [("its scores", scores, own.numbers)]
     expected = np.exp(own.numbers) if source.log_output else own.numbers
     p = expit(scores) if source.link == "sigmoid" else softmax(scores, axis=1)
     found = [("the link of its scores", np.hstack([1 - p, p]) if source.paired else p, expected)]
-    if head.has_probabilities and head.link == source.link:
+    if decoding.has_probabilities and decoding.link == source.link:
         ours_ = ours(1)
         found.append(("predict_proba()", ours_[:, -expected.shape[1] :], expected))
     return found

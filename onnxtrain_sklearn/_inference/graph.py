@@ -1,11 +1,12 @@
 """Build the graph that predicts: the trained graph without training-only operators, and the outputs after its scores.
 
-:func:`inference_model` appends what the :class:`Head` says: labels and probabilities of a classifier, or the numbers of
-a regressor in the units of its targets. ONNX operators compute all of it, in the conventions of skl2onnx (``label`` and
-``probabilities``), and ``predict`` runs the same graph: an estimator and its exported file cannot disagree.
+:func:`inference_model` appends the :class:`Decoding` of its scores: labels and probabilities of a classifier, or the
+numbers of a regressor in the units of its targets. ONNX operators compute all of it, in the conventions of skl2onnx
+(``label`` and ``probabilities``), and ``predict`` runs the same graph: an estimator and its exported file cannot
+disagree.
 :func:`exported_model` differs only in the types of the weights.
 
-Sessions of one structure serve several fits (``predictor``). The numbers of a head that differ between fits,
+Sessions of one structure serve several fits (``predictor``). The numbers of a decoding that differ between fits,
 :func:`target_numbers`, are therefore initializers with names of their own there.
 """
 
@@ -54,8 +55,8 @@ class OutputOptions:
 
 
 @dataclass(frozen=True)
-class Head:
-    """Part of a graph that follows the scores.
+class Decoding:
+    """How the scores of a graph become predictions: the reverse of the encoding of the targets.
 
     Attributes
     ----------
@@ -74,8 +75,8 @@ class Head:
         Shape of a row of numeric targets that has several axes, such as an image; else empty.
     positions : Positions or None
         For a classifier with a label at each position of a row; ``n_outputs`` counts the scores of one position.
-    parts : tuple of Head
-        The heads of a graph with several outputs; ``n_outputs`` are then the columns of all targets.
+    parts : tuple of Decoding
+        The decodings of a graph with several outputs; ``n_outputs`` are then the columns of all targets.
     """
 
     task: Task
@@ -86,7 +87,7 @@ class Head:
     target_range: TargetRange | None = None
     row_shape: tuple[int, ...] = ()
     positions: Positions | None = None
-    parts: tuple[Head, ...] = ()
+    parts: tuple[Decoding, ...] = ()
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -103,7 +104,7 @@ class Head:
 def inference_model(
     model: TrainableModel,
     weights: Mapping[str, np.ndarray],
-    head: Head,
+    decoding: Decoding,
     *,
     form: OutputOptions = OutputOptions(),
     with_scores: bool = False,
@@ -124,18 +125,18 @@ def inference_model(
     graph.outputs.clear()
     # Constant nodes: then the initializers of the exported graph are weights alone, for further training.
     op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
-    if head.parts:
-        for view, part in zip(model.views, head.parts, strict=True):
+    if decoding.parts:
+        for view, part in zip(model.views, decoding.parts, strict=True):
             names = OutputNames(view.output, f"{view.output}_")
             found = target_numbers(part, model.dtype)
             _append_outputs(op, view, outputs, part, form, names, found, with_scores=with_scores, in_double=in_double)
     else:
-        found = target_numbers(head, model.dtype)
+        found = target_numbers(decoding, model.dtype)
         numbers: Mapping[str, ir.Value] | Mapping[str, np.ndarray] = found
         if named_numbers:
             numbers = {name: op.parameter(name, array) for name, array in found.items()}
         own = OutputNames()
-        _append_outputs(op, model, outputs, head, form, own, numbers, with_scores=with_scores, in_double=in_double)
+        _append_outputs(op, model, outputs, decoding, form, own, numbers, with_scores=with_scores, in_double=in_double)
     common.RemoveUnusedNodesPass()(result)
     infer_shapes(result)
     multiply_by_columns(result)
@@ -143,30 +144,30 @@ def inference_model(
         if node is not None and node.op_type == "SequenceConstruct" and node.inputs[0] is not None:
             node.outputs[0].type = ir.SequenceType(ir.TensorType(node.inputs[0].dtype or ir.DataType.FLOAT))
     if form.zipmap is True:
-        _zip(op, head)
+        _zip(op, decoding)
     return result
 
 
 def exported_model(
-    model: TrainableModel, weights: Mapping[str, np.ndarray], head: Head, form: OutputOptions
+    model: TrainableModel, weights: Mapping[str, np.ndarray], decoding: Decoding, form: OutputOptions
 ) -> ir.Model:
     """Return the graph that predicts, with weights in the types in which the given file holds them."""
-    return narrowed(requantized(inference_model(model, weights, head, form=form)), model.kept)
+    return narrowed(requantized(inference_model(model, weights, decoding, form=form)), model.kept)
 
 
 TARGET_SCALE, TARGET_CENTER = "onnxtrain/target_scale", "onnxtrain/target_center"
 
 
 TARGET_LOW, TARGET_HIGH = "onnxtrain/target_low", "onnxtrain/target_high"
-"""Names of the initializers that hold the numbers of a head, where they have names: no given graph may use them."""
+"""Names of the initializers that hold the numbers of a decoding, where they have names: no given graph may use them."""
 
 
-def target_numbers(head: Head, dtype: DType) -> dict[str, np.ndarray]:
-    """Return the numbers of a head that differ from fit to fit, by name: scale and range of the targets.
+def target_numbers(decoding: Decoding, dtype: DType) -> dict[str, np.ndarray]:
+    """Return the numbers of a decoding that differ from fit to fit, by name: scale and range of the targets.
 
     A center of zeros is left out, as its graph has no addition.
     """
-    scale, bounds = head.target_scale, head.target_range
+    scale, bounds = decoding.target_scale, decoding.target_range
     found: dict[str, np.ndarray] = {}
     if scale is not None:
         found[TARGET_SCALE] = scale.scale
@@ -174,7 +175,7 @@ def target_numbers(head: Head, dtype: DType) -> dict[str, np.ndarray]:
             found[TARGET_CENTER] = scale.center
     if bounds is not None and bounds.limits is not None:
         found[TARGET_LOW], found[TARGET_HIGH] = bounds.limits
-    return {name: array.astype(dtype).reshape(head.row_shape or (-1,)) for name, array in found.items()}
+    return {name: array.astype(dtype).reshape(decoding.row_shape or (-1,)) for name, array in found.items()}
 
 
 class OutputNames(NamedTuple):
@@ -188,7 +189,7 @@ def _append_outputs(
     op: GraphBuilder,
     model: TrainableModel,
     outputs: Mapping[str, ir.Value],
-    head: Head,
+    decoding: Decoding,
     form: OutputOptions,
     names: OutputNames,
     numbers: Mapping[str, np.ndarray] | Mapping[str, ir.Value],
@@ -198,26 +199,26 @@ def _append_outputs(
 ) -> None:
     """Append labels, probabilities or predictions to the scores of one output; ``outputs`` are those of the graph."""
     given, scores = outputs[model.output], outputs[model.scores]
-    own = given if model.link == head.link and not (model.log_output or model.normalised) else None
-    scores = scores if model.members is None else mean_of_members(op, scores, head.link, head.groups)
+    own = given if model.link == decoding.link and not (model.log_output or model.normalised) else None
+    scores = scores if model.members is None else mean_of_members(op, scores, decoding.link, decoding.groups)
     final = given if model.members is None else scores
     decision = final if model.link == "votes" else scores
-    if head.task == "regression":
-        prediction = final if model.link is None and head.link == "identity" else own
-        prediction = apply_link(op, head.link, scores) if prediction is None else prediction
-        clips = head.target_range is not None and head.target_range.limits is not None
-        shape, computes = op.shape(prediction), clips or head.target_scale is not None
-        if head.row_shape and (computes or shape is None or len(shape) < 3):
+    if decoding.task == "regression":
+        prediction = final if model.link is None and decoding.link == "identity" else own
+        prediction = apply_link(op, decoding.link, scores) if prediction is None else prediction
+        clips = decoding.target_range is not None and decoding.target_range.limits is not None
+        shape, computes = op.shape(prediction), clips or decoding.target_scale is not None
+        if decoding.row_shape and (computes or shape is None or len(shape) < 3):
             # Rows get the axes of the targets; of a given graph whose output has several axes they are kept.
-            prediction = op.Reshape(prediction, [-1, *head.row_shape])
+            prediction = op.Reshape(prediction, [-1, *decoding.row_shape])
         if TARGET_SCALE in numbers:
             prediction = op.Mul(prediction, numbers[TARGET_SCALE])
         if TARGET_CENTER in numbers:
             prediction = op.Add(prediction, numbers[TARGET_CENTER])
         if TARGET_LOW in numbers:
             low, high = numbers[TARGET_LOW], numbers[TARGET_HIGH]
-            is_single = head.target_range is not None and head.target_range.low.size == 1
-            rows = prediction if is_single or head.row_shape else as_rows(op, prediction)
+            is_single = decoding.target_range is not None and decoding.target_range.low.size == 1
+            rows = prediction if is_single or decoding.row_shape else as_rows(op, prediction)
             above = op.Where(op.Less(rows, low), low, rows)  # not Clip: it may replace NaN by a bound
             prediction = op.Where(op.Greater(above, high), high, above)
         _add_output(op, names.numbers, prediction, given)
@@ -226,34 +227,40 @@ def _append_outputs(
         # Anything else that a given graph computes at its end is left as it is.
         last = None if own is None else own.producer()
         activates = last is not None and last.op_type in ("Sigmoid", "Softmax") and last.inputs[0] is scores
-        exact = with_scores and in_double and head.has_probabilities and (own is None or activates)
-        columns, own, in_places = _as_rows_of_labels(op, decision, own, head, form)
+        exact = with_scores and in_double and decoding.has_probabilities and (own is None or activates)
+        columns, own, in_places = _as_rows_of_labels(op, decision, own, decoding, form)
         label = (
-            _label_output(op, columns, head) if model.choice is None else _label_names(op, outputs[model.choice], head)
+            _label_output(op, columns, decoding)
+            if model.choice is None
+            else _label_names(op, outputs[model.choice], decoding)
         )
         _add_output(op, names.prefix + ("output_label" if form.zipmap else "label"), in_places(label), None)
         if exact:
-            op, columns, own = *_in_double(op, columns, head), None
-        for name, values in _further_outputs(op, columns, own, head, form).items():
+            op, columns, own = *_in_double(op, columns, decoding), None
+        for name, values in _further_outputs(op, columns, own, decoding, form).items():
             _add_output(op, names.prefix + name, in_places(values), None)
     if with_scores:
-        if head.positions is None:
+        if decoding.positions is None:
             raw = _as_score_columns(op, decision)
         else:
-            raw = head.positions.emit_classes_last(op, decision)
+            raw = decoding.positions.emit_classes_last(op, decision)
         _add_output(op, f"{names.prefix}raw_scores", op.Identity(raw), None)
 
 
 def _as_rows_of_labels(
-    op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head, form: OutputOptions
+    op: GraphBuilder, scores: ir.Value, own: ir.Value | None, decoding: Decoding, form: OutputOptions
 ) -> tuple[ir.Value, ir.Value | None, Callable[[ir.Value], ir.Value]]:
     """Return scores and probabilities in one row per label, and the function that puts results in their places."""
-    if head.positions is None:
+    if decoding.positions is None:
         return _as_score_columns(op, scores), own, lambda result: result
     if form.zipmap or form.per_class:
         raise ModelError("zipmap is for one label a row, but these rows have a label at each position: leave it.")
-    rows, in_places = as_position_rows(op, scores, head.positions, head.n_outputs)
-    return rows, None if own is None else as_position_rows(op, own, head.positions, head.n_outputs)[0], in_places
+    rows, in_places = as_position_rows(op, scores, decoding.positions, decoding.n_outputs)
+    return (
+        rows,
+        None if own is None else as_position_rows(op, own, decoding.positions, decoding.n_outputs)[0],
+        in_places,
+    )
 
 
 def _as_score_columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
@@ -261,33 +268,33 @@ def _as_score_columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
     return op.Unsqueeze(scores, axes=[1]) if shape is not None and len(shape) == 1 else as_rows(op, scores)
 
 
-def _label_output(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
-    if head.task == "multilabel":
+def _label_output(op: GraphBuilder, scores: ir.Value, decoding: Decoding) -> ir.Value:
+    if decoding.task == "multilabel":
         return op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
-    if isinstance(head.classes, list):
-        parts = split_columns(op, scores, head.groups)
-        return _label_names(op, op.Concat(*(op.ArgMax(own, axis=1) for own in parts), axis=1), head)
-    if head.task == "binary":
+    if isinstance(decoding.classes, list):
+        parts = split_columns(op, scores, decoding.groups)
+        return _label_names(op, op.Concat(*(op.ArgMax(own, axis=1) for own in parts), axis=1), decoding)
+    if decoding.task == "binary":
         index = op.Cast(op.Greater(op.Squeeze(scores, axes=[1]), 0.0), to=ir.DataType.INT64)
     else:
         index = op.ArgMax(scores, axis=1, keepdims=False)
-    return _label_names(op, index, head)
+    return _label_names(op, index, decoding)
 
 
-def _label_names(op: GraphBuilder, index: ir.Value, head: Head) -> ir.Value:
+def _label_names(op: GraphBuilder, index: ir.Value, decoding: Decoding) -> ir.Value:
     """Return the labels of class indices, a column for each of several labels."""
-    if head.task == "multilabel":
+    if decoding.task == "multilabel":
         return index
-    if isinstance(head.classes, list):
-        columns = split_columns(op, index, [1] * len(head.groups))
-        constants = [class_constant(known) for known in head.classes]
+    if isinstance(decoding.classes, list):
+        columns = split_columns(op, index, [1] * len(decoding.groups))
+        constants = [class_constant(known) for known in decoding.classes]
         if all(known.dtype.kind in "if" for known in constants):  # Concat takes one type
             kind = np.result_type(*constants)
             constants = [known.astype(kind) for known in constants]
         named = zip(constants, columns, strict=True)
         return op.Concat(*(op.Gather(known, own) for known, own in named), axis=1)
-    assert head.classes is not None
-    return op.Gather(class_constant(head.classes), index)
+    assert decoding.classes is not None
+    return op.Gather(class_constant(decoding.classes), index)
 
 
 def class_constant(classes: np.ndarray) -> np.ndarray:
@@ -302,13 +309,13 @@ def class_constant(classes: np.ndarray) -> np.ndarray:
     raise ModelError(f"ONNX has no tensors for labels of type {kind}; use strings, integers or floats.")
 
 
-def _in_double(op: GraphBuilder, scores: ir.Value, head: Head) -> tuple[GraphBuilder, ir.Value]:
+def _in_double(op: GraphBuilder, scores: ir.Value, decoding: Decoding) -> tuple[GraphBuilder, ir.Value]:
     """Return a builder for float64, and the scores in it; two classes of a softmax as 0 and their difference.
 
     The decision function of two classes is that difference in the type of the graph: both rank rows alike.
     """
-    groups = head.groups or (head.n_outputs,)
-    if head.link == "softmax" and 2 in groups:
+    groups = decoding.groups or (decoding.n_outputs,)
+    if decoding.link == "softmax" and 2 in groups:
         parts = split_columns(op, scores, groups)
         parts = [
             op.Sub(part, op.Gather(part, [0], axis=1)) if n == 2 else part
@@ -320,21 +327,21 @@ def _in_double(op: GraphBuilder, scores: ir.Value, head: Head) -> tuple[GraphBui
 
 
 def _further_outputs(
-    op: GraphBuilder, scores: ir.Value, own: ir.Value | None, head: Head, form: OutputOptions
+    op: GraphBuilder, scores: ir.Value, own: ir.Value | None, decoding: Decoding, form: OutputOptions
 ) -> dict[str, ir.Value]:
     """Return the outputs beside the label, by name: skl2onnx's, but that scores without probabilities are so called."""
-    name = "probabilities" if head.has_probabilities else "scores"
-    if head.groups:
-        return {name: _sequence(op, scores, head, form)}
-    if head.has_probabilities and not form.raw_scores:
+    name = "probabilities" if decoding.has_probabilities else "scores"
+    if decoding.groups:
+        return {name: _sequence(op, scores, decoding, form)}
+    if decoding.has_probabilities and not form.raw_scores:
         # ``own`` are the graph's own probabilities; for two classes only the second one's, or both.
-        values = apply_link(op, head.link, scores) if own is None else _as_score_columns(op, own)
-        if head.task == "binary" and (op.shape(values) or [1])[-1] != 2:
+        values = apply_link(op, decoding.link, scores) if own is None else _as_score_columns(op, own)
+        if decoding.task == "binary" and (op.shape(values) or [1])[-1] != 2:
             values = op.Concat(op.Sub(1.0, values), values, axis=1)
     else:
-        values = _decision_columns(op, scores, head) if form.raw_scores or form.zipmap else op.Identity(scores)
-    if (form.zipmap or form.per_class) and head.task == "multiclass":
-        shape, classes = op.shape(values), () if head.classes is None else head.classes
+        values = _decision_columns(op, scores, decoding) if form.raw_scores or form.zipmap else op.Identity(scores)
+    if (form.zipmap or form.per_class) and decoding.task == "multiclass":
+        shape, classes = op.shape(values), () if decoding.classes is None else decoding.classes
         if shape is not None and isinstance(shape[-1], int) and shape[-1] != len(classes):
             raise ModelError(
                 f"There is no score for each of the {len(classes)} classes: the decision function has {shape[-1]} "
@@ -343,37 +350,39 @@ def _further_outputs(
             )
     if form.zipmap != "columns":
         return {name: values}
-    assert isinstance(head.classes, np.ndarray)
-    prefix = "i" if head.classes.dtype.kind in "iub" else "s"
-    return {f"{prefix}{c}": op.Gather(values, i, axis=1) for i, c in enumerate(class_constant(head.classes))}
+    assert isinstance(decoding.classes, np.ndarray)
+    prefix = "i" if decoding.classes.dtype.kind in "iub" else "s"
+    return {f"{prefix}{c}": op.Gather(values, i, axis=1) for i, c in enumerate(class_constant(decoding.classes))}
 
 
-def _sequence(op: GraphBuilder, scores: ir.Value, head: Head, form: OutputOptions) -> ir.Value:
+def _sequence(op: GraphBuilder, scores: ir.Value, decoding: Decoding, form: OutputOptions) -> ir.Value:
     """Return the probabilities, or the scores, of each of several labels, in a sequence."""
     if form.zipmap:
-        raise ModelError(f"zipmap={form.zipmap!r} is for one label a row, and here are {len(head.groups)}: leave it.")
-    parts = split_columns(op, scores, head.groups)
-    if head.has_probabilities and not form.raw_scores:
-        parts = [apply_link(op, head.link, part) for part in parts]
+        raise ModelError(
+            f"zipmap={form.zipmap!r} is for one label a row, and here are {len(decoding.groups)}: leave it."
+        )
+    parts = split_columns(op, scores, decoding.groups)
+    if decoding.has_probabilities and not form.raw_scores:
+        parts = [apply_link(op, decoding.link, part) for part in parts]
     elif form.raw_scores:
-        parts = [_decisions_of_label(op, part, n, head) for part, n in zip(parts, head.groups, strict=True)]
+        parts = [_decisions_of_label(op, part, n, decoding) for part, n in zip(parts, decoding.groups, strict=True)]
     return op.SequenceConstruct(*parts)
 
 
-def _decisions_of_label(op: GraphBuilder, scores: ir.Value, classes: int, head: Head) -> ir.Value:
+def _decisions_of_label(op: GraphBuilder, scores: ir.Value, classes: int, decoding: Decoding) -> ir.Value:
     """Return the decision function of one label among several; the margins of two classes are -s and s."""
     if classes != 2:
         return scores
     s = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
-    s = s if head.has_probabilities else op.Mul(s, 0.5)
+    s = s if decoding.has_probabilities else op.Mul(s, 0.5)
     return op.Concat(op.Neg(s), s, axis=1)
 
 
-def _decision_columns(op: GraphBuilder, scores: ir.Value, head: Head) -> ir.Value:
+def _decision_columns(op: GraphBuilder, scores: ir.Value, decoding: Decoding) -> ir.Value:
     """Return the decision function with a column per class: for two classes its negative and itself."""
-    if head.task == "multiclass" and head.n_outputs == 2:
+    if decoding.task == "multiclass" and decoding.n_outputs == 2:
         scores = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
-    elif head.task != "binary":
+    elif decoding.task != "binary":
         return op.Identity(scores)
     return op.Concat(op.Neg(scores), scores, axis=1)
 
@@ -394,10 +403,10 @@ def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | N
     op.graph.outputs.append(value)
 
 
-def _zip(op: GraphBuilder, head: Head) -> None:
+def _zip(op: GraphBuilder, decoding: Decoding) -> None:
     """Replace the last output by a dict per row; after shape inference, since onnx_ir has no type for it."""
-    assert isinstance(head.classes, np.ndarray)
-    labels = class_constant(head.classes)
+    assert isinstance(decoding.classes, np.ndarray)
+    labels = class_constant(decoding.classes)
     if labels.dtype.kind == "f":
         if not (labels == np.rint(labels)).all():
             raise ModelError(

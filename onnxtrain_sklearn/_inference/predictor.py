@@ -32,7 +32,7 @@ from .._utils.cache import Cache, content, with_attributes
 from .._utils.errors import ignores_float_errors
 from .._utils.typing import DType
 from ..exceptions import ModelError
-from .graph import Head, inference_model, target_numbers
+from .graph import Decoding, inference_model, target_numbers
 
 CHUNK_ROWS = 8192
 """Rows predicted at a time: bounds the memory that activations take."""
@@ -249,7 +249,7 @@ _templates: Cache[_Template] = Cache(128, 2**25, lambda template: template.proto
 def filled_graph(
     model: TrainableModel,
     weights: Mapping[str, np.ndarray],
-    head: Head,
+    decoding: Decoding,
     *,
     with_scores: bool = False,
     live: Collection[str] = (),
@@ -257,7 +257,7 @@ def filled_graph(
     """Return the inference graph with ``weights``; those that ``live`` names are inputs and need no values."""
 
     def made(weights: Mapping[str, np.ndarray], *, named_numbers: bool = False) -> ir.Model:
-        graph = inference_model(model, weights, head, with_scores=with_scores, named_numbers=named_numbers)
+        graph = inference_model(model, weights, decoding, with_scores=with_scores, named_numbers=named_numbers)
         initializers_to_inputs(graph.graph, list(live))
         return graph
 
@@ -265,7 +265,7 @@ def filled_graph(
         return prediction_graph(requantized(made(weights)))  # predict computes with integers, as the exported file does
     if sum(array.nbytes for array in weights.values()) > LARGEST_WEIGHTS:
         return prediction_graph(made(weights))
-    numbers = target_numbers(head, model.dtype)
+    numbers = target_numbers(decoding, model.dtype)
 
     def template() -> _Template:
         zeros = {name: np.zeros(array.shape, array.dtype) for name, array in weights.items()}
@@ -278,12 +278,12 @@ def filled_graph(
         is_shared = not numbers and {*live} >= zeros.keys() and is_stateless(graph.graph)
         return _Template(proto, replace(prediction_graph(graph), content=b"", is_shared=is_shared))
 
-    # Beside its graph, inference_model reads these attributes of a model, and of the head all but the numbers that are
-    # filled in; which numbers there are decides the nodes.
+    # Beside its graph, inference_model reads these attributes of a model, and of the decoding all but the numbers that
+    # are filled in; which numbers there are decides the nodes.
     activation = tuple(model.activation.values())
     form = model.output, *activation, model.choice, model.members, model.dtype.str, model.inputs, model.joined
-    head_form = content(with_attributes(head, target_scale=None, target_range=None)), tuple(numbers)
-    found = _templates.get((structure(model.model, weights), form, head_form, with_scores, tuple(live)), template)
+    decoding_form = content(with_attributes(decoding, target_scale=None, target_range=None)), tuple(numbers)
+    found = _templates.get((structure(model.model, weights), form, decoding_form, with_scores, tuple(live)), template)
     proto = type(found.proto)()
     proto.CopyFrom(found.proto)
     fill_initializers(proto, {**weights, **numbers})

@@ -24,7 +24,7 @@ from .._estimators.outputs import OutputTask, links_classes
 from .._estimators.parameters import Parameters, output_attributes
 from .._estimators.predict import accuracy_of_several, by_label, decisions, has_one_label, numbers_in_rows, typed_labels
 from .._estimators.scoring import numbers_of_outputs, rows_of
-from .._inference.graph import Head, OutputOptions
+from .._inference.graph import Decoding, OutputOptions
 from .._utils.params import documented
 from .._utils.typing import MatrixLike
 from .fit import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def _gives_probabilities(estimator: Parameters) -> bool:
     state, losses = vars(estimator).get("_state"), estimator.loss
     if state is not None:
-        some = any(part.has_probabilities for part in state.head.parts)
+        some = any(part.has_probabilities for part in state.decoding.parts)
     else:
         some = not isinstance(losses, Mapping) or any(map(links_classes, losses.values()))
     if not some:
@@ -57,7 +57,7 @@ def _gives_probabilities(estimator: Parameters) -> bool:
 def _gives_scores_of_classes(estimator: Parameters) -> bool:
     state, losses = vars(estimator).get("_state"), estimator.loss
     if state is not None:
-        some = any(part.task != "regression" for part in state.head.parts)
+        some = any(part.task != "regression" for part in state.decoding.parts)
     else:
         some = not isinstance(losses, Mapping) or any(task.classifies for task in output_tasks(estimator).values())
     if not some:
@@ -65,7 +65,7 @@ def _gives_scores_of_classes(estimator: Parameters) -> bool:
     return True
 
 
-def _score(task: OutputTask, head: Head, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
+def _score(task: OutputTask, decoding: Decoding, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
     """Return the score of one output on the rows that have a weight."""
     weights: Any = None
     if sample_weight is not None:
@@ -77,14 +77,14 @@ def _score(task: OutputTask, head: Head, y: Any, predicted: np.ndarray, sample_w
     from sklearn.metrics import accuracy_score, r2_score  # need a fifth of scikit-learn
 
     if not task.classifies:
-        if head.row_shape:
+        if decoding.row_shape:
             return r2_of_maps(np.asarray(y), predicted, weights)
         return float(r2_score(y, predicted, sample_weight=weights))
-    if head.positions is None:
+    if decoding.positions is None:
         y, predicted, weights = rows_that_count(y, predicted, weights, task.ignore_label)
-    if has_one_label(head):
+    if has_one_label(decoding):
         return float(accuracy_score(y, predicted, sample_weight=weights))
-    return accuracy_of_several(head, y, predicted, task.ignore_label, weights)
+    return accuracy_of_several(decoding, y, predicted, task.ignore_label, weights)
 
 
 # The estimator that trains several outputs of a graph together.
@@ -259,8 +259,11 @@ class OrtGradientMultiOutput(GraphEstimator):
             :meth:`OrtGradientRegressor.predict` does.
         """
         return OutputPredictions(
-            (name, numbers_in_rows(head, found, X) if head.task == "regression" else typed_labels(head, found))
-            for name, head, found in self._predicted(X)
+            (
+                name,
+                numbers_in_rows(decoding, found, X) if decoding.task == "regression" else typed_labels(decoding, found),
+            )
+            for name, decoding, found in self._predicted(X)
         )
 
     @available_if(_gives_probabilities)
@@ -279,9 +282,9 @@ class OrtGradientMultiOutput(GraphEstimator):
         number_type = prediction_type(X)
         found = self._predicted(X, 1, with_scores=number_type is np.float64)
         return OutputPredictions(
-            (name, by_label(head, p.astype(np.result_type(number_type, p), copy=False)))
-            for name, head, p in found
-            if head.has_probabilities
+            (name, by_label(decoding, p.astype(np.result_type(number_type, p), copy=False)))
+            for name, decoding, p in found
+            if decoding.has_probabilities
         )
 
     @available_if(_gives_scores_of_classes)
@@ -299,7 +302,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         """
         found = self._predicted(X, -1, with_scores=True)
         return OutputPredictions(
-            (name, decisions(head, own, X)) for name, head, own in found if head.task != "regression"
+            (name, decisions(decoding, own, X)) for name, decoding, own in found if decoding.task != "regression"
         )
 
     def score(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> float:
@@ -334,9 +337,9 @@ class OrtGradientMultiOutput(GraphEstimator):
         check_is_fitted(self)
         tasks, predicted, found = output_tasks(self), self.predict(X), {}
         y, weights = by_output(y, tasks, "y"), weights_by_output(sample_weight, tasks)
-        for (name, task), head in zip(tasks.items(), self._state.head.parts, strict=True):
+        for (name, task), decoding in zip(tasks.items(), self._state.decoding.parts, strict=True):
             with naming(name):
-                found[name] = _score(task, head, y[name], predicted[name], weights[name])
+                found[name] = _score(task, decoding, y[name], predicted[name], weights[name])
         return found
 
     def to_onnx(self, *, raw_scores: bool = False, adapter: bool = False) -> onnx.ModelProto:
@@ -373,16 +376,16 @@ class OrtGradientMultiOutput(GraphEstimator):
 
     def _predicted(
         self, X: MatrixLike, output: int = 0, *, with_scores: bool = False
-    ) -> list[tuple[str, Head, np.ndarray]]:
-        """Return the name, the head and one output of the inference graph of each part."""
+    ) -> list[tuple[str, Decoding, np.ndarray]]:
+        """Return the name, the decoding and one output of the inference graph of each part."""
         check_is_fitted(self)
         found, state = self._predict(X, output, with_scores=with_scores), self._state
-        return list(zip((form.output for form in state.source.forms), state.head.parts, found, strict=True))
+        return list(zip((form.output for form in state.source.forms), state.decoding.parts, found, strict=True))
 
     def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> list[np.ndarray]:
         state = self._state
         columns = graph_inputs(self, X, state.source.inputs, None, reset=False)
-        numbers = numbers_of_outputs(state.head, output, with_scores=with_scores)
+        numbers = numbers_of_outputs(state.decoding, output, with_scores=with_scores)
         return state.predictor(columns, with_scores=with_scores).run_several(columns, numbers)
 
 

@@ -1,4 +1,4 @@
-"""Prepare the training of several outputs: parameters by output, examples, heads, validation."""
+"""Prepare the training of several outputs: parameters by output, examples, decodings, validation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .._estimators.files import exported_class_weights, settings_of_step
 from .._estimators.fit import Outputs
 from .._estimators.fitted_state import FittedState
 from .._estimators.outputs import (
-    HeadChoice,
+    DecodingChoice,
     OutputChoice,
     OutputTask,
     balanced_weights,
@@ -61,7 +61,7 @@ from .._estimators.source import GraphSource, source_of
 from .._export.source import OutputSource
 from .._fitted.fitted_model import is_estimator
 from .._given.same_start import require_own_start
-from .._inference.graph import Head, inference_model
+from .._inference.graph import Decoding, inference_model
 from .._inference.predictor import Predictor
 from .._model.links import Task
 from .._model.trainable import TrainableModel, with_outputs_of
@@ -115,7 +115,7 @@ def several_outputs(tasks: Tasks) -> Outputs:
     return Outputs(
         source=lambda estimator, old, X: GraphSource(_known_outputs(estimator, old, tasks)),
         examples=lambda estimator, call, graph, fitted, old: several_examples(estimator, tasks, call, graph, old),
-        head=partial(choose_heads, tasks),
+        decoding=partial(choose_decodings, tasks),
         require_own_start=partial(require_own_starts, tasks),
         validation=partial(validation_of_outputs, tasks),
         exported=partial(exported_outputs, tasks),
@@ -146,44 +146,44 @@ def _known_outputs(estimator: Parameters, old: FittedState | None, tasks: Tasks)
     return source_of(model, None, training_mode=given.training_mode, several=names)[0]
 
 
-# Chooses the heads of several outputs, one after the other as that of a single one, and the settings of the step.
+# Chooses the decodings of several outputs, one after the other as that of a single one, and the settings of the step.
 
 
-def choose_heads(tasks: Tasks, context: FitContext, graph: TrainableModel, examples: Examples) -> HeadChoice:
-    """Return the heads as one, and the output of the given graph for each of them on some rows of the data."""
+def choose_decodings(tasks: Tasks, context: FitContext, graph: TrainableModel, examples: Examples) -> DecodingChoice:
+    """Return the decodings as one, and the output of the given graph for each of them on some rows of the data."""
     estimator, config, old, targets = context.estimator, context.config, context.old, examples.targets
     assert isinstance(targets, SeveralTargets)
-    heads = [None] * len(tasks) if old is None else old.head.parts
+    decodings = [None] * len(tasks) if old is None else old.decoding.parts
     given = bare_model(estimator.model) if old is None else None
     weights, model = loss_weights(estimator), graph.model
     parts, losses = list[OutputChoice](), list[OutputLoss]()
-    for (name, task), view, head, own in zip(tasks.items(), graph.views, heads, targets.parts, strict=True):
+    for (name, task), view, decoding, own in zip(tasks.items(), graph.views, decodings, targets.parts, strict=True):
         with naming(name):
             view, loss = replace(view, model=model), cast("Loss", task.loss)
             columns, device = examples.columns, config.device
-            part = choose_output(task, loss, view, own, columns, device, given=given, old=head)
+            part = choose_output(task, loss, view, own, columns, device, given=given, old=decoding)
         parts.append(part)
-        model = part.original.model  # choosing a head may add an inverse link to the graph
-        positions = trained_positions(part.head, own)
+        model = part.original.model  # choosing a decoding may add an inverse link to the graph
+        positions = trained_positions(part.decoding, own)
         at_positions = () if positions is None else (positions.axes, positions.shape, positions.label_weights)
-        more = part.head.task, part.head.link, part.head.n_outputs, part.head.groups, weights[name]
+        more = part.decoding.task, part.decoding.link, part.decoding.n_outputs, part.decoding.groups, weights[name]
         losses.append(OutputLoss(name, loss, *more, *at_positions, ignores=own.lacks_labels))  # type: ignore[misc]
     whole = replace(graph, model=model)
-    # The joined head describes the joined targets: a matrix of numbers, with the columns of each output side by side.
-    head = Head("regression", "identity", targets.n_outputs, parts=tuple(part.head for part in parts))
+    # The joint decoding describes the joint targets: a matrix of numbers, each output with columns of its own.
+    decoding = Decoding("regression", "identity", targets.n_outputs, parts=tuple(part.decoding for part in parts))
     seed = int(context.rng.randint(2**31 - 1)) if old is None else old.seed
-    settings = config.with_head(TotalLoss(tuple(losses), targets.has_factors), head, seed)
-    return HeadChoice(
+    settings = config.with_decoding(TotalLoss(tuple(losses), targets.has_factors), decoding, seed)
+    return DecodingChoice(
         with_outputs_of(whole, [part.original for part in parts]),
         with_outputs_of(whole, [part.source for part in parts]),
-        head,
+        decoding,
         settings,
         tuple(part.own for part in parts),
     )
 
 
 def require_own_starts(
-    tasks: Tasks, context: FitContext, state: FittedState, chosen: HeadChoice, examples: Examples
+    tasks: Tasks, context: FitContext, state: FittedState, chosen: DecodingChoice, examples: Examples
 ) -> list[np.ndarray]:
     """Raise if the untrained estimator does not predict what the given graph does, output by output.
 
@@ -193,15 +193,17 @@ def require_own_starts(
     owns, columns, scores = chosen.owns, examples.columns, []
     # Each output was run on rows of its own choice; the training graph is compared on those that all have in common.
     rows = min((own.rows for own in owns if own is not None), key=len, default=np.empty(0, np.int64))
-    for view, deployed, head, own in zip(state.source.views, state.deployed.views, state.head.parts, owns, strict=True):
+    for view, deployed, decoding, own in zip(
+        state.source.views, state.deployed.views, state.decoding.parts, owns, strict=True
+    ):
         if own is not None:
-            graph = inference_model(deployed, state.weights(), head, with_scores=True, in_double=False)
+            graph = inference_model(deployed, state.weights(), decoding, with_scores=True, in_double=False)
             predictor = Predictor(graph, state.device, state.session_options)
-            found = require_own_start(own, view, head, predictor, columns, state.device)
+            found = require_own_start(own, view, decoding, predictor, columns, state.device)
             same = len(rows) == len(found)
             scores.append(found if same else predictor.run(columns, rows, output=-1))
-    for head, (name, y) in zip(state.head.parts, by_output(context.call.y, tasks, "y").items(), strict=True):
-        if head.task == "regression":
+    for decoding, (name, y) in zip(state.decoding.parts, by_output(context.call.y, tasks, "y").items(), strict=True):
+        if decoding.task == "regression":
             warn_of_rounding(y, state.model.dtype, f"y[{name!r}]")
     return scores
 
@@ -239,7 +241,7 @@ def validation_of_outputs(
             require_scorable(part, weights)
     if estimator.scoring is not None:
         return scored, score_by(estimator, estimator.scoring, state, scored)
-    predictor, numbers = state.live_predictor(scored.live), first_outputs(state.head, with_scores=False)
+    predictor, numbers = state.live_predictor(scored.live), first_outputs(state.decoding, with_scores=False)
     each = list(zip(tasks.values(), targets.parts, targets.weights, strict=True))
 
     def score() -> float:
@@ -393,15 +395,15 @@ def several_examples(
             labels = [known for known, task in tasks.items() if task.classifies]
             raise ValueError(f"classes names {name!r}, which is no output with labels.{nearest(str(name), labels)}")
     weights = weights_by_output(call.sample_weight, tasks)
-    heads = dict(zip(tasks, [None] * len(tasks) if old is None else old.head.parts, strict=True))
+    decodings = dict(zip(tasks, [None] * len(tasks) if old is None else old.decoding.parts, strict=True))
     found = []
     for view, (name, task) in zip(graph.views, tasks.items(), strict=True):
         with naming(name):
-            head, classes = heads[name], given_classes.get(name)
-            at_positions = head is None and takes_positions(task, view, y[name])
-            if call.one_epoch and head is None:
+            decoding, classes = decodings[name], given_classes.get(name)
+            at_positions = decoding is None and takes_positions(task, view, y[name])
+            if call.one_epoch and decoding is None:
                 require_known_labels(task, y[name], classes, at_positions=at_positions)
-            classes = known_classes(classes, None if head is None else head.classes, of_given_graph=True)
+            classes = known_classes(classes, None if decoding is None else decoding.classes, of_given_graph=True)
             found.append(
                 _targets_of_output(
                     task,
@@ -409,7 +411,7 @@ def several_examples(
                     y[name],
                     weights[name],
                     classes,
-                    head,
+                    decoding,
                     at_positions=at_positions,
                     may_lack_labels=call.one_epoch,
                 )
@@ -423,7 +425,7 @@ def _targets_of_output(
     y: np.ndarray,
     sample_weight: ArrayLike | None,
     classes: Classes,
-    head: Head | None,
+    decoding: Decoding | None,
     *,
     at_positions: bool = False,
     may_lack_labels: bool = False,
@@ -431,29 +433,33 @@ def _targets_of_output(
     """Return the targets of one output and the weights of the rows; targets of rows of weight zero are not read."""
     weights = None if sample_weight is None else checked_weights(sample_weight, n_rows)
     # A later call of partial_fit may bring no label for this output: its rows all have weight zero there.
-    if may_lack_labels and weights is not None and not weights.any() and head is not None:
-        return _no_targets(head, n_rows, np.shape(y)[1:]), weights
+    if may_lack_labels and weights is not None and not weights.any() and decoding is not None:
+        return _no_targets(decoding, n_rows, np.shape(y)[1:]), weights
     # Rows of weight zero may hold anything, such as NaN: encode the other rows only, and spread the result.
     rows = None if weights is None or weights.all() or not weights.any() else np.flatnonzero(weights)
     if rows is None or weights is None or len(y) != n_rows:
-        return weighted_targets(task, n_rows, y, weights, classes, head, at_positions=at_positions)
-    found = weighted_targets(task, len(rows), rows_of(y, rows), weights[rows], classes, head, at_positions=at_positions)
+        return weighted_targets(task, n_rows, y, weights, classes, decoding, at_positions=at_positions)
+    found = weighted_targets(
+        task, len(rows), rows_of(y, rows), weights[rows], classes, decoding, at_positions=at_positions
+    )
     return spread(*found, rows, n_rows)
 
 
-def _no_targets(head: Head, n_rows: int, places: tuple[int, ...]) -> Targets:
+def _no_targets(decoding: Decoding, n_rows: int, places: tuple[int, ...]) -> Targets:
     """Return placeholder targets for an output for which no row has a label."""
-    if head.positions is not None:
-        classes: Any = head.classes
+    if decoding.positions is not None:
+        classes: Any = decoding.classes
         values = np.full((n_rows, math.prod(places)), IGNORED, np.int64)
         many = len(classes) > 2
         name: Task = "multiclass" if many else "binary"
         return Targets(values, name, len(classes) if many else 1, classes, places, np.ones(len(classes)))
-    if head.task in ("binary", "multiclass"):
-        two = head.classes is not None and len(head.classes) == 2
-        count = 1 if two else head.n_outputs
-        return Targets(np.zeros(n_rows, np.int64), "binary" if two else "multiclass", count, head.classes)
-    return Targets(np.zeros((n_rows, head.n_outputs)), head.task, head.n_outputs, head.classes, head.row_shape)
+    if decoding.task in ("binary", "multiclass"):
+        two = decoding.classes is not None and len(decoding.classes) == 2
+        count = 1 if two else decoding.n_outputs
+        return Targets(np.zeros(n_rows, np.int64), "binary" if two else "multiclass", count, decoding.classes)
+    return Targets(
+        np.zeros((n_rows, decoding.n_outputs)), decoding.task, decoding.n_outputs, decoding.classes, decoding.row_shape
+    )
 
 
 def several_validation_examples(
@@ -463,9 +469,9 @@ def several_validation_examples(
     columns = graph_inputs(estimator, X, state.source.inputs, None, reset=False)
     n_rows, found = len(next(iter(columns.values()))), []
     y, weights = by_output(y, tasks, "y"), weights_by_output(sample_weight, tasks)
-    for head, (name, task) in zip(state.head.parts, tasks.items(), strict=True):
+    for decoding, (name, task) in zip(state.decoding.parts, tasks.items(), strict=True):
         with naming(name):
-            found.append(_targets_of_output(task, n_rows, y[name], weights[name], head.classes, head))
+            found.append(_targets_of_output(task, n_rows, y[name], weights[name], decoding.classes, decoding))
     return Examples(columns, *joined_targets(list(tasks), *zip(*found, strict=True)))
 
 
@@ -481,17 +487,21 @@ def balanced_outputs(tasks: Tasks, call: Call, examples: Examples) -> tuple[tupl
 
 
 def exported_outputs(tasks: Tasks, estimator: Any, state: FittedState) -> tuple[OutputSource, ...]:
-    """Return the losses and heads of training graphs that go on as ``partial_fit`` would."""
+    """Return the losses and decodings of training graphs that go on as ``partial_fit`` would."""
     weights, last = loss_weights(estimator), dict[str, OutputLoss]()
-    if any(head.positions is not None for head in state.head.parts):  # the last call knows their weights
+    if any(decoding.positions is not None for decoding in state.decoding.parts):  # the last call knows their weights
         last = {one.name: one for one in cast("TotalLoss", settings_of_step(state).loss).outputs}
     found = []
-    for head, (name, task), balanced in zip(state.head.parts, tasks.items(), state.balanced_outputs, strict=True):
+    for decoding, (name, task), balanced in zip(
+        state.decoding.parts, tasks.items(), state.balanced_outputs, strict=True
+    ):
         with naming(name):
-            own: Any = () if head.positions is None else (head.positions, last[name].places, last[name].label_weights)
-            more = head.task, head.link, head.n_outputs, head.groups, weights[name]
+            own: Any = (
+                () if decoding.positions is None else (decoding.positions, last[name].places, last[name].label_weights)
+            )
+            more = decoding.task, decoding.link, decoding.n_outputs, decoding.groups, weights[name]
             loss = OutputLoss(name, cast("Loss", task.loss), *more, *own)
-            class_weights = exported_class_weights(task, head, balanced)
-        ignored = None if head.positions is None else task.ignore_label
-        found.append(OutputSource(loss, head, class_weights, ignored))
+            class_weights = exported_class_weights(task, decoding, balanced)
+        ignored = None if decoding.positions is None else task.ignore_label
+        found.append(OutputSource(loss, decoding, class_weights, ignored))
     return tuple(found)

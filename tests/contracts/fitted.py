@@ -153,7 +153,7 @@ def of_labels(tuned: Any, model: Any, X: Any, method: str) -> tuple[list[np.ndar
         theirs = [getattr(one, method)(X) for one in model.estimators_]
     if isinstance(ours, list):
         return ours, theirs
-    if tuned._state.head.task != "multilabel":
+    if tuned._state.decoding.task != "multilabel":
         return [ours], [np.asarray(theirs)]
     if isinstance(theirs, list):
         theirs = np.stack([one[:, 1] if one.ndim == 2 else one for one in theirs], axis=1)

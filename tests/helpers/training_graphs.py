@@ -98,12 +98,12 @@ class Folder:
 
 def as_target(estimator, y: np.ndarray) -> np.ndarray:
     """Return y as the training graphs take it."""
-    head = estimator._state.head
-    if head.task == "multiclass":
-        return np.searchsorted(head.classes, y)
-    if head.task == "binary":
-        return (y == head.classes[1]).astype(np.float32)[:, None]
-    return y.reshape(len(y), -1).astype(np.float32 if head.target_scale is None else np.float64)
+    decoding = estimator._state.decoding
+    if decoding.task == "multiclass":
+        return np.searchsorted(decoding.classes, y)
+    if decoding.task == "binary":
+        return (y == decoding.classes[1]).astype(np.float32)[:, None]
+    return y.reshape(len(y), -1).astype(np.float32 if decoding.target_scale is None else np.float64)
 
 
 def goes_on(estimator, X, y, tmp_path, weights=None, tolerance=1e-6) -> Folder:

@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._importers.load import load
-from onnxtrain_sklearn._inference.graph import Head, inference_model
+from onnxtrain_sklearn._inference.graph import Decoding, inference_model
 from onnxtrain_sklearn._inference.predictor import Predictor
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._model.trainable import trainable_model
@@ -196,9 +196,9 @@ def test_labels_of_every_type(labels, dtype, columns):
 
 def test_labels_that_onnx_cannot_hold():
     source = trainable_model(load(inferred_model("Y = Gemm(X, W, b)")))
-    head = Head("binary", "sigmoid", 1, np.array([(1,), "a"], dtype=object))
+    decoding = Decoding("binary", "sigmoid", 1, np.array([(1,), "a"], dtype=object))
     with pytest.raises(ModelError, match="no tensors for labels of type tuple; use strings, integers or floats"):
-        inference_model(source, source.weights(), head)
+        inference_model(source, source.weights(), decoding)
 
 
 @pytest.mark.parametrize("target", ["two classes", "three classes"])
@@ -278,7 +278,7 @@ def test_graphs_that_are_wide_inside_take_smaller_chunks(monkeypatch):
 def predictor(proto, *, live=None):
     source = trainable_model(load(proto))
     weights = {} if live else source.weights()
-    graph = inference_model(source, weights, Head("regression", "identity", 1))
+    graph = inference_model(source, weights, Decoding("regression", "identity", 1))
     return Predictor(graph, devices.resolve_device(), None, live=live)
 
 
@@ -311,14 +311,14 @@ def test_inference_graph_is_another_one():
     source = trainable_model(load(GRAPHS["dropout"][1]))
     before = to_proto(source.model).SerializeToString()
     weights = {name: np.zeros_like(array) for name, array in source.weights().items()}
-    inference_model(source, weights, Head("regression", "identity", 1), with_scores=True)
+    inference_model(source, weights, Decoding("regression", "identity", 1), with_scores=True)
     assert to_proto(source.model).SerializeToString() == before
 
 
 def test_scores_can_be_a_further_output():
     source = trainable_model(load(GRAPHS["one sigmoid"][1]))
-    head = Head("binary", "sigmoid", 1, np.array([0, 1]))
-    outputs = inference_results(to_proto(inference_model(source, source.weights(), head, with_scores=True)), X=X)
+    decoding = Decoding("binary", "sigmoid", 1, np.array([0, 1]))
+    outputs = inference_results(to_proto(inference_model(source, source.weights(), decoding, with_scores=True)), X=X)
     assert list(outputs) == ["label", "probabilities", "raw_scores"]
     assert_allclose(outputs["probabilities"][:, 1:], 1 / (1 + np.exp(-outputs["raw_scores"])), rtol=0, atol=1e-6)
 
@@ -376,7 +376,7 @@ def test_softmax_in_float64_of_two_classes_follows_the_decision_function():
     proto = inferred_model("Z = MatMul(X, W) T = Add(Z, b) Y = Softmax<axis=-1>(T)", "float[N, 2] Y", 2)
     estimator = fitted_for_inference(proto, TARGETS["two classes"])
     rows, state = np.random.default_rng(2).normal(size=(500, 3)).astype(np.float32), estimator._state
-    graph = inference_model(state.deployed, state.weights(), state.head, with_scores=True)
+    graph = inference_model(state.deployed, state.weights(), state.decoding, with_scores=True)
     session = onnxruntime.InferenceSession(to_proto(graph).SerializeToString())
     (found,) = (one for one in session.run(None, {"X": rows}) if one.dtype == np.float64)
     expected = 1 / (1 + np.exp(-estimator.decision_function(rows).astype(np.float64)))
