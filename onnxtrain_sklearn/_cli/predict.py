@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from .._given.ml_files import TABLE_KEY
 from .._ir.files import read
 from .._ir.limits import require_survivable
 from .._ort import devices, sessions
+from .._pretrained.ml_files import TABLE_KEY
 from .._utils.untrusted_text import cell, printable
 from ..exceptions import nearest
 from .console import Command, Console, Outcome, UsageError, require_writable

@@ -31,8 +31,8 @@ from .._data.inputs import WARNINGS
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._fitted import skl2onnx_bridge
-from .._given.ml_files import TABLE_KEY
 from .._multi_output.estimator import OrtGradientMultiOutput
+from .._pretrained.ml_files import TABLE_KEY
 from .._recipes.base import BaseRecipe
 from .._utils.typing import Estimator, FrameLike, MatrixLike
 from ..models import Linear

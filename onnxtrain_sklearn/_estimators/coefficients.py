@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._fitted.fitted_model import sample_rows
-from .._given.ml_files import FittedFile
+from .._pretrained.ml_files import FittedFile
 from .._utils.typing import Estimator, MatrixLike
 from ..exceptions import ModelError
 from ..models.given import bare_model

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 
-from .._given.given_output import is_foreign
 from .._gradient.engine import choose_engine
 from .._inference.graph import Decoding
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device, resolve_device
 from .._ort.sessions import know_libraries
+from .._pretrained.given_output import is_foreign
 from .._training.parameters import NO_FACTORS, Factors, Trainable, matches
 from .._training.programs import COMPILED, require_compiler
 from .._training.step_parts import StepSettings, TotalLoss, TrainedPositions

@@ -21,8 +21,8 @@ from .._data.targets import (
     Targets,
 )
 from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, as_trained, table_columns
-from .._given.ml_files import FittedFile
 from .._model.trainable import TensorSpec, TrainableModel
+from .._pretrained.ml_files import FittedFile
 from .._training.loss_graph import TARGET, target_layout
 from .._utils.typing import MatrixLike
 from ..models import keywords_of, resolve_builder

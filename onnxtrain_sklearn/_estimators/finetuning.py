@@ -26,13 +26,13 @@ from .._data.columns import COPY_LIMIT, InputData
 from .._data.held_out import faults_of_old_data
 from .._fitted.fitted_model import FittedModel
 from .._fitted.traversal import follow
-from .._given.given_output import run_graph
-from .._given.ml_files import FittedFile
 from .._inference.predictor import Predictor
 from .._ir.queries import int_attribute, mixes_positions, reaching
 from .._model.heads import FrozenPart, frozen_part, graph_of_features
 from .._model.trainable import TensorSpec, TrainableModel
 from .._ort.devices import Device
+from .._pretrained.given_output import run_graph
+from .._pretrained.ml_files import FittedFile
 from .._training.loss_graph import TARGET
 from .._training.parameters import Trainable
 from .._training.rows_meet import where_rows_meet

@@ -57,7 +57,7 @@ from .scoring import (
     watches_loss,
 )
 from .source import GraphSource, graph_source
-from .starting_state import compare_training, require_own_start, starting_state
+from .starting_state import compare_training, require_same_start, starting_state
 from .streams import opened, with_arrays
 from .training_state import bytes_of, generator_of
 
@@ -126,7 +126,7 @@ class Outputs(NamedTuple):
         Returns the data as inputs of the graph, with targets and weights.
     decoding : function
         Returns the decoding that follows the scores, and the settings of the step.
-    require_own_start : function
+    require_same_start : function
         Raises if the predictions of the state differ from those of the given model. Returns the scores of a given
         graph for some rows.
     validation : function
@@ -138,7 +138,7 @@ class Outputs(NamedTuple):
     source: Callable[[Any, FittedState | None, Any], GraphSource]
     examples: Callable[[Any, Call, TrainableModel | None, FittedModel | None, FittedState | None], Examples]
     decoding: Callable[[FitContext, TrainableModel, Examples], DecodingChoice]
-    require_own_start: Callable[[FitContext, FittedState, DecodingChoice, Examples], Sequence[np.ndarray]]
+    require_same_start: Callable[[FitContext, FittedState, DecodingChoice, Examples], Sequence[np.ndarray]]
     validation: Callable[[FitContext, FittedState, Examples], tuple[ScoredRows | None, Callable[[], float] | None]]
     exported: Callable[[Any, FittedState], tuple[OutputSource, ...]]
 
@@ -147,7 +147,7 @@ ONE_OUTPUT = Outputs(
     graph_source,
     training_examples,
     choose_decoding,
-    require_own_start,
+    require_same_start,
     validation,
     exported=lambda estimator, state: (),
 )
@@ -202,13 +202,13 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     # The decoding, which follows the scores, and the state to train; its predictions must equal those of a given model.
     chosen = outputs.decoding(context, graph, examples)
     state, settings = starting_state(context, chosen, examples)
-    scores = outputs.require_own_start(context, state, chosen, examples)
+    scores = outputs.require_same_start(context, state, chosen, examples)
     state.live.predictors.clear()  # they hold the current weights
 
     # The loop, its minibatches and its step. Compare the graph of the step with that of predictions last.
     scored, validate = outputs.validation(context, state, examples)
     trainer = trainer_for(context, state, settings, examples, scored, validate)
-    compare_training(state, settings, examples, chosen.owns, scores, trainer)
+    compare_training(state, settings, examples, chosen.references, scores, trainer)
     return state, trainer
 
 

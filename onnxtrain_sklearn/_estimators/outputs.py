@@ -40,19 +40,19 @@ from .._data.targets import (
     weights_of_counted,
 )
 from .._fitted.fitted_model import FittedModel, listed
-from .._given.given_output import (
-    OwnOutput,
+from .._inference.graph import Decoding
+from .._model.links import Link, Positions, Task
+from .._model.trainable import TrainableModel
+from .._ort.devices import Device
+from .._pretrained.given_output import (
+    ReferenceOutput,
     as_columns,
-    own_output,
+    reference_output,
     require_column_shape,
     require_target_shape,
     run_graph,
     settled,
 )
-from .._inference.graph import Decoding
-from .._model.links import Link, Positions, Task
-from .._model.trainable import TrainableModel
-from .._ort.devices import Device
 from .._training.loss_graph import n_classes_of
 from .._training.step_parts import StepSettings, TrainedPositions
 from .._utils.cache import with_attributes
@@ -294,17 +294,19 @@ def takes_positions(task: OutputTask, source: TrainableModel | None, y: ArrayLik
     return labels.shape[1] > 1 and long[0] in (None, labels.shape[1]) and not np.isin(labels, (0, 1)).all()
 
 
-def positions_of(own: OwnOutput | None, source: TrainableModel, targets: Targets, setting: int | str) -> Positions:
+def positions_of(
+    reference: ReferenceOutput | None, source: TrainableModel, targets: Targets, setting: int | str
+) -> Positions:
     """Return the axes of the scores.
 
     Raise ValueError if they do not fit the labels, or if both the first and the last axis could hold the classes.
     """
-    if own is None:
+    if reference is None:
         raise ValueError(
             f"y has a label at each of {targets.row_shape} positions, for which the graph must have scores: give an "
             f"ONNX graph, or a builder of your own."
         )
-    row, places, declared = own.row_shape, targets.row_shape, source.output_row
+    row, places, declared = reference.row_shape, targets.row_shape, source.output_row
     ends = {axis: rest for axis, rest in ((-1, row[:-1]), (1, row[1:])) if setting in ("auto", axis)}
     fitting = [axis for axis, rest in ends.items() if rest == places]
     if len(fitting) > 1 and len(declared) == len(row):  # an axis of unknown size cannot hold the classes
@@ -316,12 +318,12 @@ def positions_of(own: OwnOutput | None, source: TrainableModel, targets: Targets
     shape = ("n", *row)
     if fitting:
         raise ValueError(
-            f"The graph's output {own.name!r} has shape {shape}: both its first axis after the rows and its last axis "
-            f"could hold the classes. Choose one by model=GraphModel(..., class_axis=1) or class_axis=-1."
+            f"The graph's output {reference.name!r} has shape {shape}: both its first axis after the rows and its last "
+            f"axis could hold the classes. Choose one by model=GraphModel(..., class_axis=1) or class_axis=-1."
         )
     raise ValueError(
-        f"The graph's output {own.name!r} has shape {shape}, but y has shape {('n', *places)}: labels at positions "
-        f"need scores of shape {('n', *places, 'k')} or {('n', 'k', *places)}."
+        f"The graph's output {reference.name!r} has shape {shape}, but y has shape {('n', *places)}: labels at "
+        f"positions need scores of shape {('n', *places, 'k')} or {('n', 'k', *places)}."
     )
 
 
@@ -352,7 +354,7 @@ class DecodingChoice:
         The same with ``scores`` set to the value that the loss reads, before or after the final activation.
     decoding : Decoding
     settings : StepSettings
-    owns : tuple of OwnOutput or None
+    references : tuple of ReferenceOutput or None
         Each output of a given graph as found by running it on some rows of the data; None without a given graph.
     """
 
@@ -360,7 +362,7 @@ class DecodingChoice:
     source: TrainableModel
     decoding: Decoding
     settings: StepSettings
-    owns: tuple[OwnOutput | None, ...]
+    references: tuple[ReferenceOutput | None, ...]
 
 
 class OutputChoice(NamedTuple):
@@ -369,7 +371,7 @@ class OutputChoice(NamedTuple):
     original: TrainableModel
     source: TrainableModel
     decoding: Decoding
-    own: OwnOutput | None
+    reference: ReferenceOutput | None
 
 
 def choose_decoding(context: FitContext, graph: TrainableModel, examples: Examples) -> DecodingChoice:
@@ -398,7 +400,7 @@ def choose_decoding(context: FitContext, graph: TrainableModel, examples: Exampl
     seed = int(context.rng.randint(2**31 - 1)) if old is None else old.seed
     positions = trained_positions(chosen.decoding, examples.targets)
     settings = ignoring(config.with_decoding(loss, chosen.decoding, seed, positions), examples.targets)
-    return DecodingChoice(chosen.original, chosen.source, chosen.decoding, settings, (chosen.own,))
+    return DecodingChoice(chosen.original, chosen.source, chosen.decoding, settings, (chosen.reference,))
 
 
 def choose_output(
@@ -419,26 +421,26 @@ def choose_output(
     ``old`` decoding of an earlier call, from a ``fitted`` model, or because the graph was built for the targets.
     """
     loss.check_targets(targets.values)
-    own = None if given is None else own_output(given, graph, columns, device)
+    reference = None if given is None else reference_output(given, graph, columns, device)
     if old is not None:
         positions = old.positions
     else:
-        positions = positions_of(own, graph, targets, task.class_axis) if targets.has_positions else None
-    if own is not None:
+        positions = positions_of(reference, graph, targets, task.class_axis) if targets.has_positions else None
+    if reference is not None:
         if positions is not None:
-            own = own.at(positions)
+            reference = reference.at(positions)
         elif targets.task == "regression":
-            require_target_shape(own, targets)
+            require_target_shape(reference, targets)
         else:
-            require_column_shape(own.row_shape, own.name)
-        graph, n_columns = settled(graph, own, task.output_kind, classifies=task.classifies)
+            require_column_shape(reference.row_shape, reference.name)
+        graph, n_columns = settled(graph, reference, task.output_kind, classifies=task.classifies)
     elif old is not None:
         n_columns = old.n_outputs
     elif fitted is not None:
         n_columns = _score_columns(graph, columns, device)
     else:
         n_columns = targets.n_outputs
-    return OutputChoice(graph, *decoding_for(graph, loss, targets, n_columns, positions), own)
+    return OutputChoice(graph, *decoding_for(graph, loss, targets, n_columns, positions), reference)
 
 
 def loss_of(task: OutputTask, fitted: FittedModel | None, source: TrainableModel) -> Loss:

@@ -32,7 +32,7 @@ CLASSES: Mapping[str, str] = {
     "Curve": "_training.history",
     "Device": "_ort.devices",
     "EpochLog": "_training.history",
-    "FittedFile": "_given.ml_files",
+    "FittedFile": "_pretrained.ml_files",
     "FittedModel": "_fitted.fitted_model",
     "FittedState": "_estimators.fitted_state",
     "FlatParameters": "_training.parameters",

@@ -21,9 +21,6 @@ from sklearn.base import is_classifier
 from .._data.columns import InputData
 from .._data.target_scale import TargetScale, target_scale
 from .._fitted.fitted_model import FittedModel, holds_text, is_estimator
-from .._given.given_output import as_columns, require_own_features, run_graph
-from .._given.ml_files import is_fitted_graph, is_plain_graph_of_text
-from .._given.same_start import of_kind
 from .._importers.load import LABELS, given_graph, load
 from .._ir.files import without_program
 from .._ir.limits import current_limits, require_within_limits
@@ -34,6 +31,9 @@ from .._model.heads import SAME_TYPES, graph_of_features, join_outputs, types_of
 from .._model.modes import in_training_mode
 from .._model.trainable import TrainableModel, trainable_model
 from .._ort import devices
+from .._pretrained.given_output import as_columns, require_independent_features, run_graph
+from .._pretrained.ml_files import is_fitted_graph, is_plain_graph_of_text
+from .._pretrained.same_start import of_kind
 from .._utils.cache import Cache, content, is_plain
 from .._utils.errors import ignores_float_errors, refusing
 from .._utils.typing import MatrixLike
@@ -96,7 +96,7 @@ def source_of(
                 f"The graph is that of a fitted model (ai.onnx.ml), which is trained on one output, not on "
                 f"{list(several)}: take OrtGradientClassifier or OrtGradientRegressor."
             )
-        from .._given.ml_conversion import fitted_file  # needs much of scikit-learn
+        from .._pretrained.ml_conversion import fitted_file  # needs much of scikit-learn
 
         with refusing("The graph cannot be prepared for training"):
             return fitted_file(whole, output, labels)
@@ -190,7 +190,7 @@ class GraphWithNewHead(GraphSource):
         assert body is not None
         rows = np.array([0, len(examples) - 1, 0])
         found = run_graph(body.model, examples.columns, rows, devices.resolve_device())
-        require_own_features(body.model, body.output, body.parameters)
+        require_independent_features(body.model, body.output, body.parameters)
         width = as_columns(found, body.output).shape[1]
         graph, self.head_names = with_head(body.model, body.output, width, examples.targets.n_outputs, self._types)
         return trainable_model(graph, foreign=self.transformers_of is None), examples

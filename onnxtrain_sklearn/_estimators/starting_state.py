@@ -15,11 +15,6 @@ from .._data.columns import warn_of_rounding
 from .._data.target_scale import require_in_range, warn_of_equal_targets
 from .._data.targets import SeveralTargets
 from .._fitted.fitted_model import FittedModel, sample_rows
-from .._given import same_start
-from .._given.file_as_given import FileCompared
-from .._given.given_output import OwnOutput, is_quantized
-from .._given.ml_files import FittedFile
-from .._given.same_start import SOME_STEPS, started
 from .._inference.graph import Decoding
 from .._ir.protobuf import from_bytes, to_proto
 from .._model.graph_comparison import first_difference
@@ -27,6 +22,11 @@ from .._model.modes import inference_form, normalizes_by_batch
 from .._model.trainable import TrainableModel
 from .._model.weights import form_of
 from .._ort import devices
+from .._pretrained import same_start
+from .._pretrained.file_as_given import FileCompared
+from .._pretrained.given_output import ReferenceOutput, is_quantized
+from .._pretrained.ml_files import FittedFile
+from .._pretrained.same_start import SOME_STEPS, started
 from .._training.loss_graph import WEIGHT
 from .._training.parameters import FlatParameters, Trainable, selected, warn_of_doubtful
 from .._training.programs import COMPILED, PassProgram, PassSource, pass_program
@@ -157,7 +157,7 @@ def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ..
 # its output.
 
 
-def require_own_start(
+def require_same_start(
     context: FitContext, state: FittedState, chosen: DecodingChoice, examples: Examples
 ) -> Sequence[np.ndarray]:
     """Raise if predictions of the untrained estimator differ from the given model's, or if it cannot take the data.
@@ -169,12 +169,14 @@ def require_own_start(
     if state.balanced is not None and context.call.stream is not None:
         by_label = context.call.stream.class_weight("balanced")
         state.balanced = tuple(by_label.get(label, 1.0) for label in np.asarray(state.decoding.classes).tolist())
-    (own,), columns, scores = chosen.owns, examples.columns, []
+    (reference,), columns, scores = chosen.references, examples.columns, []
     model: Any = bare_model(context.estimator.model)
     fitted = None if context.old is not None else state.fitted
-    if own is not None:
+    if reference is not None:
         predictor = state.plain_predictor()
-        scores = [same_start.require_own_start(own, chosen.source, state.decoding, predictor, columns, state.device)]
+        scores = [
+            same_start.require_same_start(reference, chosen.source, state.decoding, predictor, columns, state.device)
+        ]
     if isinstance(fitted, FittedFile):
         own_columns = columns
         if fitted.table is not None:  # training uses encoded columns, so encode X again for the file
@@ -247,7 +249,7 @@ def compare_training(
     state: FittedState,
     settings: StepSettings,
     examples: Examples,
-    owns: Sequence[OwnOutput | None],
+    references: Sequence[ReferenceOutput | None],
     scores: Scores,
     trainer: Trainer,
 ) -> None:
@@ -258,15 +260,15 @@ def compare_training(
             return f"{what} not compared: {found.reason}"
         return f"{what} compared{f' without {found.without}' if found.without else ''}"
 
-    known = [own for own in owns if own is not None and own.file is not None]
+    known = [one for one in references if one is not None and one.file is not None]
     if isinstance(state.fitted, FittedFile) and state.fitted.compared is not None:
         file, training = state.fitted.compared, FileCompared("it is that of a fitted model")
     elif known:
-        own = min(known, key=lambda one: len(one.rows))
+        reference = min(known, key=lambda one: len(one.rows))
         file = max(one.file for one in known if one.file is not None)
         program = cast("HostStep", trainer.step).program if trainer.step.in_host_memory else None
         found = None if program is None else _of_programs.get(program)
-        training = _compared(state, settings, examples, own, scores, trainer) if found is None else found
+        training = _compared(state, settings, examples, reference, scores, trainer) if found is None else found
         if program is not None:
             _of_programs[program] = training
     else:
@@ -275,11 +277,16 @@ def compare_training(
 
 
 def _compared(
-    state: FittedState, settings: StepSettings, examples: Examples, own: OwnOutput, scores: Scores, trainer: Trainer
+    state: FittedState,
+    settings: StepSettings,
+    examples: Examples,
+    reference: ReferenceOutput,
+    scores: Scores,
+    trainer: Trainer,
 ) -> FileCompared:
     """Raise ModelError if the loss of the training graph differs from the loss of the predicting graph's scores.
 
-    ``scores`` holds the scores of each output for the rows of ``own``.
+    ``scores`` holds the scores of each output for the rows of ``reference``.
     """
     batches = trainer.batches
     if not isinstance(batches, ArrayBatches):
@@ -293,7 +300,7 @@ def _compared(
     left_out = " and ".join(draws + normalizes)
     if left_out or not trainer.step.in_host_memory or where_rows_meet(state.model, settings) is not None:
         try:
-            parts = _parts_in_form(state, settings, len(own.rows))
+            parts = _parts_in_form(state, settings, len(reference.rows))
             step = HostStep(parts)
         except (ModelError, UnsupportedOperatorError) as reason:
             return FileCompared(f"it has no form without {left_out or 'its device'}: {reason}")
@@ -302,8 +309,8 @@ def _compared(
         parts = StepParts(state.model, step.settings, state.parameters, state.frozen, state.optimizer, step.batch)
 
     # The loss of some rows by the step.
-    count = min(len(own.rows), step.batch)
-    rows = own.rows[:count]
+    count = min(len(reference.rows), step.batch)
+    rows = reference.rows[:count]
     buffers = step.buffers(count)
     batches.gather(rows, buffers)
     buffers.sample_weight[:count], buffers.sample_weight[count:] = 1.0, 0.0
@@ -316,7 +323,7 @@ def _compared(
     expected = by_scores(scores)
     if not math.isfinite(expected):
         return FileCompared("its loss is not finite at the start")
-    error = SOME_STEPS if is_quantized(own.graph.graph) else NEAR
+    error = SOME_STEPS if is_quantized(reference.graph.graph) else NEAR
     rng, changes = np.random.RandomState(0), [0.0]
     for _ in range(4):
         moved = [one + error * np.abs(one).max(initial=0.0) * rng.choice([-1.0, 1.0], one.shape) for one in scores]
@@ -327,7 +334,7 @@ def _compared(
     raise ModelError(
         f"Training would not start from the given graph: the graph that is trained has a loss of {found:.5g} for "
         f"{count} rows of X, and the scores of the graph that predicts have one of {expected:.5g}."
-        f"{_node(own, step, parts)} Set engine= to another engine, or export the model with "
+        f"{_node(reference, step, parts)} Set engine= to another engine, or export the model with "
         f"another opset (18 is a good choice) or without that operator, and please report it."
     )
 
@@ -378,7 +385,7 @@ def _loss_by_scores(
     return loss
 
 
-def _node(own: OwnOutput, step: HostStep, parts: StepParts) -> str:
+def _node(reference: ReferenceOutput, step: HostStep, parts: StepParts) -> str:
     """Return a sentence that names the first node whose result differs in the training graph, for the buffers' rows."""
     buffers = step.buffers(parts.batch)
     if buffers.sparse:
@@ -388,4 +395,4 @@ def _node(own: OwnOutput, step: HostStep, parts: StepParts) -> str:
     source = PassSource(parts.model, settings, parts.parameters, parts.frozen, len(buffers.sample_weight))
     made = to_proto(from_bytes(pass_program(source).graph))
     feeds = {**buffers.columns, WEIGHT: buffers.sample_weight, **parts.parameters.views()}
-    return first_difference(to_proto(own.graph.clone()), made, feeds)
+    return first_difference(to_proto(reference.graph.clone()), made, feeds)

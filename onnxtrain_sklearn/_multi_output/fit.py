@@ -60,11 +60,11 @@ from .._estimators.scoring import (
 from .._estimators.source import GraphSource, source_of
 from .._export.source import OutputSource
 from .._fitted.fitted_model import is_estimator
-from .._given.same_start import require_own_start
 from .._inference.graph import Decoding, inference_model
 from .._inference.predictor import Predictor
 from .._model.links import Task
 from .._model.trainable import TrainableModel, with_outputs_of
+from .._pretrained.same_start import require_same_start
 from .._training.step_parts import OutputLoss, TotalLoss
 from .._utils.params import Instance, OneOf, Parameter
 from .._utils.typing import MatrixLike
@@ -116,7 +116,7 @@ def several_outputs(tasks: Tasks) -> Outputs:
         source=lambda estimator, old, X: GraphSource(_known_outputs(estimator, old, tasks)),
         examples=lambda estimator, call, graph, fitted, old: several_examples(estimator, tasks, call, graph, old),
         decoding=partial(choose_decodings, tasks),
-        require_own_start=partial(require_own_starts, tasks),
+        require_same_start=partial(require_same_starts, tasks),
         validation=partial(validation_of_outputs, tasks),
         exported=partial(exported_outputs, tasks),
     )
@@ -178,11 +178,11 @@ def choose_decodings(tasks: Tasks, context: FitContext, graph: TrainableModel, e
         with_outputs_of(whole, [part.source for part in parts]),
         decoding,
         settings,
-        tuple(part.own for part in parts),
+        tuple(part.reference for part in parts),
     )
 
 
-def require_own_starts(
+def require_same_starts(
     tasks: Tasks, context: FitContext, state: FittedState, chosen: DecodingChoice, examples: Examples
 ) -> list[np.ndarray]:
     """Raise if the untrained estimator does not predict what the given graph does, output by output.
@@ -190,16 +190,16 @@ def require_own_starts(
     Return the scores of the rows that all outputs have in common.
     """
     state.balanced_outputs = balanced_outputs(tasks, context.call, examples)
-    owns, columns, scores = chosen.owns, examples.columns, []
+    references, columns, scores = chosen.references, examples.columns, []
     # Each output was run on rows of its own choice; the training graph is compared on those that all have in common.
-    rows = min((own.rows for own in owns if own is not None), key=len, default=np.empty(0, np.int64))
-    for view, deployed, decoding, own in zip(
-        state.source.views, state.deployed.views, state.decoding.parts, owns, strict=True
+    rows = min((one.rows for one in references if one is not None), key=len, default=np.empty(0, np.int64))
+    for view, deployed, decoding, reference in zip(
+        state.source.views, state.deployed.views, state.decoding.parts, references, strict=True
     ):
-        if own is not None:
+        if reference is not None:
             graph = inference_model(deployed, state.weights(), decoding, with_scores=True, in_double=False)
             predictor = Predictor(graph, state.device, state.session_options)
-            found = require_own_start(own, view, decoding, predictor, columns, state.device)
+            found = require_same_start(reference, view, decoding, predictor, columns, state.device)
             same = len(rows) == len(found)
             scores.append(found if same else predictor.run(columns, rows, output=-1))
     for decoding, (name, y) in zip(state.decoding.parts, by_output(context.call.y, tasks, "y").items(), strict=True):

@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 
 from onnxtrain_sklearn import FineTuner, GraphModel, LoRA, OrtGradientClassifier
-from onnxtrain_sklearn._given import same_start
+from onnxtrain_sklearn._pretrained import same_start
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import DATA
 from tests.helpers.quantized import BYTES, run_exactly

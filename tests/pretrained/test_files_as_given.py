@@ -10,9 +10,9 @@ from skl2onnx import to_onnx
 from sklearn.linear_model import LogisticRegression
 
 from onnxtrain_sklearn import GraphModel, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._given import file_as_given
 from onnxtrain_sklearn._ir import opsets
 from onnxtrain_sklearn._model.graph_comparison import plain_session
+from onnxtrain_sklearn._pretrained import file_as_given
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.classic.test_onnxblock import WeightedAverageLoss
 from tests.helpers.graphs import model

@@ -141,7 +141,7 @@ def test_mismatched_texts_are_refused():
 
 def test_the_network_is_compared_with_the_file_as_given(monkeypatch):
     """A reader that changed a weight would be found out."""
-    from onnxtrain_sklearn._given import ml_conversion
+    from onnxtrain_sklearn._pretrained import ml_conversion
 
     given = ml_conversion.trained_output_of
 

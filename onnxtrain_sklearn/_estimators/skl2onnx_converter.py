@@ -7,7 +7,7 @@ of ``predict``. Numeric outputs have the type of the input, as with all converte
 its own type.
 
 skl2onnx has no converter for ``TransformedTargetRegressor``, which regressors are often in: this is one for any
-regressor. ``_recipes/skl2onnx_plugin`` embeds the estimators for tables by the last functions of this module.
+regressor. ``_recipes/skl2onnx_registration`` embeds the estimators for tables by the last functions of this module.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
-from .._estimators.skl2onnx_plugin import (
+from .._estimators.skl2onnx_converter import (
     VARIABLE_TYPES,
     append_to_container,
     in_opset,

@@ -1,7 +1,7 @@
 """The output of the given graph before training: its numbers on some rows of the data, its shape and its kind.
 
-:func:`own_output` runs the graph, and refuses one that computes across rows. :func:`settled` decides whether the output
-holds scores or probabilities: by the operators at its end, and by its numbers where these do not tell.
+:func:`reference_output` runs the graph, and refuses one that computes across rows. :func:`settled` decides whether the
+output holds scores or probabilities: by the operators at its end, and by its numbers where these do not tell.
 ``same_start`` then holds the untrained estimator to these numbers.
 """
 
@@ -51,7 +51,7 @@ EXPORT = (
 
 
 @dataclass(frozen=True)
-class OwnOutput:
+class ReferenceOutput:
     """Output of the given graph for some rows.
 
     Attributes
@@ -86,7 +86,7 @@ class OwnOutput:
         whole = self.positions.classes_last(found)
         return whole.reshape(-1, whole.shape[-1])
 
-    def at(self, positions: Positions) -> OwnOutput:
+    def at(self, positions: Positions) -> ReferenceOutput:
         """Return the output with one row for each position."""
         whole = replace(self, positions=positions)
         return replace(whole, numbers=whole.as_matrix(self.numbers.reshape(-1, *self.row_shape)))
@@ -97,9 +97,9 @@ def is_foreign(model: ModelSource) -> bool:
     return type(resolve_builder(model)) not in MODELS.values() and not is_estimator(bare_model(model))
 
 
-def own_output(
+def reference_output(
     model: ModelSource, source: TrainableModel, columns: Mapping[str, InputData], device: Device
-) -> OwnOutput | None:
+) -> ReferenceOutput | None:
     """Run the graph from which ``source`` was made on some rows of the data; None if ``model`` is not foreign."""
     if not is_foreign(model):
         return None
@@ -112,7 +112,7 @@ def own_output(
     rows = np.linspace(0, n - 1, max(3, min(n, most))).astype(int)
     with refusing("The graph does not run on the data"):
         predictor = Predictor(graph, device, None)
-    found = _own_numbers(whole, predictor, columns, rows)
+    found = _numbers_of(whole, predictor, columns, rows)
     file = require_file_as_given(
         model, graph, source.joined, columns, rows, found, lambda some: predictor.run(columns, some)
     )
@@ -122,12 +122,12 @@ def own_output(
         predictor.run(columns, rows[:2])
     numbers = _as_flat_rows(found)
     if any(has_fixed_batch(v) and len(rows) == v.shape[0] for v in whole.graph.inputs if v.shape is not None):
-        _own_numbers(whole, predictor, columns, rows[[0, -1, 0]])  # it may run on so many rows only
+        _numbers_of(whole, predictor, columns, rows[[0, -1, 0]])  # it may run on so many rows only
     _require_independent_rows(whole, graph, source)
-    return OwnOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
+    return ReferenceOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
 
 
-def _own_numbers(
+def _numbers_of(
     whole: ir.Model, predictor: Predictor, columns: Mapping[str, InputData], rows: np.ndarray
 ) -> np.ndarray:
     """Return the output for some rows; if the graph runs on as many rows as it was exported for only, say so."""
@@ -177,7 +177,7 @@ def is_quantized(graph: ir.Graph) -> bool:
     return any(node.op_type == "Round" or "Quantize" in node.op_type for node in graph.all_nodes())
 
 
-def require_own_features(model: ir.Model, name: str, trained: Sequence[str]) -> None:
+def require_independent_features(model: ir.Model, name: str, trained: Sequence[str]) -> None:
     """Raise if the features for a new head go along the rows."""
     if _may_go_along_rows(model.graph) and _rows_meet(alone(model, name), name, trained):
         raise _across_rows(name)
@@ -240,23 +240,25 @@ def require_column_shape(row_shape: tuple[int, ...], name: str) -> None:
         )
 
 
-def require_target_shape(own: OwnOutput, targets: Targets) -> None:
+def require_target_shape(reference: ReferenceOutput, targets: Targets) -> None:
     """Raise if rows of the output differ in shape from those of numeric targets; one of them may be flat."""
-    shapes = own.row_shape, targets.row_shape or (targets.n_outputs,)
+    shapes = reference.row_shape, targets.row_shape or (targets.n_outputs,)
     output, y = ([size for size in shape if size != 1] for shape in shapes)
     if output != y and min(len(output), len(y)) > 1:
         raise ValueError(
-            f"The graph's output {own.name!r} has shape {('n', *shapes[0])}, but y has shape {('n', *shapes[1])}: a "
-            f"row of y must have the shape of a row of the output."
+            f"The graph's output {reference.name!r} has shape {('n', *shapes[0])}, but y has shape "
+            f"{('n', *shapes[1])}: a row of y must have the shape of a row of the output."
         )
 
 
-def settled(source: TrainableModel, own: OwnOutput, kind: str, *, classifies: bool) -> tuple[TrainableModel, int]:
+def settled(
+    source: TrainableModel, reference: ReferenceOutput, kind: str, *, classifies: bool
+) -> tuple[TrainableModel, int]:
     """Return the model with the loss computed according to the kind of its output, and the number of scores."""
     if kind == "scores":
         found = source.ignoring_activation()
     elif classifies:
-        found = _of_classifier(source, own, kind)
+        found = _of_classifier(source, reference, kind)
     elif source.link == "exp":
         found = source
     elif kind == "means" or source.range[0] >= 0:
@@ -264,35 +266,35 @@ def settled(source: TrainableModel, own: OwnOutput, kind: str, *, classifies: bo
         found = with_output_for(source, "exp", normalised=source.range[0] < 0)
     else:
         found = source.ignoring_activation()
-    return found, 1 if found.paired else own.numbers.shape[1]
+    return found, 1 if found.paired else reference.numbers.shape[1]
 
 
-def _of_classifier(source: TrainableModel, own: OwnOutput, kind: str) -> TrainableModel:
+def _of_classifier(source: TrainableModel, reference: ReferenceOutput, kind: str) -> TrainableModel:
     claimed, log = kind == "probabilities", source.ends_in_log
     if source.link in ("sigmoid", "softmax"):
-        _require_probabilities(own, claimed and not source.log_output)
+        _require_probabilities(reference, claimed and not source.log_output)
         return source
-    _require_probabilities(own, claimed)
-    p = np.exp(own.numbers) if log and not claimed else own.numbers
+    _require_probabilities(reference, claimed)
+    p = np.exp(reference.numbers) if log and not claimed else reference.numbers
     low, high = source.range
     proven = high <= NARROW if log else low >= 0 and high <= 1 + NARROW
     shared = p.shape[1] > 1 and bool(np.allclose(p.sum(axis=1), 1, rtol=0, atol=1e-3))
     if not (proven or claimed or (_in_unit(p) and shared)):
         # Ambiguous numbers count as scores, as in most graphs. A warning needs numbers that are not all small, as the
         # scores of an untrained graph are, on enough rows.
-        rows = len(np.unique(own.rows))
-        if rows >= TELLING_ROWS and _in_unit(own.numbers) and np.ptp(own.numbers) > 0.5:
+        rows = len(np.unique(reference.rows))
+        if rows >= TELLING_ROWS and _in_unit(reference.numbers) and np.ptp(reference.numbers) > 0.5:
             warn(
-                f"Output {own.name!r} of the graph is taken for scores (logits), though its numbers lie in [0, 1] on "
-                f"{rows} rows of X. Say model=GraphModel(..., output_kind='scores') to confirm it, "
+                f"Output {reference.name!r} of the graph is taken for scores (logits), though its numbers lie in [0, "
+                f"1] on {rows} rows of X. Say model=GraphModel(..., output_kind='scores') to confirm it, "
                 f"'probabilities' if they are probabilities."
             )
         return source.ignoring_activation()
     if not (proven or claimed):
         warn(
-            f"Output {own.name!r} of the graph is taken for probabilities: on rows of X its numbers lie in [0, 1] and "
-            f"add up to one. Say model=GraphModel(..., output_kind='probabilities') to confirm it, 'scores' if they "
-            f"are scores (logits)."
+            f"Output {reference.name!r} of the graph is taken for probabilities: on rows of X its numbers lie in [0, "
+            f"1] and add up to one. Say model=GraphModel(..., output_kind='probabilities') to confirm it, 'scores' if "
+            f"they are scores (logits)."
         )
     link = "softmax" if shared else "sigmoid"
     return with_output_for(source, link, log=log and not claimed, normalised=not proven)
@@ -302,9 +304,10 @@ def _in_unit(numbers: np.ndarray) -> bool:
     return bool(((numbers >= -NARROW) & (numbers <= 1 + NARROW)).all())
 
 
-def _require_probabilities(own: OwnOutput, claimed: bool) -> None:
-    if claimed and not _in_unit(own.numbers):
+def _require_probabilities(reference: ReferenceOutput, claimed: bool) -> None:
+    if claimed and not _in_unit(reference.numbers):
         raise ModelError(
-            f"output_kind='probabilities', but output {own.name!r} of the graph holds numbers from "
-            f"{own.numbers.min():.3g} to {own.numbers.max():.3g} on rows of X. Leave 'auto', or say 'scores'."
+            f"output_kind='probabilities', but output {reference.name!r} of the graph holds numbers from "
+            f"{reference.numbers.min():.3g} to {reference.numbers.max():.3g} on rows of X. Leave 'auto', or say "
+            f"'scores'."
         )

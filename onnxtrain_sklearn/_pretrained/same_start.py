@@ -1,6 +1,6 @@
 """Training starts from the given graph: the untrained estimator must predict the same, or ``fit`` is refused.
 
-:func:`require_own_start` compares the estimator with the output of a graph. :func:`started` compares it with the file
+:func:`require_same_start` compares the estimator with the output of a graph. :func:`started` compares it with the file
 of a fitted model, whose labels and scores must fit each other too. A difference means that the output was misread, as
 scores instead of probabilities for instance, and training would start from another model than the given one.
 """
@@ -26,7 +26,7 @@ from .._ort import devices
 from .._ort.devices import Device
 from ..exceptions import ModelError
 from .file_as_given import FileCompared, require_file_as_given
-from .given_output import OwnOutput, is_quantized, run_graph
+from .given_output import ReferenceOutput, is_quantized, run_graph
 from .ml_files import FILE_TOLERANCE, FittedFile, Labels, are_indicators, outputs_of_file
 
 SOME_STEPS = 0.1
@@ -38,8 +38,8 @@ Predict: TypeAlias = Callable[[Mapping[str, InputData]], Mapping[str, np.ndarray
 _OTHER_MODEL = "Training would not start from the ONNX file, so it is refused:"
 
 
-def require_own_start(
-    own: OwnOutput,
+def require_same_start(
+    reference: ReferenceOutput,
     source: TrainableModel,
     decoding: Decoding,
     predictor: Predictor,
@@ -52,25 +52,25 @@ def require_own_start(
     """
     # Runtimes compute pairs of QuantizeLinear and DequantizeLinear by products of integers in one session and of floats
     # in another, which round otherwise where a number lies between two integers.
-    relative, absolute = (SOME_STEPS, SOME_STEPS) if is_quantized(own.graph.graph) else (1e-4, 2 * NARROW)
-    scores = predictor.run(columns, own.rows, output=-1)
-    for what, numbers, expected in _compared_outputs(own, source, decoding, predictor, columns, scores):
+    relative, absolute = (SOME_STEPS, SOME_STEPS) if is_quantized(reference.graph.graph) else (1e-4, 2 * NARROW)
+    scores = predictor.run(columns, reference.rows, output=-1)
+    for what, numbers, expected in _compared_outputs(reference, source, decoding, predictor, columns, scores):
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=relative, atol=absolute * scale, equal_nan=True):
-            again = own.as_matrix(run_graph(own.graph, columns, own.rows, device))
+            again = reference.as_matrix(run_graph(reference.graph, columns, reference.rows, device))
             # A graph that draws random numbers differs from itself, and cannot be compared.
-            if np.allclose(again, own.numbers, rtol=1e-4, atol=1e-4, equal_nan=True):
+            if np.allclose(again, reference.numbers, rtol=1e-4, atol=1e-4, equal_nan=True):
                 distance = float(np.nanmax(np.abs(numbers - expected)))
                 raise ModelError(
                     f"Training would not start from the given graph: {what} of the untrained estimator and its output "
-                    f"{own.name!r} differ by up to {distance:.2g} on rows of X. Say what the output holds, or name "
-                    f"another: model=GraphModel(..., output_kind=...) or GraphModel(..., output=...)."
+                    f"{reference.name!r} differ by up to {distance:.2g} on rows of X. Say what the output holds, or "
+                    f"name another: model=GraphModel(..., output_kind=...) or GraphModel(..., output=...)."
                 )
     return scores
 
 
 def _compared_outputs(
-    own: OwnOutput,
+    reference: ReferenceOutput,
     source: TrainableModel,
     decoding: Decoding,
     predictor: Predictor,
@@ -80,18 +80,20 @@ def _compared_outputs(
     """Return what is compared: its name, the estimator's numbers and the graph's."""
 
     def as_rows(found: np.ndarray) -> np.ndarray:
-        return found.reshape(-1, found.shape[-1] if own.positions else math.prod(found.shape[1:])).astype(np.float64)
+        return found.reshape(-1, found.shape[-1] if reference.positions else math.prod(found.shape[1:])).astype(
+            np.float64
+        )
 
     def ours(output: int) -> np.ndarray:
-        return as_rows(predictor.run(columns, own.rows, output=output))
+        return as_rows(predictor.run(columns, reference.rows, output=output))
 
     scores = as_rows(scores)
     if decoding.task == "regression":
         adds = decoding.link != "identity" and source.link != decoding.link
-        return [("its scores" if adds else "predict()", scores if adds else ours(0), own.numbers)]
+        return [("its scores" if adds else "predict()", scores if adds else ours(0), reference.numbers)]
     if source.link not in ("sigmoid", "softmax"):
-        return [("its scores", scores, own.numbers)]
-    expected = np.exp(own.numbers) if source.log_output else own.numbers
+        return [("its scores", scores, reference.numbers)]
+    expected = np.exp(reference.numbers) if source.log_output else reference.numbers
     p = expit(scores) if source.link == "sigmoid" else softmax(scores, axis=1)
     found = [("the link of its scores", np.hstack([1 - p, p]) if source.paired else p, expected)]
     if decoding.has_probabilities and decoding.link == source.link:

@@ -1,1 +1,0 @@
-"""Given ONNX graphs: their output before training, and fitted models read from ONNX files."""
