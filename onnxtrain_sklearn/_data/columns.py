@@ -591,7 +591,7 @@ def multiplied_columns(rows: Any, factors: np.ndarray | None) -> Any:
 
 
 COARSE = 8
-"""A standard deviation of more float steps than this is fine.
+"""Warn only if the standard deviation spans at most this many steps between neighboring floats.
 
 With 8, the variance of the rounding error, a twelfth of a squared step, is 1/768 of the variance of the numbers.
 """

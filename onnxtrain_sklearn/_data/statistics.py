@@ -212,14 +212,6 @@ class LabelCounts:
         return self
 
 
-def balanced_weights(totals: np.ndarray, weight: float) -> np.ndarray:
-    """Return the weight of each class that makes all classes weigh the same.
-
-    ``totals`` are the weights of the rows of each class, ``weight`` is that of all rows, which stays what it is.
-    """
-    return np.asarray(weight / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))
-
-
 class Quantiles:
     """Quantiles of each column: exact up to ``kept`` numbers, then those of a sketch whose error is bounded.
 

@@ -1,4 +1,4 @@
-"""Labels and numbers, encoded as the targets that losses take, and the weights of their rows.
+"""Labels and numbers, encoded as the targets that losses take.
 
 Only this module decides the task: regression, binary (one score), multiclass (one score for each class), multilabel
 (one score for each label, which is 0 or 1), or multioutput (several labels in a row, each with one score for each of
@@ -6,9 +6,8 @@ its classes). Labels become indices into ``classes``, or one-hot columns where a
 depends on their type.
 
 :func:`regression_targets` encodes numbers, :func:`counted_targets` labels, some of which may be ignored, and
-:func:`position_targets` labels at each position of a row. :func:`row_weights`, :func:`weights_of_counted` and
-:func:`weighted_positions` are the weights of the rows for these. :func:`joined_targets` joins the targets of several
-outputs.
+:func:`position_targets` labels at each position of a row. :func:`joined_targets` joins the targets of several outputs.
+The weights of their rows are in ``class_weight``.
 """
 
 from __future__ import annotations
@@ -24,18 +23,12 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
 from sklearn.utils import assert_all_finite, check_array, column_or_1d
-from sklearn.utils.class_weight import compute_class_weight, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_non_negative
 
 from .._model.links import Task
-from .._utils.typing import ClassWeight, SparseLike
+from .._utils.typing import SparseLike
 from .columns import require_unmasked
-from .statistics import balanced_weights
-
-MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
-"""Range of weights whose sums are exact enough in float32."""
-
 
 Classes: TypeAlias = "np.ndarray | list[np.ndarray] | None"
 
@@ -266,49 +259,6 @@ def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
     return np.asarray(weights)
 
 
-def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight: ClassWeight) -> np.ndarray | None:
-    """Return the weight of every row, including class weights; None if all are one."""
-    if sample_weight is None and class_weight is None:
-        return None
-    weights = checked_weights(sample_weight, len(targets.values))
-    if class_weight is not None:
-        if targets.task == "multilabel":
-            factors = compute_sample_weight(class_weight, targets.values)
-        elif isinstance(targets.classes, list):
-            factors = compute_sample_weight(class_weight, labels_of(targets.values, targets.classes))
-        else:  # for "balanced", classes count by the weights of their rows
-            factors = weights_of_classes(class_weight, targets.classes, targets.values, weights)[targets.values]
-        _require_no_negative(factors, class_weight)
-        weights = weights * factors
-    require_usable_weights(weights)
-    return weights
-
-
-def require_usable_weights(weights: np.ndarray) -> None:
-    """Raise if all weights are zero, or their sums are not exact enough in float32."""
-    if not weights.sum() > 0:
-        raise ValueError("The sum of sample_weight is zero: at least one row must have a positive weight.")
-    if not MIN_WEIGHT < weights.max() <= weights.sum() < MAX_WEIGHT:
-        raise ValueError(f"The largest weight of a row is {weights.max():g}: scale them, only their ratios count.")
-
-
-def weights_of_classes(
-    class_weight: ClassWeight, classes: Classes, values: np.ndarray, weights: np.ndarray
-) -> np.ndarray:
-    """Return the weight of each class; for "balanced", the class indices ``values`` count by their ``weights``."""
-    if isinstance(class_weight, str) and class_weight == "balanced":
-        totals = np.bincount(values, weights, minlength=0 if classes is None else len(classes))
-        return balanced_weights(totals, float(weights.sum()))
-    found = np.asarray(compute_class_weight(class_weight, classes=classes, y=classes))
-    _require_no_negative(found, class_weight)
-    return found
-
-
-def _require_no_negative(weights: np.ndarray, class_weight: ClassWeight) -> None:
-    if np.any(weights < 0):
-        raise ValueError(f"class_weight must not contain negative weights, got {class_weight!r}.")
-
-
 # Labels at each position of a row, such as the words of a text or the pixels of an image.
 #
 # The weight of a row is multiplied by the mean weight of its labels, with zero for ignored ones. The mean over rows of
@@ -358,31 +308,6 @@ def position_shares(targets: Targets) -> np.ndarray:
     assert targets.label_weights is not None
     # The index -1 of ignored labels selects the zero at the end.
     return np.asarray(np.append(targets.label_weights, 0.0)[targets.values])
-
-
-def weighted_positions(
-    targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight
-) -> tuple[Targets, np.ndarray | None]:
-    """Return the targets with the weights of labels, and the weights of rows; None if all are one."""
-    rows = checked_weights(sample_weight, len(targets.values))
-    if class_weight is not None:
-        counted = targets.values != IGNORED
-        totals = np.broadcast_to(rows[:, None], counted.shape)[counted]
-        own = weights_of_classes(class_weight, targets.classes, targets.values[counted], totals)
-        targets = replace(targets, label_weights=own)
-    shares = position_shares(targets).mean(axis=1)
-    if sample_weight is None and (shares == 1).all():
-        return targets, None
-    weights = rows * shares
-    require_usable_weights(weights)
-    return targets, weights
-
-
-def given_weights(targets: Targets, weights: np.ndarray) -> np.ndarray | None:
-    """Return the user's sample weights, undoing their multiplication by label shares; None if all are one."""
-    shares = position_shares(targets).mean(axis=1) if targets.has_positions else share_of_labels(targets)
-    given = np.divide(weights, shares, out=np.ones_like(weights), where=shares > 0)
-    return None if np.allclose(given, 1.0, rtol=1e-12) else given
 
 
 def require_same_places(trained: Targets, held_out: Targets) -> None:
@@ -502,13 +427,13 @@ def require_counted_classes(classes: Classes, ignore_label: object) -> None:
     for own in classes if isinstance(classes, list) else [classes]:
         if own is not None and not counted_labels(own, ignore_label).all():
             raise ValueError(
-                f"classes holds ignore_label={ignore_label!r}, which is not counted: leave it out of one, or set "
-                f"ignore_label=None where it is a class."
+                f"classes contains ignore_label={ignore_label!r}, but rows with this label are ignored. Remove it from "
+                f"classes, or set ignore_label=None if it is a class."
             )
 
 
 def filled_labels(labels: np.ndarray, counted: np.ndarray, classes: Classes) -> np.ndarray:
-    """Return several labels in a row, with any label of the same column in place of those that do not count."""
+    """Return a matrix of labels, with ignored labels replaced by some valid label of their column."""
     filled = labels.copy()
     indicators = not isinstance(classes, list) and bool(np.isin(labels[counted], (0, 1)).all())
     for j, own in enumerate(counted.T):
@@ -539,35 +464,6 @@ def rows_with_labels(targets: Targets) -> np.ndarray:
     if targets.counts is None:
         return np.arange(len(targets.values))
     return np.flatnonzero(share_of_labels(targets))
-
-
-def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight) -> np.ndarray:
-    """Return the weights of rows, each multiplied by the share of its labels that count."""
-    assert targets.counts is not None
-    weights, rows = checked_weights(sample_weight, len(targets.values)), targets.counts.reshape(len(targets.values), -1)
-    some = np.asarray(rows.any(axis=1))
-    if targets.counts.ndim == 1:
-        kept = row_weights(weights[some], replace(targets.take(some), counts=None), class_weight)
-        weights = np.zeros(len(weights))
-        weights[some] = kept
-        return weights
-    if class_weight is not None:
-        # the product of the class weights of the labels that count
-        several = isinstance(targets.classes, list)
-        labels = labels_of(targets.values, targets.classes) if isinstance(targets.classes, list) else targets.values
-        given: Any = class_weight
-        if not isinstance(given, list) or len(given) != labels.shape[1]:
-            compute_sample_weight(given, labels if several else np.abs(labels))  # only for its error messages
-        product = np.ones(len(labels))
-        for j, own in enumerate(targets.counts.T):
-            if own.any():
-                of_column = given[j] if isinstance(given, list) else given
-                product[own] *= compute_sample_weight(of_column, labels[own, j])
-        _require_no_negative(product, class_weight)
-        weights = weights * product
-    weights = np.asarray(weights * share_of_labels(targets))
-    require_usable_weights(weights)
-    return weights
 
 
 def rows_that_count(
@@ -649,7 +545,8 @@ def joined_targets(
 ) -> tuple[SeveralTargets, np.ndarray | None]:
     """Return the targets of several outputs as one, and the weights of the rows.
 
-    If all outputs have the same weights, these are returned; else ones where a row counts for any output, else zeros.
+    If all outputs have the same weights, return these; if not, return 1 for rows that count for some output, and 0 for
+    the others.
     """
     values = np.concatenate([np.reshape(part.values, (len(part.values), -1)) for part in parts], axis=1)
     alike = all(_equal(own, weights[0]) for own in weights[1:])

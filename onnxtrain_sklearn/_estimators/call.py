@@ -44,7 +44,7 @@ class Call:
     validation_fraction : float or None
         Share of the rows to hold out, if it is not the estimator's.
     source : object or None
-        The blocks of a table, which X, y and sample_weight name.
+        The table to read in blocks, if the call names one: ``X`` is its path, ``y`` and ``sample_weight`` are columns.
     stream : Stream or None
         The blocks to train on, if X, y and sample_weight are a sample of them.
     resources : ExitStack
@@ -102,7 +102,7 @@ class Split:
 
     def of(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the training rows and the held-out rows, or None; rows of weight zero are in neither."""
-        # Drawn late: a graph that needs no split draws its weights first, which decides the numbers of both.
+        # The order of draws from ``rng`` decides their numbers: a builder that needs no split draws its weights first.
         if self._drawn is None:
             rows = np.arange(len(examples)) if examples.weights is None else np.flatnonzero(examples.weights)
             if self._fraction is None:

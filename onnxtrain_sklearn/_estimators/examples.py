@@ -43,7 +43,7 @@ def training_examples(
     if builder is not None and "row_shape" in keywords_of(builder) and dimensions(call.X) > 2:
         # it builds a graph for rows of several axes
         specs = (TensorSpec("X", np.dtype(np.float32), (None,) * dimensions(call.X)),)
-    # A fitted scikit-learn model brings the features that X is checked against; those of an ONNX file are those of X.
+    # X is checked against the features of a fitted scikit-learn model. An ONNX file has none: X defines them.
     if old is None and fitted is not None:
         take_features(estimator, fitted)
     reset = old is None and (fitted is None or isinstance(fitted, FittedFile))

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
-from .._data.targets import weights_of_classes
+from .._data.class_weight import weights_of_classes
 from .._export.folder import read_folder, training_folder, write_folder
 from .._export.graphs import require_known_form
 from .._export.manifest import component_fact, json_value

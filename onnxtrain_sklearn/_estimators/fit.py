@@ -183,7 +183,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     split = Split(float(fraction) if holds_out else None, rng)
     graph, examples = source.complete(config, call, examples, split, rng)
     if isinstance(examples.targets, SeveralTargets):
-        # Weights differ by output: the factor of each makes its mean that over the training rows.
+        # Outputs may weigh rows differently: scale the weights of each, so that its loss is a mean over training rows.
         examples = replace(examples, targets=examples.targets.with_factors(split.of(examples)[0]))
     context = FitContext(
         estimator,
@@ -345,7 +345,7 @@ ALWAYS_COPIED = 2**18
 """Bytes of weights and optimizer state below which a copy takes almost no time."""
 
 COPIED_FOR_STEPS, MANY_STEPS = 2**26, 20
-"""Below so many bytes a copy takes a few percent of so many steps: it takes about a third of one step."""
+"""Up to so many bytes, a copy takes about a third of a step: it is cheap if MANY_STEPS steps follow."""
 
 
 class Transaction:

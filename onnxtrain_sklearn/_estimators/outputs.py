@@ -16,6 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
+from .._data.class_weight import given_weights, row_weights, weighted_positions, weights_of_classes, weights_of_counted
 from .._data.held_out import accuracy, r2_of_rows
 from .._data.targets import (
     Classes,
@@ -23,7 +24,6 @@ from .._data.targets import (
     checked_weights,
     counted_targets,
     filled_labels,
-    given_weights,
     ignored_in,
     label_array,
     labels_of,
@@ -31,13 +31,9 @@ from .._data.targets import (
     regression_targets,
     require_labels,
     require_sorted,
-    row_weights,
     rows_with_labels,
     sorted_classes,
     validation_accuracy,
-    weighted_positions,
-    weights_of_classes,
-    weights_of_counted,
 )
 from .._fitted.fitted_model import FittedModel, listed
 from .._inference.graph import Decoding
@@ -65,7 +61,7 @@ from .fitted_state import Columns, FittedState
 from .parameters import Parameters
 
 IGNORED_BY_DEFAULT = -100
-"""The ``ignore_label`` of PyTorch, which nobody may have chosen."""
+"""The default of ``ignore_label``, as in PyTorch. Users may not know of it, so they are warned if it ignores labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +77,7 @@ class OutputTask(ABC):
     class_axis : int or str
     ignore_label : int, float, str or None
     class_weight : dict, list of dicts, "balanced" or None
-        Those of labels; for numbers the values that change nothing.
+        For labels only; a task of numbers leaves them at their defaults.
     """
 
     loss: Any

@@ -13,16 +13,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from .._data.class_weight import given_weights
 from .._data.held_out import faults_of_validation_data, log_loss_of_labels, require_scorable, squared_error_of_labels
-from .._data.targets import (
-    IGNORED,
-    SeveralTargets,
-    Targets,
-    given_weights,
-    position_shares,
-    require_same_places,
-    rows_with_labels,
-)
+from .._data.targets import IGNORED, SeveralTargets, Targets, position_shares, require_same_places, rows_with_labels
 from .._fitted import sklearn_private
 from .._inference.graph import Decoding
 from .._inference.predictor import Predictor

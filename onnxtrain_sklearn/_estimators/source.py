@@ -164,7 +164,7 @@ class GraphWithNewHead(GraphSource):
     def __init__(self, given: GraphModel) -> None:
         model, output = given.graph, given.output
         whole = None if is_estimator(model) else given_graph(cast("bytes", model))
-        self._types = SAME_TYPES  # of the weights and of the output that the new head replaces
+        self._types = SAME_TYPES  # element types of the replaced head: of its weights, and of its output
         if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole, output)):
             whole = infer_shapes(whole.clone())  # the final activation is recognized by the axes that it normalizes
             graph, features = graph_of_features(whole, output)
@@ -338,7 +338,7 @@ CLEARLY_SMALL = 0.9 * LEAST_SIZE**2
 LOOKED_AT_ROWS, LOOKED_AT_NUMBERS, LEAST_ROWS = 10_000, 2**23, 100
 """Limits of the sample on which the size of the columns is measured: rows at most, numbers at most, rows at least.
 
-The number of rows at least (or all rows) has precedence over the number of numbers.
+At least LEAST_ROWS rows are read (all, if there are fewer), even if they hold more than LOOKED_AT_NUMBERS numbers.
 """
 
 _NUMBERS_AT_ONCE = 2**17

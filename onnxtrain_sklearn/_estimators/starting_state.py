@@ -317,7 +317,8 @@ def _compared(
     buffers.has_ones = False
     found = step.loss()
 
-    # The loss by the scores, and its tolerance: its change if scores change by ``error``, times 3, plus rounding.
+    # The loss computed from the scores. It may differ by three times its change if the scores change by ``error``, plus
+    # rounding.
     by_scores = _loss_by_scores(state, settings, examples, rows)
     scores = [one[:count] for one in scores]
     expected = by_scores(scores)

@@ -1,10 +1,10 @@
 """Fit to tables that need not fit into memory.
 
-:func:`opened` turns a call of ``fit`` with a source of blocks into a call with arrays, as the rooms of preparation take
-them. If the buffer holds all rows, these are the rows, and training is that on arrays, to the bit. If not, they are a
-sample of the rows, on which graph, decoding and step are prepared. A :class:`Stream` then holds what must be known of
-all rows before the first step: the classes and their weights, the scale and the range of numeric targets.
-:meth:`Stream.batches` makes the minibatches of all rows.
+:func:`opened` makes a :class:`RowBlocks` of a path or of a table that is not read yet. :func:`with_arrays` then puts
+arrays in its place, as the further steps of a preparation take them. If the buffer holds all rows, these are the rows,
+and training is that on arrays, to the bit. If not, they are a sample of the rows, on which graph, decoding and step are
+prepared. A :class:`Stream` then holds the facts on all rows that the first step needs: the classes and their weights,
+the scale and the range of numeric targets. :meth:`Stream.batches` makes the minibatches of all rows.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import numpy as np
 import scipy.sparse as sp
 
 from .._data.batches import Block, BlockBatches
+from .._data.class_weight import balanced_weights
 from .._data.columns import InputData, require_in_memory
 from .._data.inputs import Inputs
 from .._data.row_blocks import RowBlocks, holds_blocks, is_source
-from .._data.statistics import Extremes, LabelCounts, Moments, balanced_weights
+from .._data.statistics import Extremes, LabelCounts, Moments
 from .._data.target_scale import TargetScale, scale_of, target_moments
 from .._data.targets import Classes, checked_weights, ignored_in
 from .._fitted.fitted_model import as_trained
@@ -118,7 +119,7 @@ class Stream:
         )
 
     def converted(self, X: Any, convert: Callable[[Any], T]) -> T:
-        """Return ``convert(X)`` of the sample; an error names the block that it comes from."""
+        """Return ``convert(X)`` of the sample. To name the block of an error, all blocks are read again."""
         try:
             return convert(X)
         except (ValueError, TypeError):
@@ -237,7 +238,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
     read = getattr(source, "targets", None) or (lambda i: _parts(source, i)[1:])
     filled = [i for i in every if sizes[i]]
 
-    # The blocks that are held out, drawn before the others are looked at; not those that would count nothing.
+    # Draw the blocks to hold out, before any targets are read. Blocks whose rows all have weight zero are passed over.
     rng = generator_of(estimator, lambda: _bytes_of(source, sizes)) if old is None else old.rng
     held_out: list[int] = []
     if config.loop.early_stopping and call.validation is None and not call.one_epoch:

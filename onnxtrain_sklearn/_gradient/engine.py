@@ -110,8 +110,8 @@ def gradient_graph(
 
     Notes
     -----
-    The outputs are compared once: on random numbers (positive ones if others are of no use), on the indices 0 and 1,
-    and on 3 for every free size. They are not compared where the model draws random numbers, has inputs of text or
+    The outputs are compared once. Inputs are random floats (positive ones if others give NaN) and the integers 0 and 1,
+    free sizes are 3. They are not compared where the model draws random numbers, has inputs of text or
     bfloat16 or of unknown rank, takes more than a million numbers, is larger than 2 GB, or where onnxruntime does not
     run it on such inputs, as with operators of your own domain or sizes that must fit each other. The gradients are
     not compared here: the tests of the package check those of each operator.
@@ -256,8 +256,8 @@ def _differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine:
         except UnsupportedOperatorError as error:
             errors[name] = error
     else:
-        # The last in the alphabet, "portable", where it was tried: it supports more, so its reason is the one to know.
-        raise errors[max(errors)]
+        # "portable" supports the most operators, so its reason tells the most.
+        raise errors.get("portable") or next(iter(errors.values()))
 
     # Other names have zero gradients.
     op = GraphBuilder(result.graph, prefix="zero")

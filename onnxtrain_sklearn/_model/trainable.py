@@ -376,7 +376,7 @@ def _end(graph: ir.Graph, final: ir.Value, pairs: ir.Value | None, *, foreign: b
         return pairs, OutputForm(name, pairs.name or "", "votes")
     activation = activation_of(final)
     if activation is not None and foreign:
-        # weights between the scores and the output would be trained: it would not be this activation any more
+        # An activation with trained weights inside would not stay one: training would change it.
         weights = _foreign_parameters(graph, final)
         activation = activation if set(weights) <= {*_foreign_parameters(graph, activation.base)} else None
     if activation is None:

@@ -21,8 +21,9 @@ from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin, clone
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
+from .._data.class_weight import row_weights
 from .._data.inputs import prediction_type
-from .._data.targets import Targets, class_targets, regression_targets, row_weights
+from .._data.targets import Targets, class_targets, regression_targets
 from .._estimators import parameters
 from .._estimators.fit import raise_or_warn
 from .._estimators.parameters import CallbackSupportMixin, DeclaredEstimator

@@ -17,7 +17,8 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_consistent_length
 
-from .._data.targets import Targets, weights_of_classes
+from .._data.class_weight import weights_of_classes
+from .._data.targets import Targets
 from .._estimators.files import export_source, untrained_state
 from .._estimators.parameters import SET, call_with_teardown, is_propagated, set_callbacks_of
 from .._estimators.scoring import Scoring

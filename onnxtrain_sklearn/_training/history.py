@@ -133,9 +133,9 @@ class History:
     scores : Curve
         Score of each epoch on the validation data; empty without such data.
     least_loss : float
-        The smallest of all losses.
+        The smallest loss of all calls.
     best_loss : float
-        The loss that the next epoch must improve on.
+        The smallest loss since the last call of ``fit`` began, which the next epoch must improve on.
     best_score : float
         With early stopping, the score of the best epoch, otherwise the best of all scores.
     best_watched : float

@@ -112,7 +112,7 @@ def _mean_loss_at_positions(
     sample_weight: ir.Value,
     batch: int,
 ) -> ir.Value:
-    """Emit the weighted mean over all labels: a label weighs its share of its row times the row's weight."""
+    """Emit the weighted mean over all labels; that of a label is the weight of its row times its share in the row."""
     rows, whole = batch * math.prod(positions.shape), positions.axes.emit_classes_last(op, scores)
     found = op.shape(whole) or ()
     if all(isinstance(size, int) for size in found) and found[:-1] != (batch, *positions.shape):

@@ -50,7 +50,7 @@ class FlatParameters:
     running_statistics : mapping of str to ndarray, optional
         Initial values of the running statistics.
     groups : mapping of str to tuple of float, optional
-        Parameters of equal groups are neighbors, those that are not named come first.
+        Sort keys: parameters of equal keys lie next to each other, those without one come first.
     averages : bool, default=False
         Whether there is a moving average of the parameters, which predicts in their place.
 

@@ -319,9 +319,9 @@ class WeightsAtLabels:
     Parameters
     ----------
     labels : ndarray of int of shape (n_rows,)
-        Those of the minibatch in the buffers.
+        The labels in the buffers, read at each update.
     weights : NormalizedWeights
-        They are up to date.
+        The caller updates them first.
     """
 
     def __init__(self, labels: np.ndarray, weights: NormalizedWeights) -> None:

@@ -341,10 +341,7 @@ CLEARED_PART = 8
 """Single rows are cleared if at most this part (1/8) of all rows was written, else the whole gradient."""
 
 LEAST_ELEMENTS_PER_INDEX, LEAST_ROWS_PER_INDEX = 128, 16
-"""Size of a matrix for each index of a step from which on only the rows that occur are updated.
-
-With fewer elements or rows, updating the whole matrix is faster.
-"""
+"""Elements and rows that a matrix must have per index, so that updating only the rows that occur is faster."""
 
 
 class RowSparseGradient:
@@ -364,8 +361,8 @@ class RowSparseGradient:
     axis : int, default=0
         1 if the matrix is stored transposed, so that its columns are the rows.
     most : int, default=None
-        If a step has more indices, the whole matrix is updated. With None it never is: rows that do not occur must not
-        change (``lazy_rows``), or ``count`` has decided already (embeddings).
+        Number of indices above which a step updates the whole matrix. None: no step does, because rows that do not
+        occur must not change (``lazy_rows``), or because ``count`` has decided already (embeddings).
     """
 
     def __init__(

@@ -142,7 +142,8 @@ class PassSource:
     any_shape : bool
         Whether the caller accepts gradients in the shapes in which they are computed.
     for_cpu : bool
-        Whether products take the forms that are fastest on a CPU, also those with normalized weights, as a matrix.
+        Whether to rewrite products to the forms that are fastest on a CPU. The graph may then read the normalized
+        weights as a matrix.
     """
 
     model: TrainableModel
@@ -232,7 +233,9 @@ def _forward_graph(source: PassSource) -> _ForwardGraph:
     outside = {product.weight for product in products} | {lookup.weight for lookup in lookups}
     inputs = [name for name in (*parameters.names, *parameters.running_statistics) if name not in outside]
     if unused := [name for name in inputs if name not in model.graph.initializers]:
-        raise ModelError(f"The loss does not depend on {unused[0]!r}: compute it from the scores, its first operand.")
+        raise ModelError(
+            f"The loss does not depend on the parameter {unused[0]!r}. Compute it from the scores, its first argument."
+        )
     initializers_to_inputs(model.graph, inputs)
     return _ForwardGraph(model, random, products, lookups)
 

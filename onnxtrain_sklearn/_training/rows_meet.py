@@ -7,7 +7,7 @@ would change results: a minibatch of another size gets a graph of its own, and s
 
 Three modules find the answer:
 
-- :mod:`.._model.row_axis` follows the axis of the rows through the operators of a graph;
+- :mod:`.._model.batch_axis` follows the axis of the rows through the operators of a graph;
 - :mod:`.._inference.row_trials` asks it, and runs the graph on random numbers where it is not certain;
 - :func:`where_rows_meet` here asks that about the graph of the scores, and :func:`rows_meet_in_loss` about the loss.
   The losses of this package compute each row by itself; those of users are always tried.
@@ -42,7 +42,7 @@ _recent: deque[tuple[StepSettings, object, list[tuple[str, StepSettings]]]] = de
 def where_rows_meet(model: TrainableModel, settings: StepSettings) -> str | None:
     """Return where the rows of a minibatch meet, in the graph or in the loss; None: nowhere.
 
-    It raises ModelError where not the rows of the data would meet in the loss, but more.
+    Raise ModelError if the loss would mix more than rows: positions within rows, or members of an ensemble.
     """
     losses = [one for _, one in _losses_that_meet(model, settings)]
     for one in _each_output(settings).values():
@@ -132,8 +132,10 @@ def rows_meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = 
     trials = (TRIED_ROWS, TRIED_ROWS + ADDED_ROWS)
     try:
         graphs = {rows: _graph_of_loss(settings, dtype, rows, of_pairs=of_pairs) for rows in trials}
-    except Exception as error:  # it takes the number of rows of its data alone, or fails there too, in clear words
-        if of_pairs and isinstance(error, ModelError):  # only fine-tuned: nothing later would say what is wrong
+    except Exception as error:
+        # The loss may work for the real number of rows only. If it does not, training raises a clear error later; but
+        # fine-tuning would not.
+        if of_pairs and isinstance(error, ModelError):
             raise
         return True
 

@@ -39,7 +39,8 @@ class Situation:
     steps : int
         Those that a new training plans; 0 for calls that go on.
     began_compiled : bool
-        Whether the training that goes on began with compiled passes: it keeps its bits.
+        Whether the call continues a training that began with compiled passes. It stays with them, so that the bits do
+        not depend on interruptions.
     """
 
     parts: StepParts
@@ -62,11 +63,11 @@ class Situation:
         return not self.began_compiled and not pays(self.session_step.program.size, self.steps)
 
 
-Row: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
+ConditionalChoice: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
 
-# The first row whose condition holds decides. The order matters twice: the compiler is loaded, which takes a tenth of a
-# second, only where it pays, and whether it pays is known once the graph is differentiated.
-CHOICES: Sequence[Row] = (
+# The first choice whose condition holds decides. The order saves time: cheap conditions come first; then the graph is
+# differentiated, which tells whether compiling pays; only then is the compiler loaded, which takes a tenth of a second.
+CHOICES: Sequence[ConditionalChoice] = (
     (lambda s: s.is_full_batch and s.parts.settings.engine == COMPILED, CODE, FULL_BATCH, "engine='compiled'"),
     (lambda s: s.is_full_batch, SESSION, FULL_BATCH, "L-BFGS keeps its vectors on the host"),
     (lambda s: s.parts.settings.device.memory, DEVICE, ON_DEVICE, "the device has memory of its own"),

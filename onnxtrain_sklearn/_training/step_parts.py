@@ -41,8 +41,14 @@ class TrainedPositions(NamedTuple):
 class StepSettings:
     """The settings of a training step, beside the model and its parameters.
 
-    With a loss on several outputs, ``n_outputs`` are the columns of all targets, which are numbers. ``ignores`` says
-    that some of several labels a row do not count: their targets are -1.
+    Attributes
+    ----------
+    n_outputs : int
+        Scores of a row; if several outputs are trained, the columns of their targets side by side.
+    groups : tuple of int
+        For several labels a row that are no indicators, the number of classes of each: its scores lie side by side.
+    ignores : bool
+        Whether some of several labels a row do not count: their targets are -1.
     """
 
     loss: Loss | TotalLoss

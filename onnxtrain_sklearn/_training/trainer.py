@@ -63,7 +63,10 @@ class KeptWeights:
         self._first = self._parameters.buffer.copy()
 
     def keep(self) -> None:
-        """Keep the weights from the start of the epoch. Called at the first finite loss of the epoch."""
+        """Keep the weights that gave the first finite loss of the epoch.
+
+        On the host they are not updated yet; on a device they are those that :meth:`note` copied.
+        """
         if self._is_kept:
             return
         if self._first is not None:
@@ -159,7 +162,7 @@ class Digested(Protocol):
 class TrainerSettings:
     """The settings of the loop, named after the estimators' parameters.
 
-    ``all_epochs`` makes the loop run all ``max_iter`` epochs; it is set if ``early_stopping`` is text.
+    ``all_epochs`` makes the loop run all ``max_iter`` epochs, as ``early_stopping="best_epoch"`` asks for.
     """
 
     learning_rate_init: float

@@ -188,7 +188,7 @@ _loops: Cache[MachineCode] = Cache(64, 2**20, lambda _: 2**12)
 
 
 class Savings:
-    """The time that the updates of a process would have taken less if they had been compiled."""
+    """The time that compiling would have saved so far in the updates of this process."""
 
     def __init__(self) -> None:
         self._seconds, self.suffice = 0.0, False
@@ -199,7 +199,7 @@ class Savings:
         self.suffice |= self._seconds >= (TUNING.compiling if is_loaded() else TUNING.loading)
 
     def forget(self) -> None:
-        """Begin again at a time that is never reached."""
+        """Give up compiling: the time never suffices again."""
         self._seconds, self.suffice = -math.inf, False
 
 

@@ -121,7 +121,7 @@ class SegmentUpdate:
         return lambda rates, t: found(float(rates.learning_rate * factor), t)
 
     def slots(self, state: Mapping[str, X]) -> dict[str, X]:
-        """Return the arrays of the optimizer's state that the segment has, or shares with others, by slot."""
+        """Return the optimizer's state by slot: arrays of this segment alone, or vectors that all segments share."""
         return {slot: state[state_name(slot, self.segment.parameter)] for slot in self.program.slots}
 
     def host_arrays(
@@ -203,7 +203,7 @@ class VectorBindings:
         settings, fused = self._settings, gradient_builder.has_gradient_builder()
         updates, programs, sessions = [], dict[object, UpdateProgram](), dict[bytes, Callable[[], InferenceSession]]()
         for one in segments(self._parameters, settings.factors, optimizer):
-            # segments of a vector share the rule of their decay; that of a parameter may have been made for it
+            # Segments of equal weight decay share a program. An optimizer made for one parameter has its own.
             parameter = one.parameter or Parameter("parameters", self._parameters.vector.shape)
             key = one.factors.decay if one.parameter is None else parameter
             if key not in programs:
@@ -247,7 +247,7 @@ class ScalarGroup:
 
 
 class HostUpdates:
-    """The update of all parameters and slots. It is compiled once that pays; its steps are the same to the bit.
+    """The update of all parameters and slots. It is compiled as soon as that pays, which changes no bit.
 
     Parameters
     ----------
@@ -258,8 +258,8 @@ class HostUpdates:
     row_sparse : mapping of str to RowSparseGradient
         The gradients of matrices of which a minibatch uses only some rows, by name.
     lazy : bool
-        Whether only the rows that occur are updated in all of these matrices (``lazy_rows``). Otherwise they are where
-        the rest would not move, and is most of the matrix.
+        Whether only the rows that occur are updated in all of these matrices (``lazy_rows``). If not, this is so only
+        in matrices whose other rows would not change anyway, and are the majority.
     penalized : bool
         Whether the penalty moves all rows.
 

@@ -44,7 +44,10 @@ def fit(**parameters: object) -> OrtGradientRegressor:
         (lambda op, scores, y: None, "Wrong must return the result of an operator .*got NoneType"),
         (lambda op, scores, y: 1.0, "Wrong must return the result of an operator .*got float"),
         (lambda op, scores, y: op.Cast(scores, to=7), "of the type of the scores, FLOAT, got INT64: op.Cast.x, to=1"),
-        (lambda op, scores, y: op.Mul(y, y), "The loss does not depend on 'weight': compute it from the scores"),
+        (
+            lambda op, scores, y: op.Mul(y, y),
+            "The loss does not depend on the parameter 'weight'. Compute it",
+        ),
     ],
 )
 def test_losses(function, message):

@@ -260,7 +260,7 @@ def test_tab_separates_the_columns_of_tsv_files(tmp_path):
     with RowBlocks(tmp_path / "table.tsv", target="y") as rows:
         assert rows.block(0)[0].to_pydict() == {"a": [1, 3]}
     (tmp_path / "table.csv").write_text("a,y\n1,2\n")
-    with pytest.raises(ValueError, match="and the same"):
+    with pytest.raises(ValueError, match="must have the same ending"):
         len(RowBlocks(tmp_path, target="y"))
 
 

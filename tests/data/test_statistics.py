@@ -11,14 +11,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.utils.class_weight import compute_class_weight
 
-from onnxtrain_sklearn._data.statistics import (
-    Extremes,
-    LabelCounts,
-    Moments,
-    Quantiles,
-    balanced_weights,
-    exact_quantiles,
-)
+from onnxtrain_sklearn._data.class_weight import balanced_weights
+from onnxtrain_sklearn._data.statistics import Extremes, LabelCounts, Moments, Quantiles, exact_quantiles
 
 RNG = np.random.default_rng(0)
 BORDERS = (0, 1, 1, 40, 700, 999)

@@ -273,7 +273,7 @@ def test_impossible_ignored_labels_are_refused():
         new(scoring="f1_macro").fit(X, y, X_val=X, y_val=y)
     with pytest.raises(ValueError, match=r"No label of y counts: all are ignore_label=-100"):
         new().fit(X, np.full_like(y, -100))
-    with pytest.raises(ValueError, match=r"classes holds ignore_label=-100.*ignore_label=None"):
+    with pytest.raises(ValueError, match=r"classes contains ignore_label=-100.*ignore_label=None"):
         new("several").fit(X, two_labels(), classes=[np.unique(column) for column in two_labels().T])
     empty = two_labels()
     empty[:, 1] = -100

@@ -1,0 +1,121 @@
+"""Weights of rows: ``sample_weight``, multiplied by ``class_weight``; the weights of ``class_weight="balanced"``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.utils.class_weight import compute_class_weight, compute_sample_weight
+
+from .._utils.typing import ClassWeight
+from .targets import IGNORED, Classes, Targets, checked_weights, labels_of, position_shares, share_of_labels
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
+"""Range of weights whose sums are exact enough in float32."""
+
+
+def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight: ClassWeight) -> np.ndarray | None:
+    """Return the weight of every row, including class weights; None if all are one."""
+    if sample_weight is None and class_weight is None:
+        return None
+    weights = checked_weights(sample_weight, len(targets.values))
+    if class_weight is not None:
+        if targets.task == "multilabel":
+            factors = compute_sample_weight(class_weight, targets.values)
+        elif isinstance(targets.classes, list):
+            factors = compute_sample_weight(class_weight, labels_of(targets.values, targets.classes))
+        else:  # for "balanced", classes count by the weights of their rows
+            factors = weights_of_classes(class_weight, targets.classes, targets.values, weights)[targets.values]
+        _require_no_negative(factors, class_weight)
+        weights = weights * factors
+    require_usable_weights(weights)
+    return weights
+
+
+def weighted_positions(
+    targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight
+) -> tuple[Targets, np.ndarray | None]:
+    """Return the targets with the weights of labels, and the weights of rows; None if all are one."""
+    rows = checked_weights(sample_weight, len(targets.values))
+    if class_weight is not None:
+        counted = targets.values != IGNORED
+        totals = np.broadcast_to(rows[:, None], counted.shape)[counted]
+        own = weights_of_classes(class_weight, targets.classes, targets.values[counted], totals)
+        targets = replace(targets, label_weights=own)
+    shares = position_shares(targets).mean(axis=1)
+    if sample_weight is None and (shares == 1).all():
+        return targets, None
+    weights = rows * shares
+    require_usable_weights(weights)
+    return targets, weights
+
+
+def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight) -> np.ndarray:
+    """Return the weights of rows, each multiplied by the share of its labels that count."""
+    assert targets.counts is not None
+    weights, rows = checked_weights(sample_weight, len(targets.values)), targets.counts.reshape(len(targets.values), -1)
+    some = np.asarray(rows.any(axis=1))
+    if targets.counts.ndim == 1:
+        kept = row_weights(weights[some], replace(targets.take(some), counts=None), class_weight)
+        weights = np.zeros(len(weights))
+        weights[some] = kept
+        return weights
+    if class_weight is not None:
+        # the product of the class weights of the labels that count
+        several = isinstance(targets.classes, list)
+        labels = labels_of(targets.values, targets.classes) if isinstance(targets.classes, list) else targets.values
+        given: Any = class_weight
+        if not isinstance(given, list) or len(given) != labels.shape[1]:
+            compute_sample_weight(given, labels if several else np.abs(labels))  # only for its error messages
+        product = np.ones(len(labels))
+        for j, own in enumerate(targets.counts.T):
+            if own.any():
+                of_column = given[j] if isinstance(given, list) else given
+                product[own] *= compute_sample_weight(of_column, labels[own, j])
+        _require_no_negative(product, class_weight)
+        weights = weights * product
+    weights = np.asarray(weights * share_of_labels(targets))
+    require_usable_weights(weights)
+    return weights
+
+
+def given_weights(targets: Targets, weights: np.ndarray) -> np.ndarray | None:
+    """Return the user's sample weights, undoing their multiplication by label shares; None if all are one."""
+    shares = position_shares(targets).mean(axis=1) if targets.has_positions else share_of_labels(targets)
+    given = np.divide(weights, shares, out=np.ones_like(weights), where=shares > 0)
+    return None if np.allclose(given, 1.0, rtol=1e-12) else given
+
+
+def require_usable_weights(weights: np.ndarray) -> None:
+    """Raise if all weights are zero, or their sums are not exact enough in float32."""
+    if not weights.sum() > 0:
+        raise ValueError("The sum of sample_weight is zero: at least one row must have a positive weight.")
+    if not MIN_WEIGHT < weights.max() <= weights.sum() < MAX_WEIGHT:
+        raise ValueError(f"The largest weight of a row is {weights.max():g}: scale them, only their ratios count.")
+
+
+def weights_of_classes(
+    class_weight: ClassWeight, classes: Classes, values: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Return the weight of each class; for "balanced", the class indices ``values`` count by their ``weights``."""
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        totals = np.bincount(values, weights, minlength=0 if classes is None else len(classes))
+        return balanced_weights(totals, float(weights.sum()))
+    found = np.asarray(compute_class_weight(class_weight, classes=classes, y=classes))
+    _require_no_negative(found, class_weight)
+    return found
+
+
+def balanced_weights(totals: np.ndarray, weight: float) -> np.ndarray:
+    """Return the weight of each class that makes all classes weigh the same.
+
+    ``totals`` are the weights of the rows of each class, ``weight`` is that of all rows, which stays what it is.
+    """
+    return np.asarray(weight / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))
+
+
+def _require_no_negative(weights: np.ndarray, class_weight: ClassWeight) -> None:
+    if np.any(weights < 0):
+        raise ValueError(f"class_weight must not contain negative weights, got {class_weight!r}.")
