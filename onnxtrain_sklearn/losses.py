@@ -238,7 +238,7 @@ class ModifiedHuber(_ClassificationLoss):
 
     With the margin :math:`z = (2 y - 1) s`, :math:`\max(0, 1 - z)^2` where :math:`z \ge -1`, else :math:`-4 z`.
     The probability of a label is :math:`(\mathrm{clip}(s, -1, 1) + 1) / 2`. Several classes are trained one against the
-    rest, the mean over the columns, and their probabilities normalised. The definition of
+    rest, the mean over the columns, and their probabilities normalized. The definition of
     :class:`sklearn.linear_model.SGDClassifier`.
 
     References

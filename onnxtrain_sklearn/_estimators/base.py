@@ -33,7 +33,7 @@ from .coefficients import coefficients_of, intercept_of, trained_estimator
 from .config import is_on
 from .describe import Description, describe
 from .files import export_folder, load_state, read_checkpoint, training_onnx, write_artifacts
-from .fit import ONE_OUTPUT, Outputs, initialize, train
+from .fit import ONE_OUTPUT, Preparation, initialize, train
 from .fitted_state import FittedState, Recorded, best_validation_score, fine_tuning_columns
 from .outputs import OutputTask
 from .parameters import CallbackSupportMixin, Parameters, require_own_names, resolved
@@ -53,7 +53,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
     classes_: Any
 
     @abstractmethod
-    def _outputs(self) -> Outputs:
+    def _preparation(self) -> Preparation:
         """Return the steps of a preparation that differ between one trained output and several."""
 
     @abstractmethod
@@ -646,5 +646,5 @@ class BaseOrtGradient(GraphEstimator):
     def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
         return predicted(self, X, output, with_scores=with_scores)
 
-    def _outputs(self) -> Outputs:
+    def _preparation(self) -> Preparation:
         return ONE_OUTPUT

@@ -43,7 +43,7 @@ class Call:
         X, y and sample_weight of old rows, for fine-tuning.
     validation_fraction : float or None
         Share of the rows to hold out, if it is not the estimator's.
-    source : object or None
+    blocks : object or None
         The table to read in blocks, if the call names one: ``X`` is its path, ``y`` and ``sample_weight`` are columns.
     stream : Stream or None
         The blocks to train on, if X, y and sample_weight are a sample of them.
@@ -60,7 +60,7 @@ class Call:
     one_epoch: bool = False
     old: Validation | None = None
     validation_fraction: float | None = None
-    source: Any = None
+    blocks: Any = None
     stream: Any = None
     resources: ExitStack = field(default_factory=ExitStack)
 

@@ -20,7 +20,7 @@ from .._data.target_scale import TargetScale
 from .._data.targets import (
     Targets,
 )
-from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, as_trained, table_columns
+from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, encoded_inputs, table_columns
 from .._model.trainable import TensorSpec, TrainableModel
 from .._pretrained.ml_files import FittedFile
 from .._training.loss_graph import TARGET, target_layout
@@ -52,7 +52,7 @@ def training_examples(
     else:
         convert = partial(graph_inputs, estimator, specs=specs, fitted=fitted, reset=reset)
         columns = call.stream.converted(call.X, convert)
-    columns = columns if fitted is None else as_trained(columns, fitted, specs)
+    columns = columns if fitted is None else encoded_inputs(columns, fitted, specs)
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
     if known is None and call.stream is not None and not call.one_epoch:
         known = call.stream.classes  # call.y is a sample, which may lack some
@@ -71,7 +71,7 @@ def validation_examples(
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.source.inputs, state.fitted, reset=False)
-    columns = columns if state.fitted is None else as_trained(columns, state.fitted, state.source.inputs)
+    columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.source.inputs)
     n_rows, decoding = len(next(iter(columns.values()))), state.decoding
     found = weighted_targets(
         estimator._task(), n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False

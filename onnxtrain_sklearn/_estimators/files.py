@@ -71,7 +71,7 @@ def export_source(
     target: str = "any",
 ) -> ExportSource:
     """Return the source of training graphs that go on as ``partial_fit`` would."""
-    outputs: tuple[OutputSource, ...] = estimator._outputs().exported(estimator, state)
+    outputs: tuple[OutputSource, ...] = estimator._preparation().exported(estimator, state)
     config = TrainingConfig.of(estimator)
     loss: Loss | TotalLoss = (
         loss_of(estimator._task(), state.fitted, state.source)

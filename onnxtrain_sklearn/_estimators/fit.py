@@ -3,7 +3,7 @@
 :func:`prepare` does everything before the first step, in this order: ``config`` resolves the parameters, ``source``
 finds or builds the graph, ``examples`` checks the data, ``outputs`` chooses the decoding, ``starting_state`` makes the
 state and compares it with a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of
-``_training``. If several outputs are trained, :class:`Outputs` holds the functions that differ. :func:`train` runs the
+``_training``. If several outputs are trained, :class:`Preparation` holds the steps that differ. :func:`train` runs the
 loop; :class:`Transaction` publishes the result or rolls back; no other code does either.
 
 Rows *meet* if the result of one row depends on the other rows of its minibatch, as in batch normalization.
@@ -57,7 +57,7 @@ from .scoring import (
     watches_loss,
 )
 from .source import GraphSource, graph_source
-from .starting_state import compare_training, require_same_start, starting_state
+from .starting_state import compare_training, complete_state, starting_state
 from .streams import opened, with_arrays
 from .training_state import bytes_of, generator_of
 
@@ -115,8 +115,8 @@ def initialize(fitted: EstimatorT, call: Call) -> EstimatorT:
     return fitted
 
 
-class Outputs(NamedTuple):
-    """The functions of a preparation that differ between one trained output and several.
+class Preparation(NamedTuple):
+    """The steps of a preparation that differ between one trained output and several.
 
     Attributes
     ----------
@@ -126,9 +126,9 @@ class Outputs(NamedTuple):
         Returns the data as inputs of the graph, with targets and weights.
     decoding : function
         Returns the decoding that follows the scores, and the settings of the step.
-    require_same_start : function
-        Raises if the predictions of the state differ from those of the given model. Returns the scores of a given
-        graph for some rows.
+    complete_state : function
+        Sets balanced weights and the range of the targets in the state; raises if its predictions differ from those of
+        the given model. Returns the scores of a given graph for some rows.
     validation : function
         Returns the rows to score, and the function that scores them.
     exported : function
@@ -138,16 +138,16 @@ class Outputs(NamedTuple):
     source: Callable[[Any, FittedState | None, Any], GraphSource]
     examples: Callable[[Any, Call, TrainableModel | None, FittedModel | None, FittedState | None], Examples]
     decoding: Callable[[FitContext, TrainableModel, Examples], DecodingChoice]
-    require_same_start: Callable[[FitContext, FittedState, DecodingChoice, Examples], Sequence[np.ndarray]]
+    complete_state: Callable[[FitContext, FittedState, DecodingChoice, Examples], Sequence[np.ndarray]]
     validation: Callable[[FitContext, FittedState, Examples], tuple[ScoredRows | None, Callable[[], float] | None]]
     exported: Callable[[Any, FittedState], tuple[OutputSource, ...]]
 
 
-ONE_OUTPUT = Outputs(
+ONE_OUTPUT = Preparation(
     graph_source,
     training_examples,
     choose_decoding,
-    require_same_start,
+    complete_state,
     validation,
     exported=lambda estimator, state: (),
 )
@@ -160,16 +160,16 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     training step. The feature attributes of the estimator are set.
     """
     call = opened(estimator, call)
-    if call.y is None and call.source is None:
+    if call.y is None and call.blocks is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     config = TrainingConfig.of(estimator)
-    outputs: Outputs = estimator._outputs()
+    steps: Preparation = estimator._preparation()
     old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
     call = with_arrays(estimator, call, config, old)
 
     # The graph, if it is known before the data, and the data as its inputs, with targets.
-    source = outputs.source(estimator, old, call.X)
-    examples = outputs.examples(estimator, call, source.known, source.fitted, old)
+    source = steps.source(estimator, old, call.X)
+    examples = steps.examples(estimator, call, source.known, source.fitted, old)
     if old is not None:
         rng = old.rng  # a training that continues goes on drawing from its generator
     else:
@@ -200,13 +200,13 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     )
 
     # The decoding, which follows the scores, and the state to train; its predictions must equal those of a given model.
-    chosen = outputs.decoding(context, graph, examples)
+    chosen = steps.decoding(context, graph, examples)
     state, settings = starting_state(context, chosen, examples)
-    scores = outputs.require_same_start(context, state, chosen, examples)
+    scores = steps.complete_state(context, state, chosen, examples)
     state.live.predictors.clear()  # they hold the current weights
 
     # The loop, its minibatches and its step. Compare the graph of the step with that of predictions last.
-    scored, validate = outputs.validation(context, state, examples)
+    scored, validate = steps.validation(context, state, examples)
     trainer = trainer_for(context, state, settings, examples, scored, validate)
     compare_training(state, settings, examples, chosen.references, scores, trainer)
     return state, trainer

@@ -157,12 +157,13 @@ def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ..
 # its output.
 
 
-def require_same_start(
+def complete_state(
     context: FitContext, state: FittedState, chosen: DecodingChoice, examples: Examples
 ) -> Sequence[np.ndarray]:
-    """Raise if predictions of the untrained estimator differ from the given model's, or if it cannot take the data.
+    """Complete a state before the first step; raise if its predictions differ from those of the given model.
 
-    Return the scores of a given graph for some rows; nothing for other models.
+    Set the balanced weights of the classes and the range of the targets. Raise or warn for data that the model cannot
+    take. Return the scores of a given graph for some rows; nothing for other models.
     """
     task: OutputTask = context.estimator._task()
     state.balanced = balanced_weights(task, context.call.sample_weight, examples.targets)
@@ -241,7 +242,7 @@ NEAR = 1e-3
 
 Scores = Sequence[np.ndarray]
 
-_of_programs: WeakKeyDictionary[PassProgram, FileCompared] = WeakKeyDictionary()
+_compared_programs: WeakKeyDictionary[PassProgram, FileCompared] = WeakKeyDictionary()
 """The cached result of the comparison by program, which fits of an equal structure share."""
 
 
@@ -267,10 +268,10 @@ def compare_training(
         reference = min(known, key=lambda one: len(one.rows))
         file = max(one.file for one in known if one.file is not None)
         program = cast("HostStep", trainer.step).program if trainer.step.in_host_memory else None
-        found = None if program is None else _of_programs.get(program)
+        found = None if program is None else _compared_programs.get(program)
         training = _compared(state, settings, examples, reference, scores, trainer) if found is None else found
         if program is not None:
-            _of_programs[program] = training
+            _compared_programs[program] = training
     else:
         return
     state.compared = f"{told('file as given', file)}; {told('training graph', training)}"

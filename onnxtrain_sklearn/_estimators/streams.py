@@ -25,7 +25,7 @@ from .._data.row_blocks import RowBlocks, holds_blocks, is_source
 from .._data.statistics import Extremes, LabelCounts, Moments
 from .._data.target_scale import TargetScale, scale_of, target_moments
 from .._data.targets import Classes, checked_weights, ignored_in
-from .._fitted.fitted_model import as_trained
+from .._fitted.fitted_model import encoded_inputs
 from .._model.links import TargetScaling
 from .._utils.cache import digest
 from ..losses import Loss
@@ -152,7 +152,9 @@ class _GraphBlocks:
             columns = self._matrix(X)
             if columns is None:
                 columns = graph_inputs(self._estimator, X, state.source.inputs, state.fitted, reset=False)
-                columns = columns if state.fitted is None else as_trained(columns, state.fitted, state.source.inputs)
+                columns = (
+                    columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.source.inputs)
+                )
             n_rows, decoding = len(next(iter(columns.values()))), state.decoding
             targets, weights = weighted_targets(
                 self._task, n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
@@ -204,7 +206,7 @@ def opened(estimator: Any, call: Call) -> Call:
     if holds_blocks(X):
         if y is not None or call.sample_weight is not None:
             raise ValueError(f"{type(X).__name__} holds y and sample_weight too: give it alone.")
-        return replace(call, source=X)
+        return replace(call, blocks=X)
     names = [y] if isinstance(y, str) else y
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
         raise TypeError(f"y must name the target column of the table, got {type(y).__name__}.")
@@ -213,12 +215,12 @@ def opened(estimator: Any, call: Call) -> Call:
     target: Any = y if isinstance(y, str) else list(names)
     rows = RowBlocks(X, target, sample_weight=call.sample_weight)
     call.resources.callback(rows.close)
-    return replace(call, source=rows)
+    return replace(call, blocks=rows)
 
 
 def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedState | None) -> Call:
     """Return a call whose source is replaced by arrays: all rows, or a sample and a :class:`Stream`."""
-    source = call.source
+    source = call.blocks
     if source is None:
         return call
     task: OutputTask = estimator._task()

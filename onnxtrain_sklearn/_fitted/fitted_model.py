@@ -2,8 +2,8 @@
 
 :class:`FittedModel` holds the facts that stay beside the graph. Its :class:`Table`, of a model that takes text, checks
 the data and splits them into columns; :func:`table_columns` makes inputs of the whole graph of them, and
-:func:`as_trained` the inputs of its trained part, for which it runs the encoder of the text. ``input_table`` derives
-the table from the steps of a model, ``text_encoder`` splits the graph.
+:func:`encoded_inputs` the inputs of its trained part, for which it runs the encoder of the text. ``input_table``
+derives the table from the steps of a model, ``text_encoder`` splits the graph.
 
 Every estimator of the package imports this module, so it imports none that converts models: they load a third of
 scikit-learn.
@@ -144,7 +144,7 @@ def _column(array: np.ndarray, spec: TensorSpec | None) -> InputData:
     return InputData(array.ravel() if is_vector else array, np.dtype(np.float32) if spec is None else spec.dtype)
 
 
-def as_trained(columns: InputColumns, fitted: FittedModel, specs: Specs) -> InputColumns:
+def encoded_inputs(columns: InputColumns, fitted: FittedModel, specs: Specs) -> InputColumns:
     """Return the inputs ``specs`` of the trained part of the graph."""
     parts = fitted.parts
     if parts is None or specs is None:

@@ -46,7 +46,7 @@ def ensemble_of(model: TrainableModel, each: Sequence[MemberWeights]) -> tuple[T
     name = joined.name or ""
     named = {_member_name(weight, i): array for i, one in enumerate(each) for weight, array in one.items()}
     made = replace(
-        model, model=whole, output=name, scores=name, link=None, log_output=False, paired=False, normalised=False,
+        model, model=whole, output=name, scores=name, link=None, log_output=False, paired=False, link_unproven=False,
         members=len(each),
     )  # fmt: skip
     return made, named

@@ -199,7 +199,7 @@ def _append_outputs(
 ) -> None:
     """Append labels, probabilities or predictions to the scores of one output; ``outputs`` are those of the graph."""
     given, scores = outputs[model.output], outputs[model.scores]
-    own = given if model.link == decoding.link and not (model.log_output or model.normalised) else None
+    own = given if model.link == decoding.link and not (model.log_output or model.link_unproven) else None
     scores = scores if model.members is None else mean_of_members(op, scores, decoding.link, decoding.groups)
     final = given if model.members is None else scores
     decision = final if model.link == "votes" else scores

@@ -1,9 +1,9 @@
 """The trainable model: a graph pruned to the trained output, its parameters, inputs and scores.
 
 :func:`trainable_model` makes a :class:`TrainableModel` from a loaded model; its steps call the other modules of this
-package. The methods of the class, :func:`with_outputs_of` and :func:`with_output_for` return variants of a model. No
-function changes the model that it is given, so that models may share graphs. Losses, data and sessions are unknown
-here.
+package. The methods of the class, :func:`with_outputs_of` and :func:`with_scores_from_output` return variants of a
+model. No function changes the model that it is given, so that models may share graphs. Losses, data and sessions are
+unknown here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OutputForm:
     link: str | None
     log_output: bool = False
     paired: bool = False
-    normalised: bool = False
+    link_unproven: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class TrainableModel:
         Whether ``output`` is the logarithm of that link.
     paired : bool
         Whether ``output`` has two columns, 1 - p and p, computed from one score.
-    normalised : bool
+    link_unproven : bool
         Whether the output is known to be ``link`` of the scores only for the initial weights. Predictions then apply
         the link to the scores, because the output may stop being probabilities or positive during training.
     reference : onnx_ir.Model or None
@@ -132,7 +132,7 @@ class TrainableModel:
     quantized: tuple[str, ...] = ()
     narrow: tuple[str, ...] = ()
     paired: bool = False
-    normalised: bool = False
+    link_unproven: bool = False
     reference: ir.Model | None = None
     joined: tuple[int, ...] = ()
     members: int | None = None
@@ -145,7 +145,7 @@ class TrainableModel:
     @property
     def activation(self) -> dict[str, Any]:
         """The attributes that tell how the output, or each of several outputs, follows from the scores."""
-        names = ("scores", "link", "log_output", "paired", "normalised", "forms")
+        names = ("scores", "link", "log_output", "paired", "link_unproven", "forms")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -215,7 +215,7 @@ class TrainableModel:
 
     def ignoring_activation(self) -> TrainableModel:
         """Return the model with the loss computed directly from its output."""
-        form = self.scores, self.link, self.log_output, self.paired, self.normalised
+        form = self.scores, self.link, self.log_output, self.paired, self.link_unproven
         if form == (self.output, None, False, False, False):
             return self
         return replace(self, **vars(OutputForm(self.output, self.output, None)))
@@ -250,12 +250,12 @@ def with_outputs_of(source: TrainableModel, views: Sequence[TrainableModel]) -> 
     return replace(source, forms=tuple(forms), **vars(forms[0]))
 
 
-def with_output_for(
-    source: TrainableModel, link: str, *, log: bool = False, normalised: bool = False
+def with_scores_from_output(
+    source: TrainableModel, link: str, *, log: bool = False, link_unproven: bool = False
 ) -> TrainableModel:
     """Return the model with scores computed from the output, by the inverse of ``link``.
 
-    With ``log``, the output is the logarithm of ``link(scores)``. ``normalised`` is an attribute of the result.
+    With ``log``, the output is the logarithm of ``link(scores)``. ``link_unproven`` is an attribute of the result.
     """
     model = source.model.clone()
     graph, output = model.graph, next(v for v in model.graph.outputs if v.name == source.output)
@@ -263,7 +263,7 @@ def with_output_for(
     scores = scores_of(op, output, link, log=log)
     graph.outputs.append(scores)
     found = replace(source.ignoring_activation(), model=infer_shapes(model), scores=scores.name or "", link=link)
-    return replace(found, log_output=log, normalised=normalised)
+    return replace(found, log_output=log, link_unproven=link_unproven)
 
 
 @refusing("The graph cannot be prepared for training")

@@ -19,7 +19,7 @@ from .._estimators.base import GraphEstimator
 from .._estimators.call import Call, together
 from .._estimators.config import check_partial_fit, is_on, trains_in_minibatches
 from .._estimators.examples import graph_inputs
-from .._estimators.fit import Outputs, initialize, train
+from .._estimators.fit import Preparation, initialize, train
 from .._estimators.outputs import OutputTask, links_classes
 from .._estimators.parameters import Parameters, output_attributes
 from .._estimators.predict import accuracy_of_several, by_label, decisions, has_one_label, numbers_in_rows, typed_labels
@@ -371,7 +371,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         tags.target_tags.single_output = False
         return tags
 
-    def _outputs(self) -> Outputs:
+    def _preparation(self) -> Preparation:
         return several_outputs(output_tasks(self))
 
     def _predicted(

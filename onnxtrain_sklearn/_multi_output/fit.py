@@ -32,7 +32,7 @@ from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.config import check_estimator_parameters
 from .._estimators.examples import graph_inputs
 from .._estimators.files import exported_class_weights, settings_of_step
-from .._estimators.fit import Outputs
+from .._estimators.fit import Preparation
 from .._estimators.fitted_state import FittedState
 from .._estimators.outputs import (
     DecodingChoice,
@@ -110,13 +110,13 @@ by the weights of that epoch. It needs validation data: ``early_stopping=True``,
 # The steps of the preparation in `_estimators/fit.py` that differ for several outputs.
 
 
-def several_outputs(tasks: Tasks) -> Outputs:
+def several_outputs(tasks: Tasks) -> Preparation:
     """Return the steps of a preparation for outputs that learn these tasks."""
-    return Outputs(
+    return Preparation(
         source=lambda estimator, old, X: GraphSource(_known_outputs(estimator, old, tasks)),
         examples=lambda estimator, call, graph, fitted, old: several_examples(estimator, tasks, call, graph, old),
         decoding=partial(choose_decodings, tasks),
-        require_same_start=partial(require_same_starts, tasks),
+        complete_state=partial(complete_state_of_outputs, tasks),
         validation=partial(validation_of_outputs, tasks),
         exported=partial(exported_outputs, tasks),
     )
@@ -182,10 +182,10 @@ def choose_decodings(tasks: Tasks, context: FitContext, graph: TrainableModel, e
     )
 
 
-def require_same_starts(
+def complete_state_of_outputs(
     tasks: Tasks, context: FitContext, state: FittedState, chosen: DecodingChoice, examples: Examples
 ) -> list[np.ndarray]:
-    """Raise if the untrained estimator does not predict what the given graph does, output by output.
+    """Complete a state; raise if it does not predict what the given graph does, output by output.
 
     Return the scores of the rows that all outputs have in common.
     """

@@ -25,7 +25,7 @@ from .._model.activation import NARROW
 from .._model.batch_axis import has_fixed_batch
 from .._model.links import Positions
 from .._model.modes import alone
-from .._model.trainable import TrainableModel, with_output_for
+from .._model.trainable import TrainableModel, with_scores_from_output
 from .._ort.devices import Device
 from .._utils.errors import refusing
 from ..exceptions import ModelError, warn
@@ -263,7 +263,7 @@ def settled(
         found = source
     elif kind == "means" or source.range[0] >= 0:
         # Means, and outputs that cannot be negative, get a log link, for losses of the logarithm of the mean.
-        found = with_output_for(source, "exp", normalised=source.range[0] < 0)
+        found = with_scores_from_output(source, "exp", link_unproven=source.range[0] < 0)
     else:
         found = source.ignoring_activation()
     return found, 1 if found.paired else reference.numbers.shape[1]
@@ -297,7 +297,7 @@ def _of_classifier(source: TrainableModel, reference: ReferenceOutput, kind: str
             f"they are scores (logits)."
         )
     link = "softmax" if shared else "sigmoid"
-    return with_output_for(source, link, log=log and not claimed, normalised=not proven)
+    return with_scores_from_output(source, link, log=log and not claimed, link_unproven=not proven)
 
 
 def _in_unit(numbers: np.ndarray) -> bool:
