@@ -17,7 +17,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from ._ir.edits import bypass, insert_after, remove_unread_initializers
-from ._ir.queries import attribute, int_attribute
+from ._ir.queries import attribute
 from ._ir.shapes import infer_shapes
 from ._model.trainable import TrainableModel
 from ._model.weights import LowRank, array_of, factors_of_matrices
@@ -206,7 +206,7 @@ def _products_with(value: ir.Value, *, transposed: bool = False) -> Iterator[Pro
         elif rank == 2 and node.op_type == "MatMul":
             yield Product(node, index, transposed=transposed)
         elif rank == 2 and node.op_type == "Gemm" and index < 2:
-            turns = bool(int_attribute(node, "transB" if index else "transA", 0))
+            turns = bool(node.attributes.get_int("transB" if index else "transA", 0))
             yield Product(node, index, transposed=transposed != turns)
         elif _passes_on(node):
             yield from _products_with(node.outputs[0], transposed=transposed != (node.op_type == "Transpose"))
@@ -226,7 +226,7 @@ def _needs_sum(value: ir.Value) -> bool:
     """
     products = list(_products_with(value))
     known = {(id(one.node), one.index) for one in products}
-    grouped = any(int_attribute(one.node, "group", 1) != 1 for one in products)
+    grouped = any(one.node.attributes.get_int("group", 1) != 1 for one in products)
     squared = len({place for place, _ in known}) < len(known)
     return grouped or squared or _reads_otherwise(value, known)
 
@@ -260,9 +260,9 @@ def _gemm_with_factors(op: GraphBuilder, one: Product, factors: Sequence[ir.Valu
     first, last = factors if one.begins_left else factors[::-1]
     turns, alpha = one.transposed, float(attribute(one.node, "alpha", 1.0)) * scale
     if one.index == 1:
-        inner = op.Gemm(one.node.inputs[0], first, transA=int_attribute(one.node, "transA", 0), transB=turns)
+        inner = op.Gemm(one.node.inputs[0], first, transA=one.node.attributes.get_int("transA", 0), transB=turns)
         return op.Gemm(inner, last, alpha=alpha, transB=turns)
-    inner = op.Gemm(first, one.node.inputs[1], transA=turns, transB=int_attribute(one.node, "transB", 0))
+    inner = op.Gemm(first, one.node.inputs[1], transA=turns, transB=one.node.attributes.get_int("transB", 0))
     return op.Gemm(last, inner, alpha=alpha, transA=turns)
 
 

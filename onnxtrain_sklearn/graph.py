@@ -340,6 +340,16 @@ def new_graph(inputs: Sequence[ir.Value], dtype: ir.DataType, name: str) -> Grap
     return GraphBuilder(graph, dtype=dtype, prefix=name)
 
 
+def length_along(op: GraphBuilder, value: ir.Value, axis: int) -> ir.Value:
+    """Emit the size of an axis, as a vector of one element."""
+    return op.Slice(op.Shape(value), [axis], [axis + 1], [0])
+
+
+def positions_along(op: GraphBuilder, value: ir.Value, axis: int) -> ir.Value:
+    """Emit the indices 0, 1, 2, ... of an axis."""
+    return op.Range(np.array(0), op.Squeeze(length_along(op, value, axis), axes=[0]), np.array(1))
+
+
 # Stopped gradients: a node that returns its operand, and ends the path of the gradient there.
 #
 # The node is a Sum of one operand, which no pass removes as it does an Identity, and is known by its name.

@@ -7,6 +7,7 @@ onnxruntime trains.
 from __future__ import annotations
 
 import argparse
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,7 @@ def _with_sum(proto: onnx.ModelProto, of: str) -> tuple[onnx.ModelProto, str]:
     if name in {one.name for node in graph.all_nodes() for one in node.outputs} | {v.name for v in graph.inputs}:
         raise UsageError(f"The graph has a value {name!r} already, the name of the sum of {of!r}.")
     # added to the file as it is: the graph above was changed by reading it
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     result.graph.node.append(onnx.helper.make_node("ReduceSum", [of], [name], name=f"summed/{of}", keepdims=0))
     kind = (value.dtype or ir.DataType.FLOAT).value
     result.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, []))

@@ -27,7 +27,7 @@ from .._data.held_out import faults_of_old_data
 from .._fitted.fitted_model import FittedModel
 from .._fitted.traversal import follow
 from .._inference.predictor import Predictor
-from .._ir.queries import int_attribute, mixes_positions, reaching
+from .._ir.queries import mixes_positions, reaching
 from .._model.heads import FrozenPart, frozen_part, graph_of_features
 from .._model.trainable import TensorSpec, TrainableModel
 from .._ort.devices import Device
@@ -261,7 +261,7 @@ def _scaled_layers(
 ) -> Iterator[tuple[str, str, bool]]:
     """Yield the input, the weight, and whether it is transposed, of each trained layer that reads scaled columns."""
     for node in graph:
-        if node.op_type not in ("Gemm", "MatMul") or int_attribute(node, "transA", 0):
+        if node.op_type not in ("Gemm", "MatMul") or node.attributes.get_int("transA", 0) == 1:
             continue
         values, weight = node.inputs[0], node.inputs[1]
         if values is None or weight is None or weight.name not in trained:
@@ -269,7 +269,7 @@ def _scaled_layers(
         upstream = reaching(values)
         mixed = any(one.op_type in MIXES and any(v.name in upstream for v in one.outputs) for one in graph)
         if not mixed and not upstream.isdisjoint(scalers):
-            yield values.name or "", weight.name or "", bool(int_attribute(node, "transB", 0))
+            yield values.name or "", weight.name or "", bool(node.attributes.get_int("transB", 0))
 
 
 def _sizes(state: FittedState, examples: Examples, rows: np.ndarray, values: str) -> np.ndarray | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -70,8 +71,7 @@ def training_model(source: ExportSource, inference: onnx.ModelProto) -> onnx.Mod
                 f"training_info takes operators of the default domain in one version, but the training step uses "
                 f"{one.domain or 'ai.onnx'!r} {one.version}, and the inference graph {versions}. Take export_training."
             )
-    result = onnx.ModelProto()
-    result.CopyFrom(inference)
+    result = deepcopy(inference)
     result.ir_version = max(result.ir_version, algorithm.ir_version, 7)
     info = result.training_info.add()
     info.algorithm.CopyFrom(algorithm.graph)
@@ -178,8 +178,7 @@ def read_training_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], d
 
 def _with_inputs(model: onnx.ModelProto, state: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
     """Return the inference graph with its trained weights as inputs."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     del result.training_info[:], result.metadata_props[:]
     kept = [tensor for tensor in model.graph.initializer if tensor.name not in state]
     trained = [tensor for tensor in model.graph.initializer if tensor.name in state]

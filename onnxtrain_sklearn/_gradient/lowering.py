@@ -17,11 +17,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from .._importers.ort_fusions import rotated
 from .._ir.edits import replace_node
 from .._ir.queries import attribute, constant, dims, graphs_in, is_float, kind, operand
 from .._ir.shapes import infer_shapes
 from .._ir.supported import ANY, Supported
-from ..graph import GraphBuilder, Operand
+from ..graph import GraphBuilder, Operand, length_along, positions_along
 from .path import PathNode, path_between
 from .reverse import require, require_types, unsupported
 from .subgraph_rules import inner_builder
@@ -71,7 +72,7 @@ def _expand_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | No
     queries = _as_heads(op, node, q, "q_num_heads")
     keys, values = _as_heads(op, node, k, "kv_num_heads"), _as_heads(op, node, v, "kv_num_heads")
     if past_key is not None and past_value is not None:
-        keys, values = _append_to_past(op, past_key, keys), _append_to_past(op, past_value, values)
+        keys, values = (_append_to_past(op, *pair) for pair in ((past_key, keys), (past_value, values)))
     heads, width = _fixed_size(node, queries, 1), _fixed_size(node, queries, 3)
 
     # Scores: scaled products.
@@ -85,16 +86,18 @@ def _expand_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | No
     # The allowed keys: of a causal mask those up to the position of the query, where past keys precede all queries.
     allowed = list[ir.Value]()
     if attribute(node, "is_causal", 0):
-        shape = op.Shape(scores)
-        rows, columns = (
-            op.Range(np.array(0), op.Squeeze(op.Slice(shape, [axis], [axis + 1], [0]), axes=[0]), np.array(1))
-            for axis in (2, 3)
-        )
+        rows, columns = (positions_along(op, scores, axis) for axis in (2, 3))
         if past_key is not None:
-            rows = op.Add(rows, op.Slice(op.Shape(past_key), [2], [3], [0]))
+            rows = op.Add(rows, length_along(op, past_key, 2))
         allowed.append(op.LessOrEqual(op.Unsqueeze(columns, axes=[0]), op.Unsqueeze(rows, axes=[1])))
     if mask is not None:
-        _require_full_width(node, mask)
+        # Refuse a mask narrower than the keys: its meaning has changed between versions.
+        covered, count = (dims(mask) or [None])[-1], (dims(k) or [None, None])[-2]
+        past = 0 if past_key is None else (dims(past_key) or [None] * 4)[2]
+        if past != 0:
+            count = count + past if isinstance(count, int) and isinstance(past, int) else None
+        if covered is None or covered != count:
+            raise unsupported(node, "its mask is not known to be as wide as its keys")
         if mask.dtype is ir.DataType.BOOL:
             allowed.append(mask)
         else:
@@ -158,17 +161,6 @@ def _repeat_heads(op: GraphBuilder, node: ir.Node, value: ir.Value, heads: int) 
     return op.Reshape(wide, [0, heads, -1, _fixed_size(node, value, 3)])
 
 
-def _require_full_width(node: ir.Node, mask: ir.Value) -> None:
-    """Refuse a mask narrower than the keys: its meaning has changed between versions."""
-    width = (dims(mask) or [None])[-1]
-    keys = (dims(operand(node, 1)) or [None, None])[-2]
-    past = operand(node, 4)
-    more = 0 if past is None else (dims(past) or [None] * 4)[2]
-    total = keys + more if isinstance(keys, int) and isinstance(more, int) else keys if more == 0 else None
-    if width is None or width != total:
-        raise unsupported(node, "its mask is not known to be as wide as its keys")
-
-
 def _expand_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     """Rotate pairs of features; the axes are (batch, sequence, heads, features) here."""
     x, cosine, sine, positions = (operand(node, i) for i in range(4))
@@ -183,18 +175,7 @@ def _expand_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     turned = attribute(node, "rotary_embedding_dim", 0) or width
     tables = (table if positions is None else op.Gather(table, positions, axis=0) for table in (cosine, sine))
     c, s = (op.Unsqueeze(op.Slice(table, [0], [turned // 2], [2]), axes=[2]) for table in tables)
-    paired = bool(attribute(node, "interleaved", 0))
-    if paired:  # a pair is two neighbors, else a feature of each half
-        a, b = op.Slice(value, [0], [turned], [3], [2]), op.Slice(value, [1], [turned], [3], [2])
-    else:
-        a, b = op.Slice(value, [0], [turned // 2], [3]), op.Slice(value, [turned // 2], [turned], [3])
-    parts = [op.Sub(op.Mul(c, a), op.Mul(s, b)), op.Add(op.Mul(s, a), op.Mul(c, b))]
-    if paired:
-        stacked = op.Concat(*(op.Unsqueeze(part, axes=[4]) for part in parts), axis=4)
-        parts = [op.Reshape(stacked, [0, 0, 0, turned])]
-    if turned < width:
-        parts.append(op.Slice(value, [turned], [width], [3]))
-    y = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=3)
+    y = rotated(op, value, c, s, turned, paired=bool(attribute(node, "interleaved", 0)), rest=turned < width)
     return [op.Reshape(y, [0, 0, heads * width]) if flat else op.Transpose(y, perm=[0, 2, 1, 3])]
 
 
@@ -362,7 +343,7 @@ def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, bac
 
     # Sequences of different lengths: each step knows which of them go on.
     if lengths is not None:
-        steps = op.Range(np.array(0), op.Squeeze(op.Slice(op.Shape(x), [0], [1], [0]), axes=[0]), np.array(1))
+        steps = positions_along(op, x, 0)
         column = op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1])
         scanned.append(op.Less(op.Unsqueeze(steps, axes=[1, 2]), column))  # the steps before a sequence's end
         begun = op.Greater(op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1]), 0)
@@ -397,7 +378,7 @@ def _start(op: GraphBuilder, x: ir.Value, size: int, given: ir.Value | None, ind
     batch = _batch(x)
     shape: Operand = [batch, size] if isinstance(batch, int) else None
     if shape is None:
-        shape = op.Concat(op.Slice(op.Shape(x), [1], [2], [0]), np.array([size]), axis=0)
+        shape = op.Concat(length_along(op, x, 1), np.array([size]), axis=0)
     return op.ConstantOfShape(shape, value=ir.tensor([0], dtype=x.dtype or op.dtype))
 
 

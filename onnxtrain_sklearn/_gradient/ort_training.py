@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from .._importers.ort_fusions import refusal
 from .._importers.quantization import is_fake
-from .._importers.torch_program import clip_bound, is_open_clip, padding_row
+from .._importers.torch_program import clip_bounds, is_open_clip, padding_row
 from .._ir.edits import insert_after, read_through_identity, remove_unread_initializers, replace_node, replace_value
 from .._ir.queries import (
     Dims,
@@ -39,7 +39,7 @@ from .._ir.queries import (
     reads,
 )
 from .._ir.shapes import infer_shapes
-from .._ir.supported import ANY, PADDING, Supported
+from .._ir.supported import ANY, WINDOW, Supported
 from .._ort import gradient_builder
 from .._utils.errors import refusing
 from ..exceptions import ModelError, UnsupportedOperatorError
@@ -229,7 +229,6 @@ _SINGLE_ELEMENT = _wrong(
     lambda p: set((_input_dims(p) or [])[attribute(p.node, "axis", -1) :]) == {1},
 )
 _REDUCED = "axes keepdims noop_with_empty_axes"
-_WINDOW = f"{PADDING} dilations kernel_shape pads strides"
 
 PROVEN: dict[str, Proven] = {
     **dict.fromkeys(_ALWAYS.split(), Supported(())),
@@ -251,7 +250,7 @@ PROVEN: dict[str, Proven] = {
                 lambda p: attribute(p.node, "ceil_mode", 0) and attribute(p.node, "count_include_pad", 0),
             ),
         ),
-        f"ceil_mode count_include_pad {_WINDOW}",
+        f"ceil_mode count_include_pad {WINDOW}",
     ),
     "Cast": Supported((), "to"),
     "Clip": Supported(
@@ -283,7 +282,7 @@ PROVEN: dict[str, Proven] = {
                 lambda p: attribute(p.node, "group", 1) > 1 and len(dims(p.node.inputs[1]) or ()) != 4,
             ),
         ),
-        f"group {_WINDOW}",
+        f"group {WINDOW}",
         inputs=3,
     ),
     "Dropout": Supported(
@@ -326,7 +325,7 @@ PROVEN: dict[str, Proven] = {
                 lambda p: not fixed((_input_dims(p) or [None, None])[1:]),
             ),
         ),
-        f"ceil_mode {_WINDOW}",
+        f"ceil_mode {WINDOW}",
         outputs=2,
     ),
     "Pad": Supported((_only_input("its constant value"),), "mode=constant", inputs=3),
@@ -617,7 +616,7 @@ def _prepare_layer_normalization(op: GraphBuilder, step: PathNode) -> None:
 def _prepare_clip(op: GraphBuilder, step: PathNode) -> None:
     """Put Relu in place of a lower bound of zero if the derivative at it is zero: that of the kernel is one."""
     node, x = step.node, operand(step.node, 0)
-    if x is not None and is_open_clip(node) and clip_bound(node, 1) == 0.0:
+    if x is not None and is_open_clip(node) and clip_bounds(node)[0] == 0.0:
         node.replace_input_with(0, op.Relu(x))
         node.replace_input_with(1, None)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .._ir.queries import constant, every_node, is_float, operand, reads
+from .._ir.queries import every_node, is_float, number_of, operand, reads
 from ..graph import stops_gradient
 
 
@@ -98,8 +98,8 @@ def is_norm(node: ir.Node, wanted: Collection[int]) -> bool:
     ``wanted`` are the positions of the operands with a gradient: a trained exponent may leave that range.
     """
     if node.op_type == "Pow":
-        power = None if node.inputs[1] is None else constant(node.inputs[1])
-        if 1 in wanted or power is None or power.size != 1 or not 0.5 <= power.item() < 1:
+        power = number_of(node.inputs[1])
+        if 1 in wanted or power is None or not 0.5 <= power < 1:
             return False
     elif node.op_type != "Sqrt":
         return False
@@ -126,24 +126,13 @@ def _is_flat_at_zero(value: ir.Value | None, depth: int) -> bool:
 
 def _is_positive(value: ir.Value | None) -> bool:
     """Return True for a single positive constant."""
-    array = None if value is None else constant(value)
-    return array is not None and array.size == 1 and array.item() > 0
-
-
-def _is_even_power(node: ir.Node) -> bool:
-    power = None if node.inputs[1] is None else constant(node.inputs[1])
-    return power is not None and power.size == 1 and power.item() > 0 and power.item() % 2 == 0
-
-
-def _is_bounded_by_zero(node: ir.Node) -> bool:
-    bounds = [operand(node, 1)] if node.op_type == "Clip" else list(node.inputs)
-    return any(x is not None and (a := constant(x)) is not None and a.size == 1 and a.item() == 0 for x in bounds)
+    return (number_of(value) or 0) > 0
 
 
 _FLAT: dict[str, Callable[[ir.Node], bool]] = {
-    "Clip": _is_bounded_by_zero,
-    "Max": _is_bounded_by_zero,
-    "Pow": _is_even_power,
+    "Clip": lambda node: number_of(operand(node, 1)) == 0,
+    "Max": lambda node: any(number_of(x) == 0 for x in node.inputs),
+    "Pow": lambda node: _is_positive(node.inputs[1]) and (number_of(node.inputs[1]) or 0) % 2 == 0,
     "ReduceSumSquare": lambda node: True,
     "Relu": lambda node: True,
 }

@@ -20,7 +20,7 @@ from .._importers.ort_fusions import refusal
 from .._ir.control_flow import complete_bodies
 from .._ir.edits import bypass, remove_unread, remove_unread_initializers, replace_node
 from .._ir.opsets import MAX_OPSET, MIN_OPSET, in_opset
-from .._ir.queries import constant, dims, fixed, is_float, kind, node_label
+from .._ir.queries import constant, dims, fixed, is_float, kind, node_label, number_of
 from .._ir.shapes import infer_shapes
 from .._ort import sessions
 from .._utils.errors import refusing
@@ -199,8 +199,7 @@ def simplify(graph: ir.Graph, own: Collection[ir.Node], trained: Collection[ir.V
         if node.op_type == "Mul":
             product = node.outputs[0]
             for one, other in (node.inputs, node.inputs[::-1]):
-                array = None if one is None or one in trained else constant(one)
-                if array is not None and array.size == 1 and array.item() == 1 and other is not None:
+                if one not in trained and number_of(one) == 1 and other is not None:
                     # The constant may have more axes, to which the other factor is broadcast.
                     same = dims(other) == dims(product) and fixed(dims(other)) and other.dtype is product.dtype
                     if same and not product.is_graph_output():

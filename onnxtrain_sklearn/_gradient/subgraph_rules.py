@@ -20,8 +20,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .._ir.edits import remove_unread, remove_unread_initializers
-from .._ir.queries import constant, dims, is_float, kind, operand, reads
-from .._ir.supported import ANY, Supported
+from .._ir.queries import attribute, constant, dims, is_float, kind, operand, reads
+from .._ir.supported import ANY, SCAN, Supported
 from ..graph import GraphBuilder, copy_type
 from .path import PathNode, dependent, path_between
 from .reverse import Cotangents, unsupported, zeros_like
@@ -163,11 +163,11 @@ def _scan_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     inputs, body = list(node.inputs), node.attributes["body"].as_graph()
     n = len(inputs) - count
     stacks = len(body.outputs) - n
-    axes, directions = _ints(node, "scan_input_axes", count), _ints(node, "scan_input_directions", count)
-    out_axes, out_ways = _ints(node, "scan_output_axes", stacks), _ints(node, "scan_output_directions", stacks)
+    axes, ways = (attribute(node, f"scan_input_{name}", [0] * count) for name in ("axes", "directions"))
+    out_axes, out_ways = (attribute(node, f"scan_output_{name}", [0] * stacks) for name in ("axes", "directions"))
     frame = _Frame(
         [(i, i, i, i) for i in range(n)],
-        {n + i: _Scanned(_present(inputs[n + i]), axes[i], bool(directions[i])) for i in range(count)},
+        {n + i: _Scanned(_present(inputs[n + i]), axes[i], bool(ways[i])) for i in range(count)},
         [(n + i, n + i, out_axes[i], bool(out_ways[i])) for i in range(stacks)],
     )
     return _iterations_back(flow, frame)
@@ -188,10 +188,6 @@ def _loop_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
 def _present(value: ir.Value | None) -> ir.Value:
     assert value is not None
     return value
-
-
-def _ints(node: ir.Node, name: str, count: int) -> list[int]:
-    return list(node.attributes[name].as_ints()) if name in node.attributes else [0] * count
 
 
 def _iterations_back(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value]]:
@@ -331,10 +327,8 @@ RANDOM = frozenset(
     "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split(),
 )
 
-_SCAN = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
-
 RULES: dict[str, FlowRule] = {
     "If": Supported(_if_rule, "else_branch then_branch", outputs=ANY, cotangents=ANY),
     "Loop": Supported(_loop_rule, "body", inputs=ANY, outputs=ANY, cotangents=ANY),
-    "Scan": Supported(_scan_rule, _SCAN, inputs=ANY, outputs=ANY, cotangents=ANY),
+    "Scan": Supported(_scan_rule, SCAN, inputs=ANY, outputs=ANY, cotangents=ANY),
 }

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,8 +153,7 @@ def _valid(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
         proto = _typed_outputs(proto)
         shaped = proto
         if any(_lacks_shape(value) for value in proto.graph.output):  # the checker demands one, onnxruntime does not
-            shaped = onnx.ModelProto()
-            shaped.CopyFrom(proto)
+            shaped = deepcopy(proto)
             for value in (value for value in shaped.graph.output if _lacks_shape(value)):
                 value.type.tensor_type.shape.SetInParent()
         onnx.checker.check_model(shaped)
@@ -179,8 +179,7 @@ def _without_own_marks(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     if not marked(proto):
         return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     for one in marked(result):
         kept = [entry for entry in one.metadata_props if not entry.key.startswith(RESERVED)]
         del one.metadata_props[:]
@@ -192,8 +191,7 @@ def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with scores as tensors in place of dictionaries, for which onnx-ir has no type."""
     if not any(node.op_type == "ZipMap" for node in proto.graph.node):
         return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     declared = {value.name: value for value in [*result.graph.output, *result.graph.value_info]}
     for node in [n for n in result.graph.node if n.op_type == "ZipMap"]:
         node.op_type, node.domain = "Identity", ""
@@ -224,8 +222,7 @@ def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     aliased = not domains.isdisjoint(DEFAULT_DOMAINS[1:])
     if [o.domain for o in proto.opset_import if o.domain in DEFAULT_DOMAINS] == [""] and not aliased:
         return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     del result.opset_import[:]
     result.opset_import.extend(o for o in proto.opset_import if o.domain not in DEFAULT_DOMAINS)
     result.opset_import.add(domain="", version=versions[-1])
@@ -240,8 +237,7 @@ def _typed_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     inferred = onnx.shape_inference.infer_shapes(proto)
     known = {value.name: value.type for value in (*inferred.graph.value_info, *inferred.graph.output)}
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     for value in (value for value in result.graph.output if not _is_declared(value)):
         if value.name in known:
             value.type.CopyFrom(known[value.name])
@@ -253,20 +249,8 @@ def _typed_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
             kind = found[value.name]
             if not kind.startswith("tensor("):
                 raise ModelError(f"Output {value.name!r} has no declared type, and is a {kind}: declare it.")
-            value.type.tensor_type.elem_type = _ELEMENT_TYPES[kind[len("tensor(") : -1]]
+            value.type.tensor_type.elem_type = onnx.TensorProto.DataType.Value(kind[len("tensor(") : -1].upper())
     return result
-
-
-_ELEMENT_TYPES = {
-    "float": onnx.TensorProto.FLOAT,
-    "double": onnx.TensorProto.DOUBLE,
-    "float16": onnx.TensorProto.FLOAT16,
-    "bfloat16": onnx.TensorProto.BFLOAT16,
-    "int64": onnx.TensorProto.INT64,
-    "int32": onnx.TensorProto.INT32,
-    "bool": onnx.TensorProto.BOOL,
-    "string": onnx.TensorProto.STRING,
-}
 
 
 def _has_type(value: Any) -> bool:
@@ -346,8 +330,7 @@ def with_types_of_custom_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not wanted:
         return proto
     # Show the results as outputs of a copy, and run that twice.
-    shown = onnx.ModelProto()
-    shown.CopyFrom(proto)
+    shown = deepcopy(proto)
     outputs = {value.name for value in proto.graph.output}
     shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in outputs)
     session = plain_session(shown)
@@ -355,8 +338,7 @@ def with_types_of_custom_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     runs = [None if session is None or feed is None else session.run(wanted, feed) for feed in feeds]
     if runs[0] is None or runs[1] is None:
         return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     batch = next((d.dim_param for value in inputs_of(proto) for d in value.type.tensor_type.shape.dim[:1]), "") or "N"
     for name, first, second in zip(wanted, runs[0], runs[1], strict=True):
         if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and first.ndim == second.ndim:

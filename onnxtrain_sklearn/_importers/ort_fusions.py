@@ -20,8 +20,8 @@ import onnx_ir as ir
 from .._ir.control_flow import IntegerTracker
 from .._ir.edits import remove_unread, replace_node
 from .._ir.queries import attribute, every_node, graphs_in, is_float, is_read, operand
-from .._ir.supported import PADDING, Supported
-from ..graph import GraphBuilder
+from .._ir.supported import WINDOW, Supported
+from ..graph import GraphBuilder, length_along, positions_along
 
 # Rules: the node that a lowering rewrites, and helpers that several lowerings use.
 #
@@ -118,25 +118,12 @@ def _lower_gelu(f: Fused) -> Outputs:
     return [gelu(f.op, plus(f.op, f.x(0), f.optional(1)))]
 
 
-def _lower_fast_gelu(f: Fused) -> Outputs:
-    return [fast_gelu(f.op, plus(f.op, f.x(0), f.optional(1)))]
-
-
-def _lower_quick_gelu(f: Fused) -> Outputs:
-    alpha = float(f.attribute("alpha", 1.702))
-    return [f.op.Mul(f.x(), f.op.Sigmoid(f.op.Mul(f.x(), alpha)))]
-
-
 def _lower_bias_split_gelu(f: Fused) -> Outputs:
     """Multiply the first half of the last axis by the activated second half."""
     x = f.op.Add(f.x(0), f.x(1))
     half = f.size(f.x(1), -1) // 2
     hidden, gate = f.op.emit("Split", x, outputs=2, axis=-1, split=[half, half])
     return [f.op.Mul(hidden, gelu(f.op, gate))]
-
-
-def _lower_bias_add(f: Fused) -> Outputs:
-    return [f.op.Add(f.op.Add(f.x(0), f.x(1)), f.x(2))]
 
 
 def _lower_bias_softmax(f: Fused) -> Outputs:
@@ -240,24 +227,25 @@ def _attend(
     scores = op.Mul(op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2])), scale)
     scores = plus(op, scores, bias)
     if mask is not None:
-        scores = op.Add(scores, _mask_penalty(f, mask, q, k))
+        # A summand of the scores: zero for keys that count, a large negative number for others.
+        rank = f.rank(mask)
+        if rank == 1:
+            allowed = _within_bounds(f, mask, q, k)
+        elif rank in (2, 3):
+            allowed = op.Unsqueeze(op.Greater(mask, 0), axes=[1, 2] if rank == 2 else [1])
+        else:
+            f.refuse(f"its mask has {rank} axes")
+        penalty = float(f.attribute("mask_filter_value", -10000.0))
+        scores = op.Add(scores, op.Mul(op.Cast(op.Not(allowed), to=op.dtype), penalty))
     if f.attribute("unidirectional", 0):
-        lowest = float(np.finfo(op.dtype.numpy()).min) / 2
-        scores = op.Where(_causal_mask(f, q, k), scores, lowest)
+        # Each query sees the keys up to its own position; keys of the past come first.
+        total, new = length_along(op, k, 2), length_along(op, q, 2)
+        columns = op.Range(np.array(0), op.Squeeze(total, axes=[0]), np.array(1))
+        rows = op.Add(op.Range(np.array(0), op.Squeeze(new, axes=[0]), np.array(1)), op.Sub(total, new))
+        seen = op.Not(op.Greater(op.Unsqueeze(columns, axes=[0]), op.Unsqueeze(rows, axes=[1])))
+        scores = op.Where(seen, scores, float(np.finfo(op.dtype.numpy()).min) / 2)
     y = op.MatMul(op.Softmax(scores, axis=-1 if op.opset >= 13 else 3), v)
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, -1])
-
-
-def _mask_penalty(f: Fused, mask: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
-    """Return the summand of the scores: zero for keys that count, a large negative number for others."""
-    op, rank = f.op, f.rank(mask)
-    if rank == 1:
-        allowed = _within_bounds(f, mask, q, k)
-    elif rank in (2, 3):
-        allowed = op.Unsqueeze(op.Greater(mask, 0), axes=[1, 2] if rank == 2 else [1])
-    else:
-        f.refuse(f"its mask has {rank} axes")
-    return op.Mul(op.Cast(op.Not(allowed), to=op.dtype), float(f.attribute("mask_filter_value", -10000.0)))
 
 
 def _within_bounds(f: Fused, ends: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
@@ -266,10 +254,10 @@ def _within_bounds(f: Fused, ends: ir.Value, q: ir.Value, k: ir.Value) -> ir.Val
     In Attention, the starts may follow the ends.
     """
     op = f.op
-    rows = _axis_length(f, q, 0)
+    rows = length_along(op, q, 0)
     starts = f.node.op_type == "Attention"
     parts = op.Reshape(ends, op.Concat(np.array([-1]) if starts else np.array([1]), rows, axis=0))
-    columns = op.Range(np.array(0), op.Squeeze(_axis_length(f, k, 2), axes=[0]), np.array(1))
+    columns = positions_along(op, k, 2)
     bounds = op.Unsqueeze(op.Cast(parts, to=ir.DataType.INT64), axes=[2, 3, 4])
     below = op.Less(columns, op.Gather(bounds, np.array(0), axis=0))
     if not starts:
@@ -277,19 +265,6 @@ def _within_bounds(f: Fused, ends: ir.Value, q: ir.Value, k: ir.Value) -> ir.Val
     zeros = op.ConstantOfShape(op.Concat(np.array([1]), rows, np.array([1, 1, 1]), axis=0), value=ir.tensor([0]))
     begun = op.Less(columns, op.Gather(op.Concat(bounds, zeros, axis=0), np.array(1), axis=0))
     return op.And(below, op.Not(begun))
-
-
-def _axis_length(f: Fused, value: ir.Value, axis: int) -> ir.Value:
-    return f.op.Slice(f.op.Shape(value), [axis], [axis + 1], [0])
-
-
-def _causal_mask(f: Fused, q: ir.Value, k: ir.Value) -> ir.Value:
-    """Return the mask of the keys that each query may see; keys of the past come first."""
-    op = f.op
-    total, new = _axis_length(f, k, 2), _axis_length(f, q, 2)
-    columns = op.Range(np.array(0), op.Squeeze(total, axes=[0]), np.array(1))
-    rows = op.Add(op.Range(np.array(0), op.Squeeze(new, axes=[0]), np.array(1)), op.Sub(total, new))
-    return op.Not(op.Greater(op.Unsqueeze(columns, axes=[0]), op.Unsqueeze(rows, axes=[1])))
 
 
 def _lower_rotary(f: Fused) -> Outputs:
@@ -304,33 +279,33 @@ def _lower_rotary(f: Fused) -> Outputs:
         value = op.Reshape(x, [0, 0, heads, -1] if heads else [0, 0, -1, 2 * half])
     else:
         value = op.Transpose(x, perm=[0, 2, 1, 3])
-    c, s = (_rotation_angles(f, table, value) for table in (f.x(2), f.x(3)))
-    paired = bool(f.attribute("interleaved", 0))
-    a, b = _feature_pairs(f, value, 2 * half, paired)
-    parts = [op.Sub(op.Mul(a, c), op.Mul(b, s)), op.Add(op.Mul(a, s), op.Mul(b, c))]
-    if paired:
-        stacked = op.Concat(*(op.Unsqueeze(part, axes=[4]) for part in parts), axis=4)
-        parts = [op.Reshape(stacked, [0, 0, 0, 2 * half])]
-    if turned:
-        parts.append(op.Slice(value, [2 * half], [np.iinfo(np.int32).max], [3]))
-    y = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=3)
+    positions = f.x(1)
+    if f.rank(positions) == 1:  # the position of the first element; the others follow it
+        steps = positions_along(op, value, 1)
+        positions = op.Unsqueeze(op.Add(op.Cast(positions, to=ir.DataType.INT64), steps), axes=[0])
+    c, s = (op.Unsqueeze(op.Gather(table, positions, axis=0), axes=[2]) for table in (f.x(2), f.x(3)))
+    y = rotated(op, value, c, s, 2 * half, paired=bool(f.attribute("interleaved", 0)), rest=bool(turned))
     return [op.Reshape(y, [0, 0, -1]) if flat else op.Transpose(y, perm=[0, 2, 1, 3])]
 
 
-def _rotation_angles(f: Fused, table: ir.Value, value: ir.Value) -> ir.Value:
-    """Return the cosines or sines of all positions; a single position is that of the first element."""
-    op, positions = f.op, f.x(1)
-    if f.rank(positions) == 1:
-        steps = op.Range(np.array(0), op.Squeeze(_axis_length(f, value, 1), axes=[0]), np.array(1))
-        positions = op.Unsqueeze(op.Add(op.Cast(positions, to=ir.DataType.INT64), steps), axes=[0])
-    return op.Unsqueeze(op.Gather(table, positions, axis=0), axes=[2])
+def rotated(
+    op: GraphBuilder, value: ir.Value, cosine: ir.Value, sine: ir.Value, turned: int, *, paired: bool, rest: bool
+) -> ir.Value:
+    """Rotate the first ``turned`` features of (rows, sequence, heads, features) in pairs.
 
-
-def _feature_pairs(f: Fused, value: ir.Value, turned: int, paired: bool) -> tuple[ir.Value, ir.Value]:
-    """Return the features that are rotated together: neighbors, or the two halves."""
+    ``paired`` features are neighbors, else one of each half. With ``rest``, further features follow unchanged.
+    """
     if paired:
-        return f.op.Slice(value, [0], [turned], [3], [2]), f.op.Slice(value, [1], [turned], [3], [2])
-    return f.op.Slice(value, [0], [turned // 2], [3]), f.op.Slice(value, [turned // 2], [turned], [3])
+        a, b = op.Slice(value, [0], [turned], [3], [2]), op.Slice(value, [1], [turned], [3], [2])
+    else:
+        a, b = op.Slice(value, [0], [turned // 2], [3]), op.Slice(value, [turned // 2], [turned], [3])
+    parts = [op.Sub(op.Mul(a, cosine), op.Mul(b, sine)), op.Add(op.Mul(a, sine), op.Mul(b, cosine))]
+    if paired:
+        stacked = op.Concat(*(op.Unsqueeze(part, axes=[4]) for part in parts), axis=4)
+        parts = [op.Reshape(stacked, [0, 0, 0, turned])]
+    if rest:
+        parts.append(op.Slice(value, [turned], [np.iinfo(np.int32).max], [3]))
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=3)
 
 
 # Layer normalizations, with the sums, biases and embeddings that were fused into them.
@@ -367,27 +342,15 @@ def _root_mean_square(f: Fused, x: ir.Value, scale: ir.Value, epsilon: float, ax
     return [op.Mul(op.Mul(x, inverse), scale), inverse]
 
 
-def _epsilon(f: Fused, default: float) -> float:
-    return float(f.attribute("epsilon", default))
-
-
-def _lower_early_layer(f: Fused) -> Outputs:
-    """Lower onnxruntime's LayerNormalization; ONNX defines one only from opset 17."""
-    return _normalized(f, f.x(0), f.x(1), f.optional(2), _epsilon(f, 1e-5), f.attribute("axis", -1))
-
-
-def _lower_simplified(f: Fused) -> Outputs:
-    return _root_mean_square(f, f.x(0), f.x(1), _epsilon(f, 1e-5), f.attribute("axis", -1))
-
-
 def _lower_skip_layer(f: Fused) -> Outputs:
     total = plus(f.op, f.op.Add(f.x(0), f.x(1)), f.optional(4))
-    return [_layer_normalized(f, total, f.x(2), f.optional(3), _epsilon(f, 1e-12)), *_refuse_statistics(f), total]
+    y = _layer_normalized(f, total, f.x(2), f.optional(3), f.attribute("epsilon", 1e-12))
+    return [y, *_refuse_statistics(f), total]
 
 
 def _lower_skip_simplified(f: Fused) -> Outputs:
     total = plus(f.op, f.op.Add(f.x(0), f.x(1)), f.optional(3))
-    return [_root_mean_square(f, total, f.x(2), _epsilon(f, 1e-12))[0], *_refuse_statistics(f), total]
+    return [_root_mean_square(f, total, f.x(2), f.attribute("epsilon", 1e-12))[0], *_refuse_statistics(f), total]
 
 
 def _refuse_statistics(f: Fused) -> list[None]:
@@ -404,20 +367,19 @@ def _lower_embedding(f: Fused) -> Outputs:
     if f.optional(8) is not None:
         positions = op.Gather(f.x(3), f.x(8))
     else:  # the first ones
-        positions = op.Slice(f.x(3), [0], op.Slice(op.Shape(ids), [1], [2], [0]), [0])
+        positions = op.Slice(f.x(3), [0], length_along(op, ids, 1), [0])
     total = op.Add(words, positions)
     segments, table = f.optional(1), f.optional(4)
     if (segments is None) != (table is None):
         f.refuse("it has segments without their embedding, or the other way round")
     if segments is not None and table is not None:
         total = op.Add(total, op.Gather(table, segments))
-    y = _layer_normalized(f, total, f.x(5), f.x(6), _epsilon(f, 1e-12))
+    y = _layer_normalized(f, total, f.x(5), f.x(6), f.attribute("epsilon", 1e-12))
     count = None
     if f.wants(1) and mask is not None:
         count = op.ReduceSum(op.Cast(mask, to=ir.DataType.INT32), axes=[1], keepdims=False)
     elif f.wants(1):  # without a mask onnxruntime returns zeros
-        rows = op.Slice(op.Shape(ids), [0], [1], [0])
-        count = op.ConstantOfShape(rows, value=ir.tensor([0], dtype=ir.DataType.INT32))
+        count = op.ConstantOfShape(length_along(op, ids, 0), value=ir.tensor([0], dtype=ir.DataType.INT32))
     return [y, count, total]
 
 
@@ -493,10 +455,6 @@ def _lower_conv(f: Fused) -> Outputs:
 
 
 _OF_CONVOLUTIONS = frozenset({"HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
-
-
-def _lower_gemm_fast_gelu(f: Fused) -> Outputs:
-    return [fast_gelu(f.op, plus(f.op, f.op.MatMul(f.x(0), f.x(1)), f.optional(2)))]
 
 
 # Lowering of a graph when it is read.
@@ -589,14 +547,16 @@ def _lower_node(op: GraphBuilder, node: ir.Node, tracker: IntegerTracker) -> boo
 
 
 LOWERINGS: dict[str, FusionRule] = {
-    "com.microsoft.BiasAdd": FusionRule(_lower_bias_add, inputs=3),
+    "com.microsoft.BiasAdd": FusionRule(lambda f: [f.op.Add(f.op.Add(f.x(0), f.x(1)), f.x(2))], inputs=3),
     "com.microsoft.BiasDropout": FusionRule(_lower_bias_dropout, "seed", inputs=5, outputs=2),
     "com.microsoft.BiasGelu": FusionRule(_lower_gelu, inputs=2),
     "com.microsoft.BiasSoftmax": FusionRule(_lower_bias_softmax, "axis is_inner_broadcast", inputs=2),
     "com.microsoft.BiasSplitGelu": FusionRule(_lower_bias_split_gelu, inputs=2),
-    "com.microsoft.FastGelu": FusionRule(_lower_fast_gelu, inputs=2),
+    "com.microsoft.FastGelu": FusionRule(lambda f: [fast_gelu(f.op, plus(f.op, f.x(0), f.optional(1)))], inputs=2),
     "com.microsoft.Gelu": FusionRule(_lower_gelu),
-    "com.microsoft.QuickGelu": FusionRule(_lower_quick_gelu, "alpha"),
+    "com.microsoft.QuickGelu": FusionRule(
+        lambda f: [f.op.Mul(f.x(), f.op.Sigmoid(f.op.Mul(f.x(), float(f.attribute("alpha", 1.702)))))], "alpha"
+    ),
     "com.microsoft.Attention": FusionRule(
         _lower_attention,
         "mask_filter_value num_heads qkv_hidden_sizes scale unidirectional",
@@ -612,11 +572,19 @@ LOWERINGS: dict[str, FusionRule] = {
         inputs=4,
         defaults={"is_packed_batching": 0, "scale": 1.0},
     ),
-    "LayerNormalization": FusionRule(
-        _lower_early_layer, "axis epsilon", inputs=3, outputs=3, defaults={"stash_type": 1}
+    "LayerNormalization": FusionRule(  # onnxruntime's; ONNX defines one only from opset 17
+        lambda f: _normalized(f, f.x(0), f.x(1), f.optional(2), f.attribute("epsilon", 1e-5), f.attribute("axis", -1)),
+        "axis epsilon",
+        inputs=3,
+        outputs=3,
+        defaults={"stash_type": 1},
     ),
     "SimplifiedLayerNormalization": FusionRule(
-        _lower_simplified, "axis epsilon", inputs=2, outputs=2, defaults={"stash_type": 1}
+        lambda f: _root_mean_square(f, f.x(0), f.x(1), f.attribute("epsilon", 1e-5), f.attribute("axis", -1)),
+        "axis epsilon",
+        inputs=2,
+        outputs=2,
+        defaults={"stash_type": 1},
     ),
     "com.microsoft.EmbedLayerNormalization": FusionRule(
         _lower_embedding, "epsilon mask_index_type", inputs=9, outputs=3
@@ -627,7 +595,7 @@ LOWERINGS: dict[str, FusionRule] = {
     ),
     "com.microsoft.FusedConv": FusionRule(
         _lower_conv,
-        f"activation activation_params {PADDING} dilations group kernel_shape pads strides",
+        f"activation activation_params group {WINDOW}",
         inputs=4,
     ),
     "com.microsoft.FusedGemm": FusionRule(
@@ -636,6 +604,8 @@ LOWERINGS: dict[str, FusionRule] = {
         inputs=3,
     ),
     "com.microsoft.FusedMatMul": FusionRule(_lower_matmul, "alpha transA transB transBatchA transBatchB", inputs=2),
-    "com.microsoft.GemmFastGelu": FusionRule(_lower_gemm_fast_gelu, inputs=3),
+    "com.microsoft.GemmFastGelu": FusionRule(
+        lambda f: [fast_gelu(f.op, plus(f.op, f.op.MatMul(f.x(0), f.x(1)), f.optional(2)))], inputs=3
+    ),
     "com.microsoft.TransposeMatMul": FusionRule(_lower_matmul, "alpha transA transB", inputs=2),
 }

@@ -16,6 +16,7 @@ seem to have lost one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from math import prod, sqrt
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ import onnx_ir as ir
 
 from .._ir.edits import copy_initializer, replace_node, swap_initializers
 from .._ir.limits import nodes_of
-from .._ir.queries import constant, dims, int_attribute, operand
+from .._ir.opsets import graphs_of
+from .._ir.queries import constant, dims, number_of, operand
 from .._model.weights import array_of
 from ..exceptions import ModelError, warn
 from ..graph import GraphBuilder, Names, names_of
@@ -62,16 +64,15 @@ def without_tensorflow_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     # Types and names are those of all bodies together: a body reads values of the graphs around it.
     names, types = Names(), dict[str, int]()
-    for graph in _graphs_in(onnx.shape_inference.infer_shapes(proto).graph):
+    for graph in graphs_of(onnx.shape_inference.infer_shapes(proto).graph):
         names.update(value.name for value in (*graph.input, *graph.initializer))
         names.update(name for node in graph.node for name in node.output)
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.type.tensor_type.elem_type:
                 types[value.name] = value.type.tensor_type.elem_type
         types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    for graph in _graphs_in(result.graph):
+    result = deepcopy(proto)
+    for graph in reversed(list(graphs_of(result.graph))):  # inner ones first: a node is copied with its bodies
         nodes: list[onnx.NodeProto] = []
         for node in graph.node:
             if _is_unknown(node):
@@ -92,16 +93,6 @@ def without_tensorflow_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _is_unknown(node: onnx.NodeProto) -> bool:
     return not node.domain and not onnx.defs.has(node.op_type)
-
-
-def _graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs of a graph, inner ones first."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node:
-                    yield from _graphs_in(inner)
-    yield graph
 
 
 class _Writer:
@@ -235,7 +226,7 @@ def _keep_one_bias(graph: ir.Graph, node: ir.Node) -> bool:
     """
     if node.domain or node.op_type not in ("GRU", "LSTM", "RNN"):
         return False
-    if node.op_type == "GRU" and int_attribute(node, "linear_before_reset", 0) == 1:
+    if node.op_type == "GRU" and node.attributes.get_int("linear_before_reset", 0) == 1:
         return False  # with ``reset_after=True``, the default, the GRU of Keras has two biases
     bias = operand(node, 3)
     if bias is None or bias.name not in graph.initializers or len(bias.uses()) > 1:
@@ -315,12 +306,12 @@ def _with_statistics(node: ir.Node | None, inverse: ir.Value, beta: ir.Value, ga
     if x is None or len(sizes) < 2 or len(long) != 1:
         return None
     for variance, number in _both_orders(root.producer(), "Add"):
-        epsilon = constant(number)
+        epsilon = number_of(number)
         arrays = [None if value is None else _initializer_of(value) for value in (gamma, beta, mean, variance)]
         known = [array for array in arrays if array is not None]
-        if epsilon is not None and epsilon.size == 1 and len(known) == 4:
+        if epsilon is not None and len(known) == 4:
             same = {None if v.shape is None else tuple(v.shape) for v in known}
-            return _Layer(x, tuple(known), float(epsilon.ravel()[0]), long[0]) if len(same) == 1 else None
+            return _Layer(x, tuple(known), epsilon, long[0]) if len(same) == 1 else None
     return None
 
 

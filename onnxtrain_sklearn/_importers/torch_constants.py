@@ -30,7 +30,7 @@ from .torch_program import (
     RELU6,
     TorchProgram,
     call_of,
-    clip_bound,
+    clip_bounds,
     folded_from,
     is_made_up,
     names_read,
@@ -368,7 +368,7 @@ def _bounds_of(node: ir.Node, *, classic: bool = False) -> Iterator[tuple[int, i
     With ``classic``, only those of the older exporter that may be parameters: others are Constant nodes there.
     """
     is_clip, side = node.op_type == "Clip", _LOW if node.op_type == "Max" else _HIGH
-    if classic and is_clip and tuple(clip_bound(node, index) for index in (_LOW, _HIGH)) in _OF_ACTIVATIONS:
+    if classic and is_clip and clip_bounds(node) in _OF_ACTIVATIONS:
         return
     for index in (_LOW, _HIGH) if is_clip else range(len(node.inputs)):
         value = _uncast(operand(node, index)) if classic else operand(node, index)

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._ir.edits import copy_initializer, replace_value
-from .._ir.queries import every_node, int_attribute, operand, reaching
+from .._ir.queries import every_node, operand, reaching
 from .._model.constants import tensor_of
 from .._model.weights import array_of
 from ..exceptions import warn
@@ -120,9 +120,9 @@ def _restore_biases(graph: ir.Graph, program: TorchProgram) -> bool:
         if name not in restored:
             shape = array_of(weight).shape
             if node.op_type == "Gemm":
-                count = shape[0] if int_attribute(node, "transB", 0) else shape[1]
+                count = shape[0] if node.attributes.get_int("transB", 0) else shape[1]
             else:  # Conv, or ConvTranspose, whose kernel has the outputs of one group
-                count = shape[0] if node.op_type == "Conv" else shape[1] * int_attribute(node, "group", 1)
+                count = shape[0] if node.op_type == "Conv" else shape[1] * node.attributes.get_int("group", 1)
             zeros = np.zeros(count)
             restored[name] = copy_initializer(graph, weight, names_of(graph).free(name), zeros)
         node.resize_inputs(3)

@@ -18,7 +18,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from .._ir.queries import constant, every_node, graphs_in, operand, reads
+from .._ir.queries import every_node, graphs_in, number_of, operand, reads
 
 CALL, SCOPES = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -149,14 +149,12 @@ def is_open_clip(node: ir.Node) -> bool:
     call = call_of(node)
     if call is not None:
         return call.function.rstrip("_") in ("hardtanh", "relu6")
-    return tuple(clip_bound(node, index) for index in (1, 2)) == RELU6
+    return clip_bounds(node) == RELU6
 
 
-def clip_bound(node: ir.Node, index: int) -> float | None:
-    """Return a constant bound of a Clip; None if there is none."""
-    bound = operand(node, index)
-    array = None if bound is None else constant(bound)
-    return None if array is None or array.size != 1 else float(array.item())
+def clip_bounds(node: ir.Node) -> tuple[float | None, float | None]:
+    """Return the constant bounds of a Clip; None where there is none."""
+    return number_of(operand(node, 1)), number_of(operand(node, 2))
 
 
 def scope_of(node: ir.Node) -> str:

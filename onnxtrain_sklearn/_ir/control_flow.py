@@ -25,10 +25,10 @@ from .edits import (
     replace_by_constant,
     replace_node,
 )
-from .queries import Dims, attribute, constant, dims, every_node, graphs_in, operand
+from .queries import Dims, attribute, before_identities, constant, dims, every_node, graphs_in, never_ends, operand
 from .shape_values import WHOLE_TYPES, Integers, evaluate, is_complete, note_constant
 from .shapes import infer_node, infer_shapes
-from .supported import ANY, Supported
+from .supported import ANY, SCAN, Supported
 
 _LEADING = {"Loop": (2, 1), "Scan": (0, 0)}
 """Inputs of a node and of its body, and outputs of the body, before those of the states."""
@@ -39,13 +39,6 @@ def read_constant_states(model: ir.Model) -> bool:
 
     Return True if there were such states.
     """
-
-    def before_identities(value: ir.Value) -> ir.Value:
-        while (node := value.producer()) is not None and node.op_type == "Identity" and not node.domain:
-            assert node.inputs[0] is not None
-            value = node.inputs[0]
-        return value
-
     found = False
     for node in every_node(model.graph):
         if node.op_type in _LEADING and not node.domain:
@@ -193,20 +186,11 @@ def _loop_iteration(node: ir.Node) -> _FixedLoop | None:
     states = [x for x in list(node.inputs)[2:] if x is not None]
     stacked = [_Slices(0, False)] * (len(body.outputs) - 1 - len(states))
     given = True if start is None else constant(start)
-    early = given is None or not _never_ends(body)
+    early = given is None or not never_ends(body)
     unlike = any(dims(x) is None or dims(x) != dims(y) for x, y in zip(states, list(body.outputs)[1:], strict=False))
     if rounds is None or (given is not None and not np.all(given)) or (early and (stacked or unlike)):
         return None
     return _FixedLoop(body, int(rounds.item()), states, [], stacked, True, early, start if given is None else None)
-
-
-def _never_ends(body: ir.Graph) -> bool:
-    """Return True if the body of a Loop always returns a true condition."""
-    condition = body.outputs[0]
-    while (producer := condition.producer()) is not None and producer.op_type == "Identity" and producer.inputs[0]:
-        condition = producer.inputs[0]
-    known = constant(condition)
-    return condition is body.inputs[1] or (known is not None and bool(np.all(known)))
 
 
 def _as_scalar(op: GraphBuilder, condition: ir.Value) -> ir.Value:
@@ -229,11 +213,9 @@ def _scanned_slices(op: GraphBuilder, value: ir.Value, way: _Slices, rounds: int
             yield op.constant(np.take(known, i, axis=way.axis))
 
 
-_SCAN_ATTRIBUTES = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
-
 _ITERATED: dict[str, Supported[Callable[[ir.Node], _FixedLoop | None]]] = {
     "Loop": Supported(_loop_iteration, "body", inputs=ANY, outputs=ANY),
-    "Scan": Supported(_scan_iteration, _SCAN_ATTRIBUTES, inputs=ANY, outputs=ANY),
+    "Scan": Supported(_scan_iteration, SCAN, inputs=ANY, outputs=ANY),
 }
 
 
@@ -450,7 +432,7 @@ def _rounds_of_loop(node: ir.Node) -> int | None:
     trips, start = operand(node, 0), operand(node, 1)
     count = None if trips is None else constant(trips)
     goes_on = start is None or ((given := constant(start)) is not None and bool(np.all(given)))
-    known = count is not None and count.size == 1 and goes_on and _never_ends(_body(node))
+    known = count is not None and count.size == 1 and goes_on and never_ends(_body(node))
     return max(0, int(count.item())) if known and count is not None else None
 
 

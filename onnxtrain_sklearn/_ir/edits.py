@@ -7,6 +7,7 @@ graph's outputs. It does not sort the nodes: a pass calls ``graph.sort()`` once 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -335,8 +336,7 @@ def without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with elementwise operators in place of reductions over no axes."""
     if not over_no_axes(proto.graph):
         return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     for node in over_no_axes(result.graph):
         apply_to_elements(node)
     return result

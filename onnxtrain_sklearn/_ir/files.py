@@ -12,6 +12,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from .._utils.errors import refusing, require_memory
 from ..exceptions import InvalidParameterError, ModelError
-from .limits import LARGEST_MESSAGE, current_limits, exceeded, require_within_limits
+from .limits import LARGEST_MESSAGE, current_limits, exceeded, nodes_of, require_within_limits
 
 
 def without_program(model: Any) -> Any:
@@ -73,11 +74,10 @@ def _with_named_results(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     onnxruntime writes omitted results too: where one has no name, it refuses the graph, or crashes when it runs.
     """
-    if not any(_leaves_out_results(node) for node in _nodes(proto)):
+    if not any(_leaves_out_results(node) for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
         return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    nodes = list(_nodes(result))
+    result = deepcopy(proto)
+    nodes = [node for graph in (result.graph, *result.functions) for node in nodes_of(graph)]
     known = {name for node in nodes for name in (*node.input, *node.output)}
     known |= {value.name for value in (*result.graph.input, *result.graph.initializer)}
     fresh = (name for i in count() if (name := f"unused/{i}") not in known)
@@ -88,17 +88,6 @@ def _with_named_results(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _leaves_out_results(node: Any) -> bool:
     return bool(node.op_type in _WITH_BODIES and "" in node.output)
-
-
-def _nodes(proto: onnx.ModelProto) -> Iterator[Any]:
-    """Yield the nodes of a model, its functions and all bodies."""
-    graphs: list[Any] = [proto.graph, *proto.functions]
-    while graphs:
-        for node in graphs.pop().node:
-            yield node
-            for attribute in node.attribute:
-                if attribute.HasField("g") or attribute.graphs:
-                    graphs += [attribute.g, *attribute.graphs]
 
 
 def source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:

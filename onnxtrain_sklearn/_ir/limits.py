@@ -25,7 +25,7 @@ import onnx_ir as ir
 from .._ort import packages, sessions
 from .._utils.errors import reason, require_memory
 from ..exceptions import ModelError, nearest
-from .queries import constant, dims, every_node, fixed, int_attribute, operand
+from .queries import constant, dims, every_node, fixed, never_ends, number_of, operand
 from .shapes import knows_few_integers
 
 
@@ -253,30 +253,16 @@ def require_values_within_limits(model: ir.Model) -> None:
                 raise exceeded(f"{what} {value.shape}", "tensor_bytes")
         if node.op_type != "Loop" or node.domain:
             continue
-        count, start, *_ = (*node.inputs, None, None)
-        if count is None and _goes_on_forever(node, start):
+        count, start = operand(node, 0), operand(node, 1)
+        starts = start is None or bool(number_of(start))
+        if count is None and starts and never_ends(node.attributes["body"].as_graph()):
             raise ModelError(
                 f"Node {node.name!r} (Loop) never ends: it has no number of iterations, and its condition stays true. "
                 f"Give it a number as the first input, or let the body compute the condition."
             )
-        trips = None if count is None else ir.convenience.get_const_tensor(count)
-        if trips is not None and trips.size == 1 and int(trips.numpy().ravel()[0]) > limits.iterations:
-            raise exceeded(f"Node {node.name!r} (Loop) has {int(trips.numpy().ravel()[0]):,} iterations", "iterations")
-
-
-def _goes_on_forever(node: ir.Node, start: ir.Value | None) -> bool:
-    """Return True if the condition of a Loop is true at the start, and each iteration keeps it so."""
-
-    def is_true(value: ir.Value) -> bool:
-        tensor = ir.convenience.get_const_tensor(value)
-        return tensor is not None and bool(tensor.numpy().all())
-
-    body = node.attributes["body"].as_graph()
-    after = body.outputs[0] if body.outputs else None
-    while after is not None and (maker := after.producer()) is not None and maker.op_type == "Identity":
-        after = maker.inputs[0]
-    kept = after is not None and (is_true(after) or (len(body.inputs) > 1 and after is body.inputs[1]))
-    return kept and (start is None or is_true(start))
+        trips = int(number_of(count) or 0)
+        if trips > limits.iterations:
+            raise exceeded(f"Node {node.name!r} (Loop) has {trips:,} iterations", "iterations")
 
 
 # Crashes on invalid graphs: ONNX's checker accepts them, and later steps read memory out of bounds.
@@ -454,7 +440,7 @@ def _no_channels(node: ir.Node) -> str | None:
 
 def _no_steps(node: ir.Node) -> str | None:
     """The kernels abort, that of GRU also in onnxruntime 1.31; that of LSTM returns zeros."""
-    axis = int_attribute(node, "layout", 0)
+    axis = node.attributes.get_int("layout", 0)
     return "its sequences have no steps" if 0 in (dims(operand(node, 0)) or [])[axis : axis + 1] else None
 
 

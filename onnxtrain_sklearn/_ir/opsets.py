@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import onnx
@@ -154,22 +156,21 @@ CHANGES = {
 def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """Return the model, checked, in another default opset; raise the error of the converter, or ModelError."""
     own = _opset_of_proto(proto)
-    affected = [node for graph in _graphs(proto.graph) for node in graph.node if _changes(node, own, opset)]
+    affected = [node for graph in graphs_of(proto.graph) for node in graph.node if _changes(node, own, opset)]
     doubles = set[str]()
     if affected or own < CHANGES["Resize"] <= opset:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(proto)
+        copy = deepcopy(proto)
         proto = copy
         types = _types(proto)
         doubles = {name for name, kind in types.items() if kind.elem_type == onnx.TensorProto.DOUBLE}
-        for graph in _graphs(proto.graph):
+        for graph in graphs_of(proto.graph):
             nodes = list(graph.node)
             del graph.node[:]
             for node in nodes:
                 graph.node.extend(_kept(node, nodes, own, opset, types) if _changes(node, own, opset) else [node])
     result = onnx.version_converter.convert_version(proto, opset)
     if own < CHANGES["Resize"] <= opset:
-        for graph in _graphs(result.graph):
+        for graph in graphs_of(result.graph):
             _resize_as_before(graph)
             _widen_bounds(graph, doubles)
     onnx.checker.check_model(result)
@@ -185,19 +186,18 @@ def _changes(node: onnx.NodeProto, own: int, other: int) -> bool:
     return node.domain in ("", "ai.onnx") and low < CHANGES.get(node.op_type, 0) <= high
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and the graphs in its nodes."""
+def graphs_of(graph: Any) -> Iterator[Any]:
+    """Yield a GraphProto or FunctionProto and the graphs in its nodes, each before those inside it."""
     yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-                yield from _graphs(inner)
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+            yield from graphs_of(inner)
 
 
 def _types(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto.Tensor]:
     """Return the types of values as far as they are known."""
     found: dict[str, onnx.TypeProto.Tensor] = {}
-    for graph in _graphs(onnx.shape_inference.infer_shapes(proto).graph):
+    for graph in graphs_of(onnx.shape_inference.infer_shapes(proto).graph):
         for value in (*graph.input, *graph.value_info, *graph.output):
             found[value.name] = value.type.tensor_type
         for tensor in graph.initializer:
@@ -220,7 +220,7 @@ def _kept(
     if (node.op_type == "Resize" and own < opset) or node.op_type == "Upsample":
         return [node]
     if node.op_type == "BatchNormalization":
-        mode = next((a.i for a in node.attribute if a.name == "training_mode"), 0)
+        mode = _number(node, "training_mode", 0)
         if not mode and not any(node.output[1:]):
             return [node]
         raise _refused(node, own, opset, "it computes the statistics of the batch")
@@ -236,7 +236,7 @@ def _kept_softmax(
     node: onnx.NodeProto, nodes: list[onnx.NodeProto], upwards: bool, rank: int | None
 ) -> list[onnx.NodeProto]:
     """Return a softmax along the same axes; ``nodes`` are the nodes of its graph."""
-    given = next((a.i for a in node.attribute if a.name == "axis"), 1 if upwards else -1)
+    given = _number(node, "axis", 1 if upwards else -1)
     axis = given + rank if given < 0 and rank is not None else given
     is_last = given == -1 or (rank is not None and axis == rank - 1)
     if upwards:
@@ -251,11 +251,9 @@ def _kept_softmax(
 
 
 def _with_axis(node: onnx.NodeProto, axis: int) -> onnx.NodeProto:
-    result = onnx.NodeProto()
-    result.CopyFrom(node)
-    kept = [a for a in node.attribute if a.name != "axis"]
-    del result.attribute[:]
-    result.attribute.extend([*kept, onnx.helper.make_attribute("axis", axis)])
+    result = deepcopy(node)
+    _drop(result, "axis")
+    result.attribute.append(onnx.helper.make_attribute("axis", axis))
     return result
 
 
@@ -372,19 +370,19 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     opset = _opset_of_proto(result)
     for function in functions.values():
         own = _opset_of_proto(function)
-        for node in (node for graph in _function_graphs(function) for node in graph.node):
+        for node in (node for graph in graphs_of(function) for node in graph.node):
             if own and opset and _changes(node, own, opset):
                 raise ModelError(
                     f"{proto_label(node)} in the function {function.name!r} of opset {own} means something else in "
                     f"opset {opset}, that of the graph; runtimes differ in which of them they take. Export the model "
                     f"with one opset for both."
                 )
-    for graph in (*_graphs(result.graph), *(g for f in functions.values() for g in _function_graphs(f))):
+    for graph in (graph for whole in (result.graph, *functions.values()) for graph in graphs_of(whole)):
         for node in graph.node:
             if (called := functions.get((node.domain, node.op_type, node.overload))) is not None:
                 _fill_defaults(node, called, functions)
     for function in functions.values():
-        for i, node in enumerate(node for graph in _function_graphs(function) for node in graph.node):
+        for i, node in enumerate(node for graph in graphs_of(function) for node in graph.node):
             if node.op_type == "Constant" and not node.domain and not any(a.ref_attr_name for a in node.attribute):
                 node.doc_string = f"{_CONSTANT_OF}{'/'.join(_key(function))}/{i}\n{node.doc_string}"
     return _with_shared_constants(onnx.inliner.inline_local_functions(result, convert_version=True))
@@ -395,7 +393,7 @@ def _with_shared_constants(model: onnx.ModelProto) -> onnx.ModelProto:
 
     A weight of a function that is called twice is one weight: a copy for each call would be trained on its own.
     """
-    graphs = list(_graphs(model.graph))
+    graphs = list(graphs_of(model.graph))
     first: dict[str, onnx.NodeProto] = {}
     same: dict[str, str] = {}
     for graph in graphs:
@@ -404,8 +402,7 @@ def _with_shared_constants(model: onnx.ModelProto) -> onnx.ModelProto:
                 mark, _, node.doc_string = node.doc_string.partition("\n")
                 if not any(node.output[0] == output.name for output in graph.output):  # these keep their names
                     if mark not in first:
-                        first[mark] = onnx.NodeProto()
-                        first[mark].CopyFrom(node)
+                        first[mark] = deepcopy(node)
                     same[node.output[0]] = first[mark].output[0]
     called_again = {name for copy, name in same.items() if copy != name}
     for graph in graphs:
@@ -424,14 +421,6 @@ def _key(function: onnx.FunctionProto) -> tuple[str, str, str]:
     return function.domain, function.name, function.overload
 
 
-def _function_graphs(function: onnx.FunctionProto) -> Iterator[onnx.FunctionProto | onnx.GraphProto]:
-    yield function
-    for node in function.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-                yield from _graphs(inner)
-
-
 def _fill_defaults(
     node: onnx.NodeProto,
     called: onnx.FunctionProto,
@@ -441,7 +430,7 @@ def _fill_defaults(
     given = {a.name for a in node.attribute}
     node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
     missing = set(called.attribute) - given
-    for inner in (inner for graph in _function_graphs(called) for inner in graph.node):
+    for inner in (inner for graph in graphs_of(called) for inner in graph.node):
         further = functions.get((inner.domain, inner.op_type, inner.overload))
         defaults = set() if further is None else {a.name for a in further.attribute_proto}
         for attribute in inner.attribute:  # one that is left out here is left out there too, but has a default there
@@ -483,8 +472,7 @@ def without_old_forms(proto: onnx.ModelProto) -> onnx.ModelProto:
     elementwise = opset < 9 and any(_number(node, "spatial", 1) == 0 for node in proto.graph.node)
     if not (old or broadcasts or elementwise):
         return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     result.ir_version = max(result.ir_version, LISTED_IR)
     if broadcasts or elementwise:
         ranks, uses = _ranks(proto), Counter(name for node in proto.graph.node for name in node.input)
@@ -498,8 +486,7 @@ def without_old_forms(proto: onnx.ModelProto) -> onnx.ModelProto:
     if opset >= BROADCASTING:
         return result
     # Convert to opset 7 as if free axes were fixed, and give inputs and outputs their own shapes back.
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(result)
+    fixed = deepcopy(result)
     del fixed.graph.value_info[:]
     for value in (*fixed.graph.input, *fixed.graph.output):
         for size in value.type.tensor_type.shape.dim:
@@ -575,10 +562,7 @@ def _over_elements(
 
 
 def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
-    graph = onnx.shape_inference.infer_shapes(proto).graph
-    found = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
-    ranks = {name: len(kind.shape.dim) for name, kind in found.items() if kind.HasField("shape")}
-    return ranks | {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    return {name: len(kind.shape.dim) for name, kind in _types(proto).items() if kind.HasField("shape")}
 
 
 def _number(node: onnx.NodeProto, name: str, default: int) -> int:

@@ -51,6 +51,28 @@ def constant(value: ir.Value) -> np.ndarray | None:
     return None if tensor is None else tensor.numpy()
 
 
+def number_of(value: ir.Value | None) -> float | None:
+    """Return the number of a constant with a single element; None for any other value."""
+    array = None if value is None else constant(value)
+    return None if array is None or array.size != 1 else array.item()
+
+
+def before_identities(value: ir.Value) -> ir.Value:
+    """Return the value that a chain of Identity nodes passes on; the value itself if none computes it."""
+    while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
+def never_ends(body: ir.Graph) -> bool:
+    """Return True if the body of a Loop keeps a true condition true: it returns the one that it gets, or a constant."""
+    if not body.outputs:
+        return False
+    condition = before_identities(body.outputs[0])
+    known = constant(condition)
+    return condition in body.inputs[1:2] or (known is not None and bool(known.all()))
+
+
 def dims(value: ir.Value | None) -> Dims | None:
     """Return the dimensions of ``value``: numbers, names that the model gives, or None for unknown ones.
 
@@ -76,11 +98,6 @@ def is_read(value: ir.Value) -> bool:
 def is_float(value: ir.Value) -> bool:
     """Return True if ``value`` has a floating-point type, or one that could not be inferred."""
     return value.dtype is None or value.dtype.is_floating_point()
-
-
-def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    """Return an integer attribute of a node, or ``default`` if it is left out."""
-    return node.attributes[name].as_int() if name in node.attributes else default
 
 
 def reaching(output: ir.Value) -> set[str]:

@@ -24,7 +24,11 @@ T_co = TypeVar("T_co", covariant=True)
 ANY = maxsize
 """Number of inputs or outputs of variadic operators."""
 
-PADDING = "auto_pad=NOTSET|SAME_LOWER|SAME_UPPER|VALID"
+WINDOW = "auto_pad=NOTSET|SAME_LOWER|SAME_UPPER|VALID dilations kernel_shape pads strides"
+"""Attributes of convolutions and pooling."""
+
+SCAN = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
+"""Attributes of Scan."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from itertools import combinations
 import numpy as np
 import onnx_ir as ir
 
+from .._ir.queries import before_identities
 from ..graph import DOUBLE, FLOAT, GraphBuilder
 from . import linear
 from .rewritten_node import LazyValue, RewriteRule, RewrittenNode
@@ -72,10 +73,8 @@ def _scan_over_rows(r: RewrittenNode) -> Sequence[LazyValue | None]:
     axes = ("scan_input_axes", "scan_output_axes", "scan_input_directions", "scan_output_directions")
     if len(r.node.inputs) != 2 or len(r.node.outputs) != 2 or any(any(r.attribute(name, ())) for name in axes):
         return kept
-    state = body.outputs[0]
-    while (node := state.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
-        state = node.inputs[0]
-    if state is not body.inputs[0] or not all(_runs_on_three_axes(body, node) for node in body):
+    keeps_state = before_identities(body.outputs[0]) is body.inputs[0]
+    if not keeps_state or not all(_runs_on_three_axes(body, node) for node in body):
         return kept
     return r.input, lambda: _all_pairs(r, body)
 

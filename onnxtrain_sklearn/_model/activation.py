@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._ir.edits import remove_unread, replace_value
-from .._ir.queries import int_attribute, operand
+from .._ir.queries import number_of, operand
 from ..graph import GraphBuilder
 
 LOG_EPSILON = 1e-7
@@ -128,7 +128,7 @@ def _activation_of(value: ir.Value | None, depth: int) -> Activation | None:
     # a sum, product or power with a neutral constant returns its other operand
     neutral = _NEUTRAL.get(node.op_type)
     for i in (0, 1) if node.op_type in ("Mul", "Add") else (0,):
-        if neutral is not None and _number_of(node.inputs[1 - i]) == neutral:
+        if neutral is not None and number_of(node.inputs[1 - i]) == neutral:
             return _activation_of(node.inputs[i], depth - 1)
     rule = _READERS.get(node.op_type)
     return None if rule is None else rule(node, depth - 1)
@@ -145,7 +145,7 @@ def _read_softmax(node: ir.Node, depth: int) -> Activation | None:
     x = node.inputs[0]
     # before opset 13, a softmax runs over its axis and all later ones
     flattens = node.graph is not None and node.graph.opset_imports.get("", 0) < 13
-    axis = int_attribute(node, "axis", 1 if flattens else -1)
+    axis = node.attributes.get_int("axis", 1 if flattens else -1)
     shaped = x if x is None or x.shape is not None else node.outputs[0]
     if x is None or not (_is_per_row(shaped, [axis], flattens=flattens) or _is_per_position(shaped, axis, flattens)):
         return None
@@ -167,12 +167,12 @@ def _read_log(node: ir.Node, depth: int) -> Activation | None:
 
 def _read_bound(node: ir.Node, depth: int) -> Activation | None:
     """Ignore bounds that change only probabilities near 0 or 1."""
-    at = next((i for i, x in enumerate(node.inputs) if x is not None and _number_of(x) is None), 0)
+    at = next((i for i, x in enumerate(node.inputs) if x is not None and number_of(x) is None), 0)
     if node.op_type == "Clip":
         low, high = _clip_bound(node, "min", 1), _clip_bound(node, "max", 2)
         at = 0
     else:
-        others = [_number_of(x) for i, x in enumerate(node.inputs) if i != at]
+        others = [number_of(x) for i, x in enumerate(node.inputs) if i != at]
         known = None if len(others) != 1 else others[0]
         low, high = (known, None) if node.op_type == "Max" else (None, known)
         if known is None:
@@ -187,7 +187,7 @@ def _read_bound(node: ir.Node, depth: int) -> Activation | None:
 def _read_sub(node: ir.Node, depth: int) -> Activation | None:
     """Match 1 - p, or the logarithm of a softmax, s - log(sum(exp(s)))."""
     first, second = node.inputs
-    if _number_of(first) == 1.0:
+    if number_of(first) == 1.0:
         return _complement(_activation_of(second, depth))
     total = None if second is None else _without_reshaping(second).producer()
     if first is None or total is None or total.domain:
@@ -210,7 +210,7 @@ def _read_add(node: ir.Node, depth: int) -> Activation | None:
     """Match 1 - p written as Add."""
     for one, p in (node.inputs, node.inputs[::-1]):
         operand = None if p is None else _negation_operand(p)
-        if _number_of(one) == 1.0 and operand is not None:
+        if number_of(one) == 1.0 and operand is not None:
             return _complement(_activation_of(operand, depth))
     return None
 
@@ -242,7 +242,7 @@ def _without_mask(value: ir.Value | None) -> ir.Value | None:
     for x, mask in (node.inputs, node.inputs[::-1]):
         maker = None if mask is None else mask.producer()
         if maker is not None and maker.op_type == "Mul":
-            factors = [v for v in maker.inputs if _number_of(v) is None]
+            factors = [v for v in maker.inputs if number_of(v) is None]
             maker = factors[0].producer() if len(factors) == 1 and factors[0] is not None else None
         flag = None if maker is None or maker.op_type != "Cast" else maker.inputs[0]
         inner = None if flag is None else flag.producer()
@@ -264,8 +264,8 @@ def _read_mul(node: ir.Node, depth: int) -> Activation | None:
 
 def _read_norm(node: ir.Node, depth: int) -> Activation | None:
     """Match a normalization by the L1 norm."""
-    x, axis = node.inputs[0], int_attribute(node, "axis", -1)
-    if x is None or int_attribute(node, "p", 2) != 1 or not _is_per_row(x, [axis]):
+    x, axis = node.inputs[0], node.attributes.get_int("axis", -1)
+    if x is None or node.attributes.get_int("p", 2) != 1 or not _is_per_row(x, [axis]):
         return None
     return _read_normalized(x, depth)
 
@@ -291,13 +291,13 @@ def _hand_written_sigmoid(above: ir.Value | None, below: ir.Value | None) -> Act
     node = None if below is None else below.producer()
     if node is None or node.domain or node.op_type != "Add":
         return None
-    numbers = [_number_of(x) for x in node.inputs]
+    numbers = [number_of(x) for x in node.inputs]
     exponential = node.inputs[1 - numbers.index(1.0)] if 1.0 in numbers else None
     maker = None if exponential is None else exponential.producer()
     if maker is None or maker.domain or maker.op_type != "Exp" or maker.inputs[0] is None:
         return None
     x = maker.inputs[0]
-    if above is not None and _number_of(above) != 1.0:
+    if above is not None and number_of(above) != 1.0:
         return Activation("sigmoid", x) if _same_expression(above, exponential) else None
     return _sigmoid_of_negation(_without_bound(x))
 
@@ -318,9 +318,9 @@ def _read_neg(node: ir.Node, depth: int) -> Activation | None:
 
 def _read_concat(node: ir.Node, depth: int) -> Activation | None:
     """Match the columns 1 - p and p in either order, or their logarithms."""
-    if len(node.inputs) != 2 or not _is_per_row(node.outputs[0], [int_attribute(node, "axis", 0)]):
+    if len(node.inputs) != 2 or not _is_per_row(node.outputs[0], [node.attributes.get_int("axis", 0)]):
         return None
-    if any(x is None or x.shape is None or x.shape[int_attribute(node, "axis", 0)] != 1 for x in node.inputs):
+    if any(x is None or x.shape is None or x.shape[node.attributes.get_int("axis", 0)] != 1 for x in node.inputs):
         return None
     first, second = (_activation_of(x, depth) for x in node.inputs)
     if first is None or second is None or second.form not in OPPOSITE or second.link != "sigmoid":
@@ -348,14 +348,14 @@ def _read_column(node: ir.Node, depth: int) -> Activation | None:
 def _selected_column(node: ir.Node) -> int | None:
     """Return the only column that a Gather or Slice selects from two, 0 or 1."""
     if node.op_type == "Gather":
-        number = _number_of(node.inputs[1]) if int_attribute(node, "axis", 0) in (1, -1) else None
+        number = number_of(node.inputs[1]) if node.attributes.get_int("axis", 0) in (1, -1) else None
         return None if number is None else int(number) % 2
     if "starts" in node.attributes:  # Slice before opset 10
         starts, ends = (list(node.attributes[k].as_ints()) for k in ("starts", "ends"))
         axes = list(node.attributes["axes"].as_ints()) if "axes" in node.attributes else [0]
         steps = [1]
     else:
-        given = [None if len(node.inputs) <= i else _number_of(node.inputs[i]) for i in range(1, 5)]
+        given = [None if len(node.inputs) <= i else number_of(node.inputs[i]) for i in range(1, 5)]
         starts, ends, axes = ([-9 if n is None else int(n)] for n in given[:3])
         steps = [1 if len(node.inputs) < 5 else int(given[3] or 0)]
     if len(starts) != 1 or axes not in ([1], [-1]) or steps != [1]:
@@ -420,7 +420,7 @@ def _quotient(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
     above, z = operand(node, 0), _exponent_of_sum(operand(node, 1))
     if z is None or above is None:
         return None
-    if _number_of(above) == 1.0:
+    if number_of(above) == 1.0:
         return _bounded(op, z) if _keeps_rank(above, z) else None
     return _bounded(op, _negated(op, z)) if _is_exponential(above, z) else None
 
@@ -441,7 +441,7 @@ def _product(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
 def _power(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """Match (1 + exp(z)) ** -1."""
     exponent = operand(node, 1)
-    if exponent is None or _number_of(exponent) != -1.0:
+    if exponent is None or number_of(exponent) != -1.0:
         return None
     z = _exponent_of_sum(operand(node, 0))
     return _bounded(op, z) if z is not None and _keeps_rank(exponent, z) else None
@@ -469,7 +469,7 @@ def _exponent_of_sum(value: ir.Value | None) -> ir.Value | None:
         return None
     for one, exponential in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
         maker = None if exponential is None else exponential.producer()
-        if one is None or _number_of(one) != 1.0 or maker is None or maker.domain or maker.op_type != "Exp":
+        if one is None or number_of(one) != 1.0 or maker is None or maker.domain or maker.op_type != "Exp":
             continue
         z = operand(maker, 0)
         if z is not None and _keeps_rank(one, z):
@@ -521,20 +521,14 @@ _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Pow": 1.0, "Add": 0.0, "Sub": 0.0}
 """By operator, the constant operand with which it returns its other input."""
 
 
-def _number_of(value: ir.Value | None) -> float | None:
-    """Return the number of a constant with one element, else None."""
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return float(tensor.numpy().ravel()[0]) if tensor is not None and tensor.size == 1 else None
-
-
 def _same_expression(one: ir.Value | None, other: ir.Value | None, depth: int = 4) -> bool:
     """Return True if two values are computed by the same expression, which some exporters write twice."""
     if one is other or one is None or other is None:
         return one is other
     a, b = one.producer(), other.producer()
     if a is None or b is None or not depth or (a.op_type, a.domain) != (b.op_type, b.domain):
-        number = _number_of(one)
-        return number is not None and number == _number_of(other)
+        number = number_of(one)
+        return number is not None and number == number_of(other)
     alike = len(a.inputs) == len(b.inputs) and {k: str(v) for k, v in a.attributes.items()} == {
         k: str(v) for k, v in b.attributes.items()
     }
@@ -546,9 +540,9 @@ def _negation_operand(value: ir.Value) -> ir.Value | None:
     node = value.producer()
     if node is None or node.domain:
         return None
-    if node.op_type == "Mul" and -1.0 in (numbers := [_number_of(x) for x in node.inputs]):
+    if node.op_type == "Mul" and -1.0 in (numbers := [number_of(x) for x in node.inputs]):
         return node.inputs[1 - numbers.index(-1.0)]
-    zero = node.op_type == "Sub" and _number_of(node.inputs[0]) == 0.0
+    zero = node.op_type == "Sub" and number_of(node.inputs[0]) == 0.0
     return node.inputs[0] if node.op_type == "Neg" else node.inputs[1] if zero else None
 
 
@@ -560,7 +554,7 @@ def _without_bound(value: ir.Value) -> ir.Value:
     node = value.producer()
     if node is None or node.domain or node.op_type != "Min" or len(node.inputs) != 2 or node.inputs[0] is None:
         return value
-    return node.inputs[0] if _number_of(node.inputs[1]) in (88.0, 709.0) else value
+    return node.inputs[0] if number_of(node.inputs[1]) in (88.0, 709.0) else value
 
 
 def _without_epsilon(value: ir.Value | None) -> ir.Value | None:
@@ -568,7 +562,7 @@ def _without_epsilon(value: ir.Value | None) -> ir.Value | None:
     node = None if value is None else value.producer()
     if node is None or node.domain or node.op_type != "Add":
         return value
-    tiny = [x is not None and 0 < (_number_of(x) or 0) <= NARROW for x in node.inputs]
+    tiny = [x is not None and 0 < (number_of(x) or 0) <= NARROW for x in node.inputs]
     return node.inputs[1 - tiny.index(True)] if any(tiny) else value
 
 
@@ -582,7 +576,7 @@ def _without_reshaping(value: ir.Value) -> ir.Value:
         if node.op_type == "Clip":
             tiny = (_clip_bound(node, "min", 1) or 0) <= NARROW and _clip_bound(node, "max", 2) is None
         elif node.op_type in ("Max", "Add"):
-            tiny = len(node.inputs) == 2 and 0 <= (_number_of(node.inputs[1]) or -1) <= NARROW
+            tiny = len(node.inputs) == 2 and 0 <= (number_of(node.inputs[1]) or -1) <= NARROW
         if node.op_type != "Expand" and not tiny and not (node.op_type in SHAPE_ONLY and _keeps_layout(node)):
             return value
         value = node.inputs[0]
@@ -597,7 +591,7 @@ def _keeps_layout(node: ir.Node) -> bool:
     if node.op_type == "Cast":
         return bool(x.dtype and x.dtype.is_floating_point() and node.outputs[0].dtype in _FLOAT_TYPES)
     if node.op_type == "Dropout":
-        return len(node.inputs) < 3 or node.inputs[2] is None or _number_of(node.inputs[2]) == 0.0
+        return len(node.inputs) < 3 or node.inputs[2] is None or number_of(node.inputs[2]) == 0.0
     if node.op_type == "Transpose":  # it may move axes of size one
         if x.shape is None:
             return False
@@ -613,7 +607,7 @@ def _clip_bound(node: ir.Node, name: str, position: int) -> float | None:
         return node.attributes[name].as_float()
     if len(node.inputs) <= position or node.inputs[position] is None:
         return None
-    number = _number_of(node.inputs[position])
+    number = number_of(node.inputs[position])
     return (float("inf") if name == "min" else -float("inf")) if number is None else number
 
 
@@ -663,7 +657,7 @@ def _without_maximum(exponent: ir.Value) -> ir.Value:
     bounding = maximum.producer()
     if bounding is not None and not bounding.domain and bounding.op_type == "Max" and len(bounding.inputs) == 2:
         for bound, other in (bounding.inputs, bounding.inputs[::-1]):
-            if other is not None and _number_of(bound) == -math.inf:  # JAX starts a maximum from -inf
+            if other is not None and number_of(bound) == -math.inf:  # JAX starts a maximum from -inf
                 maximum = other
                 break
     largest = _without_reshaping(maximum).producer()

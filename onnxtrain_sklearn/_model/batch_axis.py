@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._ir.control_flow import complete_bodies, states_of_known_start
-from .._ir.queries import attribute, constant, dims, graphs_in, int_attribute, kind, node_label, operand, opset
+from .._ir.queries import attribute, constant, dims, graphs_in, kind, node_label, operand, opset
 from .._ir.shape_values import Integers, evaluate, is_complete, note_constant
 from .._ir.shapes import forget_shapes, infer_shapes
 from ..exceptions import ModelError
@@ -90,7 +90,7 @@ def _free_reshapes(model: ir.Model, batches: set[int]) -> None:
         sizes = None if data is None or constant(data) is not None else data.shape
         if wanted is None or not wanted.size or not sizes or int(wanted[0]) not in batches or sizes[0] != wanted[0]:
             continue
-        if int_attribute(node, "allowzero", 0):  # PyTorch writes it; a zero would then be the size 0, not "keep"
+        if node.attributes.get_int("allowzero", 0):  # PyTorch writes it; a zero would then be the size 0, not "keep"
             if 0 in wanted:
                 continue
             del node.attributes["allowzero"]
@@ -426,25 +426,25 @@ def _reduction(s: _Tracer, node: ir.Node) -> Result:
     x, place = node.inputs[0], _required(s.of(node, 0))
     has_axes = attribute(node, "axes", None) is not None or operand(node, 1) is not None
     axes = _axes_of(s, node) if has_axes else []
-    if not axes and int_attribute(node, "noop_with_empty_axes", 0):
+    if not axes and attribute(node, "noop_with_empty_axes", 0):
         return place
     rank = s.rank(x)
     axes = [axis % rank for axis in axes] or [*range(rank)]
     _along(place, axes)
-    gone = 0 if int_attribute(node, "keepdims", 1) else sum(axis < place.axis for axis in axes)
+    gone = 0 if node.attributes.get_int("keepdims", 1) else sum(axis < place.axis for axis in axes)
     return place._replace(axis=place.axis - gone)
 
 
 def _arg_extreme(s: _Tracer, node: ir.Node) -> Result:
     """Follow ArgMax and ArgMin."""
-    place, axis = _required(s.of(node, 0)), int_attribute(node, "axis", 0) % s.rank(node.inputs[0])
+    place, axis = _required(s.of(node, 0)), node.attributes.get_int("axis", 0) % s.rank(node.inputs[0])
     _along(place, [axis])
-    return place._replace(axis=place.axis - (not int_attribute(node, "keepdims", 1) and axis < place.axis))
+    return place._replace(axis=place.axis - (not node.attributes.get_int("keepdims", 1) and axis < place.axis))
 
 
 def _softmax(s: _Tracer, node: ir.Node) -> Result:
     place, rank, single = _required(s.of(node, 0)), s.rank(node.inputs[0]), opset(node) >= 13
-    axis = int_attribute(node, "axis", -1 if single else 1) % rank
+    axis = node.attributes.get_int("axis", -1 if single else 1) % rank
     _along(place, [axis] if single else range(axis, rank))
     return place
 
@@ -455,7 +455,7 @@ def _over_last_axes(default: int) -> Rule:
     def rule(s: _Tracer, node: ir.Node) -> Result:
         s.fixed(*node.inputs[1:])
         place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
-        _along(place, range(int_attribute(node, "axis", default) % rank, rank))
+        _along(place, range(node.attributes.get_int("axis", default) % rank, rank))
         return place
 
     return rule
@@ -467,7 +467,7 @@ def _along_axis(default: int) -> Rule:
     def rule(s: _Tracer, node: ir.Node) -> Result:
         s.fixed(*node.inputs[1:])
         place = _required(s.of(node, 0))
-        _along(place, [int_attribute(node, "axis", default) % s.rank(node.inputs[0])])
+        _along(place, [node.attributes.get_int("axis", default) % s.rank(node.inputs[0])])
         return place
 
     return rule
@@ -540,7 +540,7 @@ def _product_of(s: _Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool
 
 def _gemm(s: _Tracer, node: ir.Node) -> Result:
     a, b, c = node.inputs[0], node.inputs[1], operand(node, 2)
-    turned = bool(int_attribute(node, "transA", 0)), bool(int_attribute(node, "transB", 0))
+    turned = bool(node.attributes.get_int("transA", 0)), bool(node.attributes.get_int("transB", 0))
     place = _product_of(s, a, b, *turned) if s.place(a) or s.place(b) else None
     own = s.place(c)
     if own is not None:
@@ -563,7 +563,7 @@ def _reshape(s: _Tracer, node: ir.Node) -> Result:
     if None in after and operand(node, 1) is not None:
         wanted = s.known.get(operand(node, 1))  # type: ignore[arg-type]
         if wanted is not None and wanted.ndim == 1 and len(wanted) == len(after):
-            copies = not int_attribute(node, "allowzero", 0)
+            copies = not node.attributes.get_int("allowzero", 0)
             for i, size in enumerate(wanted):
                 if after[i] is None and size == 0 and copies and i < len(before):
                     after[i] = before[i]
@@ -595,7 +595,7 @@ def _reshaped(place: Rows, before: list[int | None], after: list[int | None], ba
 
 def _flatten(s: _Tracer, node: ir.Node) -> Result:
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
-    axis = int_attribute(node, "axis", 1)
+    axis = node.attributes.get_int("axis", 1)
     if place.axis == 0 and rank > 1 and axis % rank == 1:
         return place
     sizes = s.sizes(node.inputs[0])
@@ -644,7 +644,7 @@ def _tile(s: _Tracer, node: ir.Node) -> Result:
 
 def _concat(s: _Tracer, node: ir.Node) -> Result:
     places, rank = [s.place(x) for x in node.inputs], s.rank(node.inputs[0])
-    axis, found = int_attribute(node, "axis", 0) % rank, {place for place in places if place is not None}
+    axis, found = node.attributes.get_int("axis", 0) % rank, {place for place in places if place is not None}
     if any(place.axis == axis for place in found):
         if None in places or len({place.after for place in found}) > 1 or len({p.axis for p in found}) > 1:
             raise Unknown
@@ -675,7 +675,7 @@ def _slice(s: _Tracer, node: ir.Node) -> Result:
 
 def _gather(s: _Tracer, node: ir.Node) -> Result:
     data, indices = node.inputs[:2]
-    axis, own, read = int_attribute(node, "axis", 0) % s.rank(data), s.place(data), s.place(indices)
+    axis, own, read = node.attributes.get_int("axis", 0) % s.rank(data), s.place(data), s.place(indices)
     if own is None:
         place = _required(read)
         return place._replace(axis=axis + place.axis)
@@ -687,7 +687,7 @@ def _gather(s: _Tracer, node: ir.Node) -> Result:
 
 def _gather_elements(s: _Tracer, node: ir.Node) -> Result:
     data, indices = s.of(node, 0), s.of(node, 1)
-    axis = int_attribute(node, "axis", 0) % s.rank(node.inputs[0])
+    axis = node.attributes.get_int("axis", 0) % s.rank(node.inputs[0])
     if data is None:
         return _required(indices)
     _along(data, [axis])
@@ -697,7 +697,7 @@ def _gather_elements(s: _Tracer, node: ir.Node) -> Result:
 
 
 def _gather_nd(s: _Tracer, node: ir.Node) -> Result:
-    data, indices, shared = s.of(node, 0), s.of(node, 1), int_attribute(node, "batch_dims", 0)
+    data, indices, shared = s.of(node, 0), s.of(node, 1), node.attributes.get_int("batch_dims", 0)
     if data is None and indices is not None and indices.axis < s.rank(node.inputs[1]) - 1 and not shared:
         return indices
     if data is not None and data.axis < shared and indices in (None, data):
@@ -708,7 +708,7 @@ def _gather_nd(s: _Tracer, node: ir.Node) -> Result:
 def _one_hot(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
-    return place._replace(axis=place.axis + (int_attribute(node, "axis", -1) % (rank + 1) <= place.axis))
+    return place._replace(axis=place.axis + (node.attributes.get_int("axis", -1) % (rank + 1) <= place.axis))
 
 
 def _pad(s: _Tracer, node: ir.Node) -> Result:
@@ -733,7 +733,7 @@ def _resize(s: _Tracer, node: ir.Node) -> Result:
 
 
 def _recurrent(s: _Tracer, node: ir.Node) -> Result:
-    first = int_attribute(node, "layout", 0)
+    first = node.attributes.get_int("layout", 0)
     wanted = {0: Rows(0 if first else 1), 4: Rows(0), 5: Rows(0 if first else 1), 6: Rows(0 if first else 1)}
     for i, x in enumerate(node.inputs):
         if (place := s.place(x)) is not None and place != wanted.get(i):
@@ -798,7 +798,7 @@ def _compress(s: _Tracer, node: ir.Node) -> Result:
     place = _required(s.of(node, 0))
     if "axis" not in node.attributes:
         raise RowsMeet
-    _along(place, [int_attribute(node, "axis", 0) % s.rank(node.inputs[0])])
+    _along(place, [node.attributes.get_int("axis", 0) % s.rank(node.inputs[0])])
     return place
 
 

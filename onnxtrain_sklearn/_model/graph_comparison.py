@@ -10,6 +10,7 @@ compared; Dropout and BatchNormalization in training mode are first switched off
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,8 +209,7 @@ def in_predicting_form(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
         without += f"{' and ' if without else ''}statistics of minibatches"
     if not without:
         return proto, ""
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     for node in (node for graph in (result.graph, *result.functions) for node in nodes_of(graph)):
         if _drops(node):
             del node.input[2:]
@@ -241,8 +241,7 @@ def _with_plain_ends(proto: onnx.ModelProto) -> onnx.ModelProto:
     )
     if not inputs and not outputs:
         return proto
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     graph, inner = result.graph, {name: f"{name}/bfloat16" for name in inputs | outputs}
     for node in nodes_of(graph):
         for names in (node.input, node.output):
@@ -293,8 +292,7 @@ def _is_numeric(*values: Any) -> bool:
 
 def _showing(proto: onnx.ModelProto, names: Mapping[str, Any]) -> onnx.ModelProto:
     """Return the graph with more values among its outputs; onnxruntime infers their types."""
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
+    result = deepcopy(proto)
     shown = {value.name for value in result.graph.output}
     for name in names:
         if name not in shown:

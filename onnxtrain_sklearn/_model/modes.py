@@ -21,7 +21,7 @@ from .._importers.tf2onnx import TF2ONNX
 from .._importers.torch_program import PRODUCER, TorchProgram, call_of, is_from_torch, scope_of
 from .._ir.edits import bypass, copy_initializer, keep_outputs, replace_by_initializer, replace_node
 from .._ir.opsets import RENEWED_OPSET, in_opset
-from .._ir.queries import attribute, constant, dims, every_node, int_attribute, is_read, node_label, operand
+from .._ir.queries import attribute, constant, dims, every_node, is_read, node_label, operand
 from ..exceptions import ModelError, UnsupportedOperatorError, warn
 from ..graph import GraphBuilder, copy_type, names_of
 from .batch_axis import free_batch_axis
@@ -185,7 +185,7 @@ def alone(source: ir.Model, output: str) -> ir.Model:
 def normalizes_by_batch(node: ir.Node) -> bool:
     """Return True if a BatchNormalization is in training mode; before opset 14 it then has further outputs."""
     is_batch_norm = node.op_type == "BatchNormalization" and not node.domain
-    return is_batch_norm and bool(int_attribute(node, "training_mode", 0) or len(node.outputs) > 1)
+    return is_batch_norm and bool(node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1)
 
 
 def use_running_statistics(node: ir.Node) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, ClassVar
@@ -502,8 +503,7 @@ class GraphPart:
             proto = self._graph(X.shape[1])
         else:
             erased = _part_graphs.get((self.form, X.shape[1]), lambda: self._erased_graph(X.shape[1]))
-            proto = onnx.ModelProto()
-            proto.CopyFrom(erased)
+            proto = deepcopy(erased)
             fill_initializers(proto, self.weights)
         session = create_session(proto.SerializeToString(), resolve_device())
         return np.asarray(run_session(session, ["scores"], {"X": X})[0])

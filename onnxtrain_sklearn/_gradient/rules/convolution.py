@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ..._ir.edits import replace_node
 from ..._ir.queries import Dims, dims, fixed
-from ..._ir.supported import PADDING, Supported
+from ..._ir.supported import WINDOW, Supported
 from ...graph import GraphBuilder, Operand
 from ..reverse import GradientRule, Reverse, Thunk, count, mask, reshape_to, scatter_flat, shape_of
 from .convolution_products import faster_convolution, input_cotangent, kernel_cotangent
@@ -251,17 +251,15 @@ def _global_max_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Mul(hits, op.Div(r.g, total))]
 
 
-_POOLING = f"{PADDING} dilations kernel_shape pads strides"
-
 RULES: dict[str, GradientRule] = {
-    "AveragePool": Supported(_average_pool_rule, f"ceil_mode count_include_pad {_POOLING}"),
+    "AveragePool": Supported(_average_pool_rule, f"ceil_mode count_include_pad {WINDOW}"),
     "Col2Im": Supported(_col2im_rule, "dilations pads strides", inputs=3),
-    "Conv": Supported(_conv_rule, f"group {_POOLING}", inputs=3),
-    "ConvTranspose": Supported(_conv_transpose_rule, f"group output_padding output_shape {_POOLING}", inputs=3),
+    "Conv": Supported(_conv_rule, f"group {WINDOW}", inputs=3),
+    "ConvTranspose": Supported(_conv_transpose_rule, f"group output_padding output_shape {WINDOW}", inputs=3),
     "GlobalAveragePool": Supported(_global_average_rule),
     "GlobalLpPool": Supported(lambda r: [lambda: _lp_cotangent(r, lambda share: share)], "p"),
     "GlobalMaxPool": Supported(_global_max_rule),
-    "LpPool": Supported(_lp_pool_rule, f"ceil_mode p {_POOLING}"),
-    "MaxPool": Supported(_max_pool_rule, f"ceil_mode storage_order {_POOLING}", outputs=2),
+    "LpPool": Supported(_lp_pool_rule, f"ceil_mode p {WINDOW}"),
+    "MaxPool": Supported(_max_pool_rule, f"ceil_mode storage_order {WINDOW}", outputs=2),
     "MaxUnpool": Supported(_max_unpool_rule, "kernel_shape pads strides", inputs=3),
 }

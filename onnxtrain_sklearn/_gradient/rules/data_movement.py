@@ -18,7 +18,7 @@ import onnx_ir as ir
 from ..._importers.torch_program import padding_row
 from ..._ir.queries import constant, dims, fixed, operand
 from ..._ir.supported import ANY, Supported
-from ...graph import INT64, Operand
+from ...graph import INT64, Operand, length_along
 from ..reverse import (
     GradientRule,
     Reverse,
@@ -63,7 +63,7 @@ def _concat_rule(r: Reverse) -> Sequence[Thunk]:
         starts = [np.array([total]) for total in accumulate([0, *sizes])]
     else:
         axis = axis % r.rank(r.y)
-        lengths = [op.Slice(op.Shape(part), [axis], [axis + 1], [0]) for part in parts]
+        lengths = [length_along(op, part, axis) for part in parts if part is not None]
         starts = [np.array([0]), *accumulate(lengths, op.Add)]
     return [
         lambda i=i: r.op.Slice(r.g, starts[i], starts[i + 1], [axis])  # type: ignore[misc]

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ..._importers.quantization import is_fake
 from ..._importers.torch_program import is_open_clip
-from ..._ir.queries import constant, dims, fixed
+from ..._ir.queries import constant, dims, fixed, number_of
 from ..._ir.supported import ANY, Supported
 from ...graph import GraphBuilder, Operand
 from ..path import MISSING, STEEP, is_norm
@@ -176,7 +176,7 @@ def _pow_rule(r: Reverse) -> Sequence[Thunk]:
 
     def slope() -> ir.Value:
         known = None if 1 in r.wanted else constant(n)  # a trained exponent changes
-        if known is not None and known.size == 1 and known.item() == 2:
+        if known is not None and number_of(n) == 2:
             return op.Mul(x, 2.0)
         lower = op.Pow(x, op.Sub(exponent, 1.0))
         if known is not None and np.all(known >= 1):

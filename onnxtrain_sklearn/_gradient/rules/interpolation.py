@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ..._ir.queries import constant, dims, fixed, operand
 from ..._ir.supported import Supported
-from ...graph import INT64, Operand
+from ...graph import INT64, Operand, length_along
 from ..reverse import GradientRule, Reverse, Thunk, mask, reshape_to, scatter_add, zeros_like
 from .windows import spatial_sizes
 
@@ -130,7 +130,7 @@ class Samples:
             rows, columns = op.Unsqueeze(op.Mul(index, size), axes=[3]), op.Unsqueeze(taps.index, axes=[2])
             index = op.Reshape(op.Add(rows, columns), [0, 0, -1])
         index = op.Reshape(index, [0, 1, -1])
-        channels = op.Slice(op.Shape(self.pixels), [1], [2], [0])
+        channels = length_along(op, self.pixels, 1)
         return op.Expand(index, op.Concat(np.array([1]), channels, np.array([1]), axis=0))
 
 
@@ -361,7 +361,7 @@ def _length(r: Reverse, value: ir.Value, axis: int) -> Operand:
     """Return the size of an axis, as a vector of one element."""
     sizes = dims(value)
     known = None if sizes is None else sizes[axis]
-    return np.array([known]) if isinstance(known, int) else r.op.Slice(r.op.Shape(value), [axis], [axis + 1], [0])
+    return np.array([known]) if isinstance(known, int) else length_along(r.op, value, axis)
 
 
 def _affine_grid_rule(r: Reverse) -> Sequence[Thunk]:

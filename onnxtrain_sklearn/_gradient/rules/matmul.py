@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ..._ir.queries import Dims, dims, fixed
 from ..._ir.supported import ANY, Supported
+from ...graph import positions_along
 from ..reverse import GradientRule, Reverse, Thunk, mask, shape_of, sum_to
 
 Size: TypeAlias = "int | str | None"
@@ -150,9 +151,8 @@ def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:
     size = (dims(x) or [])[axis]
     if isinstance(size, int):
         return r.op.constant(np.eye(size, dtype=r.op.dtype.numpy()))
-    op = r.op
-    places = op.Range(np.array(0), op.Squeeze(op.Slice(op.Shape(x), [axis], [axis + 1], [0]), axes=[0]), np.array(1))
-    return mask(op, op.Equal(places, op.Unsqueeze(places, axes=[1])))
+    places = positions_along(r.op, x, axis)
+    return mask(r.op, r.op.Equal(places, r.op.Unsqueeze(places, axes=[1])))
 
 
 # --- SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: classes are on axis 1, and rows may be ignored ---

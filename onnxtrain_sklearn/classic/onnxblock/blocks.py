@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
@@ -164,8 +165,7 @@ def declared(name: str) -> onnx.ValueInfoProto:
     values = {value.name: value for value in (*graph.output, *graph.input)}
     if name not in values:
         raise UnknownValueError(f"The graph has no input or output {name!r}.{nearest(name, values)}")
-    copy = onnx.ValueInfoProto()
-    copy.CopyFrom(values[name])
+    copy: onnx.ValueInfoProto = deepcopy(values[name])
     return copy
 
 

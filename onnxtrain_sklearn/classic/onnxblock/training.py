@@ -9,6 +9,7 @@ for each gradient. If nothing requires a gradient, it is the forward model with 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import deepcopy
 from typing import Any
 
 import onnx
@@ -118,8 +119,7 @@ class TrainingBlock(blocks.Block):
         graph.initializer.extend(constants)
 
         # The evaluation model runs Dropout and BatchNormalization in inference mode.
-        evaluation = onnx.ModelProto()
-        evaluation.CopyFrom(model)
+        evaluation = deepcopy(model)
         for node in evaluation.graph.node:
             if node.op_type == "Dropout" and len(node.input) > 2:
                 node.input[2] = ""
