@@ -48,7 +48,7 @@ from ..exceptions import ModelError, instead_of, nearest
 from ..graph import GraphBuilder
 from ..losses import Loss
 from ..optimizers import SGD, Adam, AdamW, BaseOptimizer, Slot, resolve_optimizer
-from ..optimizers.options import OPTIONS
+from ..optimizers.base import OPTIONS
 from ..schedules import resolve_schedule
 from .call import Call
 from .config import TrainingConfig

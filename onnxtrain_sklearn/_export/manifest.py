@@ -21,7 +21,7 @@ from .._utils.params import Component
 from .._utils.untrusted_text import json_object
 from ..exceptions import ModelError
 from ..optimizers import Optimizer
-from ..optimizers.options import OPTIONS
+from ..optimizers.base import OPTIONS
 from .graphs import GraphEntry
 from .source import ExportSource, OutputSource, StateTensor
 from .step_graph import StepGraph, TargetInput, label_weights

@@ -23,7 +23,7 @@ from ..optimizers.scalars import Number
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..optimizers.options import StepOptions
+    from ..optimizers.base import StepOptions
 
 MOMENTS = ("Moment_1", "Moment_2")
 UPDATE_COUNT = "Update_Count"

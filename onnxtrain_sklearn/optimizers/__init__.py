@@ -16,6 +16,7 @@ from .base import BaseOptimizer as BaseOptimizer
 from .base import Optimizer as Optimizer
 from .base import Parameter as Parameter
 from .base import Slot as Slot
+from .base import StepOptions as StepOptions
 from .in_place import UpdateGraph as UpdateGraph
 from .in_place import clip_graph as clip_graph
 from .in_place import update_graph as update_graph
@@ -24,7 +25,6 @@ from .lbfgs import LBFGS as LBFGS
 from .lbfgs import MinimizeResult as MinimizeResult
 from .lion import Lion as Lion
 from .muon import Muon as Muon
-from .options import StepOptions as StepOptions
 from .rmsprop import RMSprop as RMSprop
 from .scalars import Scalar as Scalar
 from .scalars import maximum as maximum

@@ -9,13 +9,11 @@ from onnx_ir import Value
 
 from .._utils.params import FRACTION, NOT_NEGATIVE, POSITIVE, Rules
 from ..graph import GraphBuilder
-from .base import Named, Optimizer, Parameter, Slot, Step
+from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions
 from .scalars import Number, minimum, sqrt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from .options import StepOptions
 
 
 class Adafactor(Optimizer):

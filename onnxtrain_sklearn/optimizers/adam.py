@@ -8,13 +8,11 @@ from onnx_ir import Value
 
 from .._utils.params import BELOW_ONE, NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
-from .base import WEIGHT_DECAY, Named, Optimizer, Parameter, Slot, Step, running_average, with_penalty
+from .base import WEIGHT_DECAY, Named, Optimizer, Parameter, Slot, Step, StepOptions, running_average, with_penalty
 from .scalars import Number, sqrt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from .options import StepOptions
 
 
 class Adam(Optimizer):

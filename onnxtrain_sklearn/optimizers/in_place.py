@@ -94,18 +94,40 @@ def update_graph(
     op = new_graph([*arrays.values(), *scalars.values()], dtype, "update")
     with operators_of(author):
         state = {name: arrays[name] for name in slots}
-        emitted: object = rule.update(op, arrays["parameters"], arrays["gradients"], state, scalars)
-    new, new_state = _checked_step(emitted, author)
-    if new_state.keys() != slots.keys():
-        raise ModelError(f"{author} must return new values of the state {sorted(slots)}, got {sorted(new_state)}.")
-    for name, value in _separate(op, {"parameters": new, **new_state}).items():
-        _require_shape(op, author, name, value, arrays[name])
-        _check_in_place(author, arrays[name], value)
-        append_output(op.graph, value, f"new_{name}", arrays[name])
-    if isinstance(rule, ScheduledDecay):
-        _require_scheduled(author, rule, scalars)
+        emitted: Any = rule.update(op, arrays["parameters"], arrays["gradients"], state, scalars)
+    is_step = isinstance(emitted, tuple) and len(emitted) == 2 and isinstance(emitted[1], Mapping)
+    if not is_step or not all(isinstance(value, Value) for value in (emitted[0], *emitted[1].values())):
+        raise ModelError(
+            f"{author} must return the new parameters and a dict of the new state, which are results of operators "
+            f"(op.Sub(parameters, step), {{}}); {instead_of(emitted)}."
+        )
+    if emitted[1].keys() != slots.keys():
+        raise ModelError(f"{author} must return new values of the state {sorted(slots)}, got {sorted(emitted[1])}.")
+    # An output of its own for each: an input of the graph, or a value returned twice, is copied. All copies come before
+    # the first check, which must see them as readers of the old arrays.
+    returned = [emitted[0], *emitted[1].values()]
+    new = [value if value.producer() and returned.count(value) == 1 else op.Identity(value) for value in returned]
+    for name, value in zip(("parameters", *emitted[1]), new, strict=True):
+        old, shape, found = arrays[name], op.shape(arrays[name]) or (), op.shape(value)
+        if found is not None and all(isinstance(size, int) for size in (*found, *shape)) and found != shape:
+            raise ModelError(f"{author} returns {name!r} of shape {list(found)}, and it has {list(shape)}.")
+        _check_in_place(author, old, value)
+        append_output(op.graph, value, f"new_{name}", old)
+    if isinstance(rule, ScheduledDecay) and not rule.changes({k for k, v in scalars.items() if v.consumers()}):
+        raise ModelError(
+            f"{author} does not follow weight_decay_schedule: its scalars do not depend on weight_decay. Take "
+            f"k.get('weight_decay', self.weight_decay) in place of self.weight_decay in update."
+        )
     if rule.elementwise:
-        _require_elementwise(author, op.graph)
+        # Each element of the results may depend on the elements of the same index alone.
+        mixes = [node.op_type for node in op.graph if node.op_type not in _ELEMENTWISE]
+        numbers = [value.const_value for value in op.graph.initializers.values()]
+        if mixes or any(number is not None and number.size != 1 for number in numbers):
+            reason = f"emits {mixes[0]}, which may combine elements" if mixes else "has constants of several elements"
+            raise ModelError(
+                f"{author} {reason}, and the vectors that it is given hold many parameters. Set elementwise = False "
+                f"in the class: it is then given each parameter in its own shape."
+            )
     return UpdateGraph(ir.Model(op.graph, ir_version=8), slots, rule.scalars, rule.elementwise, scheduled)
 
 
@@ -130,19 +152,12 @@ def update_rule(
 ) -> UpdateRule:
     """Return the rule whose step the update graph computes; the arguments are those of :func:`update_graph`."""
     fused = fused and dtype == ir.DataType.FLOAT and _belongs_to_rule(optimizer, "fused")
-    plain = _with_plain_numbers(optimizer)
-    rule = (plain.fused() if fused else None) or plain
+    # Python's numbers in place of numpy scalars: one of float32 would make float32 of a step's scalars.
+    if numbers := {name: x.item() for name, x in vars(optimizer).items() if isinstance(x, np.generic)}:
+        optimizer = copy.copy(optimizer)
+        vars(optimizer).update(numbers)
+    rule = (optimizer.fused() if fused else None) or optimizer
     return ScheduledDecay(rule) if scheduled else rule
-
-
-def _with_plain_numbers(optimizer: UpdateRule) -> UpdateRule:
-    """Return the optimizer with Python's numbers: a numpy scalar of float32 would make float32 of a step's scalars."""
-    numbers = {name: x.item() for name, x in vars(optimizer).items() if isinstance(x, np.generic)}
-    if not numbers:
-        return optimizer
-    twin = copy.copy(optimizer)
-    vars(twin).update(numbers)
-    return twin
 
 
 def moves_without_gradient(optimizer: UpdateRule) -> bool:
@@ -196,58 +211,12 @@ class ScheduledDecay:
         return any(one[name] != half[name] for name in used)
 
 
-def _checked_step(emitted: object, author: str) -> Step:
-    if isinstance(emitted, tuple) and len(emitted) == 2 and isinstance(emitted[1], Mapping):
-        values = emitted[0], *emitted[1].values()
-        if all(isinstance(value, Value) for value in values):
-            return emitted
-    raise ModelError(
-        f"{author} must return the new parameters and a dict of the new state, which are results of operators "
-        f"(op.Sub(parameters, step), {{}}); {instead_of(emitted)}."
-    )
-
-
-def _require_scheduled(author: str, rule: ScheduledDecay, scalars: Named) -> None:
-    """Raise unless the update depends on the weight decay of the step."""
-    if not rule.changes({name for name, value in scalars.items() if value.consumers()}):
-        raise ModelError(
-            f"{author} does not follow weight_decay_schedule: its scalars do not depend on weight_decay. Take "
-            f"k.get('weight_decay', self.weight_decay) in place of self.weight_decay in update."
-        )
-
-
-def _separate(op: GraphBuilder, results: Named) -> dict[str, Value]:
-    """Return ``results`` with copies of values that are inputs of the graph or occur twice."""
-    values = list(results.values())
-    return {name: v if v.producer() and values.count(v) == 1 else op.Identity(v) for name, v in results.items()}
-
-
-def _require_shape(op: GraphBuilder, author: str, name: str, new: Value, old: Value) -> None:
-    """Raise if the new value of an array is known to have another shape: it could not be written over the old one."""
-    found, shape = op.shape(new), op.shape(old)
-    if found is not None and all(isinstance(size, int) for size in (*found, *(shape or ()))) and found != shape:
-        raise ModelError(f"{author} returns {name!r} of shape {list(found)}, and it has {list(shape or ())}.")
-
-
 _ELEMENTWISE = frozenset(
     "Abs Acos Acosh Add And Asin Asinh Atan Atanh Cast Ceil Clip Cos Cosh Div Elu Equal Erf Exp Floor Greater "
     "GreaterOrEqual HardSigmoid Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mod Mul Neg Not Or "
     "Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh Where Xor "
     "AdamOptimizer SGDOptimizer".split()
 )
-
-
-def _require_elementwise(author: str, graph: ir.Graph) -> None:
-    """Raise unless each element of the results depends on the elements of the same index alone."""
-    mixes = [node.op_type for node in graph if node.op_type not in _ELEMENTWISE]
-    numbers = [value.const_value for value in graph.initializers.values()]
-    if not mixes and all(number is None or number.size == 1 for number in numbers):
-        return
-    reason = f"emits {mixes[0]}, which may combine elements" if mixes else "has constants of several elements"
-    raise ModelError(
-        f"{author} {reason}, and the vectors that it is given hold many parameters. Set elementwise = False in the "
-        f"class: it is then given each parameter in its own shape."
-    )
 
 
 def _check_in_place(author: str, old: Value, new: Value) -> None:

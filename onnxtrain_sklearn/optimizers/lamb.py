@@ -9,13 +9,11 @@ from onnx_ir import Value
 from .._utils.params import BELOW_ONE, NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
 from .adam import AdamW
-from .base import WEIGHT_DECAY, Named, Optimizer, Parameter, Slot, Step, running_average
+from .base import WEIGHT_DECAY, Named, Optimizer, Parameter, Slot, Step, StepOptions, running_average
 from .scalars import Number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from .options import StepOptions
 
 
 class LAMB(Optimizer):

@@ -10,13 +10,11 @@ from onnx_ir import Value
 from .._utils.params import BELOW_ONE, COUNT, NOT_NEGATIVE, OneOf, Rules
 from ..graph import GraphBuilder
 from .adam import AdamW
-from .base import Named, Optimizer, Parameter, Slot, Step, running_average
+from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions, running_average
 from .scalars import Number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from .options import StepOptions
 
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 """The polynomial of Jordan et al., 2024: its slope at zero lifts small singular values fast. After five steps they are

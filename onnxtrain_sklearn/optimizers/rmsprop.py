@@ -8,12 +8,10 @@ from onnx_ir import Value
 
 from .._utils.params import BELOW_ONE, NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
-from .base import Named, Optimizer, Parameter, Slot, Step, running_average, with_penalty
+from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions, running_average, with_penalty
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from .options import StepOptions
 
 
 class RMSprop(Optimizer):
@@ -75,19 +73,17 @@ class RMSprop(Optimizer):
 
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
         g = with_penalty(op, g, p, self, k)
-        square, new = self._square(op, g, state)
+        if self.centered:
+            # In float32 v - a² may fall below zero (in PyTorch too, and the step is NaN): update the variance itself.
+            deviation = op.Sub(g, state["average"])
+            average = running_average(op, state["average"], g, self.alpha, deviation)
+            spread = op.Mul(op.Mul(deviation, deviation), self.alpha * (1.0 - self.alpha))
+            square = op.Add(op.Mul(state["variance"], self.alpha), spread)
+            new = {"average": average, "variance": square}
+        else:
+            square = running_average(op, state["second_moment"], op.Mul(g, g), self.alpha)
+            new = {"second_moment": square}
         direction = op.Div(g, op.Add(op.Sqrt(square), self.epsilon))
         if self.momentum:
             direction = new["momentum"] = op.Add(op.Mul(state["momentum"], self.momentum), direction)
         return op.Sub(p, op.Mul(direction, k["learning_rate"])), new
-
-    def _square(self, op: GraphBuilder, g: Value, state: Named) -> Step:
-        if not self.centered:
-            moment = running_average(op, state["second_moment"], op.Mul(g, g), self.alpha)
-            return moment, {"second_moment": moment}
-        # In float32 v - a² may fall below zero (in PyTorch too, and the step is NaN): update the variance itself.
-        alpha, deviation = self.alpha, op.Sub(g, state["average"])
-        average = running_average(op, state["average"], g, alpha, deviation)
-        spread = op.Mul(op.Mul(deviation, deviation), alpha * (1.0 - alpha))
-        variance = op.Add(op.Mul(state["variance"], alpha), spread)
-        return variance, {"average": average, "variance": variance}

@@ -8,13 +8,11 @@ from onnx_ir import Value
 
 from .._utils.params import BELOW_ONE, FRACTION, NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
-from .base import Named, Optimizer, Parameter, Slot, Step, with_penalty
+from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions, with_penalty
 from .scalars import Number, where
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from .options import StepOptions
 
 
 class SGD(Optimizer):

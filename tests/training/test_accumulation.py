@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn.optimizers.options import OPTIONS
+from onnxtrain_sklearn.optimizers.base import OPTIONS
 from tests.helpers.environment import each_engine
 from tests.helpers.network import NAMES, largest_error, trained
 from tests.helpers.observed import trained_on_device
