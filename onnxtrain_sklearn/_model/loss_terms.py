@@ -20,8 +20,8 @@ from ..graph import GraphBuilder, Operand, operators_of
 from .batch_axis import ROW_LOSSES
 from .links import Link, Task, row_sum, split_columns
 
-SHARES = "shares"
-"""Key in the ``meta`` of row weights that :func:`weights_of_shares` made from their shares in the sum of weights."""
+_NORMALIZED = "normalized"
+"""Key in the ``meta`` of row weights that are divided by their sum already: :func:`as_normalized` marks them."""
 
 
 LEAST_TOTAL = float(np.finfo(np.float32).tiny)
@@ -104,23 +104,23 @@ def weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value,
     """Emit the mean over ``columns`` of each row, and the weighted mean of these over the rows."""
     rows.meta[ROW_LOSSES] = True
     made = sample_weight.producer()
-    share = made.inputs[0] if made is not None and SHARES in sample_weight.meta else None
-    if share is None:
+    normalized = made.inputs[0] if made is not None and _NORMALIZED in sample_weight.meta else None
+    if normalized is None:
         total = op.Max(op.ReduceSum(sample_weight, keepdims=False), LEAST_TOTAL)
-        share = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
-        share = op.Unsqueeze(share, axes=[1])
+        normalized = op.Div(sample_weight, op.Mul(total, float(columns)) if columns != 1 else total)
+        normalized = op.Unsqueeze(normalized, axes=[1])
     elif columns != 1:
-        share = op.Mul(share, 1.0 / columns)
-    return op.ReduceSum(op.Mul(share, rows), keepdims=False)
+        normalized = op.Mul(normalized, 1.0 / columns)
+    return op.ReduceSum(op.Mul(normalized, rows), keepdims=False)
 
 
-def weights_of_shares(op: GraphBuilder, shares: ir.Value, batch: int) -> ir.Value:
-    """Return the weights (N,) of rows by their known ``shares`` (N, 1) in the sum of all weights.
+def as_normalized(op: GraphBuilder, column: ir.Value, batch: int) -> ir.Value:
+    """Return normalized weights of rows, a ``column`` (N, 1) whose sum is 1, as row weights (N,).
 
-    :func:`weighted_row_mean` recognizes them, multiplies by the shares and need not divide by a sum.
+    :func:`weighted_row_mean` recognizes them and multiplies by the column, without a sum and a division in each step.
     """
-    weights = op.Reshape(shares, [batch])
-    weights.meta[SHARES] = True
+    weights = op.Reshape(column, [batch])
+    weights.meta[_NORMALIZED] = True
     return weights
 
 
@@ -156,7 +156,23 @@ def _losses_of_rows(
 ) -> tuple[ir.Value, int]:
     """Return the losses of the rows and their number of columns."""
     if ignores:
-        return _losses_of_counted(op, loss, scores, y, link, groups), 1
+        # The mean of each row over the labels that count. For the others, whose targets are -1, the loss gets scores
+        # and targets of 0, so that it is finite.
+        counted = op.Cast(op.Greater(y, -0.5), to=op.dtype)
+        scores, y = op.Mul(scores, counted), op.Mul(y, counted)
+        find = _group_losses if groups else _row_losses
+        rows, columns = find(op, loss, scores, y, link, *([groups] if groups else []))
+        labels = len(groups) or (op.shape(scores) or (0, 0))[1]
+        if columns != labels:
+            raise ModelError(
+                f"{type(loss).__name__} gives one loss for all {labels} labels of a row, so labels of y that do not "
+                f"count (ignore_label) would affect it: return a loss for each label, (N, {labels}), or leave these "
+                f"rows out."
+            )
+        if groups:
+            counted = op.Gather(counted, np.cumsum([0, *groups[:-1]]).astype(np.int64), axis=1)
+        total = op.Max(row_sum(op, counted), 1.0)
+        return row_sum(op, op.Mul(rows, op.Div(counted, total))), 1
     if link == "exp":  # 0 · exp(100) is NaN in float32, and so is 0 · 3e38 / 0.5
         nonzero = op.Cast(op.Cast(weight, to=ir.DataType.BOOL), to=op.dtype)
         nonzero = op.Unsqueeze(nonzero, axes=[1])
@@ -164,29 +180,6 @@ def _losses_of_rows(
     if groups:
         return _group_losses(op, loss, scores, y, link, groups)
     return _row_losses(op, loss, scores, y, link)
-
-
-def _losses_of_counted(
-    op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
-) -> ir.Value:
-    """Return the mean loss of each row over the labels whose targets are not -1.
-
-    For the others, the loss gets scores and targets of 0, so that it is finite.
-    """
-    counted = op.Cast(op.Greater(y, -0.5), to=op.dtype)
-    scores, y = op.Mul(scores, counted), op.Mul(y, counted)
-    find = _group_losses if groups else _row_losses
-    rows, columns = find(op, loss, scores, y, link, *([groups] if groups else []))
-    labels = len(groups) or (op.shape(scores) or (0, 0))[1]
-    if columns != labels:
-        raise ModelError(
-            f"{type(loss).__name__} gives one loss for all {labels} labels of a row, so labels of y that do not count "
-            f"(ignore_label) would affect it: return a loss for each label, (N, {labels}), or leave these rows out."
-        )
-    if groups:
-        counted = op.Gather(counted, np.cumsum([0, *groups[:-1]]).astype(np.int64), axis=1)
-    total = op.Max(row_sum(op, counted), 1.0)
-    return row_sum(op, op.Mul(rows, op.Div(counted, total)))
 
 
 def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:

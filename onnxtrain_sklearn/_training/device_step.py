@@ -137,21 +137,37 @@ class DeviceStep:
         self, minibatches: Sequence[Minibatch], next_rates: Callable[[], Rates]
     ) -> Iterator[tuple[float, float]]:
         """Take the steps of these minibatches; return the sum of weights and the loss of each step."""
+        # Upload all that these steps read, so that none of them waits for the host.
         passes = [self._pass(len(one.rows), resident=bool(self._data)) for one in minibatches]
         groups = Groups(np.array([one.weight for one in minibatches]), self.settings.accumulate)
-        every = [next_rates() for _ in groups.weights]
-        scalars, losses = (
-            self._update.scalars(groups.weights, every, self.state),
-            self._vectors.new(np.zeros(len(passes), self._vectors.buffer.dtype)),
-        )
-        shares = self._vectors.new(groups.shares.astype(self._vectors.buffer.dtype))
-        for i, (one, feeds) in enumerate(self._fed(minibatches, passes)):
-            step = i // groups.size
-            self._run_pass(one, {**feeds, LOSS: losses.part(i, ())}, every[step].dropout)
-            if self._total is not None and groups.position(i) in self._total:
-                self._total[groups.position(i)].run(**{SHARE: shares.part(i, ())})
-            if groups.position(i)[1]:
-                self._run_step({name: array.part(step, ()) for name, array in scalars.items()})
+        every, dtype = [next_rates() for _ in groups.weights], self._vectors.buffer.dtype
+        scalars = self._update.scalars(groups.weights, every, self.state)
+        losses, shares = self._vectors.new(np.zeros(len(passes), dtype)), self._vectors.new(groups.shares.astype(dtype))
+        order, weights = self._order(minibatches, passes)
+
+        start = 0
+        for i, (minibatch, one) in enumerate(zip(minibatches, passes, strict=True)):
+            step, shape = i // groups.size, one.buffers.sample_weight.shape
+            feeds: dict[str, Array] = {WEIGHT: weights.part(start, shape), LOSS: losses.part(i, ())}
+            if self._data:
+                feeds |= {**self._data, ROW_NUMBERS: order.part(start, shape)}
+            else:  # the host gathers the rows
+                minibatch.fill(one.buffers)
+                one.gradient.require_indices(one.buffers.columns)
+            start += shape[0]
+            if one.uniform.buffers:
+                one.uniform.draw(self.state.draws, every[step].dropout)
+                self.state.draws += 1
+            one.gradient.run(**feeds)
+            if self._copy is not None:
+                self._copy.run()
+            first, last = groups.position(i)
+            if self._total is not None and (first, last) in self._total:
+                self._total[first, last].run(**{SHARE: shares.part(i, ())})
+            if last:
+                self.state.t += 1  # before the update: after an error the vectors count as changed
+                self._update.run({name: array.part(step, ()) for name, array in scalars.items()})
+                self.state.averaged += self.settings.ema_decay is not None
         means = groups.means(losses.read().astype(np.float64)) + scalars[PENALTY].read()
         return zip(groups.weights.tolist(), means.tolist(), strict=True)
 
@@ -167,36 +183,6 @@ class DeviceStep:
         """Reset the optimizer to its state before the first step, on the device too."""
         self.state.reset(self._slots)
         self._loaded = None
-
-    def _fed(
-        self, minibatches: Sequence[Minibatch], passes: Sequence[DevicePass]
-    ) -> Iterator[tuple[DevicePass, dict[str, Array]]]:
-        """Yield the pass of each minibatch and its inputs; the host gathers rows only if the device does not."""
-        order, weights = self._order(minibatches, passes)
-        start = 0
-        for minibatch, one in zip(minibatches, passes, strict=True):
-            shape = one.buffers.sample_weight.shape
-            feeds: dict[str, Array] = {WEIGHT: weights.part(start, shape)}
-            if self._data:
-                feeds |= {**self._data, ROW_NUMBERS: order.part(start, shape)}
-            else:
-                minibatch.fill(one.buffers)
-                one.gradient.require_indices(one.buffers.columns)
-            yield one, feeds
-            start += shape[0]
-
-    def _run_pass(self, one: DevicePass, feeds: Mapping[str, Array], dropout: float) -> None:
-        if one.uniform.buffers:
-            one.uniform.draw(self.state.draws, dropout)
-            self.state.draws += 1
-        one.gradient.run(**feeds)
-        if self._copy is not None:
-            self._copy.run()
-
-    def _run_step(self, now: Mapping[str, DeviceArray]) -> None:
-        self.state.t += 1  # first: after an error the vectors count as changed
-        self._update.run(now)
-        self.state.averaged += self.settings.ema_decay is not None
 
     def _load(self, batches: Batches) -> None:
         """Upload the trained parameters, and the data if they fit."""
@@ -273,26 +259,22 @@ class DeviceUpdate:
             self._calls.append((penalty, {name: name for name in ("strength", PENALTY)}))
         if settings.max_grad_norm is not None:
             self._calls.append((bindings.clipping(vectors.gradient), {}))
-        self._calls.extend(self._updating(one) for one in segments)
+        for one in segments:
+            part, parameter, slots = one.segment.part, one.segment.parameter, one.slots(vectors.slots)
+            start, shape = part.start, tuple[int, ...]([part.stop - part.start])
+            if parameter is None:
+                slots = {name: slot.part(start, shape) for name, slot in slots.items()}
+            elif one.program.elementwise:
+                slots = {name: slot.part(0, shape) for name, slot in slots.items()}
+            else:
+                shape = parameter.shape
+            arrays = {"parameters": vectors.buffer.part(start, shape), **slots}
+            binding = bind_update(one.open_session(), arrays, vectors.gradient.part(start, shape), {})
+            self._calls.append((binding, {name: _scalar_name(one, name) for name in one.scalars(Rates(0.001), 1)}))
         if parameters.average is not None:
             shape, start = parameters.vector.shape, len(parameters.buffer) - len(parameters.vector)
             average = bindings.average(vectors.buffer.part(start, shape), vectors.buffer.part(0, shape))
             self._calls.append((average, {STEP_WEIGHT: STEP_WEIGHT}))
-
-    def _updating(self, one: SegmentUpdate) -> tuple[Binding, dict[str, str]]:
-        """Bind the update of a segment."""
-        vectors, part, parameter = self._vectors, one.segment.part, one.segment.parameter
-        start, shape = part.start, tuple[int, ...]([part.stop - part.start])
-        slots = one.slots(vectors.slots)
-        if parameter is None:
-            slots = {name: slot.part(start, shape) for name, slot in slots.items()}
-        elif one.program.elementwise:
-            slots = {name: slot.part(0, shape) for name, slot in slots.items()}
-        else:
-            shape = parameter.shape
-        arrays = {"parameters": vectors.buffer.part(start, shape), **slots}
-        binding = bind_update(one.open_session(), arrays, vectors.gradient.part(start, shape), {})
-        return binding, {name: _scalar_name(one, name) for name in one.scalars(Rates(0.001), 1)}
 
     def scalars(self, weights: np.ndarray, rates: Sequence[Rates], state: OptimizerState) -> dict[str, DeviceArray]:
         """Return vectors of the scalars that the next steps read or write, by name; one element per step.

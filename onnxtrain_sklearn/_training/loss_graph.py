@@ -21,10 +21,10 @@ from .._model.loss_terms import (
     RowLoss,
     append_loss,
     append_pairwise_loss,
+    as_normalized,
     mark_one_hot,
     row_means,
     weighted_row_mean,
-    weights_of_shares,
 )
 from .._model.modes import follow_torch
 from .._model.trainable import TrainableModel
@@ -63,7 +63,7 @@ def training_graph(
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
     weights = ir.val(WEIGHT, ir_type(model.dtype), (batch, 1) if normalized else (batch,))
     graph.inputs.extend([y, weights])
-    sample_weight = weights_of_shares(op, weights, batch) if normalized else weights
+    sample_weight = as_normalized(op, weights, batch) if normalized else weights
     if isinstance(settings.loss, TotalLoss):
         every = {v.name: v for v in graph.outputs}
         outputs = [every[form.scores] for form in model.forms]
@@ -74,7 +74,12 @@ def training_graph(
         columns = as_columns(op, scores, batch, settings.n_outputs)
         loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=model.link == "votes")
     else:
-        loss = _mean_loss_of_members(op, settings, model.members, scores, y, sample_weight, batch)
+        # The mean over the members of their losses: each member sees every row, with its weight.
+        columns = rows_of_members(op, scores, model.members, settings.n_outputs, batch)
+        width = None if settings.task == "multiclass" else settings.n_outputs
+        y = repeated_rows(op, y, model.members, width)
+        every_weight = repeated_rows(op, sample_weight, model.members, None)
+        loss = _mean_loss(op, settings, columns, y, every_weight, of_pairs=False)
     loss.name, loss.dtype, loss.shape = LOSS, ir_type(model.dtype), ir.Shape([])
     follow_torch(graph_model, "onnxtrain/statistics")
     running_statistics = set(model.running_statistics.values())
@@ -96,7 +101,7 @@ def _mean_loss(
         )
     loss: RowLoss = settings.loss
     if settings.task == "multiclass" and settings.link == "softmax" and takes_labels(settings.loss, settings.n_outputs):
-        loss = of_labels(settings.loss)
+        loss = LossOfLabels(settings.loss)
     elif settings.task == "multiclass":
         y = one_hot(op, y, settings.n_outputs, op.dtype, ignores=settings.positions is not None)
     parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
@@ -124,21 +129,6 @@ def _mean_loss_at_positions(
     else:
         labels = op.Reshape(y, [rows])
     return _mean_loss(op, settings, whole, labels, op.Reshape(weights, [rows]), of_pairs=False)
-
-
-def _mean_loss_of_members(
-    op: GraphBuilder,
-    settings: StepSettings,
-    members: int,
-    scores: ir.Value,
-    y: ir.Value,
-    sample_weight: ir.Value,
-    batch: int,
-) -> ir.Value:
-    """Emit the mean over the members of their losses: each member sees every row, with its weight."""
-    columns = rows_of_members(op, scores, members, settings.n_outputs, batch)
-    y = repeated_rows(op, y, members, None if settings.task == "multiclass" else settings.n_outputs)
-    return _mean_loss(op, settings, columns, y, repeated_rows(op, sample_weight, members, None), of_pairs=False)
 
 
 def score_loss_graph(
@@ -226,21 +216,15 @@ def append_total_loss(
     for i, (one, own) in enumerate(zip(total.outputs, scores, strict=True)):
         factor = parts[count + i] if total.has_factors else None
         weight = sample_weight if factor is None else op.Mul(sample_weight, op.Reshape(factor, [batch]))
-        losses = _row_losses_of_output(op, one, own, parts[i], weight, batch)
+        if one.positions is not None:
+            losses = _rows_at_positions(op, one, one.positions, own, parts[i], weight, batch)
+        else:
+            losses = _means(op, one, as_columns(op, own, batch, one.n_outputs), parts[i], weight)
         losses = losses if factor is None else op.Mul(losses, factor)
         losses = losses if one.weight == 1 else op.Mul(losses, float(one.weight))
         rows = losses if rows is None else op.Add(rows, losses)
     assert rows is not None
     return weighted_row_mean(op, rows, sample_weight, 1)
-
-
-def _row_losses_of_output(
-    op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value, weight: ir.Value, batch: int
-) -> ir.Value:
-    """Emit the losses of an output as a column (N, 1)."""
-    if one.positions is not None:
-        return _rows_at_positions(op, one, one.positions, scores, y, weight, batch)
-    return _means(op, one, as_columns(op, scores, batch, one.n_outputs), y, weight)
 
 
 def as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) -> ir.Value:
@@ -285,7 +269,7 @@ def _rows_at_positions(
 def _means(op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value, weight: ir.Value) -> ir.Value:
     loss: RowLoss = one.loss
     if one.task == "multiclass" and one.link == "softmax" and takes_labels(one.loss, one.n_outputs):
-        loss, y = of_labels(one.loss), op.Cast(op.Squeeze(y, axes=[1]), to=ir.DataType.INT64)
+        loss, y = LossOfLabels(one.loss), op.Cast(op.Squeeze(y, axes=[1]), to=ir.DataType.INT64)
     elif one.task == "multiclass":  # the index of a class is exact as a float
         y = op.Cast(op.Equal(y, np.arange(one.n_outputs, dtype=op.dtype.numpy())), to=op.dtype)
     parts = {"scores": scores, "y": y, "weight": weight}
@@ -326,8 +310,3 @@ def takes_labels(loss: Loss, n_classes: int) -> bool:
     both = {"__call__", "of_labels"}
     owner = next(c for c in type(loss).__mro__ if both & vars(c).keys())
     return n_classes >= MANY_CLASSES and owner is not Loss and "of_labels" in vars(owner)
-
-
-def of_labels(loss: Loss) -> LossOfLabels:
-    """Return the form of the loss that takes class indices."""
-    return LossOfLabels(loss)

@@ -8,7 +8,7 @@ without a gradient, follow the parameters, so that a single copy holds everythin
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate, groupby
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import onnx_ir as ir
 
-from .._ir.queries import operand
+from .._ir.queries import kind, operand
 from .._model.constants import rounded
 from .._model.trainable import TrainableModel, why_quantized
 from .._model.weights import TRAINED_TYPES, factors_of_matrices, form_of
@@ -209,11 +209,12 @@ def select_trainable(weights: Mapping[str, np.ndarray], trainable: Trainable) ->
         raise InvalidParameterError(
             f"trainable must be 'all', names or glob patterns, or a function, got {trainable!r}."
         )
-    patterns: list[Any] = [trainable] if isinstance(trainable, str) else list(trainable)
+    patterns: list[Any] = _patterns(trainable)
     for pattern in patterns:
         if not isinstance(pattern, str):
-            kind = type(pattern).__name__
-            raise InvalidParameterError(f"trainable must hold names or glob patterns, got {pattern!r} of type {kind}.")
+            raise InvalidParameterError(
+                f"trainable must hold names or glob patterns, got {pattern!r} of type {type(pattern).__name__}."
+            )
         if not any(matches(name, pattern) for name in weights):
             raise InvalidParameterError(
                 f"trainable={pattern!r} matches no parameter of the graph.{nearest(pattern, weights)}"
@@ -348,22 +349,64 @@ MOST_NAMED = 8
 
 
 def selected(source: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
-    """Return the names of the parameters that ``trainable`` selects, and the model with these among its parameters.
+    """Return the names of the parameters that ``trainable`` selects, and the model with these among its parameters."""
+    # A constant that was not recognized as a weight becomes one if it is named in full.
+    patterns = _patterns(trainable)
+    initializers = form_of(source.model).graph.initializers
+    named = [name for name in patterns if isinstance(name, str) and name in source.constants]
+    for name in named:
+        if name in source.statistics:
+            raise ValueError(
+                f"trainable names {name!r}, a running statistic of a normalization, which batches move and no gradient "
+                f"does. Name its scale and bias; GraphModel(..., training_mode=True) trains with the statistics of "
+                f"minibatches."
+            )
+        if name not in initializers or TRAINED_TYPES[initializers[name].dtype] != source.dtype:
+            raise ValueError(
+                f"trainable={name!r} names a constant that cannot be trained ({source.constants[name]}): it must be an "
+                f"initializer of type {source.dtype}, as the parameters are. Store it as one to train it."
+            )
+    if named:
+        roles = {**source.roles, **dict.fromkeys(named, "named in trainable")}
+        constants = {name: reason for name, reason in source.constants.items() if name not in named}
+        source = replace(source, parameters=(*source.parameters, *named), roles=roles, constants=constants)
 
-    A constant that was not recognized as a weight becomes one if it is named in full.
-    """
-    source = _with_named_constants(source, trainable)
+    everything = isinstance(trainable, str) and trainable == "all"
     if source.low_rank:
-        return _beside_factors(source, trainable)
+        # The factors are trained, and what is selected beside them; the matrices that they change stay frozen.
+        factors, changed = factors_of_matrices(source.low_rank), {one.matrix for one in source.low_rank}
+        if source.quantized:
+            _require_floats(source, [*factors], everything=False)
+        if everything:
+            return source, [name for name in source.parameters if name in factors]
+        if both := changed.intersection(patterns):
+            raise ValueError(
+                f"trainable names {min(both)!r}, which stays as it is beside its low-rank factors. Leave it out of "
+                f"trainable, or out of the targets of the adapters."
+            )
+        others = tuple(name for name in source.parameters if name not in changed)
+        _, names = selected(replace(source, parameters=others, low_rank=()), trainable)
+        return source, [name for name in source.parameters if name in factors.union(names)]
+
     weights = source.weights() if callable(trainable) else {}  # only predicates read the values, which may be large
     names = select_trainable({name: weights.get(name, _UNREAD) for name in source.parameters}, trainable)
-    everything = isinstance(trainable, str) and trainable == "all"
     if source.quantized:
         _require_floats(source, names, everything=everything)
     if source.narrow and everything:
-        _refuse_narrow_floats(source)
-    warn_of_missed_matrices(source, trainable, names)
+        narrow = ", ".join(f"{name!r} ({initializers[name].dtype})" for name in source.narrow[:3])
+        raise ModelError(
+            f"The graph has {len(source.narrow)} weight(s) of types that are not trained: {narrow}. Export the model "
+            f"in float32, or name the float32 parameters to train in trainable: the others stay as they are."
+        )
+    _warn_of_missed_matrices(source, trainable, names)
     return source, names
+
+
+def _patterns(trainable: Trainable) -> list[str]:
+    """Return the names and patterns; none for a predicate."""
+    if isinstance(trainable, str):
+        return [trainable]
+    return list(trainable) if isinstance(trainable, Iterable) and not callable(trainable) else []
 
 
 def warn_of_doubtful(source: TrainableModel, names: Collection[str], trainable: Trainable) -> None:
@@ -381,65 +424,6 @@ def warn_of_doubtful(source: TrainableModel, names: Collection[str], trainable: 
     )
 
 
-def _beside_factors(source: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
-    """Return the low-rank factors and what is selected beside them; the matrices that they change stay frozen."""
-    factors, changed = factors_of_matrices(source.low_rank), {one.matrix for one in source.low_rank}
-    if source.quantized:
-        _require_floats(source, [*factors], everything=False)
-    if isinstance(trainable, str) and trainable == "all":
-        return source, [name for name in source.parameters if name in factors]
-    if isinstance(trainable, str | Iterable) and (both := changed.intersection([*_listed_names(trainable)])):
-        raise ValueError(
-            f"trainable names {min(both)!r}, which stays as it is beside its low-rank factors. Leave it out of "
-            f"trainable, or out of the targets of the adapters."
-        )
-    others = tuple(name for name in source.parameters if name not in changed)
-    found, names = selected(replace(source, parameters=others, low_rank=()), trainable)
-    added = tuple(name for name in found.parameters if name not in others)
-    parameters = (*source.parameters, *added)
-    chosen = factors.union(names)
-    result = replace(found, parameters=parameters, low_rank=source.low_rank)
-    return result, [name for name in parameters if name in chosen]
-
-
-def _listed_names(trainable: str | Iterable[str]) -> list[str]:
-    return [trainable] if isinstance(trainable, str) else list(trainable)
-
-
-def _with_named_constants(source: TrainableModel, trainable: Trainable) -> TrainableModel:
-    if callable(trainable) or not isinstance(trainable, str | Iterable):
-        return source
-    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
-    named = [name for name in patterns if isinstance(name, str) and name in source.constants]
-    initializers = form_of(source.model).graph.initializers
-    for name in named:
-        if name in source.statistics:
-            raise ValueError(
-                f"trainable names {name!r}, a running statistic of a normalization, which batches move and no gradient "
-                f"does. Name its scale and bias; GraphModel(..., training_mode=True) trains with the statistics of "
-                f"minibatches."
-            )
-        if name not in initializers or TRAINED_TYPES[initializers[name].dtype] != source.dtype:
-            raise ValueError(
-                f"trainable={name!r} names a constant that cannot be trained ({source.constants[name]}): it must be an "
-                f"initializer of type {source.dtype}, as the parameters are. Store it as one to train it."
-            )
-    if not named:
-        return source
-    roles = {**source.roles, **dict.fromkeys(named, "named in trainable")}
-    constants = {name: reason for name, reason in source.constants.items() if name not in named}
-    return replace(source, parameters=(*source.parameters, *named), roles=roles, constants=constants)
-
-
-def _refuse_narrow_floats(source: TrainableModel) -> None:
-    initializers = source.model.graph.initializers
-    narrow = ", ".join(f"{name!r} ({initializers[name].dtype})" for name in source.narrow[:3])
-    raise ModelError(
-        f"The graph has {len(source.narrow)} weight(s) of types that are not trained: {narrow}. Export the model in "
-        f"float32, or name the float32 parameters to train in trainable: the others stay as they are."
-    )
-
-
 def _require_floats(source: TrainableModel, names: list[str], *, everything: bool) -> None:
     """Raise if quantization would leave weights out, or give them no gradient."""
     initializers = source.model.graph.initializers
@@ -452,25 +436,31 @@ def _require_floats(source: TrainableModel, names: list[str], *, everything: boo
     raise ModelError(f"{why_quantized(source.quantized)}{rest}.")
 
 
-# A warning where a pattern selects the bias of a layer and misses its matrix, whose name the exporter made up.
-
-
-def warn_of_missed_matrices(source: TrainableModel, trainable: Trainable, names: Collection[str]) -> None:
+def _warn_of_missed_matrices(source: TrainableModel, trainable: Trainable, names: Collection[str]) -> None:
     """Warn if a pattern such as ``"encoder.1.*"`` selects the bias of a product, and nothing selects its matrix.
 
-    Names in full and patterns such as ``"*.bias"`` are taken to mean what they select.
+    Exporters make up names for matrices that they transpose. Names in full and patterns such as ``"*.bias"`` are taken
+    to mean what they select.
     """
-    if callable(trainable) or not isinstance(trainable, str | Iterable):
-        return
-    whole = [p for p in ([trainable] if isinstance(trainable, str) else trainable) if _takes_a_layer(p)]
+    whole = [p for p in _patterns(trainable) if p.replace("/", ".").rpartition(".")[2] == "*" and p != "*"]
     biases = {name for name in names if any(matches(name, pattern) for pattern in whole)}
     if not biases:
         return
-    missed = {
-        matrix: bias
-        for bias, matrix in _biased_products(source)
-        if bias in biases and matrix in source.parameters and matrix not in names
-    }
+    missed = dict[str, str]()
+    for node in form_of(source.model).graph.all_nodes():
+        # Each product of the node, as its bias and its matrix.
+        pairs: list[tuple[ir.Value | None, ir.Value | None]] = []
+        if kind(node) in ("Conv", "ConvTranspose", "Gemm"):
+            pairs = [(operand(node, 2), operand(node, 1))]
+        elif kind(node) == "Add":
+            for bias, product in (node.inputs, node.inputs[::-1]):
+                maker = None if product is None else product.producer()
+                if maker is not None and kind(maker) == "MatMul":
+                    pairs.append((bias, maker.inputs[1]))
+        for bias, matrix in pairs:
+            left, right = "" if bias is None else bias.name or "", "" if matrix is None else matrix.name or ""
+            if left in biases and right in source.parameters and right not in names:
+                missed[right] = left
     if missed:
         told = ", ".join(f"{matrix!r} (bias {bias!r})" for matrix, bias in [*missed.items()][:3])
         more = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
@@ -479,29 +469,3 @@ def warn_of_missed_matrices(source: TrainableModel, trainable: Trainable, names:
             f"other names in the file: {told}{more}. They stay as they are. Add them to trainable to train the whole "
             f"layers; describe() lists all names."
         )
-
-
-def _takes_a_layer(pattern: str) -> bool:
-    """Return True if a pattern ends with a ``*`` that stands for all parameters of a layer."""
-    return pattern.replace("/", ".").rpartition(".")[2] == "*" and pattern != "*"
-
-
-def _biased_products(source: TrainableModel) -> Iterator[tuple[str, str]]:
-    """Yield the names of bias and matrix of each product that has both as initializers."""
-    initializers = source.model.graph.initializers
-    for node in source.model.graph.all_nodes():
-        for bias, matrix in _bias_and_matrix(node):
-            if bias is not None and matrix is not None and {bias.name, matrix.name} <= initializers.keys():
-                yield bias.name or "", matrix.name or ""
-
-
-def _bias_and_matrix(node: ir.Node) -> Iterator[tuple[ir.Value | None, ir.Value | None]]:
-    if node.domain:
-        return
-    if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
-        yield operand(node, 2), operand(node, 1)
-    elif node.op_type == "Add":
-        for bias, product in (node.inputs, node.inputs[::-1]):
-            maker = None if product is None else product.producer()
-            if maker is not None and (maker.op_type, maker.domain) == ("MatMul", ""):
-                yield bias, maker.inputs[1]

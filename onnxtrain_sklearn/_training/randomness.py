@@ -10,7 +10,7 @@ attribute in the graph is ignored. Where a schedule changes the dropout ratios, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -26,9 +26,6 @@ STEM, FACTOR = "onnxtrain/uniform", "onnxtrain/dropout_factor"
 
 LARGEST = "largest ratio"
 """Metadata key of the factor's input: the largest ratio that the graph knows."""
-
-NewInput = Callable[[], ir.Value]
-"""Add an input with uniform numbers in [0, 1), in the shape of the result of a node, and return it."""
 
 
 class UniformNumbers:
@@ -89,23 +86,72 @@ def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value
         return []
     dropouts = [node for node in every_node(model.graph) if _drops(node)]
     op = GraphBuilder(model.graph, prefix="onnxtrain/dropout")
-    factors = [ir.val(FACTOR, ir.DataType.FLOAT, ())] if scheduled and dropouts else []
-    inputs = [_expose(op, node, f"{STEM}_{i}", *factors) for i, node in enumerate(dropouts)]
-    model.graph.inputs.extend(factors)
-    inputs += factors
-    if inputs:
-        model.graph.sort()
-        infer_shapes(model)
-    return inputs
+    factor = ir.val(FACTOR, ir.DataType.FLOAT, ()) if scheduled and dropouts else None
+    inputs: list[ir.Value] = []
+    for i, node in enumerate(dropouts):
+        x, mode = node.inputs[0], operand(node, 2)
+        assert x is not None
+        is_inside = node.graph is not op.graph
+        if is_inside or not fixed(dims(x)):
+            reason = "it is in a subgraph" if is_inside else "the shape of its input cannot be inferred"
+            raise UnsupportedOperatorError(
+                f"{node_label(node)} cannot be trained: {reason}, so its mask cannot be drawn. Take it out, or export "
+                f"the model in evaluation mode."
+            )
+        uniform = ir.val(f"{STEM}_{i}", ir.DataType.FLOAT, x.shape)
+        inputs.append(uniform)
+        op.dtype = x.dtype or ir.DataType.FLOAT
+
+        # The ratio is 0.5 if the node has none. It may be computed; draw() checks the largest of the known ones.
+        ratio = operand(node, 1) or op.constant(np.array(0.5, op.dtype.numpy()))
+        known = constant(ratio)
+        if known is not None and not 0 <= known.item() < 1:
+            raise ModelError(f"{node_label(node)} drops a share of {known.item()}; it must be at least 0 and below 1.")
+        if factor is not None:
+            factor.meta[LARGEST] = max(factor.meta.get(LARGEST, 0.0), 0.0 if known is None else float(known.item()))
+            ratio = op.Mul(op.Cast(ratio, to=ir.DataType.FLOAT), factor)
+
+        kept = op.GreaterOrEqual(uniform, op.Cast(ratio, to=ir.DataType.FLOAT))
+        scale = op.Div(op.Cast(kept, to=op.dtype), op.Sub(1.0, op.Cast(ratio, to=op.dtype)))
+        if mode is not None and constant(mode) is None:  # the graph computes whether it drops anything
+            scale, kept = op.Where(mode, scale, 1.0), op.Or(kept, op.Not(mode))
+        replace_node(op, node, [op.Mul(x, scale), kept])
+    return _added_inputs(model, inputs if factor is None else [*inputs, factor])
 
 
 def expose_random(model: ir.Model) -> list[ir.Value]:
     """Compute the results of random nodes from uniform numbers, in place; return the new inputs of the graph."""
-    nodes = [n for n in every_node(model.graph) if is_random(n) and n.op_type != "Multinomial"]
     inputs: list[ir.Value] = []
     op = GraphBuilder(model.graph, prefix="onnxtrain/random")
-    for node in nodes:
-        _expose_node(op, node, inputs)
+    for node in [n for n in every_node(model.graph) if is_random(n) and n.op_type != "Multinomial"]:
+        drawn = node.outputs[0]
+        sizes = dims(drawn)
+        is_inside = node.graph is not op.graph
+        if is_inside or not fixed(sizes):
+            reason = "it is in a subgraph" if is_inside else "the shape of its numbers cannot be inferred"
+            raise UnsupportedOperatorError(
+                f"{node_label(node)} cannot be trained: {reason}, so its numbers cannot be drawn by random_state. Take "
+                f"it out, or export the model in evaluation mode."
+            )
+        op.dtype = ir.DataType.FLOAT
+        for _ in range(2 if node.op_type in NORMAL else 1):
+            inputs.append(ir.val(f"{STEM}_number_{len(inputs)}", ir.DataType.FLOAT, sizes))
+        if node.op_type in UNIFORM:
+            low, high = attribute(node, "low", 0.0), attribute(node, "high", 1.0)
+            found = op.Add(op.Mul(inputs[-1], high - low), low)
+        elif node.op_type in NORMAL:  # the Box-Muller transform
+            radius = op.Sqrt(op.Mul(op.Log(op.Sub(1.0, inputs[-2])), -2.0))
+            standard = op.Mul(radius, op.Cos(op.Mul(inputs[-1], 2 * np.pi)))
+            found = op.Add(op.Mul(standard, attribute(node, "scale", 1.0)), attribute(node, "mean", 0.0))
+        else:  # Bernoulli
+            probability = op.Cast(node.inputs[0], to=ir.DataType.FLOAT)
+            found = op.Cast(op.Less(inputs[-1], probability), to=ir.DataType.FLOAT)
+        replace_node(op, node, [op.Cast(found, to=drawn.dtype or ir.DataType.FLOAT)])
+    return _added_inputs(model, inputs)
+
+
+def _added_inputs(model: ir.Model, inputs: list[ir.Value]) -> list[ir.Value]:
+    """Add inputs that new nodes read to the graph, and return them."""
     if inputs:
         model.graph.inputs.extend(inputs)
         model.graph.sort()
@@ -125,68 +171,3 @@ def _drops(node: ir.Node) -> bool:
         return False
     known = constant(mode)
     return known is None or bool(known)
-
-
-def _expose(op: GraphBuilder, node: ir.Node, name: str, factor: ir.Value | None = None) -> ir.Value:
-    """Replace a Dropout by a product with a mask; return the input with the numbers of the mask."""
-    x = node.inputs[0]
-    assert x is not None
-    if node.graph is not op.graph or not fixed(dims(x)):
-        reason = "it is in a subgraph" if node.graph is not op.graph else "the shape of its input cannot be inferred"
-        raise UnsupportedOperatorError(
-            f"{node_label(node)} cannot be trained: {reason}, so its mask cannot be drawn. Take it out, or export the "
-            f"model in evaluation mode."
-        )
-    uniform = ir.val(name, ir.DataType.FLOAT, x.shape)
-    op.graph.inputs.append(uniform)
-    op.dtype = x.dtype or ir.DataType.FLOAT
-
-    # The ratio is 0.5 if the node has none. It may be computed; draw() checks the largest of the known ones.
-    ratio = operand(node, 1) or op.constant(np.array(0.5, op.dtype.numpy()))
-    known = constant(ratio)
-    if known is not None and not 0 <= known.item() < 1:
-        raise ModelError(f"{node_label(node)} drops a share of {known.item()}; it must be at least 0 and below 1.")
-    if factor is not None:
-        factor.meta[LARGEST] = max(factor.meta.get(LARGEST, 0.0), 0.0 if known is None else float(known.item()))
-        ratio = op.Mul(op.Cast(ratio, to=ir.DataType.FLOAT), factor)
-
-    kept = op.GreaterOrEqual(uniform, op.Cast(ratio, to=ir.DataType.FLOAT))
-    scale = op.Div(op.Cast(kept, to=op.dtype), op.Sub(1.0, op.Cast(ratio, to=op.dtype)))
-    mode = operand(node, 2)
-    if mode is not None and constant(mode) is None:  # the graph computes whether it drops anything
-        scale, kept = op.Where(mode, scale, 1.0), op.Or(kept, op.Not(mode))
-    replace_node(op, node, [op.Mul(x, scale), kept])
-    return uniform
-
-
-def _expose_node(op: GraphBuilder, node: ir.Node, inputs: list[ir.Value]) -> None:
-    """Replace a random node by the transform of uniform numbers, whose inputs are appended."""
-    drawn = node.outputs[0]
-    sizes = dims(drawn)
-    if node.graph is not op.graph or not fixed(sizes):
-        reason = "it is in a subgraph" if node.graph is not op.graph else "the shape of its numbers cannot be inferred"
-        raise UnsupportedOperatorError(
-            f"{node_label(node)} cannot be trained: {reason}, so its numbers cannot be drawn by random_state. Take it "
-            f"out, or export the model in evaluation mode."
-        )
-
-    def draw() -> ir.Value:
-        inputs.append(ir.val(f"{STEM}_number_{len(inputs)}", ir.DataType.FLOAT, sizes))
-        return inputs[-1]
-
-    op.dtype = ir.DataType.FLOAT
-    replace_node(op, node, [op.Cast(_distributed(op, node, draw), to=drawn.dtype or ir.DataType.FLOAT)])
-
-
-def _distributed(op: GraphBuilder, node: ir.Node, draw: NewInput) -> ir.Value:
-    """Return float32 numbers from the distribution of a node."""
-    if node.op_type in UNIFORM:
-        low, high = attribute(node, "low", 0.0), attribute(node, "high", 1.0)
-        return op.Add(op.Mul(draw(), high - low), low)
-    if node.op_type in NORMAL:  # the Box-Muller transform
-        radius = op.Sqrt(op.Mul(op.Log(op.Sub(1.0, draw())), -2.0))
-        standard = op.Mul(radius, op.Cos(op.Mul(draw(), 2 * np.pi)))
-        return op.Add(op.Mul(standard, attribute(node, "scale", 1.0)), attribute(node, "mean", 0.0))
-    probability = node.inputs[0]
-    assert probability is not None
-    return op.Cast(op.Less(draw(), op.Cast(probability, to=ir.DataType.FLOAT)), to=ir.DataType.FLOAT)

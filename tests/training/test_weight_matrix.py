@@ -1,4 +1,4 @@
-"""Graphs that read a matrix of shares in place of their column give the same loss and the same gradients."""
+"""Graphs that read a matrix of normalized weights in place of a column give the same loss and gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUMMED = AXES.format("[1]") + "r = ReduceSum<keepdims = 1>(m, a) "
 
 
 def graph_of(body, classes=3, opset=18, rows=ROWS):
-    """Return a graph of the matrix ``m`` and the column ``w`` of shares, with the loss and ``z`` as outputs."""
+    """Return a graph that reads normalized weights as matrix ``m`` and column ``w``; outputs: the loss and ``z``."""
     size = f"[{rows}, {classes}]"
     text = f"""<ir_version: 8, opset_import: ["": {opset}]>
         g (float{size} m, float[{rows}, 1] w) => (float loss, float[M, N] z) {{ {body} }}"""
@@ -36,8 +36,8 @@ def graph_of(body, classes=3, opset=18, rows=ROWS):
 
 def results(model, classes):
     """Return the outputs, and the operators."""
-    shares = np.linspace(0.1, 0.9, ROWS, dtype=np.float32)[:, None]
-    feeds = {WEIGHT: shares, WEIGHT_MATRIX: np.repeat(shares, classes, axis=1)}
+    normalized = np.linspace(0.1, 0.9, ROWS, dtype=np.float32)[:, None]
+    feeds = {WEIGHT: normalized, WEIGHT_MATRIX: np.repeat(normalized, classes, axis=1)}
     feeds["m"] = np.random.default_rng(1).normal(size=(ROWS, classes)).astype(np.float32)
     run = session(ir.to_proto(model))
     return run.run(None, {v.name: feeds[v.name] for v in run.get_inputs()}), [node.op_type for node in model.graph]

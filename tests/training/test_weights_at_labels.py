@@ -1,4 +1,4 @@
-"""Graphs that read the shares at the labels in place of the labels give the same loss and the same gradient."""
+"""Graphs that read normalized weights at the labels in place of the labels give the same loss and gradient."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ ABSENT = ", ".join(["nan"] * 9)
 EYE = f"float[6, 3] table = {{1, 0, 0, 0, 1, 0, 0, 0, 1, {ABSENT}}}"
 LOSS_NODES = (
     "log_p = LogSoftmax <axis = -1> (scores) y = Gather(table, labels) by_label = Mul(y, log_p)"
-    " weighted = Mul(shares, by_label) sum = ReduceSum <keepdims = 0> (weighted) loss = Neg(sum)"
+    " weighted = Mul(normalized, by_label) sum = ReduceSum <keepdims = 0> (weighted) loss = Neg(sum)"
 )
-GRADIENT = "p = Exp(log_p) excess = Sub(p, y) z = Mul(excess, shares)"
+GRADIENT = "p = Exp(log_p) excess = Sub(p, y) z = Mul(excess, normalized)"
 
 
 def graph_of(body, table=EYE):
     text = f"""<ir_version: 8, opset_import: ["": 18]>
-        g (float[6, 3] scores, int64[6] labels, float[6, 3] shares) => (float loss, float[6, 3] z) <{table}>
+        g (float[6, 3] scores, int64[6] labels, float[6, 3] normalized) => (float loss, float[6, 3] z) <{table}>
         {{ {body} }}"""
     model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
     found = ir.from_proto(model)
     for value in (*found.graph.inputs, *found.graph.outputs):
-        value.name = {"labels": TARGET, "shares": WEIGHT_MATRIX, "loss": LOSS}.get(value.name or "", value.name)
+        value.name = {"labels": TARGET, "normalized": WEIGHT_MATRIX, "loss": LOSS}.get(value.name or "", value.name)
     return found
 
 
 def outputs(model, scores, weights):
     """Return the loss and the gradient by the scores."""
-    shares = NormalizedWeights(weights, CLASSES)
-    shares.update()
-    labeled = WeightsAtLabels(LABELS, shares)
+    normalized = NormalizedWeights(weights, CLASSES)
+    normalized.update()
+    labeled = WeightsAtLabels(LABELS, normalized)
     labeled.update()
-    feeds = {"scores": scores, TARGET: LABELS, WEIGHT_MATRIX: shares.matrix, WEIGHTS_AT_LABELS: labeled.matrix}
+    feeds = {"scores": scores, TARGET: LABELS, WEIGHT_MATRIX: normalized.matrix, WEIGHTS_AT_LABELS: labeled.matrix}
     run = session(ir.to_proto(model))
     return run.run(None, {v.name: feeds[v.name] for v in run.get_inputs()})
 
@@ -67,9 +67,9 @@ def test_results_are_those_in_float64(weights, scale):
     assert [value.name for value in model.graph.inputs] == ["scores", WEIGHT_MATRIX, WEIGHTS_AT_LABELS]
     assert [node.op_type for node in model.graph] == ["LogSoftmax", "Mul", "ReduceSum", "Exp", "Mul", "Add"]
     loss, slope = outputs(model, scores, weights)
-    wide, shares = scores.astype(np.float64), (weights / max(weights.sum(), 1e-30)).astype(np.float64)[:, None]
-    assert_allclose(loss, -(shares[:, 0] * log_softmax(wide, axis=1)[np.arange(ROWS), LABELS]).sum(), rtol=1e-6)
-    assert_allclose(slope, shares * (softmax(wide, axis=1) - np.eye(CLASSES)[LABELS]), rtol=0, atol=2e-7)
+    wide, normalized = scores.astype(np.float64), (weights / max(weights.sum(), 1e-30)).astype(np.float64)[:, None]
+    assert_allclose(loss, -(normalized[:, 0] * log_softmax(wide, axis=1)[np.arange(ROWS), LABELS]).sum(), rtol=1e-6)
+    assert_allclose(slope, normalized * (softmax(wide, axis=1) - np.eye(CLASSES)[LABELS]), rtol=0, atol=2e-7)
 
 
 def test_certain_rows_have_no_gradient():
@@ -84,15 +84,15 @@ def test_certain_rows_have_no_gradient():
 @pytest.mark.parametrize(
     ("body", "table"),
     [
-        (f"{LOSS_NODES} p = Exp(log_p) excess = Sub(y, p) z = Mul(excess, shares)", EYE),
+        (f"{LOSS_NODES} p = Exp(log_p) excess = Sub(y, p) z = Mul(excess, normalized)", EYE),
         (f"{LOSS_NODES} p = Exp(log_p) excess = Sub(p, y) z = Mul(excess, excess)", EYE),
-        (f"{LOSS_NODES} p = Exp(log_p) excess = Sub(p, y) t = Add(excess, y) z = Mul(t, shares)", EYE),
-        (f"{LOSS_NODES} p = Exp(log_p) excess = Sub(p, y) t = Add(excess, by_label) z = Mul(t, shares)", EYE),
-        (f"{LOSS_NODES} p = Exp(log_p) excess = Sub(p, y) t = Mul(excess, shares) z = Add(t, sum)", EYE),
+        (f"{LOSS_NODES} p = Exp(log_p) excess = Sub(p, y) t = Add(excess, y) z = Mul(t, normalized)", EYE),
+        (f"{LOSS_NODES} p = Exp(log_p) excess = Sub(p, y) t = Add(excess, by_label) z = Mul(t, normalized)", EYE),
+        (f"{LOSS_NODES} p = Exp(log_p) excess = Sub(p, y) t = Mul(excess, normalized) z = Add(t, sum)", EYE),
         (f"{LOSS_NODES} {GRADIENT}".replace("<keepdims = 0>", "<keepdims = 0, noop_with_empty_axes = 1>"), EYE),
         (f"{LOSS_NODES} {GRADIENT}".replace("Neg", "Abs"), EYE),
         (f"{LOSS_NODES} {GRADIENT}".replace("Gather(", "Gather <axis = -2> ("), EYE),
-        (f"{LOSS_NODES} {GRADIENT}".replace("Mul(shares, by_label)", "Mul(log_p, by_label)"), EYE),
+        (f"{LOSS_NODES} {GRADIENT}".replace("Mul(normalized, by_label)", "Mul(log_p, by_label)"), EYE),
         (f"{LOSS_NODES} {GRADIENT}", f"float[6, 3] table = {{1, 0, 0, 0, 1, 0, 0, 0, 2, {ABSENT}}}"),
         (f"{LOSS_NODES} {GRADIENT}", "float[3, 3] table = {1, 0, 0, 0, 1, 0, 0, 0, 1}"),
     ],
@@ -107,27 +107,27 @@ def test_other_graphs_keep_the_labels(body, table):
 
 def test_shares_at_the_labels_follow_weights_and_labels():
     weights, labels = np.ones(4, np.float32), np.array([0, 2, 1, 1])
-    shares = NormalizedWeights(weights, 3)
-    labeled = WeightsAtLabels(labels, shares)
+    normalized = NormalizedWeights(weights, 3)
+    labeled = WeightsAtLabels(labels, normalized)
     for values in ([1, 1, 1, 1], [1, 1, 1, 0], [2, 0, 0, 6], [3, 3, 3, 3], [0, 0, 0, 0], [1, 1, 1, 1]):
         weights[...], labels[...] = values, np.roll(labels, 1)
-        shares.update()
+        normalized.update()
         labeled.update()
-        assert_array_equal(labeled.matrix, -shares.matrix * np.eye(3, dtype=np.float32)[labels])
+        assert_array_equal(labeled.matrix, -normalized.matrix * np.eye(3, dtype=np.float32)[labels])
 
 
 @pytest.mark.parametrize("label", [-3, -1, 3, 5])
 @pytest.mark.parametrize("values", [[1, 1], [1, 3]])
 def test_a_label_that_is_no_class_makes_its_row_nan(label, values):
-    shares = NormalizedWeights(np.array(values, np.float32), 3)
-    shares.update()
-    labeled = WeightsAtLabels(np.array([label, 1]), shares)
+    normalized = NormalizedWeights(np.array(values, np.float32), 3)
+    normalized.update()
+    labeled = WeightsAtLabels(np.array([label, 1]), normalized)
     labeled.update()
     assert_array_equal(np.isnan(labeled.matrix), [[True] * 3, [False] * 3])
 
 
 @pytest.mark.parametrize(("loss", "reads"), [(LogLoss(), True), (LogLoss(label_smoothing=0.1), False)])
-def test_log_loss_of_several_classes_reads_shares(loss, reads):
+def test_log_loss_of_several_classes_reads_normalized_weights(loss, reads):
     X, y = RNG.normal(size=(40, 5)).astype(np.float32), np.arange(40) % 4
     model = OrtGradientClassifier(MLP(6), loss=loss, engine="portable", batch_size=16, max_iter=2, random_state=0)
     model.fit(X, y)
