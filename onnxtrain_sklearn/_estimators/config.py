@@ -21,7 +21,7 @@ from .._inference.graph import Decoding
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device, resolve_device
 from .._ort.sessions import know_libraries
-from .._pretrained.given_output import is_foreign
+from .._pretrained.comparison import is_foreign
 from .._training.parameters import NO_FACTORS, Factors, Trainable, matches
 from .._training.programs import COMPILED, require_compiler
 from .._training.step_parts import StepSettings, TotalLoss, TrainedPositions

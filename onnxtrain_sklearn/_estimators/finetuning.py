@@ -31,7 +31,7 @@ from .._ir.queries import mixes_positions, reaching
 from .._model.heads import FrozenPart, frozen_part, graph_of_features
 from .._model.trainable import TensorSpec, TrainableModel
 from .._ort.devices import Device
-from .._pretrained.given_output import run_graph
+from .._pretrained.comparison import run_graph
 from .._pretrained.ml_files import FittedFile
 from .._training.loss_graph import TARGET
 from .._training.parameters import Trainable
@@ -91,7 +91,7 @@ def tuner_of(estimator: Parameters, fitted: FittedModel | None) -> FineTuner | N
     if tuner is None:
         return None
     if tuner == "auto":
-        if fitted is None or estimator.warm_start or (isinstance(fitted, FittedFile) and fitted.is_plain):
+        if fitted is None or estimator.warm_start or (isinstance(fitted, FittedFile) and fitted.is_text_network):
             return None
         changed = changed_from_default(estimator)
         if set(changed) == {"learning_rate_init"}:

@@ -40,7 +40,7 @@ from .._inference.graph import Decoding
 from .._model.links import Link, Positions, Task
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device
-from .._pretrained.given_output import (
+from .._pretrained.comparison import (
     ReferenceOutput,
     as_columns,
     reference_output,

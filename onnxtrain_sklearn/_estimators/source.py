@@ -31,9 +31,8 @@ from .._model.heads import SAME_TYPES, graph_of_features, join_outputs, types_of
 from .._model.modes import in_training_mode
 from .._model.trainable import TrainableModel, trainable_model
 from .._ort import devices
-from .._pretrained.given_output import as_columns, require_independent_features, run_graph
-from .._pretrained.ml_files import is_fitted_graph, is_plain_graph_of_text
-from .._pretrained.same_start import of_kind
+from .._pretrained.comparison import as_columns, require_independent_features, run_graph
+from .._pretrained.ml_files import FittedFile, is_fitted_graph, is_text_network
 from .._utils.cache import Cache, content, is_plain
 from .._utils.errors import ignores_float_errors, refusing
 from .._utils.typing import MatrixLike
@@ -89,7 +88,7 @@ def source_of(
     whole = given_graph(model)
     whole = in_training_mode(whole) if training_mode else whole
     # Only graphs with one trained output get text encoding; otherwise ``input_columns`` raises and says why.
-    plain = is_plain_graph_of_text(whole, output) and (joined or bool(several))
+    plain = is_text_network(whole, output) and (joined or bool(several))
     if (labels := whole.meta[LABELS]) or (is_fitted_graph(whole, output) and not plain):
         if several:
             raise ModelError(
@@ -154,8 +153,10 @@ def graph_source(estimator: Parameters, old: FittedState | None, X: MatrixLike) 
         require_own_kind(estimator)
     joined = isinstance(estimator.loss, LossSource)
     text, mode = holds_text(X), given.training_mode
-    found = source_of(given.graph, given.output, has_text=text, joined=joined, training_mode=mode)
-    return GraphSource(*of_kind(found, classifies=is_classifier(estimator)))
+    found, fitted = source_of(given.graph, given.output, has_text=text, joined=joined, training_mode=mode)
+    if isinstance(fitted, FittedFile):
+        fitted = fitted.for_task(classifies=is_classifier(estimator))
+    return GraphSource(found, fitted)
 
 
 class GraphWithNewHead(GraphSource):

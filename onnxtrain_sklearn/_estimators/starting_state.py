@@ -22,11 +22,14 @@ from .._model.modes import inference_form, normalizes_by_batch
 from .._model.trainable import TrainableModel
 from .._model.weights import form_of
 from .._ort import devices
-from .._pretrained import same_start
-from .._pretrained.file_as_given import FileCompared
-from .._pretrained.given_output import ReferenceOutput, is_quantized
-from .._pretrained.ml_files import FittedFile
-from .._pretrained.same_start import SOME_STEPS, started
+from .._pretrained.comparison import (
+    SOME_STEPS,
+    ReferenceOutput,
+    is_quantized,
+    require_same_model,
+    require_same_outputs,
+)
+from .._pretrained.ml_files import FileComparison, FittedFile
 from .._training.loss_graph import WEIGHT
 from .._training.parameters import FlatParameters, Trainable, selected, warn_of_doubtful
 from .._training.programs import COMPILED, PassProgram, PassSource, pass_program
@@ -175,14 +178,12 @@ def complete_state(
     fitted = None if context.old is not None else state.fitted
     if reference is not None:
         predictor = state.plain_predictor()
-        scores = [
-            same_start.require_same_start(reference, chosen.source, state.decoding, predictor, columns, state.device)
-        ]
+        scores = [require_same_outputs(reference, chosen.source, state.decoding, predictor, columns, state.device)]
     if isinstance(fitted, FittedFile):
         own_columns = columns
         if fitted.table is not None:  # training uses encoded columns, so encode X again for the file
             own_columns = graph_inputs(context.estimator, context.call.X, state.source.inputs, fitted, reset=False)
-        state.fitted = started(fitted, model, own_columns, state.predictions)
+        state.fitted = require_same_model(fitted, model, own_columns, state.predictions)
     elif fitted is not None:
         _require_equal_predictions(context, state, model, fitted)
 
@@ -242,7 +243,7 @@ NEAR = 1e-3
 
 Scores = Sequence[np.ndarray]
 
-_compared_programs: WeakKeyDictionary[PassProgram, FileCompared] = WeakKeyDictionary()
+_compared_programs: WeakKeyDictionary[PassProgram, FileComparison] = WeakKeyDictionary()
 """The cached result of the comparison by program, which fits of an equal structure share."""
 
 
@@ -256,14 +257,14 @@ def compare_training(
 ) -> None:
     """Compare the training graph with the predicting graph if a file was given; keep the result as text."""
 
-    def told(what: str, found: FileCompared) -> str:
+    def told(what: str, found: FileComparison) -> str:
         if found.reason:
             return f"{what} not compared: {found.reason}"
         return f"{what} compared{f' without {found.without}' if found.without else ''}"
 
     known = [one for one in references if one is not None and one.file is not None]
     if isinstance(state.fitted, FittedFile) and state.fitted.compared is not None:
-        file, training = state.fitted.compared, FileCompared("it is that of a fitted model")
+        file, training = state.fitted.compared, FileComparison("it is that of a fitted model")
     elif known:
         reference = min(known, key=lambda one: len(one.rows))
         file = max(one.file for one in known if one.file is not None)
@@ -284,14 +285,14 @@ def _compared(
     reference: ReferenceOutput,
     scores: Scores,
     trainer: Trainer,
-) -> FileCompared:
+) -> FileComparison:
     """Raise ModelError if the loss of the training graph differs from the loss of the predicting graph's scores.
 
     ``scores`` holds the scores of each output for the rows of ``reference``.
     """
     batches = trainer.batches
     if not isinstance(batches, ArrayBatches):
-        return FileCompared("its rows come as a stream")
+        return FileComparison("its rows come as a stream")
 
     # The step of the training, or one in inference form: dropout and minibatch statistics compute another function than
     # predictions do.
@@ -304,7 +305,7 @@ def _compared(
             parts = _parts_in_form(state, settings, len(reference.rows))
             step = HostStep(parts)
         except (ModelError, UnsupportedOperatorError) as reason:
-            return FileCompared(f"it has no form without {left_out or 'its device'}: {reason}")
+            return FileComparison(f"it has no form without {left_out or 'its device'}: {reason}")
     else:
         step = cast("HostStep", trainer.step)
         parts = StepParts(state.model, step.settings, state.parameters, state.frozen, state.optimizer, step.batch)
@@ -324,7 +325,7 @@ def _compared(
     scores = [one[:count] for one in scores]
     expected = by_scores(scores)
     if not math.isfinite(expected):
-        return FileCompared("its loss is not finite at the start")
+        return FileComparison("its loss is not finite at the start")
     error = SOME_STEPS if is_quantized(reference.graph.graph) else NEAR
     rng, changes = np.random.RandomState(0), [0.0]
     for _ in range(4):
@@ -332,7 +333,7 @@ def _compared(
         changes.append(abs(by_scores([m.astype(s.dtype) for m, s in zip(moved, scores, strict=True)]) - expected))
     tolerance = 3 * max(c for c in changes if math.isfinite(c)) + 1e-5 * abs(expected) + 1e-6
     if abs(found - expected) <= tolerance:
-        return FileCompared(without=left_out)
+        return FileComparison(without=left_out)
     raise ModelError(
         f"Training would not start from the given graph: the graph that is trained has a loss of {found:.5g} for "
         f"{count} rows of X, and the scores of the graph that predicts have one of {expected:.5g}."

@@ -64,7 +64,7 @@ from .._inference.graph import Decoding, inference_model
 from .._inference.predictor import Predictor
 from .._model.links import Task
 from .._model.trainable import TrainableModel, with_outputs_of
-from .._pretrained.same_start import require_same_start
+from .._pretrained.comparison import require_same_outputs
 from .._training.step_parts import OutputLoss, TotalLoss
 from .._utils.params import Instance, OneOf, Parameter
 from .._utils.typing import MatrixLike
@@ -199,7 +199,7 @@ def complete_state_of_outputs(
         if reference is not None:
             graph = inference_model(deployed, state.weights(), decoding, with_scores=True, in_double=False)
             predictor = Predictor(graph, state.device, state.session_options)
-            found = require_same_start(reference, view, decoding, predictor, columns, state.device)
+            found = require_same_outputs(reference, view, decoding, predictor, columns, state.device)
             same = len(rows) == len(found)
             scores.append(found if same else predictor.run(columns, rows, output=-1))
     for decoding, (name, y) in zip(state.decoding.parts, by_output(context.call.y, tasks, "y").items(), strict=True):

@@ -50,8 +50,8 @@ from .ml_files import (
     classes_of_graph,
     constant_of,
     declare_columns,
-    is_plain_graph_of_text,
     is_sequence,
+    is_text_network,
     maker_of,
     numbers_of_attribute,
     prepare_text,
@@ -73,7 +73,7 @@ def fitted_file(
     ModelError
         An input is neither a number nor a column of text, or the graph has no parameter that can be trained.
     """
-    if is_plain_graph_of_text(given, output):
+    if is_text_network(given, output):
         return _plain_file_of_text(given, output)
     model = given.clone()
     table = table_of_file(model)
@@ -129,7 +129,7 @@ def _plain_file_of_text(given: ir.Model, output: str | None) -> tuple[TrainableM
         loss="squared_error",
         file=_with_outputs(model, None, final, None),
         values=final.name or "",
-        is_plain=True,
+        is_text_network=True,
     )
     source, parts = in_parts(trainable_model(infer_shapes(model), final.name, foreign=True))
     if not source.parameters:

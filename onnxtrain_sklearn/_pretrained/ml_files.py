@@ -2,29 +2,33 @@
 
 :func:`is_fitted_graph` recognizes such a file, and :class:`FittedFile` holds what is known of it. The other functions
 read graphs without changing a result: the table that one takes, the classes that it names, the output that is trained.
-``ml_conversion`` makes the graph trainable, and ``same_start`` holds the result to the file.
+``ml_conversion`` makes the graph trainable, and ``comparison`` compares the result with the file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from .._data.columns import InputData
 from .._fitted.fitted_model import FittedModel, Table, TableColumn
-from .._inference.predictor import Predictor
 from .._ir.queries import is_float, reads
-from .._ort import devices, sessions
+from .._ort import sessions
 from ..exceptions import ModelError, nearest
-from .file_as_given import FileCompared
 
 Labels: TypeAlias = "tuple[np.ndarray, ...]"
 """The classes of each of several labels a row."""
+
+
+class FileComparison(NamedTuple):
+    """Result of the comparison with a file: the reason why it was not compared, or the parts left out if it was."""
+
+    reason: str = ""
+    without: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,10 @@ class FittedFile(FittedModel):
         The column of ``values`` for each of the sorted labels, if their order differs.
     labels : tuple of ndarray or None
         The classes of each of several labels a row.
-    is_plain : bool
-        Whether it is a graph of a network behind text, which tells nothing about labels.
-    compared : FileCompared or None
-        What was compared of the graph as it was read with the file as given.
+    is_text_network : bool
+        Whether it is a network behind an encoder of text, which says nothing about labels.
+    compared : FileComparison or None
+        Result of the comparison of the graph that was read with the file as given.
     """
 
     file: ir.Model | None = None
@@ -62,19 +66,32 @@ class FittedFile(FittedModel):
     allows_missing: bool = False
     order: np.ndarray | None = None
     labels: Labels | None = None
-    is_plain: bool = False
-    compared: FileCompared | None = None
+    is_text_network: bool = False
+    compared: FileComparison | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "file": None, "compared": None}
 
+    def for_task(self, *, classifies: bool) -> FittedFile:
+        """Return the description for a classifier or a regressor; raise ModelError if the file is of the other kind."""
+        if self.is_text_network:
+            return replace(self, loss="log_loss" if classifies else "squared_error")
+        if self.label is None and classifies:
+            raise ModelError(
+                f"The ONNX file has operators of ai.onnx.ml and returns {self.values!r} without labels, so it is a "
+                f"regressor: train it with OrtGradientRegressor, or make the label of its classifier an output too."
+            )
+        if self.label is not None and not classifies:
+            raise ModelError("The ONNX file is a classifier: train it with OrtGradientClassifier.")
+        return self
+
 
 def is_fitted_graph(model: ir.Model, output: str | None) -> bool:
     """Return True if a graph has ai.onnx.ml operators, trains behind text, or is of an estimator for raw tables."""
-    return _has_operators_of_models(model) or is_plain_graph_of_text(model, output)
+    return _has_operators_of_models(model) or is_text_network(model, output)
 
 
-def is_plain_graph_of_text(model: ir.Model, output: str | None) -> bool:
+def is_text_network(model: ir.Model, output: str | None) -> bool:
     """Return True if the trained output depends on text, and the graph is otherwise a network's, without labels."""
     if not takes_text(model) or _has_operators_of_models(model):
         return False
@@ -98,22 +115,6 @@ def _has_operators_of_models(model: ir.Model) -> bool:
 def are_indicators(labels: Labels) -> bool:
     """Return True if each label is 0 or 1."""
     return all(one.dtype.kind in "iub" and np.array_equal(one, [0, 1]) for one in labels)
-
-
-def outputs_of_file(known: FittedFile, columns: Mapping[str, InputData]) -> tuple[np.ndarray | None, np.ndarray]:
-    """Return the labels and the values that the given file computes."""
-    assert known.file is not None
-    running = Predictor(known.file, devices.resolve_device(), None)
-    label = None if known.label is None else running.run(columns, output=0)
-    values = running.run(columns, output=len(running.outputs) - 1)
-    rows, several = len(next(iter(columns.values()))), known.n_labels or 1
-    for array, one in ((label, True), (values, False)):
-        if array is not None and (len(np.atleast_1d(array)) != rows or (one and array.size != rows * several)):
-            raise ModelError(
-                f"The ONNX file returns an array of shape {array.shape} for {rows} rows: each row must have "
-                f"{('one label' if several == 1 else f'{several} labels') if one else 'values of its own'}."
-            )
-    return label, values.reshape(rows, -1)
 
 
 # Queries of graphs with operators of ai.onnx.ml: inputs, class labels, the trained output.

@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from onnxtrain_sklearn import LBFGS, MLP, SGD, AdamW, Inputs, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._data import columns
 from onnxtrain_sklearn._data.columns import InputData
-from onnxtrain_sklearn._pretrained.given_output import COMPARED_ROWS
+from onnxtrain_sklearn._pretrained.comparison import COMPARED_ROWS
 from tests.helpers.environment import available_engines
 from tests.helpers.step_options import configured
 

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from onnxtrain_sklearn import GraphModel, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._ir import opsets
 from onnxtrain_sklearn._model.graph_comparison import plain_session
-from onnxtrain_sklearn._pretrained import file_as_given
+from onnxtrain_sklearn._pretrained import comparison
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.classic.test_onnxblock import WeightedAverageLoss
 from tests.helpers.graphs import model
@@ -66,7 +66,7 @@ def test_files_of_many_kinds_are_compared(given, without, monkeypatch):
     file = GraphModel(model(**settings), "Y" if "Z" in given.get("x", "") else None)
     right = OrtGradientRegressor(file, max_iter=1, random_state=0).fit(X, Y)
     assert right.describe().compared.startswith(f"file as given compared{without};")
-    monkeypatch.setattr(file_as_given, "plain_session", faulty_session)
+    monkeypatch.setattr(comparison, "plain_session", faulty_session)
     with pytest.raises(ModelError, match=r"file as given: output 'Y' .* first node that differs"):
         OrtGradientRegressor(file, max_iter=1).fit(X, Y)
 
@@ -88,7 +88,7 @@ def test_each_of_joined_outputs_is_compared(monkeypatch):
     settings = {"loss": WeightedAverageLoss(), "max_iter": 1, "learning_rate_init": 0.001}
     right = OrtGradientRegressor(proto, **settings).fit(X, X)
     assert right.describe().compared.startswith("file as given compared; training graph compared")
-    monkeypatch.setattr(file_as_given, "plain_session", faulty_session)
+    monkeypatch.setattr(comparison, "plain_session", faulty_session)
     with pytest.raises(ModelError, match="file as given: output 'Q'"):
         OrtGradientRegressor(proto, **settings).fit(X, X)
 
@@ -108,6 +108,6 @@ def test_files_of_fitted_models_are_compared(zipmap, monkeypatch):
 
     right = OrtGradientClassifier(proto, max_iter=1).fit(X, labels)
     assert right.describe().compared.startswith("file as given compared; training graph not compared: it is that of a")
-    monkeypatch.setattr(file_as_given, "plain_session", faulty)
+    monkeypatch.setattr(comparison, "plain_session", faulty)
     with pytest.raises(ModelError, match=r"file as given: output '.*probabilit.*' differs"):
         OrtGradientClassifier(proto, max_iter=1).fit(X, labels)

@@ -72,7 +72,7 @@ PROTOBUF = {
     # of what skl2onnx gives
     "_fitted.convert": {"checker"},
     # runs the file as given
-    "_pretrained.file_as_given": {"ModelProto", "ValueInfoProto"},
+    "_pretrained.comparison": {"ModelProto", "ValueInfoProto"},
     # gradient_graph takes and returns one
     "_gradient.engine": {"ModelProto"},
     # the builder takes and returns bytes

@@ -1,0 +1,640 @@
+"""Start training from the predictions of a given ONNX graph: run it, tell what its output holds, compare.
+
+Three comparisons keep ``fit`` from training another model than the given one in silence. Each raises ModelError if
+results differ on some rows of the data:
+
+- :func:`require_exact_import` compares the graph as it was read with the file, run by onnxruntime as it is. Reading
+  rewrites a graph: it converts the opset, undoes changes that exporters made, replaces operators.
+- :func:`require_same_outputs` compares predictions of the untrained estimator with the output of the graph. They differ
+  if the output was misread, for instance as scores instead of probabilities.
+- :func:`require_same_model` does so for a file of a fitted model, whose labels and scores must also fit each other.
+
+:func:`reference_output` runs the graph, and refuses one that computes across rows; :func:`settled` decides whether its
+output holds scores or probabilities: by the operators at its end, and by its numbers if these do not tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from scipy.special import expit, softmax
+
+from .._data.columns import InputData
+from .._data.targets import Targets
+from .._fitted.fitted_model import is_estimator, sample_rows
+from .._importers.load import without_zip_maps
+from .._inference.graph import Decoding
+from .._inference.predictor import Predictor
+from .._inference.row_trials import meeting_in
+from .._ir.edits import multiply_by_columns
+from .._ir.files import read, without_program
+from .._ir.protobuf import to_proto
+from .._ir.queries import dims
+from .._model.activation import NARROW
+from .._model.batch_axis import has_fixed_batch
+from .._model.graph_comparison import (
+    LARGEST,
+    compare_outputs,
+    drawn_input,
+    draws,
+    in_predicting_form,
+    inputs_of,
+    plain_session,
+)
+from .._model.links import Positions
+from .._model.modes import alone
+from .._model.trainable import TrainableModel, with_scores_from_output
+from .._ort import devices
+from .._ort.devices import Device
+from .._utils.errors import refusing
+from ..exceptions import ModelError, warn
+from ..models import MODELS, ModelSource, resolve_builder
+from ..models.given import bare_model
+from .ml_files import FILE_TOLERANCE, FileComparison, FittedFile, Labels, are_indicators
+
+COMPARED_ROWS = 13
+"""Number of rows for the given graph, spread over the data: no exporter fixes the batch to this size."""
+
+COMPARED_NUMBERS = 2**20
+"""Most numbers of the output for these rows: of a graph with large rows, such as words by a vocabulary, take fewer."""
+
+TELLING_ROWS = 8
+"""Smallest number of rows in [0, 1] for which a warning is issued."""
+
+SOME_STEPS = 0.1
+"""Largest difference of outputs of a quantized graph: a number that rounds the other way moves all later layers."""
+
+RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+
+MIXED = "of the graph for a row of X depends on the other rows"
+EXPORT = (
+    "Export the graph with a dynamic batch axis as the first one (in PyTorch: torch.onnx.export(..., "
+    "dynamic_shapes=({0: torch.export.Dim('rows')},)), and batch_first=True in recurrent layers)."
+)
+_OTHER_MODEL = "Training would not start from the ONNX file, so it is refused:"
+
+Predict: TypeAlias = Callable[[Mapping[str, InputData]], Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class ReferenceOutput:
+    """The output of the given graph for some rows, before training.
+
+    Attributes
+    ----------
+    graph : onnx_ir.Model
+        The given graph in inference form.
+    name : str
+        Name of its output.
+    rows : ndarray of int
+    numbers : ndarray of shape (n_rows, n_columns)
+        Its rows are flat; with positions, one row for each of them.
+    row_shape : tuple of int
+        Shape of a row of the output.
+    positions : Positions or None
+        The axes of scores at each position of a row.
+    file : FileComparison or None
+        Result of the comparison with the file; None: the graph was not read from one.
+    """
+
+    graph: ir.Model
+    name: str
+    rows: np.ndarray
+    numbers: np.ndarray
+    row_shape: tuple[int, ...]
+    positions: Positions | None = None
+    file: FileComparison | None = None
+
+    def as_matrix(self, found: np.ndarray) -> np.ndarray:
+        """Return an output of the graph in the layout of ``numbers``."""
+        if self.positions is None:
+            return _as_flat_rows(found)
+        whole = self.positions.classes_last(found)
+        return whole.reshape(-1, whole.shape[-1])
+
+    def at(self, positions: Positions) -> ReferenceOutput:
+        """Return the output with one row for each position."""
+        whole = replace(self, positions=positions)
+        return replace(whole, numbers=whole.as_matrix(self.numbers.reshape(-1, *self.row_shape)))
+
+
+def is_foreign(model: ModelSource) -> bool:
+    """Return True if ``model`` is a foreign ONNX graph: given, or built by a builder of the user."""
+    return type(resolve_builder(model)) not in MODELS.values() and not is_estimator(bare_model(model))
+
+
+def reference_output(
+    model: ModelSource, source: TrainableModel, columns: Mapping[str, InputData], device: Device
+) -> ReferenceOutput | None:
+    """Run the graph from which ``source`` was made on some rows of the data; None if ``model`` is not foreign."""
+    if not is_foreign(model):
+        return None
+    whole = source.model if source.reference is None else source.reference
+    graph = multiply_by_columns(alone(whole, source.output))
+    columns, n = _inputs_of(graph, columns, source.output), len(next(iter(columns.values())))
+    sizes = next((dims(v) for v in whole.graph.outputs if v.name == source.output), None)
+    numbers_of_row = math.prod(d for d in (sizes or [])[1:] if isinstance(d, int))
+    most = min(COMPARED_ROWS, COMPARED_NUMBERS // max(1, numbers_of_row))
+    rows = np.linspace(0, n - 1, max(3, min(n, most))).astype(int)
+    with refusing("The graph does not run on the data"):
+        predictor = Predictor(graph, device, None)
+    found = _run_on_any_batch(whole, predictor, columns, rows)
+    file = require_exact_import(
+        model, graph, source.joined, columns, rows, found, lambda some: predictor.run(columns, some)
+    )
+
+    # The first axis of the output is that of the rows. It may be another axis of an input, as long as there are rows by
+    # chance: for another number of rows the predictor then raises. A fixed batch may also equal the number of rows.
+    if any(len(rows) in column.shape[1:] for column in columns.values()):
+        predictor.run(columns, rows[:2])
+    numbers = _as_flat_rows(found)
+    if any(has_fixed_batch(v) and len(rows) == v.shape[0] for v in whole.graph.inputs if v.shape is not None):
+        _run_on_any_batch(whole, predictor, columns, rows[[0, -1, 0]])
+
+    # The output for a row must not depend on the other rows. A graph with a free batch axis may mix rows on purpose, so
+    # it is only warned of. A recurrent one does so by mistake: PyTorch's layers take the steps first by default.
+    if _rows_meet(graph, source.output, source.parameters):
+        if _may_go_along_rows(whole.graph) or any(has_fixed_batch(v) for v in whole.graph.inputs):
+            raise _across_rows(source.output)
+        if not is_quantized(whole.graph):  # which may quantize by the range of the batch: rounding alone differs
+            warn(
+                f"Output {source.output!r} {MIXED}: predictions depend on which rows are predicted together, and "
+                f"training on which rows a minibatch holds. Where the first axis of the graph is not that of rows, "
+                f"give X an axis before it; where the graph is to see all rows together, set batch_size to their "
+                f"number and shuffle=False."
+            )
+    return ReferenceOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
+
+
+def _run_on_any_batch(
+    whole: ir.Model, predictor: Predictor, columns: Mapping[str, InputData], rows: np.ndarray
+) -> np.ndarray:
+    """Return the output for some rows; if the graph runs only on the batch it was exported for, say so."""
+    try:
+        with refusing("The graph does not run on the data"):
+            return predictor.run(columns, rows)
+    except ModelError as error:
+        fixed = next((v for v in whole.graph.inputs if has_fixed_batch(v)), None)
+        if fixed is None or fixed.shape is None:
+            raise
+        runs_on_batch = False
+        with suppress(ModelError), refusing("The graph does not run on its batch"):
+            predictor.run(columns, np.resize(rows, int(str(fixed.shape[0]))))
+            runs_on_batch = True
+        if not runs_on_batch:
+            raise
+        raise ModelError(
+            f"The graph was exported for {fixed.shape[0]} rows (input {fixed.name!r} has shape {fixed.shape}) and does "
+            f"not run on other numbers of rows. {EXPORT}"
+        ) from error
+
+
+def is_quantized(graph: ir.Graph) -> bool:
+    """Return True if numbers of the graph are rounded to integers; QuantizeLinear is trained as Round."""
+    return any(node.op_type == "Round" or "Quantize" in node.op_type for node in graph.all_nodes())
+
+
+def require_independent_features(model: ir.Model, name: str, trained: Sequence[str]) -> None:
+    """Raise ModelError if the features for a new head depend on other rows by mistake."""
+    if _may_go_along_rows(model.graph) and _rows_meet(alone(model, name), name, trained):
+        raise _across_rows(name)
+
+
+def _rows_meet(graph: ir.Model, name: str, trained: Sequence[str]) -> bool:
+    """Return True if an output of an inference form is known to depend on other rows."""
+    names, held = [value.name or "" for value in graph.graph.inputs], set(graph.graph.initializers)
+    found = meeting_in(graph, names, [name], [one for one in trained if one in held], trained)
+    return found is not None and found.seen
+
+
+def _may_go_along_rows(graph: ir.Graph) -> bool:
+    """Return True if the graph is recurrent, or an input names a later axis as that of the batch."""
+    if any(node.op_type in RECURRENT and not node.domain for node in graph):
+        return True
+    for value in graph.inputs:
+        named = [isinstance(d, ir.SymbolicDim) and "batch" in str(d.value).lower() for d in value.shape or ()]
+        if any(named) and not named[0]:
+            return True
+    return False
+
+
+def _across_rows(name: str) -> ModelError:
+    return ModelError(
+        f"Output {name!r} {MIXED}: its first axis is not that of the rows, or the graph computes across rows. {EXPORT}"
+    )
+
+
+def run_graph(graph: ir.Model, columns: Mapping[str, InputData], rows: np.ndarray, device: Device) -> np.ndarray:
+    """Return the output of a graph for some rows; raise ModelError if it does not run on them."""
+    with refusing("The graph does not run on the data"):
+        return Predictor(graph, device, None).run(_inputs_of(graph, columns, graph.graph.outputs[0].name or ""), rows)
+
+
+def _inputs_of(graph: ir.Model, columns: Mapping[str, InputData], output: str) -> Mapping[str, InputData]:
+    """Return the inputs that a graph reads: one of several outputs may depend on some of the inputs alone."""
+    names = {value.name for value in graph.graph.inputs}
+    if not names:
+        raise ModelError(f"Output {output!r} depends on no input of the graph: there are no data to train it on.")
+    return {name: column for name, column in columns.items() if name in names}
+
+
+def as_columns(numbers: np.ndarray, name: str) -> np.ndarray:
+    """Return an output as a matrix with one row per row of the data; further axes must have size one."""
+    require_column_shape(numbers.shape[1:], name)
+    return _as_flat_rows(numbers)
+
+
+def _as_flat_rows(numbers: np.ndarray) -> np.ndarray:
+    return numbers.reshape(len(numbers), math.prod(numbers.shape[1:]))
+
+
+def require_column_shape(row_shape: tuple[int, ...], name: str) -> None:
+    """Raise ModelError if a row of an output has several axes of sizes other than one."""
+    if sum(size != 1 for size in row_shape) > 1:
+        raise ModelError(
+            f"The trained output {name!r} has shape {('n', *row_shape)}; it must be (n,), (n, 1) or (n, k), "
+            f"with further axes only of size one. Name another: model=GraphModel(..., output=...)."
+        )
+
+
+def require_target_shape(reference: ReferenceOutput, targets: Targets) -> None:
+    """Raise ValueError if rows of the output differ in shape from those of numeric targets; one of them may be flat."""
+    shapes = reference.row_shape, targets.row_shape or (targets.n_outputs,)
+    output, y = ([size for size in shape if size != 1] for shape in shapes)
+    if output != y and min(len(output), len(y)) > 1:
+        raise ValueError(
+            f"The graph's output {reference.name!r} has shape {('n', *shapes[0])}, but y has shape "
+            f"{('n', *shapes[1])}: a row of y must have the shape of a row of the output."
+        )
+
+
+# Tell what an output holds: scores, probabilities, or means.
+
+
+def settled(
+    source: TrainableModel, reference: ReferenceOutput, kind: str, *, classifies: bool
+) -> tuple[TrainableModel, int]:
+    """Return the model with the loss computed according to the kind of its output, and the number of scores."""
+    if kind == "scores":
+        found = source.ignoring_activation()
+    elif classifies:
+        found = _settled_classifier(source, reference, kind)
+    elif source.link == "exp":
+        found = source
+    elif kind == "means" or source.range[0] >= 0:
+        # Means, and outputs that cannot be negative, get a log link, for losses of the logarithm of the mean.
+        found = with_scores_from_output(source, "exp", link_unproven=source.range[0] < 0)
+    else:
+        found = source.ignoring_activation()
+    return found, 1 if found.paired else reference.numbers.shape[1]
+
+
+def _settled_classifier(source: TrainableModel, reference: ReferenceOutput, kind: str) -> TrainableModel:
+    """Return the model with its output taken for probabilities or for scores; see ``output_kind`` of GraphModel."""
+    claimed, log = kind == "probabilities", source.ends_in_log
+    ends_in_link = source.link in ("sigmoid", "softmax")
+    in_unit = _in_unit(reference.numbers)
+    if claimed and not (ends_in_link and source.log_output) and not in_unit:
+        raise ModelError(
+            f"output_kind='probabilities', but output {reference.name!r} of the graph holds numbers from "
+            f"{reference.numbers.min():.3g} to {reference.numbers.max():.3g} on rows of X. Leave 'auto', or say "
+            f"'scores'."
+        )
+    if ends_in_link:
+        return source
+    p = np.exp(reference.numbers) if log and not claimed else reference.numbers
+    low, high = source.range
+    proven = high <= NARROW if log else low >= 0 and high <= 1 + NARROW
+    shared = p.shape[1] > 1 and bool(np.allclose(p.sum(axis=1), 1, rtol=0, atol=1e-3))
+    if not (proven or claimed or (_in_unit(p) and shared)):
+        # Ambiguous numbers count as scores, as in most graphs. A warning needs numbers that are not all small, as the
+        # scores of an untrained graph are, on enough rows.
+        rows = len(np.unique(reference.rows))
+        if rows >= TELLING_ROWS and in_unit and np.ptp(reference.numbers) > 0.5:
+            warn(
+                f"Output {reference.name!r} of the graph is taken for scores (logits), though its numbers lie in "
+                f"[0, 1] on {rows} rows of X. Say model=GraphModel(..., output_kind='scores') to confirm it, "
+                f"'probabilities' if they are probabilities."
+            )
+        return source.ignoring_activation()
+    if not (proven or claimed):
+        warn(
+            f"Output {reference.name!r} of the graph is taken for probabilities: on rows of X its numbers lie in "
+            f"[0, 1] and add up to one. Say model=GraphModel(..., output_kind='probabilities') to confirm it, "
+            f"'scores' if they are scores (logits)."
+        )
+    link = "softmax" if shared else "sigmoid"
+    return with_scores_from_output(source, link, log=log and not claimed, link_unproven=not proven)
+
+
+def _in_unit(numbers: np.ndarray) -> bool:
+    return bool(((numbers >= -NARROW) & (numbers <= 1 + NARROW)).all())
+
+
+# Compare the graph that was read with the file as given, run by onnxruntime.
+
+
+def require_exact_import(
+    model: Any,
+    graph: ir.Model,
+    joined: tuple[int, ...],
+    columns: Mapping[str, InputData],
+    rows: np.ndarray,
+    found: np.ndarray,
+    run: Callable[[np.ndarray], np.ndarray],
+    name: str | None = None,
+) -> FileComparison | None:
+    """Raise ModelError, with the first node that differs, if the file does not compute what ``graph`` did for rows.
+
+    ``graph`` is the inference form of what was read, ``found`` its output ``name`` for the rows (None: the first one),
+    and ``run`` returns it for other rows. If the columns of several outputs of the file are ``joined``, ``graph`` has
+    them side by side. Return None if the model is no file.
+    """
+    model = without_program(model)
+    if not isinstance(model, onnx.ModelProto | bytes | str) and not hasattr(model, "__fspath__"):
+        return None
+    proto = without_zip_maps(read(model))
+    if proto.ByteSize() > LARGEST:
+        return FileComparison("it is larger than 2 GB")
+    proto, without = in_predicting_form(proto)
+    if draws(proto):
+        return FileComparison("it draws random numbers")
+    if (given := plain_session(proto)) is None:
+        return FileComparison("onnxruntime does not load it as it is")
+    names, cuts = [name or graph.graph.outputs[0].name or ""], list[int]()
+    if joined:
+        kinds = {value.name: value.type.tensor_type.elem_type for value in proto.graph.output}
+        names = [name for name, kind in kinds.items() if kind and ir.DataType(kind).is_floating_point()]
+        cuts = list(accumulate(joined))[:-1]
+
+    # A file for minibatches of one size gets its rows repeated up to that size.
+    inputs = inputs_of(proto)
+    first = [value.type.tensor_type.shape.dim[:1] for value in inputs if value.name in columns]
+    batch = max((d.dim_value for one in first for d in one), default=0)
+    parts = [np.resize(rows[i : i + batch], batch) for i in range(0, len(rows), batch)] if batch > 0 else [rows]
+    for part in parts:
+        feeds = dict[str, np.ndarray]()
+        for value in inputs:
+            kind = ir.DataType(value.type.tensor_type.elem_type)
+            if value.name in columns:
+                dtype = np.dtype(np.float32) if kind is ir.DataType.BFLOAT16 else kind.numpy()
+                feeds[value.name] = columns[value.name].rows(part).astype(dtype, copy=False)
+            else:  # the trained output does not depend on it
+                feeds[value.name] = drawn_input(value, len(part))
+        try:
+            ours = found if part is rows else run(part)
+        except ModelError:
+            return FileComparison(f"what was read does not run on {len(part)} rows")
+        made = np.split(ours, cuts, axis=1) if joined else [ours]
+        outcome = compare_outputs(given, names, feeds, "rows of X", made, lambda: to_proto(graph.clone()))
+        if outcome.different:
+            raise ModelError(
+                f"The graph that was read does not compute what onnxruntime computes of the file as given: "
+                f"{outcome.different} Export the model with another opset (18 is a good choice) or without that "
+                f"operator, and please report it."
+            )
+        if outcome.reason:
+            return FileComparison(outcome.reason)
+    return FileComparison(without=without)
+
+
+# Compare the untrained estimator with the output of the graph.
+
+
+def require_same_outputs(
+    reference: ReferenceOutput,
+    source: TrainableModel,
+    decoding: Decoding,
+    predictor: Predictor,
+    columns: Mapping[str, InputData],
+    device: Device,
+) -> np.ndarray:
+    """Raise ModelError if predictions of the untrained estimator, or its scores, differ from the graph's output.
+
+    ``predictor`` returns the scores as its last output. Return them.
+    """
+    # Runtimes compute pairs of QuantizeLinear and DequantizeLinear by products of integers in one session and of floats
+    # in another, which round otherwise where a number lies between two integers.
+    relative, absolute = (SOME_STEPS, SOME_STEPS) if is_quantized(reference.graph.graph) else (1e-4, 2 * NARROW)
+    scores = predictor.run(columns, reference.rows, output=-1)
+    for what, numbers, expected in _compared_outputs(reference, source, decoding, predictor, columns, scores):
+        scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
+        if not np.allclose(numbers, expected, rtol=relative, atol=absolute * scale, equal_nan=True):
+            again = reference.as_matrix(run_graph(reference.graph, columns, reference.rows, device))
+            # A graph that draws random numbers differs from itself, and cannot be compared.
+            if np.allclose(again, reference.numbers, rtol=1e-4, atol=1e-4, equal_nan=True):
+                distance = float(np.nanmax(np.abs(numbers - expected)))
+                raise ModelError(
+                    f"Training would not start from the given graph: {what} of the untrained estimator and its output "
+                    f"{reference.name!r} differ by up to {distance:.2g} on rows of X. Say what the output holds, or "
+                    f"name another: model=GraphModel(..., output_kind=...) or GraphModel(..., output=...)."
+                )
+    return scores
+
+
+def _compared_outputs(
+    reference: ReferenceOutput,
+    source: TrainableModel,
+    decoding: Decoding,
+    predictor: Predictor,
+    columns: Mapping[str, InputData],
+    scores: np.ndarray,
+) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Return what is compared: its name, the estimator's numbers and the graph's."""
+
+    def as_rows(found: np.ndarray) -> np.ndarray:
+        width = found.shape[-1] if reference.positions else math.prod(found.shape[1:])
+        return found.reshape(-1, width).astype(np.float64)
+
+    def ours(output: int) -> np.ndarray:
+        return as_rows(predictor.run(columns, reference.rows, output=output))
+
+    scores = as_rows(scores)
+    if decoding.task == "regression":
+        adds = decoding.link != "identity" and source.link != decoding.link
+        return [("its scores" if adds else "predict()", scores if adds else ours(0), reference.numbers)]
+    if source.link not in ("sigmoid", "softmax"):
+        return [("its scores", scores, reference.numbers)]
+    expected = np.exp(reference.numbers) if source.log_output else reference.numbers
+    p = expit(scores) if source.link == "sigmoid" else softmax(scores, axis=1)
+    found = [("the link of its scores", np.hstack([1 - p, p]) if source.paired else p, expected)]
+    if decoding.has_probabilities and decoding.link == source.link:
+        found.append(("predict_proba()", ours(1)[:, -expected.shape[1] :], expected))
+    return found
+
+
+# Compare the untrained estimator with a file of a fitted model.
+
+
+def require_same_model(
+    fitted: FittedFile, model: Any, columns: Mapping[str, InputData], predict: Predict
+) -> FittedFile:
+    """Raise ModelError if ``predict`` differs from the file on rows of the data.
+
+    ``model`` is the file as given. Return the description without the graph of the file, which is no longer needed.
+    """
+    rows = sample_rows(np.arange(len(next(iter(columns.values())))))
+    columns = {name: InputData(column.rows(rows), column.dtype) for name, column in columns.items()}
+    rows, file = np.arange(len(rows)), fitted.file
+    assert file is not None
+    running = Predictor(file, devices.resolve_device(), None)
+    label = None if fitted.label is None else running.run(columns, rows, output=0)
+    run = partial(running.run, columns, output=len(running.outputs) - 1)
+    values = run(rows)
+    compared = require_exact_import(model, file, (), columns, rows, values, run, running.outputs[-1])
+    same = replace(fitted, file=None, compared=compared or FileComparison())
+    n_labels = fitted.n_labels or 1
+    labels_of_row = "one label" if n_labels == 1 else f"{n_labels} labels"
+    for array, size, of_row in ((label, len(rows) * n_labels, labels_of_row), (values, None, "values of its own")):
+        if array is not None and (len(np.atleast_1d(array)) != len(rows) or size not in (None, array.size)):
+            raise ModelError(
+                f"The ONNX file returns an array of shape {array.shape} for {len(rows)} rows: each row must have "
+                f"{of_row}."
+            )
+    values = values.reshape(len(rows), -1)
+    values = values if fitted.order is None else values[:, fitted.order]
+
+    ours = predict(columns)
+    if label is None and len(ours) > 1:
+        _require_same_scores(values, ours)
+        return same
+    if label is None:
+        _require_close("predict", values, ours["predict"].reshape(values.shape))
+        return same
+    if fitted.labels is not None:
+        _require_same_labels(fitted, fitted.labels, label, values, ours)
+        return same
+    method = "predict_proba" if fitted.of_probabilities else "decision_function"
+    numbers = ours.get(method)
+    if numbers is not None and numbers.shape == values.shape:
+        _require_close(method, values, numbers)
+    elif numbers is not None and method == "decision_function" and numbers.size == len(values):
+        _require_close(method, np.abs(values[:, -1]), np.abs(numbers.ravel()))
+    elif numbers is None and "predict_proba" in ours:  # margins, which the log loss takes for scores
+        _require_same_margins(values, ours["predict_proba"])
+
+    # The scores of classes must point to the labels: training would begin at the opposite. Margins of pairs of classes
+    # are not scores of classes, though three classes have three of both. Of two margins that are each other's
+    # negatives, either may come first.
+    classes, opposite = fitted.classes, False
+    if not fitted.of_probabilities and not fitted.of_pairs and isinstance(classes, np.ndarray):
+        if len(classes) == values.shape[1] == 2:
+            opposite = np.allclose(values[:, 0], -values[:, 1], FILE_TOLERANCE, FILE_TOLERANCE)
+        of_classes = values.shape[1] == len(classes) and not opposite
+        if of_classes and (classes[values.argmax(axis=1)] != label.ravel()).mean() > 0.5:
+            raise ModelError(
+                f"The labels of the file are not the classes of the largest scores in {fitted.values!r}, of which "
+                f"training would start. skl2onnx writes negative probabilities for raw_scores of support vector "
+                f"machines with probability=True: convert without raw_scores, or with probability=False."
+            )
+    different = label.ravel() != ours["predict"]
+    if (different & (_distance_from_tie(values) > FILE_TOLERANCE)).any():
+        raise ModelError(
+            f"{_OTHER_MODEL} predict() differs from the label of the file in {different.mean():.0%} of the rows: its "
+            f"decision rule is not the class with the largest score."
+        )
+    return same
+
+
+def _require_same_scores(values: np.ndarray, ours: Mapping[str, np.ndarray]) -> None:
+    """Compare a classifier with a file that returns scores, or probabilities by its last activation, and no labels."""
+    if "predict_proba" not in ours:
+        _require_close("decision_function", values, ours["decision_function"].reshape(values.shape))
+        return
+    p = ours["predict_proba"]
+    p = p[:, 1:] if p.shape[1] == 2 and values.shape[1] == 1 else p
+    if p.shape != values.shape:
+        raise ModelError(f"{_OTHER_MODEL} its output has {values.shape[1]} columns for {p.shape[1]} probabilities.")
+    if np.allclose(values, p, atol=FILE_TOLERANCE):
+        return
+    shares = bool((values >= 0).all()) and np.allclose(values.sum(axis=1), 1, atol=FILE_TOLERANCE)
+    if shares and values.shape[1] > 1:
+        raise ModelError(f"{_OTHER_MODEL} its output holds probabilities. End it in Softmax, or in the scores before.")
+    several = values.shape[1] == 1 or not np.allclose(p.sum(axis=1), 1, atol=FILE_TOLERANCE)
+    _require_close("predict_proba", expit(values) if several else softmax(values, axis=1), p)
+
+
+def _require_same_labels(
+    fitted: FittedFile, labels: Labels, label: np.ndarray, values: np.ndarray, ours: Mapping[str, np.ndarray]
+) -> None:
+    """Compare a classifier of several labels a row, except for labels whose two best classes are equally likely."""
+    # A column for each class of each label; of indicators, for the class 1 alone. A file may also have a single column
+    # for a label of two classes: a margin, which the first class has with the other sign.
+    sizes, width, indicators = [len(one) for one in labels], values.shape[1], are_indicators(labels)
+    ends, expected = np.cumsum(sizes)[:-1], values
+    if indicators and width == sum(sizes):
+        expected = values[:, 1::2]
+    elif not indicators and width == sum(1 if size == 2 else size for size in sizes) != sum(sizes):
+        cuts = np.cumsum([1 if size == 2 else size for size in sizes])[:-1]
+        parts = np.split(values, cuts, axis=1)
+        expected = np.hstack([np.hstack([-p, p]) if size == 2 else p for p, size in zip(parts, sizes, strict=True)])
+
+    method, likely = "predict_proba" if fitted.of_probabilities else "decision_function", expected
+    if not fitted.of_probabilities and "predict_proba" in ours:  # margins, which the log loss takes for scores
+        method = "predict_proba"
+        if indicators:
+            likely = np.asarray(expit(expected))
+        else:
+            likely = np.hstack([softmax(part, axis=1) for part in np.split(expected, ends, axis=1)])
+    numbers = ours[method]
+    if numbers.shape != likely.shape:
+        raise ModelError(f"{_OTHER_MODEL} {fitted.values!r} does not hold a number for each label or class.")
+    _require_close(method, likely, numbers)
+
+    if indicators:
+        margin = np.abs(expected - (0.5 if fitted.of_probabilities else 0.0))
+    else:
+        margin = np.stack([_distance_from_tie(part) for part in np.split(expected, ends, axis=1)], axis=1)
+    different = label.reshape(margin.shape) != ours["predict"]
+    if (different & (margin > FILE_TOLERANCE)).any():
+        if indicators and not fitted.of_probabilities:
+            at_half = (expected > 0.5) == (label.reshape(expected.shape) == 1)
+            if (at_half | (np.abs(expected - 0.5) <= FILE_TOLERANCE)).all():  # ties may fall on either side
+                raise ModelError(
+                    f"{_OTHER_MODEL} its labels are 1 where the margin in {fitted.values!r} is above 0.5, as of "
+                    f"probabilities, instead of above 0. skl2onnx writes so of OneVsRestClassifier around an estimator "
+                    f"without probabilities, such as LinearSVC: give the fitted scikit-learn model itself, or convert "
+                    f"one that has probabilities."
+                )
+        raise ModelError(
+            f"{_OTHER_MODEL} predict() differs from the labels of the file in {different.any(axis=1).mean():.0%} of "
+            f"the rows: its decision rule is not the class with the largest score."
+        )
+
+
+def _require_same_margins(values: np.ndarray, p: np.ndarray) -> None:
+    """Compare margins with the probabilities of the log loss; the margin of two classes may have either sign."""
+    # The values may be probabilities after all: random rows may not show it, as naive Bayes gives zeros for far ones.
+    if p.shape == values.shape and np.allclose(p, values, rtol=FILE_TOLERANCE, atol=FILE_TOLERANCE):
+        return
+    if p.shape[1] == 2 and values.shape[1] <= 2:
+        opposite = values.shape[1] == 1 or np.allclose(values[:, 0], -values[:, 1], FILE_TOLERANCE, FILE_TOLERANCE)
+        margin = values[:, -1] if opposite else values[:, 1] - values[:, 0]
+        _require_close("predict_proba", expit(np.abs(margin)), p.max(axis=1))
+    elif p.shape == values.shape:
+        _require_close("predict_proba", softmax(values, axis=1), p)
+
+
+def _require_close(method: str, expected: np.ndarray, numbers: np.ndarray) -> None:
+    scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
+    if not np.allclose(numbers, expected, rtol=FILE_TOLERANCE, atol=FILE_TOLERANCE * scale):
+        distance = float(np.abs(numbers - expected).max())
+        raise ModelError(f"{_OTHER_MODEL} {method}() differs by up to {distance:.2g} on rows of X.")
+
+
+def _distance_from_tie(values: np.ndarray) -> np.ndarray:
+    """Return the distance of each row from a tie: of its two largest scores, or of a single score from zero."""
+    values = values.reshape(len(values), -1)
+    if values.shape[1] == 1:
+        return np.asarray(np.abs(values.ravel()))
+    top = np.sort(values, axis=1)
+    return np.asarray(top[:, -1] - top[:, -2])
