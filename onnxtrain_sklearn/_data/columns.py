@@ -359,9 +359,7 @@ def require_in_memory(data: object, name: str = "X") -> None:
             f"column itself."
         )
     if is_source(data) or holds_blocks(data):
-        takers = (
-            f", which only fit, partial_fit and initialize of {_READERS} take, with the name of the target column as y"
-        )
+        takers = f", which only {_READERS} take, fit with the name of the target column as y"
         raise TypeError(
             f"{name} is a {kind.__name__}, a table to be read in blocks{takers if name == 'X' else ''}. Give its rows, "
             f"such as {'pandas.read_parquet(...)' if found is None else fetched}."

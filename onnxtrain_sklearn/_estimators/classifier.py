@@ -19,7 +19,7 @@ from .._data.targets import (
 from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
-from .._utils.typing import ClassWeight, MatrixLike, TableLike
+from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike
 from ..losses import Loss, LossSource
 from ..models import resolve_builder
 from ..models.given import bare_model, resolve_graph_model
@@ -35,6 +35,7 @@ from .outputs import (
 )
 from .parameters import CLASSIFIER, attributes
 from .predict import accuracy_of_labels, accuracy_of_several, by_label, decisions, has_one_label, typed_labels
+from .streams import predicted_batches, reads_source, score_of_source
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -199,35 +200,41 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         known = _known_classes(self, classes, self.classes_ if hasattr(self, "_state") else None)
         return train(self, Call(X, y, sample_weight, known, resume=True, one_epoch=True))
 
-    def predict(self, X: MatrixLike) -> np.ndarray:
+    def predict(self, X: TableLike) -> Predictions:
         """Predict labels.
 
         Parameters
         ----------
         X : as in :meth:`fit`
+            Of a source, the columns of ``feature_names_in_`` are read.
 
         Returns
         -------
         ndarray of shape (n_samples,), or (n_samples, n_labels) of indicators or labels
-            With a label at each position of a row, the shape of ``y``.
+            With a label at each position of a row, the shape of ``y``. For a source, a ``pyarrow.RecordBatchReader``,
+            which reads and predicts a batch at a time, in the order of the rows: its column is ``prediction``; its
+            columns are ``prediction_0``, ... for several labels a row.
         """
+        if reads_source(X):
+            return predicted_batches(self, "predict", X)
         labels = self._predict(X)  # raises if it is not fitted
         return typed_labels(self._state.decoding, labels)
 
     @available_if(gives_probabilities)
-    def predict_proba(self, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
+    def predict_proba(self, X: TableLike) -> Predictions | list[np.ndarray]:
         """Predict probabilities.
 
         Parameters
         ----------
-        X : as in :meth:`fit`
+        X : as in :meth:`predict`
 
         Returns
         -------
         ndarray of shape (n_samples, n_classes), or a list of them
             In the order of ``classes_``. For several binary labels per row, one column per label: the probability
             that it is 1. For several labels of other kinds, a list with one array per label. With a label at each
-            position of a row, (n_samples, ..., n_classes).
+            position of a row, (n_samples, ..., n_classes). For a source, a ``pyarrow.RecordBatchReader`` with a column
+            for each class, named by its label; for several labels of other kinds a row, ``0_red``, ``0_blue``, ...
 
         Notes
         -----
@@ -235,23 +242,26 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         computed in float64 from the same scores: rows then rank as by :meth:`decision_function`, also where float32
         cannot distinguish probabilities close to 1 (it has no numbers between 1 - 6e-8 and 1).
         """
+        if reads_source(X):
+            return predicted_batches(self, "predict_proba", X)
         number_type = prediction_type(X)
         numbers = self._predict(X, output=1, with_scores=number_type is np.float64)
         return by_label(self._state.decoding, numbers.astype(np.result_type(number_type, numbers), copy=False))
 
-    def decision_function(self, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
+    def decision_function(self, X: TableLike) -> Predictions | list[np.ndarray]:
         """Return the scores: logits for the likelihood losses, margins for the hinge losses.
 
         Parameters
         ----------
-        X : as in :meth:`fit`
+        X : as in :meth:`predict`
 
         Returns
         -------
         ndarray of shape (n_samples,) for two classes, else (n_samples, n_classes), or a list of them
             A list if a row has several labels that are not binary. With a label at each position of a row,
             (n_samples, ...) for two classes, else (n_samples, ..., n_classes). float32 if ``X`` and the graph are, else
-            float64.
+            float64. For a source, columns as of :meth:`predict_proba`, but for two classes one column, named by the
+            second.
 
         Notes
         -----
@@ -259,16 +269,18 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         their logarithms for several classes, their log-odds for two classes and for labels. Without probabilities
         (hinge) they are the mean of the members' scores.
         """
+        if reads_source(X):
+            return predicted_batches(self, "decision_function", X)
         scores = self._predict(X, output=-1, with_scores=True)  # raises if it is not fitted
         return decisions(self._state.decoding, scores, X)
 
-    def score(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+    def score(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy.
 
         Parameters
         ----------
         X, y, sample_weight : array-like
-            As in :meth:`fit`.
+            As in :meth:`fit`; a source is read a batch at a time.
 
         Returns
         -------
@@ -276,6 +288,10 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             The fraction of rows whose label is right; with several labels per row, all of them must be. With a label at
             each position of a row, the fraction of the labels that are right. Labels to ignore do not count.
         """
+        if reads_source(X):
+            return score_of_source(self, X, y, sample_weight)
+        if y is None:
+            raise ValueError(f"{type(self).__name__}.score requires y, but the target y is None.")
         predicted = self.predict(X)  # raises if it is not fitted
         if self._state.decoding.positions is None:
             y, predicted, sample_weight = rows_that_count(y, predicted, sample_weight, self.ignore_label)

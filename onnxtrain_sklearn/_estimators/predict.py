@@ -33,6 +33,15 @@ def predicted(estimator: Any, X: MatrixLike, output: int, *, with_scores: bool) 
     return result
 
 
+def chunk_rows(estimator: Any, X: MatrixLike, method: str) -> tuple[int, int]:
+    """Return the rows of data like ``X`` that a method computes at a time, and the numbers of a row."""
+    state = estimator._state
+    columns = graph_inputs(estimator, X, state.source.inputs, state.fitted, reset=False)
+    with_scores = method == "decision_function" or (method == "predict_proba" and prediction_type(X) is np.float64)
+    width = sum(math.prod(one.shape[1:]) for one in columns.values())
+    return state.predictor(columns, with_scores=with_scores).chunk_rows(columns), max(1, width)
+
+
 # Predictions for plain arrays without scikit-learn's checks, which take several times as long as a row.
 #
 # This path takes only data that scikit-learn takes as they are: plain NumPy arrays of native floats, with rows of the

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._data.held_out import r2_of_maps
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
-from .._utils.typing import MatrixLike, TableLike
+from .._utils.typing import Predictions, TableLike
 from ..losses import Loss, LossSource
 from ..models.given import resolve_graph_model
 from .base import BaseOrtGradient
@@ -25,6 +25,7 @@ from .fit import train
 from .outputs import NumberTask, OutputTask, takes_negative_numbers
 from .parameters import REGRESSOR, attributes
 from .predict import numbers_in_rows
+from .streams import predicted_batches, reads_source, score_of_source
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -77,28 +78,33 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         check_partial_fit(self)
         return train(self, Call(X, y, sample_weight, resume=True, one_epoch=True))
 
-    def predict(self, X: MatrixLike) -> np.ndarray:
+    def predict(self, X: TableLike) -> Predictions:
         """Predict numbers.
 
         Parameters
         ----------
         X : as in :meth:`fit`
+            Of a source, the columns of ``feature_names_in_`` are read.
 
         Returns
         -------
         ndarray of shape (n_samples,) or (n_samples, n_outputs), or of the axes of ``y``
-            float32 if ``X`` is float32, else float64; the numbers are those of the graph.
+            float32 if ``X`` is float32, else float64; the numbers are those of the graph. For a source, a
+            ``pyarrow.RecordBatchReader``, which reads and predicts a batch at a time, in the order of the rows: its
+            column is ``prediction``; its columns are ``prediction_0``, ... for several numbers a row.
         """
+        if reads_source(X):
+            return predicted_batches(self, "predict", X)
         prediction = self._predict(X)  # raises if it is not fitted
         return numbers_in_rows(self._state.decoding, prediction, X)
 
-    def score(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+    def score(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> float:
         """Return R², the coefficient of determination.
 
         Parameters
         ----------
         X, y, sample_weight : array-like
-            As in :meth:`fit`.
+            As in :meth:`fit`; a source is read a batch at a time.
 
         Returns
         -------
@@ -108,6 +114,10 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             vary, such as the corners of images, would decide the mean.
         """
         check_is_fitted(self)
+        if reads_source(X):
+            return score_of_source(self, X, y, sample_weight)
+        if y is None:
+            raise ValueError(f"{type(self).__name__}.score requires y, but the target y is None.")
         if not self._state.decoding.row_shape:
             return float(super().score(X, y, sample_weight))
         return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)

@@ -1,40 +1,52 @@
-"""Fit to tables that need not fit into memory.
+"""Fit to tables that need not fit into memory, predict and score them.
 
 :func:`opened` makes a :class:`RowBlocks` of a path or of a table that is not read yet. :func:`with_arrays` then puts
 arrays in its place, as the further steps of a preparation take them. If the buffer holds all rows, these are the rows,
 and training is that on arrays, to the bit. If not, they are a sample of the rows, on which graph, decoding and step are
 prepared. A :class:`Stream` then holds the facts on all rows that the first step needs: the classes and their weights,
 the scale and the range of numeric targets. :meth:`Stream.batches` makes the minibatches of all rows.
+
+:func:`predicted_batches` and :func:`score_of_source` read a source once and in order, and keep a batch of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.utils.validation import check_is_fitted
 
 from .._data.batches import Block, BlockBatches
 from .._data.class_weight import balanced_weights
 from .._data.columns import InputData, require_in_memory
 from .._data.inputs import Inputs
-from .._data.row_blocks import RowBlocks, holds_blocks, is_source
+from .._data.row_blocks import RowBlocks, holds_blocks, is_source, pieces, targets_in
 from .._data.statistics import Extremes, LabelCounts, Moments
 from .._data.target_scale import TargetScale, scale_of, target_moments
-from .._data.targets import Classes, checked_weights, ignored_in
+from .._data.targets import Classes, checked_weights, counted_labels, ignored_in
 from .._fitted.fitted_model import encoded_inputs
+from .._inference.graph import Decoding
+from .._inference.row_trials import where_rows_meet_in_graph
 from .._model.links import TargetScaling
 from .._utils.cache import digest
+from .._utils.typing import SourceLike, TableLike
+from ..exceptions import ModelError
 from ..losses import Loss
 from .call import Call, Examples
 from .config import TrainingConfig
 from .examples import graph_inputs, scaled, trained_columns
 from .fitted_state import FittedState
 from .outputs import OutputTask, weighted_targets
+from .predict import chunk_rows
 from .training_state import generator_of
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 T = TypeVar("T")
 
@@ -204,18 +216,27 @@ def opened(estimator: Any, call: Call) -> Call:
             require_in_memory(part, name)
         return call
     if holds_blocks(X):
-        if y is not None or call.sample_weight is not None:
-            raise ValueError(f"{type(X).__name__} holds y and sample_weight too: give it alone.")
+        _require_alone(X, y, call.sample_weight)
         return replace(call, blocks=X)
+    target, sample_weight = _named_columns(y, call.sample_weight)
+    rows = RowBlocks(X, target, sample_weight=sample_weight)
+    call.resources.callback(rows.close)
+    return replace(call, blocks=rows)
+
+
+def _require_alone(X: Any, y: Any, sample_weight: Any) -> None:
+    if y is not None or sample_weight is not None:
+        raise ValueError(f"{type(X).__name__} holds y and sample_weight too: give it alone.")
+
+
+def _named_columns(y: Any, sample_weight: Any) -> tuple[str | list[str], str | None]:
+    """Return the names of the target column, or columns, and of the weights."""
     names = [y] if isinstance(y, str) else y
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
         raise TypeError(f"y must name the target column of the table, got {type(y).__name__}.")
-    if call.sample_weight is not None and not isinstance(call.sample_weight, str):
-        raise TypeError(f"sample_weight must name a column of the table, got {type(call.sample_weight).__name__}.")
-    target: Any = y if isinstance(y, str) else list(names)
-    rows = RowBlocks(X, target, sample_weight=call.sample_weight)
-    call.resources.callback(rows.close)
-    return replace(call, blocks=rows)
+    if sample_weight is not None and not isinstance(sample_weight, str):
+        raise TypeError(f"sample_weight must name a column of the table, got {type(sample_weight).__name__}.")
+    return y if isinstance(y, str) else list(names), sample_weight
 
 
 def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedState | None) -> Call:
@@ -444,10 +465,269 @@ def _bytes_of(source: Any, sizes: Sequence[int]) -> Iterator[bytes]:
 @contextmanager
 def _named(source: Any, i: int) -> Iterator[None]:
     """Name the block in errors."""
+    with _named_place(_place(source, i)):
+        yield
+
+
+@contextmanager
+def _named_place(place: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        place = source.place(i) if hasattr(source, "place") else f"Block {i}"
-        if str(error).startswith(place) or type(error) not in (ValueError, TypeError):
+        if type(error) not in (ValueError, TypeError) or str(error).startswith(place):
             raise
         raise type(error)(f"{place}: {error}") from error
+
+
+def _place(source: Any, i: int) -> str:
+    return str(source.place(i)) if hasattr(source, "place") else f"Block {i}"
+
+
+# Predictions and scores of all rows of a source, in their order.
+
+
+BATCH_ROWS, BATCH_NUMBERS = 2**16, 2**23
+"""Rows that are predicted at a time, and most numbers in their columns: wide rows come in smaller batches."""
+
+
+class _Rows(NamedTuple):
+    """Rows of a source: features, targets and weights if they are scored, and the place of each part for messages."""
+
+    n_rows: int
+    X: Any
+    y: np.ndarray | None
+    weights: np.ndarray | None
+    places: list[tuple[str, int]]
+
+    def cut(self, start: int, end: int) -> _Rows:
+        """Return some rows of a single part."""
+        y, weights = (None if one is None else one[start:end] for one in (self.y, self.weights))
+        return _Rows(end - start, _cut(self.X, start, end), y, weights, [(self.places[0][0], end - start)])
+
+
+def reads_source(X: TableLike) -> TypeIs[SourceLike]:
+    """Return True if X is a table to be predicted in batches."""
+    if type(X) is np.ndarray or hasattr(type(X), "__dask_graph__"):
+        return False
+    return holds_blocks(X) or is_source(X) or callable(X) or type(X).__name__ == "RecordBatchReader"
+
+
+def predicted_batches(estimator: Any, method: str, X: Any) -> Any:
+    """Return the results of a method of a fitted estimator for all rows of a source, as a RecordBatchReader."""
+    check_is_fitted(estimator)
+    batches = _predicted_batches(estimator, method, X)
+    first = next(batches)  # an unusable source is an error of the call
+    import pyarrow as pa
+
+    return pa.RecordBatchReader.from_batches(first.schema, chain([first], batches))
+
+
+def _predicted_batches(estimator: Any, method: str, X: Any) -> Iterator[Any]:
+    state, steps, types = estimator._state, estimator.t_, None
+    with _cut_like_arrays(estimator, method, X) as batches:
+        for rows in batches:
+            import pyarrow as pa
+
+            if estimator._state is not state or estimator.t_ != steps:
+                raise RuntimeError(
+                    f"{type(estimator).__name__} was trained while its predictions were read: read all of them before."
+                )
+            found = _result(getattr(estimator, method), rows, rows.X)
+            columns = _columns(method, state.decoding, getattr(estimator, "classes_", None), found)
+            types = types or [None] * len(columns)  # those of the first batch
+            arrays = [pa.array(np.ascontiguousarray(one), of) for one, of in zip(columns.values(), types, strict=True)]
+            types = [one.type for one in arrays]
+            yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _columns(method: str, decoding: Decoding, classes: Any, found: Any) -> dict[str, np.ndarray]:
+    """Return predictions as the column "prediction", and numbers of classes in a column for each, named by its label.
+
+    Several predictions a row are numbered: "prediction_0". So are the numbers of several labels a row: "0_red".
+    """
+    if isinstance(found, list):
+        parts = [_columns(method, decoding, own, one) for own, one in zip(classes, found, strict=True)]
+        return {f"{i}_{name}": numbers for i, one in enumerate(parts) for name, numbers in one.items()}
+    several = found.reshape(len(found), -1)
+    if method == "predict":
+        names = ["prediction"] if found.ndim == 1 else [f"prediction_{i}" for i in range(several.shape[1])]
+        return dict(zip(names, several.T, strict=True))
+    labels = [str(label) for label in np.asarray(classes).tolist()]
+    if method == "decision_function" and len(labels) == 2 and decoding.task != "multilabel":
+        labels = labels[1:]  # the score of two classes is that of the second
+    positions = several.shape[1] // len(labels)
+    names = labels if positions == 1 else [f"{i}_{label}" for i in range(positions) for label in labels]
+    return dict(zip(names, several.T, strict=True))
+
+
+def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float:
+    """Return the score of all rows of a source: the accuracy of a classifier, else R²."""
+    check_is_fitted(estimator)
+    if holds_blocks(X):
+        _require_alone(X, y, sample_weight)
+    else:
+        y, sample_weight = _named_columns(y, sample_weight)
+    if isinstance(X, RowBlocks):
+        y, sample_weight = X.target, X.sample_weight
+    score = _accuracy if estimator._task().classifies else _r2
+    with _cut_like_arrays(estimator, "predict", X, y, sample_weight, scored=True) as batches:
+        return score(estimator, batches)
+
+
+def _accuracy(estimator: Any, batches: Iterator[_Rows]) -> float:
+    """Return the mean of the accuracies of batches, weighted by the labels that count in each."""
+    right = total = 0.0
+    for rows in batches:
+        labels = counted_labels(np.asarray(rows.y), estimator.ignore_label).reshape(rows.n_rows, -1)
+        counted = labels.any(axis=1) if estimator._state.decoding.positions is None else labels.sum(axis=1)
+        weight = float((checked_weights(rows.weights, rows.n_rows) * counted).sum())
+        if weight:  # scikit-learn's accuracy of no row is an error
+            share = weight * _result(estimator.score, rows, rows.X, rows.y, rows.weights)
+            right += share if rows.weights is not None else round(share)
+            total += weight
+    if not total:
+        raise ValueError("No label of y counts: all are to be ignored, or in rows of weight zero.")
+    return right / total
+
+
+def _r2(estimator: Any, batches: Iterator[_Rows]) -> float:
+    """Return R², from the squared errors of batches and the merged moments of their targets."""
+    task: OutputTask = estimator._task()
+    moments, squares, n_rows = Moments(), np.zeros(1), 0
+    for rows in batches:
+        weights = checked_weights(rows.weights, rows.n_rows)
+        found = _result(estimator.predict, rows, rows.X).reshape(rows.n_rows, -1)
+        truth = _result(lambda y: task.encode(y, None).values, rows, rows.y).astype(np.float64)
+        if truth.shape != found.shape:
+            raise ValueError(f"y has {truth.shape[1]} numbers a row, but the predictions have {found.shape[1]}.")
+        squares = squares + (weights[:, np.newaxis] * (truth - found) ** 2).sum(axis=0)
+        moments.update(truth, weights)
+        n_rows += rows.n_rows
+    if n_rows < 2:
+        raise ValueError("R² needs at least two rows, and the source has one.")
+    if not len(moments.weight):
+        raise ValueError("All rows have weight zero.")
+    total = moments.deviation**2 * moments.weight
+    varies = total != 0
+    scores = np.where(varies, 1 - squares / np.where(varies, total, 1), squares == 0)
+    of_maps = estimator._state.decoding.row_shape and varies.any()
+    return float(np.average(scores, weights=total if of_maps else None))
+
+
+def _result(method: Callable[..., Any], rows: _Rows, *given: Any) -> Any:
+    """Return the result for data of a batch; an error names the part that it comes from."""
+    try:
+        return method(*given)
+    except (ValueError, TypeError):
+        start = 0
+        for place, n_rows in rows.places:
+            with _named_place(place):
+                method(*(None if one is None else _cut(one, start, start + n_rows) for one in given))
+            start += n_rows
+        raise
+
+
+@contextmanager
+def _cut_like_arrays(
+    estimator: Any, method: str, X: Any, y: Any = None, sample_weight: str | None = None, *, scored: bool = False
+) -> Iterator[Iterator[_Rows]]:
+    """Open a source, and give its rows in batches; the targets are read if they are scored.
+
+    A batch consists of the chunks of rows in which ``predict`` computes all rows of an array: among other rows, or
+    alone, a row may have other last bits. Every iterator is closed at the end of the block, as the traceback of an
+    error holds it, and with it an open file.
+    """
+    with (
+        closing(_read(estimator, X, y, sample_weight, scored=scored)) as parts,
+        closing(_chunks(estimator, method, parts)) as batches,
+    ):
+        yield batches
+
+
+def _chunks(estimator: Any, method: str, parts: Iterator[_Rows]) -> Generator[_Rows]:
+    waiting: list[_Rows] = []
+    count = size = chunk = 0
+    for part in parts:
+        if not size:
+            with _named_place(part.places[0][0]):
+                chunk, width = chunk_rows(estimator, part.X, method)
+            size = chunk * max(1, min(BATCH_ROWS, BATCH_NUMBERS // width) // chunk)
+        waiting.append(part)
+        count += part.n_rows
+        if count > chunk >= count - part.n_rows:  # more than the first chunk of an array
+            state: FittedState = estimator._state
+            node = where_rows_meet_in_graph(state.model, state.session_options, in_training=False)
+            if node is not None:
+                raise ModelError(
+                    f"The prediction of a row depends on the rows that are predicted with it (at {node}), so all rows "
+                    f"of a table are predicted at once: give them in memory."
+                )
+        while count > size:
+            batch: list[_Rows] = []
+            missing = size
+            while missing:
+                first = waiting.pop(0)
+                end = min(first.n_rows, missing)
+                batch.append(first.cut(0, end))
+                if end < first.n_rows:
+                    waiting.insert(0, first.cut(end, first.n_rows))
+                missing -= end
+            count -= size
+            yield _together(batch)
+    if not waiting:
+        raise ValueError("The source has no rows.")
+    yield _together(waiting)
+
+
+def _read(estimator: Any, X: Any, y: Any, sample_weight: str | None, *, scored: bool) -> Generator[_Rows]:
+    """Yield the rows of a source as they are read."""
+    if holds_blocks(X) and not isinstance(X, RowBlocks):
+        for i in range(len(X)):
+            if scored:
+                features, targets, weights = _parts(X, i)
+            else:
+                block, targets, weights = X.block(i), None, None
+                features = block[0] if isinstance(block, tuple) else block
+                features = features.arrays if isinstance(features, Inputs) else features
+            n_rows = _number_of_rows(features)
+            if n_rows:
+                yield _Rows(n_rows, features, targets, weights, [(_place(X, i), n_rows)])
+        return
+    known = getattr(estimator, "feature_names_in_", None)
+    names = None if known is None else known.tolist()
+    others = [] if y is None else [y] if isinstance(y, str) else [*y]
+    others = others if sample_weight is None else [*others, sample_weight]
+    if both := [name for name in others if name in (names or ())]:
+        raise ValueError(f"Column {both[0]!r} is a feature of the estimator, and so neither target nor weight.")
+    size = min(BATCH_ROWS, BATCH_NUMBERS // max(1, len(names or ())))
+    with closing(pieces(X, names, others, size)) as tables:
+        for place, table in tables:
+            features = table.select(table.column_names[: table.num_columns - len(others)])
+            targets, weights = targets_in(table, y, sample_weight, place) if scored else (None, None)
+            yield _Rows(table.num_rows, features, targets, weights, [(place, table.num_rows)])
+
+
+def _together(parts: Sequence[_Rows]) -> _Rows:
+    """Return several parts as one."""
+    places = [place for part in parts for place in part.places]
+    X, y, weights = _rows_of([part.X for part in parts]), None, None
+    if parts[0].y is not None:
+        y = np.concatenate([np.asarray(part.y) for part in parts])
+    if any(part.weights is not None for part in parts):
+        weights = np.concatenate([np.ones(part.n_rows) if part.weights is None else part.weights for part in parts])
+    return _Rows(sum(part.n_rows for part in parts), X, y, weights, places)
+
+
+def _number_of_rows(X: Any) -> int:
+    first = next(iter(X.values())) if isinstance(X, Mapping) else X
+    return int(first.shape[0]) if hasattr(first, "shape") else len(first)
+
+
+def _cut(X: Any, start: int, end: int) -> Any:
+    if isinstance(X, Mapping):
+        return {name: _cut(one, start, end) for name, one in X.items()}
+    if hasattr(X, "column_names"):  # a table of Arrow
+        return X.slice(start, end - start)
+    if sp.issparse(X):
+        return X.tocsr()[start:end]
+    return X.iloc[start:end] if hasattr(X, "iloc") else np.asarray(X)[start:end]

@@ -180,10 +180,17 @@ class Predictor:
         dense = [column for name, column in columns.items() if name not in self._sparse]
         return self._pieces(n_rows, max([1, *(math.prod(column.shape[1:]) for column in dense)]))
 
+    def chunk_rows(self, columns: Mapping[str, InputData]) -> int:
+        """Return the size of the chunks, all rows but those of the last chunk, of data like ``columns``."""
+        dense = [column for name, column in columns.items() if name not in self._sparse]
+        return self._chunk_rows(max([1, *(math.prod(column.shape[1:]) for column in dense)]))
+
+    def _chunk_rows(self, width: int) -> int:
+        return max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(self._width, width), INNER_NUMBERS // self._inner))
+
     def _pieces(self, n_rows: int, width: int) -> list[slice]:
         """Return the chunks of rows of ``width`` numbers."""
-        width = max(self._width, width)
-        size = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // width, INNER_NUMBERS // self._inner))
+        size = self._chunk_rows(width)
         size = n_rows if size < n_rows and self._rows_meet() else size
         return [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
 

@@ -60,8 +60,14 @@ class BlocksLike(Protocol):
     def block(self, i: int, /) -> Any: ...
 
 
-TableLike: TypeAlias = "MatrixLike | BlocksLike | os.PathLike[str] | Callable[[], Any]"
+SourceLike: TypeAlias = "BlocksLike | os.PathLike[str] | Callable[[], Any]"
+"""Sources of blocks; texts, which are paths, and lists of them are among the data in memory too."""
+
+TableLike: TypeAlias = "MatrixLike | SourceLike"
 """Data that ``fit`` takes as ``X``: those in memory, and the sources of blocks."""
+
+Predictions: TypeAlias = "np.ndarray | Any"
+"""The predictions for data in memory; for a source, a ``pyarrow.RecordBatchReader``."""
 
 Validation: TypeAlias = "tuple[MatrixLike, ArrayLike, ArrayLike | None]"
 """``X_val``, ``y_val`` and ``sample_weight_val``."""

@@ -141,13 +141,12 @@ def test_name_of_a_column_beside_a_table_in_memory_is_refused(name):
     assert_refused(lambda: estimator.fit(X, y, "a"), "sample_weight is the text 'a'", "give the column itself")
 
 
-@pytest.mark.parametrize("name", ["classifier", "RealMLP classifier"])
-def test_unread_tables_are_refused_where_rows_are_needed(name, tmp_path):
+def test_unread_tables_are_refused_where_rows_are_needed(tmp_path):
     pl, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
     pa, ds = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.dataset")
     path = tmp_path / "table.parquet"
     X.to_parquet(path)
-    fitted = clone(ESTIMATORS[name]).fit(X, y)
+    fitted = clone(ESTIMATORS["RealMLP classifier"]).fit(X, y)
     frame = pl.from_pandas(X).lazy()
     table = pa.Table.from_pandas(X)
     for given, remedy in (
@@ -157,7 +156,8 @@ def test_unread_tables_are_refused_where_rows_are_needed(name, tmp_path):
         (table.to_reader(), "X.read_all()"),
     ):
         assert_refused(lambda given=given: fitted.predict(given), f"X is a {type(given).__name__}", remedy)
-    assert_refused(lambda: clone(fitted).fit(X, frame), "y is a LazyFrame", "y.collect()")
+    for estimator in (ESTIMATORS["classifier"], fitted):
+        assert_refused(lambda estimator=estimator: clone(estimator).fit(X, frame), "y is a LazyFrame", "y.collect()")
     # The remedies work.
     for rows in (frame.collect(), duckdb.sql(f"select * from '{path}'").df(), ds.dataset(path).to_table()):
         np.testing.assert_array_equal(fitted.predict(rows), fitted.predict(X))
