@@ -251,7 +251,7 @@ def trained_estimator(estimator: Any, state: FittedState, X: MatrixLike | None) 
             "some rows, to_sklearn(X)."
         )
     from .._fitted.equivalence import require_equal  # both need much of scikit-learn
-    from .._fitted.write_back import write_back
+    from .._fitted.provenance import write_back
 
     rows = state.live.sample if X is None else sample_rows(X)
     result = write_back(

@@ -24,8 +24,7 @@ from .._anchored_search.tuning_trainer import FineTuningTrainer, Tuning
 from .._data.batches import ArrayBatches
 from .._data.columns import COPY_LIMIT, InputData
 from .._data.held_out import faults_of_old_data
-from .._fitted.fitted_model import FittedModel
-from .._fitted.traversal import follow
+from .._fitted.fitted_model import FittedModel, follow
 from .._inference.predictor import Predictor
 from .._ir.queries import mixes_positions, reaching
 from .._model.heads import FrozenPart, frozen_part, graph_of_features

@@ -41,7 +41,7 @@ CLASSES: Mapping[str, str] = {
     "KeptTypes": "_model.precision",
     "OptimizerState": "_training.step_parts",
     "LowRank": "_model.weights",
-    "Origin": "_fitted.provenance",
+    "Origin": "_fitted.fitted_model",
     "OutputForm": "_model.trainable",
     "Positions": "_model.links",
     "Start": "_estimators.fitted_state",

@@ -16,7 +16,7 @@ import importlib
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,9 @@ from .converters import gaussian_process, kernels, linear, meta, neighbors, prep
 from .converters.context import ConversionRecord, Converter, Source, labels
 from .converters.trees import encoder_of_text
 from .corrections import repair, why_unconverted
-from .fitted_model import is_gap
+from .fitted_model import is_gap, walk
 from .model_record import columns_taken, record_of, unwrapped
 from .text_encoder import name_inputs
-from .traversal import walk
 
 CONVERTERS: dict[type, Converter] = {
     **trees.CONVERTERS,
@@ -66,12 +65,14 @@ def converter_of(estimator: Estimator) -> Converter | None:
 
 
 def converted(
-    estimator: Estimator, columns: Mapping[str, bool] | None = None, marks: Mapping[str, str] | None = None
+    estimator: Estimator,
+    columns: Mapping[str, bool] | None = None,
+    placeholders: Mapping[str, str] | None = None,
 ) -> tuple[ir.Model, list[ConversionRecord]]:
     """Return a fitted model as a graph, and what each converter added to it.
 
     The graph takes one numeric matrix. Given ``columns``, it has one input for each by name; True stands for text.
-    ``marks`` are what missing text is written as, by its usual form, where it is not that.
+    ``placeholders`` are those of :class:`~.fitted_model.TableColumn`.
 
     Raises
     ------
@@ -82,8 +83,16 @@ def converted(
     estimator = _with_counted_classes(unwrapped(estimator))
     records: list[ConversionRecord] = []
     parts, inputs = [part for _, part in walk(estimator)], _inputs(estimator, columns)
-    _require_no_network(estimator, parts)
-    watching = _recording(skl2onnx_bridge.converter, records, marks or {})
+    if (network := next((part for part in parts if hasattr(type(part), "to_onnx")), None)) is not None:
+        # Its weights would stay constants of the graph.
+        within = "" if network is estimator else f" in this {type(estimator).__name__}"
+        raise ModelError(
+            f"{type(network).__name__}{within} is a network of onnxtrain_sklearn, not a fitted model of scikit-learn. "
+            f"Go on training it by its own partial_fit, or by fit with warm_start=True; or give an ONNX graph as "
+            f"model: its to_onnx(), or skl2onnx.to_onnx of a pipeline."
+        )
+
+    watching = _recording(skl2onnx_bridge.converter, records, placeholders or {})
     try:
         with converters_of_boosters(parts), warnings.catch_warnings():
             kinds = {type(part) for part in parts} & {*skl2onnx_bridge.converted_classes(), *CONVERTERS}
@@ -103,24 +112,24 @@ def converted(
         raise
     except Exception as error:
         raise ModelError(why_unconverted(estimator, error)) from error
-    model = _stamped(load(proto))
+
+    # skl2onnx writes the oldest opset that has all operators; set the one that the converters were asked for, if the
+    # graph is valid in it.
+    model = load(proto)
+    newer = model.clone()
+    newer.graph.opset_imports[""] = CONVERTED_OPSET
+    checked = newer.clone()
+    for output in checked.graph.outputs:  # declared types of several labels are often wrong
+        output.type = output.shape = None
+    checked.graph.outputs.clear()
+    with suppress(Exception):  # inference also fails on operators of other domains
+        onnx.checker.check_model(to_proto(checked), full_check=True)
+        model = newer
     if columns is not None:
         name_inputs(model.graph, list(columns))
     for one in records:
         repair(model.graph, one.estimator, one.nodes)
     return model, records
-
-
-def _require_no_network(root: Estimator, parts: Iterable[Estimator]) -> None:
-    """Raise if an estimator of this package is among the parts: its weights would stay constants."""
-    own = next((part for part in parts if hasattr(type(part), "to_onnx")), None)
-    if own is not None:
-        within = "" if own is root else f" in this {type(root).__name__}"
-        raise ModelError(
-            f"{type(own).__name__}{within} is a network of onnxtrain_sklearn, not a fitted model of scikit-learn. Go "
-            f"on training it by its own partial_fit, or by fit with warm_start=True; or give an ONNX graph as model: "
-            f"its to_onnx(), or skl2onnx.to_onnx of a pipeline."
-        )
 
 
 def _with_counted_classes(estimator: Estimator) -> Any:
@@ -163,27 +172,29 @@ def _options(estimator: Estimator) -> dict[int, dict[str, Any]] | None:
     return options or None
 
 
-def _with_marks(estimator: Estimator, marks: Mapping[str, str]) -> Any:
-    """Return an encoder whose missing categories are what they are written as, where that is not the usual form."""
-    if not marks or not isinstance(estimator, OneHotEncoder | OrdinalEncoder):
+def _with_placeholders(estimator: Estimator, placeholders: Mapping[str, str]) -> Any:
+    """Return an encoder with the placeholders among its categories, for missing text."""
+    if not placeholders or not isinstance(estimator, OneHotEncoder | OrdinalEncoder):
         return estimator
     twin = copy.copy(estimator)
     twin.categories_ = [
-        np.array([marks.get(str(one), one) if is_gap(one) else one for one in known], known.dtype)
+        np.array([placeholders.get(str(one), one) if is_gap(one) else one for one in known], known.dtype)
         for known in estimator.categories_
     ]
     return twin
 
 
-def _convertible(estimator: Estimator, marks: Mapping[str, str]) -> Any:
+def _convertible(estimator: Estimator, placeholders: Mapping[str, str]) -> Any:
     """Return an estimator with equivalent settings that skl2onnx supports.
 
-    It imputes text only where a string marks missing values.
+    skl2onnx imputes text only if a string marks missing values.
     """
     changed: dict[str, object] = {}
     if isinstance(estimator, SimpleImputer) and any(isinstance(s, str) for s in estimator.statistics_):
         missing = str(estimator.missing_values)
-        changed = {"missing_values": marks.get(missing, missing) if is_gap(estimator.missing_values) else missing}
+        changed = {
+            "missing_values": placeholders.get(missing, missing) if is_gap(estimator.missing_values) else missing
+        }
     if isinstance(estimator, KBinsDiscretizer) and estimator.encode == "onehot":  # graphs have no sparse matrices
         changed = {"encode": "onehot-dense"}
     twin = copy.copy(estimator) if changed else estimator
@@ -191,25 +202,8 @@ def _convertible(estimator: Estimator, marks: Mapping[str, str]) -> Any:
     return twin
 
 
-def _stamped(model: ir.Model) -> ir.Model:
-    """Set the opset that the converters were asked for: skl2onnx writes the oldest one that has all operators."""
-    newer = model.clone()
-    newer.graph.opset_imports[""] = CONVERTED_OPSET
-    checked = newer.clone()
-    for output in checked.graph.outputs:  # declared types of several labels are often wrong
-        output.type = output.shape = None
-    checked.graph.outputs.clear()
-    try:
-        onnx.checker.check_model(to_proto(checked), full_check=True)
-    except onnx.checker.ValidationError:
-        return model
-    except Exception:  # inference fails on operators of other domains
-        return model
-    return newer
-
-
 def _recording(
-    theirs: Callable[[str], Callable[..., None]], records: list[ConversionRecord], marks: Mapping[str, str]
+    theirs: Callable[[str], Callable[..., None]], records: list[ConversionRecord], placeholders: Mapping[str, str]
 ) -> Callable[..., None]:
     """Return a converter that records what it adds; booleans in attributes become the integers that ONNX needs."""
 
@@ -221,10 +215,10 @@ def _recording(
         )
         container.initializers_strings.clear()  # else equal arrays of different estimators would be shared
         try:
-            operator.raw_operator = _with_marks(estimator, marks)
+            operator.raw_operator = _with_placeholders(estimator, placeholders)
             source = convert(scope, operator, container)
             if source is None:
-                operator.raw_operator = _convertible(estimator, marks)
+                operator.raw_operator = _convertible(estimator, placeholders)
                 theirs(operator.type)(scope, operator, container)
         finally:
             container.add_node, operator.raw_operator = add_node, estimator
@@ -363,22 +357,18 @@ def _by_position(
     if len(inputs) == 1:
         (rows,), inputs = inputs, []
         for i, (name, part, places) in enumerate(parts):
-            start = sum(len(before) for _, _, before in parts[:i])
-            inputs += [_selected_columns(scope, rows, places, transformer.n_features_in_)] if places else []
+            start, columns = sum(len(before) for _, _, before in parts[:i]), transformer.n_features_in_
             parts[i] = (name, part, list(range(start, start + len(places))))
+            if places == list(range(columns)) and list(rows.type.shape)[1:] == [columns]:
+                inputs.append(rows)
+            elif places:
+                operator = scope.declare_local_operator("SklearnArrayFeatureExtractor")
+                operator.inputs, operator.column_indices = [rows], places
+                operator.outputs.append(scope.declare_local_variable("columns", type(rows.type)([None, len(places)])))
+                inputs.append(operator.outputs[0])
     twin = copy.copy(transformer)
     twin.transformers_ = parts
     return list(skl2onnx_bridge.parse_column_transformer(scope, twin, inputs, custom_parsers=custom_parsers))
-
-
-def _selected_columns(scope: Scope, rows: Variable, places: list[int], columns: int) -> Any:
-    """Return some columns of a matrix, with their number declared."""
-    if places == list(range(columns)) and list(rows.type.shape)[1:] == [columns]:
-        return rows
-    operator = scope.declare_local_operator("SklearnArrayFeatureExtractor")
-    operator.inputs, operator.column_indices = [rows], places
-    operator.outputs.append(scope.declare_local_variable("columns", type(rows.type)([None, len(places)])))
-    return operator.outputs[0]
 
 
 def _behind_encoders(
@@ -530,32 +520,26 @@ def converters_of_boosters(parts: Iterable[Estimator]) -> Iterator[None]:
 
 
 def _register(part: Estimator) -> None:
-    shapes = skl2onnx_bridge.shapes()
-    kind, of_classes = type(part), is_classifier(part)
+    """Register the converter of onnxmltools for the class of an estimator."""
+    kind, library = type(part), library_of(part)
+    assert library is not None
     if part.get_params().get("zero_as_missing"):
         raise ModelError(f"{kind.__name__}(zero_as_missing=True) has no right ONNX form. Fit it without.")
-    declare = (
-        shapes.calculate_linear_classifier_output_shapes
-        if of_classes
-        else shapes.calculate_linear_regressor_output_shapes
-    )
-    skl2onnx_bridge.package().update_registered_converter(
-        kind, _alias(kind), declare, _converter(part), options=_OPTIONS if of_classes else None
-    )
-
-
-def _converter(part: Estimator) -> Callable[..., None]:
-    library = library_of(part)
-    assert library is not None
     module, _, function = _CONVERTERS[library].partition(":")
     try:
-        found: Callable[..., None] = getattr(importlib.import_module(module), function)
+        convert: Callable[..., None] = getattr(importlib.import_module(module), function)
     except ImportError as error:
         raise ModelError(
-            f"skl2onnx has no converter for {type(part).__name__}. Install onnxmltools, whose converter is then used "
+            f"skl2onnx has no converter for {kind.__name__}. Install onnxmltools, whose converter is then used "
             f"(pip install onnxmltools), or register another one with skl2onnx.update_registered_converter."
         ) from error
-    return found
+    shapes, options = skl2onnx_bridge.shapes(), _OPTIONS if is_classifier(part) else None
+    declare = (
+        shapes.calculate_linear_regressor_output_shapes
+        if options is None
+        else shapes.calculate_linear_classifier_output_shapes
+    )
+    skl2onnx_bridge.package().update_registered_converter(kind, _alias(kind), declare, convert, options=options)
 
 
 def _alias(kind: type) -> str:

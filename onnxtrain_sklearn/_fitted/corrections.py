@@ -56,9 +56,9 @@ from ..exceptions import ModelError
 from ..graph import DOUBLE, FLOAT, GraphBuilder
 from . import sklearn_private
 from .converters.trees import exact_thresholds
+from .fitted_model import Origin, follow, walk
 from .model_record import ModelRecord, record_of
-from .provenance import FORMS, Origin
-from .traversal import follow, walk
+from .provenance import FORMS
 
 Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
 

@@ -1,9 +1,10 @@
 """A fitted scikit-learn model as the estimators hold it: facts about it, and the data that it takes.
 
-:class:`FittedModel` holds the facts that stay beside the graph. Its :class:`Table`, of a model that takes text, checks
-the data and splits them into columns; :func:`table_columns` makes inputs of the whole graph of them, and
-:func:`encoded_inputs` the inputs of its trained part, for which it runs the encoder of the text. ``input_table``
-derives the table from the steps of a model, ``text_encoder`` splits the graph.
+:class:`FittedModel` holds the facts that stay beside the graph. An :class:`Origin` tells where a parameter of the graph
+is in the model; :func:`walk` yields the paths to its estimators, :func:`follow` and :func:`assign` take them. The
+:class:`Table` of a model that takes text checks the data and splits them into columns; :func:`table_columns` makes
+inputs of the whole graph of them, and :func:`encoded_inputs` the inputs of its trained part, for which it runs the
+encoder of the text. ``prepare`` derives the table from the steps of a model, ``text_encoder`` splits the graph.
 
 Every estimator of the package imports this module, so it imports none that converts models: they load a third of
 scikit-learn.
@@ -12,9 +13,9 @@ scikit-learn.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 
 import numpy as np
 import scipy.sparse as sp
@@ -32,11 +33,42 @@ from . import sklearn_private
 
 if TYPE_CHECKING:
     from ..losses import Loss
-    from .provenance import Origin
     from .text_encoder import TablePipeline
 
 
 FEATURES = ("n_features_in_", "feature_names_in_")
+"""The attributes by which scikit-learn checks the columns of data."""
+
+Path: TypeAlias = "tuple[str | int, ...]"
+"""Attributes and positions from a model to a nested object."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of a parameter of the graph in the fitted model.
+
+    Attributes
+    ----------
+    name : str
+        The parameter, as in ``weights_``.
+    owner : tuple of (str or int)
+        Attributes and positions that lead from the fitted model to the estimator that holds it.
+    attribute : tuple of (str or int)
+        The same from that estimator to the numbers; empty where no attribute holds them as they are.
+    form : str
+        How the parameter is computed from the attribute, a key of ``provenance.FORMS``.
+    role : str
+        What the parameter is to its operator.
+    places : ndarray or None
+        For leaf values: tree, node and target of each.
+    """
+
+    name: str
+    owner: Path
+    attribute: Path
+    form: str
+    role: str
+    places: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -108,6 +140,66 @@ def listed(classes: ArrayLike | list[np.ndarray] | None) -> Any:
 def is_estimator(model: object) -> TypeGuard[Estimator]:
     """Return True if ``model`` is a scikit-learn estimator, fitted or not."""
     return isinstance(model, BaseEstimator) and hasattr(model, "fit")
+
+
+# Walks through a fitted model: nested estimators, and the numbers at a path, which is the same in copies of the model.
+
+
+def walk(root: Estimator, depth: int = 12) -> Iterator[tuple[Path, Any]]:
+    """Yield every estimator within ``root`` once, with the path to it; itself first."""
+    seen: set[int] = set()
+    front: list[tuple[Path, Any]] = [((), root)]
+    while front:
+        path, value = front.pop(0)
+        if id(value) in seen or len(path) > depth:
+            continue
+        if has_attributes(value):
+            seen.add(id(value))
+            yield path, value
+            front += [((*path, name), inner) for name, inner in vars(value).items() if _may_hold(inner)]
+        elif isinstance(value, Mapping):
+            front += [((*path, key), inner) for key, inner in value.items() if _may_hold(inner)]
+        else:
+            front += [((*path, i), inner) for i, inner in enumerate(value) if _may_hold(inner)]
+
+
+def _may_hold(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype == object)
+    return isinstance(value, list | tuple | dict) or has_attributes(value)
+
+
+def has_attributes(value: object) -> bool:
+    """Return True if ``value`` is an estimator, or another object of scikit-learn that may hold estimators."""
+    is_own = type(value).__module__.partition(".")[0] == "sklearn" and hasattr(value, "__dict__")
+    return isinstance(value, BaseEstimator) or (is_own and not isinstance(value, type))
+
+
+def follow(root: object, path: Path) -> Any:
+    """Return the object at a path from ``root``."""
+    value: Any = root
+    for part in path:
+        value = getattr(value, part) if isinstance(part, str) and not isinstance(value, Mapping) else value[part]
+    return value
+
+
+def assign(owner: Estimator, path: Path, numbers: np.ndarray) -> None:
+    """Assign numbers at a path from ``owner``, in the shape and type of those there."""
+    holder, last = follow(owner, path[:-1]), path[-1]
+    old = follow(holder, (last,))
+    new = numbers.reshape(np.shape(old))
+    if isinstance(old, np.ndarray):  # stored training data may be integers
+        value = new.astype(np.float64 if old.dtype.kind in "iub" else old.dtype)
+    else:
+        value = float(new)
+    if isinstance(last, str) and not isinstance(holder, Mapping):
+        setattr(holder, last, value)
+    elif isinstance(holder, tuple):  # replaced as a whole, in the object that holds it
+        items = list(holder)
+        items[int(last)] = value
+        setattr(follow(owner, path[:-2]), str(path[-2]), tuple(items))
+    else:
+        holder[last] = value
 
 
 # Converts a table to graph inputs: one input per column for inference, one matrix plus encoded text for training.
@@ -224,8 +316,8 @@ class TableColumn:
         What the model knows: as such, and the texts that stand for missing text.
     gap : str or None
         The text that a graph takes for missing text; None: the text that Python writes for the missing value.
-    marks : dict of str
-        What missing text is written as, by its usual form, where it is not that.
+    placeholders : dict of str
+        The text that is written for missing text, by its usual form, "nan" or "None", if that is a known text.
     width : int
         Texts in a row of documents.
     """
@@ -237,7 +329,7 @@ class TableColumn:
     literal: frozenset[Any] = frozenset()
     missing: frozenset[str] = frozenset()
     gap: str | None = None
-    marks: Mapping[str, str] = field(default_factory=dict)
+    placeholders: Mapping[str, str] = field(default_factory=dict)
     width: int = 1
 
     def texts(self, values: np.ndarray) -> np.ndarray:
@@ -245,7 +337,7 @@ class TableColumn:
         where, listed = f"column {self.name!r} of X", values.tolist()
         written = {value: str(value) for value in set(listed)}
         for value in filter(is_gap, set(listed)):
-            written[value] = self.marks.get(str(value), str(value)) if self.gap is None else self.gap
+            written[value] = self.placeholders.get(str(value), str(value)) if self.gap is None else self.gap
         absent = {text for value, text in written.items() if is_gap(value)}
         given = {value for value in written if not is_gap(value)}
         if not listed:
@@ -304,9 +396,9 @@ class Table:
     documents: bool = False
 
     @property
-    def marks(self) -> Mapping[str, str]:
-        """Written forms of missing text, keyed by its usual form, if some column has another one."""
-        return next((column.marks for column in self.columns if column.marks), {})
+    def placeholders(self) -> Mapping[str, str]:
+        """The placeholders of the columns, which all columns that have some share."""
+        return next((column.placeholders for column in self.columns if column.placeholders), {})
 
     @property
     def texts(self) -> dict[str, bool]:

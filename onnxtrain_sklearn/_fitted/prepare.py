@@ -1,18 +1,26 @@
 """Prepare a fitted scikit-learn model for training: from the estimator to a trainable graph.
 
-:func:`fitted_model` is the way, in the order of its steps: ``convert`` makes a graph in float32, which is pruned to the
-trained output; ``_ml_operators`` rewrites its ai.onnx.ml operators; ``provenance`` names its parameters after the
-estimators and attributes that they come from; ``scores`` gives its output a form that a loss can be computed on; and
-``text_encoder`` splits off what reads text.
+:func:`fitted_model` is the way, in the order of its steps: :func:`table_of` derives the columns of a model that takes
+text; ``convert`` makes a graph in float32, which is pruned to the trained output; ``_ml_operators`` rewrites its
+ai.onnx.ml operators; ``provenance`` names its parameters after the estimators and attributes that they come from;
+``scores`` gives its output a form that a loss can be computed on; and ``text_encoder`` splits off the encoder of text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.ensemble import VotingRegressor
+from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
+from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
 from .._ir.edits import hold_as_constant
@@ -26,11 +34,11 @@ from ..graph import GraphBuilder
 from ..losses import Loss, Quantile
 from .convert import converted, library_of, loss_of_booster
 from .converters.context import ConversionRecord
+from .converters.trees import categories_by_column
 from .corrections import refuse_untrainable, split_in_double, without_gradient
-from .fitted_model import FittedModel, Table
-from .input_table import table_of
-from .model_record import ModelRecord, features_of, record_of
-from .provenance import VOTES, Origin, Tracer, named
+from .fitted_model import FittedModel, Origin, Table, TableColumn, follow, is_gap, walk
+from .model_record import ModelRecord, features_of, record_of, unwrapped
+from .provenance import VOTES, Tracer, named
 from .scores import (
     CHOICE,
     PAIRS,
@@ -44,7 +52,6 @@ from .scores import (
     prune,
 )
 from .text_encoder import in_parts
-from .traversal import follow
 
 
 def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[TrainableModel, FittedModel]:
@@ -63,7 +70,18 @@ def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[Train
     refuse_untrainable(record)
     table = table_of(estimator, has_text=has_text)
     model, origins = _graph_of(record, table)
-    source = _trainable(model, origins, record)
+
+    # The parameters are the fitted numbers that have a gradient and are no settings, in the order of their origins.
+    names = {value.name for value in model.graph.outputs}
+    special: dict[str, Any] = {name: name for name in (PAIRS, CHOICE) if name in names}
+    try:
+        source = trainable_model(model, **special)
+    except UnsupportedOperatorError:
+        raise
+    except ModelError as error:
+        raise ModelError(without_gradient(record)) from error
+    trained = [o.name for o in origins if o.name in source.parameters and not _is_setting(o, source, estimator)]
+    source = replace(source, parameters=tuple(trained))
     source, parts = (source, None) if table is None else in_parts(source)
     if not source.parameters:
         raise ModelError(without_gradient(record))
@@ -76,20 +94,6 @@ def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[Train
         table=table,
         parts=parts,
     )
-
-
-def _trainable(model: ir.Model, origins: Sequence[Origin], record: ModelRecord) -> TrainableModel:
-    """Return the graph whose parameters are the fitted numbers, in the order of their origins."""
-    names = {value.name for value in model.graph.outputs}
-    special: dict[str, Any] = {name: name for name in (PAIRS, CHOICE) if name in names}
-    try:
-        source = trainable_model(model, **special)
-    except UnsupportedOperatorError:
-        raise
-    except ModelError as error:
-        raise ModelError(without_gradient(record)) from error
-    fitted = [o for o in origins if o.name in source.parameters and not _is_setting(o, source, record.estimator)]
-    return replace(source, parameters=tuple(origin.name for origin in fitted))
 
 
 def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Sequence[Origin]]:
@@ -109,8 +113,10 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
     origins = named(model, rewritten.roles, conversions, estimator, tracer)
     origins = list(split_in_double(model, origins, estimator))
     # Votes of training points are trained only where nothing else is, which can be written back.
-    others, trained = [one for one in origins if one.form != VOTES], parameters_of(model.graph, model.graph.outputs[0])
+    trained = parameters_of(model.graph, model.graph.outputs[0])
+    others = [one for one in origins if one.form != VOTES]
     origins = others if any(one.name in trained for one in others) else origins
+
     # Float initializers without an origin are no weights: they become Constant nodes.
     named_values, op = {one.name for one in origins}, GraphBuilder(model.graph, prefix="constant", constant_nodes=True)
     for name, value in list(model.graph.initializers.items()):
@@ -128,8 +134,8 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
 
 def _rewritten(record: ModelRecord, table: Table | None) -> tuple[Rewritten, Sequence[ConversionRecord], object]:
     """Return the rewritten graph, what each converter added, and the structure before rewriting."""
-    texts, marks = (None, {}) if table is None else (table.texts, table.marks)
-    model, conversions = converted(record.estimator, texts, marks)
+    texts, placeholders = (None, {}) if table is None else (table.texts, table.placeholders)
+    model, conversions = converted(record.estimator, texts, placeholders)
     prune(model, 1 if record.gives_labels else 0)
     structure = [(node.op_type, [x and x.name for x in node.inputs]) for node in model.graph]
     keep_votes(model.graph, record, conversions)
@@ -139,14 +145,16 @@ def _rewritten(record: ModelRecord, table: Table | None) -> tuple[Rewritten, Seq
 
 
 def _is_setting(origin: Origin, source: TrainableModel, estimator: Estimator) -> bool:
-    """Return True if a parameter is a setting: neutral numbers of a scaler, an intercept with fit_intercept=False."""
+    """Return True if a parameter is no fitted number: it repeats a setting, or has no number of its own to learn."""
     owner = follow(estimator, origin.owner)
     if origin.role == "default" and len(getattr(owner, "categories_", ())) > 1:
         return True  # the columns share one mean for unknown categories
     if origin.attribute:
         return "intercept" in str(origin.attribute[0]) and getattr(owner, "fit_intercept", True) is False
-    if origin.role in ("base_values", "imputed"):  # redundant beside leaves; chosen by the user
+    # The leaves can learn what the base value of trees could; the user chose what is imputed.
+    if origin.role in ("base_values", "imputed"):
         return True
+    # A scaler without a mean or a deviation holds neutral numbers instead.
     numbers = source.model.graph.initializers[origin.name].const_value
     neutral = {"offset": 0.0, "scale": 1.0}.get(origin.role)
     return neutral is not None and numbers is not None and bool((numbers.numpy() == neutral).all())
@@ -168,3 +176,230 @@ def _loss_of(record: ModelRecord, source: TrainableModel) -> str | Loss:
     if record.last_name == "QuantileRegressor":
         return Quantile(last.quantile)
     return {"HuberRegressor": "huber"}.get(record.last_name, "squared_error")
+
+
+# The table that a model takes: which columns are text, which texts it knows, where values may be missing.
+#
+# The first steps that take a column tell its kind: an encoder by its categories, an imputer by its statistics, a
+# vectorizer by its class. If several steps take one column, they must agree.
+
+
+def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
+    """Return the table of a model that takes text; None for a model that takes a numeric matrix.
+
+    ``has_text`` says whether the data have columns that are no numbers: they may be those that the model drops.
+
+    Raises
+    ------
+    ModelError
+        Another step changes the text before an encoder, or each member of an ensemble encodes it: no ONNX form.
+    """
+    branches = list(_branches(estimator, None))
+    for branch in branches:
+        first, ensemble = branch.steps[0] if branch.steps else None, branch.ensemble
+        if ensemble is None or (isinstance(ensemble, VotingRegressor) and ensemble.weights is None):
+            continue
+        # Other ensembles give their members numeric matrices.
+        if _is_vectorizer(first) or any(_is_text(first, i) for i in range(getattr(first, "n_features_in_", 0))):
+            name = type(ensemble).__name__
+            raise ModelError(
+                f"Each estimator within this {name} encodes text for itself, which has no ONNX form. Put the encoder "
+                f"before the {name}, in a pipeline that ends in it."
+            )
+    for branch in branches:
+        # skl2onnx would make numbers of several columns of text.
+        first = branch.steps[0] if branch.steps and branch.columns is None else None
+        fills = first.statistics_ if isinstance(first, SimpleImputer) else ()
+        if len(fills) > 1 and any(isinstance(value, str) for value in fills):
+            raise ModelError(
+                "SimpleImputer takes several columns of text before anything else, which has no ONNX form. Let a "
+                "ColumnTransformer begin the pipeline: make_column_transformer((make_pipeline(SimpleImputer(...), "
+                "OneHotEncoder(...)), columns))."
+            )
+    if any(branch.columns is None and branch.steps and _is_vectorizer(branch.steps[0]) for branch in branches):
+        return Table((TableColumn("text", "text", gaps=False),), documents=True)
+
+    # A histogram booster holds an encoder of its own.
+    firsts = [step for branch in branches for step in branch.steps]
+    boosters = [branch.steps[0] for branch in branches if branch.steps and categories_by_column(branch.steps[0])]
+    allowed = {id(step) for step in firsts} | {id(part) for booster in boosters for _, part in walk(booster)}
+    for _, part in walk(estimator):
+        columns = range(len(getattr(part, "categories_", ())))
+        if id(part) not in allowed and any(isinstance(v, str) for i in columns for v in _fitted_values(part, i)):
+            raise ModelError(
+                f"{type(part).__name__} encodes text, but is not the first to take these columns. Encode them in a "
+                f"ColumnTransformer that begins the pipeline, after an imputer at most."
+            )
+
+    features = features_of(estimator)
+    names = features.get("feature_names_in_", [f"x{i}" for i in range(features.get("n_features_in_", 0))])
+
+    # Missing text is written as "nan" or "None", or in angle brackets if a step knows that as a category.
+    steps = [(step, branch.place(i)) for branch in branches for i in range(len(names)) for step in branch.steps[:2]]
+    known = {value for step, place in steps if place is not None for value in _fitted_values(step, place)}
+    placeholders: dict[str, str] = {}
+    for usual in ("nan", "None"):
+        text = usual
+        while text in known:
+            text = f"<{text}>"
+        placeholders |= {usual: text} if text != usual else {}
+    found = tuple(_column(str(name), i, branches, placeholders) for i, name in enumerate(names))
+    kinds = {column.kind for column in found}
+    return Table(found) if "text" in kinds or (has_text and "unused" in kinds) else None
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """The steps that some columns of the data pass first.
+
+    Attributes
+    ----------
+    steps : tuple of estimator
+        They take these columns alone.
+    columns : tuple of int or None
+        None: all columns.
+    ensemble : estimator or None
+        The ensemble that the steps are in.
+    later_steps : tuple of estimator
+        They take the outputs of the steps, together with those of other branches.
+    """
+
+    steps: tuple[Estimator, ...]
+    columns: tuple[int, ...] | None
+    ensemble: Any = None
+    later_steps: tuple[Estimator, ...] = ()
+
+    @property
+    def allows_missing(self) -> bool:
+        """True if missing values are allowed: every step allows them, up to one that imputes."""
+        for step in (*self.steps, *self.later_steps):
+            if not get_tags(step).input_tags.allow_nan:
+                return False
+            if _imputes(step):
+                return True
+        return True
+
+    def before(self, later: tuple[Estimator, ...]) -> _Branch:
+        """Return the same followed by further steps."""
+        return replace(self, later_steps=(*self.later_steps, *later))
+
+    def place(self, column: int) -> int | None:
+        """Return the position of a column of the data among the columns of the branch."""
+        if self.columns is None:
+            return column
+        return self.columns.index(column) if column in self.columns else None
+
+
+def _branches(
+    estimator: Estimator, columns: tuple[int, ...] | None, later: tuple[Estimator, ...] = ()
+) -> Iterator[_Branch]:
+    """Yield the branches of an estimator that gets some columns of the data; ``later`` steps follow it."""
+    estimator = unwrapped(estimator)
+    if isinstance(estimator, Pipeline):
+        steps = (*(step for _, step in estimator.steps if not _is_passthrough(step)), *later)
+        yield from _branches(steps[0], columns, steps[1:]) if steps else [_Branch((), columns)]
+    elif isinstance(estimator, ColumnTransformer):
+        for name, part, _ in estimator.transformers_:
+            taken = estimator._transformer_to_input_indices[name]
+            inner = _branches(part, tuple(i if columns is None else columns[i] for i in taken))
+            yield from (branch.before(later) for branch in inner)
+    elif isinstance(estimator, FeatureUnion):
+        for _, part in estimator.transformer_list:
+            yield from (branch.before(later) for branch in _branches(part, columns))
+    elif isinstance(estimator, str) and estimator == "drop":
+        return
+    elif isinstance(estimator, TransformedTargetRegressor):
+        yield from _branches(estimator.regressor_, columns, later)
+    elif parts := _inner_estimators(estimator):
+        for part in parts:
+            yield from (replace(branch.before(later), ensemble=estimator) for branch in _branches(part, columns))
+    else:
+        yield _Branch(() if _is_passthrough(estimator) else (estimator, *later), columns)
+
+
+def _is_passthrough(step: object) -> bool:
+    return step is None or isinstance(step, str) or (isinstance(step, FunctionTransformer) and step.func is None)
+
+
+def _inner_estimators(estimator: Estimator) -> list[Any]:
+    """Return the outermost pipelines and column transformers within an ensemble that get the same columns."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for path, part in walk(estimator):
+        same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", None)  # None: of texts
+        is_private = any(str(step).startswith("_") for step in path)
+        if not path or not same or is_private or not isinstance(part, Pipeline | ColumnTransformer):
+            continue
+        if not any(path[: len(outer)] == outer for outer in found):
+            found[path] = part
+    return list(found.values())
+
+
+def _column(name: str, index: int, branches: Sequence[_Branch], placeholders: Mapping[str, str]) -> TableColumn:
+    """Return a column as all branches that take it describe it."""
+    places = [(branch, branch.place(index)) for branch in branches]
+    taken = [(branch, place) for branch, place in places if place is not None]
+    if not taken:
+        return TableColumn(name, "unused")
+    if any(branch.steps and _is_text(branch.steps[0], place) for branch, place in taken):
+        takes = all(not branch.steps or _takes_placeholders(branch.steps[0]) for branch, _ in taken)
+        column = TableColumn(name, "text", placeholders=placeholders if takes else {})
+    else:
+        column = TableColumn(name, "number", all(branch.allows_missing for branch, _ in taken))
+
+    for branch, place in taken:
+        # The step that describes the column is an encoder or a vectorizer, perhaps after an imputer.
+        literal: frozenset[Any] = frozenset()
+        for step in branch.steps[: 2 if branch.steps and _imputes(branch.steps[0]) else 1]:
+            values = [*_fitted_values(step, place), *([step.missing_values] if _imputes(step) else [])]
+            written: Mapping[str, str] = column.placeholders if _takes_placeholders(step) else {}
+            absent = frozenset(written.get(str(value), str(value)) for value in values if is_gap(value))
+            literal |= {value for value in values if not is_gap(value)}
+            column = replace(
+                column,
+                literal=column.literal | literal,
+                missing=column.missing | absent,
+                gaps=column.gaps and not _is_vectorizer(step),
+            )
+            if _refuses_unknown(step):
+                known = literal | column.missing if column.kind == "text" else literal
+                column = replace(column, known=known if column.known is None else column.known & known)
+    if unsure := column.literal & column.missing:
+        raise ModelError(
+            f"The text {min(unsure)!r} and missing text are two categories of column {name!r}, and the same in ONNX. "
+            f"Write it otherwise, and fit the model on that."
+        )
+    return column
+
+
+def _takes_placeholders(step: Estimator) -> bool:
+    """Return True if missing text may be written to a step in a form other than the usual one."""
+    return isinstance(step, OneHotEncoder | OrdinalEncoder | SimpleImputer) or bool(categories_by_column(step))
+
+
+def _is_text(step: Estimator | None, place: int) -> bool:
+    return _is_vectorizer(step) or any(isinstance(value, str) for value in _fitted_values(step, place))
+
+
+def _is_vectorizer(step: object) -> bool:
+    return isinstance(step, CountVectorizer | HashingVectorizer)
+
+
+def _imputes(step: Estimator) -> bool:
+    return type(step).__module__.startswith("sklearn.impute.")
+
+
+def _fitted_values(step: Estimator | None, place: int) -> list[Any]:
+    """Return the categories of one column of a fitted step."""
+    if isinstance(step, SimpleImputer):
+        return [step.statistics_[place]]
+    if (of_booster := categories_by_column(step)) and place in of_booster:
+        return list(of_booster[place].tolist())
+    categories = getattr(step, "categories_", ())
+    return np.asarray(categories[place]).tolist() if place < len(categories) else []
+
+
+def _refuses_unknown(step: Estimator) -> bool:
+    """Return True if a step refuses unknown text, in scikit-learn or in the graph."""
+    if isinstance(step, OrdinalEncoder):
+        return step.handle_unknown == "error" or bool(np.isnan(step.unknown_value))
+    return isinstance(step, OneHotEncoder) and step.handle_unknown == "error"

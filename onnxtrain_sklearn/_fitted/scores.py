@@ -31,9 +31,9 @@ from .converters.kernels import APART
 from .converters.linear import MARGINS
 from .converters.meta import in_order_of_labels
 from .converters.svm import CONFIDENCES
+from .fitted_model import Origin, follow
 from .model_record import ModelRecord
-from .provenance import VOTES, Origin
-from .traversal import follow
+from .provenance import VOTES
 
 CLASSIFYING_TREES = (DecisionTreeClassifier, ExtraTreesClassifier, RandomForestClassifier)
 """The estimators whose leaves hold probabilities."""

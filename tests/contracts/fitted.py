@@ -27,8 +27,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._fitted.equivalence import margins, margins_of_labels, values
+from onnxtrain_sklearn._fitted.fitted_model import walk
 from onnxtrain_sklearn._fitted.model_record import record_of
-from onnxtrain_sklearn._fitted.traversal import walk
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainError
 from tests.contracts.fitted_settings import FITTED_ON, SETTINGS, Setting
 from tests.helpers.environment import RUNTIME_VERSION

@@ -10,8 +10,8 @@ from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._fitted.fitted_model import follow
 from onnxtrain_sklearn._fitted.provenance import FORMS
-from onnxtrain_sklearn._fitted.traversal import follow
 
 X, FOUR = make_classification(
     240, 5, n_informative=4, n_redundant=0, n_classes=4, n_clusters_per_class=1, class_sep=0.7, random_state=0

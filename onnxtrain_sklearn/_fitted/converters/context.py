@@ -19,7 +19,7 @@ from sklearn.base import is_outlier_detector
 
 from ..._utils.typing import Estimator
 from ...graph import GraphBuilder
-from ..traversal import Path, follow
+from ..fitted_model import Path, follow
 
 EPSILON = 1e-6
 """Distance that probabilities keep from 0 and 1, where the gradient of their logarithm is not finite or very large."""

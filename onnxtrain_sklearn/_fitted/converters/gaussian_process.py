@@ -21,7 +21,7 @@ from ..._utils.typing import Estimator
 from ...exceptions import ModelError
 from ...graph import DOUBLE, FLOAT, GraphBuilder
 from .. import sklearn_private
-from ..traversal import Path
+from ..fitted_model import Path
 from .context import Converter, Source
 
 STATIONARY = (kernels.RBF, kernels.Matern, kernels.RationalQuadratic, kernels.ExpSineSquared)

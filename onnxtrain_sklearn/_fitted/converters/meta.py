@@ -38,8 +38,8 @@ from sklearn.tree import DecisionTreeClassifier
 from ..._utils.typing import Estimator
 from ...exceptions import ModelError
 from ...graph import FLOAT, INT64, GraphBuilder
+from ..fitted_model import Path, follow, walk
 from ..model_record import last_step, record_of
-from ..traversal import Path, follow, walk
 from .context import EPSILON, Converter, Source, labels, several_labels
 from .preprocessing import applied
 

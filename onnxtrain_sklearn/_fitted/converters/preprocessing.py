@@ -27,7 +27,7 @@ from sklearn.preprocessing import (
 from ..._utils.typing import Estimator
 from ...exceptions import ModelError
 from ...graph import DOUBLE, FLOAT, INT64, GraphBuilder
-from ..traversal import Path, follow
+from ..fitted_model import Path, follow
 from .context import Converter, Source, of_rows
 from .neighbors import distances
 
