@@ -22,7 +22,6 @@ from .._importers.quantization import holds_fakes
 from .._inference.ensemble import ensemble_of
 from .._inference.graph import Decoding, OutputOptions, exported_model, inference_model
 from .._inference.predictor import Predictor, filled_graph, prediction_graph
-from .._inference.row_trials import where_rows_meet_in_graph
 from .._ir.files import without_program
 from .._ir.protobuf import to_proto
 from .._model.trainable import TrainableModel
@@ -31,6 +30,7 @@ from .._ort import sessions
 from .._ort.devices import Device
 from .._training.history import History
 from .._training.parameters import FlatParameters
+from .._training.rows_meet import where_rows_meet_in_graph
 from .._training.step import Choice, TrainingStep, as_float32
 from .._training.step_parts import OptimizerState
 from .._utils.cache import content

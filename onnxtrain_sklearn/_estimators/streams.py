@@ -31,8 +31,8 @@ from .._data.target_scale import TargetScale, scale_of, target_moments
 from .._data.targets import Classes, checked_weights, counted_labels, ignored_in
 from .._fitted.fitted_model import encoded_inputs
 from .._inference.graph import Decoding
-from .._inference.row_trials import where_rows_meet_in_graph
 from .._model.links import TargetScaling
+from .._training.rows_meet import where_rows_meet_in_graph
 from .._utils.cache import digest
 from .._utils.typing import SourceLike, TableLike
 from ..exceptions import ModelError

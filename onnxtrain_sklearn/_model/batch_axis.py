@@ -8,7 +8,7 @@ Rows meet where one row affects the result of another. :func:`trace_rows` goes t
 tracks where the rows lie in each value: their axis, and how many elements of that axis belong to one row. ``RULES`` has
 a function per operator that maps these positions from inputs to outputs. It raises :class:`RowsMeet` if the operator
 reduces, sorts, multiplies or moves along the axis of the rows, and :class:`Unknown` if it cannot tell. An operator or a
-setting without a rule is unknown: the caller may try it with numbers (``_inference/row_trials``).
+setting without a rule is unknown: the caller may try it with numbers (``_training/rows_meet``).
 
 Numbers that depend on the number of rows, such as results of Shape, are tracked separately: an operator may read them
 as sizes, but not as data, because every row would then depend on how many rows there are.

@@ -34,7 +34,6 @@ from .._fitted.fitted_model import is_estimator, sample_rows
 from .._importers.load import without_zip_maps
 from .._inference.graph import Decoding
 from .._inference.predictor import Predictor
-from .._inference.row_trials import meeting_in
 from .._ir.edits import multiply_by_columns
 from .._ir.files import read, without_program
 from .._ir.protobuf import to_proto
@@ -55,6 +54,7 @@ from .._model.modes import alone
 from .._model.trainable import TrainableModel, with_scores_from_output
 from .._ort import devices
 from .._ort.devices import Device
+from .._training.rows_meet import meeting_in
 from .._utils.errors import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelSource, resolve_builder

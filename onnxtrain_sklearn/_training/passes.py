@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 
@@ -100,19 +99,18 @@ def pass_graph(source: PassSource, *, first: bool) -> PassGraph:
             "one that sparse data are multiplied by."
         )
     sparse = {product.input: SparseRows(product.factors) for product in program.products}
-    dense = [spec for spec in source.model.inputs if spec.name not in sparse]
-    columns = {spec.name: np.zeros(buffer_shape(spec.shape, batch), spec.dtype) for spec in dense}
+    columns = {}
+    for spec in source.model.inputs:
+        if None in spec.shape[1:]:
+            raise ModelError(
+                f"Every axis of a graph input but the first must be fixed to train, got shape {tuple(spec.shape)}."
+            )
+        if spec.name not in sparse:
+            columns[spec.name] = np.zeros((batch, *(d for d in spec.shape[1:] if d is not None)), spec.dtype)
     layout = target_layout(settings.task, settings.n_outputs, batch, dtype, settings.positions)
     columns[TARGET] = np.zeros(*layout)
     buffers = BatchBuffers(columns, np.ones(batch, dtype), sparse)
     return PassGraph(source, program, buffers, uniform)
-
-
-def buffer_shape(shape: Sequence[int | None], batch: int) -> tuple[int, ...]:
-    """Return the shape of a graph input of ``shape`` for ``batch`` rows."""
-    if None in shape[1:]:
-        raise ModelError(f"Every axis of a graph input but the first must be fixed to train, got shape {tuple(shape)}.")
-    return (batch, *(int(d) for d in shape[1:] if d is not None))
 
 
 # The passes of a step in the host's memory.
@@ -133,15 +131,6 @@ class HostPasses:
     row_sparse : dict of RowSparseGradient
         The gradients of matrices of which a minibatch uses only some rows, by name.
     """
-
-    adds_rows: ClassVar[bool] = True
-    """True if the gradients of rows that Gather reads from large matrices are summed outside the graph."""
-
-    normalizes_weights: ClassVar[bool] = True
-    """True if the graph reads normalized weights of the rows: divided by their sum."""
-
-    for_cpu: ClassVar[bool] = True
-    """True if matrix products take the forms that are fastest on a CPU."""
 
     def __init__(self, parts: StepParts) -> None:
         self._parts, self._pads = parts, where_rows_meet(parts.model, parts.settings) is None
@@ -194,18 +183,8 @@ class HostPasses:
 
     def _graph(self, batch: int, *, first: bool) -> PassGraph:
         parts = self._parts
-        source = PassSource(
-            parts.model,
-            parts.settings,
-            parts.parameters,
-            parts.frozen,
-            batch,
-            sparse=parts.sparse,
-            adds_rows=self.adds_rows,
-            normalizes_weights=self.normalizes_weights,
-            any_shape=True,
-            for_cpu=self.for_cpu,
-        )
+        data = parts.model, parts.settings, parts.parameters, parts.frozen, batch
+        source = PassSource(*data, sparse=parts.sparse, adds_rows=True, any_shape=True, on_host=True)
         return pass_graph(source, first=first)
 
 

@@ -137,13 +137,11 @@ class PassSource:
         Names of the inputs that are given as sparse matrices.
     adds_rows : bool
         Whether the caller sums the gradients of rows that Gather reads from large matrices.
-    normalizes_weights : bool
-        Whether the caller gives normalized weights of the rows, divided by their sum, as a column.
     any_shape : bool
         Whether the caller accepts gradients in the shapes in which they are computed.
-    for_cpu : bool
-        Whether to rewrite products to the forms that are fastest on a CPU. The graph may then read the normalized
-        weights as a matrix.
+    on_host : bool
+        Whether a step in the host's memory runs it. Then the caller gives normalized weights of the rows, divided by
+        their sum, as a column or as a matrix, and products take the forms that are fastest on a CPU.
     """
 
     model: TrainableModel
@@ -154,9 +152,8 @@ class PassSource:
     resident: bool = False
     sparse: Collection[str] = ()
     adds_rows: bool = False
-    normalizes_weights: bool = False
     any_shape: bool = False
-    for_cpu: bool = False
+    on_host: bool = False
 
     @property
     def least_lookup(self) -> int:
@@ -208,8 +205,8 @@ def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
         (parameters.names, parameters.running_statistics, statistics),
         (source.settings.engine, source.settings.checkpoint_activations),
         source.batch,
-        (source.resident, source.adds_rows, source.least_lookup),
-        (source.normalizes_weights, source.for_cpu, source.any_shape),
+        (source.resident, source.on_host, source.any_shape),
+        (source.adds_rows, source.least_lookup),
         tuple(source.sparse),
     )
 
@@ -226,7 +223,7 @@ class _ForwardGraph(NamedTuple):
 def _forward_graph(source: PassSource) -> _ForwardGraph:
     """Return the forward graph with the loss, whose parameters are inputs."""
     settings, parameters = source.settings, source.parameters
-    model = training_graph(source.model, settings, source.frozen, source.batch, normalized=source.normalizes_weights)
+    model = training_graph(source.model, settings, source.frozen, source.batch, normalized=source.on_host)
     random = [*expose_random(model), *expose_dropout(model, scheduled=settings.scheduled.dropout)]
     products = take_first_products(model, source.sparse)
     lookups = take_lookups(model, parameters.names, source.least_lookup) if source.adds_rows else []
@@ -266,7 +263,7 @@ def _gradient_program(source: PassSource, forward: _ForwardGraph) -> PassProgram
         gather_rows(model.graph, [*(spec.name for spec in source.model.inputs), TARGET], source.batch)
     if source.any_shape:
         return_before_reshapes(model.graph, returned)
-    weight_columns = read_weight_matrix(model.graph) if source.for_cpu and source.normalizes_weights else 0
+    weight_columns = read_weight_matrix(model.graph) if source.on_host else 0
     at_labels = read_weights_at_labels(model.graph) if weight_columns else False
 
     code = None
@@ -274,7 +271,7 @@ def _gradient_program(source: PassSource, forward: _ForwardGraph) -> PassProgram
         data = [*(spec.name for spec in source.model.inputs), TARGET, *(value.name or "" for value in forward.random)]
         row_weights = WEIGHT, WEIGHT_MATRIX, WEIGHTS_AT_LABELS
         code = compiled_code(model, RowInputs(source.batch, data, row_weights, [*weights, FACTOR]))
-    elif source.for_cpu:
+    elif source.on_host:
         transpose_operands(model.graph)
         if not settings.checkpoint_activations:  # which fixes the order of the nodes
             last_layer_last(model.graph)

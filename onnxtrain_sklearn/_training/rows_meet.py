@@ -5,28 +5,33 @@ with a user's loss that ranks the rows. Much depends on it. If rows do not meet,
 of weight zero, equal rows are merged, and predictions are computed in pieces of any size. If they do, each of these
 would change results: a minibatch of another size gets a graph of its own, and some settings are refused.
 
-Three modules find the answer:
-
-- :mod:`.._model.batch_axis` follows the axis of the rows through the operators of a graph;
-- :mod:`.._inference.row_trials` asks it, and runs the graph on random numbers where it is not certain;
-- :func:`where_rows_meet` here asks that about the graph of the scores, and :func:`rows_meet_in_loss` about the loss.
-  The losses of this package compute each row by itself; those of users are always tried.
+:func:`where_rows_meet` asks about the graph of the scores, :func:`rows_meet_in_loss` about the loss, and
+:func:`meeting_in` about any graph. First :mod:`.._model.batch_axis` follows the axis of the rows through the operators.
+Where it is not certain, :func:`meet_in_numbers` tries: it changes one row after the other, and if the results of other
+rows change, rows meet. They meet too if results change where rows are added, as those of a graph that divides by the
+number of rows. Graphs of equal structure share the answer. The losses of this package compute each row by itself; those
+of users are always tried.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
+from typing import NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
 
-from .._inference.row_trials import ADDED_ROWS, TRIED_ROWS, meet_in_numbers, numbers_of_type, where_rows_meet_in_graph
+from .._ir.edits import keep_outputs, swap_initializers
 from .._ir.protobuf import to_proto
-from .._ir.queries import all_values, structure
-from .._model.batch_axis import ROW_LOSSES, trace_rows
+from .._ir.queries import all_values, node_label, structure
+from .._model.batch_axis import ROW_LOSSES, trace_rows, with_batch
+from .._model.modes import inference_form, normalizes_by_batch
 from .._model.trainable import TrainableModel
+from .._model.weights import form_of
 from .._ort import devices, sessions
 from .._utils.cache import Cache
 from .._utils.typing import DType
@@ -35,6 +40,18 @@ from ..losses import LOSSES
 from .loss_graph import TARGET, WEIGHT, score_loss_graph, target_layout
 from .step_parts import StepSettings, TotalLoss, settings_of_output
 
+TRIED_ROWS, ADDED_ROWS, TRIALS = 5, 3, 4
+"""Rows of a trial, rows that are added to them, and how often other numbers are tried."""
+
+KNOWN_ROWS = 1013
+"""Rows for which shapes are inferred: a prime number, which is seldom the size of anything else."""
+
+Numbers: TypeAlias = Mapping[str, np.ndarray]
+Options: TypeAlias = Mapping[str, object] | None
+
+_of_forms: WeakKeyDictionary[ir.Model, dict[object, str | None]] = WeakKeyDictionary()
+_of_structures: Cache[list[Meeting]] = Cache(256, 2**20, lambda found: 256)
+_lock = Lock()
 _known: Cache[list[bool]] = Cache(256, 2**20, lambda found: 256)
 _recent: deque[tuple[StepSettings, object, list[tuple[str, StepSettings]]]] = deque(maxlen=4)
 
@@ -89,6 +106,250 @@ def _each_output(settings: StepSettings) -> dict[str, StepSettings]:
     return {one.name: settings_of_output(settings, one) for one in several} or {"": settings}
 
 
+# The graph: by analysis of its operators, and by trials where it is not certain.
+
+
+class Meeting(NamedTuple):
+    """Node where rows meet; not ``seen``: it is unknown, because the graph does not run on the numbers of a trial."""
+
+    node: str
+    seen: bool
+
+
+def where_rows_meet_in_graph(model: TrainableModel, options: Options, *, in_training: bool = True) -> str | None:
+    """Return where the rows of a minibatch meet, or may meet, in a graph; None: nowhere. It is found once for a form.
+
+    In training, normalization takes statistics of the minibatch. ``options`` are those of the sessions that try it.
+    """
+    form = form_of(model.model)
+    with _lock:
+        known = _of_forms.setdefault(form, {})
+    key = (in_training, model.scores, model.forms)
+    if key not in known:
+        statistics = next((node for node in form.graph if normalizes_by_batch(node)), None) if in_training else None
+        if statistics is not None:
+            known[key] = node_label(statistics)
+        else:
+            inputs, ends = [spec.name for spec in model.inputs], [one.scores for one in model.forms] or [model.scores]
+            weights = {*model.parameters, *model.statistics}
+            found = meeting_in(form, inputs, ends, model.parameters, weights, options)
+            known[key] = None if found is None else found.node
+    return known[key]
+
+
+def meeting_in(
+    form: ir.Model,
+    by_row: Sequence[str],
+    ends: Sequence[str],
+    trained: Sequence[str],
+    weights: Collection[str] = (),
+    options: Options = None,
+) -> Meeting | None:
+    """Return where the rows of the inputs ``by_row`` meet on the way to the outputs ``ends``; None: nowhere.
+
+    ``trained`` are the initializers that a trial gives other numbers, ``weights`` those on whose values the answer does
+    not depend.
+    """
+    verdict = trace_rows(form.graph, by_row, [v for v in form.graph.outputs if v.name in ends])
+    if verdict.certain:
+        return Meeting(verdict.node, True) if verdict.node else None
+
+    def decided() -> list[Meeting]:
+        # Analyze it for a fixed number of rows, which fixes the sizes that depend on it too.
+        try:
+            fixed = with_batch(form, KNOWN_ROWS).graph
+        except Exception:  # a graph may take other numbers of rows only
+            later = verdict
+        else:
+            later = trace_rows(fixed, by_row, [v for v in fixed.outputs if v.name in ends], KNOWN_ROWS)
+        if later.certain:
+            return [Meeting(later.node, True)] if later.node else []
+        meet = _meet_in_trial(form, by_row, ends, trained, options)
+        return [] if meet is False else [Meeting(later.node, bool(meet))]
+
+    key = structure(form, set(weights)), tuple(by_row), tuple(ends)
+    return next(iter(_of_structures.get(key, decided)), None)
+
+
+def _meet_in_trial(
+    model: ir.Model, by_row: Sequence[str], ends: Sequence[str], trained: Sequence[str], options: Options = None
+) -> bool | None:
+    """Return whether numbers show that rows meet; None: the graph does not run on them."""
+    try:
+        graph = inference_form(model)
+        rng = np.random.RandomState(0)
+        every = graph.graph.initializers
+        weights = {name: _numbers(rng, every[name], 0) for name in trained if name in every}
+        swap_initializers(graph.graph, weights)  # a new model may have zeros, which hide everything upstream of them
+        keep_outputs(graph, [value for value in graph.graph.outputs if value.name in ends], inputs=True)
+        content, device = to_proto(graph).SerializeToString(), devices.resolve_device()
+        session = sessions.create_session(content, device, options=options)
+        given = list(graph.graph.inputs)
+        fixed = {v.name or "": _numbers(rng, v, 0) for v in given if v.name not in by_row}
+
+        def run(feeds: Numbers) -> list[np.ndarray]:
+            return [np.asarray(found) for found in sessions.run_session(session, list(ends), {**feeds, **fixed})]
+
+        def draw(trial: int, rows: int) -> dict[str, np.ndarray]:
+            kinds = (np.random.RandomState(1 + trial), rows)
+            return {v.name or "": _numbers(kinds[0], v, trial, rows) for v in given if v.name in by_row}
+
+        return meet_in_numbers(run, draw)
+    except Exception:  # of whatever cannot be run with such numbers
+        return None
+
+
+def _numbers(rng: np.random.RandomState, value: ir.Value, trial: int, rows: int = 0) -> np.ndarray:
+    """Return random numbers for a value: normal, or positive in every other trial; of integers 0 and 1."""
+    shape = [d if isinstance(d, int) else 3 for d in value.shape or ()]
+    if rows and shape:
+        shape[0] = rows
+    kind = np.dtype(np.float32) if value.dtype is None else np.dtype(value.dtype.numpy())
+    return numbers_of_type(rng, kind, tuple(shape), trial)
+
+
+# Trials with random numbers.
+
+
+def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[int, int], Numbers]) -> bool:
+    """Return whether results of rows depend on other rows.
+
+    Parameters
+    ----------
+    run : callable (inputs) -> list of ndarray
+        Results whose first axis is that of the rows.
+    draw : callable (trial, rows) -> inputs
+        Random numbers for so many rows.
+    """
+    seen = False
+    for trial in range(TRIALS):
+        first, other = draw(trial, TRIED_ROWS), draw(trial + TRIALS, TRIED_ROWS)
+        before = run(first)
+        if any(not len(one) or len(one) % TRIED_ROWS for one in before):
+            return True
+        seen |= any(np.isfinite(one).any() if one.dtype.kind == "f" else True for one in before)
+        row = trial % TRIED_ROWS
+        changed = {name: array.copy() for name, array in first.items()}
+        for name in changed:
+            changed[name][row] = other[name][row]
+        if not _equal(before, run(changed), np.arange(TRIED_ROWS) != row):
+            return True
+        if trial > 1:  # a large graph takes its time
+            continue
+        more = {name: np.concatenate([array, array[[0] * ADDED_ROWS]]) for name, array in first.items()}
+        kept = np.arange(TRIED_ROWS + ADDED_ROWS) < TRIED_ROWS
+        if not _equal(before, run(more), np.ones(TRIED_ROWS, bool), kept):
+            return True
+    return not seen
+
+
+def _equal(
+    one: Sequence[np.ndarray], two: Sequence[np.ndarray], kept: np.ndarray, others: np.ndarray | None = None
+) -> bool:
+    """Return True if results are equal up to rounding in the rows that are kept."""
+    places = kept, kept if others is None else others
+    for pair in zip(one, two, strict=True):
+        a, b = (array.reshape(len(at), -1)[at] for array, at in zip(pair, places, strict=True))
+        is_float = a.dtype.kind == "f"
+        if np.array_equal(a, b, equal_nan=is_float):
+            continue
+        finite = np.isfinite(a) if is_float else None
+        if finite is None or not np.array_equal(finite, np.isfinite(b)):
+            return False
+        scale = np.abs(a[finite]).max(initial=0.0)
+        if not np.allclose(a[finite], b[finite], rtol=1e-4, atol=1e-5 * scale):
+            return False
+    return True
+
+
+def numbers_of_type(rng: np.random.RandomState, kind: DType, shape: tuple[int, ...], trial: int) -> np.ndarray:
+    """Return random numbers of a type: normal, or positive in every other trial; of integers 0 and 1."""
+    if kind.kind == "f":
+        numbers = rng.normal(size=shape) if trial % 2 == 0 else rng.uniform(0.1, 1.0, shape)
+        return numbers.astype(kind)
+    if kind.kind in "OUS":
+        return np.array(["a", "b"], dtype=object)[rng.randint(0, 2, shape)]
+    return rng.randint(0, 2, shape).astype(kind)
+
+
+# The loss.
+
+
+def rows_meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False) -> bool:
+    """Return True if the loss of a row depends on other rows, or on their number."""
+    if type(settings.loss) in LOSSES.values():
+        return False
+    trials = (TRIED_ROWS, TRIED_ROWS + ADDED_ROWS)
+    try:
+        graphs = {rows: _graph_of_loss(settings, dtype, rows, of_pairs=of_pairs) for rows in trials}
+    except Exception as error:
+        # The loss may work for the real number of rows only. If it does not, training raises a clear error later; but
+        # fine-tuning would not.
+        if of_pairs and isinstance(error, ModelError):
+            raise
+        return True
+
+    def found() -> list[bool]:
+        model, ends = graphs[TRIED_ROWS]
+        verdict = trace_rows(model.graph, ("scores", TARGET), ends, TRIED_ROWS)
+        if verdict.certain and verdict.node:
+            return [True]
+        return [_losses_meet_in_trial(settings, dtype, graphs)]
+
+    key = tuple(structure(model, ()) for model, _ in graphs.values()), settings.task, settings.n_outputs
+    return _known.get(key, found)[0]
+
+
+def _graph_of_loss(
+    settings: StepSettings, dtype: DType, rows: int, *, of_pairs: bool
+) -> tuple[ir.Model, list[ir.Value]]:
+    """Return the graph of the losses of so many rows, and the values that hold them."""
+    positions = settings.positions
+    shape = (rows, settings.n_outputs) if positions is None else (rows, *positions.shape, settings.n_outputs)
+    model = score_loss_graph(settings, shape, dtype, of_pairs=of_pairs)
+    ends = [value for value in all_values(model) if ROW_LOSSES in value.meta]
+    for value in ends:
+        value.dtype = value.dtype or ir.DataType.from_numpy(np.dtype(dtype))
+    return model, ends
+
+
+def _losses_meet_in_trial(
+    settings: StepSettings, dtype: DType, graphs: Mapping[int, tuple[ir.Model, list[ir.Value]]]
+) -> bool:
+    runners, device = {}, devices.resolve_device()
+    for rows, (model, ends) in graphs.items():
+        model.graph.outputs.extend(value for value in ends if value not in model.graph.outputs)
+        runners[rows] = sessions.create_session(to_proto(model).SerializeToString(), device)
+    names = [value.name or "" for value in graphs[TRIED_ROWS][1]]
+
+    def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        rows = len(feeds["scores"])
+        own = [value.name or "" for value in graphs[rows][1]]
+        every = {**feeds, WEIGHT: np.ones(rows, dtype)}
+        return [np.asarray(found) for found in sessions.run_session(runners[rows], own, every)]
+
+    def draw(trial: int, rows: int) -> dict[str, np.ndarray]:
+        rng = np.random.RandomState(trial)
+        shape, kind = target_layout(settings.task, settings.n_outputs, rows, dtype, settings.positions)
+        scores = graphs[rows][0].graph.inputs[0]
+        given = numbers_of_type(rng, np.dtype(dtype), tuple(int(str(d)) for d in scores.shape or ()), 0)
+        # Targets: classes, indicators, or numbers, which are 0 and 1 in some trials.
+        if kind.kind in "iu":
+            several = settings.positions is not None or settings.task == "multiclass"
+            classes = 2 if settings.task == "binary" else max(settings.n_outputs, 2)
+            targets = rng.randint(0, classes if several else 2, shape)
+        elif settings.task != "regression" or trial % 4 == 2:
+            targets = rng.randint(0, 2, shape).astype(kind)
+        else:
+            targets = numbers_of_type(rng, np.dtype(kind), shape, trial)
+        return {"scores": given, TARGET: targets}
+
+    try:
+        return not names or meet_in_numbers(run, draw)
+    except Exception:  # of a loss that cannot be run with such numbers: nothing is known then
+        return True
+
+
 def require_separate_labels(settings: StepSettings, dtype: DType) -> None:
     """Raise ModelError where labels that do not count would have a part in the losses of others."""
     if not settings.ignores or type(settings.loss) in LOSSES.values():
@@ -123,83 +384,3 @@ def _labels_meet(settings: StepSettings, dtype: DType) -> bool:
         if not np.allclose(first, second, rtol=1e-5, atol=1e-6, equal_nan=True):
             return True
     return False
-
-
-def rows_meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False) -> bool:
-    """Return True if the loss of a row depends on other rows, or on their number."""
-    if type(settings.loss) in LOSSES.values():
-        return False
-    trials = (TRIED_ROWS, TRIED_ROWS + ADDED_ROWS)
-    try:
-        graphs = {rows: _graph_of_loss(settings, dtype, rows, of_pairs=of_pairs) for rows in trials}
-    except Exception as error:
-        # The loss may work for the real number of rows only. If it does not, training raises a clear error later; but
-        # fine-tuning would not.
-        if of_pairs and isinstance(error, ModelError):
-            raise
-        return True
-
-    def found() -> list[bool]:
-        model, ends = graphs[TRIED_ROWS]
-        verdict = trace_rows(model.graph, ("scores", TARGET), ends, TRIED_ROWS)
-        if verdict.certain and verdict.node:
-            return [True]
-        return [_meet_in_trial(settings, dtype, graphs)]
-
-    key = tuple(structure(model, ()) for model, _ in graphs.values()), settings.task, settings.n_outputs
-    return _known.get(key, found)[0]
-
-
-def _graph_of_loss(
-    settings: StepSettings, dtype: DType, rows: int, *, of_pairs: bool
-) -> tuple[ir.Model, list[ir.Value]]:
-    """Return the graph of the losses of so many rows, and the values that hold them."""
-    positions = settings.positions
-    shape = (rows, settings.n_outputs) if positions is None else (rows, *positions.shape, settings.n_outputs)
-    model = score_loss_graph(settings, shape, dtype, of_pairs=of_pairs)
-    ends = [value for value in all_values(model) if ROW_LOSSES in value.meta]
-    for value in ends:
-        value.dtype = value.dtype or ir.DataType.from_numpy(np.dtype(dtype))
-    return model, ends
-
-
-def _meet_in_trial(settings: StepSettings, dtype: DType, graphs: Mapping[int, tuple[ir.Model, list[ir.Value]]]) -> bool:
-    runners, device = {}, devices.resolve_device()
-    for rows, (model, ends) in graphs.items():
-        model.graph.outputs.extend(value for value in ends if value not in model.graph.outputs)
-        runners[rows] = sessions.create_session(to_proto(model).SerializeToString(), device)
-    names = [value.name or "" for value in graphs[TRIED_ROWS][1]]
-
-    def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        rows = len(feeds["scores"])
-        own = [value.name or "" for value in graphs[rows][1]]
-        every = {**feeds, WEIGHT: np.ones(rows, dtype)}
-        return [np.asarray(found) for found in sessions.run_session(runners[rows], own, every)]
-
-    def draw(trial: int, rows: int) -> dict[str, np.ndarray]:
-        rng = np.random.RandomState(trial)
-        shape, kind = target_layout(settings.task, settings.n_outputs, rows, dtype, settings.positions)
-        scores = graphs[rows][0].graph.inputs[0]
-        given = numbers_of_type(rng, np.dtype(dtype), tuple(int(str(d)) for d in scores.shape or ()), 0)
-        return {"scores": given, TARGET: _targets(rng, settings, shape, kind, trial)}
-
-    try:
-        return not names or meet_in_numbers(run, draw)
-    except Exception:  # of a loss that cannot be run with such numbers: nothing is known then
-        return True
-
-
-def _targets(
-    rng: np.random.RandomState,
-    settings: StepSettings,
-    shape: tuple[int, ...],
-    kind: DType,
-    trial: int,
-) -> np.ndarray:
-    """Return random targets: classes, indicators, or numbers, which are 0 and 1 in some trials."""
-    if kind.kind in "iu":
-        classes = 2 if settings.task == "binary" else max(settings.n_outputs, 2)
-        return rng.randint(0, classes if settings.positions is not None or settings.task == "multiclass" else 2, shape)
-    if settings.task != "regression" or trial % 4 == 2:
-        return rng.randint(0, 2, shape).astype(kind)
-    return numbers_of_type(rng, np.dtype(kind), shape, trial)

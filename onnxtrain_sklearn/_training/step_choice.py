@@ -92,11 +92,6 @@ CHOICES: Sequence[ConditionalChoice] = (
 )
 
 
-def choose(situation: Situation) -> Choice:
-    """Return the kind of the step."""
-    return next(Choice(*row[1:]) for row in CHOICES if row[0](situation))
-
-
 def new_step(parts: StepParts, steps: int = 0, *, compiled: bool = False) -> TrainingStep:
     """Return the step that :data:`CHOICES` says; a graph that "auto" cannot compile is run by a session.
 
@@ -109,7 +104,7 @@ def new_step(parts: StepParts, steps: int = 0, *, compiled: bool = False) -> Tra
         Whether the training that goes on began with compiled passes.
     """
     situation = Situation(parts, steps, compiled)
-    choice = choose(situation)
+    choice = next(Choice(*row[1:]) for row in CHOICES if row[0](situation))
     step: HostStep | DeviceStep
     if choice.passes == DEVICE:
         step = DeviceStep(parts)

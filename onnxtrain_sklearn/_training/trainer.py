@@ -271,7 +271,8 @@ class Trainer:
         self.rates.warn_if_finished()
         ended = self._guarded(self._train)
         self._keep_best()
-        self._tell_end()
+        if self.watcher is not None:
+            self.watcher.end()
         planned = settings.all_epochs or self.rates.finished
         if not ended and not planned:
             warn(
@@ -296,7 +297,8 @@ class Trainer:
             return True
 
         self._guarded(one_epoch)
-        self._tell_end()
+        if self.watcher is not None:
+            self.watcher.end()
 
     def resume_within_epoch(self, part: EpochPart, rate: float) -> None:
         """Begin the next epoch where ``part`` ends, after a step at the learning rate ``rate``."""
@@ -323,10 +325,6 @@ class Trainer:
         if self.watcher is not None:
             self.watcher.conclude_epoch(ended=ended)
         return ended
-
-    def _tell_end(self) -> None:
-        if self.watcher is not None:
-            self.watcher.end()
 
     def _keep_best(self) -> None:
         history = self.history
@@ -360,7 +358,8 @@ class Trainer:
         done = self.history.progress.epoch - self.first_epoch  # by a restored state of this call
         for _ in range(self._settings.max_iter - done):
             ended = self._record(*self._epoch())
-            if not ended and self._is_idle():  # a schedule may lower the rate at a plateau instead of ending there
+            if not ended and self.history.idle_epochs > self._settings.n_iter_no_change:
+                # a schedule may lower the rate at a plateau instead of ending there
                 ended = self.rates.stops_at_plateau() and not self._settings.all_epochs
             if self._conclude(ended):
                 return True
@@ -441,9 +440,6 @@ class Trainer:
             if before is not None and not np.array_equal(before, self._buffer):
                 self.step.reload()  # upload the weights that a callback changed on the host
         return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
-
-    def _is_idle(self) -> bool:
-        return self.history.idle_epochs > self._settings.n_iter_no_change
 
 
 @ignores_float_errors
@@ -556,4 +552,4 @@ class FullBatchTrainer(Trainer):
                 )
         ended = self._record(loss, self.batches.n_rows)
         stops = self._settings.early_stopping and not self._settings.all_epochs
-        return ended or (stops and self._is_idle())
+        return ended or (stops and self.history.idle_epochs > self._settings.n_iter_no_change)

@@ -410,7 +410,18 @@ class RowUpdate:
             part = rows[start : start + self._size]
             count = min(self._size, -(-len(part) // step) * step)
             if count not in self._blocks:
-                self._blocks[count] = self._new_block(count)
+                # Arrays for so many rows, and the update that is bound to them.
+                axis, formula, values = self._gradient.axis, self._one.program.formula, self._gradient.values
+                shape = (count, self._width)[:: 1 - 2 * axis]
+                arrays = {name: np.zeros(shape, values.dtype) for name in self._matrices}
+                flat = {name: array.ravel() for name, array in arrays.items()}
+                gradients = flat.pop(GRADIENTS)
+                bound: VectorUpdate
+                if formula is None:
+                    bound = bind_update(self._one.open_session(), flat, gradients, self._scalars)
+                else:
+                    bound = formula_update(formula, flat, gradients, self._scalars)
+                self._blocks[count] = {name: _rows_first(array, axis) for name, array in arrays.items()}, bound
             blocks, update = self._blocks[count]
             for name, matrices in self._matrices.items():
                 for matrix, block in zip(matrices, blocks[name], strict=True):
@@ -420,18 +431,6 @@ class RowUpdate:
             for name in self._matrices.keys() - {GRADIENTS}:
                 for matrix, block in zip(self._matrices[name], blocks[name], strict=True):
                     matrix[part] = block[: len(part)]
-
-    def _new_block(self, count: int) -> tuple[Matrices, VectorUpdate]:
-        """Return arrays for so many rows, and the update that is bound to them."""
-        axis, dtype, formula = self._gradient.axis, self._gradient.values.dtype, self._one.program.formula
-        arrays = {name: np.zeros((count, self._width)[:: 1 - 2 * axis], dtype) for name in self._matrices}
-        flat = {name: array.ravel() for name, array in arrays.items()}
-        gradients = flat.pop(GRADIENTS)
-        if formula is None:
-            update: VectorUpdate = bind_update(self._one.open_session(), flat, gradients, self._scalars)
-        else:
-            update = formula_update(formula, flat, gradients, self._scalars)
-        return {name: _rows_first(array, axis) for name, array in arrays.items()}, update
 
 
 def _rows_first(matrix: np.ndarray, axis: int) -> list[np.ndarray]:

@@ -21,8 +21,7 @@ from onnxtrain_sklearn import (
     load_training,
 )
 from onnxtrain_sklearn._estimators import config as estimator_settings
-from onnxtrain_sklearn._inference.row_trials import where_rows_meet_in_graph
-from onnxtrain_sklearn._training.rows_meet import rows_meet_in_loss
+from onnxtrain_sklearn._training.rows_meet import rows_meet_in_loss, where_rows_meet_in_graph
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES

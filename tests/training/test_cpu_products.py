@@ -15,6 +15,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, gradient_graph
+from onnxtrain_sklearn._training import programs
 from onnxtrain_sklearn._training.pass_rewrites import (
     LEAST_COLUMNS,
     LEAST_INPUTS,
@@ -23,7 +24,7 @@ from onnxtrain_sklearn._training.pass_rewrites import (
     MOST_COLUMNS,
     transpose_operands,
 )
-from onnxtrain_sklearn._training.passes import HostPasses
+from onnxtrain_sklearn._utils.cache import Cache
 from tests.helpers.sessions import session
 
 MATMUL, GEMM = "s = MatMul(x, w)", "s = Gemm<alpha = {alpha}, transA = {a}, transB = {b}>(x, w)"
@@ -130,13 +131,15 @@ def test_products_of_unknown_sizes_and_with_a_summand_stay():
 def test_a_fit_on_the_host_has_them_and_learns_the_same(monkeypatch):
     rng, weights = np.random.default_rng(0), []
     X, y = rng.normal(size=(256, LEAST_INPUTS)).astype(np.float32), rng.integers(10, size=256)
-    for for_cpu in (True, False):
-        monkeypatch.setattr(HostPasses, "for_cpu", for_cpu)
+    for transposes in (True, False):
+        if not transposes:
+            monkeypatch.setattr(programs, "transpose_operands", lambda graph: None)
+            monkeypatch.setattr(programs, "_programs", Cache(1, 2**20, lambda program: 0))
         settings = {"optimizer": SGD(), "batch_size": LEAST_ROWS, "max_iter": 3, "random_state": 0}
         fitted = OrtGradientClassifier(MLP((LEAST_COLUMNS,)), engine="portable", **settings).fit(X, y)
         program = onnx.load_from_string(fitted._state.live.step.program.graph)
         others = [node for node in program.graph.node if node.name.startswith("onnxtrain/products/MatMul")]
-        assert len(others) == (2 if for_cpu else 0)
+        assert len(others) == (2 if transposes else 0)
         weights.append(fitted.weights_)
     for name, array in weights[0].items():
         assert_allclose(array, weights[1][name], rtol=0, atol=1e-5)

@@ -11,7 +11,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor, Runtime
 from onnxtrain_sklearn._estimators.config import lazy_rows_of
-from onnxtrain_sklearn._training.passes import HostPasses
+from onnxtrain_sklearn._training import passes
+from onnxtrain_sklearn._training.programs import PassSource
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, Lion, Optimizer, RMSprop
 from tests.helpers.environment import available_engines
@@ -156,7 +157,7 @@ def test_exact_updates_are_those_of_all_rows(monkeypatch, optimizer, settings, b
     sparse = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
     assert updates_by_rows(sparse) == by_rows
     assert sparse._state.live.step.passes.row_sparse
-    monkeypatch.setattr(HostPasses, "adds_rows", False)
+    monkeypatch.setattr(passes, "PassSource", lambda *data, **form: PassSource(*data, **{**form, "adds_rows": False}))
     dense = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
     assert not dense._state.live.step.passes.row_sparse
     for name, weight in dense.weights_.items():
